@@ -1,0 +1,87 @@
+# `make demo` and `make test` need Python 3.11 or later with its venv module, and pip's network; they set up the rest.
+
+PYTHON   ?= python3
+VENV     ?= .venv
+EXTRAS   ?= serve,bench,dev
+PIP_ARGS ?=
+MINUTES  ?= 90
+PROMPTS  ?=
+ARGS     ?=
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# Tests start ranks of their own, so a core has work enough with one worker. Past eight, memory would set the limit.
+CORES   := $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+WORKERS ?= $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
+
+# The stamp carries the checkout's path, since the editable install does: a copied checkout sets itself up again.
+STAMP := $(VENV)/.installed-$(shell pwd -P | cksum | cut -d' ' -f1)
+RUN   := $(VENV)/bin/python
+LOG   := $(VENV)/install.log
+
+# $(call pip_install,WHAT): pip's output goes to the log; downloads of 10 MB and more are shown, and the end if pip fails.
+define pip_install
+PYTHONUNBUFFERED=1 $(RUN) -m pip install --progress-bar off --disable-pip-version-check $(PIP_ARGS) -c constraints.txt $(1) \
+    2>&1 | tee -a $(LOG) | { grep -E 'Downloading .*\([0-9]{2,}(\.[0-9]+)? [MG]B\)' || true; } || \
+    { tail -n 40 $(LOG) >&2; echo "make: pip failed; its whole output is in $(LOG)" >&2; exit 1; }
+endef
+
+.PHONY: help setup demo test lint format train-demo bench clean distclean
+
+help:  ## List the targets
+	@echo "make TARGET [VARIABLE=value ...]"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo "Variables: PYTHON=$(PYTHON), EXTRAS=$(EXTRAS), PIP_ARGS (for pip install), WORKERS=$(WORKERS) (of make test), ARGS"
+
+setup: $(STAMP)  ## Make the virtual environment; the other targets do it by themselves
+
+$(STAMP): pyproject.toml constraints.txt
+	@if ! $(RUN) -m pip --version >/dev/null 2>&1; then \
+	    $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	        { echo "make: $(PYTHON) is not Python 3.11 or later; name one: make PYTHON=python3.12 ..." >&2; exit 1; }; \
+	    echo "[1/3] virtual environment in $(VENV), from $$($(PYTHON) --version)"; \
+	    $(PYTHON) -m venv $(VENV) || \
+	        { echo "make: no virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }; \
+	else echo "[1/3] virtual environment in $(VENV), from $$($(RUN) --version): there already"; fi
+	@echo "[2/3] PyTorch (with CUDA a few GB, once)"
+	@: > $(LOG); $(call pip_install,torch)
+	@echo "[3/3] this project and everything else it needs"
+	@$(call pip_install,-e ".[$(EXTRAS)]")
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+	@echo "set-up done: $$($(RUN) -c 'import torch; print("torch", torch.__version__, "with CUDA" if torch.cuda.is_available() else "on the CPU")')"
+
+demo: $(STAMP)  ## Stream text by lookahead on two ranks, then compare with autoregressive decoding
+	@HF_HUB_OFFLINE=1 $(RUN) -m launch.demo $(ARGS)
+
+test: $(STAMP)  ## Run the tests (ARGS="-k name", WORKERS=0 for one process)
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
+	    $(RUN) -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
+
+lint: $(STAMP)  ## Check the style (ruff), the format (ruff) and the types (pyright)
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m pyright
+
+format: $(STAMP)  ## Sort the imports and format the sources
+	@$(RUN) -m ruff check --quiet --select I --fix .
+	@$(RUN) -m ruff format .
+
+# glibc's malloc gives large blocks back to the kernel at once; keeping them made training steps several times faster.
+train-demo: $(STAMP)  ## Train the demo model for MINUTES=90
+	@MALLOC_TRIM_THRESHOLD_=-1 MALLOC_MMAP_MAX_=0 MALLOC_TOP_PAD_=268435456 \
+	    $(RUN) demo/train.py --minutes $(MINUTES) $(ARGS)
+
+bench: $(STAMP)  ## Measure tokens per step and the speed on PROMPTS=file.jsonl
+	@test -n "$(PROMPTS)" || { echo 'make: which prompts? make bench PROMPTS=file.jsonl' >&2; exit 2; }
+	@HF_HUB_OFFLINE=1 $(RUN) benchmarks/tokens_per_step.py --prompts "$(PROMPTS)" $(ARGS)
+
+clean:  ## Remove caches and build results
+	@rm -rf build dist ./*.egg-info .pytest_cache .ruff_cache outputs multirun
+	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean  ## Remove the virtual environment as well
+	@rm -rf $(VENV)
