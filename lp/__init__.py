@@ -1,0 +1,20 @@
+"""Lookahead decoding on one device: the algorithm, the model adapter and the engine."""
+
+from lp.decoding import Autoregressive, DecodeLimits, Jacobi, Lookahead, PromptLookup
+from lp.engine import Engine
+from lp.request import Completion, Progress
+from lp.sampling import Sampling
+from lp.stopping import Stopping
+
+__all__ = [
+    "Autoregressive",
+    "Completion",
+    "DecodeLimits",
+    "Engine",
+    "Jacobi",
+    "Lookahead",
+    "Progress",
+    "PromptLookup",
+    "Sampling",
+    "Stopping",
+]

@@ -1,0 +1,183 @@
+"""The engine: requests in, token streams out. It knows nothing of HTTP, of configuration files or of ranks.
+
+Several requests are served in turn, a step each, so that a long one does not starve a short one. Given the same
+requests in the same order, every rank that runs an engine goes through the same states.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from lp.decoding import DecodeLimits, Decoder, DecodeSettings, Drafted, make_decoder
+from lp.detokenizer import Detokenizer
+from lp.model.checkpoint import Checkpoint, ModelSettings, load
+from lp.preparation import Preparation, Prompt
+from lp.request import Completion, Progress, Request, Sequence, TokenLogprob
+from lp.runner import Runner, SingleDevice
+from lp.sampling import Sampling
+from lp.statistics import Statistics
+from lp.stopping import FinishReason, StopConditions, Stopping, TextStream
+from lp.tree import TokenTree
+from lp.verification import Accepted, Answers
+
+
+class Generation:
+    """One request being served."""
+
+    def __init__(self, request: Request, checkpoint: Checkpoint):
+        assert request.sampling.seed is not None and request.stopping.max_new_tokens is not None
+        self.sequence = Sequence(request.id, list(request.prompt), len(request.prompt), request.sampling)
+        self.decoder: Decoder = make_decoder(request.decode, request.prompt, request.sampling.seed)
+        self.text = TextStream(Detokenizer(checkpoint.tokenizer), request.stopping.stop)
+        self.stop = StopConditions(request.stopping, checkpoint.model.eos, request.stopping.max_new_tokens)
+        self.stats = Statistics(prompt_tokens=len(request.prompt))
+
+    def absorb(self, tree: TokenTree, answers: Answers, accepted: Accepted, drafted: Drafted) -> Progress:
+        """Takes accepted tokens up to the first that ends the sequence."""
+        tokens: list[int] = []
+        reason: FinishReason | None = None
+        for token in accepted.tokens:
+            tokens.append(token)
+            reason = self.stop.push(token, self.text)
+            if reason:
+                break
+        self.sequence.tokens += tokens
+        self.stats.end_step(len(tree), len(tokens), drafted)
+        text = self.text.take(final=reason is not None)
+        logprobs = _logprobs(answers, accepted.rows[: len(tokens)])
+        return Progress(self.sequence.id, tokens, text, logprobs, reason, self.stats)
+
+    def cancelled(self) -> Progress:
+        return Progress(self.sequence.id, [], self.text.take(final=True), None, "cancelled", self.stats)
+
+
+def _logprobs(answers: Answers, rows: list[int]) -> list[TokenLogprob] | None:
+    if answers.logprobs is None or answers.top_tokens is None or answers.top_logprobs is None:
+        return None
+    found = []
+    for row in rows:
+        top = zip(answers.top_tokens[row].tolist(), answers.top_logprobs[row].tolist(), strict=True)
+        found.append(TokenLogprob(int(answers.targets[row]), float(answers.logprobs[row]), list(top)))
+    return found
+
+
+class Engine:
+    """Serves requests on a runner.
+
+    Python's face is `generate` and `stream`; a server drives `submit`, `cancel` and `step`.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        runner: Runner | None = None,
+        preparation: Preparation | None = None,
+        fingerprints: bool = False,
+    ):
+        """fingerprints: give every step a checksum of the decoder's state, for ranks to compare."""
+        self.checkpoint = checkpoint
+        self.runner = runner or SingleDevice(checkpoint.model)
+        self.preparation = preparation or Preparation(checkpoint)
+        self.fingerprints = fingerprints
+        self._turns: deque[Generation] = deque()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str,
+        dtype: str = "float32",
+        device: str = "auto",
+        decode: DecodeSettings | None = None,
+        limits: DecodeLimits | None = None,
+    ) -> Engine:
+        """An engine on one device. Raises ValueError with a message for the user if the checkpoint cannot be used."""
+        checkpoint = load(ModelSettings(path=str(path), dtype=dtype, device=device))
+        return cls(checkpoint, preparation=Preparation(checkpoint, decode, limits=limits))
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._turns
+
+    @property
+    def num_running(self) -> int:
+        return len(self._turns)
+
+    def submit(self, request: Request) -> None:
+        """Takes a request in; its first step is the last in turn."""
+        generation = Generation(request, self.checkpoint)
+        self.runner.open(generation.sequence)
+        self._turns.append(generation)
+
+    def cancel(self, request_id: str) -> Progress | None:
+        """Ends a request at once. None if it is not running (any more)."""
+        for generation in self._turns:
+            if generation.sequence.id == request_id:
+                self._turns.remove(generation)
+                self.runner.close(generation.sequence)
+                return generation.cancelled()
+        return None
+
+    def step(self) -> Progress:
+        """One step of the request whose turn it is."""
+        generation = self._turns.popleft()
+        sequence, decoder = generation.sequence, generation.decoder
+        generation.stats.start_step()
+        if self.fingerprints:
+            sequence.fingerprint = decoder.fingerprint()
+        tree = decoder.plan(sequence.tokens, room=self.checkpoint.model.max_length - len(sequence.tokens))
+        answers = self.runner.forward(sequence, tree)
+        accepted, drafted = decoder.commit(sequence.tokens, answers.targets)
+        progress = generation.absorb(tree, answers, accepted, drafted)
+        if progress.finish_reason:
+            self.runner.close(sequence)
+        else:
+            self._turns.append(generation)
+        return progress
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int | None = 128,
+        decode: DecodeSettings | None = None,
+        sampling: Sampling | None = None,
+        stopping: Stopping | None = None,
+    ) -> Iterator[Progress]:
+        """Yields what each step adds. Closing the iterator cancels the request.
+
+        max_new_tokens: used if `stopping` is not given; None is all the room in the context.
+        """
+        stopping = stopping or Stopping(max_new_tokens=max_new_tokens)
+        request = self.preparation.request(prompt, decode, sampling, stopping)
+        return self._steps(request)
+
+    def _steps(self, request: Request) -> Iterator[Progress]:
+        self.submit(request)
+        try:
+            while True:
+                progress = self.step()
+                if progress.request_id != request.id:
+                    continue
+                yield progress
+                if progress.finish_reason:
+                    return
+        finally:
+            self.cancel(request.id)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int | None = 128,
+        decode: DecodeSettings | None = None,
+        sampling: Sampling | None = None,
+        stopping: Stopping | None = None,
+    ) -> Completion:
+        """Like `stream`, all at once."""
+        completion = Completion()
+        for progress in self.stream(
+            prompt, max_new_tokens=max_new_tokens, decode=decode, sampling=sampling, stopping=stopping
+        ):
+            completion.extend(progress)
+        return completion

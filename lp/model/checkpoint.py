@@ -1,0 +1,168 @@
+"""Loads Hugging Face checkpoints: safetensors only, no remote code, with errors that a user can act on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from lp.model.attention import AttentionKind
+from lp.model.causal import CausalModel
+from lp.model.exactness import check_config, check_tree
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SHIFTING_ROPE = {"dynamic", "longrope"}
+"""Rotary embeddings whose angles change once a text is longer than the original context."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message says why and what to do."""
+
+
+@dataclass
+class ModelSettings:
+    """Which model, and how it is held.
+
+    path: folder or hub id. dtype: float32, bfloat16 or float16. device: auto, cpu, cuda or cuda:N. max_length: None is
+    the model's own limit.
+    """
+
+    path: str = "demo/model"
+    dtype: str = "float32"
+    device: str = "auto"
+    max_length: int | None = None
+
+
+@dataclass
+class Checkpoint:
+    """A model that has been found exact, with its tokenizer and its defaults for generation."""
+
+    name: str
+    model: CausalModel
+    tokenizer: PreTrainedTokenizerFast
+    generation: GenerationConfig
+
+
+def pick_device(device: str) -> torch.device:
+    """auto is the first GPU if there is one. Raises ValueError."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        picked = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device={device!r} is unknown; use auto, cpu or cuda") from None
+    if picked.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={device!r} is not supported; use auto, cpu or cuda")
+    if picked.type == "cuda" and (picked.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device={device!r} is not there: torch sees {torch.cuda.device_count()} GPUs; use device=cpu")
+    return picked
+
+
+def pick_dtype(dtype: str) -> torch.dtype:
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r} is unknown; use {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def load(settings: ModelSettings, attention: AttentionKind = AttentionKind.auto) -> Checkpoint:
+    """Raises CheckpointError, UnsupportedArchitecture or ValueError, each with one message for the user."""
+    dtype, device = pick_dtype(settings.dtype), pick_device(settings.device)
+    _check_folder(settings.path)
+    config = _read_config(settings.path)
+    model = _read_weights(settings.path, config, dtype).to(device)
+    check_config(model)
+    generation = model.generation_config or GenerationConfig.from_model_config(config)
+    tokenizer = _read_tokenizer(settings.path)
+    max_length = _max_length(config, settings.max_length)
+    causal = CausalModel(model, max_length, _eos(generation, config, tokenizer), attention)
+    check_tree(causal)
+    return Checkpoint(Path(settings.path).resolve().name, causal, tokenizer, generation)
+
+
+def _check_folder(path: str) -> None:
+    """What a folder must hold. A name that is no folder is taken for a hub id, unless it looks like a path."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(f"model.path={path!r} has no config.json: it is not a Hugging Face checkpoint folder")
+        if not any(folder.glob("*.safetensors")):
+            others = [f.name for f in folder.iterdir() if f.suffix in (".bin", ".pt", ".pth", ".ckpt")]
+            found = f"found only {', '.join(sorted(others))}, which is pickle" if others else "it holds no weights"
+            raise CheckpointError(f"model.path={path!r}: {found}; convert the weights to safetensors (save_pretrained)")
+    elif path.startswith((".", "/", "~")) or path.count("/") != 1 or folder.parent.is_dir():
+        raise CheckpointError(f"model.path={path!r} is not a folder; give a checkpoint's folder or a hub id")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _read_config(path: str):
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"the configuration of {path!r} cannot be used: {_one_line(error)}") from error
+
+
+def _read_weights(path: str, config, dtype: torch.dtype) -> PreTrainedModel:
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            attn_implementation="eager",
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"the model {path!r} cannot be loaded: {_one_line(error)}") from error
+    problems = {what: found.get(what) for what in ("missing_keys", "mismatched_keys", "error_msgs") if found.get(what)}
+    for what, keys in problems.items():
+        some = ", ".join(str(key) for key in list(keys)[:3])
+        raise CheckpointError(
+            f"the weights of {path!r} do not fit its config.json: {what.replace('_', ' ')} {some} ..."
+        )
+    return model
+
+
+def _read_tokenizer(path: str) -> PreTrainedTokenizerFast:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise CheckpointError(f"the tokenizer of {path!r} cannot be loaded: {_one_line(error)}") from error
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise CheckpointError(f"the tokenizer of {path!r} has no tokenizer.json; convert it to a fast tokenizer")
+    return tokenizer
+
+
+def _max_length(config, wanted: int | None) -> int:
+    """The model's positions; for rotary embeddings that shift with the length, those before the shift."""
+    text = config.get_text_config(decoder=True)
+    limit = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 2048
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") in SHIFTING_ROPE:
+        limit = min(limit, rope.get("original_max_position_embeddings") or limit)
+    if wanted is None:
+        return limit
+    if not 2 <= wanted <= limit:
+        raise ValueError(f"model.max_length={wanted} must be from 2 to the model's own limit of {limit} tokens")
+    return wanted
+
+
+def _eos(generation: GenerationConfig, config, tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """End-of-sequence ids by the first of generation config, config and tokenizer that names any."""
+    for eos in (generation.eos_token_id, getattr(config, "eos_token_id", None), tokenizer.eos_token_id):
+        if eos is not None:
+            return list(eos) if isinstance(eos, list | tuple) else [eos]
+    return []

@@ -1,0 +1,72 @@
+"""Position-keyed Gumbel noise: a pure function of (seed, position, token id).
+
+Adding it to log-probabilities and taking the arg max draws a sample (Gumbel-max). As it depends on nothing else, the
+sample is the same whatever the decoding method, the tree or the number of ranks (Daliri, Musco and Suresh, "Coupling
+without Communication and Drafter-Invariant Speculative Decoding", 2024).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_A, _MIX_B = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _mix(value: int) -> int:
+    """The finaliser of splitmix64 (Steele, Lea and Flood, 2014) on one number."""
+    value = ((value ^ (value >> 30)) * _MIX_A) & _MASK
+    value = ((value ^ (value >> 27)) * _MIX_B) & _MASK
+    return value ^ (value >> 31)
+
+
+def _shift_right(values: Tensor, bits: int) -> Tensor:
+    """Logical shift; torch's own is arithmetic."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix_tensor(values: Tensor) -> Tensor:
+    values = (values ^ _shift_right(values, 30)) * _signed(_MIX_A)
+    values = (values ^ _shift_right(values, 27)) * _signed(_MIX_B)
+    return values ^ _shift_right(values, 31)
+
+
+def gumbel(seed: int, position: int, vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
+    """[V] float32 standard Gumbel noise of one position."""
+    key = _mix((_mix(seed & _MASK) + position * _GOLDEN) & _MASK)
+    counters = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN)
+    bits = _shift_right(_mix_tensor(counters + _signed(key)), 11)
+    uniform = (bits.double() + 0.5) * 2.0**-53
+    return -(-uniform.log()).log().float()
+
+
+class NoiseSource:
+    """Noise of one seed; each position's is made once and kept while it is in use."""
+
+    def __init__(self, seed: int, vocab_size: int, device: torch.device | str = "cpu", kept: int = 256):
+        self.seed = seed
+        self.vocab_size = vocab_size
+        self.device = device
+        self.kept = kept
+        self._by_position: OrderedDict[int, Tensor] = OrderedDict()
+
+    def at(self, positions: list[int]) -> Tensor:
+        """[R, V] noise for R positions."""
+        rows = torch.stack([self._position(position) for position in positions])
+        while len(self._by_position) > self.kept:
+            self._by_position.popitem(last=False)
+        return rows
+
+    def _position(self, position: int) -> Tensor:
+        if position not in self._by_position:
+            self._by_position[position] = gumbel(self.seed, position, self.vocab_size, self.device)
+        self._by_position.move_to_end(position)
+        return self._by_position[position]

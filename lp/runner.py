@@ -1,0 +1,82 @@
+"""Runners answer token trees. This is their face, and the one that needs a single device.
+
+Parallelism is a property of the runner alone: other runners (package `parallel`) keep this face.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from lp.model.cache import KVCache
+from lp.model.causal import CausalModel
+from lp.request import Sequence
+from lp.sampling import Sampler
+from lp.tree import TokenTree, chain, descend
+from lp.verification import Answers
+
+
+class Runner(Protocol):
+    """Holds models and caches; answers trees for the sequences it has opened."""
+
+    def open(self, sequence: Sequence) -> None:
+        """Takes a sequence in."""
+        ...
+
+    def forward(self, sequence: Sequence, tree: TokenTree) -> Answers:
+        """Answers for every row of a tree whose root is the sequence's last token."""
+        ...
+
+    def close(self, sequence: Sequence) -> None:
+        """Lets a sequence go."""
+        ...
+
+
+class Residence:
+    """What a device holds of one sequence: its cache, its sampler, and the rows it computed last."""
+
+    def __init__(self, cache: KVCache, sampler: Sampler):
+        self.cache = cache
+        self.sampler = sampler
+        self.last = chain([])
+
+    def adopt(self, tokens: list[int]) -> None:
+        """Keeps the longest path of the rows computed last that became part of the sequence.
+
+        The sequence's last token is never among them: its answer is what the next step is for.
+        """
+        missing = tokens[self.cache.length : -1]
+        start = [0] if len(self.last) else []
+        levels = descend(self.last, start, lambda depth, _: missing[depth] if depth < len(missing) else None)
+        self.cache.keep(self.last.path(levels[-1][0]) if levels else [])
+        self.last = chain([])
+
+
+class SingleDevice:
+    """One model on one device."""
+
+    def __init__(self, model: CausalModel, prefill_chunk: int = 512):
+        """prefill_chunk: most rows of a prompt in one forward, which bounds the memory of attention."""
+        self.model = model
+        self.prefill_chunk = prefill_chunk
+        self.residences: dict[str, Residence] = {}
+
+    def open(self, sequence: Sequence) -> None:
+        model = self.model
+        sampler = Sampler(sequence.sampling, sequence.prompt_length, model.eos, model.vocab_size, str(model.device))
+        self.residences[sequence.id] = Residence(model.make_cache(len(sequence.tokens) + 1), sampler)
+
+    def forward(self, sequence: Sequence, tree: TokenTree) -> Answers:
+        """Feeds what the cache lacks of the sequence as a trunk (the prompt, or tokens computed elsewhere)."""
+        residence = self.residences[sequence.id]
+        residence.adopt(sequence.tokens)
+        trunk = sequence.tokens[residence.cache.length : -1]
+        while len(trunk) > self.prefill_chunk:
+            part, trunk = trunk[: self.prefill_chunk], trunk[self.prefill_chunk :]
+            self.model.forward(chain(part), residence.cache, num_logits=1)
+            residence.cache.keep(range(len(part)))
+        residence.last = tree.under(trunk)
+        logits = self.model.forward(residence.last, residence.cache, num_logits=len(tree))
+        return residence.sampler.answers(logits, tree, sequence.tokens)
+
+    def close(self, sequence: Sequence) -> None:
+        del self.residences[sequence.id]

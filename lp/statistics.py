@@ -1,0 +1,77 @@
+"""What a request cost and what its drafts were worth. Tokens per step and tokens per second are different figures."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from lp.decoding import Drafted
+
+
+@dataclass
+class Statistics:
+    """Counts of one request. A step is one forward pass; the first one holds the prompt.
+
+    accepted_lengths: number of steps by the tokens they yielded. rows: tree rows over all steps, the prompt's not
+    counted. proposed, accepted: draft tokens by source. Times in seconds: ttft_s from submission to the first token,
+    decode_s from the first step's start to the last token.
+    """
+
+    prompt_tokens: int = 0
+    tokens: int = 0
+    steps: int = 0
+    rows: int = 0
+    accepted_lengths: Counter[int] = field(default_factory=Counter)
+    proposed: Counter[str] = field(default_factory=Counter)
+    accepted: Counter[str] = field(default_factory=Counter)
+    submitted_at: float = field(default_factory=time.monotonic)
+    started_at: float | None = None
+    ttft_s: float = 0.0
+    decode_s: float = 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.tokens / self.steps if self.steps else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.decode_s if self.decode_s else 0.0
+
+    @property
+    def rows_per_step(self) -> float:
+        return self.rows / self.steps if self.steps else 0.0
+
+    def start_step(self) -> None:
+        if self.started_at is None:
+            self.started_at = time.monotonic()
+
+    def end_step(self, num_rows: int, num_tokens: int, drafted: Drafted) -> None:
+        """num_tokens: those emitted, after a stop condition has cut the block."""
+        assert self.started_at is not None
+        now = time.monotonic()
+        if self.steps == 0:
+            self.ttft_s = now - self.submitted_at
+        self.decode_s = now - self.started_at
+        self.steps += 1
+        self.tokens += num_tokens
+        self.rows += num_rows
+        self.accepted_lengths[num_tokens] += 1
+        self.proposed.update(drafted.proposed)
+        self.accepted.update(drafted.accepted)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "tokens": self.tokens,
+            "steps": self.steps,
+            "tokens_per_step": round(self.tokens_per_step, 4),
+            "rows_per_step": round(self.rows_per_step, 2),
+            "accepted_lengths": dict(sorted(self.accepted_lengths.items())),
+            "proposed": dict(self.proposed),
+            "accepted": dict(self.accepted),
+            "ttft_s": round(self.ttft_s, 6),
+            "decode_s": round(self.decode_s, 6),
+            "tokens_per_s": round(self.tokens_per_s, 3),
+        }

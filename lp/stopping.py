@@ -1,0 +1,94 @@
+"""Where a sequence ends: end-of-sequence tokens, stop tokens, stop strings, the number of tokens.
+
+Looks at tokens one at a time, so that an end inside an accepted block cuts at the right token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lp.detokenizer import Detokenizer
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass
+class Stopping:
+    """When to stop.
+
+    max_new_tokens: None is as many as the context has room for. stop: strings that end the text and are not part of it.
+    stop_token_ids: tokens that end it, beside the checkpoint's end-of-sequence tokens. ignore_eos: those do not end it.
+    """
+
+    max_new_tokens: int | None = None
+    stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    ignore_eos: bool = False
+
+    def check(self) -> None:
+        """Raises ValueError naming the first setting that is out of range."""
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={self.max_new_tokens} must be at least 1")
+        if any(not text for text in self.stop):
+            raise ValueError("stop holds an empty string, which would end every text at once")
+
+
+class TextStream:
+    """The text of a sequence as it grows, ended by a stop string, with what may become one held back."""
+
+    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str]):
+        self.detokenizer = detokenizer
+        self.stop = list(stop)
+        self.longest = max((len(text) for text in stop), default=0)
+        self.text = ""
+        self.num_emitted = 0
+        self.stopped_by: str | None = None
+
+    def push(self, token: int) -> bool:
+        """Adds a token; True if its text completed a stop string, where the text is cut."""
+        return self._extend(self.detokenizer.push(token))
+
+    def _extend(self, more: str) -> bool:
+        searched_from = max(0, len(self.text) - self.longest + 1)
+        self.text += more
+        found = [(at, text) for text in self.stop if (at := self.text.find(text, searched_from)) >= 0]
+        if found:
+            at, self.stopped_by = min(found)
+            self.text = self.text[:at]
+        return bool(found)
+
+    def take(self, final: bool) -> str:
+        """Text not given out yet. Unless it is final, an end that may begin a stop string is kept for later."""
+        if final and self.stopped_by is None:
+            self._extend(self.detokenizer.flush())
+        end = len(self.text) if final else len(self.text) - self._held_back()
+        new = self.text[self.num_emitted : end]
+        self.num_emitted = max(end, self.num_emitted)
+        return new
+
+    def _held_back(self) -> int:
+        longest = min(self.longest - 1, len(self.text))
+        for length in range(longest, 0, -1):
+            if any(text.startswith(self.text[-length:]) for text in self.stop):
+                return length
+        return 0
+
+
+class StopConditions:
+    """Decides, token by token, whether a sequence is over."""
+
+    def __init__(self, stopping: Stopping, eos: Sequence[int], max_new_tokens: int):
+        self.stop_tokens = {*stopping.stop_token_ids, *(() if stopping.ignore_eos else eos)}
+        self.max_new_tokens = max_new_tokens
+        self.num_tokens = 0
+
+    def push(self, token: int, text: TextStream) -> FinishReason | None:
+        """Counts one more token; its text is added unless it is a stop token."""
+        self.num_tokens += 1
+        if token in self.stop_tokens:
+            return "stop"
+        if text.push(token):
+            return "stop"
+        return "length" if self.num_tokens >= self.max_new_tokens else None

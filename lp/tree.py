@@ -1,0 +1,124 @@
+"""The token tree: everything one decoding step computes, hung under the sequence's last known tokens.
+
+Knows nothing of where its nodes came from (window, drafts, trunk) or of who computes them.
+
+    R rows of a tree: row 0 is the root, parents come before their children
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+PREFIX = -1
+"""Parent of a row that hangs directly under the cached prefix."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTree:
+    """Rows of one step.
+
+    tokens: [R] int64 token ids.
+    parents: [R] int64 row of each parent, `PREFIX` for the first row; `parents[i] < i`.
+    depths: [R] int64 distance from the first row, which has depth 0.
+    """
+
+    tokens: np.ndarray
+    parents: np.ndarray
+    depths: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def children(self) -> list[list[int]]:
+        """[R] lists of rows."""
+        children: list[list[int]] = [[] for _ in range(len(self))]
+        for row, parent in enumerate(self.parents.tolist()):
+            if parent != PREFIX:
+                children[parent].append(row)
+        return children
+
+    @cached_property
+    def visibility(self) -> np.ndarray:
+        """[R, R] bool, the ancestor closure: row i sees row j if j is i or an ancestor of i."""
+        visible = np.eye(len(self), dtype=bool)
+        for row, parent in enumerate(self.parents.tolist()):
+            if parent != PREFIX:
+                visible[row] |= visible[parent]
+        return visible
+
+    def path(self, row: int) -> list[int]:
+        """Rows from the first row down to `row`, both included."""
+        rows = [row]
+        while (parent := int(self.parents[rows[-1]])) != PREFIX:
+            rows.append(parent)
+        return rows[::-1]
+
+    def take(self, rows: Sequence[int]) -> TokenTree:
+        """The sub-tree of ascending `rows`, which must hold every ancestor of each of them."""
+        index = np.asarray(rows)
+        new_row = np.full(len(self) + 1, PREFIX)  # the last entry answers for PREFIX itself
+        new_row[index] = np.arange(len(index))
+        parents = new_row[self.parents[index]]
+        assert (parents[1:] != PREFIX).all(), "a part of a tree must be closed under ancestors"
+        return TokenTree(self.tokens[index], parents, self.depths[index])
+
+    def under(self, trunk: Sequence[int]) -> TokenTree:
+        """This tree hung under a chain of tokens that the sequence has but a cache lacks."""
+        if not trunk:
+            return self
+        num_trunk = len(trunk)
+        return TokenTree(
+            np.concatenate([np.asarray(trunk, dtype=np.int64), self.tokens]),
+            np.concatenate([np.arange(-1, num_trunk - 1), self.parents + num_trunk]),
+            np.concatenate([np.arange(num_trunk), self.depths + num_trunk]),
+        )
+
+
+def chain(tokens: Sequence[int]) -> TokenTree:
+    """A tree without branches: prefill, or a trunk by itself."""
+    num_rows = len(tokens)
+    return TokenTree(np.asarray(tokens, dtype=np.int64), np.arange(-1, num_rows - 1), np.arange(num_rows))
+
+
+class TreeBuilder:
+    """Collects rows under a root."""
+
+    def __init__(self, root: int):
+        self.tokens = [root]
+        self.parents = [PREFIX]
+        self.depths = [0]
+
+    def add(self, token: int, parent: int) -> int:
+        """Adds a row and returns its number."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        return len(self.tokens) - 1
+
+    def build(self) -> TokenTree:
+        return TokenTree(np.array(self.tokens), np.array(self.parents), np.array(self.depths))
+
+
+def descend(tree: TokenTree, start: Iterable[int], next_token: Callable[[int, int], int | None]) -> list[list[int]]:
+    """Follows the tree as far as its tokens agree with `next_token(step, row)`; None stops.
+
+    Rows that stand for the same path (a window cell and a draft, say) are followed together. Returns, for every
+    level reached, the rows that agree; they all have the same path of tokens.
+    """
+    levels: list[list[int]] = []
+    candidates = list(start)
+    row = 0
+    while candidates:
+        wanted = next_token(len(levels), row)
+        matching = [candidate for candidate in candidates if tree.tokens[candidate] == wanted]
+        if not matching:
+            break
+        levels.append(matching)
+        row = matching[0]
+        candidates = [child for match in matching for child in tree.children[match]]
+    return levels

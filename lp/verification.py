@@ -1,0 +1,66 @@
+"""Verification: which of a tree's nodes turned out right. Greedy decoding and sampling share it, as targets are
+deterministic in both (docs/design.md, "Sampling"). Knows nothing of models or ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from lp.tree import TokenTree, descend
+
+
+class Accepted(NamedTuple):
+    """What a step yields.
+
+    tokens: at least one; the last is the bonus token, which no row has computed yet.
+    rows: for each token, the row whose target it is (row 0, the root, first).
+    drafted: for each token but the last, all rows that had guessed it.
+    """
+
+    tokens: list[int]
+    rows: list[int]
+    drafted: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the model answers for each row of a tree.
+
+    targets: [R] int64, the token that follows the row's path.
+    logprobs: [R] float32 of the target under the unprocessed distribution, or None if not asked for.
+    top_tokens, top_logprobs: [R, K] the K likeliest alternatives of the same distribution, best first.
+    """
+
+    targets: np.ndarray
+    logprobs: np.ndarray | None = None
+    top_tokens: np.ndarray | None = None
+    top_logprobs: np.ndarray | None = None
+
+    def pack(self) -> np.ndarray:
+        """[R, C] int32: all there is, floats by their bits. C = 1, or 2 + 2K with log-probabilities."""
+        columns = [self.targets.astype(np.int32)[:, None]]
+        if self.logprobs is not None and self.top_tokens is not None and self.top_logprobs is not None:
+            columns.append(self.logprobs.astype(np.float32)[:, None].view(np.int32))
+            columns.append(self.top_tokens.astype(np.int32))
+            columns.append(np.ascontiguousarray(self.top_logprobs, dtype=np.float32).view(np.int32))
+        return np.concatenate(columns, axis=1)
+
+    @staticmethod
+    def unpack(packed: np.ndarray) -> Answers:
+        """The inverse of `pack`."""
+        targets = packed[:, 0].astype(np.int64)
+        if packed.shape[1] == 1:
+            return Answers(targets)
+        num_top = (packed.shape[1] - 2) // 2
+        floats = np.ascontiguousarray(packed).view(np.float32)
+        return Answers(targets, floats[:, 1], packed[:, 2 : 2 + num_top], floats[:, 2 + num_top :])
+
+
+def verify(tree: TokenTree, targets: np.ndarray) -> Accepted:
+    """Walks from the root: while a child holds the node's target, step to it. Every target met is emitted."""
+    levels = descend(tree, tree.children[0], lambda _, row: targets[row])
+    rows = [0, *(level[0] for level in levels)]
+    return Accepted([int(targets[row]) for row in rows], rows, levels)
