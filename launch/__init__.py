@@ -1,0 +1,1 @@
+"""Programs: the only place that knows Hydra, HTTP and terminals."""

@@ -1,0 +1,101 @@
+"""Command line to typed settings: Hydra composes conf/ with the overrides, once, at the edge.
+
+`prompt=` and other free texts are taken as they are, so that they need no quoting for Hydra's grammar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lp.decoding import METHODS
+from lp.model.attention import AttentionSettings
+from lp.model.checkpoint import ModelSettings
+from lp.sampling import Sampling
+from parallel.mesh import ParallelSettings
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+FREE_TEXT = ("prompt", "prompt_file", "prompts", "model.path")
+"""Keys whose values are taken literally."""
+
+Settings = TypeVar("Settings")
+
+
+class UsageError(ValueError):
+    """A command line that cannot be understood."""
+
+
+def register(name: str, schema: type, **groups: type) -> None:
+    """Makes the dataclasses known to Hydra as the types of a program's config and of its groups."""
+    store = ConfigStore.instance()
+    OmegaConf.register_new_resolver("checkout", lambda path: str(CHECKOUT / path), replace=True)
+    store.store(name=f"{name}_schema", node=schema)
+    for method, kind in METHODS.items():
+        store.store(group="decode", name=f"{method}_schema", node=kind)
+    shared = {
+        "model": ModelSettings,
+        "sampling": Sampling,
+        "parallel": ParallelSettings,
+        "attention": AttentionSettings,
+    }
+    for group, node in {**shared, **groups}.items():
+        store.store(group=group, name="schema", node=node)
+
+
+def load(name: str, schema: type[Settings], arguments: Sequence[str]) -> Settings:
+    """The settings of conf/NAME.yaml with the overrides `key=value`. Raises UsageError with one message."""
+    overrides, texts = _split(arguments)
+    try:
+        with initialize_config_dir(config_dir=str(CHECKOUT / "conf"), version_base="1.3"):
+            config = compose(config_name=name, overrides=overrides)
+        for key, value in texts.items():
+            OmegaConf.update(config, key, value)
+        settings = OmegaConf.to_object(config)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError(_readable(error)) from error
+    assert isinstance(settings, schema)
+    return settings
+
+
+def describe(name: str) -> str:
+    """All settings with their defaults, as YAML, and the choices of each group."""
+    with initialize_config_dir(config_dir=str(CHECKOUT / "conf"), version_base="1.3"):
+        config = compose(config_name=name, overrides=["hydra/job_logging=none", "hydra/hydra_logging=none"])
+    groups = sorted(folder for folder in (CHECKOUT / "conf").iterdir() if folder.is_dir())
+    choices = [f"  {group.name}={'|'.join(sorted(file.stem for file in group.glob('*.yaml')))}" for group in groups]
+    return "\n".join(["Groups:", *choices, "", "Settings and their defaults:", OmegaConf.to_yaml(config)])
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Hydra overrides, and the literal values of the keys in FREE_TEXT."""
+    overrides: list[str] = []
+    texts: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals:
+            raise UsageError(f"{argument!r} is not of the form key=value; --help lists the keys")
+        if key in FREE_TEXT:
+            texts[key] = value
+        else:
+            overrides.append(argument)
+    return overrides, texts
+
+
+def _readable(error: BaseException) -> str:
+    """The gist of a Hydra or OmegaConf error: what is wrong, of which key."""
+    cause: Any = error
+    while cause.__cause__ is not None and isinstance(cause.__cause__, HydraException | OmegaConfBaseException):
+        cause = cause.__cause__
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    if "Config search path:" in lines:  # an unknown choice of a group; the choices follow the first two lines
+        choices = [line for line in lines[2 : lines.index("Config search path:")] if not line.endswith("schema")]
+        return f"{lines[0].split(': ', 1)[-1]}; it is one of {', '.join(choices)}"
+    gist = [line for line in lines if not line.startswith(("object_type=", "reference_type=", "See "))]
+    return "; ".join(gist) + "; --help lists the keys"

@@ -1,0 +1,160 @@
+"""Continues prompts, on one rank or several.
+
+    python launch/generate.py prompt="def fibonacci(n):"
+    torchrun --nproc-per-node 2 launch/generate.py parallel=lp decode=lookahead prompts=FILE.jsonl format=json
+
+Text is streamed as it comes; format=json prints one JSON object for each prompt on standard output.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from launch import configuration, process, prompts
+from launch.prompts import NamedPrompt
+from launch.runtime import Runtime, RuntimeSettings, follow, running
+from launch.terminal import JSONOutput, Output, TextOutput
+from lp.request import Completion, Progress, Request
+from lp.stopping import Stopping
+from parallel import replica
+from parallel.replica import Command
+
+
+class Format(StrEnum):
+    text = "text"
+    json = "json"
+
+
+class Color(StrEnum):
+    auto = "auto"
+    always = "always"
+    never = "never"
+
+
+@dataclass
+class GenerateSettings(RuntimeSettings):
+    """prompt, prompt_file, prompts: a text, a text file, a JSONL file; one of them must be given.
+
+    max_new_tokens, stop, stop_token_ids, ignore_eos: see lp.Stopping. format, color: see launch.terminal.
+    """
+
+    prompt: str | None = None
+    prompt_file: str | None = None
+    prompts: str | None = None
+    max_new_tokens: int | None = 128
+    stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    ignore_eos: bool = False
+    show_prompt: bool = True
+    format: Format = Format.text
+    color: Color = Color.auto
+
+
+class PromptFeed:
+    """Rank 0's inbox: one prompt after another, then shutdown. Collects and shows what comes out."""
+
+    def __init__(self, runtime: Runtime, named: list[NamedPrompt], settings: GenerateSettings, output: Output):
+        self.runtime = runtime
+        self.output = output
+        self.waiting = _requests(runtime, named, settings)[::-1]
+        self.current: tuple[NamedPrompt, Request, Completion] | None = None
+        self.interrupted_by: int | None = None
+
+    def interrupt(self, signal_number: int, frame: Any = None) -> None:
+        """Ends the prompt at hand with what it has, and leaves out the rest."""
+        self.interrupted_by = signal_number
+        self.waiting.clear()
+
+    def has_waiting(self) -> bool:
+        return self.interrupted_by is not None
+
+    def take(self, wait_s: float) -> list[Command]:
+        if self.current:
+            return [{"cancel": self.current[1].id}]
+        if not self.waiting:
+            return [{"shutdown": True}]
+        prompt, request = self.waiting.pop()
+        self.current = prompt, request, Completion()
+        self.output.begin(prompt.text)
+        return [{"submit": request.to_dict()}]
+
+    def emit(self, progress: Progress) -> None:
+        assert self.current
+        prompt, request, completion = self.current
+        completion.extend(progress)
+        try:
+            self.output.progress(progress)
+            if progress.finish_reason:
+                self.current = None
+                self.output.end(completion, _record(self.runtime, prompt, request, completion))
+        except BrokenPipeError:
+            # The reader of our output has left. The stream must not be flushed again when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            self.interrupt(signal.SIGPIPE)
+
+
+def _requests(
+    runtime: Runtime, named: list[NamedPrompt], settings: GenerateSettings
+) -> list[tuple[NamedPrompt, Request]]:
+    """All requests, checked before the first is run. Raises ValueError naming the prompt that cannot be used."""
+    stopping = Stopping(settings.max_new_tokens, settings.stop, settings.stop_token_ids, settings.ignore_eos)
+    made = []
+    for number, prompt in enumerate(named):
+        try:
+            request = runtime.engine.preparation.request(prompt.text, stopping=stopping, request_id=str(number))
+        except ValueError as error:
+            raise ValueError(f"{prompt.where}: {error}") from None
+        made.append((prompt, request))
+    return made
+
+
+def _record(runtime: Runtime, prompt: NamedPrompt, request: Request, completion: Completion) -> dict[str, Any]:
+    stats = completion.stats
+    record: dict[str, Any] = {
+        "id": prompt.id,
+        "prompt_tokens": stats.prompt_tokens,
+        "token_ids": completion.token_ids,
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "steps": stats.steps,
+        "tokens_per_step": round(stats.tokens_per_step, 4),
+        "ttft_s": round(stats.ttft_s, 6),
+        "decode_s": round(stats.decode_s, 6),
+        "tokens_per_s": round(stats.tokens_per_s, 3),
+        "decode": request.decode.method,
+        "parallel": runtime.mode,
+        "ranks": runtime.mesh.num_ranks,
+        "seed": request.sampling.seed,
+    }
+    if completion.logprobs is not None:
+        record["logprobs"] = [{"token": e.token, "logprob": e.logprob, "top": e.top} for e in completion.logprobs]
+    return record
+
+
+def run(settings: GenerateSettings) -> int:
+    """Exit code 0, or 128 + the signal that ended it early."""
+    named = prompts.collect(settings.prompt, settings.prompt_file, settings.prompts)
+    with running(settings) as runtime:
+        if not runtime.channel.is_leader:
+            return follow(runtime)
+        as_text = settings.format is Format.text
+        output = TextOutput(settings.color.value, settings.show_prompt) if as_text else JSONOutput(len(named))
+        feed = PromptFeed(runtime, named, settings, output)
+        signal.signal(signal.SIGINT, feed.interrupt)
+        signal.signal(signal.SIGTERM, feed.interrupt)
+        replica.run(runtime.engine, runtime.channel, feed, feed.emit)
+    return 128 + feed.interrupted_by if feed.interrupted_by else 0
+
+
+def main() -> int:
+    configuration.register("generate", GenerateSettings)
+    return process.main("generate", GenerateSettings, run, usage=__doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""Serves a model over HTTP with OpenAI's interface, on one rank or several.
+
+    python launch/serve.py server.port=8000
+    torchrun --nproc-per-node 2 launch/serve.py model=checkpoint model.path=FOLDER
+
+Rank 0 answers HTTP; the others compute their part of each step.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+from launch import configuration, process
+from launch.runtime import RuntimeSettings, follow, running
+from launch.server.run import serve
+from launch.server.settings import ServerSettings
+
+
+@dataclass
+class ServeSettings(RuntimeSettings):
+    """server: see launch.server.settings."""
+
+    server: ServerSettings = field(default_factory=ServerSettings)
+
+
+def run(settings: ServeSettings) -> int:
+    """Exit code 0 after SIGTERM or SIGINT, once running requests have ended."""
+    with running(settings) as runtime:
+        if not runtime.channel.is_leader:
+            return follow(runtime)
+        return serve(runtime.engine, runtime.channel, settings.server)
+
+
+def main() -> int:
+    configuration.register("serve", ServeSettings, server=ServerSettings)
+    return process.main("serve", ServeSettings, run, usage=__doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
