@@ -235,7 +235,8 @@ class LookaheadDecoder:
         for rows in accepted.drafted:
             source = next((self.sources[row] for row in rows if row in self.sources), None)
             right[source or "window"] += 1
-            proposed["window"] += source is None
+            if source is None:
+                proposed["window"] += 1
         return Drafted(proposed, right)
 
     def fingerprint(self) -> int:

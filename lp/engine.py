@@ -81,6 +81,7 @@ class Engine:
         self.preparation = preparation or Preparation(checkpoint)
         self.fingerprints = fingerprints
         self._turns: deque[Generation] = deque()
+        self._streams: dict[str, deque[Progress]] = {}
 
     @classmethod
     def from_pretrained(
@@ -120,7 +121,7 @@ class Engine:
 
     def step(self) -> Progress:
         """One step of the request whose turn it is."""
-        generation = self._turns.popleft()
+        generation = self._turns[0]  # it stays while it runs: should the step fail, it can still be cancelled
         sequence, decoder = generation.sequence, generation.decoder
         generation.stats.start_step()
         if self.fingerprints:
@@ -130,9 +131,10 @@ class Engine:
         accepted, drafted = decoder.commit(sequence.tokens, answers.targets)
         progress = generation.absorb(tree, answers, accepted, drafted)
         if progress.finish_reason:
+            self._turns.popleft()
             self.runner.close(sequence)
         else:
-            self._turns.append(generation)
+            self._turns.rotate(-1)
         return progress
 
     def stream(
@@ -154,15 +156,19 @@ class Engine:
 
     def _steps(self, request: Request) -> Iterator[Progress]:
         self.submit(request)
+        unread = self._streams[request.id] = deque()
         try:
             while True:
-                progress = self.step()
-                if progress.request_id != request.id:
-                    continue
+                while not unread:
+                    progress = self.step()
+                    if progress.request_id in self._streams:  # another stream may have had its turn
+                        self._streams[progress.request_id].append(progress)
+                progress = unread.popleft()
                 yield progress
                 if progress.finish_reason:
                     return
         finally:
+            del self._streams[request.id]
             self.cancel(request.id)
 
     def generate(

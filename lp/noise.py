@@ -43,8 +43,8 @@ def gumbel(seed: int, position: int, vocab_size: int, device: torch.device | str
     """[V] float32 standard Gumbel noise of one position."""
     key = _mix((_mix(seed & _MASK) + position * _GOLDEN) & _MASK)
     counters = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN)
-    bits = _shift_right(_mix_tensor(counters + _signed(key)), 11)
-    uniform = (bits.double() + 0.5) * 2.0**-53
+    bits = _shift_right(_mix_tensor(counters + _signed(key)), 12)  # 52: with 53, adding a half could round up to 1
+    uniform = (bits.double() + 0.5) * 2.0**-52
     return -(-uniform.log()).log().float()
 
 

@@ -38,15 +38,14 @@ class Preparation:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; a text gets the tokenizer's own special tokens."""
-        if len(prompt) == 0:
+        tokens = self.checkpoint.tokenizer.encode(_utf8(prompt)) if isinstance(prompt, str) else list(prompt)
+        if not prompt or not tokens:
             raise ValueError("the prompt is empty; give at least one character or token id")
-        if isinstance(prompt, str):
-            return self.checkpoint.tokenizer.encode(_utf8(prompt))
         vocab_size = self.checkpoint.model.vocab_size
-        for token in prompt:
+        for token in tokens:
             if type(token) is not int or not 0 <= token < vocab_size:
                 raise ValueError(f"the prompt holds token id {token!r}; ids are integers from 0 to {vocab_size - 1}")
-        return list(prompt)
+        return tokens
 
     def request(
         self,

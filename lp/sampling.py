@@ -88,7 +88,7 @@ class Sampling:
             "no_repeat_ngram": (0, 1_000_000),
             "min_new_tokens": (0, 10_000_000),
             "seed": (0, LARGEST_SEED),
-            "logprobs": (0, 20),
+            "logprobs": (0, min(20, vocab_size)),
         }
         for name, (smallest, largest) in ranges.items():
             value = getattr(self, name)
