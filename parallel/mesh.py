@@ -1,0 +1,197 @@
+"""Which rank this process is, which device it computes on, and the named axes along which the ranks are laid out.
+
+The only place that reads the rank environment (RANK, WORLD_SIZE, ...), as torchrun sets it, and so also the place where
+the ranks first meet. Knows nothing of what they do together.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+
+import torch
+from torch.distributed import DistError, PrefixStore, Store, rendezvous
+
+from parallel.exchange import RankLost
+
+log = logging.getLogger(__name__)
+
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Mode(StrEnum):
+    """auto: lp if there are several ranks, else single."""
+
+    auto = "auto"
+    single = "single"
+    lp = "lp"
+
+
+class ExchangeKind(StrEnum):
+    """auto: shm if all ranks run on one host, else gloo."""
+
+    auto = "auto"
+    shm = "shm"
+    gloo = "gloo"
+    nccl = "nccl"
+
+
+@dataclass
+class ParallelSettings:
+    """How the ranks of a run work together.
+
+    lp: ranks that share each step's token tree; None means all of them. timeout_s: seconds that a rank waits for the
+    others before it gives them up. debug: compare a fingerprint of every rank's state in each step. threads: CPU
+    threads of each rank; None leaves the choice to the launcher.
+    """
+
+    mode: Mode = Mode.auto
+    lp: int | None = None
+    exchange: ExchangeKind = ExchangeKind.auto
+    timeout_s: float = 60.0
+    debug: bool = False
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """This process's place among the ranks.
+
+    axes: degree of each named axis, e.g. {"lp": 2}; their product is the number of ranks. device: the one that this
+    rank computes on. Raises ValueError if the degrees do not fit the number of ranks.
+    """
+
+    axes: Mapping[str, int]
+    rank: int = 0
+    num_ranks: int = 1
+    local_rank: int = 0
+    num_local_ranks: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def __post_init__(self) -> None:
+        _check_degrees(self.axes, self.num_ranks)
+
+    def degree(self, axis: str) -> int:
+        """Number of ranks along the axis; 1 for an axis that the mesh does not have."""
+        return self.axes.get(axis, 1)
+
+
+def make_mesh(settings: ParallelSettings, device: str = "auto", environment: Mapping[str, str] = os.environ) -> Mesh:
+    """The mesh of this process, from the settings and the rank environment.
+
+    device: "auto", "cpu" or "cuda". Raises ValueError, with the numbers and the mend, if they contradict each other.
+    """
+    rank, num_ranks, local_rank, num_local_ranks = _read_ranks(environment)
+    _check_settings(settings, num_ranks)
+    return Mesh(
+        axes={"lp": num_ranks if settings.lp is None else settings.lp},
+        rank=rank,
+        num_ranks=num_ranks,
+        local_rank=local_rank,
+        num_local_ranks=num_local_ranks,
+        device=choose_device(device, local_rank, num_local_ranks, torch.cuda.device_count()),
+    )
+
+
+def choose_device(name: str, local_rank: int, num_local_ranks: int, num_gpus: int) -> torch.device:
+    """The device of one rank of a host: "cuda" gives each local rank its own GPU, "auto" does so if there are enough.
+
+    Raises ValueError for an unknown name, and for "cuda" with fewer GPUs than local ranks.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device={name!r} is not known: use auto, cpu or cuda")
+    if name == "cpu" or (name == "auto" and num_gpus == 0):
+        return torch.device("cpu")
+    if num_gpus >= num_local_ranks:
+        return torch.device("cuda", local_rank)
+    if name == "auto":
+        log.warning("%d ranks on this host but %d GPU(s): computing on the CPU", num_local_ranks, num_gpus)
+        return torch.device("cpu")
+    if num_gpus == 0:
+        raise ValueError("device=cuda, but torch finds no GPU here: use device=cpu, or install a CUDA build of torch")
+    raise ValueError(
+        f"device=cuda, but {num_local_ranks} ranks run on this host, which has {num_gpus} GPU(s): start {num_gpus} "
+        f"rank(s) (torchrun --nproc-per-node {num_gpus}), or use device=cpu"
+    )
+
+
+def open_store(mesh: Mesh, timeout_s: float) -> Store:
+    """The Store at which the ranks meet: torchrun's own, or one that rank 0 opens at MASTER_ADDR:MASTER_PORT.
+
+    timeout_s: seconds to wait for the other ranks, also in later calls of the Store. Raises RankLost if they do not
+    come.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        store, _, _ = next(rendezvous("env://", mesh.rank, mesh.num_ranks, timeout=timeout))
+    except DistError as error:
+        raise RankLost(
+            f"the {mesh.num_ranks} ranks did not meet at MASTER_ADDR:MASTER_PORT within {timeout_s:g} s: {error}. See "
+            "that all were started, with the same address, and that its port is free and open between the hosts."
+        ) from error
+    store.set_timeout(timeout)
+    return PrefixStore("lookahead_parallel", store)
+
+
+def _read_ranks(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
+    """(rank, num_ranks, local_rank, num_local_ranks); without a rank environment this process is the only rank."""
+    if environment.get("RANK", "0") == "0" and environment.get("WORLD_SIZE", "1") == "1":
+        return 0, 1, 0, 1
+    missing = [name for name in _RANK_VARIABLES if not environment.get(name)]
+    if missing:
+        raise ValueError(
+            f"the rank environment is incomplete: {', '.join(missing)} not set. Start the ranks with torchrun, which "
+            f"sets {', '.join(_RANK_VARIABLES)}; for a single rank unset RANK and WORLD_SIZE"
+        )
+    rank, num_ranks = _read_int(environment, "RANK"), _read_int(environment, "WORLD_SIZE")
+    local_rank, num_local_ranks = _read_int(environment, "LOCAL_RANK"), _read_int(environment, "LOCAL_WORLD_SIZE")
+    _read_int(environment, "MASTER_PORT")
+    if not (0 <= rank < num_ranks and 0 <= local_rank < num_local_ranks <= num_ranks):
+        raise ValueError(
+            f"the rank environment contradicts itself: RANK={rank} of WORLD_SIZE={num_ranks}, LOCAL_RANK={local_rank} "
+            f"of LOCAL_WORLD_SIZE={num_local_ranks}. Start the ranks with torchrun, which sets them"
+        )
+    return rank, num_ranks, local_rank, num_local_ranks
+
+
+def _read_int(environment: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environment[name])
+    except ValueError:
+        raise ValueError(f"{name}={environment[name]!r} in the rank environment is not an integer") from None
+
+
+def _check_settings(settings: ParallelSettings, num_ranks: int) -> None:
+    if Mode(settings.mode) is Mode.single and num_ranks > 1:
+        raise ValueError(
+            f"parallel.mode=single uses one rank, but {num_ranks} were started (WORLD_SIZE={num_ranks}): use "
+            "parallel.mode=lp, or start one process without torchrun"
+        )
+    if settings.timeout_s <= 0:
+        raise ValueError(f"parallel.timeout_s={settings.timeout_s:g} must be a positive number of seconds")
+    if settings.threads is not None and settings.threads < 1:
+        raise ValueError(f"parallel.threads={settings.threads} must be at least 1, or left out")
+
+
+def _check_degrees(axes: Mapping[str, int], num_ranks: int) -> None:
+    for name, degree in axes.items():
+        if degree < 1:
+            raise ValueError(f"parallel.{name}={degree} must be at least 1; leave it out to use all ranks")
+    product = math.prod(axes.values())
+    if product != num_ranks:
+        degrees = " * ".join(f"parallel.{name}={degree}" for name, degree in axes.items())
+        raise ValueError(
+            f"{degrees} needs {product} rank(s), but {num_ranks} were started (WORLD_SIZE={num_ranks}): start "
+            f"{product} (torchrun --nproc-per-node {product}), or leave the degree out to use all ranks"
+        )
+
+
+def read_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """This process's rank for messages that come before there is a mesh; 0 if the environment does not say."""
+    rank = environment.get("RANK", "0")
+    return int(rank) if rank.isdecimal() else 0

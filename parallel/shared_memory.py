@@ -1,0 +1,191 @@
+"""The exchange between ranks of one host: a mailbox in shared memory (mailbox.py), no process group, no threads.
+
+A collective is one or more rounds. In each round every rank publishes one message and reads those of all others, so a
+rank can be at most one round ahead and two buffers suffice. Knows nothing of what the integers mean.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import numpy as np
+import psutil
+from torch.distributed import DistError, Store
+
+from parallel.exchange import RankLost, name_ranks
+from parallel.mailbox import SLOT_BYTES, Mailbox, Message
+from parallel.patience import Patience
+
+LIVENESS_S = 0.02  # while waiting, how often the processes of the awaited ranks are looked at
+_GATHER, _BROADCAST = 1, 2
+_NAMES = {_GATHER: "an all-gather", _BROADCAST: "a broadcast"}
+_PATH_KEY = "mailbox_path"
+
+
+class SharedMemoryExchange:
+    """See `Exchange`. All ranks construct it at the same time with the same Store; afterwards the Store is not needed.
+
+    timeout_s: seconds that a collective waits for the others. Raises RankLost if the others do not come.
+    """
+
+    def __init__(self, store: Store, rank: int, num_ranks: int, timeout_s: float) -> None:
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.bytes_sent = 0
+        self.num_collectives = 0
+        self._timeout_s = timeout_s
+        self._number = 0
+        self._processes: list[psutil.Process] = []
+        path = _hand_over_path(store, rank, num_ranks, timeout_s)
+        try:
+            self._mailbox: Mailbox | None = Mailbox(path, rank, num_ranks)
+            self._meet()
+        finally:
+            # Everyone has mapped it (or the run has failed): without its name, not even a crash leaves it behind.
+            if rank == 0:
+                os.unlink(path)
+
+    def all_gather(self, mine: np.ndarray, timeout_s: float | None = None) -> np.ndarray:
+        gathered = self._all_gather(mine, self._timeout_s if timeout_s is None else timeout_s)
+        self.bytes_sent += mine.nbytes
+        self.num_collectives += 1
+        return gathered
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        assert (data is not None) == (self.rank == 0), "rank 0 and no other passes the bytes of a broadcast"
+        mine = memoryview(data or b"")
+        received = bytearray()
+        begin = 0
+        while True:
+            messages = self._round(_BROADCAST, len(mine), mine[begin : begin + SLOT_BYTES], self._timeout_s)
+            received += messages[0].part
+            begin += SLOT_BYTES
+            if begin >= messages[0].total:
+                break
+        self.bytes_sent += len(mine)
+        self.num_collectives += 1
+        return bytes(received)
+
+    def close(self) -> None:
+        if self._mailbox is not None:
+            self._mailbox.leave()
+            self._mailbox.close()
+            self._mailbox = None
+
+    def _meet(self) -> None:
+        """The first collective carries the process ids, so that a rank that dies later can be noticed."""
+        pids = self._all_gather(np.array([os.getpid()], dtype=np.int32), self._timeout_s)[:, 0].tolist()
+        for rank, pid in enumerate(pids):
+            try:
+                self._processes.append(psutil.Process(pid))
+            except psutil.NoSuchProcess:
+                raise self._lost(rank, f"its process (pid {pid}) has ended") from None
+
+    def _all_gather(self, mine: np.ndarray, timeout_s: float) -> np.ndarray:
+        assert mine.dtype == np.int32 and mine.ndim == 1, "an all-gather takes int32 [n]"
+        gathered = np.empty((self.num_ranks, mine.size), dtype=np.int32)
+        target = gathered.view(np.uint8)
+        source = memoryview(mine.tobytes())
+        for begin in range(0, max(1, len(source)), SLOT_BYTES):
+            messages = self._round(_GATHER, len(source), source[begin : begin + SLOT_BYTES], timeout_s)
+            for rank, message in enumerate(messages):
+                self._check_size(rank, message, len(source))
+                target[rank, begin : begin + SLOT_BYTES] = np.frombuffer(message.part, np.uint8)
+        return gathered
+
+    def _round(self, kind: int, total: int, part: memoryview, timeout_s: float) -> list[Message]:
+        """Publishes one part and returns the messages of all ranks, this one's included."""
+        assert self._mailbox is not None, "this exchange is closed"
+        self._number += 1
+        self._mailbox.publish(self._number, kind, total, part)
+        messages = [
+            Message(kind, total, part) if rank == self.rank else self._await(self._mailbox, rank, timeout_s)
+            for rank in range(self.num_ranks)
+        ]
+        for rank, message in enumerate(messages):
+            if message.kind != kind:
+                raise RuntimeError(
+                    f"rank {rank} is in {_NAMES[message.kind]} while rank {self.rank} is in {_NAMES[kind]}: "
+                    "the ranks no longer do the same (parallel.debug=true names the step at which they part)"
+                )
+        return messages
+
+    def _await(self, mailbox: Mailbox, rank: int, timeout_s: float) -> Message:
+        patience = Patience()
+        next_look = LIVENESS_S
+        while (message := mailbox.read(rank, self._number)) is None:
+            waited = patience.pause()
+            if waited > next_look:
+                self._check_present(mailbox)
+                next_look = waited + LIVENESS_S
+            if waited > timeout_s:
+                raise self._late(mailbox, timeout_s)
+        return message
+
+    def _missing(self, mailbox: Mailbox) -> tuple[int, ...]:
+        others = (rank for rank in range(self.num_ranks) if rank != self.rank)
+        return tuple(rank for rank in others if mailbox.read(rank, self._number) is None)
+
+    def _check_present(self, mailbox: Mailbox) -> None:
+        """Raises RankLost for an awaited rank that will never come."""
+        for rank, process in enumerate(self._processes):
+            gone = "it has left the run" if mailbox.has_left(rank) else _why_dead(process)
+            # Read last: what a rank published before it went is still valid.
+            if gone and rank in self._missing(mailbox):
+                raise self._lost(rank, gone)
+
+    def _lost(self, rank: int, reason: str) -> RankLost:
+        return RankLost(
+            f"rank {rank} is lost: {reason}. See that rank's own output for the cause, then start the run again.",
+            (rank,),
+        )
+
+    def _late(self, mailbox: Mailbox, timeout_s: float) -> RankLost:
+        missing = self._missing(mailbox)
+        processes = [self._processes[rank] for rank in missing] if self._processes else []
+        states = ", ".join(f"pid {process.pid} is {_state(process)}" for process in processes) or "not yet connected"
+        return RankLost(
+            f"{name_ranks(missing)} did not arrive within {timeout_s:g} s ({states}). If a step may "
+            "take that long, raise parallel.timeout_s; else see that rank's own output and start the run again.",
+            missing,
+        )
+
+    def _check_size(self, rank: int, message: Message, total: int) -> None:
+        if message.total != total:
+            raise RuntimeError(
+                f"rank {rank} sent {message.total} bytes to an all-gather where rank {self.rank} sent {total}: the "
+                "ranks no longer do the same (parallel.debug=true names the step at which they part)"
+            )
+
+
+def _hand_over_path(store: Store, rank: int, num_ranks: int, timeout_s: float) -> str:
+    """Rank 0 creates the mailbox file; the others learn its path from the Store."""
+    if rank == 0:
+        path = Mailbox.create(num_ranks)
+        store.set(_PATH_KEY, path)
+        return path
+    try:
+        store.wait([_PATH_KEY], timedelta(seconds=timeout_s))
+        return store.get(_PATH_KEY).decode()
+    except DistError as error:
+        raise RankLost(
+            f"rank 0 did not set up the shared memory within {timeout_s:g} s. See rank 0's own output, then start the "
+            "run again.",
+            (0,),
+        ) from error
+
+
+def _why_dead(process: psutil.Process) -> str | None:
+    """Why this process will never publish again, or None if it may. A zombie has ended, too."""
+    state = _state(process)
+    has_ended = state in ("gone", psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return f"its process (pid {process.pid}) has ended" if has_ended else None
+
+
+def _state(process: psutil.Process) -> str:
+    """psutil's name for the state ("running", "stopped", ...), or "gone"."""
+    try:
+        return process.status() if process.is_running() else "gone"
+    except psutil.NoSuchProcess:
+        return "gone"

@@ -1,0 +1,57 @@
+"""Fixtures that all tests share: tiny checkpoints, each made once a session when first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from lp import Engine
+from tests.models import load_reference, save_checkpoint
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a tiny model, by the name of its architecture."""
+
+    @cache
+    def folder(architecture: str) -> Path:
+        return save_checkpoint(tmp_path_factory.mktemp(architecture), architecture)
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def engine_of(checkpoint_folder: Callable[[str], Path]) -> Callable[[str], Engine]:
+    """A float32 engine on a tiny model, by the name of its architecture."""
+
+    @cache
+    def engine(architecture: str) -> Engine:
+        return Engine.from_pretrained(str(checkpoint_folder(architecture)), device="cpu")
+
+    return engine
+
+
+@pytest.fixture(scope="session")
+def reference_of(checkpoint_folder: Callable[[str], Path]) -> Callable[[str], PreTrainedModel]:
+    """The same model as transformers runs it."""
+    return cache(lambda architecture: load_reference(checkpoint_folder(architecture)))
+
+
+@pytest.fixture(scope="session")
+def llama(engine_of: Callable[[str], Engine]) -> Engine:
+    return engine_of("llama")
+
+
+@pytest.fixture(scope="session")
+def llama_reference(reference_of: Callable[[str], PreTrainedModel]) -> PreTrainedModel:
+    return reference_of("llama")

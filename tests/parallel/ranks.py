@@ -1,0 +1,180 @@
+"""Real ranks for tests: processes on this host that meet at a Store of the test process, as under torchrun.
+
+    def sums(mesh, channel, number): return channel.gather(np.full(1, number, np.int32)).sum()
+    assert run_ranks(sums, 2, 21, exchange="gloo") == [42, 42]
+
+The function and its arguments must be picklable, the function at the top level of its module. Nothing here ever hangs:
+after `limit_s` seconds all processes are killed and the test fails with what they wrote to stderr.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import TCPStore
+
+# Forked from a server that has imported torch once: a rank starts in a fraction of a second.
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "psutil"])
+
+
+@dataclass
+class RankOutcome:
+    """How one rank ended. error: its traceback, if it raised. exit_code: minus the signal, if one killed it."""
+
+    result: Any = None
+    error: str | None = None
+    exit_code: int | None = None
+    stderr: str = ""
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What a rank's process is told."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    exchange: str
+    timeout_s: float
+    device: str
+    stderr_path: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def run_ranks(fn: Callable[..., Any], num_ranks: int, *args: Any, exchange: str = "shm", **options: Any) -> list[Any]:
+    """Results of `fn(mesh, channel, *args)` on each rank. Fails the test if a rank does not return one.
+
+    options: those of `run_ranks_to_end`.
+    """
+    outcomes = run_ranks_to_end(fn, num_ranks, *args, exchange=exchange, **options)
+    failures = [
+        f"--- rank {rank}: exit code {outcome.exit_code}\n{outcome.error or ''}{outcome.stderr}"
+        for rank, outcome in enumerate(outcomes)
+        if outcome.error or outcome.exit_code != 0
+    ]
+    assert not failures, "\n".join(failures)
+    return [outcome.result for outcome in outcomes]
+
+
+def run_ranks_to_end(
+    fn: Callable[..., Any],
+    num_ranks: int,
+    *args: Any,
+    exchange: str = "shm",
+    timeout_s: float = 20.0,
+    limit_s: float = 120.0,
+    device: str = "cpu",
+    doomed: tuple[int, ...] = (),
+    own_store: bool = False,
+) -> list[RankOutcome]:
+    """Runs `fn(mesh, channel, *args)` on each rank and tells how each ended, whatever happened.
+
+    timeout_s: the collectives' own. limit_s: for the whole run. doomed: ranks that need not end by themselves; they are
+    killed once all others have ended. own_store: rank 0 hosts the Store, as without torchrun, instead of this process.
+    """
+    store = None if own_store else TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = free_port() if store is None else store.port
+    with tempfile.TemporaryDirectory() as folder:
+        processes, receivers, stderr_paths = [], [], []
+        for rank in range(num_ranks):
+            receiver, sender = _CONTEXT.Pipe(duplex=False)
+            path = os.path.join(folder, f"stderr_{rank}")
+            environment = _environment(rank, num_ranks, port, agent_store=store is not None)
+            start = _Start(fn, args, exchange, timeout_s, device, path, environment)
+            process = _CONTEXT.Process(target=_rank_main, args=(start, sender), daemon=True)
+            process.start()
+            sender.close()
+            processes.append(process)
+            receivers.append(receiver)
+            stderr_paths.append(Path(path))
+        outcomes = _collect(processes, receivers, time.monotonic() + limit_s, doomed)
+        for outcome, path in zip(outcomes, stderr_paths):
+            outcome.stderr = path.read_text(errors="replace") if path.exists() else ""
+    return outcomes
+
+
+def _environment(rank: int, num_ranks: int, port: int, agent_store: bool) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": str(agent_store),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _rank_main(start: _Start, sender: Connection) -> None:
+    with open(start.stderr_path, "wb", buffering=0) as stderr:
+        os.dup2(stderr.fileno(), 2)
+    os.environ.update(start.environment)
+    import torch
+
+    from parallel.channel import Channel
+    from parallel.connect import connect
+    from parallel.mesh import ExchangeKind, ParallelSettings, make_mesh
+
+    torch.set_num_threads(1)
+    settings = ParallelSettings(exchange=ExchangeKind(start.exchange), timeout_s=start.timeout_s)
+    try:
+        mesh = make_mesh(settings, start.device)
+        channel = Channel(connect(settings, mesh))
+        outcome = RankOutcome(result=start.fn(mesh, channel, *start.args))
+        channel.close()
+    except Exception:
+        outcome = RankOutcome(error=traceback.format_exc())
+    sender.send(outcome)
+    sender.close()
+    sys.stderr.flush()
+
+
+def _collect(
+    processes: list[BaseProcess], receivers: list[Connection], deadline: float, doomed: tuple[int, ...]
+) -> list[RankOutcome]:
+    outcomes = [RankOutcome() for _ in processes]
+    survivors = [rank for rank in range(len(processes)) if rank not in doomed]
+    try:
+        for rank in [*survivors, *doomed]:
+            if rank in doomed:
+                processes[rank].kill()
+            outcomes[rank] = _outcome(processes[rank], receivers[rank], deadline)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join(5)
+    return outcomes
+
+
+def _outcome(process: BaseProcess, receiver: Connection, deadline: float) -> RankOutcome:
+    outcome = RankOutcome(error="it neither returned nor raised")
+    try:
+        if receiver.poll(max(0.0, deadline - time.monotonic())):
+            outcome = receiver.recv()
+        else:
+            outcome.error = "it did not end within limit_s: killed"
+    except EOFError:
+        outcome.error = "its process ended without a result"
+    process.join(max(0.0, min(10.0, deadline - time.monotonic())))
+    outcome.exit_code = process.exitcode
+    return outcome
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 on which nobody listened just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,194 @@
+"""The direction of imports, lp <- parallel <- launch, and what no module may reach for.
+
+Sources are parsed, not imported, so that what is imported inside a function or by name counts as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("lp", "parallel", "launch", "demo", "benchmarks")
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+
+WEB = ("fastapi", "starlette", "uvicorn", "sse_starlette")
+FORBIDDEN = {
+    "lp": ("parallel", "launch", "torch.distributed", "hydra", "omegaconf", "ray", *WEB),
+    "parallel": ("launch", "hydra", "omegaconf", "ray", *WEB),
+}
+PICKLES = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "torch.load", "torch.save")
+OBJECT_COLLECTIVE = re.compile(r"(all_gather|broadcast|gather|recv|scatter|send)_object(_list)?")
+
+RANK_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "env://"}
+READS_RANKS = "parallel.mesh"
+
+
+def faults(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    """What is wrong with the source of `module` (dotted), each with its line; empty if nothing is."""
+    tree = ast.parse(source)
+    forbidden = FORBIDDEN.get(module.partition(".")[0], ())
+    found = set()
+    for line, name in used_names(tree, module if is_package else module.rpartition(".")[0]):
+        if any(is_within(name, package) for package in forbidden):
+            found.add((line, f"{module} must not use {name}"))
+        if any(is_within(name, package) for package in PICKLES):
+            found.add((line, f"{name} pickles"))
+        if OBJECT_COLLECTIVE.fullmatch(name.rpartition(".")[2]):
+            found.add((line, f"{name} pickles what it sends"))
+    if module != READS_RANKS:
+        found |= {(line, f"only {READS_RANKS} reads {name}") for line, name in rank_variables(tree)}
+    return [f"line {line}: {fault}" for line, fault in sorted(found)]
+
+
+def is_within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def used_names(tree: ast.Module, package: str) -> Iterator[tuple[int, str]]:
+    """Dotted names that are imported or reached through what was imported; `.name` for attributes of anything else."""
+    full_names: dict[str, str] = {}  # of the local names that imports bind
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                full_names[alias.asname or top] = alias.name if alias.asname else top
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            origin = absolute(node, package)
+            for alias in node.names:
+                full_names[alias.asname or alias.name] = f"{origin}.{alias.name}"
+                yield node.lineno, f"{origin}.{alias.name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.lineno, full_name(node, full_names)
+        elif isinstance(node, ast.Call) and full_name(node.func, full_names) in (
+            "importlib.import_module",
+            "__import__",
+        ):
+            yield from ((node.lineno, str(name.value)) for name in node.args[:1] if isinstance(name, ast.Constant))
+
+
+def absolute(node: ast.ImportFrom, package: str) -> str:
+    """The module that `from ... import` names, relative to `package` if it begins with dots."""
+    if not node.level:
+        return node.module or ""
+    parents = package.split(".")[: len(package.split(".")) - (node.level - 1)]
+    return ".".join([*parents, *([node.module] if node.module else [])])
+
+
+def full_name(node: ast.expr, full_names: dict[str, str]) -> str:
+    if isinstance(node, ast.Name):
+        return full_names.get(node.id, "__import__" if node.id == "__import__" else "")
+    if isinstance(node, ast.Attribute):
+        return f"{full_name(node.value, full_names)}.{node.attr}"
+    return ""
+
+
+def rank_variables(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Mentions of the rank environment, other than to set it, as one does for a child process."""
+    sets = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            sets |= set(node.keys)
+        elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            sets.add(node.slice)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value in RANK_VARIABLES and node not in sets:
+            yield node.lineno, str(node.value)
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_there_are_sources_to_check():
+    assert {"lp", "parallel", "launch"} <= {module_of(path).partition(".")[0] for path in SOURCES}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_of)
+def test_source_keeps_the_rules(path: Path):
+    found = faults(path.read_text(encoding="utf-8"), module_of(path), is_package=path.name == "__init__.py")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("lp.engine", "import parallel"),
+        ("lp.engine", "from parallel.mesh import Mesh"),
+        ("lp.engine", "from launch import serve"),
+        ("lp.engine", "def late():\n    import launch.serve"),
+        ("lp.engine", "import torch.distributed as dist"),
+        ("lp.engine", "from torch import distributed"),
+        ("lp.engine", "import torch\ntorch.distributed.barrier()"),
+        ("lp.engine", "import torch as t\nt.distributed.barrier()"),
+        ("lp.engine", "import hydra"),
+        ("lp.engine", "from omegaconf import OmegaConf"),
+        ("lp.engine", "import ray.util"),
+        ("lp.engine", "from fastapi import FastAPI"),
+        ("lp.engine", "import uvicorn"),
+        ("lp.engine", "import importlib\nimportlib.import_module('launch.serve')"),
+        ("lp.engine", "__import__('ray')"),
+        ("parallel.runner", "from launch.serve import app"),
+        ("parallel.runner", "import hydra.core"),
+        ("parallel.runner", "import ray"),
+        ("parallel.runner", "import fastapi"),
+        ("launch.serve", "import pickle"),
+        ("launch.serve", "from pickle import loads"),
+        ("demo.train", "import torch\ntorch.load('weights.pt')"),
+        ("lp.model.weights", "from torch import load"),
+        ("parallel.runner", "import torch.distributed as dist\ndist.all_gather_object(out, mine)"),
+        ("parallel.runner", "from torch.distributed import broadcast_object_list"),
+        ("parallel.runner", "self.group.scatter_object_list(out, mine)"),
+        ("parallel.runner", "import os\nrank = int(os.environ['RANK'])"),
+        ("launch.serve", "import os\nrank = os.environ.get('LOCAL_RANK', 0)"),
+        ("launch.serve", "from os import getenv\nalone = getenv('WORLD_SIZE') is None"),
+        ("launch.serve", "import os\nif 'MASTER_ADDR' in os.environ: pass"),
+        ("lp.engine", "import os\nport = dict(os.environ).pop('MASTER_PORT')"),
+        ("parallel.runner", "import torch.distributed as dist\ndist.init_process_group('gloo', init_method='env://')"),
+    ],
+)
+def test_breach_is_found(module: str, source: str):
+    last = source.count("\n") + 1
+    assert any(fault.startswith(f"line {last}: ") for fault in faults(source, module)), source
+
+
+def test_breach_by_relative_import_is_found():
+    assert faults("from ..launch import serve", "parallel.runner") == faults(
+        "from launch import serve", "parallel.runner"
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("lp.engine", "import torch\nfrom lp.tree import TokenTree\nfrom .window import Window"),
+        ("lp.engine", "import raylib, parallelism, hydraulics"),
+        ("lp.engine", "'''Knows nothing of RANK, pickle or torch.distributed.'''"),
+        ("parallel.mesh", "import os\nrank = int(os.environ['RANK'])"),
+        (
+            "parallel.runner",
+            "import torch.distributed as dist\nfrom lp import Engine\ndist.all_gather_into_tensor(a, b)",
+        ),
+        ("launch.serve", "import hydra, fastapi, ray\nfrom parallel.mesh import Mesh"),
+        ("launch.demo", "import os\nchild = {**os.environ, 'MASTER_PORT': '0'}\nchild['RANK'] = '1'"),
+        ("lp.model.weights", "from safetensors.torch import load_file\nload_file('weights.safetensors')"),
+    ],
+)
+def test_what_is_allowed_passes(module: str, source: str):
+    assert faults(source, module) == []
+
+
+def test_relative_imports_are_resolved():
+    def names(source: str, module: str, is_package: bool = False) -> list[str]:
+        package = module if is_package else module.rpartition(".")[0]
+        return [name for _, name in used_names(ast.parse(source), package)]
+
+    assert names("from . import tree", "lp.engine") == ["lp.tree"]
+    assert names("from . import tree", "lp", is_package=True) == ["lp.tree"]
+    assert names("from ..tree import TokenTree", "lp.model.cache") == ["lp.tree.TokenTree"]
