@@ -1,6 +1,7 @@
 """Trains the demo model: a small Llama on Python sources, on one CPU or GPU, for a stated number of minutes.
 
     make train-demo MINUTES=90
+    python demo/train.py --minutes 30 --start demo/model    # more of the same, with a learning rate that rises anew
 
 Hidden matrices learn by Muon, the rest by AdamW; the learning rate rises, stays, and falls linearly with the time
 spent. The last tenth of the time uses long sequences, so that the whole context length has been trained.
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from corpus import BOS, EOS, HELD_OUT, PACKAGES, package_sources, read, standard_library, train_tokenizer
+from tokenizers import Tokenizer
 from torch import Tensor
 from tqdm import tqdm
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -32,7 +34,7 @@ MUON_RATE, ADAM_RATE = 0.02, 3e-3
 
 @dataclass(frozen=True)
 class Report:
-    """What a run did; it becomes training.json beside the weights."""
+    """What was done, over all runs if one started from another; it becomes training.json beside the weights."""
 
     minutes: float
     steps: int
@@ -71,6 +73,10 @@ def make_model(vocab_size: int) -> LlamaForCausalLM:
     model = LlamaForCausalLM(config)
     model.set_attn_implementation("eager")  # on a CPU its compiled matrix products beat the flash kernel's backward
     return model
+
+
+def load_model(folder: Path) -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
 
 
 def make_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
@@ -157,46 +163,57 @@ def save(model: LlamaForCausalLM, tokenizer, report: Report, folder: Path) -> No
     (folder / "training.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
 
 
-def main() -> None:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=90.0, help="how long to train (default: %(default)s)")
     parser.add_argument("--vocab-size", type=int, default=4096, help="tokens of the BPE (default: %(default)s)")
     parser.add_argument(
+        "--start", type=Path, help="checkpoint folder of an earlier run to go on from, tokenizer included"
+    )
+    parser.add_argument(
         "--output", type=Path, default=Path(__file__).parent / "model", help="folder for the checkpoint"
     )
-    args = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> None:
+    args = parse_arguments()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     library, held_out_files = standard_library()
     texts = list(read(library))
     for package in PACKAGES:
         texts.extend(read(package_sources(package)))
-    tokenizer = train_tokenizer(texts, args.vocab_size)
-    corpus, held_out = Stream(tokenizer, texts), Stream(tokenizer, list(read(held_out_files)))
+    if args.start:
+        tokenizer = Tokenizer.from_file(str(args.start / "tokenizer.json"))
+        model = load_model(args.start)
+        before = json.loads((args.start / "training.json").read_text())
+    else:
+        tokenizer = train_tokenizer(texts, args.vocab_size)
+        model = make_model(args.vocab_size)
+        before = {"minutes": 0.0, "steps": 0}
+    corpus, held_out = Stream(tokenizer, texts, before["steps"]), Stream(tokenizer, list(read(held_out_files)))
     print(
         f"{len(corpus.tokens):,} tokens to train on, {len(held_out.tokens):,} held out ({', '.join(HELD_OUT)})",
         flush=True,
     )
 
-    model = make_model(args.vocab_size).to(device)
-    parameters = sum(p.numel() for p in model.parameters())
+    model = model.to(device)
     steps, train_loss = train(model, corpus, args.minutes, device)
     held_out_loss = mean_loss(model, held_out, device)
     tokens_a_byte = len(held_out.tokens) / held_out.num_bytes
+    on_cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     report = Report(
-        minutes=args.minutes,
-        steps=steps,
-        tokens=steps * TOKENS_A_STEP,
+        minutes=round(before["minutes"] + args.minutes, 1),
+        steps=before["steps"] + steps,
+        tokens=(before["steps"] + steps) * TOKENS_A_STEP,
         tokens_per_s=round(steps * TOKENS_A_STEP / (60 * args.minutes)),
         corpus_tokens=len(corpus.tokens),
         held_out_tokens=len(held_out.tokens),
         train_loss=round(train_loss, 3),
         held_out_loss=round(held_out_loss, 3),
         held_out_bits_per_byte=round(held_out_loss * tokens_a_byte / float(np.log(2)), 3),
-        parameters=parameters,
-        device=torch.cuda.get_device_name()
-        if device == "cuda"
-        else f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+        parameters=sum(p.numel() for p in model.parameters()),
+        device=torch.cuda.get_device_name() if device == "cuda" else on_cpu,
         torch=torch.__version__,
     )
     save(model, tokenizer, report, args.output)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -90,6 +90,10 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 def _readable(error: BaseException) -> str:
     """The gist of a Hydra or OmegaConf error: what is wrong, of which key."""
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{error.override!r} cannot be parsed; write lists as [a,b] and quote special characters, as in key='a=b'"
+        )
     cause: Any = error
     while cause.__cause__ is not None and isinstance(cause.__cause__, HydraException | OmegaConfBaseException):
         cause = cause.__cause__

@@ -8,6 +8,7 @@ Text is streamed as it comes; format=json prints one JSON object for each prompt
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -19,10 +20,13 @@ from launch import configuration, process, prompts
 from launch.prompts import NamedPrompt
 from launch.runtime import Runtime, RuntimeSettings, follow, running
 from launch.terminal import JSONOutput, Output, TextOutput
+from lp.engine import NOT_A_NUMBER
 from lp.request import Completion, Progress, Request
 from lp.stopping import Stopping
 from parallel import replica
 from parallel.replica import Command
+
+log = logging.getLogger("lookahead")
 
 
 class Format(StrEnum):
@@ -64,6 +68,7 @@ class PromptFeed:
         self.waiting = _requests(runtime, named, settings)[::-1]
         self.current: tuple[NamedPrompt, Request, Completion] | None = None
         self.interrupted_by: int | None = None
+        self.has_failed = False
 
     def interrupt(self, signal_number: int, frame: Any = None) -> None:
         """Ends the prompt at hand with what it has, and leaves out the rest."""
@@ -89,6 +94,9 @@ class PromptFeed:
         completion.extend(progress)
         try:
             self.output.progress(progress)
+            if progress.finish_reason == "error":
+                log.error("error: %s: %s", prompt.where, NOT_A_NUMBER)
+                self.has_failed = True
             if progress.finish_reason:
                 self.current = None
                 self.output.end(completion, _record(self.runtime, prompt, request, completion))
@@ -137,7 +145,7 @@ def _record(runtime: Runtime, prompt: NamedPrompt, request: Request, completion:
 
 
 def run(settings: GenerateSettings) -> int:
-    """Exit code 0, or 128 + the signal that ended it early."""
+    """Exit code 0, 1 if the model answered NaN, or 128 + the signal that ended it early."""
     named = prompts.collect(settings.prompt, settings.prompt_file, settings.prompts)
     with running(settings) as runtime:
         if not runtime.channel.is_leader:
@@ -148,7 +156,7 @@ def run(settings: GenerateSettings) -> int:
         signal.signal(signal.SIGINT, feed.interrupt)
         signal.signal(signal.SIGTERM, feed.interrupt)
         replica.run(runtime.engine, runtime.channel, feed, feed.emit)
-    return 128 + feed.interrupted_by if feed.interrupted_by else 0
+    return 128 + feed.interrupted_by if feed.interrupted_by else int(feed.has_failed)
 
 
 def main() -> int:

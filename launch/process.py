@@ -23,6 +23,9 @@ from parallel.mesh import Mesh, read_rank
 log = logging.getLogger("lookahead")
 Settings = TypeVar("Settings")
 
+GRACE_S = 5.0
+"""How long a rank other than 0 keeps an error to itself."""
+
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 _KEPT_BYTES = 256 << 20
 
@@ -62,6 +65,12 @@ def follow_quietly() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def _let_rank_0_speak() -> None:
+    """Mostly every rank meets the same error, and rank 0's word is enough: torchrun ends the others after it."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(GRACE_S)
+
+
 def main(
     name: str,
     schema: type[Settings],
@@ -89,7 +98,7 @@ def main(
         return 2
     except (ValueError, OSError) as error:
         if rank != 0:
-            time.sleep(0.5)  # mostly every rank meets the same error, and rank 0's word is enough
+            _let_rank_0_speak()
         log.error("error: %s", error)
         return 2
     except (RankLost, StateDiverged) as error:

@@ -62,11 +62,11 @@ def running(settings: RuntimeSettings) -> Iterator[Runtime]:
     Raises ValueError for settings that cannot be used, RankLost if the ranks do not meet.
     """
     mesh = make_mesh(settings.parallel, settings.model.device)
-    if mesh.rank != 0:
-        process.follow_quietly()
     process.set_threads(mesh, settings.parallel.threads)
     engine_parts = _load(settings, mesh)
     channel = Channel(connect(settings.parallel, mesh))
+    if mesh.rank != 0:
+        process.follow_quietly()  # not before: until the ranks have met, a signal must be able to end this one
     try:
         yield Runtime(mesh, channel, _engine(*engine_parts, settings, channel))
     except (ValueError, OSError):

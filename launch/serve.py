@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from launch import configuration, process
 from launch.runtime import RuntimeSettings, follow, running
-from launch.server.run import serve
+from launch.server.run import bind, serve
 from launch.server.settings import ServerSettings
+from parallel.mesh import read_rank
 
 
 @dataclass
@@ -26,10 +27,11 @@ class ServeSettings(RuntimeSettings):
 
 def run(settings: ServeSettings) -> int:
     """Exit code 0 after SIGTERM or SIGINT, once running requests have ended."""
+    listener = bind(settings.server) if read_rank() == 0 else None  # a busy port is said before a model is loaded
     with running(settings) as runtime:
         if not runtime.channel.is_leader:
             return follow(runtime)
-        return serve(runtime.engine, runtime.channel, settings.server)
+        return serve(runtime.engine, runtime.channel, settings.server, listener)
 
 
 def main() -> int:

@@ -37,6 +37,9 @@ class TextOutput:
         self.num_runs = 0
 
     def _write(self, text: str, style: str | None) -> None:
+        if not self.console.is_terminal:  # a terminal is spared control characters; a file gets the text as it is
+            self.console.file.write(text)
+            return self.console.file.flush()
         self.console.print(text, style=style, end="", markup=False, highlight=False, emoji=False)
         self.console.file.flush()
 

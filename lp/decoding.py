@@ -142,10 +142,13 @@ def check(settings: DecodeSettings, limits: DecodeLimits) -> None:
 
 @dataclass
 class Drafted:
-    """Draft tokens of one step by the source they came from."""
+    """Draft tokens of one step by the source they came from.
+
+    accepted: the source of each accepted token but the bonus token, in order.
+    """
 
     proposed: Counter[str]
-    accepted: Counter[str]
+    accepted: list[str]
 
 
 class Decoder(Protocol):
@@ -231,10 +234,10 @@ class LookaheadDecoder:
 
     def _drafted(self, accepted: Accepted) -> Drafted:
         """A window cell counts as a draft when it was accepted and no draft of the same path was there."""
-        proposed, right = Counter(self.sources.values()), Counter[str]()
+        proposed, right = Counter(self.sources.values()), list[str]()
         for rows in accepted.drafted:
             source = next((self.sources[row] for row in rows if row in self.sources), None)
-            right[source or "window"] += 1
+            right.append(source or "window")
             if source is None:
                 proposed["window"] += 1
         return Drafted(proposed, right)
@@ -270,8 +273,7 @@ class JacobiDecoder:
         accepted = verify(self.tree, targets)
         improved = targets[len(accepted.tokens) :].tolist()
         self.guesses = improved + self._fresh(self.size - len(improved))
-        drafts = Counter(jacobi=len(self.tree) - 1), Counter(jacobi=len(accepted.drafted))
-        return accepted, Drafted(*drafts)
+        return accepted, Drafted(Counter(jacobi=len(self.tree) - 1), ["jacobi"] * len(accepted.drafted))
 
     def fingerprint(self) -> int:
         return zlib.crc32(repr(self.guesses).encode()) >> 1

@@ -19,7 +19,9 @@ from lp.sampling import Sampling
 from lp.statistics import Statistics
 from lp.stopping import FinishReason, StopConditions, Stopping, TextStream
 from lp.tree import TokenTree
-from lp.verification import Accepted, Answers
+from lp.verification import NOT_A_TOKEN, Accepted, Answers
+
+NOT_A_NUMBER = "the model answered with something that is not a number (NaN); try dtype=float32 or bfloat16"
 
 
 class Generation:
@@ -48,8 +50,9 @@ class Generation:
         logprobs = _logprobs(answers, accepted.rows[: len(tokens)])
         return Progress(self.sequence.id, tokens, text, logprobs, reason, self.stats)
 
-    def cancelled(self) -> Progress:
-        return Progress(self.sequence.id, [], self.text.take(final=True), None, "cancelled", self.stats)
+    def end(self, reason: FinishReason) -> Progress:
+        """The end of a sequence that no token brought about."""
+        return Progress(self.sequence.id, [], self.text.take(final=True), None, reason, self.stats)
 
 
 def _logprobs(answers: Answers, rows: list[int]) -> list[TokenLogprob] | None:
@@ -116,7 +119,7 @@ class Engine:
             if generation.sequence.id == request_id:
                 self._turns.remove(generation)
                 self.runner.close(generation.sequence)
-                return generation.cancelled()
+                return generation.end("cancelled")
         return None
 
     def step(self) -> Progress:
@@ -128,8 +131,11 @@ class Engine:
             sequence.fingerprint = decoder.fingerprint()
         tree = decoder.plan(sequence.tokens, room=self.checkpoint.model.max_length - len(sequence.tokens))
         answers = self.runner.forward(sequence, tree)
-        accepted, drafted = decoder.commit(sequence.tokens, answers.targets)
-        progress = generation.absorb(tree, answers, accepted, drafted)
+        if (answers.targets == NOT_A_TOKEN).any():  # every rank sees it, so every rank ends the sequence
+            progress = generation.end("error")
+        else:
+            accepted, drafted = decoder.commit(sequence.tokens, answers.targets)
+            progress = generation.absorb(tree, answers, accepted, drafted)
         if progress.finish_reason:
             self._turns.popleft()
             self.runner.close(sequence)
@@ -148,7 +154,8 @@ class Engine:
     ) -> Iterator[Progress]:
         """Yields what each step adds. Closing the iterator cancels the request.
 
-        max_new_tokens: used if `stopping` is not given; None is all the room in the context.
+        max_new_tokens: used if `stopping` is not given; None is all the room in the context. Raises ValueError for
+        settings that cannot be used, FloatingPointError if the model answers with something that is not a number.
         """
         stopping = stopping or Stopping(max_new_tokens=max_new_tokens)
         request = self.preparation.request(prompt, decode, sampling, stopping)
@@ -164,6 +171,8 @@ class Engine:
                     if progress.request_id in self._streams:  # another stream may have had its turn
                         self._streams[progress.request_id].append(progress)
                 progress = unread.popleft()
+                if progress.finish_reason == "error":
+                    raise FloatingPointError(f"after {progress.stats.tokens} tokens {NOT_A_NUMBER}")
                 yield progress
                 if progress.finish_reason:
                     return

@@ -60,16 +60,19 @@ class Preparation:
         decode = decode or self.decode
         decoding.check(decode, self.limits)
         stopping = self._fit(tokens, stopping or Stopping())
-        return Request(
-            request_id or f"request-{next(self._numbers)}", tokens, decode, self._complete(sampling), stopping
-        )
+        sampling = self._complete(sampling)
+        if (sampling.min_new_tokens or 0) > (stopping.max_new_tokens or 0):
+            raise ValueError(
+                f"min_new_tokens={sampling.min_new_tokens} is more than max_new_tokens={stopping.max_new_tokens}"
+            )
+        return Request(request_id or f"request-{next(self._numbers)}", tokens, decode, sampling, stopping)
 
     def _complete(self, sampling: Sampling | None) -> Sampling:
         """The caller's sampling with this server's defaults for what it leaves open, and a seed."""
         if sampling is None:
             complete = copy.deepcopy(self.sampling)
         else:
-            left_open = [f.name for f in dataclasses.fields(Sampling) if getattr(sampling, f.name) is None]
+            left_open = [f.name for f in dataclasses.fields(Sampling) if getattr(sampling, f.name) in (None, {})]
             complete = dataclasses.replace(sampling, **{name: getattr(self.sampling, name) for name in left_open})
         if complete.seed is None:
             complete.seed = secrets.randbits(32)
@@ -78,7 +81,7 @@ class Preparation:
 
     def _fit(self, tokens: list[int], stopping: Stopping) -> Stopping:
         """max_new_tokens made definite: what is asked for, or all the room there is."""
-        stopping.check()
+        stopping.check(self.checkpoint.model.vocab_size)
         context = self.checkpoint.model.max_length
         room = context - len(tokens)
         if room < 1:

@@ -29,7 +29,7 @@ from transformers import (
 
 from lp.noise import NoiseSource
 from lp.tree import TokenTree
-from lp.verification import Answers
+from lp.verification import NOT_A_TOKEN, Answers
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -53,11 +53,11 @@ class Sampling:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     no_repeat_ngram: int | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)
-    min_new_tokens: int = 0
+    min_new_tokens: int | None = None
     seed: int | None = None
     logprobs: int | None = None
 
@@ -71,7 +71,10 @@ class Sampling:
             "top_p": (generation.top_p if samples else None) or 1.0,
             "min_p": (generation.min_p if samples else None) or 0.0,
             "repetition_penalty": generation.repetition_penalty or 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
             "no_repeat_ngram": generation.no_repeat_ngram_size or 0,
+            "min_new_tokens": generation.min_new_tokens or 0,
         }
         return dataclasses.replace(self, **{k: v for k, v in defaults.items() if getattr(self, k) is None})
 
@@ -124,7 +127,7 @@ def context_processors(sampling: Sampling, prompt_length: int, eos: Sequence[int
         processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
     if sampling.presence_penalty or sampling.frequency_penalty:
         processors.append(
-            OutputPenaltyLogitsProcessor(prompt_length, sampling.presence_penalty, sampling.frequency_penalty)
+            OutputPenaltyLogitsProcessor(prompt_length, sampling.presence_penalty or 0, sampling.frequency_penalty or 0)
         )
     if sampling.no_repeat_ngram:
         processors.append(NoRepeatNGramLogitsProcessor(sampling.no_repeat_ngram))
@@ -167,14 +170,11 @@ class Sampler:
 
     def answers(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Answers:
         """logits_RV: float32 logits of the tree's rows. tokens: the sequence, whose last token is the tree's root."""
-        if logits_RV.isnan().any():
-            raise FloatingPointError(f"the model answered NaN at position {len(tokens) - 1}; try dtype=float32")
-        no_context = torch.empty(len(tree), 0, dtype=torch.int64, device=logits_RV.device)
-        scores_RV = self._in_context(self.bias(no_context, logits_RV), tree, tokens)
-        scores_RV = self.warpers(no_context, scores_RV)
+        scores_RV = self.scores(logits_RV, tree, tokens)
         if self.noise:
             scores_RV = scores_RV + self.noise.at((tree.depths + len(tokens)).tolist())
         targets_R = scores_RV.argmax(dim=-1)
+        targets_R = torch.where(logits_RV.isnan().any(dim=-1), NOT_A_TOKEN, targets_R)
         if self.logprobs is None:
             return Answers(targets_R.cpu().numpy())
         logprobs_RV = logits_RV.log_softmax(dim=-1)
@@ -182,6 +182,12 @@ class Sampler:
         chosen_R = logprobs_RV.gather(1, targets_R[:, None])[:, 0]
         columns = (targets_R, chosen_R, top.indices, top.values)
         return Answers(*(column.cpu().numpy() for column in columns))
+
+    def scores(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Tensor:
+        """[R, V] after all processors: what a token is drawn from, as log-probabilities up to a constant of the row."""
+        no_context = torch.empty(len(tree), 0, dtype=torch.int64, device=logits_RV.device)
+        scores_RV = self._in_context(self.bias(no_context, logits_RV), tree, tokens)
+        return self.warpers(no_context, scores_RV)
 
     def _in_context(self, scores_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Tensor:
         """Applies the processors that look at each row's own path; rows of one depth share a call."""

@@ -59,7 +59,7 @@ class Statistics:
         self.rows += num_rows
         self.accepted_lengths[num_tokens] += 1
         self.proposed.update(drafted.proposed)
-        self.accepted.update(drafted.accepted)
+        self.accepted.update(drafted.accepted[:num_tokens])
 
     def to_dict(self) -> dict[str, Any]:
         return {

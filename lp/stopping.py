@@ -11,7 +11,8 @@ from typing import Literal
 
 from lp.detokenizer import Detokenizer
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+"""error: the model answered with something that is not a number."""
 
 
 @dataclass
@@ -27,12 +28,15 @@ class Stopping:
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
 
-    def check(self) -> None:
+    def check(self, vocab_size: int) -> None:
         """Raises ValueError naming the first setting that is out of range."""
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens={self.max_new_tokens} must be at least 1")
         if any(not text for text in self.stop):
             raise ValueError("stop holds an empty string, which would end every text at once")
+        for token in self.stop_token_ids:
+            if not 0 <= token < vocab_size:
+                raise ValueError(f"stop_token_ids holds {token}, but the vocabulary has ids 0 to {vocab_size - 1}")
 
 
 class TextStream:

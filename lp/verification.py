@@ -11,6 +11,9 @@ import numpy as np
 
 from lp.tree import TokenTree, descend
 
+NOT_A_TOKEN = -1
+"""The target of a row whose logits are not numbers."""
+
 
 class Accepted(NamedTuple):
     """What a step yields.
@@ -29,7 +32,7 @@ class Accepted(NamedTuple):
 class Answers:
     """What the model answers for each row of a tree.
 
-    targets: [R] int64, the token that follows the row's path.
+    targets: [R] int64, the token that follows the row's path, or NOT_A_TOKEN.
     logprobs: [R] float32 of the target under the unprocessed distribution, or None if not asked for.
     top_tokens, top_logprobs: [R, K] the K likeliest alternatives of the same distribution, best first.
     """

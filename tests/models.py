@@ -74,12 +74,13 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 TEXT = (
     "def add(first, second):\n    return first + second\n\n\nclass Point:\n    def __init__(self, x, y):\n"
-    "        self.x = x\n        self.y = y\n\n    def move(self, by):\n        return Point(self.x + by, self.y + by)\n"
+    "        self.x = x\n        self.y = y\n\n    def move(self, by):\n"
+    "        return Point(self.x + by, self.y + by)\n"
 )
 """What the tokenizer is trained on."""
 
 
-def build_tokenizer(vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
+def build_tokenizer(vocab_size: int = VOCAB_SIZE, chat_template: str | None = None) -> PreTrainedTokenizerFast:
     """A byte-level BPE: every text has tokens, every byte is one or part of one."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -91,7 +92,9 @@ def build_tokenizer(vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator([TEXT], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", chat_template=chat_template
+    )
 
 
 def spread_weights(model: torch.nn.Module, seed: int) -> None:
@@ -108,7 +111,9 @@ def spread_weights(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(1.6 * noise / parameter.shape[-1] ** 0.5)
 
 
-def save_checkpoint(folder: Path, architecture: str = "llama", seed: int = 0, **changes: Any) -> Path:
+def save_checkpoint(
+    folder: Path, architecture: str = "llama", seed: int = 0, chat_template: str | None = None, **changes: Any
+) -> Path:
     """Writes a tiny model; `changes` go into its configuration."""
     values = {**SIZES, **ARCHITECTURES.get(architecture, {"model_type": architecture}), **changes}
     config = AutoConfig.for_model(**values)
@@ -117,7 +122,7 @@ def save_checkpoint(folder: Path, architecture: str = "llama", seed: int = 0, **
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     spread_weights(model, seed)
     model.save_pretrained(folder)
-    build_tokenizer(min(VOCAB_SIZE, values["vocab_size"])).save_pretrained(folder)
+    build_tokenizer(min(VOCAB_SIZE, values["vocab_size"]), chat_template).save_pretrained(folder)
     return folder
 
 

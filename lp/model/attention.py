@@ -60,6 +60,7 @@ class Step:
     dtype: torch.dtype
     kind: AttentionKind = AttentionKind.auto
     layers_seen: list[int] = field(default_factory=list)
+    windows_seen: set[int | None] = field(default_factory=set)
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     def mask(self, sliding_window: int | None) -> Tensor:
@@ -96,6 +97,7 @@ def tree_attention(
             f"its attention uses {', '.join(sorted(unknown))}, which tree attention does not know"
         )
     step.layers_seen.append(getattr(module, "layer_idx", -1))
+    step.windows_seen.add(sliding_window)
     _, num_queries, num_rows, head_dim = query.shape
     heads = key.shape[1]
     group = num_queries // heads

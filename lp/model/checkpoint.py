@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -79,8 +80,8 @@ def load(settings: ModelSettings, attention: AttentionKind = AttentionKind.auto)
     dtype, device = pick_dtype(settings.dtype), pick_device(settings.device)
     _check_folder(settings.path)
     config = _read_config(settings.path)
+    check_config(config)
     model = _read_weights(settings.path, config, dtype).to(device)
-    check_config(model)
     generation = model.generation_config or GenerationConfig.from_model_config(config)
     tokenizer = _read_tokenizer(settings.path)
     max_length = _max_length(config, settings.max_length)
@@ -110,7 +111,7 @@ def _one_line(error: BaseException) -> str:
 def _read_config(path: str):
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         raise CheckpointError(f"the configuration of {path!r} cannot be used: {_one_line(error)}") from error
 
 
@@ -123,6 +124,7 @@ def _read_weights(path: str, config, dtype: torch.dtype) -> PreTrainedModel:
             use_safetensors=True,
             trust_remote_code=False,
             attn_implementation="eager",
+            ignore_mismatched_sizes=True,  # they are named below
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -151,8 +153,9 @@ def _max_length(config, wanted: int | None) -> int:
     text = config.get_text_config(decoder=True)
     limit = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 2048
     rope = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") in SHIFTING_ROPE:
-        limit = min(limit, rope.get("original_max_position_embeddings") or limit)
+    for kind in (rope, *(nested for nested in rope.values() if isinstance(nested, dict))):  # nested by type of layer
+        if kind.get("rope_type") in SHIFTING_ROPE:
+            limit = min(limit, kind.get("original_max_position_embeddings") or limit)
     if wanted is None:
         return limit
     if not 2 <= wanted <= limit:

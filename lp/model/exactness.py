@@ -6,16 +6,19 @@ paths run one by one through transformers' own attention.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig
 
 from lp.model import attention
+from lp.model.attention import Step
 from lp.model.causal import CausalModel
 from lp.tree import TokenTree, TreeBuilder, chain
 
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
-"""Largest relative error of a row's logits; a wrong mask in float32 is far above it, rounding far below."""
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.08, torch.float16: 0.04}
+"""Largest relative error of a row's logits; a wrong mask is above it (most narrowly in bfloat16), rounding below."""
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -23,13 +26,13 @@ class UnsupportedArchitecture(ValueError):
     """The checkpoint's architecture cannot be decoded exactly as a token tree."""
 
 
-def check_config(model: PreTrainedModel) -> None:
+def check_config(config: PreTrainedConfig) -> None:
     """Raises UnsupportedArchitecture for what the configuration alone rules out."""
-    config = model.config.get_text_config(decoder=True)
-    name = type(model).__name__
-    if model.config.is_encoder_decoder:
+    name = (config.architectures or [config.model_type])[0]
+    if config.is_encoder_decoder:
         raise UnsupportedArchitecture(f"{name} is an encoder-decoder; only decoder-only models have a token tree")
-    unknown = sorted(set(getattr(config, "layer_types", None) or KNOWN_LAYERS) - KNOWN_LAYERS)
+    layers = getattr(config.get_text_config(decoder=True), "layer_types", None)
+    unknown = sorted(set(layers or KNOWN_LAYERS) - KNOWN_LAYERS)
     if unknown:
         raise UnsupportedArchitecture(
             f"{name} has layers of type {', '.join(unknown)}; "
@@ -40,44 +43,65 @@ def check_config(model: PreTrainedModel) -> None:
 def check_tree(model: CausalModel) -> None:
     """Raises UnsupportedArchitecture if the model's answers for a tree are not those for its paths."""
     name = type(model.model).__name__
-    trunk, tree = _probe(model.vocab_size)
+    # In 16 bits rounding may send a row to other experts. That comes and goes; what is wrong shows in most probes.
+    num_probes = 1 if model.dtype == torch.float32 else 4
     try:
-        logits, seen = _tree_logits(model, trunk, tree)
+        probed = [_probe(model, number) for number in range(num_probes)]
     except (TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
         raise UnsupportedArchitecture(f"{name} cannot be run with a token tree: {error}") from error
-    if sorted(seen) != list(range(model.num_layers)):
+    error, step = sorted(probed, key=lambda probe: probe[0])[(num_probes - 1) // 2]
+    if sorted(step.layers_seen) != list(range(model.num_layers)):
+        num_seen = len(set(step.layers_seen))
         raise UnsupportedArchitecture(
-            f"{name} calls transformers' attention interface in {len(set(seen))} of its {model.num_layers} layers; "
+            f"{name} calls transformers' attention interface in {num_seen} of its {model.num_layers} layers; "
             "the others would see the whole tree instead of their own path"
         )
-    for row in range(len(tree)):
-        path = [*trunk, *tree.tokens[tree.path(row)].tolist()]
-        expected = _own_logits(model, path)
-        error = ((logits[row] - expected).norm() / (expected - expected.mean()).norm().clamp_min(1e-9)).item()
-        if not error <= TOLERANCE.get(model.dtype, 0.1):
-            raise UnsupportedArchitecture(
-                f"{name} gives other logits for a token tree than for its paths (relative error {error:.2g}); "
-                "its output would not be exact"
-            )
+    window = _sliding_window(model)
+    if window and step.windows_seen == {None}:
+        raise UnsupportedArchitecture(
+            f"{name} has a sliding window of {window} tokens but does not tell its attention function; "
+            f"use model.max_length={window} or less"
+        )
+    if error > TOLERANCE[model.dtype]:
+        raise UnsupportedArchitecture(
+            f"{name} gives other logits for a token tree than for its paths (relative error {error:.2g}); "
+            "its output would not be exact"
+        )
 
 
-def _probe(vocab_size: int) -> tuple[list[int], TokenTree]:
-    """A few cached tokens, and a root with two branches."""
-    tokens = [(7 + 31 * i) % vocab_size for i in range(10)]
+def _probe(model: CausalModel, number: int) -> tuple[float, Step]:
+    """The largest relative error of a row of a small tree, a few cached tokens and a root with two branches."""
+    tokens = [(7 + 31 * i + 5 * number) % model.vocab_size for i in range(10)]
+    trunk = tokens[:5]
     builder = TreeBuilder(tokens[5])
-    left = builder.add(tokens[6], 0)
-    right = builder.add(tokens[7], 0)
+    left, right = builder.add(tokens[6], 0), builder.add(tokens[7], 0)
     builder.add(tokens[8], left)
     builder.add(tokens[9], right)
-    return tokens[:5], builder.build()
+    tree = builder.build()
+    logits, step = _tree_logits(model, trunk, tree)
+    paths = [[*trunk, *tree.tokens[tree.path(row)].tolist()] for row in range(len(tree))]
+    return max(_relative_error(found, _own_logits(model, path)) for found, path in zip(logits, paths)), step
 
 
-def _tree_logits(model: CausalModel, trunk: list[int], tree: TokenTree) -> tuple[Tensor, list[int]]:
+def _relative_error(found: Tensor, expected: Tensor) -> float:
+    error = ((found - expected).norm() / (expected - expected.mean()).norm().clamp_min(1e-9)).item()
+    return error if math.isfinite(error) else math.inf
+
+
+def _sliding_window(model: CausalModel) -> int | None:
+    """The window that its configuration speaks of, if texts can be longer than that."""
+    config = model.model.config.get_text_config(decoder=True)
+    layers = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    is_used = layers is None or "sliding_attention" in layers
+    return window if window and is_used and window < model.max_length else None
+
+
+def _tree_logits(model: CausalModel, trunk: list[int], tree: TokenTree) -> tuple[Tensor, Step]:
     cache = model.make_cache(len(trunk) + len(tree))
     model.forward(chain(trunk), cache, num_logits=1)
     cache.keep(range(len(trunk)))
-    logits, step = model.forward_seen(tree, cache, num_logits=len(tree))
-    return logits, step.layers_seen
+    return model.forward_seen(tree, cache, num_logits=len(tree))
 
 
 @torch.inference_mode()

@@ -1,0 +1,65 @@
+"""What the routes of one server share."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from fastapi import Request
+
+from launch.server import errors
+from launch.server.conversion import Conversion
+from launch.server.metrics import Metrics
+from launch.server.service import Service
+from launch.server.settings import ServerSettings
+from launch.server.tokens import TokenNames
+from lp.engine import Engine
+
+T = TypeVar("T")
+
+
+class Context:
+    """The parts of a server, put together."""
+
+    def __init__(self, engine: Engine, settings: ServerSettings):
+        self.settings = settings
+        self.checkpoint = engine.checkpoint
+        self.model_name = settings.model_name or engine.checkpoint.name
+        self.started_at = int(time.time())
+        self.metrics = Metrics(self.model_name)
+        self.service = Service(settings.max_running, settings.max_waiting, self.metrics)
+        self.metrics.watch(lambda: self.service.num_running, lambda: self.service.num_waiting)
+        self.conversion = Conversion(engine.preparation, self.model_name, settings.default_max_tokens)
+        self.names = TokenNames(engine.checkpoint.tokenizer)
+        # The tokenizer is not made for two callers at a time, and a long text must not hold up the event loop.
+        self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
+
+    async def tokenizing(self, work: Callable[[], T]) -> T:
+        """Runs work that needs the tokenizer, one at a time and away from the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
+
+    def close(self) -> None:
+        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+
+
+async def context(request: Request) -> Context:
+    """A FastAPI dependency: the server that a request reached."""
+    return request.app.state.server
+
+
+async def authorise(request: Request) -> None:
+    """A FastAPI dependency that refuses requests without a valid API key."""
+    keys = (await context(request)).settings.api_keys
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    valid = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]
+    if keys and not (scheme.lower() == "bearer" and any(valid)):
+        raise errors.not_authorised()
+
+
+async def has_place(request: Request) -> None:
+    """A FastAPI dependency that refuses a request before its body is read if the service would refuse it now."""
+    (await context(request)).service.check_open()

@@ -1,0 +1,123 @@
+"""From a request's body to the engine's Request. Knows nothing of HTTP."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import TemplateError
+
+from launch.server import errors
+from launch.server.body import named_field
+from launch.server.errors import ApiError
+from launch.server.protocol import ChatBody, CompletionBody, Generation, Message
+from lp import decoding
+from lp.model.checkpoint import Checkpoint
+from lp.preparation import Preparation
+from lp.request import Request
+from lp.sampling import Sampling
+from lp.stopping import Stopping
+
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+SAMPLING += ("no_repeat_ngram", "logit_bias", "seed")
+NAMES_OF_THE_API = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that is ready for the engine, and what its reply must know. echo: text that comes first."""
+
+    request: Request
+    echo: str
+    wants_logprobs: bool
+    wants_usage: bool
+
+
+class Conversion:
+    """Turns bodies into requests for one engine's model."""
+
+    def __init__(self, preparation: Preparation, model_name: str, default_max_tokens: int):
+        self.preparation = preparation
+        self.model_name = model_name
+        self.default_max_tokens = default_max_tokens
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self.preparation.checkpoint
+
+    def prepare(self, body: CompletionBody | ChatBody) -> Prepared:
+        """Raises ApiError."""
+        self.check_model(body.model)
+        try:
+            tokens = self._tokens(body)
+        except ValueError as error:
+            raise errors.bad_request(str(error), param="messages" if isinstance(body, ChatBody) else "prompt") from None
+        most_tokens = body.most_tokens
+        if most_tokens is None and isinstance(body, CompletionBody):
+            most_tokens = self._default_max_tokens(tokens)
+        try:
+            request = self._request(body, tokens, most_tokens)
+        except ValueError as error:
+            raise self._refusal(error, body, len(tokens), most_tokens) from None
+        return Prepared(request, self._echo(body), body.num_logprobs is not None, body.wants_usage)
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model_name:
+            raise errors.unknown_model(name, self.model_name)
+
+    def chat_tokens(self, messages: list[Message]) -> list[int]:
+        """The conversation as the checkpoint's chat template writes it, up to where the assistant begins."""
+        tokenizer = self.checkpoint.tokenizer
+        if not tokenizer.chat_template:
+            message = f"the model {self.model_name!r} has no chat template; use /v1/completions"
+            raise errors.bad_request(message, param="messages", code="no_chat_template")
+        plain = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            text = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            message = f"the model's chat template refuses these messages: {error}"
+            raise errors.bad_request(message, param="messages") from None
+        return tokenizer.encode(str(text), add_special_tokens=False)
+
+    def _tokens(self, body: CompletionBody | ChatBody) -> list[int]:
+        if isinstance(body, ChatBody):
+            return self.preparation.encode(self.chat_tokens(body.messages))
+        return self.preparation.encode(body.prompt)
+
+    def _default_max_tokens(self, tokens: list[int]) -> int:
+        room = self.checkpoint.model.max_length - len(tokens)
+        return max(1, min(self.default_max_tokens, room))
+
+    def _request(self, body: CompletionBody | ChatBody, tokens: list[int], most_tokens: int | None) -> Request:
+        decode = None if body.decode is None else decoding.from_dict(body.decode, self.preparation.decode)
+        stopping = Stopping(most_tokens, body.stop, body.stop_token_ids or [], bool(body.ignore_eos))
+        kind = "chatcmpl" if isinstance(body, ChatBody) else "cmpl"
+        request_id = f"{kind}-{secrets.token_hex(12)}"
+        return self.preparation.request(tokens, decode, self._sampling(body), stopping, request_id)
+
+    def _sampling(self, body: Generation) -> Sampling:
+        """This server's defaults with what the body says."""
+        given: dict[str, Any] = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
+        if body.min_tokens is not None:
+            given["min_new_tokens"] = body.min_tokens
+        defaults = copy.deepcopy(self.preparation.sampling)
+        return dataclasses.replace(defaults, **{"logprobs": body.num_logprobs, **given})
+
+    def _refusal(self, error: ValueError, body: Generation, num_tokens: int, most_tokens: int | None) -> ApiError:
+        """What lp.Preparation refuses, in the API's words."""
+        message = str(error)
+        for ours, theirs in NAMES_OF_THE_API.items():
+            message = message.replace(ours, theirs)
+        too_long = num_tokens + (most_tokens or 1) > self.checkpoint.model.max_length
+        code = "context_length_exceeded" if too_long else None
+        return errors.bad_request(message, param=named_field(message, type(body)), code=code)
+
+    def _echo(self, body: CompletionBody | ChatBody) -> str:
+        if isinstance(body, ChatBody) or not body.echo:
+            return ""
+        if isinstance(body.prompt, str):
+            return body.prompt
+        return str(self.checkpoint.tokenizer.decode(body.prompt, skip_special_tokens=True))

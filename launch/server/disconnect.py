@@ -1,0 +1,65 @@
+"""Work for a client that may go away: it ends as soon as the client has."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client has closed its connection."""
+
+
+async def race(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """The result of `work`. Raises ClientGone, with the work cancelled, if the client goes away first.
+
+    receive: the ASGI channel of a request whose body has been read.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events, each sent as it comes. on_end: called when all are sent or the client has gone away."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[str], on_end: Callable[[], None]):
+        super().__init__()
+        self.events = events
+        self.on_end = on_end
+        self.headers.update({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with contextlib.suppress(ClientGone):
+                await race(self._send_all(send), receive)
+        finally:
+            self.on_end()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for event in self.events:
+            await send({"type": "http.response.body", "body": f"data: {event}\n\n".encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

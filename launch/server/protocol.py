@@ -1,0 +1,180 @@
+"""The bodies of requests, after OpenAI's API and with this project's extensions.
+
+Fields without influence on the output are ignored, other fields that are not understood are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from launch.server.fields import (
+    Body,
+    Ignored,
+    NoToolChoice,
+    Off,
+    One,
+    OnlyText,
+    OnlyTextModality,
+    PromptField,
+    Stops,
+    Text,
+    refused,
+)
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    include_obfuscation: Ignored = None
+
+
+class Generation(Body):
+    """What completions and chat completions share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    stop: Stops = Field(default_factory=list)
+    n: One = None
+
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+
+    decode: dict[str, Any] | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram: int | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+
+    user: Ignored = None
+    metadata: Ignored = None
+    store: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives wanted for each token; None if no log-probabilities are."""
+        raise NotImplementedError
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Generation:
+        if self.stream_options and not self.stream:
+            raise refused("stream_options is only allowed with stream=true")
+        most = self.most_tokens
+        if most is not None and most < 1:
+            raise refused("max_tokens={most} is out of range: it must be at least 1", most=most)
+        if most is not None and self.min_tokens is not None and self.min_tokens > most:
+            raise refused("min_tokens={least} is more than max_tokens={most}", least=self.min_tokens, most=most)
+        return self
+
+
+class CompletionBody(Generation):
+    """POST /v1/completions."""
+
+    prompt: PromptField
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: One = None
+    suffix: Off = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @model_validator(mode="after")
+    def _check_echo(self) -> CompletionBody:
+        if self.echo and self.logprobs is not None:
+            raise refused("echo cannot be combined with logprobs: log-probabilities of the prompt are not computed")
+        return self
+
+
+class Message(Body):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text = ""
+    name: Ignored = None
+    refusal: Off = None
+    annotations: Off = None
+    audio: Off = None
+    function_call: Off = None
+    tool_calls: Off = None
+
+
+class ChatBody(Generation):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    response_format: OnlyText = None
+    modalities: OnlyTextModality = None
+    tool_choice: NoToolChoice = None
+    tools: Off = None
+    functions: Off = None
+    function_call: NoToolChoice = None
+    audio: Off = None
+    web_search_options: Off = None
+    reasoning_effort: Off = None
+    verbosity: Off = None
+    prediction: Ignored = None
+    parallel_tool_calls: Ignored = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> ChatBody:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refused("top_logprobs is only allowed with logprobs=true")
+        return self
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: a prompt or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _check_either(self) -> TokenizeBody:
+        if (self.prompt is None) == (not self.messages):
+            raise refused("give either prompt or messages")
+        return self
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]

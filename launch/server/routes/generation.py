@@ -1,0 +1,83 @@
+"""POST /v1/completions and /v1/chat/completions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
+
+from launch.server import errors
+from launch.server.body import body_of
+from launch.server.context import Context, authorise, context, has_place
+from launch.server.conversion import Prepared
+from launch.server.disconnect import ClientGone, EventStream, race
+from launch.server.protocol import ChatBody, CompletionBody
+from launch.server.replies import ChatReply, CompletionReply, Reply
+from launch.server.service import ServiceError, Subscription
+from lp.request import Completion
+
+router = APIRouter(dependencies=[Depends(authorise), Depends(has_place)])
+
+CLIENT_CLOSED_REQUEST = 499
+
+
+@router.post("/v1/completions")
+async def completions(
+    request: Request,
+    server: Annotated[Context, Depends(context)],
+    body: Annotated[CompletionBody, Depends(body_of(CompletionBody))],
+) -> Response:
+    prepared = await server.tokenizing(lambda: server.conversion.prepare(body))
+    reply = CompletionReply(prepared, server.model_name, server.names, server.checkpoint)
+    return await _answer(request, server, prepared, reply, bool(body.stream))
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(
+    request: Request,
+    server: Annotated[Context, Depends(context)],
+    body: Annotated[ChatBody, Depends(body_of(ChatBody))],
+) -> Response:
+    prepared = await server.tokenizing(lambda: server.conversion.prepare(body))
+    reply = ChatReply(prepared, server.model_name, server.names)
+    return await _answer(request, server, prepared, reply, bool(body.stream))
+
+
+async def _answer(request: Request, server: Context, prepared: Prepared, reply: Reply, streams: bool) -> Response:
+    subscription = server.service.submit(prepared.request)
+    if streams:
+        return EventStream(_events(subscription, reply, server.settings.retry_after_s), on_end=subscription.close)
+    try:
+        completion = await race(_collect(subscription), request.receive)
+    except ClientGone:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    finally:
+        subscription.close()
+    return JSONResponse(reply.whole(completion))
+
+
+async def _collect(subscription: Subscription) -> Completion:
+    completion = Completion()
+    async for progress in subscription:
+        completion.extend(progress)
+    return completion
+
+
+async def _events(subscription: Subscription, reply: Reply, retry_after_s: int) -> AsyncIterator[str]:
+    """The data of each event. An error that comes when the reply has begun is an event as well."""
+    try:
+        for chunk in reply.opening():
+            yield _json(chunk)
+        async for progress in subscription:
+            for chunk in reply.chunks(progress):
+                yield _json(chunk)
+    except ServiceError as error:
+        yield _json(errors.from_service(error, retry_after_s).body)
+    yield "[DONE]"
+
+
+def _json(chunk: dict[str, Any]) -> str:
+    return json.dumps(chunk, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

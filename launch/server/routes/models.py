@@ -1,0 +1,32 @@
+"""GET /v1/models: the one model that is served."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+
+from launch.server.context import Context, authorise, context
+
+router = APIRouter(dependencies=[Depends(authorise)])
+
+
+@router.get("/v1/models")
+async def models(server: Annotated[Context, Depends(context)]) -> dict[str, Any]:
+    return {"object": "list", "data": [_card(server)]}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, server: Annotated[Context, Depends(context)]) -> dict[str, Any]:
+    server.conversion.check_model(name)
+    return _card(server)
+
+
+def _card(server: Context) -> dict[str, Any]:
+    return {
+        "id": server.model_name,
+        "object": "model",
+        "created": server.started_at,
+        "owned_by": "lookahead-parallel",
+        "max_model_len": server.checkpoint.model.max_length,
+    }

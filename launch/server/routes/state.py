@@ -1,0 +1,43 @@
+"""GET /health, /ready, /version and /metrics: for operators, without an API key."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from launch.server.context import Context, context
+from launch.server.service import EngineFailed, ShuttingDown
+
+router = APIRouter()
+
+
+@router.get("/health")
+async def health(server: Annotated[Context, Depends(context)]) -> dict[str, Any]:
+    """Whether the engine lives."""
+    if server.service.has_failed:
+        raise EngineFailed
+    return {"status": "ok"}
+
+
+@router.get("/ready")
+async def ready(server: Annotated[Context, Depends(context)]) -> dict[str, Any]:
+    """Whether new requests are taken."""
+    if server.service.has_failed:
+        raise EngineFailed
+    if server.service.is_draining:
+        raise ShuttingDown
+    return {"status": "ready"}
+
+
+@router.get("/version")
+async def get_version() -> dict[str, Any]:
+    return {"version": version("lookahead-parallel")}
+
+
+@router.get("/metrics")
+async def metrics(server: Annotated[Context, Depends(context)]) -> Response:
+    return Response(server.metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,43 @@
+"""POST /tokenize and /detokenize, after vLLM's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+
+from launch.server import errors
+from launch.server.body import body_of
+from launch.server.context import Context, authorise, context
+from launch.server.protocol import DetokenizeBody, TokenizeBody
+
+router = APIRouter(dependencies=[Depends(authorise)])
+
+
+@router.post("/tokenize")
+async def tokenize(
+    server: Annotated[Context, Depends(context)], body: Annotated[TokenizeBody, Depends(body_of(TokenizeBody))]
+) -> dict[str, Any]:
+    server.conversion.check_model(body.model)
+    tokens = await server.tokenizing(lambda: _tokens(server, body))
+    answer = {"count": len(tokens), "max_model_len": server.checkpoint.model.max_length, "tokens": tokens}
+    if body.return_token_strs:
+        answer["token_strs"] = [server.names.name(token) for token in tokens]
+    return answer
+
+
+@router.post("/detokenize")
+async def detokenize(
+    server: Annotated[Context, Depends(context)], body: Annotated[DetokenizeBody, Depends(body_of(DetokenizeBody))]
+) -> dict[str, Any]:
+    server.conversion.check_model(body.model)
+    vocab_size = server.checkpoint.model.vocab_size
+    if any(not 0 <= token < vocab_size for token in body.tokens):
+        raise errors.bad_request(f"tokens must be ids from 0 to {vocab_size - 1}", param="tokens")
+    return {"prompt": await server.tokenizing(lambda: server.checkpoint.tokenizer.decode(body.tokens))}
+
+
+def _tokens(server: Context, body: TokenizeBody) -> list[int]:
+    if body.messages:
+        return server.conversion.chat_tokens(body.messages)
+    return server.checkpoint.tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)

@@ -1,0 +1,145 @@
+"""Runs the server: HTTP in the calling thread, the engine in a worker thread, signals in between.
+
+SIGTERM and SIGINT let what was accepted finish within `drain_s`; a second one ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from launch.server.app import make_app
+from launch.server.context import Context
+from launch.server.settings import ServerSettings
+from lp.engine import Engine
+from parallel import replica
+from parallel.channel import Channel
+
+log = logging.getLogger("lookahead")
+
+SAME_SIGNAL_S = 1.0
+"""Ctrl-C under torchrun reaches a rank from the terminal and from torchrun; within this time that is one signal."""
+LAST_ANSWERS_S = 5
+"""What slow clients get to read their last answers once the engine has stopped."""
+
+
+def bind(settings: ServerSettings) -> socket.socket:
+    """Takes the port. Raises ValueError with one message for the user."""
+    settings.check()
+    where = f"{settings.host}:{settings.port}"
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=1024)
+    except OSError as error:
+        reason = (error.strerror or str(error)).partition(" (")[0]
+        raise ValueError(
+            f"the server cannot listen on {where}: {reason}; "
+            "choose another server.port (0 picks a free one) or server.host"
+        ) from None
+
+
+def serve(engine: Engine, channel: Channel, settings: ServerSettings, listener: socket.socket | None = None) -> int:
+    """Serves until a signal or an error ends it; for rank 0, whose other ranks run `parallel.replica.run` meanwhile.
+
+    listener: what `bind` gave, if the caller took the port early. Returns the process's exit code: 0 after a signal,
+    1 if the engine failed, 128 + N if a second signal N cut the end short. Raises ValueError as `bind` does.
+    """
+    return Server(engine, channel, settings, listener or bind(settings)).run()
+
+
+class Server:
+    """One run of the server. `stop` may be called from any thread."""
+
+    def __init__(self, engine: Engine, channel: Channel, settings: ServerSettings, listener: socket.socket):
+        self.context = Context(engine, settings)
+        self.address = f"http://{_authority(listener)}"
+        self._engine = engine
+        self._channel = channel
+        self._listener = listener
+        self._http = _Http(
+            uvicorn.Config(
+                make_app(self.context),
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=settings.access_log,
+                server_header=False,
+                timeout_graceful_shutdown=LAST_ANSWERS_S,
+            )
+        )
+        if settings.access_log:
+            logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+        self._exit_code = 0
+        self._stopped_at: float | None = None
+
+    def run(self) -> int:
+        """Blocks until the server has ended; gives the exit code. Signals are heeded in the main thread only."""
+        worker = threading.Thread(target=self._drive, name="engine", daemon=True)
+        worker.start()
+        log.info("serving %s on %s", self.context.model_name, self.address)
+        try:
+            asyncio.run(self._serve_http())
+        finally:
+            self.stop(within_s=0)
+            worker.join(LAST_ANSWERS_S)
+            self._listener.close()
+            self.context.close()
+        if worker.is_alive():
+            log.error("the engine did not stop within %d s", LAST_ANSWERS_S)
+            return self._exit_code or 1
+        return self._exit_code
+
+    def stop(self, within_s: float | None = None) -> None:
+        """Takes no new requests, gives the accepted ones `within_s` (None: settings.drain_s) to finish, then ends."""
+        self._stopped_at = time.monotonic()
+        self.context.service.drain(self.context.settings.drain_s if within_s is None else within_s)
+
+    async def _serve_http(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._on_signal, number)
+        await self._http.serve([self._listener])
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stopped_at is None:
+            log.info("%s: no new requests; those accepted have %g s", number.name, self.context.settings.drain_s)
+            self.stop()
+        elif time.monotonic() - self._stopped_at > SAME_SIGNAL_S:
+            log.warning("%s again: ending at once", number.name)
+            self._exit_code = 128 + number
+            self.stop(within_s=0)
+            self._http.should_exit = self._http.force_exit = True
+
+    def _drive(self) -> None:
+        """The worker thread: the engine, until it is shut down or fails."""
+        service = self.context.service
+        try:
+            replica.run(self._engine, self._channel, service, service.emit)
+        except Exception as error:
+            self._exit_code = 1
+            log.error("the engine stopped: %s: %s", type(error).__name__, error)
+            log.debug("where it stopped", exc_info=error)
+            service.fail()
+        self._http.should_exit = True
+
+
+class _Http(uvicorn.Server):
+    """uvicorn, with the signals left to `Server`: uvicorn would stop listening at the first one."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _authority(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,49 @@
+"""Settings of the HTTP server. Knows nothing of the model it serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class ServerSettings:
+    """Where the server listens and how much it takes on.
+
+    port: 0 picks a free one. model_name: None is the checkpoint's name. max_running: requests in the engine at a time.
+    max_waiting: requests that may wait beyond those. drain_s: seconds that accepted requests get at SIGTERM; torchrun
+    kills its ranks after 30. retry_after_s: what a refused client is told to wait. max_body_bytes: the largest request
+    body. api_keys: accepted as `Authorization: Bearer KEY`; empty leaves the server open. default_max_tokens: of
+    /v1/completions.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    model_name: str | None = None
+    max_running: int = 8
+    max_waiting: int = 32
+    drain_s: float = 25.0
+    retry_after_s: int = 1
+    max_body_bytes: int = 4 * 1024 * 1024
+    api_keys: list[str] = field(default_factory=list)
+    default_max_tokens: int = 16
+    access_log: bool = False
+
+    def check(self) -> None:
+        """Raises ValueError naming the first setting that is out of range."""
+        ranges: dict[str, tuple[float, float]] = {
+            "port": (0, 65_535),
+            "max_running": (1, 100_000),
+            "max_waiting": (0, 1_000_000),
+            "drain_s": (0, 86_400),
+            "retry_after_s": (1, 86_400),
+            "max_body_bytes": (1024, 1024**3),
+            "default_max_tokens": (1, 10_000_000),
+        }
+        for name, (smallest, largest) in ranges.items():
+            value = getattr(self, name)
+            if not smallest <= value <= largest:
+                raise ValueError(f"server.{name}={value} is out of range: it must be from {smallest} to {largest}")
+        if not self.host:
+            raise ValueError("server.host is empty; use 127.0.0.1 for this machine alone, 0.0.0.0 for all addresses")
+        if any(not key or not key.isascii() for key in self.api_keys):
+            raise ValueError("server.api_keys holds an empty key or one that is not ASCII")

@@ -1,0 +1,123 @@
+"""A server on a port of its own, in a thread of the test, and what a test may do to its engine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+import openai
+from prometheus_client.parser import text_string_to_metric_families
+
+from launch.server.run import Server, bind
+from launch.server.settings import ServerSettings
+from lp import Engine
+from lp.model.checkpoint import Checkpoint
+from lp.preparation import Preparation
+from lp.request import Sequence
+from lp.runner import SingleDevice
+from lp.tree import TokenTree
+from lp.verification import Answers
+from parallel.channel import Channel
+from parallel.local import LocalExchange
+
+AUTOREGRESSIVE = {"decode": {"method": "autoregressive"}}
+
+
+class Gate(SingleDevice):
+    """A runner that waits at the gate before each step, and fails if told to."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        super().__init__(checkpoint.model)
+        self.open_gate = threading.Event()
+        self.open_gate.set()
+        self.error: Exception | None = None
+
+    def forward(self, sequence: Sequence, tree: TokenTree) -> Answers:
+        assert self.open_gate.wait(30)
+        if self.error:
+            raise self.error
+        return super().forward(sequence, tree)
+
+
+@dataclass
+class Running:
+    """A server that is up. exit_code: there once `thread` has ended."""
+
+    server: Server
+    engine: Engine
+    gate: Gate
+    thread: threading.Thread
+    exit_code: list[int]
+
+    @property
+    def url(self) -> str:
+        return self.server.address
+
+    @property
+    def model(self) -> str:
+        return self.server.context.model_name
+
+    def openai(self, **options) -> openai.OpenAI:
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, "timeout": 30.0, **options}
+        )
+
+    def post(self, path: str, **body) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=30.0)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum over the samples with this name and these labels."""
+        families = text_string_to_metric_families(httpx.get(self.url + "/metrics").text)
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        assert samples or labels, f"no metric {name}"
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+    def assert_serves(self) -> None:
+        """The server goes on serving."""
+        answer = self.post("/v1/completions", prompt="def f(", max_tokens=3, temperature=0)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+@contextmanager
+def serving(checkpoint: Checkpoint, **settings) -> Iterator[Running]:
+    gate = Gate(checkpoint)
+    engine = Engine(checkpoint, gate, Preparation(checkpoint))
+    typed = ServerSettings(**{"port": 0, **settings})
+    server = Server(engine, Channel(LocalExchange()), typed, bind(typed))
+    exit_code: list[int] = []
+    thread = threading.Thread(target=lambda: exit_code.append(server.run()), daemon=True)
+    thread.start()
+    try:
+        yield Running(server, engine, gate, thread, exit_code)
+    finally:
+        gate.open_gate.set()
+        server.stop(within_s=0)
+        thread.join(20)
+        assert not thread.is_alive(), "the server did not stop"
+
+
+def eventually(is_so: Callable[[], bool], within_s: float = 10.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come to be in time"
+        time.sleep(0.01)
+
+
+def assert_error(answer: httpx.Response, status: int, *words: str, param: str | None = None, code: str | None = None):
+    """The answer has this status and OpenAI's error body, with one message that holds the words."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"].startswith("application/json")
+    error = answer.json()["error"]
+    assert answer.json().keys() == {"error"} and error.keys() == {"message", "type", "param", "code"}
+    assert "\n" not in error["message"] and "Traceback" not in error["message"] and len(error["message"]) <= 400
+    for word in words:
+        assert word in error["message"], error["message"]
+    if param:
+        assert error["param"] == param, error
+    if code:
+        assert error["code"] == code, error

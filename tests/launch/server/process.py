@@ -1,0 +1,39 @@
+"""A server as a process of its own: python process.py FOLDER STEP_SECONDS SETTINGS_AS_JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+
+from launch.server.run import serve
+from launch.server.settings import ServerSettings
+from lp import Engine
+from lp.runner import SingleDevice
+from parallel.channel import Channel
+from parallel.local import LocalExchange
+
+
+class SlowRunner(SingleDevice):
+    """A single device whose steps take their time."""
+
+    def __init__(self, model, step_s: float):
+        super().__init__(model)
+        self.step_s = step_s
+
+    def forward(self, sequence, tree):
+        time.sleep(self.step_s)
+        return super().forward(sequence, tree)
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    folder, step_s, settings = sys.argv[1:]
+    engine = Engine.from_pretrained(folder, device="cpu")
+    engine.runner = SlowRunner(engine.checkpoint.model, float(step_s))
+    return serve(engine, Channel(LocalExchange()), ServerSettings(**json.loads(settings)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Several clients at a time: the queue, fairness, and clients that go away."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import socket
+import time
+
+import httpx
+import openai
+import pytest
+
+from tests.launch.server.harness import AUTOREGRESSIVE, Running, assert_error, eventually, serving
+
+LONG = {"prompt": "class Window:", "max_tokens": 900, "ignore_eos": True, **AUTOREGRESSIVE}
+
+
+@pytest.fixture
+def pool():
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        yield threads
+
+
+def counts(running: Running) -> tuple[int, int]:
+    service = running.server.context.service
+    return service.num_running, service.num_waiting
+
+
+def ask(running: Running, **body) -> httpx.Response:
+    return running.post("/v1/completions", **{"prompt": "a", "max_tokens": 2, **body})
+
+
+def test_queue_full(checkpoint, pool):
+    with serving(checkpoint, max_running=2, max_waiting=1, retry_after_s=7) as running:
+        running.gate.open_gate.clear()
+        accepted = [pool.submit(ask, running) for _ in range(3)]
+        eventually(lambda: sum(counts(running)) == 3)
+        assert running.metric("vllm:num_requests_running") + running.metric("vllm:num_requests_waiting") == 3
+        answer = ask(running)
+        assert_error(answer, 429, "busy", code="rate_limit_exceeded")
+        assert answer.headers["retry-after"] == "7"
+        with pytest.raises(openai.RateLimitError):
+            running.openai().completions.create(model=running.model, prompt="a")
+        running.gate.open_gate.set()
+        assert [future.result().status_code for future in accepted] == [200] * 3
+        running.assert_serves()
+
+
+def test_first_come_first_served(checkpoint, pool):
+    with serving(checkpoint, max_running=1) as running:
+        running.gate.open_gate.clear()
+        finished: list[int] = []
+        futures = []
+        for number in range(4):
+            futures.append(pool.submit(lambda number=number: (ask(running), finished.append(number))))
+            eventually(lambda number=number: sum(counts(running)) == number + 1)
+        running.gate.open_gate.set()
+        for future in futures:
+            future.result()
+        assert finished == [0, 1, 2, 3]
+
+
+def test_a_short_request_overtakes_a_long_one(shared: Running, pool):
+    long = pool.submit(ask, shared, **LONG)
+    eventually(lambda: counts(shared)[0] == 1)
+    assert ask(shared, max_tokens=5).status_code == 200
+    assert not long.done()
+    assert long.result().json()["usage"]["completion_tokens"] == 900
+
+
+def test_requests_that_arrive_together_are_all_served_as_if_alone(shared: Running, pool):
+    bodies = [{"prompt": f"def f{n}(", "max_tokens": 30, "temperature": 0.8, "seed": n} for n in range(8)]
+    together = [future.result().json() for future in [pool.submit(ask, shared, **body) for body in bodies]]
+    alone = [ask(shared, **body).json() for body in bodies]
+    assert [one["choices"][0]["text"] for one in together] == [one["choices"][0]["text"] for one in alone]
+
+
+def test_client_that_leaves_in_mid_stream(shared: Running):
+    aborted = shared.metric("vllm:request_success_total", finished_reason="abort")
+    stream = shared.openai().completions.create(
+        model=shared.model, prompt="x", max_tokens=900, stream=True, extra_body={"ignore_eos": True, **AUTOREGRESSIVE}
+    )
+    next(iter(stream))
+    assert counts(shared)[0] == 1
+    stream.close()
+    eventually(lambda: counts(shared) == (0, 0))
+    assert shared.metric("vllm:num_requests_running") == 0
+    assert shared.metric("vllm:request_success_total", finished_reason="abort") == aborted + 1
+    shared.assert_serves()
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("place", ["running", "waiting"])
+def test_client_that_leaves_before_the_first_token(checkpoint, pool, streams: bool, place: str):
+    with serving(checkpoint, max_running=1) as running:
+        running.gate.open_gate.clear()
+        first = pool.submit(ask, running) if place == "waiting" else None
+        if first:
+            eventually(lambda: counts(running) == (1, 0))
+        before = counts(running)
+        body = json.dumps({**LONG, "stream": streams}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        with socket.create_connection(running.server._listener.getsockname()) as connection:
+            connection.sendall(head + body)
+            eventually(lambda: sum(counts(running)) == sum(before) + 1)
+        if place == "waiting":
+            eventually(lambda: counts(running) == before)
+            running.gate.open_gate.set()
+        else:
+            time.sleep(0.1)  # for the server to notice; its gate is closed, so nothing can finish meanwhile
+            running.gate.open_gate.set()
+            eventually(lambda: counts(running) == (0, 0))
+        assert first is None or first.result().status_code == 200
+        eventually(lambda: running.metric("vllm:request_success_total", finished_reason="abort") == 1)
+        running.assert_serves()
+
+
+def test_a_client_that_does_not_read_holds_nobody_up(shared: Running):
+    body = json.dumps({**LONG, "stream": True, "logprobs": 20}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(shared.server._listener.getsockname())
+        connection.sendall(head + body)
+        eventually(lambda: counts(shared)[0] == 1)
+        shared.assert_serves()
+        eventually(lambda: counts(shared) == (0, 0))

@@ -1,0 +1,101 @@
+"""What operators and tools ask: models, state, metrics, tokens."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from tests.launch.server.harness import AUTOREGRESSIVE, Running, assert_error, serving
+
+
+def get(running: Running, path: str) -> dict:
+    answer = httpx.get(running.url + path)
+    assert answer.status_code == 200
+    return answer.json()
+
+
+def test_models(shared: Running):
+    client = shared.openai()
+    assert [model.id for model in client.models.list()] == ["tiny-llama"]
+    assert client.models.retrieve("tiny-llama").model_dump()["max_model_len"] == 1024
+
+
+def test_a_model_name_of_ones_own(checkpoint):
+    with serving(checkpoint, model_name="team/model") as running:
+        client = running.openai()
+        assert client.models.retrieve("team/model").id == "team/model"
+        assert client.completions.create(model="team/model", prompt="a", max_tokens=1).model == "team/model"
+        assert_error(running.post("/v1/completions", model="tiny-llama", prompt="a"), 404, "team/model")
+
+
+def test_state(shared: Running):
+    assert get(shared, "/health") == {"status": "ok"}
+    assert get(shared, "/ready") == {"status": "ready"}
+    assert get(shared, "/version")["version"]
+
+
+def test_access_log(checkpoint, caplog: pytest.LogCaptureFixture):
+    with serving(checkpoint, access_log=True) as running:
+        get(running, "/health")
+    assert '"GET /health HTTP/1.1" 200' in caplog.text
+
+
+def test_tokenize_and_back(shared: Running):
+    text = "def f(naïve):\n"
+    found = shared.post("/tokenize", prompt=text, return_token_strs=True).json()
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"]) and found["max_model_len"] == 1024
+    assert found["tokens"] == shared.server.context.checkpoint.tokenizer.encode(text)
+    assert "bytes:\\xc3" in found["token_strs"]
+    assert shared.post("/detokenize", tokens=found["tokens"]).json() == {"prompt": text}
+
+
+def test_tokenize_a_conversation(shared: Running):
+    found = shared.post("/tokenize", messages=[{"role": "user", "content": "hi"}]).json()
+    assert shared.post("/detokenize", tokens=found["tokens"]).json() == {"prompt": "<user>hi\n<assistant>"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "word"),
+    [
+        ("/tokenize", {}, "either prompt or messages"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user"}]}, "either prompt or messages"),
+        ("/tokenize", {"prompt": 3}, "prompt"),
+        ("/detokenize", {}, "tokens is required"),
+        ("/detokenize", {"tokens": [-1]}, "ids from 0 to"),
+        ("/detokenize", {"tokens": [10**30]}, "ids from 0 to"),
+        ("/detokenize", {"tokens": "abc"}, "tokens"),
+    ],
+)
+def test_bad_tokens(shared: Running, path: str, body: dict, word: str):
+    assert_error(shared.post(path, **body), 400, word)
+
+
+def test_metrics(checkpoint):
+    with serving(checkpoint) as running:
+        assert running.metric("vllm:generation_tokens_total") == 0, "counters are there before the first request"
+        first = running.post("/v1/completions", prompt="abc", max_tokens=40, temperature=0, ignore_eos=True).json()
+        second = running.post("/v1/completions", prompt="a", max_tokens=5, ignore_eos=True, **AUTOREGRESSIVE).json()
+        usages = [first["usage"], second["usage"]]
+        figures = first["lookahead"]
+        steps = figures["steps"] + second["lookahead"]["steps"]
+        accepted, proposed = sum(figures["accepted"].values()), sum(figures["proposed"].values())
+        expected = {
+            "vllm:prompt_tokens_total": sum(usage["prompt_tokens"] for usage in usages),
+            "vllm:generation_tokens_total": 45,
+            "vllm:request_success_total": 2,
+            "vllm:time_to_first_token_seconds_count": 2,
+            "vllm:e2e_request_latency_seconds_count": 2,
+            "vllm:time_per_output_token_seconds_count": steps - 2,
+            "vllm:spec_decode_num_drafts_total": figures["steps"],
+            "vllm:spec_decode_num_draft_tokens_total": proposed,
+            "vllm:spec_decode_num_accepted_tokens_total": accepted,
+            "vllm:num_requests_running": 0,
+            "lookahead:steps_total": steps,
+            "lookahead:draft_tokens_total": proposed,
+            "lookahead:accepted_tokens_total": accepted,
+        }
+        assert {name: running.metric(name, model_name="tiny-llama") for name in expected} == expected
+        for source, count in figures["proposed"].items():
+            assert running.metric("lookahead:draft_tokens_total", source=source) == count
+        assert running.metric("vllm:request_success_total", finished_reason="length") == 2
+        assert 0 < running.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total") <= accepted

@@ -1,0 +1,167 @@
+"""The service by itself, with the test as its engine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from launch.server.metrics import Metrics
+from launch.server.service import EngineFailed, QueueFull, Service, ShuttingDown
+from lp import Autoregressive, Progress, Sampling, Stopping
+from lp.request import Request
+from lp.statistics import Statistics
+
+
+def service(max_running: int = 1, max_waiting: int = 2) -> Service:
+    return Service(max_running, max_waiting, Metrics("model"))
+
+
+def request(name: str) -> Request:
+    return Request(name, [1, 2], Autoregressive(), Sampling(temperature=0.0, seed=0), Stopping(8))
+
+
+def progress(name: str, reason: str | None = None) -> Progress:
+    return Progress(name, [3], "c", None, reason, Statistics())  # type: ignore[arg-type]
+
+
+def submitted(commands: list[dict]) -> list[str]:
+    return [command["submit"]["id"] for command in commands if "submit" in command]
+
+
+def test_hands_out_no_more_than_may_run_in_order_of_arrival():
+    async def scene():
+        front = service(max_running=2)
+        for name in "abcd":
+            front.submit(request(name))
+        with pytest.raises(QueueFull):
+            front.submit(request("e"))
+        assert front.has_waiting() and submitted(front.take(0)) == ["a", "b"]
+        assert not front.has_waiting() and front.take(0) == []
+        front.emit(progress("b", "stop"))
+        assert front.has_waiting() and submitted(front.take(0)) == ["c"]
+        front.submit(request("e"))
+        assert (front.num_running, front.num_waiting) == (2, 2)
+
+    asyncio.run(scene())
+
+
+def test_a_subscription_gives_what_is_emitted_and_ends():
+    async def scene():
+        front = service()
+        subscription = front.submit(request("a"))
+        front.take(0)
+        front.emit(progress("a"))
+        front.emit(progress("unknown"))
+        front.emit(progress("a", "length"))
+        assert [found.finish_reason async for found in subscription] == [None, "length"]
+        assert [found async for found in subscription] == []
+        subscription.close()
+        assert not front.has_waiting()
+
+    asyncio.run(scene())
+
+
+def test_cancel():
+    async def scene():
+        front = service()
+        running, waiting = front.submit(request("a")), front.submit(request("b"))
+        front.take(0)
+        waiting.close()
+        assert (front.num_running, front.num_waiting) == (1, 0)
+        running.close()
+        running.close()
+        assert front.take(0) == [{"cancel": "a"}] and front.num_running == 1
+        front.emit(progress("a", "cancelled"))
+        assert front.num_running == 0
+        front.cancel("a")
+        assert not front.has_waiting()
+
+    asyncio.run(scene())
+
+
+def test_a_request_that_ends_by_itself_is_not_cancelled_any_more():
+    async def scene():
+        front = service()
+        front.submit(request("a")).close()
+        subscription = front.submit(request("b"))
+        front.take(0)
+        subscription.close()
+        front.emit(progress("b", "stop"))
+        assert front.take(0) == []
+
+    asyncio.run(scene())
+
+
+def test_drain():
+    async def scene():
+        front = service()
+        first, second = front.submit(request("a")), front.submit(request("b"))
+        front.take(0)
+        front.drain(within_s=60)
+        with pytest.raises(ShuttingDown):
+            front.submit(request("c"))
+        assert front.take(0) == []
+        front.emit(progress("a", "stop"))
+        assert submitted(front.take(0)) == ["b"]
+        front.emit(progress("b", "stop"))
+        assert front.take(0) == [{"shutdown": True}]
+        assert [found.finish_reason async for found in first] == ["stop"] == [f.finish_reason async for f in second]
+
+    asyncio.run(scene())
+
+
+def test_drain_whose_time_is_over_cancels_all():
+    async def scene():
+        front = service()
+        first, second = front.submit(request("a")), front.submit(request("b"))
+        front.take(0)
+        front.drain(within_s=0)
+        assert front.has_waiting() and front.take(0) == [{"cancel": "a"}]
+        front.emit(progress("a", "cancelled"))
+        assert front.take(0) == [{"shutdown": True}]
+        for subscription in (first, second):
+            with pytest.raises(ShuttingDown):
+                await anext(subscription)
+
+    asyncio.run(scene())
+
+
+def test_failure_reaches_everybody():
+    async def scene():
+        front = service()
+        subscriptions = [front.submit(request("a")), front.submit(request("b"))]
+        front.take(0)
+        front.fail()
+        for subscription in subscriptions:
+            with pytest.raises(EngineFailed):
+                await anext(subscription)
+        with pytest.raises(EngineFailed):
+            front.submit(request("c"))
+
+    asyncio.run(scene())
+
+
+def test_take_waits_for_what_arrives():
+    async def scene():
+        front = service()
+        taking = asyncio.get_running_loop().run_in_executor(None, front.take, 10.0)
+        await asyncio.sleep(0.05)
+        assert not taking.done()
+        front.submit(request("a"))
+        assert submitted(await asyncio.wait_for(taking, 2)) == ["a"]
+        assert front.take(0.01) == []
+
+    asyncio.run(scene())
+
+
+def test_news_for_a_loop_that_has_gone_are_lost_quietly():
+    front = service()
+
+    async def scene():
+        front.submit(request("a"))
+
+    asyncio.run(scene())
+    front.take(0)
+    front.emit(progress("a", "stop"))
+    assert front.num_running == 0

@@ -1,0 +1,66 @@
+"""The engine's loop: several requests side by side, and a model that answers NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
+
+GREEDY = Sampling(temperature=0.0, seed=0)
+
+
+def test_requests_take_turns_and_do_not_disturb_each_other(llama: Engine) -> None:
+    prompts = [[5, 9, 5, 9], [40, 41, 42], [7]]
+    alone = [llama.generate(prompt, max_new_tokens=20, sampling=GREEDY).token_ids for prompt in prompts]
+    tokens: dict[str, list[int]] = {}
+    order: list[str] = []
+    for number, prompt in enumerate(prompts):
+        stopping = Stopping(max_new_tokens=20)
+        llama.submit(llama.preparation.request(prompt, Lookahead(), GREEDY, stopping, request_id=str(number)))
+    while not llama.is_idle:
+        progress = llama.step()
+        tokens.setdefault(progress.request_id, []).extend(progress.tokens)
+        order.append(progress.request_id)
+    assert order[:6] == ["0", "1", "2"] * 2
+    assert [tokens[str(number)] for number in range(3)] == alone
+
+
+def test_streams_side_by_side(llama: Engine) -> None:
+    first, second = (llama.stream(prompt, max_new_tokens=12, sampling=GREEDY) for prompt in ([5, 9], [40, 41]))
+    mixed: list[list[int]] = [[], []]
+    for one, two in zip(first, second, strict=False):
+        mixed[0] += one.tokens
+        mixed[1] += two.tokens
+    alone = [llama.generate(prompt, max_new_tokens=12, sampling=GREEDY).token_ids for prompt in ([5, 9], [40, 41])]
+    assert all(part == whole[: len(part)] and part for part, whole in zip(mixed, alone, strict=True))
+    first.close()
+    second.close()
+    assert llama.is_idle
+
+
+def test_a_stream_that_is_closed_frees_its_place(llama: Engine) -> None:
+    stream = llama.stream([5, 9, 5], max_new_tokens=50, sampling=GREEDY)
+    next(stream)
+    assert llama.num_running == 1
+    stream.close()
+    assert llama.is_idle
+
+
+def test_not_a_number_ends_the_request_it_met(checkpoint_folder: Callable[[str], Path]) -> None:
+    engine = Engine.from_pretrained(str(checkpoint_folder("llama")), device="cpu")
+    head = engine.checkpoint.model.model.get_output_embeddings().weight
+    stream = engine.stream([5, 9, 5], max_new_tokens=50, decode=Autoregressive(), sampling=GREEDY)
+    next(stream)
+    healthy = head[3].clone()
+    with torch.no_grad():
+        head[3] = float("nan")
+    with pytest.raises(FloatingPointError, match="after 1 tokens the model answered .*NaN"):
+        next(stream)
+    with torch.no_grad():
+        head[3] = healthy
+    assert engine.is_idle
+    assert len(engine.generate([5, 9, 5], max_new_tokens=5, sampling=GREEDY).token_ids) == 5
