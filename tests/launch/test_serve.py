@@ -143,9 +143,8 @@ def test_bad_requests_leave_the_server_serving(two_ranks: Served) -> None:
 
 def test_requests_that_arrive_together_are_all_served(two_ranks: Served) -> None:
     bodies = [{"prompt": f"def f{i}(x):", "max_tokens": 10 + i, "ignore_eos": True} for i in range(5)]
-    with httpx.Client(base_url=two_ranks.url, timeout=60) as client:
-        with ThreadPoolExecutor(5) as pool:
-            replies = list(pool.map(lambda body: client.post("/v1/completions", json=body).json(), bodies))
+    with httpx.Client(base_url=two_ranks.url, timeout=60) as client, ThreadPoolExecutor(5) as pool:
+        replies = list(pool.map(lambda body: client.post("/v1/completions", json=body).json(), bodies))
     assert [reply["usage"]["completion_tokens"] for reply in replies] == [10 + i for i in range(5)]
 
 
