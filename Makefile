@@ -77,7 +77,7 @@ train-demo: $(STAMP)  ## Train the demo model for MINUTES=90
 
 bench: $(STAMP)  ## Measure tokens per step and the speed on PROMPTS=file.jsonl
 	@test -n "$(PROMPTS)" || { echo 'make: which prompts? make bench PROMPTS=file.jsonl' >&2; exit 2; }
-	@HF_HUB_OFFLINE=1 $(RUN) benchmarks/tokens_per_step.py --prompts "$(PROMPTS)" $(ARGS)
+	@HF_HUB_OFFLINE=1 $(RUN) -m benchmarks.tokens_per_step --prompts "$(PROMPTS)" $(ARGS)
 
 clean:  ## Remove caches and build results
 	@rm -rf build dist ./*.egg-info .pytest_cache .ruff_cache outputs multirun

@@ -4,25 +4,25 @@
 
 Each rank computes for a while, as in a decoding step, and then exchanges. The cost of one exchange is the time from the
 arrival of the last rank until every rank has the data: how far apart the ranks arrive is not the exchange's doing. The
-implementations take turns, block by block, within one run. Prints a table, and a JSON object on the last line.
+implementations take turns, block by block, within one run. Prints a table and writes it to --output.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
-import platform
 import time
 from dataclasses import asdict, dataclass
 from multiprocessing.queues import Queue
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch.distributed import TCPStore
 
+from benchmarks.report import markdown_table, publish
 from parallel.connect import connect
 from parallel.exchange import Exchange
 from parallel.mesh import ExchangeKind, ParallelSettings, make_mesh
@@ -55,16 +55,14 @@ class Cost:
 
 
 def main() -> None:
-    plan = parse_arguments()
+    plan, output = parse_arguments()
     costs = measure(plan)
-    print_table(plan, costs)
-    machine = {"cpu": cpu_model(), "num_cores": os.cpu_count(), "torch": torch.__version__}
-    print(
-        json.dumps({"benchmark": "exchange_cost", **asdict(plan), **machine, "costs": [asdict(cost) for cost in costs]})
-    )
+    title = f"Cost of one exchange: {plan.num_bytes} bytes between {plan.ranks} ranks of one host"
+    data = {"plan": asdict(plan), "costs": [asdict(cost) for cost in costs]}
+    publish(output, f"exchange_cost-{plan.ranks}-ranks", title, describe(plan, costs), data)
 
 
-def parse_arguments() -> Plan:
+def parse_arguments() -> tuple[Plan, Path]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     nccl = ["nccl"] if torch.cuda.is_available() else []
     parser.add_argument("--ranks", type=int, default=2, help="processes on this host (default 2)")
@@ -74,10 +72,12 @@ def parse_arguments() -> Plan:
         "--work-ms", type=float, nargs="+", default=[0, 2, 5, 20], help="busy work before each exchange"
     )
     parser.add_argument("--rounds", type=int, default=300, help="exchanges of each kind for each work (default 300)")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results"), help="folder of the result files")
     arguments = parser.parse_args()
     if arguments.ranks < 2 or arguments.bytes < 4 or arguments.bytes % 4 or arguments.rounds < 1:
         parser.error("--ranks must be at least 2, --bytes a positive multiple of 4, --rounds at least 1")
-    return Plan(arguments.ranks, arguments.exchanges, arguments.bytes, arguments.work_ms, arguments.rounds)
+    plan = Plan(arguments.ranks, arguments.exchanges, arguments.bytes, arguments.work_ms, arguments.rounds)
+    return plan, arguments.output
 
 
 def measure(plan: Plan) -> list[Cost]:
@@ -154,24 +154,18 @@ def summarise(kind: str, work_ms: float, readings: np.ndarray) -> Cost:
     return Cost(kind, work_ms, round(float(median), 1), round(float(times_us.mean()), 1), round(float(p99), 1))
 
 
-def print_table(plan: Plan, costs: list[Cost]) -> None:
-    print(f"all-gather of {plan.num_bytes} bytes between {plan.ranks} ranks, {plan.rounds} rounds, on {cpu_model()} ")
-    print(f"({os.cpu_count()} cores); microseconds from the last arrival until all have the data\n")
-    print(f"{'work':>8}  {'exchange':<8}  {'median':>9}  {'mean':>9}  {'p99':>9}")
-    for cost in costs:
-        print(
-            f"{cost.work_ms:>5g} ms  {cost.exchange:<8}  "
-            f"{cost.median_us:>9.1f}  {cost.mean_us:>9.1f}  {cost.p99_us:>9.1f}"
-        )
-    print()
-
-
-def cpu_model() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+def describe(plan: Plan, costs: list[Cost]) -> str:
+    rows = [
+        (f"{cost.work_ms:g} ms", cost.exchange, f"{cost.median_us:.1f}", f"{cost.mean_us:.1f}", f"{cost.p99_us:.1f}")
+        for cost in costs
+    ]
+    return "\n\n".join(
+        [
+            f"{plan.rounds} rounds. Microseconds from the arrival of the last rank until all have the data, after the "
+            "work that each rank does before.",
+            markdown_table(["work", "exchange", "median", "mean", "p99"], rows, num_text=2),
+        ]
+    )
 
 
 if __name__ == "__main__":

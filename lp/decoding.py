@@ -20,7 +20,7 @@ import numpy as np
 from lp.drafts import merge
 from lp.ngrams import NGramPool
 from lp.tree import TokenTree, TreeBuilder
-from lp.verification import Accepted, verify
+from lp.verification import NOT_A_TOKEN, Accepted, verify
 from lp.window import Window
 
 
@@ -182,6 +182,11 @@ def make_decoder(settings: DecodeSettings, prompt: Sequence[int], seed: int) -> 
             return LookaheadDecoder(window, feed, settings.guesses)
 
 
+def _guesses(targets: np.ndarray) -> np.ndarray:
+    """Targets as guesses for later steps, where any token will do in place of none."""
+    return np.where(targets == NOT_A_TOKEN, 0, targets)
+
+
 class PoolFeed:
     """An n-gram pool and the texts that feed it."""
 
@@ -227,7 +232,7 @@ class LookaheadDecoder:
 
     def commit(self, tokens: Sequence[int], targets: np.ndarray) -> tuple[Accepted, Drafted]:
         accepted = verify(self.tree, targets)
-        ngrams = self.window.commit(targets, len(accepted.tokens)) if self.window else []
+        ngrams = self.window.commit(_guesses(targets), len(accepted.tokens)) if self.window else []
         if self.feed:
             self.feed.learn(ngrams, tokens, accepted.tokens)
         return accepted, self._drafted(accepted)
@@ -271,7 +276,7 @@ class JacobiDecoder:
 
     def commit(self, tokens: Sequence[int], targets: np.ndarray) -> tuple[Accepted, Drafted]:
         accepted = verify(self.tree, targets)
-        improved = targets[len(accepted.tokens) :].tolist()
+        improved = _guesses(targets)[len(accepted.tokens) :].tolist()
         self.guesses = improved + self._fresh(self.size - len(improved))
         return accepted, Drafted(Counter(jacobi=len(self.tree) - 1), ["jacobi"] * len(accepted.drafted))
 

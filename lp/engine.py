@@ -131,10 +131,10 @@ class Engine:
             sequence.fingerprint = decoder.fingerprint()
         tree = decoder.plan(sequence.tokens, room=self.checkpoint.model.max_length - len(sequence.tokens))
         answers = self.runner.forward(sequence, tree)
-        if (answers.targets == NOT_A_TOKEN).any():  # every rank sees it, so every rank ends the sequence
+        accepted, drafted = decoder.commit(sequence.tokens, answers.targets)
+        if accepted.tokens[-1] == NOT_A_TOKEN:  # every rank sees it, so every rank ends the sequence
             progress = generation.end("error")
         else:
-            accepted, drafted = decoder.commit(sequence.tokens, answers.targets)
             progress = generation.absorb(tree, answers, accepted, drafted)
         if progress.finish_reason:
             self._turns.popleft()

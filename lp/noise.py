@@ -7,8 +7,6 @@ without Communication and Drafter-Invariant Speculative Decoding", 2024).
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import torch
 from torch import Tensor
 
@@ -49,24 +47,18 @@ def gumbel(seed: int, position: int, vocab_size: int, device: torch.device | str
 
 
 class NoiseSource:
-    """Noise of one seed; each position's is made once and kept while it is in use."""
+    """Noise of one seed. Each position's is made once and kept until the sequence has grown beyond it."""
 
-    def __init__(self, seed: int, vocab_size: int, device: torch.device | str = "cpu", kept: int = 256):
+    def __init__(self, seed: int, vocab_size: int, device: torch.device | str = "cpu"):
         self.seed = seed
         self.vocab_size = vocab_size
         self.device = device
-        self.kept = kept
-        self._by_position: OrderedDict[int, Tensor] = OrderedDict()
+        self._by_position: dict[int, Tensor] = {}
 
     def at(self, positions: list[int]) -> Tensor:
-        """[R, V] noise for R positions."""
-        rows = torch.stack([self._position(position) for position in positions])
-        while len(self._by_position) > self.kept:
-            self._by_position.popitem(last=False)
-        return rows
-
-    def _position(self, position: int) -> Tensor:
-        if position not in self._by_position:
+        """[R, V] noise for R positions. Sequences only grow, so what lies before all of them is forgotten."""
+        for position in set(positions) - self._by_position.keys():
             self._by_position[position] = gumbel(self.seed, position, self.vocab_size, self.device)
-        self._by_position.move_to_end(position)
-        return self._by_position[position]
+        for position in [known for known in self._by_position if known < min(positions)]:
+            del self._by_position[position]
+        return torch.stack([self._by_position[position] for position in positions])

@@ -60,15 +60,14 @@ class Preparation:
         decode = decode or self.decode
         decoding.check(decode, self.limits)
         stopping = self._fit(tokens, stopping or Stopping())
-        sampling = self._complete(sampling)
-        if (sampling.min_new_tokens or 0) > (stopping.max_new_tokens or 0):
-            raise ValueError(
-                f"min_new_tokens={sampling.min_new_tokens} is more than max_new_tokens={stopping.max_new_tokens}"
-            )
+        sampling = self._complete(sampling, stopping)
         return Request(request_id or f"request-{next(self._numbers)}", tokens, decode, sampling, stopping)
 
-    def _complete(self, sampling: Sampling | None) -> Sampling:
+    def _complete(self, sampling: Sampling | None, stopping: Stopping) -> Sampling:
         """The caller's sampling with this server's defaults for what it leaves open, and a seed."""
+        most, least = stopping.max_new_tokens or 0, (sampling.min_new_tokens or 0) if sampling else 0
+        if least > most:
+            raise ValueError(f"min_new_tokens={least} is more than max_new_tokens={most}")
         if sampling is None:
             complete = copy.deepcopy(self.sampling)
         else:
@@ -76,6 +75,7 @@ class Preparation:
             complete = dataclasses.replace(sampling, **{name: getattr(self.sampling, name) for name in left_open})
         if complete.seed is None:
             complete.seed = secrets.randbits(32)
+        complete.min_new_tokens = min(complete.min_new_tokens or 0, most)
         complete.check(self.checkpoint.model.vocab_size)
         return complete
 

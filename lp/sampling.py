@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+from torch import LongTensor, Tensor
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -97,6 +97,8 @@ class Sampling:
             value = getattr(self, name)
             if value is not None and not smallest <= value <= largest:
                 raise ValueError(f"{name}={value} is out of range: it must be from {smallest} to {largest}")
+        if self.temperature and self.temperature < 1e-5:
+            raise ValueError(f"temperature={self.temperature} would overflow; use temperature=0 for greedy decoding")
         if self.top_p == 0.0:
             raise ValueError("top_p=0 leaves no token to choose from; use temperature=0 for greedy decoding")
         for token, bias in self.logit_bias.items():
@@ -123,7 +125,7 @@ class OutputPenaltyLogitsProcessor(LogitsProcessor):
 def context_processors(sampling: Sampling, prompt_length: int, eos: Sequence[int], device: str) -> LogitsProcessorList:
     """Those that look at the path before a token, in the order of transformers' `generate`."""
     processors = LogitsProcessorList()
-    if sampling.repetition_penalty != 1.0:
+    if sampling.repetition_penalty is not None and sampling.repetition_penalty != 1.0:
         processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
     if sampling.presence_penalty or sampling.frequency_penalty:
         processors.append(
@@ -185,7 +187,7 @@ class Sampler:
 
     def scores(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Tensor:
         """[R, V] after all processors: what a token is drawn from, as log-probabilities up to a constant of the row."""
-        no_context = torch.empty(len(tree), 0, dtype=torch.int64, device=logits_RV.device)
+        no_context = cast(LongTensor, torch.empty(len(tree), 0, dtype=torch.int64, device=logits_RV.device))
         scores_RV = self._in_context(self.bias(no_context, logits_RV), tree, tokens)
         return self.warpers(no_context, scores_RV)
 
@@ -197,6 +199,6 @@ class Sampler:
         for depth in set(tree.depths.tolist()):
             rows = (tree.depths == depth).nonzero()[0].tolist()
             paths = [[*tokens[:-1], *tree.tokens[tree.path(row)].tolist()] for row in rows]
-            paths_RL = torch.tensor(paths, device=scores_RV.device)
+            paths_RL = cast(LongTensor, torch.tensor(paths, device=scores_RV.device))
             scores_RV[rows] = self.context(paths_RL, scores_RV[rows])
         return scores_RV

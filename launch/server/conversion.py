@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -99,12 +97,9 @@ class Conversion:
         return self.preparation.request(tokens, decode, self._sampling(body), stopping, request_id)
 
     def _sampling(self, body: Generation) -> Sampling:
-        """This server's defaults with what the body says."""
+        """What the body says; the rest is left to this server's defaults."""
         given: dict[str, Any] = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
-        if body.min_tokens is not None:
-            given["min_new_tokens"] = body.min_tokens
-        defaults = copy.deepcopy(self.preparation.sampling)
-        return dataclasses.replace(defaults, **{"logprobs": body.num_logprobs, **given})
+        return Sampling(**given, min_new_tokens=body.min_tokens, logprobs=body.num_logprobs)
 
     def _refusal(self, error: ValueError, body: Generation, num_tokens: int, most_tokens: int | None) -> ApiError:
         """What lp.Preparation refuses, in the API's words."""

@@ -101,22 +101,22 @@ def tree_attention(
     _, num_queries, num_rows, head_dim = query.shape
     heads = key.shape[1]
     group = num_queries // heads
-    scaling = head_dim**-0.5 if scaling is None else scaling
+    scale = head_dim**-0.5 if scaling is None else scaling
     # Query heads that share a key/value head become rows of it, so that keys and values are never repeated.
     folded = query.reshape(1, heads, group * num_rows, head_dim)
     mask = step.mask(sliding_window).repeat(group, 1)
     if softcap or step.kind is AttentionKind.eager:
-        out = _eager(folded, key, value, mask, scaling, softcap)
+        out = _eager(folded, key, value, mask, scale, softcap)
     else:
-        out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+        out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
     return out.reshape(1, num_queries, num_rows, value.shape[3]).transpose(1, 2).contiguous(), None
 
 
-def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, softcap: float | None) -> Tensor:
+def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
     """Attention by matrix products: the reference, and the way to bound scores by tanh (Gemma 2), which no kernel of
     torch's scaled_dot_product_attention offers.
     """
-    scores = query @ key.transpose(2, 3) * scaling
+    scores = query @ key.transpose(2, 3) * scale
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
     return (scores + mask).softmax(dim=-1, dtype=torch.float32).to(query.dtype) @ value

@@ -17,12 +17,13 @@ BLOCK = 256
 
 
 class KVCache(Cache):
-    """Keys and values of one sequence, for each layer [1, heads, capacity, head_dim]."""
+    """Keys and values of one sequence, by layer [1, heads, capacity, head_dim]."""
 
     def __init__(self, num_layers: int, capacity: int):
         super().__init__(layers=[])
-        self.keys: list[Tensor | None] = [None] * num_layers
-        self.values: list[Tensor | None] = [None] * num_layers
+        self.num_layers = num_layers
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
         self.capacity = -(-capacity // BLOCK) * BLOCK
         self.length = 0
         """Tokens of the sequence that are cached; rows of the step at hand come after them."""
@@ -34,10 +35,9 @@ class KVCache(Cache):
             return
         self.capacity = -(-max(self.length + num_rows, 2 * self.capacity) // BLOCK) * BLOCK
         for store in (self.keys, self.values):
-            for layer, old in enumerate(store):
-                if old is not None:
-                    store[layer] = self._allocate(old)
-                    store[layer][:, :, : self.length] = old[:, :, : self.length]
+            for layer, old in store.items():
+                store[layer] = self._allocate(old)
+                store[layer][:, :, : self.length] = old[:, :, : self.length]
 
     def _allocate(self, like: Tensor) -> Tensor:
         return like.new_empty(like.shape[0], like.shape[1], self.capacity, like.shape[3])
@@ -49,7 +49,7 @@ class KVCache(Cache):
         end = self.length + key_states.shape[2]
         views = []
         for store, states in ((self.keys, key_states), (self.values, value_states)):
-            if store[layer_idx] is None:
+            if layer_idx not in store:
                 store[layer_idx] = self._allocate(states)
             store[layer_idx][:, :, self.length : end] = states
             views.append(store[layer_idx][:, :, :end])
@@ -60,15 +60,14 @@ class KVCache(Cache):
         """Appends rows of the last step, ascending, to the cached sequence."""
         if list(rows) != list(range(len(rows))):
             kept = slice(self.length, self.length + len(rows))
-            for tensor in (*self.keys, *self.values):
-                if tensor is not None:
-                    index = torch.as_tensor(rows, device=tensor.device) + self.length
-                    tensor[:, :, kept] = tensor.index_select(2, index)
+            for tensor in (*self.keys.values(), *self.values.values()):
+                index = torch.as_tensor(rows, device=tensor.device) + self.length
+                tensor[:, :, kept] = tensor.index_select(2, index)
         self.length += len(rows)
 
     @property
     def num_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values) if t is not None)
+        return sum(t.numel() * t.element_size() for t in (*self.keys.values(), *self.values.values()))
 
     # What transformers' models may ask of a cache; positions and masks are given to them, so little of it matters.
 
@@ -77,7 +76,7 @@ class KVCache(Cache):
         return False
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return self.num_layers
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.length

@@ -33,7 +33,7 @@ class CausalModel:
         self.dtype = model.dtype
         text_config = model.config.get_text_config(decoder=True)
         self.num_layers: int = text_config.num_hidden_layers
-        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.vocab_size: int = text_config.vocab_size
 
     def make_cache(self, capacity: int) -> KVCache:
         return KVCache(self.num_layers, min(capacity, self.max_length))

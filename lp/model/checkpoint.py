@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -13,6 +14,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
@@ -81,7 +83,7 @@ def load(settings: ModelSettings, attention: AttentionKind = AttentionKind.auto)
     _check_folder(settings.path)
     config = _read_config(settings.path)
     check_config(config)
-    model = _read_weights(settings.path, config, dtype).to(device)
+    model = _read_weights(settings.path, config, dtype, device)
     generation = model.generation_config or GenerationConfig.from_model_config(config)
     tokenizer = _read_tokenizer(settings.path)
     max_length = _max_length(config, settings.max_length)
@@ -108,16 +110,16 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def _read_config(path: str):
+def _read_config(path: str) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         raise CheckpointError(f"the configuration of {path!r} cannot be used: {_one_line(error)}") from error
 
 
-def _read_weights(path: str, config, dtype: torch.dtype) -> PreTrainedModel:
+def _read_weights(path: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(  # with loading info it is a pair
             path,
             config=config,
             dtype=dtype,
@@ -129,13 +131,14 @@ def _read_weights(path: str, config, dtype: torch.dtype) -> PreTrainedModel:
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the model {path!r} cannot be loaded: {_one_line(error)}") from error
+    model, found = loaded
     problems = {what: found.get(what) for what in ("missing_keys", "mismatched_keys", "error_msgs") if found.get(what)}
     for what, keys in problems.items():
         some = ", ".join(str(key) for key in list(keys)[:3])
         raise CheckpointError(
             f"the weights of {path!r} do not fit its config.json: {what.replace('_', ' ')} {some} ..."
         )
-    return model
+    return model.to(device)
 
 
 def _read_tokenizer(path: str) -> PreTrainedTokenizerFast:
@@ -148,7 +151,7 @@ def _read_tokenizer(path: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _max_length(config, wanted: int | None) -> int:
+def _max_length(config: PreTrainedConfig, wanted: int | None) -> int:
     """The model's positions; for rotary embeddings that shift with the length, those before the shift."""
     text = config.get_text_config(decoder=True)
     limit = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 2048
@@ -163,9 +166,9 @@ def _max_length(config, wanted: int | None) -> int:
     return wanted
 
 
-def _eos(generation: GenerationConfig, config, tokenizer: PreTrainedTokenizerFast) -> list[int]:
+def _eos(generation: GenerationConfig, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """End-of-sequence ids by the first of generation config, config and tokenizer that names any."""
     for eos in (generation.eos_token_id, getattr(config, "eos_token_id", None), tokenizer.eos_token_id):
         if eos is not None:
-            return list(eos) if isinstance(eos, list | tuple) else [eos]
+            return [int(token) for token in (eos if isinstance(eos, list | tuple) else [eos])]
     return []

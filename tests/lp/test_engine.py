@@ -58,9 +58,27 @@ def test_not_a_number_ends_the_request_it_met(checkpoint_folder: Callable[[str],
     healthy = head[3].clone()
     with torch.no_grad():
         head[3] = float("nan")
-    with pytest.raises(FloatingPointError, match="after 1 tokens the model answered .*NaN"):
+    with pytest.raises(FloatingPointError, match=r"after 1 tokens the model answered .*NaN"):
         next(stream)
     with torch.no_grad():
         head[3] = healthy
     assert engine.is_idle
     assert len(engine.generate([5, 9, 5], max_new_tokens=5, sampling=GREEDY).token_ids) == 5
+
+
+def test_not_a_number_off_the_accepted_path_changes_nothing(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of the window may overflow in 16 bit where the text itself does not."""
+    expected = llama.generate([5, 9, 5, 9], max_new_tokens=24, decode=Lookahead(), sampling=GREEDY)
+    forward = llama.checkpoint.model.forward
+
+    def spoiled(tree, cache, num_logits):
+        logits = forward(tree, cache, num_logits).clone()
+        if len(logits) > 1:
+            logits[-1] = float("nan")
+        return logits
+
+    monkeypatch.setattr(llama.checkpoint.model, "forward", spoiled)
+    window_only = Lookahead(prompt_drafts=False, generated_drafts=False, window_drafts=False)
+    for decode in (window_only, Lookahead()):
+        got = llama.generate([5, 9, 5, 9], max_new_tokens=24, decode=decode, sampling=GREEDY)
+        assert got.token_ids == expected.token_ids

@@ -1,0 +1,178 @@
+"""Greedy float32 decoding gives the tokens of transformers' `generate`: for each architecture, method and size."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from transformers import PreTrainedModel
+
+from lp import Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
+from lp.decoding import DecodeSettings
+from lp.preparation import Preparation
+from lp.runner import SingleDevice
+from tests.models import ARCHITECTURES, CONTEXT, SLIDING_WINDOW, VOCAB_SIZE, generate_greedily
+
+GREEDY = Sampling(temperature=0.0)
+SIZES = [(1, 2, 1), (3, 3, 3), (5, 4, 5), (7, 5, 7), (15, 5, 15)]
+METHODS = ["autoregressive", "jacobi", "prompt_lookup", "lookahead"]
+NUM_TOKENS = 32
+
+
+def settings(method: str, size: tuple[int, int, int]) -> DecodeSettings:
+    window, ngram, guesses = size
+    kinds: dict[str, DecodeSettings] = {
+        "autoregressive": Autoregressive(),
+        "jacobi": Jacobi(window),
+        "prompt_lookup": PromptLookup(ngram, guesses),
+        "lookahead": Lookahead(window, ngram, guesses),
+    }
+    return kinds[method]
+
+
+def make_prompt(length: int, seed: int = 0) -> list[int]:
+    """Random tokens in which short pieces come back, so that there is something to look up."""
+    rng = random.Random(1000 * seed + length)
+    pieces = [[rng.randrange(2, VOCAB_SIZE) for _ in range(6)] for _ in range(5)]
+    return [token for _ in range(length) for token in rng.choice(pieces)][:length]
+
+
+def decode(engine: Engine, prompt: list[int], how: DecodeSettings, num_tokens: int, **stopping) -> list[int]:
+    stop = Stopping(max_new_tokens=num_tokens, **{"ignore_eos": True, **stopping})
+    return engine.generate(prompt, decode=how, sampling=GREEDY, stopping=stop).token_ids
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_by_every_method(
+    architecture: str, engine_of: Callable[[str], Engine], reference_of: Callable[[str], PreTrainedModel]
+) -> None:
+    engine, reference = engine_of(architecture), reference_of(architecture)
+    for length in (1, 70):
+        prompt = make_prompt(length)
+        expected = generate_greedily(reference, prompt, NUM_TOKENS)
+        assert len(expected) == NUM_TOKENS
+        for method in METHODS:
+            for size in SIZES[3:4] if method == "autoregressive" else (SIZES[1], SIZES[3]):
+                assert decode(engine, prompt, settings(method, size), NUM_TOKENS) == expected, (length, method, size)
+
+
+def test_the_text_is_varied_and_drafts_are_accepted(llama: Engine) -> None:
+    """Otherwise equality would show little."""
+    stop = Stopping(200, ignore_eos=True)
+    completion = llama.generate(make_prompt(70), decode=Lookahead(), sampling=GREEDY, stopping=stop)
+    assert len(set(completion.token_ids)) > 30
+    assert completion.stats.tokens_per_step > 1.1
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_size(method: str, size: tuple[int, int, int], llama: Engine, llama_reference: PreTrainedModel) -> None:
+    for length in (1, 2, 33):
+        prompt = make_prompt(length, seed=1)
+        expected = generate_greedily(llama_reference, prompt, NUM_TOKENS)
+        assert decode(llama, prompt, settings(method, size), NUM_TOKENS) == expected, length
+
+
+@pytest.mark.parametrize("source", ["window_drafts", "prompt_drafts", "generated_drafts"])
+def test_each_source_of_drafts_alone(source: str, llama: Engine, llama_reference: PreTrainedModel) -> None:
+    prompt = make_prompt(50)
+    sources = {"window_drafts": False, "prompt_drafts": False, "generated_drafts": False, source: True}
+    expected = generate_greedily(llama_reference, prompt, NUM_TOKENS)
+    assert decode(llama, prompt, Lookahead(5, 3, 5, **sources), NUM_TOKENS) == expected
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2", "gpt2"])
+def test_long_prompts_are_read_in_chunks(
+    architecture: str, engine_of: Callable[[str], Engine], reference_of: Callable[[str], PreTrainedModel]
+) -> None:
+    checkpoint = engine_of(architecture).checkpoint
+    for length in (SLIDING_WINDOW + 1, 300, 411):
+        prompt = make_prompt(length)
+        expected = generate_greedily(reference_of(architecture), prompt, 16)
+        for chunk in (7, 64, length - 1, length):
+            engine = Engine(checkpoint, SingleDevice(checkpoint.model, chunk), Preparation(checkpoint))
+            assert decode(engine, prompt, Lookahead(7, 5, 7), 16) == expected, (length, chunk)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2"])
+@pytest.mark.parametrize("method", METHODS)
+def test_to_the_very_end_of_the_context(
+    method: str,
+    architecture: str,
+    engine_of: Callable[[str], Engine],
+    reference_of: Callable[[str], PreTrainedModel],
+) -> None:
+    room = 30
+    prompt = make_prompt(CONTEXT - room)
+    expected = generate_greedily(reference_of(architecture), prompt, room)
+    completion = engine_of(architecture).generate(
+        prompt, decode=settings(method, (7, 5, 7)), sampling=GREEDY, stopping=Stopping(ignore_eos=True)
+    )
+    assert completion.token_ids == expected
+    assert completion.finish_reason == "length"
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_an_end_of_sequence_inside_an_accepted_block(
+    method: str, engine_of: Callable[[str], Engine], reference_of: Callable[[str], PreTrainedModel]
+) -> None:
+    """Tokens that were accepted in mid-block are made end-of-sequence tokens, one at a time."""
+    architecture = "gpt2" if method == "jacobi" else "mistral"
+    engine, reference = engine_of(architecture), reference_of(architecture)
+    how = settings(method, (7, 5, 7))
+    prompt = make_prompt(3 * SLIDING_WINDOW, seed=3)
+    if architecture == "mistral":  # what is further away than its windows reach changes nothing, but can be looked up
+        prompt = generate_greedily(reference, prompt, 100) + prompt
+    stream = engine.stream(prompt, decode=how, sampling=GREEDY, stopping=Stopping(100, ignore_eos=True))
+    blocks = [progress.tokens for progress in stream]
+    ends: list[int] = []
+    known: set[int] = set()
+    for block in blocks:
+        ends += [token for token in block[:-1] if token not in known]
+        known.update(block)
+    assert len(ends) >= 4, "no block is long enough to end inside"
+    for end in ends[:4]:
+        expected = generate_greedily(reference, prompt, 100, eos=[end])
+        stop = Stopping(100, stop_token_ids=[end], ignore_eos=True)
+        completion = engine.generate(prompt, decode=how, sampling=GREEDY, stopping=stop)
+        assert completion.token_ids == expected
+        assert completion.finish_reason == "stop"
+
+
+def test_the_checkpoint_says_what_ends_a_sequence(llama: Engine, llama_reference: PreTrainedModel) -> None:
+    prompt = make_prompt(20)
+    text = generate_greedily(llama_reference, prompt, NUM_TOKENS)
+    ends = [text[9], text[25]]
+    expected = generate_greedily(llama_reference, prompt, NUM_TOKENS, eos=ends)
+    model = llama.checkpoint.model
+    before = model.eos
+    model.eos = ends
+    try:
+        for method in METHODS:
+            how = settings(method, (7, 5, 7))
+            assert decode(llama, prompt, how, NUM_TOKENS, ignore_eos=False) == expected
+            assert decode(llama, prompt, how, NUM_TOKENS) == text
+    finally:
+        model.eos = before
+
+
+def test_requests_in_turn_do_not_disturb_each_other(llama: Engine, llama_reference: PreTrainedModel) -> None:
+    prompts = [make_prompt(length, seed=7) for length in (3, 90, 17)]
+    hows = [Lookahead(7, 5, 7), Autoregressive(), Jacobi(4)]
+    expected = [generate_greedily(llama_reference, prompt, NUM_TOKENS) for prompt in prompts]
+    streams = [
+        llama.stream(prompt, decode=how, sampling=GREEDY, stopping=Stopping(NUM_TOKENS, ignore_eos=True))
+        for prompt, how in zip(prompts, hows, strict=True)
+    ]
+    found: list[list[int]] = [[] for _ in prompts]
+    running = dict(enumerate(streams))
+    while running:
+        for number, stream in list(running.items()):
+            progress = next(stream, None)
+            if progress is None:
+                del running[number]
+            else:
+                found[number] += progress.tokens
+    assert found == expected
+    assert llama.is_idle

@@ -1,0 +1,69 @@
+"""Noise is a pure function of (seed, position, token id) and looks like independent standard Gumbel draws."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from lp.noise import NoiseSource, gumbel
+
+VOCAB_SIZE = 20_000
+
+
+def correlation(first: torch.Tensor, second: torch.Tensor) -> float:
+    return torch.corrcoef(torch.stack([first, second]))[0, 1].item()
+
+
+def test_it_is_a_pure_function() -> None:
+    assert torch.equal(gumbel(3, 17, 1000), gumbel(3, 17, 1000))
+    assert torch.equal(gumbel(3, 17, 1000)[:10], gumbel(3, 17, 10)), "a token's noise must not depend on the vocabulary"
+    assert not torch.equal(gumbel(3, 17, 1000), gumbel(3, 18, 1000))
+    assert not torch.equal(gumbel(3, 17, 1000), gumbel(4, 17, 1000))
+
+
+def test_its_values_never_change() -> None:
+    """A seed must give the same text in every release."""
+    expected = torch.tensor([0.8114344, -0.7154720, 0.2123751, -0.0356265])
+    torch.testing.assert_close(gumbel(seed=42, position=7, vocab_size=4), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("seed", "position"), [(0, 0), (0, 1), (1, 0), (2**63 - 1, 100_000), (12345, 2**20)])
+def test_it_is_gumbel(seed: int, position: int) -> None:
+    noise = gumbel(seed, position, VOCAB_SIZE)
+    assert noise.dtype == torch.float32 and noise.isfinite().all()
+    assert stats.kstest(noise.numpy(), stats.gumbel_r.cdf).pvalue > 1e-4
+
+
+def test_one_token_over_positions_and_over_seeds_is_gumbel() -> None:
+    over_positions = [gumbel(9, position, 3)[2].item() for position in range(3000)]
+    over_seeds = [gumbel(seed, 9, 3)[2].item() for seed in range(3000)]
+    for noise in (over_positions, over_seeds):
+        assert stats.kstest(noise, stats.gumbel_r.cdf).pvalue > 1e-4
+        assert abs(stats.pearsonr(noise[1:], noise[:-1]).statistic) < 5 / math.sqrt(3000)
+
+
+def test_positions_seeds_and_tokens_are_independent() -> None:
+    bound = 5 / math.sqrt(VOCAB_SIZE)
+    here = gumbel(5, 10, VOCAB_SIZE)
+    for seed, position in [(5, 11), (6, 10), (6, 9), (10, 5)]:
+        assert abs(correlation(here, gumbel(seed, position, VOCAB_SIZE))) < bound
+    assert abs(correlation(here[1:], here[:-1])) < bound
+
+
+def test_a_source_gives_each_position_its_noise() -> None:
+    source = NoiseSource(seed=1, vocab_size=8)
+    for positions in ([4, 5, 5], [9], list(range(10)), [4]):
+        rows = source.at(positions)
+        assert rows.shape == (len(positions), 8)
+        for row, position in zip(rows, positions, strict=True):
+            assert torch.equal(row, gumbel(1, position, 8))
+
+
+def test_a_source_forgets_what_lies_behind() -> None:
+    source = NoiseSource(seed=1, vocab_size=8)
+    source.at([4, 5, 6, 7])
+    source.at([6, 8])
+    assert sorted(source._by_position) == [6, 7, 8]
