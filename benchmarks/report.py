@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 import transformers
+from tabulate import tabulate
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -97,13 +98,9 @@ def cpu_model() -> str:
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], num_text: int = 1) -> str:
-    """Cells are padded, so that it reads well as text. Columns after the first `num_text` are aligned to the right."""
-    cells = [[str(cell) for cell in row] for row in [columns, *rows]]
-    widths = [max(3, *(len(row[column]) for row in cells)) for column in range(len(columns))]
-    pads = [str.ljust if column < num_text else str.rjust for column in range(len(columns))]
-    lines = ["| " + " | ".join(pad(cell, width) for pad, cell, width in zip(pads, row, widths)) + " |" for row in cells]
-    rules = ["-" * (width + 2) if pad is str.ljust else "-" * (width + 1) + ":" for pad, width in zip(pads, widths)]
-    return "\n".join([lines[0], "|" + "|".join(rules) + "|", *lines[1:]])
+    """Reads well as text, too. Columns after the first `num_text` are aligned to the right."""
+    aligned = ["left" if column < num_text else "right" for column in range(len(columns))]
+    return tabulate(list(rows), headers=columns, tablefmt="pipe", colalign=aligned, disable_numparse=True)
 
 
 def publish(folder: Path, name: str, title: str, body: str, data: dict[str, Any]) -> None:

@@ -154,8 +154,12 @@ class Drafted:
 class Decoder(Protocol):
     """Plans trees for one sequence and learns from what the model answers."""
 
-    def plan(self, tokens: Sequence[int], room: int) -> TokenTree:
-        """The next tree under the root tokens[-1], none of its nodes more than `room` positions below it."""
+    def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
+        """The next tree under the root tokens[-1].
+
+        room: positions that the model has after the root's. wanted: tokens that may still be emitted; the last of them
+        needs no draft.
+        """
         ...
 
     def commit(self, tokens: Sequence[int], targets: np.ndarray) -> tuple[Accepted, Drafted]:
@@ -218,11 +222,11 @@ class LookaheadDecoder:
         self.sources: dict[int, str] = {}
         self.tree: TokenTree
 
-    def plan(self, tokens: Sequence[int], room: int) -> TokenTree:
+    def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
         builder = TreeBuilder(tokens[-1])
         self.sources = {}
         if self.feed:
-            self.sources = merge(builder, self.feed.pool.lookup(tokens[-1], self.guesses), room)
+            self.sources = merge(builder, self.feed.pool.lookup(tokens[-1], self.guesses), min(room, wanted - 1))
         if self.window and self.window.depth > room:
             self.window = None  # it would stand beyond the model's last position, and room only shrinks
         if self.window:
@@ -266,10 +270,10 @@ class JacobiDecoder:
     def _fresh(self, count: int) -> list[int]:
         return self.random.choices(self.source, k=count)
 
-    def plan(self, tokens: Sequence[int], room: int) -> TokenTree:
+    def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
         builder = TreeBuilder(tokens[-1])
         row = 0
-        for guess in self.guesses[:room]:
+        for guess in self.guesses[: min(room, wanted - 1)]:
             row = builder.add(guess, row)
         self.tree = builder.build()
         return self.tree

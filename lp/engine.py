@@ -6,6 +6,7 @@ requests in the same order, every rank that runs an engine goes through the same
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Iterator
 
@@ -36,10 +37,13 @@ class Generation:
         self.stats = Statistics(prompt_tokens=len(request.prompt))
 
     def absorb(self, tree: TokenTree, answers: Answers, accepted: Accepted, drafted: Drafted) -> Progress:
-        """Takes accepted tokens up to the first that ends the sequence."""
+        """Takes accepted tokens up to the first that ends the sequence, or until there is none to take."""
         tokens: list[int] = []
         reason: FinishReason | None = None
         for token in accepted.tokens:
+            if token == NOT_A_TOKEN:  # every rank sees it, so every rank ends the sequence
+                reason = "error"
+                break
             tokens.append(token)
             reason = self.stop.push(token, self.text)
             if reason:
@@ -50,9 +54,13 @@ class Generation:
         logprobs = _logprobs(answers, accepted.rows[: len(tokens)])
         return Progress(self.sequence.id, tokens, text, logprobs, reason, self.stats)
 
-    def end(self, reason: FinishReason) -> Progress:
-        """The end of a sequence that no token brought about."""
-        return Progress(self.sequence.id, [], self.text.take(final=True), None, reason, self.stats)
+    def cancelled(self) -> Progress:
+        return Progress(self.sequence.id, [], self.text.take(final=True), None, "cancelled", self.stats)
+
+    def fingerprint(self) -> int:
+        """A checksum of all that this generation goes on from; the ranks' must be equal."""
+        state = self.sequence.id, self.sequence.tokens, self.sequence.sampling, self.decoder.fingerprint()
+        return zlib.crc32(repr(state).encode())
 
 
 def _logprobs(answers: Answers, rows: list[int]) -> list[TokenLogprob] | None:
@@ -119,7 +127,7 @@ class Engine:
             if generation.sequence.id == request_id:
                 self._turns.remove(generation)
                 self.runner.close(generation.sequence)
-                return generation.end("cancelled")
+                return generation.cancelled()
         return None
 
     def step(self) -> Progress:
@@ -128,14 +136,12 @@ class Engine:
         sequence, decoder = generation.sequence, generation.decoder
         generation.stats.start_step()
         if self.fingerprints:
-            sequence.fingerprint = decoder.fingerprint()
-        tree = decoder.plan(sequence.tokens, room=self.checkpoint.model.max_length - len(sequence.tokens))
+            sequence.fingerprint = generation.fingerprint()
+        room = self.checkpoint.model.max_length - len(sequence.tokens)
+        tree = decoder.plan(sequence.tokens, room, wanted=generation.stop.num_left)
         answers = self.runner.forward(sequence, tree)
         accepted, drafted = decoder.commit(sequence.tokens, answers.targets)
-        if accepted.tokens[-1] == NOT_A_TOKEN:  # every rank sees it, so every rank ends the sequence
-            progress = generation.end("error")
-        else:
-            progress = generation.absorb(tree, answers, accepted, drafted)
+        progress = generation.absorb(tree, answers, accepted, drafted)
         if progress.finish_reason:
             self._turns.popleft()
             self.runner.close(sequence)

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
-from torch import LongTensor, Tensor
+from torch import FloatTensor, LongTensor, Tensor
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -176,14 +177,13 @@ class Sampler:
         if self.noise:
             scores_RV = scores_RV + self.noise.at((tree.depths + len(tokens)).tolist())
         targets_R = scores_RV.argmax(dim=-1)
-        targets_R = torch.where(logits_RV.isnan().any(dim=-1), NOT_A_TOKEN, targets_R)
-        if self.logprobs is None:
-            return Answers(targets_R.cpu().numpy())
-        logprobs_RV = logits_RV.log_softmax(dim=-1)
-        top = logprobs_RV.topk(self.logprobs, dim=-1)
-        chosen_R = logprobs_RV.gather(1, targets_R[:, None])[:, 0]
-        columns = (targets_R, chosen_R, top.indices, top.values)
-        return Answers(*(column.cpu().numpy() for column in columns))
+        valid_R = ~logits_RV.isnan().any(dim=-1)
+        columns = [torch.where(valid_R, targets_R, NOT_A_TOKEN)[:, None]]
+        if self.logprobs is not None:
+            logprobs_RV = logits_RV.log_softmax(dim=-1)
+            top = logprobs_RV.topk(self.logprobs, dim=-1)
+            columns += [_bits(logprobs_RV.gather(1, targets_R[:, None])), top.indices, _bits(top.values)]
+        return Answers.unpack(torch.cat(columns, dim=1).to(torch.int32).cpu().numpy())
 
     def scores(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Tensor:
         """[R, V] after all processors: what a token is drawn from, as log-probabilities up to a constant of the row."""
@@ -195,10 +195,23 @@ class Sampler:
         """Applies the processors that look at each row's own path; rows of one depth share a call."""
         if not self.context:
             return scores_RV
+        order = np.argsort(tree.depths, kind="stable")
+        first = len(tokens)
+        packed = np.zeros((len(tree), first + 1 + int(tree.depths.max())), dtype=np.int64)  # each row's number and path
+        packed[:, 0] = order
+        packed[:, 1:first] = tokens[:-1]
+        for path, row in zip(packed, order, strict=True):
+            path[first : first + 1 + tree.depths[row]] = tree.tokens[tree.path(row)]
+        on_device = torch.from_numpy(packed).to(scores_RV.device)
         scores_RV = scores_RV.clone()
-        for depth in set(tree.depths.tolist()):
-            rows = (tree.depths == depth).nonzero()[0].tolist()
-            paths = [[*tokens[:-1], *tree.tokens[tree.path(row)].tolist()] for row in rows]
-            paths_RL = cast(LongTensor, torch.tensor(paths, device=scores_RV.device))
-            scores_RV[rows] = self.context(paths_RL, scores_RV[rows])
+        depths, starts = np.unique(tree.depths[order], return_index=True)
+        for depth, start, end in zip(depths, starts, [*starts[1:], len(tree)], strict=True):
+            rows = on_device[start:end, 0]
+            paths_RL = cast(LongTensor, on_device[start:end, 1 : first + 1 + int(depth)])
+            scores_RV[rows] = self.context(paths_RL, cast(FloatTensor, scores_RV[rows]))
         return scores_RV
+
+
+def _bits(values: Tensor) -> Tensor:
+    """Floats as the integers that have their bits."""
+    return values.float().contiguous().view(torch.int32)

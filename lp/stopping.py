@@ -88,6 +88,11 @@ class StopConditions:
         self.max_new_tokens = max_new_tokens
         self.num_tokens = 0
 
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still come."""
+        return self.max_new_tokens - self.num_tokens
+
     def push(self, token: int, text: TextStream) -> FinishReason | None:
         """Counts one more token; its text is added unless it is a stop token."""
         self.num_tokens += 1

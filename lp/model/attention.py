@@ -61,19 +61,19 @@ class Step:
     kind: AttentionKind = AttentionKind.auto
     layers_seen: list[int] = field(default_factory=list)
     windows_seen: set[int | None] = field(default_factory=set)
-    _masks: dict[int | None, Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
 
-    def mask(self, sliding_window: int | None) -> Tensor:
-        """[R, S] additive: 0 where a row sees a key, -inf elsewhere."""
-        if sliding_window not in self._masks:
-            prefix = torch.arange(self.cached, device=self.positions.device)
+    def mask(self, sliding_window: int | None, group: int) -> Tensor:
+        """[G*R, S] additive, once for each query head of a group: 0 where a row sees a key, -inf elsewhere."""
+        if (sliding_window, group) not in self._masks:
             visible = torch.cat([self.visibility.new_ones(len(self.positions), self.cached), self.visibility], dim=1)
             if sliding_window is not None:
-                keys = torch.cat([prefix, self.positions])
+                keys = torch.cat([torch.arange(self.cached, device=self.positions.device), self.positions])
                 visible = visible & (self.positions[:, None] - keys[None, :] < sliding_window)
             mask = torch.zeros(visible.shape, dtype=self.dtype, device=visible.device)
-            self._masks[sliding_window] = mask.masked_fill_(~visible, float("-inf"))
-        return self._masks[sliding_window]
+            mask = mask.masked_fill_(~visible, float("-inf")).repeat(group, 1)
+            self._masks[sliding_window, group] = mask
+        return self._masks[sliding_window, group]
 
 
 def tree_attention(
@@ -104,7 +104,7 @@ def tree_attention(
     scale = head_dim**-0.5 if scaling is None else scaling
     # Query heads that share a key/value head become rows of it, so that keys and values are never repeated.
     folded = query.reshape(1, heads, group * num_rows, head_dim)
-    mask = step.mask(sliding_window).repeat(group, 1)
+    mask = step.mask(sliding_window, group)
     if softcap or step.kind is AttentionKind.eager:
         out = _eager(folded, key, value, mask, scale, softcap)
     else:

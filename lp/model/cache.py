@@ -60,8 +60,9 @@ class KVCache(Cache):
         """Appends rows of the last step, ascending, to the cached sequence."""
         if list(rows) != list(range(len(rows))):
             kept = slice(self.length, self.length + len(rows))
-            for tensor in (*self.keys.values(), *self.values.values()):
-                index = torch.as_tensor(rows, device=tensor.device) + self.length
+            tensors = [*self.keys.values(), *self.values.values()]
+            index = torch.as_tensor(rows, device=tensors[0].device) + self.length
+            for tensor in tensors:
                 tensor[:, :, kept] = tensor.index_select(2, index)
         self.length += len(rows)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+import os
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,25 @@ from lp.model.attention import AttentionKind
 from lp.model.causal import CausalModel
 from lp.model.exactness import check_config, check_tree
 
+log = logging.getLogger("lookahead")
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+NOT_APPLIED = (
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "exponential_decay_length_penalty",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "guidance_scale",
+    "min_length",
+    "sequence_bias",
+    "suppress_tokens",
+    "typical_p",
+)
+"""Settings of generation_config.json that would change the output of `generate` and are not applied here."""
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 SHIFTING_ROPE = {"dynamic", "longrope"}
 """Rotary embeddings whose angles change once a text is longer than the original context."""
 
@@ -80,21 +101,29 @@ def pick_dtype(dtype: str) -> torch.dtype:
 def load(settings: ModelSettings, attention: AttentionKind = AttentionKind.auto) -> Checkpoint:
     """Raises CheckpointError, UnsupportedArchitecture or ValueError, each with one message for the user."""
     dtype, device = pick_dtype(settings.dtype), pick_device(settings.device)
+    settings = replace(settings, path=os.path.expanduser(settings.path))
     _check_folder(settings.path)
     config = _read_config(settings.path)
     check_config(config)
     model = _read_weights(settings.path, config, dtype, device)
     generation = model.generation_config or GenerationConfig.from_model_config(config)
+    _warn_of_ignored(generation, settings.path)
     tokenizer = _read_tokenizer(settings.path)
     max_length = _max_length(config, settings.max_length)
     causal = CausalModel(model, max_length, _eos(generation, config, tokenizer), attention)
     check_tree(causal)
-    return Checkpoint(Path(settings.path).resolve().name, causal, tokenizer, generation)
+    return Checkpoint(Path(os.path.abspath(settings.path)).name, causal, tokenizer, generation)
+
+
+def _warn_of_ignored(generation: GenerationConfig, path: str) -> None:
+    ignored = [name for name in NOT_APPLIED if getattr(generation, name, None) not in (None, 0, 1.0, [])]
+    if ignored:
+        log.warning("generation_config.json of %s sets %s, not applied here", path, ", ".join(ignored))
 
 
 def _check_folder(path: str) -> None:
     """What a folder must hold. A name that is no folder is taken for a hub id, unless it looks like a path."""
-    folder = Path(path).expanduser()
+    folder = Path(path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"model.path={path!r} has no config.json: it is not a Hugging Face checkpoint folder")
@@ -102,7 +131,7 @@ def _check_folder(path: str) -> None:
             others = [f.name for f in folder.iterdir() if f.suffix in (".bin", ".pt", ".pth", ".ckpt")]
             found = f"found only {', '.join(sorted(others))}, which is pickle" if others else "it holds no weights"
             raise CheckpointError(f"model.path={path!r}: {found}; convert the weights to safetensors (save_pretrained)")
-    elif path.startswith((".", "/", "~")) or path.count("/") != 1 or folder.parent.is_dir():
+    elif not HUB_ID.fullmatch(path) or ("/" in path and folder.parent.is_dir()):
         raise CheckpointError(f"model.path={path!r} is not a folder; give a checkpoint's folder or a hub id")
 
 

@@ -41,7 +41,7 @@ def run(decoder: Decoder, text: list[int]) -> int:
     tokens, steps = list(PROMPT), 0
     while len(tokens) < len(text):
         room = len(text) - len(tokens)
-        tree = decoder.plan(tokens, room)
+        tree = decoder.plan(tokens, room, wanted=room)
         assert tree.tokens[0] == tokens[-1]
         assert tree.depths.max() <= room
         accepted, drafted = decoder.commit(tokens, answer(tree, len(tokens), text))
@@ -91,20 +91,20 @@ def test_window_cells_feed_the_pool_only_if_they_are_to() -> None:
 
 def test_guesses_bound_the_drafts() -> None:
     decoder = make_decoder(PromptLookup(ngram=4, guesses=2), [1, 2, 2, 2, 1, 3, 3, 3, 1, 4, 4, 4, 1], seed=0)
-    tree = decoder.plan([1], room=10)
+    tree = decoder.plan([1], room=10, wanted=1000)
     assert sorted(tree.tokens[1:].tolist()) == [3, 3, 3, 4, 4, 4], "the newest two"
 
 
 def test_jacobi_guesses_are_a_chain_that_improves() -> None:
     decoder = make_decoder(Jacobi(3), [7], seed=0)
-    tree = decoder.plan([7], room=10)
+    tree = decoder.plan([7], room=10, wanted=1000)
     assert tree.parents.tolist() == [-1, 0, 1, 2]
     decoder.commit([7], np.array([20, 21, 22, 23]))
-    assert decoder.plan([7, 20], room=10).tokens.tolist() == [20, 21, 22, 23]
+    assert decoder.plan([7, 20], room=10, wanted=1000).tokens.tolist() == [20, 21, 22, 23]
     accepted, drafted = decoder.commit([7, 20], np.array([21, 22, 30, 31]))
     assert accepted.tokens == [21, 22, 30] and drafted.accepted == ["jacobi", "jacobi"]
-    assert decoder.plan([7, 20, 21, 22, 30], room=10).tokens.tolist() == [30, 31, 7, 7]
-    assert len(decoder.plan([7, 20, 21, 22, 30], room=1)) == 2
+    assert decoder.plan([7, 20, 21, 22, 30], room=10, wanted=1000).tokens.tolist() == [30, 31, 7, 7]
+    assert len(decoder.plan([7, 20, 21, 22, 30], room=1, wanted=1000)) == 2
 
 
 @pytest.mark.parametrize("settings", METHODS, ids=lambda settings: settings.method)

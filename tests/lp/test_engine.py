@@ -79,6 +79,8 @@ def test_not_a_number_off_the_accepted_path_changes_nothing(llama: Engine, monke
 
     monkeypatch.setattr(llama.checkpoint.model, "forward", spoiled)
     window_only = Lookahead(prompt_drafts=False, generated_drafts=False, window_drafts=False)
+    with_logprobs = Sampling(temperature=0.0, seed=0, logprobs=2)
     for decode in (window_only, Lookahead()):
-        got = llama.generate([5, 9, 5, 9], max_new_tokens=24, decode=decode, sampling=GREEDY)
-        assert got.token_ids == expected.token_ids
+        for sampling in (GREEDY, with_logprobs):
+            got = llama.generate([5, 9, 5, 9], max_new_tokens=24, decode=decode, sampling=sampling)
+            assert got.token_ids == expected.token_ids

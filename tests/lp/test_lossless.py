@@ -57,6 +57,16 @@ def test_every_architecture_by_every_method(
                 assert decode(engine, prompt, settings(method, size), NUM_TOKENS) == expected, (length, method, size)
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_with_a_wide_window_and_a_long_prompt(
+    architecture: str, engine_of: Callable[[str], Engine], reference_of: Callable[[str], PreTrainedModel]
+) -> None:
+    prompt = make_prompt(300, seed=2)
+    expected = generate_greedily(reference_of(architecture), prompt, NUM_TOKENS)
+    for size in SIZES:
+        assert decode(engine_of(architecture), prompt, Lookahead(*size), NUM_TOKENS) == expected, size
+
+
 def test_the_text_is_varied_and_drafts_are_accepted(llama: Engine) -> None:
     """Otherwise equality would show little."""
     stop = Stopping(200, ignore_eos=True)

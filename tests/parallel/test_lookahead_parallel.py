@@ -26,9 +26,9 @@ METHODS: list[DecodeSettings] = [
     PromptLookup(ngram=4, guesses=5),
     *(Lookahead(*window) for window in WINDOWS),
 ]
-NEW_TOKENS = 40
+NEW_TOKENS = 24
 PROMPTS = [[7], [5, 9, 5, 9, 5], [(3 + 7 * i) % 41 + 2 for i in range(150)]]
-SAMPLED = Sampling(temperature=0.9, top_p=0.95, seed=11, logprobs=2)
+SAMPLED = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.1, presence_penalty=0.3, seed=11, logprobs=2)
 
 
 def parallel_engine(channel: Channel, folder: str, prefill_chunk: int = 64) -> Engine:
@@ -48,11 +48,15 @@ def all_methods(mesh: Mesh, channel: Channel, folder: str) -> list[list[int]]:
     ]
 
 
-def sampled(mesh: Mesh, channel: Channel, folder: str) -> tuple[list[int], list[tuple[int, float]]]:
+def sampled(mesh: Mesh, channel: Channel, folder: str) -> list[tuple[list[int], list[float]]]:
+    """For each method, the sampled tokens and their log-probabilities."""
     engine = parallel_engine(channel, folder)
-    completion = engine.generate(PROMPTS[1], max_new_tokens=NEW_TOKENS, decode=Lookahead(), sampling=SAMPLED)
-    assert completion.logprobs
-    return completion.token_ids, [(entry.token, entry.logprob) for entry in completion.logprobs]
+    results = []
+    for decode in METHODS[:4]:
+        completion = engine.generate(PROMPTS[1], max_new_tokens=NEW_TOKENS, decode=decode, sampling=SAMPLED)
+        assert completion.logprobs
+        results.append((completion.token_ids, [entry.logprob for entry in completion.logprobs]))
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +69,10 @@ def expected(checkpoint_folder: Callable[[str], Path]) -> list[list[int]]:
     return outputs * len(METHODS)
 
 
-@pytest.mark.parametrize(("num_ranks", "exchange"), [(1, "auto"), (2, "shm"), (2, "gloo"), (3, "shm"), (4, "shm")])
+@pytest.mark.parametrize(
+    ("num_ranks", "exchange"),
+    [(1, "auto"), (2, "shm"), (3, "shm"), (4, "shm"), (2, "gloo"), (3, "gloo"), (4, "gloo")],
+)
 def test_greedy_is_that_of_generate(
     num_ranks: int, exchange: str, checkpoint_folder: Callable[[str], Path], expected: list[list[int]]
 ) -> None:
@@ -83,11 +90,11 @@ def test_other_architectures_on_two_ranks(architecture: str, checkpoint_folder: 
 def test_a_seed_gives_one_text_on_any_number_of_ranks(checkpoint_folder: Callable[[str], Path], llama: Engine) -> None:
     alone = llama.generate(PROMPTS[1], max_new_tokens=NEW_TOKENS, decode=Autoregressive(), sampling=SAMPLED)
     assert alone.logprobs
-    for num_ranks in (2, 3):
-        for tokens, logprobs in run_ranks(sampled, num_ranks, str(checkpoint_folder("llama"))):
-            assert tokens == alone.token_ids
-            assert [token for token, _ in logprobs] == tokens
-            np.testing.assert_allclose([p for _, p in logprobs], [e.logprob for e in alone.logprobs], atol=1e-4)
+    for num_ranks in (2, 4):
+        for results in run_ranks(sampled, num_ranks, str(checkpoint_folder("llama"))):
+            for tokens, logprobs in results:
+                assert tokens == alone.token_ids
+                np.testing.assert_allclose(logprobs, [entry.logprob for entry in alone.logprobs], atol=1e-4)
 
 
 def one_collective_a_step(mesh: Mesh, channel: Channel, folder: str) -> tuple[int, int, int]:
@@ -105,14 +112,17 @@ def test_a_step_is_one_exchange_of_a_few_hundred_bytes(checkpoint_folder: Callab
         assert num_bytes / steps < 1024
 
 
-def diverging(mesh: Mesh, channel: Channel, folder: str) -> tuple[int, int]:
-    """Rank 1 draws its window from another seed."""
+def diverging(mesh: Mesh, channel: Channel, folder: str, what: str) -> tuple[int, int]:
+    """Rank 1 has another seed for its window, or another text."""
     engine = parallel_engine(channel, folder)
-    sampling = Sampling(temperature=0.0, seed=mesh.rank)
+    seed = mesh.rank if what == "window" else 0
+    prompt = PROMPTS[2] if what == "window" or mesh.rank == 0 else [8, *PROMPTS[2][1:]]
+    decode = Lookahead() if what == "window" else Autoregressive()
     with pytest.raises(StateDiverged) as caught:
-        engine.generate(PROMPTS[2], max_new_tokens=NEW_TOKENS, decode=Lookahead(), sampling=sampling)
+        engine.generate(prompt, max_new_tokens=NEW_TOKENS, decode=decode, sampling=Sampling(0.0, seed=seed))
     return caught.value.rank, caught.value.step
 
 
-def test_a_diverging_rank_is_named_with_its_first_step(checkpoint_folder: Callable[[str], Path]) -> None:
-    assert run_ranks(diverging, 3, str(checkpoint_folder("llama"))) == [(1, 1)] * 3
+@pytest.mark.parametrize("what", ["window", "text"])
+def test_a_diverging_rank_is_named_with_its_first_step(what: str, checkpoint_folder: Callable[[str], Path]) -> None:
+    assert run_ranks(diverging, 3, str(checkpoint_folder("llama")), what) == [(1, 1)] * 3

@@ -24,10 +24,10 @@ def lookahead_tree(window: int, ngram: int, guesses: int) -> TokenTree:
     tokens = random.integers(0, 4, 200).tolist()
     decoder = make_decoder(Lookahead(window, ngram, guesses), tokens, seed=0)
     for _ in range(ngram):
-        tree = decoder.plan(tokens, room=1000)
+        tree = decoder.plan(tokens, room=1000, wanted=1000)
         accepted, _ = decoder.commit(tokens, random.integers(0, 4, len(tree)))
         tokens += accepted.tokens
-    return decoder.plan(tokens, room=1000)
+    return decoder.plan(tokens, room=1000, wanted=1000)
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 4, 8])

@@ -56,7 +56,12 @@ def test_a_good_one(folder: Path) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert "is not a folder; give a checkpoint's folder or a hub id" in refusal(tmp_path / "none")
     assert "is not a folder" in refusal("./none")
-    assert "is not a folder" in refusal("none")
+    assert "is not a folder" in refusal("tests/none")
+
+
+def test_a_name_that_is_no_folder_is_taken_for_a_hub_id() -> None:
+    for name in ("none", "nobody/none"):
+        assert refusal(name).startswith(f"the configuration of '{name}' cannot be used: ")
 
 
 def test_a_folder_without_config(folder: Path) -> None:
@@ -200,3 +205,18 @@ def test_a_tokenizer_larger_than_the_model_is_noticed_in_the_prompt(tmp_path: Pa
     engine = Engine.from_pretrained(str(folder), device="cpu")
     with pytest.raises(ValueError, match="ids are integers from 0 to 39"):
         engine.generate("xyz")
+
+
+def test_a_home_folder_is_expanded(checkpoint_folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").symlink_to(checkpoint_folder("llama"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load(ModelSettings(path="~/model", device="cpu")).name == "model"
+
+
+def test_generation_settings_that_are_not_applied_are_named(
+    checkpoint_folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(checkpoint_folder("llama"), tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"suppress_tokens": [5], "min_length": 9}))
+    load(ModelSettings(path=str(folder), device="cpu"))
+    assert "sets min_length, suppress_tokens, not applied here" in caplog.text

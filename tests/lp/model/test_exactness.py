@@ -23,11 +23,11 @@ def load_tiny(folder: Path, **settings: Any) -> CausalModel:
     return load(ModelSettings(path=str(folder), device="cpu", **settings)).model
 
 
-def see_everything(step: Step, sliding_window: int | None) -> torch.Tensor:
+def see_everything(step: Step, sliding_window: int | None, group: int) -> torch.Tensor:
     """Rows see all rows before them, as in a chain: what a model does that ignores the tree."""
     num_rows = len(step.positions)
     visible = torch.ones(num_rows, step.cached + num_rows).tril(step.cached)
-    return torch.zeros(visible.shape, dtype=step.dtype).masked_fill_(visible == 0, float("-inf"))
+    return torch.zeros(visible.shape, dtype=step.dtype).masked_fill_(visible == 0, float("-inf")).repeat(group, 1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
