@@ -30,7 +30,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--prompts", type=Path, required=True, help="JSONL file, a text under the key `prompt` in each line"
     )
-    parser.add_argument("--model", default="demo/model", help="checkpoint folder (default demo/model)")
+    parser.add_argument("--model", default="demo/python-11m", help="checkpoint folder (default demo/python-11m)")
     parser.add_argument("--limit", type=int, default=100, help="prompts, from the file's beginning (default 100)")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--device", default="cpu", help="auto, cpu or cuda (default cpu)")

@@ -1,7 +1,7 @@
 """Trains the demo model: a small Llama on Python sources, on one CPU or GPU, for a stated number of minutes.
 
     make train-demo MINUTES=90
-    python demo/train.py --minutes 30 --start demo/model    # more of the same, with a learning rate that rises anew
+    python demo/train.py --minutes 30 --start demo/python-11m    # more of the same, with a learning rate that rises anew
 
 Hidden matrices learn by Muon, the rest by AdamW; the learning rate rises, stays, and falls linearly with the time
 spent. The last tenth of the time uses long sequences, so that the whole context length has been trained.
@@ -171,7 +171,7 @@ def parse_arguments() -> argparse.Namespace:
         "--start", type=Path, help="checkpoint folder of an earlier run to go on from, tokenizer included"
     )
     parser.add_argument(
-        "--output", type=Path, default=Path(__file__).parent / "model", help="folder for the checkpoint"
+        "--output", type=Path, default=Path(__file__).parent / "python-11m", help="folder for the checkpoint"
     )
     return parser.parse_args()
 

@@ -32,7 +32,7 @@ class Generation:
         assert request.sampling.seed is not None and request.stopping.max_new_tokens is not None
         self.sequence = Sequence(request.id, list(request.prompt), len(request.prompt), request.sampling)
         self.decoder: Decoder = make_decoder(request.decode, request.prompt, request.sampling.seed)
-        self.text = TextStream(Detokenizer(checkpoint.tokenizer), request.stopping.stop)
+        self.text = TextStream(Detokenizer(checkpoint.tokenizer, request.prompt), request.stopping.stop)
         self.stop = StopConditions(request.stopping, checkpoint.model.eos, request.stopping.max_new_tokens)
         self.stats = Statistics(prompt_tokens=len(request.prompt))
 

@@ -84,7 +84,7 @@ class CompletionReply(Reply):
 
     def __init__(self, prepared: Prepared, model_name: str, names: TokenNames, checkpoint: Checkpoint):
         super().__init__(prepared, model_name, names)
-        self._detokenizer = Detokenizer(checkpoint.tokenizer)
+        self._detokenizer = Detokenizer(checkpoint.tokenizer, prepared.request.prompt)
         self._offset = 0  # characters of the tokens so far
 
     def opening(self) -> Iterator[dict[str, Any]]:

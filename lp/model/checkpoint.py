@@ -61,7 +61,7 @@ class ModelSettings:
     the model's own limit.
     """
 
-    path: str = "demo/model"
+    path: str = "demo/python-11m"
     dtype: str = "float32"
     device: str = "auto"
     max_length: int | None = None

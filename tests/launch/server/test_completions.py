@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lp import Autoregressive, Engine, Sampling, Stopping
-from tests.launch.server.harness import Running
+from lp.model.checkpoint import Checkpoint
+from tests.launch.server.harness import Running, serving
+from tests.lp.test_detokenizer import build_byte_fallback_tokenizer
 
 PROMPT = "def fibonacci(n):"
 
@@ -128,6 +132,24 @@ def test_echo_puts_the_prompt_first(shared: Running, ask):
     assert ask(max_tokens=8, echo=True).choices[0].text == PROMPT + text
     tokens = shared.server.context.checkpoint.tokenizer.encode(PROMPT)
     assert ask(tokens, max_tokens=8, echo=True).choices[0].text == PROMPT + text
+
+
+def test_byte_fallback_tokenizer(checkpoint: Checkpoint):
+    """The space after the prompt is kept, and no sequence of bytes ends the server."""
+    tokenizer = build_byte_fallback_tokenizer()
+    world = tokenizer.get_vocab()["▁world"]
+    with serving(replace(checkpoint, tokenizer=tokenizer)) as running:
+        options = {"model": running.model, "prompt": "hello", "logit_bias": {world: 100}, "temperature": 0}
+        create = running.openai().completions.create
+        assert create(**options, max_tokens=2).choices[0].text == " world world"
+        assert create(**options, max_tokens=2, echo=True).choices[0].text == "hello world world"
+        chunks = create(**options, max_tokens=2, echo=True, stream=True)
+        assert "".join(chunk.choices[0].text for chunk in chunks) == "hello world world"
+        wild = {"temperature": 2.0, "max_tokens": 200, "logprobs": 0, "extra_body": {"ignore_eos": True}}
+        for seed in range(3):
+            answer = create(model=running.model, prompt="hello", seed=seed, **wild)
+            assert answer.usage.completion_tokens == 200 and "\ufffd" in answer.choices[0].text
+        running.assert_serves()
 
 
 def test_harmless_fields_are_ignored(shared: Running, ask):
