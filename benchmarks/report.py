@@ -77,7 +77,7 @@ def describe_run() -> dict[str, Any]:
     """Command line, date, hardware and versions: what a figure means nothing without."""
     module = Path(sys.argv[0]).stem
     return {
-        "command": " ".join(["python -m", f"benchmarks.{module}", *sys.argv[1:]]),
+        "command": " ".join(["python -m", f"benchmarks.{module}", *map(_without_folder, sys.argv[1:])]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -87,6 +87,11 @@ def describe_run() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
+
+
+def _without_folder(argument: str) -> str:
+    """Where a file lay on the machine that measured is nobody's business."""
+    return Path(argument).name if Path(argument).is_absolute() else argument
 
 
 def cpu_model() -> str:

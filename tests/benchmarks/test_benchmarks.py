@@ -1,0 +1,78 @@
+"""The benchmarks run, on a tiny model and few prompts, and write what they print. Their figures are not judged."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import exchange_cost, half_precision, tokens_per_step
+
+
+@pytest.fixture
+def on_prompts(
+    tmp_path: Path, checkpoint_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Path]:
+    """Calls a benchmark's main on two prompts; gives the folder of its results."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "def f(x):"}\n{"prompt": "class Point:"}\n')
+
+    def run(main: Callable[[], None], *arguments: str) -> Path:
+        output = tmp_path / "results"
+        shared = ["--prompts", str(prompts), "--model", str(checkpoint_folder("llama")), "--max-new-tokens", "12"]
+        monkeypatch.setattr(sys, "argv", ["benchmark", *shared, "--output", str(output), *arguments])
+        main()
+        return output
+
+    return run
+
+
+def read(folder: Path, pattern: str) -> tuple[str, dict]:
+    (table,) = folder.glob(f"{pattern}.md")
+    return table.read_text(), json.loads(table.with_suffix(".json").read_text())
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+def test_tokens_per_step(temperature: str, on_prompts: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = on_prompts(tokens_per_step.main, "--temperature", temperature)
+    table, data = read(folder, f"tokens_per_step-*-T{temperature}")
+    figures = {row["method"]: row for row in data["figures"]}
+    assert set(tokens_per_step.METHODS) < set(figures)
+    assert figures["autoregressive"]["tokens_per_step"] == 1.0
+    assert all(figures[method]["same_text"] == 2 for method in tokens_per_step.METHODS)
+    assert "lookahead (15, 5, 15)" in table and "cpu:" in table
+    assert "lookahead (15, 5, 15)" in capsys.readouterr().out
+
+
+def test_a_text_that_differs_fails_the_benchmark(
+    on_prompts: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate_counted = tokens_per_step.generate_counted
+
+    def other(*arguments):
+        run = generate_counted(*arguments)
+        run.tokens[-1] += 1
+        return run
+
+    monkeypatch.setattr(tokens_per_step, "generate_counted", other)
+    with pytest.raises(SystemExit) as stopped:
+        on_prompts(tokens_per_step.main)
+    assert stopped.value.code == 1
+
+
+def test_half_precision(on_prompts: Callable[..., Path]) -> None:
+    table, data = read(on_prompts(half_precision.main), "half_precision*")
+    assert "bfloat16" in table
+    assert data["run"]["torch"]
+
+
+def test_exchange_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["--rounds", "10", "--work-ms", "0", "--exchanges", "shm", "gloo", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["exchange_cost", *arguments])
+    exchange_cost.main()
+    table, data = read(tmp_path, "exchange_cost-2-ranks")
+    assert [cost["exchange"] for cost in data["costs"]] == ["shm", "gloo"]
+    assert "gloo" in table
