@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lp.decoding import METHODS
@@ -23,7 +24,7 @@ from parallel.mesh import ParallelSettings
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 FREE_TEXT = ("prompt", "prompt_file", "prompts", "model.path")
-"""Keys whose values are taken literally."""
+"""Keys whose values are taken literally: neither Hydra's grammar nor OmegaConf's interpolation applies to them."""
 
 Settings = TypeVar("Settings")
 
@@ -40,7 +41,7 @@ def register(name: str, schema: type, **groups: type) -> None:
     for method, kind in METHODS.items():
         store.store(group="decode", name=f"{method}_schema", node=kind)
     shared = {
-        "model": ModelSettings,
+        "model": ModelSettings(path=MISSING),
         "sampling": Sampling,
         "parallel": ParallelSettings,
         "attention": AttentionSettings,
@@ -55,20 +56,25 @@ def load(name: str, schema: type[Settings], arguments: Sequence[str]) -> Setting
     try:
         with initialize_config_dir(config_dir=str(CHECKOUT / "conf"), version_base="1.3"):
             config = compose(config_name=name, overrides=overrides)
-        for key, value in texts.items():
-            OmegaConf.update(config, key, value)
+        for key in texts:
+            OmegaConf.update(config, key, "")  # refuses a key that this program does not have
+        if missing := OmegaConf.missing_keys(config):
+            raise UsageError(f"{' and '.join(sorted(missing))} must be given, as key=value; --help lists the keys")
         settings = OmegaConf.to_object(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(_readable(error)) from error
     assert isinstance(settings, schema)
+    for key, text in texts.items():
+        *owners, name = key.split(".")
+        setattr(reduce(getattr, owners, settings), name, text)
     return settings
 
 
 def describe(name: str) -> str:
-    """All settings with their defaults, as YAML, and the choices of each group."""
+    """All settings with their defaults, as YAML, and the choices of each group that the program has."""
     with initialize_config_dir(config_dir=str(CHECKOUT / "conf"), version_base="1.3"):
         config = compose(config_name=name, overrides=["hydra/job_logging=none", "hydra/hydra_logging=none"])
-    groups = sorted(folder for folder in (CHECKOUT / "conf").iterdir() if folder.is_dir())
+    groups = sorted(folder for folder in (CHECKOUT / "conf").iterdir() if folder.is_dir() and folder.name in config)
     choices = [f"  {group.name}={'|'.join(sorted(file.stem for file in group.glob('*.yaml')))}" for group in groups]
     return "\n".join(["Groups:", *choices, "", "Settings and their defaults:", OmegaConf.to_yaml(config)])
 

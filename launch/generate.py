@@ -9,7 +9,6 @@ Text is streamed as it comes; format=json prints one JSON object for each prompt
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 from dataclasses import dataclass, field
@@ -17,9 +16,10 @@ from enum import StrEnum
 from typing import Any
 
 from launch import configuration, process, prompts
+from launch.printer import Printer
 from launch.prompts import NamedPrompt
 from launch.runtime import Runtime, RuntimeSettings, follow, running
-from launch.terminal import JSONOutput, Output, TextOutput
+from launch.terminal import JSONOutput, TextOutput
 from lp.engine import NOT_A_NUMBER
 from lp.request import Completion, Progress, Request
 from lp.stopping import Stopping
@@ -60,50 +60,46 @@ class GenerateSettings(RuntimeSettings):
 
 
 class PromptFeed:
-    """Rank 0's inbox: one prompt after another, then shutdown. Collects and shows what comes out."""
+    """Rank 0's inbox: one prompt after another, then shutdown. Collects what comes out and gives it to the printer.
 
-    def __init__(self, runtime: Runtime, named: list[NamedPrompt], settings: GenerateSettings, output: Output):
+    A signal, or output that cannot be written, ends the prompt at hand with what it has and leaves out the rest.
+    """
+
+    def __init__(self, runtime: Runtime, named: list[NamedPrompt], settings: GenerateSettings, printer: Printer):
         self.runtime = runtime
-        self.output = output
+        self.printer = printer
         self.waiting = _requests(runtime, named, settings)[::-1]
         self.current: tuple[NamedPrompt, Request, Completion] | None = None
         self.interrupted_by: int | None = None
-        self.has_failed = False
+        self.failed: list[NamedPrompt] = []
 
     def interrupt(self, signal_number: int, frame: Any = None) -> None:
-        """Ends the prompt at hand with what it has, and leaves out the rest."""
+        """A signal handler."""
         self.interrupted_by = signal_number
-        self.waiting.clear()
 
     def has_waiting(self) -> bool:
-        return self.interrupted_by is not None
+        return self.interrupted_by is not None or self.printer.error is not None
 
     def take(self, wait_s: float) -> list[Command]:
         if self.current:
             return [{"cancel": self.current[1].id}]
-        if not self.waiting:
+        if self.has_waiting() or not self.waiting:
             return [{"shutdown": True}]
         prompt, request = self.waiting.pop()
         self.current = prompt, request, Completion()
-        self.output.begin(prompt.text)
+        self.printer.begin(prompt.text)
         return [{"submit": request.to_dict()}]
 
     def emit(self, progress: Progress) -> None:
         assert self.current
         prompt, request, completion = self.current
         completion.extend(progress)
-        try:
-            self.output.progress(progress)
-            if progress.finish_reason == "error":
-                log.error("error: %s: %s", prompt.where, NOT_A_NUMBER)
-                self.has_failed = True
-            if progress.finish_reason:
-                self.current = None
-                self.output.end(completion, _record(self.runtime, prompt, request, completion))
-        except BrokenPipeError:
-            # The reader of our output has left. The stream must not be flushed again when Python ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            self.interrupt(signal.SIGPIPE)
+        self.printer.progress(progress)
+        if progress.finish_reason == "error":
+            self.failed.append(prompt)
+        if progress.finish_reason:
+            self.current = None
+            self.printer.end(completion, _record(self.runtime, prompt, request, completion))
 
 
 def _requests(
@@ -145,18 +141,28 @@ def _record(runtime: Runtime, prompt: NamedPrompt, request: Request, completion:
 
 
 def run(settings: GenerateSettings) -> int:
-    """Exit code 0, 1 if the model answered NaN, or 128 + the signal that ended it early."""
+    """Exit code 0, 1 if the model answered NaN, or 128 + the signal that ended it early.
+
+    Raises OSError or ValueError if the output cannot be written, unless its reader has left: that counts as SIGPIPE.
+    """
     named = prompts.collect(settings.prompt, settings.prompt_file, settings.prompts)
     with running(settings) as runtime:
         if not runtime.channel.is_leader:
             return follow(runtime)
         as_text = settings.format is Format.text
         output = TextOutput(settings.color.value, settings.show_prompt) if as_text else JSONOutput(len(named))
-        feed = PromptFeed(runtime, named, settings, output)
-        signal.signal(signal.SIGINT, feed.interrupt)
-        signal.signal(signal.SIGTERM, feed.interrupt)
-        replica.run(runtime.engine, runtime.channel, feed, feed.emit)
-    return 128 + feed.interrupted_by if feed.interrupted_by else int(feed.has_failed)
+        with Printer(output) as printer:
+            feed = PromptFeed(runtime, named, settings, printer)
+            signal.signal(signal.SIGINT, feed.interrupt)
+            signal.signal(signal.SIGTERM, feed.interrupt)
+            replica.run(runtime.engine, runtime.channel, feed, feed.emit)
+    if isinstance(printer.error, BrokenPipeError):
+        return 128 + signal.SIGPIPE
+    if printer.error:
+        raise printer.error
+    for prompt in feed.failed:
+        log.error("error: %s: %s", prompt.where, NOT_A_NUMBER)
+    return 128 + feed.interrupted_by if feed.interrupted_by else int(bool(feed.failed))
 
 
 def main() -> int:

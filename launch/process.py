@@ -41,7 +41,12 @@ def keep_memory() -> None:
 
 
 def set_threads(mesh: Mesh, threads: int | None) -> None:
-    """Shares the cores this process may use among the ranks of its host."""
+    """Shares the cores this process may use among the ranks of its host, unless told how many threads to use.
+
+    OMP_NUM_THREADS tells a rank that is alone on its host; for several, torchrun sets it to 1 by itself.
+    """
+    if threads is None and mesh.num_local_ranks == 1 and os.environ.get("OMP_NUM_THREADS"):
+        return  # torch has heeded it
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(threads or max(1, cores // mesh.num_local_ranks))
 
@@ -67,6 +72,7 @@ def follow_quietly() -> None:
 
 def _let_rank_0_speak() -> None:
     """Mostly every rank meets the same error, and rank 0's word is enough: torchrun ends the others after it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     time.sleep(GRACE_S)
 
@@ -80,7 +86,8 @@ def main(
 ) -> int:
     """Runs a program: settings from the command line, one message for what the user can mend, an exit code.
 
-    0: done. 1: a rank was lost or the ranks diverged. 2: settings, prompts or files that cannot be used.
+    0: done. 1: a rank was lost or the ranks diverged. 2: settings, prompts or files that cannot be used, or too little
+    memory on the GPU. 130: Ctrl-C while loading; after that, `run` says.
     """
     rank = read_rank()
     set_logging(rank)
@@ -96,10 +103,20 @@ def main(
         if rank == 0:
             log.error("error: %s", error)
         return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except torch.cuda.OutOfMemoryError as error:
+        if rank != 0:
+            _let_rank_0_speak()
+        gist = str(error).partition(" GPU ")[0]  # what follows are figures and advice for programmers
+        log.error("error: %s Use model.dtype=bfloat16, a GPU with more memory or a smaller model.", gist)
+        log.debug("where it happened", exc_info=error)
+        return 2
     except (ValueError, OSError) as error:
         if rank != 0:
             _let_rank_0_speak()
         log.error("error: %s", error)
+        log.debug("where it happened", exc_info=error)
         return 2
     except (RankLost, StateDiverged) as error:
         log.error("error: %s", error)

@@ -31,9 +31,9 @@ log = logging.getLogger("lookahead")
 
 @dataclass
 class RuntimeSettings:
-    """What every program has. decode: one of lp.decoding's settings."""
+    """What every program has. model: its path must be given. decode: one of lp.decoding's settings."""
 
-    model: ModelSettings = field(default_factory=ModelSettings)
+    model: ModelSettings = field(default_factory=lambda: ModelSettings(path=MISSING))
     decode: Any = MISSING
     sampling: Sampling = field(default_factory=Sampling)
     parallel: ParallelSettings = field(default_factory=ParallelSettings)
@@ -57,7 +57,8 @@ class Runtime:
 
 @contextmanager
 def running(settings: RuntimeSettings) -> Iterator[Runtime]:
-    """A runtime whose ranks have met. If rank 0 fails before it serves, it sends the others home.
+    """A runtime whose ranks have met. If rank 0 fails before it serves, it sends the others home; if it fails later,
+    they report that it is lost, as they may be in the midst of a step.
 
     Raises ValueError for settings that cannot be used, RankLost if the ranks do not meet.
     """
@@ -70,7 +71,7 @@ def running(settings: RuntimeSettings) -> Iterator[Runtime]:
     try:
         yield Runtime(mesh, channel, _engine(*engine_parts, settings, channel))
     except (ValueError, OSError):
-        if channel.is_leader:
+        if channel.is_leader and channel.num_collectives == 0:  # the others still wait for the first command
             channel.share([{"shutdown": True}])
         raise
     finally:

@@ -25,14 +25,21 @@ class Output(Protocol):
     def end(self, completion: Completion, record: dict[str, Any]) -> None: ...
 
 
+class _Console(Console):
+    """A console that leaves it to the caller what becomes of a reader that has left; rich would end the thread."""
+
+    def on_broken_pipe(self) -> None:
+        raise
+
+
 class TextOutput:
     """Streams text to standard output; a line of figures follows on standard error."""
 
     def __init__(self, color: str, show_prompt: bool):
         """color: auto, always or never."""
         forced = {"always": True, "never": False}.get(color)
-        self.console = Console(force_terminal=forced, no_color=color == "never" or None, soft_wrap=True)
-        self.errors = Console(stderr=True, soft_wrap=True)
+        self.console = _Console(force_terminal=forced, no_color=color == "never" or None, soft_wrap=True)
+        self.errors = _Console(stderr=True, soft_wrap=True)
         self.show_prompt = show_prompt
         self.num_runs = 0
 

@@ -69,7 +69,7 @@ def _check_nccl(kind: ExchangeKind, device: torch.device) -> None:
     if kind is ExchangeKind.nccl and not (device.type == "cuda" and is_nccl_available()):
         raise ValueError(
             f"parallel.exchange=nccl needs ranks on GPUs and a torch with NCCL, but this rank computes on {device}: "
-            "use parallel.exchange=auto, or device=cuda"
+            "use parallel.exchange=auto, or model.device=cuda"
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,6 +22,7 @@ from parallel.exchange import RankLost
 
 log = logging.getLogger(__name__)
 
+_NO_GPU = "torch finds no GPU here: use model.device=cpu, or install a CUDA build of torch"
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -47,7 +49,8 @@ class ParallelSettings:
 
     lp: ranks that share each step's token tree; None means all of them. timeout_s: seconds that a rank waits for the
     others before it gives them up. debug: compare a fingerprint of every rank's state in each step. threads: CPU
-    threads of each rank; None leaves the choice to the launcher.
+    threads of each rank; None shares the cores that the process may use evenly among the ranks of a host, whatever
+    OMP_NUM_THREADS says (torchrun sets it to 1 by itself); only a rank alone on its host keeps OMP_NUM_THREADS.
     """
 
     mode: Mode = Mode.auto
@@ -84,7 +87,8 @@ class Mesh:
 def make_mesh(settings: ParallelSettings, device: str = "auto", environment: Mapping[str, str] = os.environ) -> Mesh:
     """The mesh of this process, from the settings and the rank environment.
 
-    device: "auto", "cpu" or "cuda". Raises ValueError, with the numbers and the mend, if they contradict each other.
+    device: "auto", "cpu", "cuda" or "cuda:N". Raises ValueError, with the numbers and the mend, if they contradict
+    each other.
     """
     rank, num_ranks, local_rank, num_local_ranks = _read_ranks(environment)
     _check_settings(settings, num_ranks)
@@ -101,10 +105,12 @@ def make_mesh(settings: ParallelSettings, device: str = "auto", environment: Map
 def choose_device(name: str, local_rank: int, num_local_ranks: int, num_gpus: int) -> torch.device:
     """The device of one rank of a host: "cuda" gives each local rank its own GPU, "auto" does so if there are enough.
 
-    Raises ValueError for an unknown name, and for "cuda" with fewer GPUs than local ranks.
+    "cuda:N" is for a rank alone on its host. Raises ValueError for an unknown name, and if there are too few GPUs.
     """
+    if numbered := re.fullmatch(r"cuda:(\d+)", name):
+        return _numbered_gpu(int(numbered[1]), num_local_ranks, num_gpus)
     if name not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"device={name!r} is not known: use auto, cpu or cuda")
+        raise ValueError(f"model.device={name!r} is not known: use auto, cpu, cuda or cuda:N")
     if name == "cpu" or (name == "auto" and num_gpus == 0):
         return torch.device("cpu")
     if num_gpus >= num_local_ranks:
@@ -113,11 +119,24 @@ def choose_device(name: str, local_rank: int, num_local_ranks: int, num_gpus: in
         log.warning("%d ranks on this host but %d GPU(s): computing on the CPU", num_local_ranks, num_gpus)
         return torch.device("cpu")
     if num_gpus == 0:
-        raise ValueError("device=cuda, but torch finds no GPU here: use device=cpu, or install a CUDA build of torch")
+        raise ValueError(f"model.device=cuda, but {_NO_GPU}")
     raise ValueError(
-        f"device=cuda, but {num_local_ranks} ranks run on this host, which has {num_gpus} GPU(s): start {num_gpus} "
-        f"rank(s) (torchrun --nproc-per-node {num_gpus}), or use device=cpu"
+        f"model.device=cuda, but {num_local_ranks} ranks run on this host, which has {num_gpus} GPU(s): start "
+        f"{num_gpus} rank(s) (torchrun --nproc-per-node {num_gpus}), or use model.device=cpu"
     )
+
+
+def _numbered_gpu(index: int, num_local_ranks: int, num_gpus: int) -> torch.device:
+    if num_local_ranks > 1:
+        raise ValueError(
+            f"model.device=cuda:{index} is one GPU, but {num_local_ranks} ranks run on this host, each of which needs "
+            "its own: use model.device=cuda"
+        )
+    if num_gpus == 0:
+        raise ValueError(f"model.device=cuda:{index}, but {_NO_GPU}")
+    if index >= num_gpus:
+        raise ValueError(f"model.device=cuda:{index}, but this host has {num_gpus} GPU(s), counted from cuda:0")
+    return torch.device("cuda", index)
 
 
 def open_store(mesh: Mesh, timeout_s: float) -> Store:

@@ -158,10 +158,11 @@ class Service:
                 self._cancelled.append(request_id)
                 self._changed.notify_all()
                 return
-            ticket = self._waiting.get(request_id)
+            ticket = self._waiting.pop(request_id, None)
+            self._changed.notify_all()
         if ticket:
             statistics = Statistics(prompt_tokens=len(ticket.request.prompt))
-            self.emit(Progress(request_id, [], "", None, "cancelled", statistics))
+            self._publish(ticket, Progress(request_id, [], "", None, "cancelled", statistics))
 
     def drain(self, within_s: float) -> None:
         """Refuses new requests; the engine is shut down when the accepted ones are over, or their time is."""
@@ -195,13 +196,14 @@ class Service:
         """Takes what a step added to a request."""
         request_id = progress.request_id
         with self._changed:
-            ticket = self._running.get(request_id) or self._waiting.get(request_id)
+            ticket = self._running.get(request_id)
             if ticket is None:
                 return
             if progress.finish_reason:
-                self._forget(request_id)
-        self._metrics.observe(progress, ticket.clock)
-        ticket.subscription.publish(progress)
+                del self._running[request_id]
+                self._cancelled = [other for other in self._cancelled if other != request_id]
+                self._changed.notify_all()
+        self._publish(ticket, progress)
 
     def fail(self) -> None:
         """Tells everybody that the engine has stopped with an error."""
@@ -213,11 +215,9 @@ class Service:
         for ticket in tickets:
             ticket.subscription.publish(EngineFailed())
 
-    def _forget(self, request_id: str) -> None:
-        self._running.pop(request_id, None)
-        self._waiting.pop(request_id, None)
-        self._cancelled = [other for other in self._cancelled if other != request_id]
-        self._changed.notify_all()
+    def _publish(self, ticket: _Ticket, progress: Progress) -> None:
+        self._metrics.observe(progress, ticket.clock)
+        ticket.subscription.publish(progress)
 
     def _is_late(self) -> bool:
         return (

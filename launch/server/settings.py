@@ -11,9 +11,9 @@ class ServerSettings:
 
     port: 0 picks a free one. model_name: None is the checkpoint's name. max_running: requests in the engine at a time.
     max_waiting: requests that may wait beyond those. drain_s: seconds that accepted requests get at SIGTERM; torchrun
-    kills its ranks after 30. retry_after_s: what a refused client is told to wait. max_body_bytes: the largest request
-    body. api_keys: accepted as `Authorization: Bearer KEY`; empty leaves the server open. default_max_tokens: of
-    /v1/completions.
+    kills its ranks after 30, and slow clients get 5 to read their last answers. retry_after_s: what a refused client is
+    told to wait. max_body_bytes: the largest request body. api_keys: accepted as `Authorization: Bearer KEY`; empty
+    leaves the server open. default_max_tokens: of /v1/completions.
     """
 
     host: str = "127.0.0.1"
@@ -21,7 +21,7 @@ class ServerSettings:
     model_name: str | None = None
     max_running: int = 8
     max_waiting: int = 32
-    drain_s: float = 25.0
+    drain_s: float = 20.0
     retry_after_s: int = 1
     max_body_bytes: int = 4 * 1024 * 1024
     api_keys: list[str] = field(default_factory=list)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
 
-from launch import configuration, generate, process
+from launch import configuration, generate, process, runtime
 from launch.generate import GenerateSettings
 from lp import Engine
+from parallel.local import LocalExchange
+from parallel.mesh import Mesh
 from tests.launch import commands
 from tests.parallel.ranks import free_port
 
@@ -41,6 +45,7 @@ def main(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 
     def call(*arguments: str) -> tuple[int, str, str]:
         configuration.register("generate", GenerateSettings)
+        capfd.readouterr()  # what fixtures have written
         code = process.main("generate", GenerateSettings, generate.run, "usage", ["parallel.threads=1", *arguments])
         return code, *capfd.readouterr()
 
@@ -128,6 +133,22 @@ def test_help_names_groups_and_settings(main: Main) -> None:
     assert code == 0
     assert "decode=autoregressive|jacobi|lookahead|prompt_lookup" in out
     assert "max_new_tokens: 128" in out
+    assert "server" not in out
+
+
+@pytest.mark.parametrize("text", ["${HOME}", "???", "a ${", "${checkout:demo}", "null", "'a', [b=c", "\\${x}"])
+def test_free_texts_are_literal(text: str) -> None:
+    configuration.register("generate", GenerateSettings)
+    given = [f"prompt={text}", f"prompt_file={text}", f"prompts={text}", "model=checkpoint", f"model.path={text}"]
+    settings = configuration.load("generate", GenerateSettings, given)
+    assert (settings.prompt, settings.prompt_file, settings.prompts, settings.model.path) == (text,) * 4
+
+
+@pytest.mark.parametrize("text", ["${HOME}", "a ${"])
+def test_a_literal_prompt_is_continued(text: str, main: Main, folder: str) -> None:
+    code, out, err = main(f"model.path={folder}", f"prompt={text}", "max_new_tokens=2")
+    assert code == 0, err
+    assert out.startswith(text)
 
 
 BAD_ARGUMENTS = {
@@ -152,6 +173,7 @@ BAD_ARGUMENTS = {
     "more ranks than were started": (["parallel.lp=3"], "lp=3"),
     "nccl without a GPU": (["parallel.exchange=nccl", "model.device=cpu"], "nccl"),
     "missing checkpoint": (["model.path=/no/such/folder"], "/no/such/folder"),
+    "numbered GPU": (["model.device=cuda:99"], "model.device=cuda:99"),
 }
 
 
@@ -165,6 +187,101 @@ def test_bad_arguments_give_one_message(name: str, main: Main, folder: str) -> N
     assert len(messages) == 1, err
     assert messages[0].startswith("error: ")
     assert expected in messages[0]
+
+
+def test_a_missing_path_gives_one_message(main: Main) -> None:
+    assert main("model=checkpoint", "prompt=x") == (
+        2, "", "error: model.path must be given, as key=value; --help lists the keys\n"
+    )  # fmt: skip
+
+
+def pickle_only(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def truncated(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+
+
+def unknown_architecture(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "abacus", "architectures": ["AbacusForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"), [(pickle_only, "pickle"), (truncated, "cannot be loaded"), (unknown_architecture, "abacus")]
+)
+def test_bad_checkpoints_give_one_message(
+    spoil: Callable[[Path], None], expected: str, main: Main, folder: str, tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad"
+    shutil.copytree(folder, bad)
+    spoil(bad)
+    code, out, err = main(f"model.path={bad}", "prompt=x")
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith("error: ") and expected in err
+
+
+LOADING_ENDS = {
+    "Ctrl-C": (KeyboardInterrupt(), 130, ""),
+    "no memory": (
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 1"),
+        2,
+        "error: CUDA out of memory. Tried to allocate 2.00 GiB. "
+        "Use model.dtype=bfloat16, a GPU with more memory or a smaller model.\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOADING_ENDS)
+def test_how_loading_ends_early(name: str, main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    error, code, message = LOADING_ENDS[name]
+
+    def load(*settings: object) -> None:
+        raise error
+
+    monkeypatch.setattr(runtime.checkpoint, "load", load)
+    assert main("prompt=x") == (code, "", message)
+
+
+@pytest.mark.parametrize(
+    ("threads", "num_local_ranks", "variable", "expected"),
+    [(None, 1, "3", 7), (None, 1, "", 8), (None, 2, "3", 4), (None, 16, "3", 1), (5, 1, "3", 5), (5, 2, "", 5)],
+)
+def test_threads(
+    threads: int | None, num_local_ranks: int, variable: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On 8 cores; torch has 7 threads before. torchrun sets OMP_NUM_THREADS for several ranks by itself."""
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    found = [7]
+    monkeypatch.setattr(torch, "set_num_threads", found.append)
+    mesh = Mesh(axes={"lp": num_local_ranks}, num_ranks=num_local_ranks, num_local_ranks=num_local_ranks)
+    process.set_threads(mesh, threads)
+    assert found[-1] == expected
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_only_a_failure_before_the_first_step_shuts_the_others_down(
+    has_begun: bool, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Recorded(LocalExchange):
+        def broadcast(self, data: bytes | None) -> bytes:
+            sent.append(json.loads(data or b""))
+            return super().broadcast(data)
+
+    sent: list[list[dict]] = []
+    monkeypatch.setattr(runtime, "connect", lambda *settings: Recorded())
+    configuration.register("generate", GenerateSettings)
+    settings = configuration.load("generate", GenerateSettings, [f"model.path={folder}", "parallel.threads=1"])
+    with pytest.raises(OSError, match="lost"), runtime.running(settings) as running:
+        if has_begun:
+            running.channel.share([{"cancel": "a"}])
+        raise OSError("lost")
+    assert sent == ([[{"cancel": "a"}]] if has_begun else [[{"shutdown": True}]])
 
 
 BAD_PROMPTS = {
@@ -243,9 +360,11 @@ def test_interrupt_keeps_what_there_is(folder: str, tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
-def test_a_reader_that_leaves_ends_the_program_quietly(folder: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shown", [["format=json"], ["format=text"], ["format=text", "color=always"]])
+def test_a_reader_that_leaves_ends_the_program_quietly(shown: list[str], folder: str, tmp_path: Path) -> None:
+    """As `| head -1` does."""
     (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": "def f(x):"}) for _ in range(2000)))
-    arguments = [f"model.path={folder}", "prompts=prompts.jsonl", "max_new_tokens=50", "format=json", "ignore_eos=true"]
+    arguments = [f"model.path={folder}", "prompts=prompts.jsonl", "max_new_tokens=50", "ignore_eos=true", *shown]
     child = subprocess.Popen(
         commands.command("generate", arguments),
         cwd=tmp_path,
@@ -258,26 +377,68 @@ def test_a_reader_that_leaves_ends_the_program_quietly(folder: str, tmp_path: Pa
     child.stdout.readline()
     child.stdout.close()
     assert child.wait(timeout=60) == 128 + signal.SIGPIPE
-    assert "Traceback" not in child.stderr.read()
+    errors = child.stderr.read()
+    assert "Traceback" not in errors and "BrokenPipe" not in errors
 
 
-def test_a_killed_rank_is_named_by_the_others(folder: str, tmp_path: Path) -> None:
-    """Two ranks without torchrun, which would end the survivor itself."""
-    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": "def f(x):"}) for _ in range(5000)))
+def test_a_reader_that_pauses_gets_everything(folder: str, tmp_path: Path) -> None:
+    """It pauses for longer than the ranks wait for each other, with much more to come than a pipe holds."""
+    prompt = "def f(x):" * 20
+    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": prompt}) for _ in range(40)))
+    arguments = [f"model.path={folder}", "prompts=prompts.jsonl", "max_new_tokens=8", "ignore_eos=true"]
+    child = subprocess.Popen(
+        commands.command("generate", [*arguments, "parallel.timeout_s=3"], num_ranks=2),
+        cwd=tmp_path,
+        env=commands.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        pipesize=4096,
+    )
+    assert child.stdout
+    first = child.stdout.read(len(prompt))
+    time.sleep(6)
+    rest, err = child.communicate(timeout=60)
+    assert child.returncode == 0, err
+    assert (first + rest).count(prompt) == 40
+    assert err.count("8 tokens in") == 40
+
+
+def test_a_full_disk_gives_one_message_and_sends_the_other_rank_home(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": "def f(x):"}) for _ in range(2000)))
     arguments = [f"model.path={folder}", "prompts=prompts.jsonl", "max_new_tokens=50", "format=json"]
+    leader, follower = start_ranks(arguments, tmp_path, stdout=open("/dev/full", "wb"))  # noqa: SIM115
+    _, err = leader.communicate(timeout=60)
+    assert leader.returncode == 2
+    assert [line for line in err.splitlines() if line.startswith("error: ")] == [
+        "error: [Errno 28] No space left on device"
+    ]
+    assert "Traceback" not in err and "Exception" not in err
+    assert follower.wait(timeout=10) == 0
+
+
+def start_ranks(arguments: list[str], cwd: Path, stdout: int | IO[bytes]) -> list[subprocess.Popen[str]]:
+    """Two ranks without torchrun, which would end the survivor itself. stdout: of rank 0."""
     port = str(free_port())
     ranks = []
     for rank in range(2):
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
         child = subprocess.Popen(
             commands.command("generate", arguments),
-            cwd=tmp_path,
+            cwd=cwd,
             env=commands.environment(MASTER_ADDR="127.0.0.1", **{key: str(value) for key, value in place.items()}),
-            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+            stdout=stdout if rank == 0 else subprocess.DEVNULL,
             stderr=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
             text=True,
         )
         ranks.append(child)
+    return ranks
+
+
+def test_a_killed_rank_is_named_by_the_others(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": "def f(x):"}) for _ in range(5000)))
+    arguments = [f"model.path={folder}", "prompts=prompts.jsonl", "max_new_tokens=50", "format=json"]
+    ranks = start_ranks(arguments, tmp_path, stdout=subprocess.PIPE)
     assert ranks[0].stdout
     ranks[0].stdout.readline()
     os.kill(ranks[1].pid, signal.SIGKILL)

@@ -172,6 +172,29 @@ def test_sigterm_lets_running_requests_finish_on_all_ranks(folder: Path, tmp_pat
     assert served.process.wait(timeout=60) == 0, served.log.read_text()
 
 
+def test_one_rank_without_torchrun(folder: Path, tmp_path: Path, engine: Engine) -> None:
+    served = start(folder, tmp_path, num_ranks=1)
+    reply = served.client.completions.create(model=folder_name(served), prompt="def f(x):", max_tokens=20)
+    assert reply.choices[0].text == engine.generate("def f(x):", max_new_tokens=20, decode=Autoregressive()).text
+    served.process.terminate()
+    assert served.process.wait(timeout=30) == 0, served.log.read_text()
+    assert "Traceback" not in served.log.read_text()
+
+
+def test_sigterm_to_torchrun_lets_running_requests_finish(folder: Path, tmp_path: Path) -> None:
+    """torchrun's own exit code is then not 0."""
+    served = start(folder, tmp_path)
+    body = {"prompt": "def f(", "max_tokens": 300, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
+        served.process.terminate()
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert '"finish_reason":"length"' in "".join(rest)
+    assert served.process.wait(timeout=60) != 0
+
+
 def test_a_killed_rank_ends_the_server(folder: Path, tmp_path: Path) -> None:
     served = start(folder, tmp_path)
     os.kill(served.rank_pids()[1], signal.SIGKILL)

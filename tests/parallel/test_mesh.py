@@ -108,6 +108,8 @@ def test_contradictory_environment(changes: dict[str, str], message: str):
         ("auto", 3, 4, 8, "cuda:3"),
         ("auto", 1, 2, 0, "cpu"),
         ("auto", 1, 2, 1, "cpu"),
+        ("cuda:0", 0, 1, 1, "cuda:0"),
+        ("cuda:3", 0, 1, 4, "cuda:3"),
     ],
 )
 def test_device(name: str, local_rank: int, num_local_ranks: int, num_gpus: int, device: str):
@@ -118,13 +120,22 @@ def test_device(name: str, local_rank: int, num_local_ranks: int, num_gpus: int,
     ("name", "num_gpus", "message"),
     [
         ("cuda", 1, r"2 ranks run on this host, which has 1 GPU\(s\): start 1 rank\(s\)"),
-        ("cuda", 0, "torch finds no GPU here: use device=cpu"),
-        ("tpu", 0, "device='tpu' is not known: use auto, cpu or cuda"),
+        ("cuda", 0, r"model\.device=cuda, but torch finds no GPU here: use model\.device=cpu"),
+        ("cuda:0", 8, r"model\.device=cuda:0 is one GPU, but 2 ranks run on this host.*use model\.device=cuda$"),
+        ("tpu", 0, r"model\.device='tpu' is not known: use auto, cpu, cuda or cuda:N"),
+        ("cuda:-1", 8, r"model\.device='cuda:-1' is not known"),
+        ("cuda:", 8, r"model\.device='cuda:' is not known"),
     ],
 )
 def test_device_refused(name: str, num_gpus: int, message: str):
     with pytest.raises(ValueError, match=message):
         choose_device(name, 1, 2, num_gpus)
+
+
+@pytest.mark.parametrize(("num_gpus", "message"), [(0, "torch finds no GPU here"), (2, r"this host has 2 GPU\(s\)")])
+def test_a_numbered_gpu_that_is_not_there_is_refused(num_gpus: int, message: str):
+    with pytest.raises(ValueError, match=rf"model\.device=cuda:2, but {message}"):
+        choose_device("cuda:2", 0, 1, num_gpus)
 
 
 def test_auto_device_says_that_gpus_are_left_unused(caplog):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -76,6 +77,34 @@ def test_cancel():
         assert front.num_running == 0
         front.cancel("a")
         assert not front.has_waiting()
+
+    asyncio.run(scene())
+
+
+class Interrupted(threading.Condition):
+    """Lets another in as soon as its first holder lets go."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other = other
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        other, self.other = self.other, lambda: None
+        other()
+
+
+def test_a_waiting_request_that_is_cancelled_does_not_run_any_more():
+    """Even if the engine takes its commands at the worst moment."""
+
+    async def scene():
+        front = service()
+        subscription = front.submit(request("a"))
+        taken: list[dict] = []
+        front._changed = Interrupted(lambda: taken.extend(front.take(0)))
+        subscription.close()
+        assert taken == [] and front.take(0) == []
+        assert (front.num_running, front.num_waiting) == (0, 0)
 
     asyncio.run(scene())
 
