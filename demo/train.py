@@ -1,7 +1,7 @@
 """Trains the demo model: a small Llama on Python sources, on one CPU or GPU, for a stated number of minutes.
 
     make train-demo MINUTES=90
-    python demo/train.py --minutes 30 --start demo/python-11m    # more of the same, with a learning rate that rises anew
+    python demo/train.py --minutes 30 --start demo/python-11m    # more of the same; the rate rises anew
 
 Hidden matrices learn by Muon, the rest by AdamW; the learning rate rises, stays, and falls linearly with the time
 spent. The last tenth of the time uses long sequences, so that the whole context length has been trained.
