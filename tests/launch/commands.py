@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 from tests.parallel.ranks import free_port
 
@@ -39,3 +41,45 @@ def run(
         text=True,
         timeout=timeout_s,
     )
+
+
+def start(
+    program: str,
+    arguments: list[str],
+    folder: Path,
+    num_ranks: int = 1,
+    stdout: int | IO[bytes] = subprocess.PIPE,
+    stderr: int = subprocess.PIPE,
+    pipe_bytes: int = -1,
+    **variables: str,
+) -> subprocess.Popen[str]:
+    """Starts it in `folder` and does not wait. pipe_bytes: what stdout's pipe holds. variables: of its environment."""
+    return subprocess.Popen(
+        command(program, arguments, num_ranks),
+        cwd=folder,
+        env=environment(**variables),
+        stdout=stdout,
+        stderr=stderr,
+        text=True,
+        pipesize=pipe_bytes,
+    )
+
+
+def start_ranks(
+    program: str, arguments: list[str], folder: Path, stdout: int | IO[bytes]
+) -> list[subprocess.Popen[str]]:
+    """Two ranks without torchrun, which would end the survivor itself. stdout: of rank 0."""
+    port = str(free_port())
+    ranks = []
+    for rank in range(2):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+        variables = {"MASTER_ADDR": "127.0.0.1", **{key: str(value) for key, value in place.items()}}
+        outputs = (stdout, subprocess.PIPE) if rank == 0 else (subprocess.DEVNULL, subprocess.DEVNULL)
+        ranks.append(start(program, arguments, folder, 1, *outputs, **variables))
+    return ranks
+
+
+def write_prompts(folder: Path, count: int, prompt: str = "def f(x):") -> str:
+    """The argument that names a file of `count` equal prompts."""
+    (folder / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": prompt}) for _ in range(count)))
+    return "prompts=prompts.jsonl"

@@ -7,12 +7,8 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
 import pytest
 import torch
@@ -22,19 +18,12 @@ from launch.generate import GenerateSettings
 from lp import Engine
 from parallel.local import LocalExchange
 from parallel.mesh import Mesh
-from tests.launch import commands
-from tests.parallel.ranks import free_port
 
 KEYS = [
     "id", "prompt_tokens", "token_ids", "text", "finish_reason", "steps", "tokens_per_step",
     "ttft_s", "decode_s", "tokens_per_s", "decode", "parallel", "ranks", "seed",
 ]  # fmt: skip
 Main = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def folder(checkpoint_folder: Callable[[str], Path]) -> str:
-    return str(checkpoint_folder("llama"))
 
 
 @pytest.fixture
@@ -309,157 +298,3 @@ def test_bad_prompts_give_one_message_before_any_work(name: str, main: Main, fol
     assert (code, out) == (2, "")
     assert len(messages) == 1, err
     assert expected in messages[0]
-
-
-def test_torchrun_with_two_ranks_gives_the_same_tokens(folder: str, tmp_path: Path) -> None:
-    """The command of the README, on a tiny checkpoint."""
-    shared = [f"model.path={folder}", "prompt=def fibonacci(n):", "max_new_tokens=40", "format=json"]
-    window = ["decode=lookahead", "decode.window=7", "decode.ngram=5", "decode.guesses=7"]
-    alone = commands.run("generate", [*shared, "decode=autoregressive"], tmp_path)
-    together = commands.run("generate", [*shared, *window, "parallel=lp", "parallel.debug=true"], tmp_path, num_ranks=2)
-    assert together.returncode == 0, together.stderr
-    assert len(together.stdout.splitlines()) == 1
-    one, two = json.loads(alone.stdout), json.loads(together.stdout)
-    assert two["token_ids"] == one["token_ids"]
-    assert (two["parallel"], two["ranks"]) == ("lp", 2)
-    assert together.stderr.count("loaded") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_single_mode_with_two_ranks_is_refused_once(folder: str, tmp_path: Path) -> None:
-    result = commands.run("generate", [f"model.path={folder}", "prompt=x", "parallel=single"], tmp_path, num_ranks=2)
-    assert result.returncode != 0
-    assert result.stderr.count("error: parallel.mode=single") == 1
-
-
-def test_interrupt_keeps_what_there_is(folder: str, tmp_path: Path) -> None:
-    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": "def f(x):"}) for _ in range(2000)))
-    arguments = [
-        f"model.path={folder}",
-        "prompts=prompts.jsonl",
-        "max_new_tokens=200",
-        "format=json",
-        "ignore_eos=true",
-    ]
-    child = subprocess.Popen(
-        commands.command("generate", arguments),
-        cwd=tmp_path,
-        env=commands.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout
-    first = child.stdout.readline()
-    child.send_signal(signal.SIGINT)
-    rest, err = child.communicate(timeout=60)
-    records = [json.loads(line) for line in [first, *rest.splitlines()]]
-    assert child.returncode == 130, err
-    assert records[0]["finish_reason"] == "length"
-    assert len(records) < 2000
-    assert "Traceback" not in err
-
-
-@pytest.mark.parametrize("shown", [["format=json"], ["format=text"], ["format=text", "color=always"]])
-def test_a_reader_that_leaves_ends_the_program_quietly(shown: list[str], folder: str, tmp_path: Path) -> None:
-    """As `| head -1` does."""
-    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": "def f(x):"}) for _ in range(2000)))
-    arguments = [f"model.path={folder}", "prompts=prompts.jsonl", "max_new_tokens=50", "ignore_eos=true", *shown]
-    child = subprocess.Popen(
-        commands.command("generate", arguments),
-        cwd=tmp_path,
-        env=commands.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout and child.stderr
-    child.stdout.readline()
-    child.stdout.close()
-    assert child.wait(timeout=60) == 128 + signal.SIGPIPE
-    errors = child.stderr.read()
-    assert "Traceback" not in errors and "BrokenPipe" not in errors
-
-
-def test_a_reader_that_pauses_gets_everything(folder: str, tmp_path: Path) -> None:
-    """It pauses for longer than the ranks wait for each other, with much more to come than a pipe holds."""
-    prompt = "def f(x):" * 20
-    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": prompt}) for _ in range(40)))
-    arguments = [f"model.path={folder}", "prompts=prompts.jsonl", "max_new_tokens=8", "ignore_eos=true"]
-    child = subprocess.Popen(
-        commands.command("generate", [*arguments, "parallel.timeout_s=3"], num_ranks=2),
-        cwd=tmp_path,
-        env=commands.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        pipesize=4096,
-    )
-    assert child.stdout
-    first = child.stdout.read(len(prompt))
-    time.sleep(6)
-    rest, err = child.communicate(timeout=60)
-    assert child.returncode == 0, err
-    assert (first + rest).count(prompt) == 40
-    assert err.count("8 tokens in") == 40
-
-
-def test_a_full_disk_gives_one_message_and_sends_the_other_rank_home(folder: str, tmp_path: Path) -> None:
-    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": "def f(x):"}) for _ in range(2000)))
-    arguments = [f"model.path={folder}", "prompts=prompts.jsonl", "max_new_tokens=50", "format=json"]
-    leader, follower = start_ranks(arguments, tmp_path, stdout=open("/dev/full", "wb"))  # noqa: SIM115
-    _, err = leader.communicate(timeout=60)
-    assert leader.returncode == 2
-    assert [line for line in err.splitlines() if line.startswith("error: ")] == [
-        "error: [Errno 28] No space left on device"
-    ]
-    assert "Traceback" not in err and "Exception" not in err
-    assert follower.wait(timeout=10) == 0
-
-
-def start_ranks(arguments: list[str], cwd: Path, stdout: int | IO[bytes]) -> list[subprocess.Popen[str]]:
-    """Two ranks without torchrun, which would end the survivor itself. stdout: of rank 0."""
-    port = str(free_port())
-    ranks = []
-    for rank in range(2):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
-        child = subprocess.Popen(
-            commands.command("generate", arguments),
-            cwd=cwd,
-            env=commands.environment(MASTER_ADDR="127.0.0.1", **{key: str(value) for key, value in place.items()}),
-            stdout=stdout if rank == 0 else subprocess.DEVNULL,
-            stderr=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-            text=True,
-        )
-        ranks.append(child)
-    return ranks
-
-
-def test_a_killed_rank_is_named_by_the_others(folder: str, tmp_path: Path) -> None:
-    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": "def f(x):"}) for _ in range(5000)))
-    arguments = [f"model.path={folder}", "prompts=prompts.jsonl", "max_new_tokens=50", "format=json"]
-    ranks = start_ranks(arguments, tmp_path, stdout=subprocess.PIPE)
-    assert ranks[0].stdout
-    ranks[0].stdout.readline()
-    os.kill(ranks[1].pid, signal.SIGKILL)
-    killed_at = time.monotonic()
-    _, err = ranks[0].communicate(timeout=60)
-    assert ranks[0].returncode == 1
-    assert "rank 1" in err.splitlines()[-1]
-    assert "Traceback" not in err
-    assert time.monotonic() - killed_at < 20
-    ranks[1].wait()
-
-
-def test_python_face(folder: str) -> None:
-    """The example of the README."""
-    code = (
-        "from lp import Engine, Lookahead\n"
-        f"engine = Engine.from_pretrained({folder!r}, dtype='float32')\n"
-        "done = engine.generate('def f(', max_new_tokens=8, decode=Lookahead(window=7, ngram=5, guesses=7))\n"
-        "parts = list(engine.stream('def f(', max_new_tokens=8))\n"
-        "assert done.text == ''.join(part.text for part in parts)\n"
-        "print(len(done.token_ids), done.finish_reason, done.stats.steps <= 8)\n"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=commands.CHECKOUT)
-    assert result.stdout.split()[1] in ("length", "stop"), result.stderr
