@@ -30,9 +30,10 @@ class Reader:
         self.encoding = encoding
         self.records = []
 
-    def read(self):
-'''
+    def read(self):'''
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+SAMPLED = ["sampling.temperature=0.7", "sampling.seed=5"]
+"""A tiny model's greedy text goes round in circles. With a seed the sampled text is the same for all methods, too."""
 LOOKAHEAD = ["decode=lookahead", "decode.window=7", "decode.ngram=5", "decode.guesses=7"]
 
 
@@ -55,19 +56,18 @@ def measure(num_ranks: int, arguments: list[str]) -> dict[str, Any]:
 
 def compare(console: Console, dtype: str, num_ranks: int, shared: list[str]) -> tuple[list[list[str]], bool]:
     """Rows of the table for one dtype, and whether all texts are the same."""
-    runs = {
-        "autoregressive": (1, ["decode=autoregressive"]),
-        "lookahead": (1, LOOKAHEAD),
-        f"lookahead, {num_ranks} ranks": (num_ranks, LOOKAHEAD),
-    }
+    runs = [("autoregressive", 1, ["decode=autoregressive"]), ("lookahead", 1, LOOKAHEAD)]
+    runs.append(("lookahead", num_ranks, LOOKAHEAD))
     rows, records = [], []
-    for name, (ranks, arguments) in runs.items():
-        with console.status(f"measuring {name} in {dtype}"):
+    for method, ranks, arguments in runs:
+        with console.status(f"measuring {method} on {ranks} rank(s) in {dtype}"):
             records.append(measure(ranks, [*shared, f"model.dtype={dtype}", *arguments]))
         base, record = records[0], records[-1]
         rows.append(
             [
-                f"{dtype} {name}",
+                dtype,
+                method,
+                str(ranks),
                 str(record["steps"]),
                 f"{record['tokens_per_step']:.2f}",
                 f"{record['tokens_per_s']:.0f}",
@@ -84,7 +84,7 @@ def main() -> int:
     parser.add_argument("--max-new-tokens", type=int, default=160, help="tokens to generate (default: %(default)s)")
     options = parser.parse_args()
     console = Console()
-    shared = [f"prompt={PROMPT}", f"max_new_tokens={options.max_new_tokens}", "parallel.threads=1"]
+    shared = [f"prompt={PROMPT}", f"max_new_tokens={options.max_new_tokens}", "parallel.threads=1", *SAMPLED]
 
     console.rule(f"lookahead decoding on {options.ranks} ranks; coloured runs are tokens of one step")
     streamed = subprocess.run(ranks_command(options.ranks, [*shared, *LOOKAHEAD]), env=ENVIRONMENT)
@@ -92,14 +92,14 @@ def main() -> int:
         return streamed.returncode
 
     console.rule("the same prompt, measured: every run is a process of its own, one thread a rank")
-    table = Table("run", "steps", "tokens per step", "tokens/s", "speed-up", "same text")
+    table = Table("dtype", "method", "ranks", "steps", "tokens/step", "tokens/s", "speed-up", "same text")
     rows, is_lossless = compare(console, "float32", options.ranks, shared)
     for row in [*rows, *compare(console, "bfloat16", options.ranks, shared)[0]]:
         table.add_row(*row)
     console.print(table)
     console.print(
-        "Speed-up is over autoregressive decoding of the same dtype. In float32 the text must be the same; in bfloat16 "
-        "near-ties may round to another token.",
+        "Sampled at temperature 0.7 with one seed. Speed-up is over autoregressive decoding of the same dtype. In "
+        "float32 the text must be the same; in bfloat16 near-ties may round to another token.",
         style="dim",
     )
     return 0 if is_lossless else 1
