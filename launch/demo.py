@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 GENERATE = Path(__file__).with_name("generate.py")
 PROMPT = '''import os
@@ -92,7 +92,9 @@ def main() -> int:
         return streamed.returncode
 
     console.rule("the same prompt, measured: every run is a process of its own, one thread a rank")
-    table = Table("dtype", "method", "ranks", "steps", "tokens/step", "tokens/s", "speed-up", "same text")
+    table = Table("dtype", Column("method", no_wrap=True), "ranks", "steps")
+    for figure in ("tokens per step", "tokens a second", "speed-up", "same text"):
+        table.add_column(figure)
     rows, is_lossless = compare(console, "float32", options.ranks, shared)
     for row in [*rows, *compare(console, "bfloat16", options.ranks, shared)[0]]:
         table.add_row(*row)
