@@ -14,8 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 GENERATE = Path(__file__).with_name("generate.py")
 PROMPT = '''import os
@@ -92,9 +93,8 @@ def main() -> int:
         return streamed.returncode
 
     console.rule("the same prompt, measured: every run is a process of its own, one thread a rank")
-    table = Table("dtype", Column("method", no_wrap=True), "ranks", "steps")
-    for figure in ("tokens per step", "tokens a second", "speed-up", "same text"):
-        table.add_column(figure)
+    figures = ("tokens/\nstep", "tokens/\ns", "speed-up", "same\ntext")
+    table = Table("dtype", "method", "ranks", "steps", *figures, box=SIMPLE, collapse_padding=True)
     rows, is_lossless = compare(console, "float32", options.ranks, shared)
     for row in [*rows, *compare(console, "bfloat16", options.ranks, shared)[0]]:
         table.add_row(*row)
