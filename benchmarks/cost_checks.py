@@ -9,9 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.arithmetic import Cost
 from benchmarks.network import LoneRank
-from lp.model.attention import AttentionKind
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
+from lp.model.kernels import AttentionKind
 from lp.tree import TokenTree, chain
 from parallel.channel import HEADER
 from parallel.partition import partition

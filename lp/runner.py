@@ -137,4 +137,4 @@ class SingleDevice(ForwardRunner):
         return residence.sampler.answers(logits, tree, sequence.tokens)
 
     def close(self, sequence: Sequence) -> None:
-        del self.residences[sequence.id]
+        self.model.release(self.residences.pop(sequence.id).cache)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,13 @@ import torch
 from transformers import PreTrainedModel
 
 from lp import Engine
+from lp.cache_files import VARIABLE
 from tests.models import load_reference, save_checkpoint
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What is compiled or measured is kept between test runs, and apart from what its user has."""
+    os.environ.setdefault(VARIABLE, str(config.cache.mkdir("lookahead")))
 
 
 @pytest.fixture(scope="session", autouse=True)

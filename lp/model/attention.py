@@ -1,20 +1,21 @@
 """Tree attention, as an attention function of transformers' AttentionInterface.
 
 A row sees the whole cached prefix and its own ancestors; a sliding-window layer sees those of them that are less than
-its window away. The step's mask reaches the function as an argument of the model's forward.
+its window away. The step's masks reach the function as an argument of the model's forward.
 
     R rows of the tree, S = cached prefix + R, H key/value heads, G query heads for each of them, D head dimension
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
+
+from lp.model.kernels import AttentionKind, LayerAttention, UnsupportedAttention, attend
 
 NAME = "token_tree"
 UNDERSTOOD = {
@@ -22,14 +23,8 @@ UNDERSTOOD = {
     "layer_idx", "cache_position",
 }  # fmt: skip
 """Arguments that models pass to an attention function and that change nothing here."""
-
-
-class AttentionKind(StrEnum):
-    """auto and sdpa: torch's fused kernels. eager: plain matrix products, the reference."""
-
-    auto = "auto"
-    sdpa = "sdpa"
-    eager = "eager"
+MaskKey = tuple[int | None, int]
+"""What a mask is made for: the sliding window of a layer, query heads of a group."""
 
 
 @dataclass
@@ -43,40 +38,60 @@ class AttentionSettings:
     prefill_chunk: int = 512
 
 
-class UnsupportedAttention(ValueError):
-    """A layer asks for attention that the tree cannot be given exactly."""
-
-
 @dataclass
-class Step:
-    """The visibility of one step. Made anew for each step; its masks are shared by all layers.
+class Step(ABC):
+    """What the layers share in one forward: how their rows see. Made anew for each.
 
-    cached: length of the prefix. positions: [R] of the rows. visibility: [R, R] bool. incoming, outgoing: hidden states
-    [1, R, hidden] between the stages of a pipeline.
+    incoming, outgoing: hidden states [1, R, hidden] between the stages of a pipeline. layers_seen, windows_seen: the
+    layers that have asked, and their sliding windows.
+    """
+
+    kind: AttentionKind
+    incoming: Tensor | None = None
+    outgoing: Tensor | None = None
+    layers_seen: list[int] = field(default_factory=list)
+    windows_seen: set[int | None] = field(default_factory=set)
+
+    @abstractmethod
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
+        """query [1, H*G, R, D], key and value [1, H, .., D] as the step's cache gave them -> [1, R, H*G, D]."""
+
+
+@dataclass(kw_only=True)
+class TreeStep(Step):
+    """A step given by its tree.
+
+    cached: length of the prefix. positions: [R] of the rows. visibility: [R, R] bool. masks: those made so far, by
+    sliding window and query heads of a group.
     """
 
     cached: int
     positions: Tensor
     visibility: Tensor
     dtype: torch.dtype
-    kind: AttentionKind = AttentionKind.auto
-    incoming: Tensor | None = None
-    outgoing: Tensor | None = None
-    layers_seen: list[int] = field(default_factory=list)
-    windows_seen: set[int | None] = field(default_factory=set)
-    _masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
+    masks: dict[MaskKey, Tensor] = field(default_factory=dict)
 
     def mask(self, sliding_window: int | None, group: int) -> Tensor:
-        """[G*R, S] additive, once for each query head of a group: 0 where a row sees a key, -inf elsewhere."""
-        if (sliding_window, group) not in self._masks:
-            visible = torch.cat([self.visibility.new_ones(len(self.positions), self.cached), self.visibility], dim=1)
+        """[G*R, M] additive, once for each query head of a group: 0 where a row sees a key, -inf elsewhere.
+
+        It speaks of the last M keys: the rows' own, and in a windowed layer those of the prefix that some row may see.
+        """
+        if (sliding_window, group) not in self.masks:
+            visible = self.visibility
             if sliding_window is not None:
-                keys = torch.cat([torch.arange(self.cached, device=self.positions.device), self.positions])
+                num_near = min(self.cached, sliding_window)
+                near = torch.arange(self.cached - num_near, self.cached, device=visible.device)
+                keys = torch.cat([near, self.positions])
+                visible = torch.cat([visible.new_ones(len(visible), num_near), visible], dim=1)
                 visible = visible & (self.positions[:, None] - keys[None, :] < sliding_window)
             mask = torch.zeros(visible.shape, dtype=self.dtype, device=visible.device)
             mask = mask.masked_fill_(~visible, float("-inf")).repeat(group, 1)
-            self._masks[sliding_window, group] = mask
-        return self._masks[sliding_window, group]
+            self.masks[sliding_window, group] = mask
+        return self.masks[sliding_window, group]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
+        mask = self.mask(how.sliding_window, query.shape[1] // key.shape[1])
+        return attend(query, key, value, mask, self.kind, how)
 
 
 def tree_attention(
@@ -93,36 +108,20 @@ def tree_attention(
     softcap: float | None = None,
     **others,
 ) -> tuple[Tensor, None]:
-    """query [1, H*G, R, D], key and value [1, H, S, D] -> [1, R, H*G, D]. Raises UnsupportedAttention."""
+    """query [1, H*G, R, D], key and value as the step's cache gave them -> [1, R, H*G, D].
+
+    Raises UnsupportedAttention.
+    """
     unknown = [name for name, given in others.items() if name not in UNDERSTOOD and given is not None]
     if unknown:
         raise UnsupportedAttention(
             f"its attention uses {', '.join(sorted(unknown))}, which tree attention does not know"
         )
-    step.layers_seen.append(getattr(module, "layer_idx", -1))
+    layer = getattr(module, "layer_idx", -1)
+    step.layers_seen.append(layer)
     step.windows_seen.add(sliding_window)
-    _, num_queries, num_rows, head_dim = query.shape
-    heads = key.shape[1]
-    group = num_queries // heads
-    scale = head_dim**-0.5 if scaling is None else scaling
-    # Query heads that share a key/value head become rows of it, so that keys and values are never repeated.
-    folded = query.reshape(1, heads, group * num_rows, head_dim)
-    mask = step.mask(sliding_window, group)
-    if softcap or step.kind is AttentionKind.eager:
-        out = _eager(folded, key, value, mask, scale, softcap)
-    else:
-        out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
-    return out.reshape(1, num_queries, num_rows, value.shape[3]).transpose(1, 2).contiguous(), None
-
-
-def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Attention by matrix products: the reference, and the way to bound scores by tanh (Gemma 2), which no kernel of
-    torch's scaled_dot_product_attention offers.
-    """
-    scores = query @ key.transpose(2, 3) * scale
-    if softcap:
-        scores = torch.tanh(scores / softcap) * softcap
-    return (scores + mask).softmax(dim=-1, dtype=torch.float32).to(query.dtype) @ value
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    return step.attend(layer, query, key, value, LayerAttention(scale, sliding_window, softcap or None)), None
 
 
 def register() -> None:

@@ -67,6 +67,11 @@ class KVCache(Cache):
         self.length += len(rows)
 
     @property
+    def is_written(self) -> bool:
+        """Whether all layers have their place: they get it when they are first written."""
+        return len(self.keys) == self.num_layers
+
+    @property
     def num_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (*self.keys.values(), *self.values.values()))
 

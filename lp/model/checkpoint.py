@@ -23,9 +23,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from lp.model.attention import AttentionKind
+from lp.cache_files import folder
 from lp.model.causal import CausalModel
+from lp.model.compilation import CompileMode, make_fast
 from lp.model.exactness import check_config, check_tree
+from lp.model.kernels import AttentionKind
 
 log = logging.getLogger("lookahead")
 
@@ -59,13 +61,14 @@ class ModelSettings:
     """Which model, and how it is held.
 
     path: folder or hub id. dtype: float32, bfloat16 or float16. device: auto, cpu, cuda or cuda:N. max_length: None is
-    the model's own limit.
+    the model's own limit. compile: see CompileMode.
     """
 
     path: str = "demo/python-11m"
     dtype: str = "float32"
     device: str = "auto"
     max_length: int | None = None
+    compile: CompileMode = CompileMode.auto
 
 
 @dataclass
@@ -124,6 +127,10 @@ def load(
     max_length = _max_length(config, settings.max_length)
     causal = CausalModel(model, max_length, _eos(generation, config, tokenizer), attention, layers)
     check_tree(causal)
+    if reader is None:
+        make_fast(causal, settings.compile, folder("compiled"))
+    elif settings.compile is CompileMode.on:
+        raise ValueError("model.compile=on is for a rank that holds the whole model; use model.compile=off")
     return Checkpoint(Path(os.path.abspath(settings.path)).name, causal, tokenizer, generation)
 
 

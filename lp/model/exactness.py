@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from lp.model import attention
-from lp.model.attention import Step
+from lp.model.attention import TreeStep
 from lp.model.causal import CausalModel
 from lp.tree import TokenTree, TreeBuilder, chain
 
@@ -69,7 +69,7 @@ def check_tree(model: CausalModel) -> None:
         )
 
 
-def _probe(model: CausalModel, number: int) -> tuple[float, Step]:
+def _probe(model: CausalModel, number: int) -> tuple[float, TreeStep]:
     """The largest relative error of a row of a small tree, a few cached tokens and a root with two branches."""
     tokens = [(7 + 31 * i + 5 * number) % model.vocab_size for i in range(10)]
     trunk = tokens[:5]
@@ -80,10 +80,11 @@ def _probe(model: CausalModel, number: int) -> tuple[float, Step]:
     tree = builder.build()
     logits, step = _tree_logits(model, trunk, tree)
     paths = [[*trunk, *tree.tokens[tree.path(row)].tolist()] for row in range(len(tree))]
-    return max(_relative_error(found, _own_logits(model, path)) for found, path in zip(logits, paths)), step
+    return max(relative_error(found, _own_logits(model, path)) for found, path in zip(logits, paths)), step
 
 
-def _relative_error(found: Tensor, expected: Tensor) -> float:
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """The distance of logits from those expected, as a share of how far these spread; inf if some are no numbers."""
     error = ((found - expected).norm() / (expected - expected.mean()).norm().clamp_min(1e-9)).item()
     return error if math.isfinite(error) else math.inf
 
@@ -97,7 +98,7 @@ def _sliding_window(model: CausalModel) -> int | None:
     return window if window and is_used and window < model.max_length else None
 
 
-def _tree_logits(model: CausalModel, trunk: list[int], tree: TokenTree) -> tuple[Tensor, Step]:
+def _tree_logits(model: CausalModel, trunk: list[int], tree: TokenTree) -> tuple[Tensor, TreeStep]:
     cache = model.make_cache(len(trunk) + len(tree))
     model.forward(chain(trunk), cache, num_logits=1)
     cache.keep(range(len(trunk)))

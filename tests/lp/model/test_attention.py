@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lp.model.attention import AttentionKind, Step, UnsupportedAttention, tree_attention
+from lp.model.attention import TreeStep, tree_attention
+from lp.model.kernels import AttentionKind, UnsupportedAttention
 from lp.tree import PREFIX, TokenTree
 from tests.lp.test_tree import random_tree
 
@@ -44,12 +45,13 @@ def plainly(
     return out
 
 
-def make_step(tree: TokenTree, cached: int, kind: AttentionKind = AttentionKind.auto) -> Step:
+def make_step(tree: TokenTree, cached: int, kind: AttentionKind = AttentionKind.two_part) -> TreeStep:
     positions = torch.from_numpy(tree.depths) + cached
-    return Step(cached, positions, torch.from_numpy(tree.visibility), torch.float32, kind)
+    visibility = torch.from_numpy(tree.visibility)
+    return TreeStep(kind, cached=cached, positions=positions, visibility=visibility, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("kind", list(AttentionKind))
+@pytest.mark.parametrize("kind", [AttentionKind.two_part, AttentionKind.sdpa, AttentionKind.eager])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("window", [None, 1, 3, 9, 1000])
 @pytest.mark.parametrize("cached", [0, 1, 13])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lp.model.attention import Step
+from lp.model.attention import TreeStep
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.exactness import UnsupportedArchitecture, check_tree
@@ -23,7 +23,7 @@ def load_tiny(folder: Path, **settings: Any) -> CausalModel:
     return load(ModelSettings(path=str(folder), device="cpu", **settings)).model
 
 
-def see_everything(step: Step, sliding_window: int | None, group: int) -> torch.Tensor:
+def see_everything(step: TreeStep, sliding_window: int | None, group: int) -> torch.Tensor:
     """Rows see all rows before them, as in a chain: what a model does that ignores the tree."""
     num_rows = len(step.positions)
     visible = torch.ones(num_rows, step.cached + num_rows).tril(step.cached)
@@ -40,7 +40,7 @@ def test_broken_visibility_is_found_out(
 ) -> None:
     model = load_tiny(checkpoint_folder(architecture), dtype=dtype)
     check_tree(model)
-    monkeypatch.setattr(Step, "mask", see_everything)
+    monkeypatch.setattr(TreeStep, "mask", see_everything)
     with pytest.raises(UnsupportedArchitecture, match="other logits for a token tree than for its paths"):
         check_tree(model)
 

@@ -1,0 +1,185 @@
+"""Attention of a tree's rows over the cached prefix and one another, by the kernels that there are.
+
+In two parts: the prefix, which every row sees whole, needs no mask; the rows' own keys, as many as there are rows, are
+masked; the two are merged in float32 by their log-sum-exp. So no mask of the prefix's length is made, keys and values
+are neither repeated for grouped heads nor copied, and a kernel without masks serves for the long part.
+
+    R rows, S = cached prefix + R, H key/value heads, G query heads for each of them, D head dimension,
+    M trailing keys that a mask speaks of
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import varlen
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+HALF = (torch.float16, torch.bfloat16)
+LARGEST_HEAD = 256
+"""Head dimension up to which flash-attn and torch's varlen_attn work."""
+
+
+class AttentionKind(StrEnum):
+    """auto: two_part on a CPU, flash or varlen on a GPU where they can be used, else sdpa. two_part: in two parts by
+    torch's CPU kernel. flash, varlen: in two parts on a GPU, the prefix by flash-attn or by torch's varlen_attn. sdpa:
+    in one part by torch's fused kernels with a mask. eager: in one part by plain matrix products, the reference.
+    """
+
+    auto = "auto"
+    two_part = "two_part"
+    flash = "flash"
+    varlen = "varlen"
+    sdpa = "sdpa"
+    eager = "eager"
+
+
+class UnsupportedAttention(ValueError):
+    """Attention that a layer asks for, or a user, and that cannot be had."""
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """What a layer asks for. scale: of the scores. softcap: what their tanh is bounded by (Gemma 2)."""
+
+    scale: float
+    sliding_window: int | None = None
+    softcap: float | None = None
+
+
+def settle_kind(kind: AttentionKind, device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionKind:
+    """What auto stands for; any other kind as it is. Raises UnsupportedAttention for one that cannot be used here."""
+    if kind is AttentionKind.auto:
+        usable = (AttentionKind.two_part, AttentionKind.flash, AttentionKind.varlen)
+        return next((one for one in usable if not _obstacle(one, device, dtype, head_dim)), AttentionKind.sdpa)
+    if obstacle := _obstacle(kind, device, dtype, head_dim):
+        instead = settle_kind(AttentionKind.auto, device, dtype, head_dim)
+        raise UnsupportedAttention(
+            f"attention={kind} cannot be used: {obstacle}; use attention=auto, which is {instead} here"
+        )
+    return kind
+
+
+def _obstacle(kind: AttentionKind, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
+    """Why a kind cannot be used; empty if it can."""
+    if kind is AttentionKind.two_part:
+        return "" if device.type == "cpu" else "it is for the CPU"
+    if kind not in (AttentionKind.flash, AttentionKind.varlen):
+        return ""
+    if kind is AttentionKind.flash and importlib.util.find_spec("flash_attn") is None:
+        return "flash-attn is not installed (pip install 'lookahead-parallel[flash]')"
+    if kind is AttentionKind.varlen and "seqused_k" not in inspect.signature(varlen.varlen_attn).parameters:
+        return f"varlen_attn of torch {torch.__version__} takes no seqused_k"
+    if device.type != "cuda":
+        return f"it needs a CUDA device, and this is {device.type}"
+    if dtype not in HALF:
+        return f"it needs float16 or bfloat16, and this is {str(dtype).removeprefix('torch.')}"
+    if head_dim > LARGEST_HEAD or head_dim % 8:
+        return f"it needs a head dimension that is a multiple of 8 up to {LARGEST_HEAD}, and this is {head_dim}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "it needs a GPU of compute capability 8.0 or later"
+    return ""
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: AttentionKind, how: LayerAttention) -> Tensor:
+    """query [1, H*G, R, D], key and value [1, H, S, D] -> [1, R, H*G, D].
+
+    mask: [G*R, M] additive, of the last M keys, once for each query head of a group. The keys before are seen by all
+    rows, or by none if the layer has a sliding window.
+    """
+    num_before = key.shape[2] - mask.shape[1]
+    if how.sliding_window is not None:
+        key, value, num_before = key[:, :, num_before:], value[:, :, num_before:], 0
+    in_parts = kind in (AttentionKind.two_part, AttentionKind.flash, AttentionKind.varlen)
+    if in_parts and not how.softcap and key.shape[3] == value.shape[3]:
+        out = _in_parts(query, key, value, mask, kind, how.scale, num_before)
+    else:
+        out = _in_one(query, key, value, mask, kind, how, num_before)
+    return out.transpose(1, 2).contiguous()
+
+
+def _in_one(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: AttentionKind, how: LayerAttention, num_before: int
+) -> Tensor:
+    """[1, H*G, R, D] by one softmax over all keys. Bounding scores by tanh is something no kernel offers."""
+    whole = pad(mask, (num_before, 0))
+    folded = fold(query, key.shape[1])
+    if kind is not AttentionKind.eager and not how.softcap:
+        out = scaled_dot_product_attention(folded, key, value, attn_mask=whole, scale=how.scale)
+    else:
+        scores = folded @ key.transpose(2, 3) * how.scale
+        if how.softcap:
+            scores = torch.tanh(scores / how.softcap) * how.softcap
+        out = (scores + whole).softmax(dim=-1, dtype=torch.float32).to(query.dtype) @ value
+    return out.reshape(1, query.shape[1], query.shape[2], value.shape[3])
+
+
+def fold(query: Tensor, heads: int) -> Tensor:
+    """[1, H*G, R, D] -> [1, H, G*R, D]: query heads that share a key/value head become rows of it, so that keys and
+    values are never repeated.
+    """
+    return query.reshape(1, heads, -1, query.shape[3])
+
+
+def _in_parts(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: AttentionKind, scale: float, num_before: int
+) -> Tensor:
+    tail = masked_part(query, key[:, :, num_before:], value[:, :, num_before:], mask, scale)
+    if num_before == 0:
+        return tail[0].to(query.dtype)
+    length = torch.full((1,), num_before, dtype=torch.int32, device=query.device)
+    prefix = prefix_part(query, key[:, :, :num_before], value[:, :, :num_before], length, kind, scale)
+    return merge(*prefix, *tail)
+
+
+def masked_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """[1, H*G, R, D] and log-sum-exp [1, H*G, R] over keys [1, H, M, D] that a mask [G*R, M] speaks of."""
+    folded = fold(query, key.shape[1])
+    if query.device.type == "cpu":
+        out, sums = _on_cpu(folded, key, value, mask, scale)
+    else:
+        scores = (folded @ key.transpose(2, 3)).float() * scale + mask
+        sums = scores.logsumexp(dim=-1)
+        out = (scores - sums[..., None]).exp().to(query.dtype) @ value
+    return out.reshape(query.shape), sums.reshape(query.shape[:3])
+
+
+def _on_cpu(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(query, key, value, 0.0, False, attn_mask=mask, scale=scale)
+
+
+def prefix_part(
+    query: Tensor, key: Tensor, value: Tensor, length: Tensor, kind: AttentionKind, scale: float
+) -> tuple[Tensor, Tensor]:
+    """[1, H*G, R, D] and log-sum-exp [1, H*G, R] over the first `length` (int32 [1], on the device) keys, unmasked."""
+    if kind is AttentionKind.two_part:
+        out, sums = _on_cpu(fold(query, key.shape[1]), key, value, None, scale)
+        return out.reshape(query.shape), sums.reshape(query.shape[:3])
+    rows, keys, values = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    if kind is AttentionKind.flash:
+        from flash_attn import flash_attn_with_kvcache  # pyright: ignore[reportMissingImports]  # an extra
+
+        out, sums = flash_attn_with_kvcache(
+            rows, keys, values, cache_seqlens=length, softmax_scale=scale, return_softmax_lse=True
+        )
+        return out.transpose(1, 2), sums
+    num_rows, capacity = rows.shape[1], keys.shape[1]
+    ends = torch.arange(2, dtype=torch.int32, device=query.device)
+    out, sums = varlen.varlen_attn(
+        rows[0], keys[0], values[0], ends * num_rows, ends * capacity, num_rows, capacity,
+        scale=scale, enable_gqa=True, seqused_k=length, return_aux=varlen.AuxRequest(lse=True),
+    )  # fmt: skip
+    return out[None].transpose(1, 2), sums[None]
+
+
+def merge(prefix: Tensor, prefix_sums: Tensor, tail: Tensor, tail_sums: Tensor) -> Tensor:
+    """Attention [1, H*G, R, D] over two sets of keys from that over each, by their log-sum-exp [1, H*G, R]."""
+    share = torch.sigmoid(tail_sums.float() - prefix_sums.float())[..., None]
+    return torch.lerp(prefix.float(), tail.float(), share).to(prefix.dtype)

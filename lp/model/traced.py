@@ -1,0 +1,161 @@
+"""The forward as a function of tensors alone, which can be compiled ahead of time or captured as a graph.
+
+What changes from step to step without changing a shape (the length of the prefix) is a tensor, and what a compiler need
+not look into (writing rows to the cache, attention over it) is one operator.
+
+    R rows, N of them with logits, V vocabulary, L layers
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+
+from lp.model.attention import MaskKey, Step
+from lp.model.kernels import AttentionKind, LayerAttention, attend, masked_part, merge, prefix_part
+
+_LIBRARY = torch.library.Library("lookahead", "DEF")
+_LIBRARY.define(
+    "tree_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, Tensor length, "
+    "Tensor mask, str kind, float scale, int? sliding_window, float? softcap) -> Tensor"
+)
+
+
+def _tree_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    length: Tensor,
+    mask: Tensor,
+    kind: str,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """Writes the rows' key and value [1, H, R, D] behind the prefix of the cache's keys and values [1, H, capacity, D]
+    and attends: [1, R, H*G, D]. length: int64 [], of the prefix.
+    """
+    if query.device.type == "cpu":
+        start = int(length)
+        end = start + key.shape[2]
+        keys[:, :, start:end] = key
+        values[:, :, start:end] = value
+        how = LayerAttention(scale, sliding_window, softcap)
+        return attend(query, keys[:, :, :end], values[:, :, :end], mask, AttentionKind(kind), how)
+    return _without_host(query, key, value, keys, values, length, mask, AttentionKind(kind), scale)
+
+
+def _without_host(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    length: Tensor,
+    mask: Tensor,
+    kind: AttentionKind,
+    scale: float,
+) -> Tensor:
+    """On a GPU the host must not learn the length: a captured graph is replayed with others."""
+    places = length + torch.arange(key.shape[2], device=key.device)
+    keys.index_copy_(2, places, key)
+    values.index_copy_(2, places, value)
+    tail = masked_part(query, key, value, mask, scale)
+    prefix = prefix_part(query, keys, values, length.to(torch.int32)[None], kind, scale)
+    return merge(*prefix, *tail).transpose(1, 2).contiguous()
+
+
+_LIBRARY.impl("tree_attention", _tree_attention, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("lookahead::tree_attention", lib=_LIBRARY)
+def _shape_of_tree_attention(query: Tensor, key: Tensor, value: Tensor, *others: object) -> Tensor:
+    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+@dataclass(kw_only=True)
+class TracedStep(Step):
+    """A step whose prefix is in tensors. masks: all that its layers ask for. keys, values: of each layer."""
+
+    masks: dict[MaskKey, Tensor]
+    keys: list[Tensor]
+    values: list[Tensor]
+    length: Tensor
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
+        mask = self.masks[how.sliding_window, query.shape[1] // key.shape[1]]
+        return torch.ops.lookahead.tree_attention(
+            query, key, value, self.keys[layer], self.values[layer], self.length, mask,
+            str(self.kind), how.scale, how.sliding_window, how.softcap,
+        )  # fmt: skip
+
+
+class RowsOnly(Cache):
+    """A cache that hands a layer its own rows back: the operator knows where the prefix is."""
+
+    def __init__(self, num_layers: int):
+        super().__init__(layers=[])
+        self.num_layers = num_layers
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return self.num_layers
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return query_length, 0
+
+
+class TracedForward(nn.Module):
+    """A model's forward over a tree's rows, of tensors alone."""
+
+    def __init__(self, model: PreTrainedModel, kind: AttentionKind, mask_keys: list[MaskKey]):
+        """mask_keys: what the model's layers ask masks for, in the order in which masks are given."""
+        super().__init__()
+        self.model = model
+        self.kind = kind
+        self.mask_keys = mask_keys
+        self.num_layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        answered: Tensor,
+        length: Tensor,
+        masks: list[Tensor],
+        keys: list[Tensor],
+        values: list[Tensor],
+    ) -> Tensor:
+        """tokens, positions [R] int64; answered [N] rows that need logits; length [] of the prefix; masks as
+        Step.mask makes them; keys, values: L of [1, H, capacity, D], written. Returns float32 logits [N, V].
+        """
+        by_key = dict(zip(self.mask_keys, masks, strict=True))
+        step = TracedStep(self.kind, masks=by_key, keys=keys, values=values, length=length)
+        output = self.model(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            past_key_values=RowsOnly(self.num_layers),
+            use_cache=True,
+            logits_to_keep=answered,
+            step=step,
+        )
+        return output.logits[0].float()
