@@ -28,6 +28,7 @@ from lp.model.causal import CausalModel
 from lp.model.compilation import CompileMode, make_fast
 from lp.model.exactness import check_config, check_tree
 from lp.model.kernels import AttentionKind
+from lp.model.memory import check_fits
 
 log = logging.getLogger("lookahead")
 
@@ -120,11 +121,13 @@ def load(
     _check_folder(settings.path)
     config = _read_config(settings.path)
     check_config(config)
+    max_length = _max_length(config, settings.max_length)
+    if reader is None:
+        check_fits(settings.path, config, dtype, device, max_length)
     model, layers = (reader or read_whole)(settings.path, config, dtype, device)
     generation = _read_generation(settings.path, config)
     _warn_of_ignored(generation, settings.path)
     tokenizer = _read_tokenizer(settings.path)
-    max_length = _max_length(config, settings.max_length)
     causal = CausalModel(model, max_length, _eos(generation, config, tokenizer), attention, layers)
     check_tree(causal)
     if reader is None:

@@ -9,6 +9,8 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
+import psutil
+
 from lp.model.ahead_of_time import CompilationFailed, compile_ahead
 from lp.model.attention import MaskKey
 from lp.model.cache import KVCache
@@ -76,6 +78,11 @@ def _compile_for_cpu(
         raise CompilationFailed("there is no folder to keep it in")
     if not any(shutil.which(compiler) for compiler in ("c++", "g++", "clang++")):
         raise CompilationFailed("there is no C++ compiler; install g++")
+    needed = 2 * sum(weight.numel() * weight.element_size() for weight in model.model.parameters())
+    if needed > (free := psutil.virtual_memory().available):
+        raise CompilationFailed(
+            f"its packed weights take {needed / 1e9:.1f} GB beside the model, and {free / 1e9:.1f} GB are free"
+        )
     return compile_ahead(model, cache, mask_keys, folder, fresh)
 
 
