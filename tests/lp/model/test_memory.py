@@ -34,6 +34,6 @@ def test_a_gpu_that_is_too_small_is_named_with_the_numbers(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * 10**9, 10**10))
     check_fits(folder, config, torch.float32, GPU, CONTEXT)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**8, 10**10))
-    with pytest.raises(DoesNotFit, match=r"does not fit cuda:0: .* 0\.6 GB .* 0\.1 of 10\.0 GB are free; use"):
+    with pytest.raises(DoesNotFit, match=r"does not fit cuda:0: .* 0\.6 GB, and 0\.1 of 10\.0 GB are free; use"):
         check_fits(folder, config, torch.float32, GPU, CONTEXT)
     check_fits(folder, config, torch.float32, torch.device("cpu"), CONTEXT)
