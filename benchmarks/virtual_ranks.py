@@ -98,7 +98,7 @@ class VirtualLookaheadParallel(ForwardRunner):
         merged = np.empty((len(tree), answers[0].shape[1]), dtype=np.int32)
         for part, answered in reversed(list(zip(parts, answers, strict=True))):
             merged[part] = answered
-        return Answers.unpack(merged)
+        return Answers.unpack(merged, sequence.num_candidates)
 
 
 def record(

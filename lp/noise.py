@@ -7,6 +7,7 @@ without Communication and Drafter-Invariant Speculative Decoding", 2024).
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,10 +56,21 @@ class NoiseSource:
         self.device = device
         self._by_position: dict[int, Tensor] = {}
 
-    def at(self, positions: list[int]) -> Tensor:
-        """[R, V] noise for R positions. Sequences only grow, so what lies before all of them is forgotten."""
-        for position in set(positions) - self._by_position.keys():
+    def add_to(self, scores_RV: Tensor, positions: np.ndarray, quiet: np.ndarray | None = None) -> None:
+        """Adds the noise of R positions to scores, in place, but not to rows that are quiet ([R] bool).
+
+        Sequences only grow, so what lies before all of the positions is forgotten.
+        """
+        for known in [known for known in self._by_position if known < positions.min()]:
+            del self._by_position[known]
+        noisy = np.arange(len(positions)) if quiet is None else np.flatnonzero(~quiet)
+        order = noisy[np.argsort(positions[noisy], kind="stable")]
+        found, starts = np.unique(positions[order], return_index=True)
+        rows = torch.from_numpy(order).to(scores_RV.device)
+        for position, start, end in zip(found.tolist(), starts, [*starts[1:], len(order)], strict=True):
+            scores_RV[rows[start:end]] += self._of(position)
+
+    def _of(self, position: int) -> Tensor:
+        if position not in self._by_position:
             self._by_position[position] = gumbel(self.seed, position, self.vocab_size, self.device)
-        for position in [known for known in self._by_position if known < min(positions)]:
-            del self._by_position[position]
-        return torch.stack([self._by_position[position] for position in positions])
+        return self._by_position[position]

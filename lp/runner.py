@@ -124,7 +124,10 @@ class SingleDevice(ForwardRunner):
 
     def open(self, sequence: Sequence) -> None:
         model = self.model
-        sampler = Sampler(sequence.sampling, sequence.prompt_length, model.eos, model.vocab_size, str(model.device))
+        sampler = Sampler(
+            sequence.sampling, sequence.prompt_length, model.eos, model.vocab_size, str(model.device),
+            sequence.num_candidates,
+        )  # fmt: skip
         self.residences[sequence.id] = Residence(model.make_cache(len(sequence.tokens) + 1), sampler)
 
     def forward(self, sequence: Sequence, tree: TokenTree) -> Answers:

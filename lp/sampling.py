@@ -29,6 +29,7 @@ from transformers import (
 )
 
 from lp.noise import NoiseSource
+from lp.selection import best_tokens
 from lp.tree import TokenTree
 from lp.verification import NOT_A_TOKEN, Answers
 
@@ -160,9 +161,18 @@ def warpers(sampling: Sampling) -> LogitsProcessorList:
 class Sampler:
     """Answers for the rows of one sequence's trees."""
 
-    def __init__(self, sampling: Sampling, prompt_length: int, eos: Sequence[int], vocab_size: int, device: str):
-        """sampling: with no None left but `logprobs`."""
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompt_length: int,
+        eos: Sequence[int],
+        vocab_size: int,
+        device: str,
+        num_candidates: int = 0,
+    ):
+        """sampling: with no None left but `logprobs`. num_candidates: K, best tokens to give for each row."""
         assert sampling.seed is not None and sampling.temperature is not None
+        self.num_candidates = min(num_candidates, vocab_size)
         self.logprobs = sampling.logprobs
         self.bias = LogitsProcessorList()
         if sampling.logit_bias:
@@ -175,15 +185,16 @@ class Sampler:
         """logits_RV: float32 logits of the tree's rows. tokens: the sequence, whose last token is the tree's root."""
         scores_RV = self.scores(logits_RV, tree, tokens)
         if self.noise:
-            scores_RV = scores_RV + self.noise.at((tree.depths + len(tokens)).tolist())
-        targets_R = scores_RV.argmax(dim=-1)
-        valid_R = ~logits_RV.isnan().any(dim=-1)
-        columns = [torch.where(valid_R, targets_R, NOT_A_TOKEN)[:, None]]
+            scores_RV = scores_RV.clone() if scores_RV is logits_RV else scores_RV
+            self.noise.add_to(scores_RV, tree.depths + len(tokens), tree.quiet)
+        best_RK, are_numbers_R = best_tokens(scores_RV, max(1, self.num_candidates))
+        columns = [torch.where(are_numbers_R[:, None], best_RK, NOT_A_TOKEN)]
         if self.logprobs is not None:
             logprobs_RV = logits_RV.log_softmax(dim=-1)
             top = logprobs_RV.topk(self.logprobs, dim=-1)
-            columns += [_bits(logprobs_RV.gather(1, targets_R[:, None])), top.indices, _bits(top.values)]
-        return Answers.unpack(torch.cat(columns, dim=1).to(torch.int32).cpu().numpy())
+            columns += [_bits(logprobs_RV.gather(1, best_RK[:, :1])), top.indices, _bits(top.values)]
+        packed = torch.cat(columns, dim=1).to(torch.int32).cpu().numpy()
+        return Answers.unpack(packed, self.num_candidates)
 
     def scores(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Tensor:
         """[R, V] after all processors: what a token is drawn from, as log-probabilities up to a constant of the row."""

@@ -24,11 +24,13 @@ class TokenTree:
     tokens: [R] int64 token ids.
     parents: [R] int64 row of each parent, `PREFIX` for the first row; `parents[i] < i`.
     depths: [R] int64 distance from the first row, which has depth 0.
+    quiet: [R] bool, rows to be answered as greedy decoding would whatever the sampling; None is none of them.
     """
 
     tokens: np.ndarray
     parents: np.ndarray
     depths: np.ndarray
+    quiet: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -65,7 +67,8 @@ class TokenTree:
         new_row[index] = np.arange(len(index))
         parents = new_row[self.parents[index]]
         assert (parents[1:] != PREFIX).all(), "a part of a tree must be closed under ancestors"
-        return TokenTree(self.tokens[index], parents, self.depths[index])
+        quiet = None if self.quiet is None else self.quiet[index]
+        return TokenTree(self.tokens[index], parents, self.depths[index], quiet)
 
     def under(self, trunk: Sequence[int]) -> TokenTree:
         """This tree hung under a chain of tokens that the sequence has but a cache lacks."""

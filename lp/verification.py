@@ -33,18 +33,21 @@ class Answers:
     """What the model answers for each row of a tree.
 
     targets: [R] int64, the token that follows the row's path, or NOT_A_TOKEN.
+    candidates: [R, K] the K best tokens, best first: the target and what came next to it, or None if not asked for.
     logprobs: [R] float32 of the target under the unprocessed distribution, or None if not asked for.
     top_tokens, top_logprobs: [R, K] the K likeliest alternatives of the same distribution, best first.
     """
 
     targets: np.ndarray
+    candidates: np.ndarray | None = None
     logprobs: np.ndarray | None = None
     top_tokens: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
 
     def pack(self) -> np.ndarray:
-        """[R, C] int32: all there is, floats by their bits. C = 1, or 2 + 2K with log-probabilities."""
-        columns = [self.targets.astype(np.int32)[:, None]]
+        """[R, C] int32: all there is, floats by their bits. C = max(K, 1), and 1 + 2T more with T log-probabilities."""
+        first = self.targets[:, None] if self.candidates is None else self.candidates
+        columns = [first.astype(np.int32)]
         if self.logprobs is not None and self.top_tokens is not None and self.top_logprobs is not None:
             columns.append(self.logprobs.astype(np.float32)[:, None].view(np.int32))
             columns.append(self.top_tokens.astype(np.int32))
@@ -52,14 +55,17 @@ class Answers:
         return np.concatenate(columns, axis=1)
 
     @staticmethod
-    def unpack(packed: np.ndarray) -> Answers:
-        """The inverse of `pack`."""
+    def unpack(packed: np.ndarray, num_candidates: int = 0) -> Answers:
+        """The inverse of `pack`. num_candidates: K, 0 if they were not asked for."""
+        first = max(1, num_candidates)
         targets = packed[:, 0].astype(np.int64)
-        if packed.shape[1] == 1:
-            return Answers(targets)
-        num_top = (packed.shape[1] - 2) // 2
+        candidates = packed[:, :num_candidates] if num_candidates else None
+        if packed.shape[1] == first:
+            return Answers(targets, candidates)
+        num_top = (packed.shape[1] - first - 1) // 2
         floats = np.ascontiguousarray(packed).view(np.float32)
-        return Answers(targets, floats[:, 1], packed[:, 2 : 2 + num_top], floats[:, 2 + num_top :])
+        top_tokens = packed[:, first + 1 : first + 1 + num_top]
+        return Answers(targets, candidates, floats[:, first], top_tokens, floats[:, first + 1 + num_top :])
 
 
 def verify(tree: TokenTree, targets: np.ndarray) -> Accepted:

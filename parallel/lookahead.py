@@ -49,4 +49,4 @@ class LookaheadParallel(ForwardRunner):
         merged = np.empty((len(tree), mine.shape[1]), dtype=np.int32)
         for part, answers in reversed(list(zip(parts, by_replica, strict=True))):
             merged[part] = answers[: len(part)]
-        return Answers.unpack(merged)
+        return Answers.unpack(merged, sequence.num_candidates)

@@ -18,7 +18,7 @@ from lp.model.cache import KVCache
 from lp.model.causal import CausalModel
 from lp.request import Sequence
 from lp.runner import Residence
-from lp.sampling import Sampler, Sampling
+from lp.sampling import Sampler
 from lp.tree import TokenTree
 from lp.verification import Answers
 from parallel.channel import HEADER, Channel
@@ -53,7 +53,10 @@ class PipelineParallel:
 
     def open(self, sequence: Sequence) -> None:
         model = self.model
-        sampler = Sampler(sequence.sampling, sequence.prompt_length, model.eos, model.vocab_size, str(model.device))
+        sampler = Sampler(
+            sequence.sampling, sequence.prompt_length, model.eos, model.vocab_size, str(model.device),
+            sequence.num_candidates,
+        )  # fmt: skip
         self.residences[sequence.id] = Residence(model.make_cache(len(sequence.tokens) + 1), sampler)
 
     def close(self, sequence: Sequence) -> None:
@@ -70,7 +73,7 @@ class PipelineParallel:
             answers = residence.sampler.answers(logits, tree, sequence.tokens)
             self._publish(sequence, np.concatenate([headers.ravel(), answers.pack().ravel()]))
         else:
-            self._awaited.append((sequence.id, headers.size + len(tree) * _num_columns(sequence.sampling)))
+            self._awaited.append((sequence.id, headers.size + len(tree) * _num_columns(sequence)))
 
     def finish(self, sequence: Sequence) -> Answers:
         """Waits for the last stage. Raises StateDiverged, on all ranks alike, and RankLost."""
@@ -79,7 +82,7 @@ class PipelineParallel:
             self._results[other] = self.pipeline.receive((length,), torch.int32, self.depth - 1).cpu().numpy()
         headers, packed = np.split(self._results.pop(sequence.id), [self.depth * HEADER])
         self.channel.heard(headers.reshape(self.depth, HEADER))
-        return Answers.unpack(packed.reshape(-1, _num_columns(sequence.sampling)))
+        return Answers.unpack(packed.reshape(-1, _num_columns(sequence)), sequence.num_candidates)
 
     @property
     def _is_first(self) -> bool:
@@ -125,6 +128,7 @@ class PipelineParallel:
         self._results[sequence.id] = result
 
 
-def _num_columns(sampling: Sampling) -> int:
+def _num_columns(sequence: Sequence) -> int:
     """Of packed answers, see Answers.pack."""
-    return 1 if sampling.logprobs is None else 2 + 2 * sampling.logprobs
+    num_top = sequence.sampling.logprobs
+    return max(1, sequence.num_candidates) + (0 if num_top is None else 1 + 2 * num_top)

@@ -79,7 +79,7 @@ class TreeStep(Step):
         if (sliding_window, group) not in self.masks:
             visible = self.visibility
             if sliding_window is not None:
-                num_near = min(self.cached, sliding_window)
+                num_near = min(self.cached, sliding_window - 1)
                 near = torch.arange(self.cached - num_near, self.cached, device=visible.device)
                 keys = torch.cat([near, self.positions])
                 visible = torch.cat([visible.new_ones(len(visible), num_near), visible], dim=1)

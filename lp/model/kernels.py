@@ -130,6 +130,8 @@ def fold(query: Tensor, heads: int) -> Tensor:
 def _in_parts(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: AttentionKind, scale: float, num_before: int
 ) -> Tensor:
+    if query.shape[2] == 1 and kind is AttentionKind.two_part:  # a single row sees all there is
+        return prefix_part(query, key, value, key.new_empty(0), kind, scale)[0]
     tail = masked_part(query, key[:, :, num_before:], value[:, :, num_before:], mask, scale)
     if num_before == 0:
         return tail[0].to(query.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -55,15 +56,21 @@ def test_positions_seeds_and_tokens_are_independent() -> None:
 
 def test_a_source_gives_each_position_its_noise() -> None:
     source = NoiseSource(seed=1, vocab_size=8)
-    for positions in ([4, 5, 5], [9], list(range(10)), [4]):
-        rows = source.at(positions)
-        assert rows.shape == (len(positions), 8)
-        for row, position in zip(rows, positions, strict=True):
-            assert torch.equal(row, gumbel(1, position, 8))
+    for positions in ([4, 5, 5], [9], list(range(10)), [5, 4, 5]):
+        scores = torch.ones(len(positions), 8)
+        source.add_to(scores, np.array(positions))
+        for row, position in zip(scores, positions, strict=True):
+            assert torch.equal(row, 1 + gumbel(1, position, 8))
+
+
+def test_quiet_rows_get_none() -> None:
+    scores = torch.zeros(3, 8)
+    NoiseSource(seed=1, vocab_size=8).add_to(scores, np.array([4, 5, 5]), quiet=np.array([False, True, False]))
+    assert torch.equal(scores, torch.stack([gumbel(1, 4, 8), torch.zeros(8), gumbel(1, 5, 8)]))
 
 
 def test_a_source_forgets_what_lies_behind() -> None:
     source = NoiseSource(seed=1, vocab_size=8)
-    source.at([4, 5, 6, 7])
-    source.at([6, 8])
+    source.add_to(torch.zeros(4, 8), np.array([4, 5, 6, 7]))
+    source.add_to(torch.zeros(2, 8), np.array([6, 8]))
     assert sorted(source._by_position) == [6, 7, 8]

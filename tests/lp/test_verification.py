@@ -63,21 +63,26 @@ def test_rows_of_one_path_are_walked_together() -> None:
     assert accepted.drafted == [[first, second], [right]]
 
 
+@pytest.mark.parametrize("num_candidates", [0, 1, 4])
 @pytest.mark.parametrize("num_top", [None, 0, 3])
-def test_answers_survive_packing(num_top: int | None) -> None:
+def test_answers_survive_packing(num_top: int | None, num_candidates: int) -> None:
     rng = np.random.default_rng(0)
     targets = rng.integers(0, 2**31 - 1, size=6)
+    candidates = rng.integers(0, 99, (6, num_candidates)) if num_candidates else None
+    if candidates is not None:
+        candidates[:, 0] = targets
     if num_top is None:
-        answers = Answers(targets)
+        answers = Answers(targets, candidates)
     else:
         logprobs = -rng.random(6, dtype=np.float32)
         logprobs[2] = -np.inf
         tops = rng.integers(0, 99, (6, num_top)), -rng.random((6, num_top), dtype=np.float32)
-        answers = Answers(targets, logprobs, *tops)
+        answers = Answers(targets, candidates, logprobs, *tops)
     packed = answers.pack()
-    assert packed.dtype == np.int32 and packed.shape == (6, 1 if num_top is None else 2 + 2 * num_top)
-    found = Answers.unpack(packed)
-    for name in ("targets", "logprobs", "top_tokens", "top_logprobs"):
+    assert packed.dtype == np.int32 and packed.shape[0] == 6
+    assert packed.shape[1] == max(1, num_candidates) + (0 if num_top is None else 1 + 2 * num_top)
+    found = Answers.unpack(packed, num_candidates)
+    for name in ("targets", "candidates", "logprobs", "top_tokens", "top_logprobs"):
         before, after = getattr(answers, name), getattr(found, name)
         assert (before is None) == (after is None)
         assert before is None or np.array_equal(before, after)

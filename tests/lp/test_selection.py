@@ -1,0 +1,30 @@
+"""The best tokens are those of a full sort."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lp.selection import BLOCK, best_tokens
+
+
+@pytest.mark.parametrize("vocab_size", [5, BLOCK, 3 * BLOCK, 20 * BLOCK + 7, 40 * BLOCK - 1])
+@pytest.mark.parametrize("num_tokens", [1, 2, 5])
+@pytest.mark.parametrize("spread", [3, 10_000])
+def test_against_a_full_sort(vocab_size: int, num_tokens: int, spread: int) -> None:
+    scores = torch.randint(spread, (17, vocab_size), generator=torch.Generator().manual_seed(vocab_size)).float()
+    scores[0, 1:] = float("-inf")
+    scores[1, :-1] = float("-inf")
+    found = best_tokens(scores, num_tokens)
+    assert found.are_numbers.all()
+    assert torch.equal(found.tokens[:, 0], scores.argmax(dim=1))
+    assert torch.equal(scores.gather(1, found.tokens), scores.topk(num_tokens, dim=1).values)
+    assert all(len(set(row)) == num_tokens for row in found.tokens.tolist())
+
+
+@pytest.mark.parametrize("vocab_size", [9, 20 * BLOCK + 7])
+def test_rows_with_a_nan_are_named(vocab_size: int) -> None:
+    scores = torch.zeros(4, vocab_size)
+    scores[1, 0] = scores[2, -1] = float("nan")
+    scores[3, 3] = float("inf")
+    assert best_tokens(scores, 3).are_numbers.tolist() == [True, False, False, True]
