@@ -24,8 +24,8 @@ from benchmarks.cost_checks import Check, check
 from benchmarks.plots import COLOURS, make_axes
 from benchmarks.report import add_output, markdown_table, parse, progress, publish, triple
 from lp import Lookahead
-from lp.decoding import DecodeLimits
-from lp.decoding import check as check_decoding
+from lp.methods import DecodeLimits
+from lp.methods import check as check_decoding
 from lp.model.checkpoint import DTYPES
 from parallel.degrees import AXES
 

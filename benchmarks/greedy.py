@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.report import progress
 from lp import Engine, Sampling, Stopping
-from lp.decoding import DecodeLimits, DecodeSettings, check
+from lp.methods import DecodeLimits, DecodeSettings, check
 
 WARM_UP = 8
 """New tokens of a text that is not counted: the first pays for what is made once."""

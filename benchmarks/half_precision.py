@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.report import encode, generate, load_both, make_parser, markdown_table, progress, publish, read_prompts
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
-from lp.decoding import DecodeSettings
+from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES
 
 METHODS: dict[str, DecodeSettings] = {

@@ -30,7 +30,7 @@ from benchmarks.virtual_ranks import Recording, record, replay
 from launch.sweep.settings import BenchSettings
 from launch.workloads import WorkloadSettings
 from lp import Autoregressive, Engine, Lookahead, Sampling
-from lp.decoding import DecodeSettings
+from lp.methods import DecodeSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import DTYPES, ModelSettings, load
 from parallel.tensor import read_sharded

@@ -15,7 +15,7 @@ from benchmarks.report import progress
 from launch.sweep.points import runtime_point
 from launch.sweep.ranks import measure, usable_cores
 from launch.sweep.settings import BenchSettings
-from lp.decoding import DecodeSettings
+from lp.methods import DecodeSettings
 from parallel.degrees import Mode
 from parallel.mesh import ParallelSettings
 

@@ -19,7 +19,7 @@ from benchmarks.rouge import KINDS, rouge
 from launch import workloads
 from launch.workloads import OWN, Problem, WorkloadSettings
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
-from lp.decoding import DecodeSettings
+from lp.methods import DecodeSettings
 
 OURS: dict[str, DecodeSettings] = {"autoregressive": Autoregressive(), "lookahead (15, 5, 15)": Lookahead(15, 5, 15)}
 TRANSFORMERS = "transformers generate"

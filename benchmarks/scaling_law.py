@@ -22,7 +22,7 @@ from benchmarks.greedy import Totals, check_all, compare, demand_same_texts
 from benchmarks.plots import COLOURS, MARKERS, make_axes
 from benchmarks.report import encode, load_engine, make_parser, markdown_table, parse, publish, read_prompts
 from lp import Autoregressive, Lookahead
-from lp.decoding import DecodeSettings
+from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES
 
 AUTOREGRESSIVE = "autoregressive"

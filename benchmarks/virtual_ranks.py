@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.network import Charges, LoneRank, all_gather
 from lp import Engine, Sampling, Stopping
-from lp.decoding import DecodeSettings
+from lp.methods import DecodeSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint
 from lp.request import Sequence

@@ -17,7 +17,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lp.decoding import METHODS
+from lp.methods import METHODS
 from lp.model.attention import AttentionSettings
 from lp.model.checkpoint import ModelSettings
 from lp.sampling import Sampling

@@ -12,8 +12,8 @@ from typing import Any
 from omegaconf import MISSING
 
 from launch import process
-from lp.decoding import DecodeLimits
 from lp.engine import Engine
+from lp.methods import DecodeLimits
 from lp.model import checkpoint
 from lp.model.attention import AttentionSettings
 from lp.model.checkpoint import ModelSettings
@@ -32,7 +32,7 @@ log = logging.getLogger("lookahead")
 
 @dataclass
 class RuntimeSettings:
-    """What every program has. model: its path must be given. decode: one of lp.decoding's settings."""
+    """What every program has. model: its path must be given. decode: one of lp.methods' settings."""
 
     model: ModelSettings = field(default_factory=lambda: ModelSettings(path=MISSING))
     decode: Any = MISSING

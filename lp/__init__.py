@@ -1,12 +1,13 @@
 """Lookahead decoding on one device: the algorithm, the model adapter and the engine."""
 
-from lp.decoding import Autoregressive, DecodeLimits, Jacobi, Lookahead, PromptLookup
 from lp.engine import Engine
+from lp.methods import Auto, Autoregressive, DecodeLimits, Jacobi, Lookahead, PromptLookup
 from lp.request import Completion, Progress
 from lp.sampling import Sampling
 from lp.stopping import Stopping
 
 __all__ = [
+    "Auto",
     "Autoregressive",
     "Completion",
     "DecodeLimits",

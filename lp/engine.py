@@ -11,14 +11,18 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 
-from lp.decoding import DecodeLimits, Decoder, DecodeSettings, Drafted, make_decoder
+from lp.decoder import Decoder, Drafted
+from lp.decoding import make_decoder
 from lp.detokenizer import Detokenizer
+from lp.drafting.experience import Experience
+from lp.methods import DecodeLimits, DecodeSettings
 from lp.model.checkpoint import Checkpoint, ModelSettings, load
 from lp.preparation import Preparation, Prompt
 from lp.request import Completion, Progress, Request, Sequence, TokenLogprob
 from lp.runner import Runner, SingleDevice
 from lp.sampling import Sampling
 from lp.statistics import Statistics
+from lp.step_times import StepTimes
 from lp.stopping import FinishReason, StopConditions, Stopping, TextStream
 from lp.tree import chain
 from lp.verification import NOT_A_TOKEN, Accepted, Answers
@@ -29,10 +33,15 @@ NOT_A_NUMBER = "the model answered with something that is not a number (NaN); tr
 class Generation:
     """One request being served."""
 
-    def __init__(self, request: Request, checkpoint: Checkpoint):
-        assert request.sampling.seed is not None and request.stopping.max_new_tokens is not None
-        self.sequence = Sequence(request.id, list(request.prompt), len(request.prompt), request.sampling)
-        self.decoder: Decoder = make_decoder(request.decode, request.prompt, request.sampling.seed)
+    def __init__(self, request: Request, checkpoint: Checkpoint, experience: Experience):
+        sampling = request.sampling
+        assert sampling.seed is not None and sampling.temperature is not None
+        assert request.stopping.max_new_tokens is not None
+        self.decoder: Decoder = make_decoder(
+            request.decode, request.prompt, sampling.seed, sampling.temperature, experience, request.owner
+        )
+        prompt, num_candidates = list(request.prompt), self.decoder.num_candidates
+        self.sequence = Sequence(request.id, prompt, len(prompt), sampling, num_candidates)
         self.text = TextStream(Detokenizer(checkpoint.tokenizer, request.prompt), request.stopping.stop)
         self.stop = StopConditions(request.stopping, checkpoint.model.eos, request.stopping.max_new_tokens)
         self.stats = Statistics(prompt_tokens=len(request.prompt))
@@ -88,12 +97,16 @@ class Engine:
         runner: Runner | None = None,
         preparation: Preparation | None = None,
         fingerprints: bool = False,
+        step_times: StepTimes | None = None,
     ):
-        """fingerprints: give every step a checksum of the decoder's state, for ranks to compare."""
+        """fingerprints: give every step a checksum of the decoder's state, for ranks to compare. step_times: of the
+        runner, the same on all ranks; None where they are not known.
+        """
         self.checkpoint = checkpoint
         self.runner = runner or SingleDevice(checkpoint.model)
         self.preparation = preparation or Preparation(checkpoint)
         self.fingerprints = fingerprints
+        self.experience = Experience(step_times)
         self._turns: deque[Generation] = deque()  # whose next step has not begun
         self._under_way: deque[Generation] = deque()
         self._streams: dict[str, deque[Progress]] = {}
@@ -121,7 +134,7 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Takes a request in; its first step is the last in turn."""
-        generation = Generation(request, self.checkpoint)
+        generation = Generation(request, self.checkpoint, self.experience)
         self.runner.open(generation.sequence)
         self._turns.append(generation)
 
@@ -144,7 +157,7 @@ class Engine:
             self._under_way.append(self._turns.popleft())
         generation = self._under_way.popleft()  # should its step fail, there is nothing left to wait for
         answers = self.runner.finish(generation.sequence)
-        accepted, drafted = generation.decoder.commit(generation.sequence.tokens, answers.targets)
+        accepted, drafted = generation.decoder.commit(generation.sequence.tokens, answers)
         progress = generation.absorb(answers, accepted, drafted)
         if progress.finish_reason:
             self.runner.close(generation.sequence)

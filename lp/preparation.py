@@ -7,8 +7,8 @@ import dataclasses
 import itertools
 import secrets
 
-from lp import decoding
-from lp.decoding import DecodeLimits, DecodeSettings, Lookahead
+from lp import methods
+from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.checkpoint import Checkpoint
 from lp.request import Request
 from lp.sampling import Sampling
@@ -30,10 +30,10 @@ class Preparation:
         """decode, sampling: what holds for requests that do not say."""
         self.checkpoint = checkpoint
         self.limits = limits or DecodeLimits()
-        self.decode = decode or Lookahead()
+        self.decode = decode or Auto()
         self.sampling = (sampling or Sampling()).with_defaults(checkpoint.generation)
         self._numbers = itertools.count()
-        decoding.check(self.decode, self.limits)
+        methods.check(self.decode, self.limits)
         self.sampling.check(checkpoint.model.vocab_size)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -54,14 +54,15 @@ class Preparation:
         sampling: Sampling | None = None,
         stopping: Stopping | None = None,
         request_id: str | None = None,
+        owner: str | None = None,
     ) -> Request:
         """Raises ValueError for a prompt that is too long and for settings out of range."""
         tokens = self.encode(prompt)
         decode = decode or self.decode
-        decoding.check(decode, self.limits)
+        methods.check(decode, self.limits)
         stopping = self._fit(tokens, stopping or Stopping())
         sampling = self._complete(sampling, stopping)
-        return Request(request_id or f"request-{next(self._numbers)}", tokens, decode, sampling, stopping)
+        return Request(request_id or f"request-{next(self._numbers)}", tokens, decode, sampling, stopping, owner)
 
     def _complete(self, sampling: Sampling | None, stopping: Stopping) -> Sampling:
         """The caller's sampling with this server's defaults for what it leaves open, and a seed."""

@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from lp import decoding
-from lp.decoding import DecodeSettings
+from lp import methods
+from lp.methods import DecodeSettings
 from lp.sampling import Sampling
 from lp.statistics import Statistics
 from lp.stopping import FinishReason, Stopping
@@ -15,16 +15,20 @@ from lp.stopping import FinishReason, Stopping
 
 @dataclass
 class Request:
-    """One prompt and how to continue it. Made complete (no default left open) before it reaches an engine."""
+    """One prompt and how to continue it. Made complete (no default left open) before it reaches an engine.
+
+    owner: whose requests may share n-grams with this one, if its decode settings say so; None is nobody's.
+    """
 
     id: str
     prompt: list[int]
     decode: DecodeSettings
     sampling: Sampling
     stopping: Stopping
+    owner: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "decode": decoding.to_dict(self.decode)}
+        return {**dataclasses.asdict(self), "decode": methods.to_dict(self.decode)}
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Request:
@@ -33,9 +37,10 @@ class Request:
         return Request(
             values["id"],
             values["prompt"],
-            decoding.from_dict(values["decode"]),
+            methods.from_dict(values["decode"]),
             sampling,
             Stopping(**values["stopping"]),
+            values["owner"],
         )
 
 

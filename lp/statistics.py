@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from lp.decoding import Drafted
+from lp.decoder import Drafted
 
 
 @dataclass

@@ -47,11 +47,14 @@ class TokenTree:
     @cached_property
     def visibility(self) -> np.ndarray:
         """[R, R] bool, the ancestor closure: row i sees row j if j is i or an ancestor of i."""
-        visible = np.eye(len(self), dtype=bool)
+        num_rows = len(self)
+        num_bytes = -(-num_rows // 8)
+        seen: list[int] = []  # bit j: row j is seen
         for row, parent in enumerate(self.parents.tolist()):
-            if parent != PREFIX:
-                visible[row] |= visible[parent]
-        return visible
+            seen.append((1 << row) | (seen[parent] if parent != PREFIX else 0))
+        packed = np.frombuffer(b"".join(bits.to_bytes(num_bytes, "little") for bits in seen), dtype=np.uint8)
+        bits = np.unpackbits(packed.reshape(num_rows, num_bytes), axis=1, count=num_rows, bitorder="little")
+        return bits.view(bool)
 
     def path(self, row: int) -> list[int]:
         """Rows from the first row down to `row`, both included."""
@@ -103,8 +106,17 @@ class TreeBuilder:
         self.depths.append(self.depths[parent] + 1)
         return len(self.tokens) - 1
 
-    def build(self) -> TokenTree:
-        return TokenTree(np.array(self.tokens), np.array(self.parents), np.array(self.depths))
+    @staticmethod
+    def of(tokens: list[int], parents: list[int], depths: list[int]) -> TreeBuilder:
+        """Goes on from rows that there are already, the root first."""
+        builder = TreeBuilder(tokens[0])
+        builder.tokens, builder.parents, builder.depths = list(tokens), list(parents), list(depths)
+        return builder
+
+    def build(self, quiet_from: int | None = None) -> TokenTree:
+        """quiet_from: this row and those after it are quiet."""
+        tokens, parents, depths = np.array(self.tokens), np.array(self.parents), np.array(self.depths)
+        return TokenTree(tokens, parents, depths, None if quiet_from is None else np.arange(len(tokens)) >= quiet_from)
 
 
 def descend(tree: TokenTree, start: Iterable[int], next_token: Callable[[int, int], int | None]) -> list[list[int]]:

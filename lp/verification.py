@@ -68,8 +68,17 @@ class Answers:
         return Answers(targets, candidates, floats[:, first], top_tokens, floats[:, first + 1 + num_top :])
 
 
-def verify(tree: TokenTree, targets: np.ndarray) -> Accepted:
-    """Walks from the root: while a child holds the node's target, step to it. Every target met is emitted."""
-    levels = descend(tree, tree.children[0], lambda _, row: targets[row])
+def verify(tree: TokenTree, targets: np.ndarray, num_verified: int | None = None) -> Accepted:
+    """Walks from the root: while a child holds the node's target, step to it. Every target met is emitted.
+
+    num_verified: the rows that may be stepped to are the first so many; None is all.
+    """
+    first = tree.children[0] if num_verified is None else [row for row in tree.children[0] if row < num_verified]
+    levels = descend(tree, first, lambda _, row: targets[row])
     rows = [0, *(level[0] for level in levels)]
     return Accepted([int(targets[row]) for row in rows], rows, levels)
+
+
+def as_guesses(targets: np.ndarray) -> np.ndarray:
+    """Targets as guesses for later steps, where any token will do in place of none."""
+    return np.where(targets == NOT_A_TOKEN, 0, targets)

@@ -38,6 +38,15 @@ class Window:
         """Depth of its deepest cell below the root."""
         return self.columns + len(self.cells) - 1
 
+    @property
+    def num_cells(self) -> int:
+        return sum(len(level) for level in self.cells)
+
+    def resize(self, columns: int) -> None:
+        """Drops the far columns, or adds some that have no guess yet."""
+        self.columns = columns
+        self.cells = [level[:columns] + self._fresh(columns - len(level)) for level in self.cells]
+
     def plan(self, builder: TreeBuilder) -> None:
         """Adds all cells to the tree, under the root."""
         self.rows = []

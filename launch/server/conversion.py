@@ -12,7 +12,7 @@ from launch.server import errors
 from launch.server.body import named_field
 from launch.server.errors import ApiError
 from launch.server.protocol import ChatBody, CompletionBody, Generation, Message
-from lp import decoding
+from lp import methods
 from lp.model.checkpoint import Checkpoint
 from lp.preparation import Preparation
 from lp.request import Request
@@ -90,7 +90,7 @@ class Conversion:
         return max(1, min(self.default_max_tokens, room))
 
     def _request(self, body: CompletionBody | ChatBody, tokens: list[int], most_tokens: int | None) -> Request:
-        decode = None if body.decode is None else decoding.from_dict(body.decode, self.preparation.decode)
+        decode = None if body.decode is None else methods.from_dict(body.decode, self.preparation.decode)
         stopping = Stopping(most_tokens, body.stop, body.stop_token_ids or [], bool(body.ignore_eos))
         kind = "chatcmpl" if isinstance(body, ChatBody) else "cmpl"
         request_id = f"{kind}-{secrets.token_hex(12)}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from launch.server.conversion import Prepared
 from launch.server.tokens import TokenNames
-from lp import decoding
+from lp import methods
 from lp.detokenizer import Detokenizer
 from lp.model.checkpoint import Checkpoint
 from lp.request import Completion, Progress, TokenLogprob
@@ -74,7 +74,7 @@ class Reply:
     def _lookahead(self, stats: Statistics) -> dict[str, Any]:
         """This project's extension: how the request was decoded, and what that cost."""
         request = self.prepared.request
-        return {"decode": decoding.to_dict(request.decode), "seed": request.sampling.seed, **stats.to_dict()}
+        return {"decode": methods.to_dict(request.decode), "seed": request.sampling.seed, **stats.to_dict()}
 
 
 class CompletionReply(Reply):

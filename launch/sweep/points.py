@@ -9,7 +9,7 @@ from typing import cast
 
 from launch.sweep.records import Engine, Point
 from launch.sweep.settings import BenchSettings, to_plain
-from lp.decoding import Autoregressive, DecodeLimits, DecodeSettings
+from lp.methods import Autoregressive, DecodeLimits, DecodeSettings
 from lp.model.attention import AttentionSettings
 from parallel.degrees import AXES, Mode, settle_degrees
 from parallel.mesh import ParallelSettings

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from launch.runtime import RuntimeSettings
 from launch.workloads import WorkloadSettings
-from lp import decoding
+from lp import methods
 from parallel.degrees import Mode
 
 BASELINES = ("generate", "generate_static", "prompt_lookup", "assisted")
@@ -78,7 +78,7 @@ def check(settings: BenchSettings) -> None:
 
 def to_plain(settings: BenchSettings) -> dict[str, Any]:
     """All that decides a point's result, as JSON values."""
-    values = {**dataclasses.asdict(settings), "decode": decoding.to_dict(settings.decode)}
+    values = {**dataclasses.asdict(settings), "decode": methods.to_dict(settings.decode)}
     return json.loads(json.dumps({key: value for key, value in values.items() if key not in SWEEP_WIDE}))
 
 
@@ -89,5 +89,5 @@ def from_plain(values: dict[str, Any]) -> BenchSettings:
     typed = OmegaConf.merge(OmegaConf.structured(BenchSettings), {**values, "sampling": sampling, "decode": None})
     settings = OmegaConf.to_object(typed)
     assert isinstance(settings, BenchSettings)
-    settings.decode = decoding.from_dict(values["decode"])
+    settings.decode = methods.from_dict(values["decode"])
     return settings

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from lp import Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
-from lp.decoding import DecodeSettings
+from lp.methods import DecodeSettings
 
 PROMPT = [5, 90, 31, 7, 200, 14] * 4
 METHODS: list[DecodeSettings] = [Autoregressive(), Jacobi(4), PromptLookup(3, 3), Lookahead(5, 3, 5)]

@@ -8,21 +8,22 @@ from collections.abc import Callable
 import pytest
 from transformers import PreTrainedModel
 
-from lp import Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
-from lp.decoding import DecodeSettings
+from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
+from lp.methods import DecodeSettings
 from lp.preparation import Preparation
 from lp.runner import SingleDevice
 from tests.models import ARCHITECTURES, CONTEXT, SLIDING_WINDOW, VOCAB_SIZE, generate_greedily
 
 GREEDY = Sampling(temperature=0.0)
 SIZES = [(1, 2, 1), (3, 3, 3), (5, 4, 5), (7, 5, 7), (15, 5, 15)]
-METHODS = ["autoregressive", "jacobi", "prompt_lookup", "lookahead"]
+METHODS = ["auto", "autoregressive", "jacobi", "prompt_lookup", "lookahead"]
 NUM_TOKENS = 32
 
 
 def settings(method: str, size: tuple[int, int, int]) -> DecodeSettings:
     window, ngram, guesses = size
     kinds: dict[str, DecodeSettings] = {
+        "auto": Auto(rows=1 + 3 * window * (ngram - 1), max_window=window, ngram=ngram),
         "autoregressive": Autoregressive(),
         "jacobi": Jacobi(window),
         "prompt_lookup": PromptLookup(ngram, guesses),
@@ -123,7 +124,7 @@ def test_to_the_very_end_of_the_context(
     assert completion.finish_reason == "length"
 
 
-@pytest.mark.parametrize("method", METHODS[1:])
+@pytest.mark.parametrize("method", METHODS[2:])
 def test_an_end_of_sequence_inside_an_accepted_block(
     method: str, engine_of: Callable[[str], Engine], reference_of: Callable[[str], PreTrainedModel]
 ) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from lp import Autoregressive, DecodeLimits, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping, decoding
-from lp.decoding import DecodeSettings
+from lp import Auto, Autoregressive, DecodeLimits, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping, methods
+from lp.methods import DecodeSettings
 from lp.preparation import Preparation
 from lp.request import Request
 from lp.sampling import LARGEST_SEED
@@ -26,7 +26,7 @@ def preparation(llama: Engine) -> Preparation:
 def test_defaults_are_filled_in(preparation: Preparation) -> None:
     request = preparation.request("def f(x):")
     assert request.prompt == preparation.checkpoint.tokenizer.encode("def f(x):")
-    assert request.decode == Lookahead()
+    assert request.decode == Auto()
     assert request.stopping.max_new_tokens == CONTEXT - len(request.prompt)
     left_open = {f.name for f in dataclasses.fields(Sampling) if getattr(request.sampling, f.name) is None}
     assert left_open == {"logprobs"}
@@ -186,22 +186,25 @@ def test_a_request_crosses_ranks_as_json(preparation: Preparation, settings: Dec
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"method": "magic"}, "'magic' is unknown; it is one of autoregressive, jacobi, prompt_lookup, lookahead"),
+        (
+            {"method": "magic"},
+            "'magic' is unknown; it is one of auto, autoregressive, jacobi",
+        ),
         ({"method": 3}, "decode method 3 is unknown"),
         ({"method": "jacobi", "ngram": 3}, "decode.ngram is not a setting of jacobi; it has window"),
         ({"method": "autoregressive", "window": 3}, "not a setting of autoregressive; it has none"),
-        ({"window": "7"}, "decode.window must be int, not '7'"),
-        ({"window": True}, "decode.window must be int, not True"),
-        ({"prompt_drafts": 1}, "decode.prompt_drafts must be bool, not 1"),
+        ({"method": "lookahead", "window": "7"}, "decode.window must be int, not '7'"),
+        ({"method": "lookahead", "window": True}, "decode.window must be int, not True"),
+        ({"method": "lookahead", "prompt_drafts": 1}, "decode.prompt_drafts must be bool, not 1"),
     ],
 )
 def test_decode_settings_of_the_wrong_kind(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        decoding.from_dict(values)
+        methods.from_dict(values)
 
 
 def test_decode_settings_left_out_come_from_the_same_methods_defaults() -> None:
     defaults = Lookahead(window=9, guesses=4)
-    assert decoding.from_dict({"guesses": 6}, defaults) == Lookahead(window=9, guesses=6)
-    assert decoding.from_dict({"method": "jacobi"}, defaults) == Jacobi()
-    assert decoding.from_dict({}) == Lookahead()
+    assert methods.from_dict({"guesses": 6}, defaults) == Lookahead(window=9, guesses=6)
+    assert methods.from_dict({"method": "jacobi"}, defaults) == Jacobi()
+    assert methods.from_dict({}) == Auto()

@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from lp import Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
-from lp.decoding import DecodeSettings, Drafted
+from lp.decoder import Drafted
+from lp.methods import DecodeSettings
 from lp.statistics import Statistics
 
 PROMPT = [5, 6, 7, 8, 9, 10] * 8

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lp import Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling
-from lp.decoding import DecodeSettings
+from lp.methods import DecodeSettings
 from lp.model.checkpoint import ModelSettings, load
 from lp.runner import SingleDevice
 from parallel.channel import Channel, StateDiverged

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lp.decoding import Lookahead, make_decoder
+from lp.decoding import make_decoder
+from lp.drafting.experience import Experience
+from lp.methods import Lookahead
 from lp.tree import PREFIX, TokenTree, TreeBuilder
+from lp.verification import Answers
 from parallel.partition import partition
 
 
@@ -22,10 +25,10 @@ def lookahead_tree(window: int, ngram: int, guesses: int) -> TokenTree:
     """A tree as decoding plans it, with a full window and drafts for its root."""
     random = np.random.default_rng(0)
     tokens = random.integers(0, 4, 200).tolist()
-    decoder = make_decoder(Lookahead(window, ngram, guesses), tokens, seed=0)
+    decoder = make_decoder(Lookahead(window, ngram, guesses), tokens, 0, 0.0, Experience())
     for _ in range(ngram):
         tree = decoder.plan(tokens, room=1000, wanted=1000)
-        accepted, _ = decoder.commit(tokens, random.integers(0, 4, len(tree)))
+        accepted, _ = decoder.commit(tokens, Answers(random.integers(0, 4, len(tree))))
         tokens += accepted.tokens
     return decoder.plan(tokens, room=1000, wanted=1000)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
-from lp.decoding import DecodeSettings
+from lp.methods import DecodeSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.request import Request, Sequence

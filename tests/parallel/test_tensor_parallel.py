@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig
 
 from lp import Autoregressive, Engine, Lookahead, Sampling
-from lp.decoding import DecodeSettings
+from lp.methods import DecodeSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.exactness import UnsupportedArchitecture

@@ -1,0 +1,107 @@
+"""decode=auto: one tree of drafts from all sources, as large as pays, beside a window that is as large as pays."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+
+from lp.decoder import Drafted
+from lp.drafting.experience import Experience
+from lp.drafting.growth import Growth, grow
+from lp.drafting.sources import CONTEXT, NO_TOKEN, Sources
+from lp.methods import Auto
+from lp.tree import TokenTree, TreeBuilder
+from lp.verification import Accepted, Answers, as_guesses, verify
+from lp.window import Window
+
+
+class AutoDecoder:
+    """A Decoder that needs no sizes: it measures what its drafts are worth."""
+
+    def __init__(
+        self,
+        settings: Auto,
+        prompt: Sequence[int],
+        seed: int,
+        temperature: float,
+        experience: Experience,
+        owner: str | None = None,
+    ):
+        """owner: whose requests may share n-grams, if the settings say so."""
+        self.num_candidates = settings.candidates if settings.recycled_drafts else 0
+        self.lessons = experience.lessons(settings, temperature)
+        shared = experience.shared(owner) if settings.shared_drafts and owner is not None else None
+        self.sources = Sources(self.lessons.kinds, prompt, settings, temperature > 0, shared)
+        self._prompt, self._seed, self._levels = prompt, seed, settings.ngram - 1
+        self._window: Window | None = None
+        self._growth = Growth([])
+        self._tree: TokenTree
+
+    def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
+        self._window = self._sized(self.lessons.windows.columns, room)
+        num_cells = self._window.num_cells if self._window else 0
+        self.sources.root_position = len(tokens) - 1
+        self._growth = grow(
+            tuple(tokens[-CONTEXT:]),
+            self.sources.propose,
+            self.lessons.estimates.probabilities,
+            max_depth=max(0, min(room, wanted - 1)),
+            pace=self.lessons.pace,
+            other_rows=num_cells,
+        )
+        builder = TreeBuilder.of(self._growth.tokens, self._growth.parents, self._growth.depths)
+        if self._window:
+            self._window.plan(builder)
+        self._tree = builder.build()
+        return self._tree
+
+    def _sized(self, columns: int, room: int) -> Window | None:
+        """The window with so many columns, as long as the model has positions for it."""
+        if not columns:
+            return None
+        if self._window is None:
+            window = Window(columns, self._levels, self._prompt, self._seed)
+        else:
+            window = self._window
+            window.resize(columns)
+        return window if window.depth <= room else None
+
+    def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, Drafted]:
+        accepted = verify(self._tree, answers.targets)
+        ngrams = self._window.commit(as_guesses(answers.targets), len(accepted.tokens)) if self._window else []
+        self._learn_from(accepted)
+        self.sources.learn_ngrams(ngrams)
+        if answers.candidates is not None:
+            before_root = tokens[-2] if len(tokens) > 1 else NO_TOKEN
+            self.sources.learn_answers(self._tree, before_root, answers.candidates, accepted.rows)
+        text = [*tokens[-CONTEXT:], *accepted.tokens]
+        self.sources.learn_text(text, len(accepted.tokens))
+        self.lessons.windows.learn(len(accepted.tokens), self.lessons.pace.seconds[len(self._tree)])
+        return accepted, self._drafted(accepted)
+
+    def _learn_from(self, accepted: Accepted) -> None:
+        """What the sources proposed along the right path, in the tree or not, against what came."""
+        estimates, proposals = self.lessons.estimates, self._growth.proposals
+        for rows, token in zip([[0], *accepted.drafted], accepted.tokens, strict=True):
+            row = next((row for row in rows if row < len(self._growth.tokens)), None)
+            if row is None:  # from here on it was the window that knew
+                return
+            for first, candidates in proposals[row]:
+                estimates.learn(first, candidates, token)
+
+    def _drafted(self, accepted: Accepted) -> Drafted:
+        """A window cell counts as a draft when it was accepted and no draft of the same path was there."""
+        source, kinds = self.lessons.kinds.source, self._growth.kinds
+        proposed, right = Counter(source(kind) for kind in kinds[1:]), list[str]()
+        for rows in accepted.drafted:
+            row = next((row for row in rows if row < len(kinds)), None)
+            if row is None:
+                proposed["window"] += 1
+            right.append("window" if row is None else source(kinds[row]))
+        return Drafted(proposed, right)
+
+    def fingerprint(self) -> int:
+        lessons = self.lessons
+        state = [self.sources.state(), lessons.estimates.probabilities, lessons.windows.state()]
+        return zlib.crc32(repr([state, self._window.cells if self._window else []]).encode()) >> 1

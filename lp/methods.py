@@ -1,0 +1,163 @@
+"""The decoding methods' settings: what a user, a configuration file or a request may say of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass
+class Autoregressive:
+    """One token a step: the baseline."""
+
+    method: ClassVar[str] = "autoregressive"
+
+
+@dataclass
+class Jacobi:
+    """Plain Jacobi decoding (arXiv 2402.02057, section 2): a chain of guesses, each step improved and slid.
+
+    window: number of guesses.
+    """
+
+    method: ClassVar[str] = "jacobi"
+    window: int = 8
+
+
+@dataclass
+class PromptLookup:
+    """Drafts from the prompt and the generated text alone: the ablation of arXiv 2402.02057, table 3.
+
+    ngram: N, tokens of an n-gram. guesses: G, n-grams verified a step. prompt_drafts, generated_drafts: the texts that
+    feed the pool. pool_size: n-grams kept in all. pool_per_token: n-grams kept that begin with one token.
+    """
+
+    method: ClassVar[str] = "prompt_lookup"
+    ngram: int = 5
+    guesses: int = 7
+    prompt_drafts: bool = True
+    generated_drafts: bool = True
+    pool_size: int = 65_536
+    pool_per_token: int = 64
+
+
+@dataclass
+class Lookahead:
+    """Lookahead decoding (arXiv 2402.02057, section 3).
+
+    window: W, columns. ngram: N, the window has N-1 levels. guesses: G, n-grams verified a step. *_drafts: what feeds
+    the pool. pool_size: n-grams kept in all. pool_per_token: n-grams kept that begin with one token. position_noise:
+    under sampling, window cells are drawn with the noise of their positions; False takes their likeliest tokens, as the
+    paper does.
+    """
+
+    method: ClassVar[str] = "lookahead"
+    window: int = 7
+    ngram: int = 5
+    guesses: int = 7
+    window_drafts: bool = True
+    prompt_drafts: bool = True
+    generated_drafts: bool = True
+    pool_size: int = 65_536
+    pool_per_token: int = 64
+    position_noise: bool = True
+
+
+@dataclass
+class Auto:
+    """Drafts from all sources in one tree, as large as pays, beside a lookahead window that is as large as pays.
+
+    window_drafts, suffix_drafts, recycled_drafts: sources that are in use: the window's n-grams; prompt and output, by
+    the longest match; the best tokens that the model gave after a token. shared_drafts: n-grams of earlier requests of
+    the same owner (a server's API key). max_rows: most rows of a step. rows: so many are used whatever they cost; 0 is
+    as many as pay. max_window: most columns, W. ngram: N. candidates: best tokens kept of each row's answer.
+    """
+
+    method: ClassVar[str] = "auto"
+    window_drafts: bool = True
+    suffix_drafts: bool = True
+    recycled_drafts: bool = True
+    shared_drafts: bool = False
+    max_rows: int = 128
+    rows: int = 0
+    max_window: int = 15
+    ngram: int = 5
+    candidates: int = 8
+
+
+DecodeSettings = Auto | Autoregressive | Jacobi | PromptLookup | Lookahead
+METHODS: dict[str, type[DecodeSettings]] = {
+    kind.method: kind for kind in (Auto, Autoregressive, Jacobi, PromptLookup, Lookahead)
+}
+
+
+@dataclass
+class DecodeLimits:
+    """The most that a request may ask for. A lookahead request's rows a step are bounded by W(N-1) + G(N-1) + 1."""
+
+    window: int = 128
+    ngram: int = 32
+    guesses: int = 256
+    pool_size: int = 1_000_000
+    pool_per_token: int = 1024
+    candidates: int = 64
+    rows: int = 4096
+
+
+BOUNDS = {
+    "window": (1, "window"),
+    "max_window": (0, "window"),
+    "ngram": (2, "ngram"),
+    "guesses": (1, "guesses"),
+    "pool_size": (1, "pool_size"),
+    "pool_per_token": (1, "pool_per_token"),
+    "candidates": (1, "candidates"),
+    "max_rows": (1, "rows"),
+    "rows": (0, "rows"),
+}
+"""By the name of a setting: the least that it may be, and the limit that holds for it."""
+
+
+def to_dict(settings: DecodeSettings) -> dict[str, Any]:
+    return {"method": settings.method, **dataclasses.asdict(settings)}
+
+
+def from_dict(values: dict[str, Any], defaults: DecodeSettings | None = None) -> DecodeSettings:
+    """Settings from plain values; what is left out comes from `defaults` if they are of the same method.
+
+    Raises ValueError for an unknown method, an unknown key or a value of the wrong type.
+    """
+    method = values.get("method", defaults.method if defaults else Auto.method)
+    if not isinstance(method, str) or method not in METHODS:
+        raise ValueError(f"decode method {method!r} is unknown; it is one of {', '.join(METHODS)}")
+    kind = METHODS[method]
+    base = defaults if isinstance(defaults, kind) else kind()
+    given = {key: value for key, value in values.items() if key != "method"}
+    for key, value in given.items():
+        if key not in (names := [field.name for field in dataclasses.fields(kind)]):
+            raise ValueError(f"decode.{key} is not a setting of {method}; it has {', '.join(names) or 'none'}")
+        if type(value) is not type(getattr(base, key)):
+            raise ValueError(f"decode.{key} must be {type(getattr(base, key)).__name__}, not {value!r}")
+    return dataclasses.replace(base, **given)
+
+
+def check(settings: DecodeSettings, limits: DecodeLimits) -> None:
+    """Raises ValueError naming the first value that is out of range."""
+    values = dataclasses.asdict(settings)
+    for key, (smallest, limit) in BOUNDS.items():
+        largest = getattr(limits, limit)
+        if type(values.get(key)) is int and not smallest <= values[key] <= largest:
+            raise ValueError(
+                f"decode.{key}={values[key]} is out of range for {settings.method}: "
+                f"it must be from {smallest} to {largest}"
+            )
+    if isinstance(settings, Auto):
+        return
+    levels = values.get("ngram", 2) - 1
+    rows = (values.get("window", 0) + values.get("guesses", 0)) * levels + 1
+    if rows > limits.rows:
+        raise ValueError(
+            f"decode settings ask for up to {rows} rows a step, more than the limit of {limits.rows}; "
+            "use a smaller window, ngram or guesses"
+        )

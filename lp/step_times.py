@@ -1,0 +1,55 @@
+"""The time of a step by the rows of its tree: a property of the model, the machine and the mode.
+
+It is measured once (lp/measuring.py). Decoders choose by it and never by the clock, as all ranks must choose alike.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """rows: ascending numbers of rows. seconds: of a step with so many; more rows never count as faster."""
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for figures that are no step times."""
+        sizes = len(self.rows), len(self.seconds)
+        if sizes[0] != sizes[1] or not sizes[0] or list(self.rows) != sorted(set(self.rows)) or self.rows[0] < 1:
+            raise ValueError(f"not step times: rows {self.rows}")
+        if not all(0 < value < float("inf") for value in self.seconds):
+            raise ValueError(f"not step times: seconds {self.seconds}")
+        object.__setattr__(self, "seconds", tuple(accumulate(self.seconds, max)))
+
+    @staticmethod
+    def flat() -> StepTimes:
+        """Every step costs the same: what counts is tokens per step."""
+        return StepTimes((1,), (1.0,))
+
+    def at(self, num_rows: int) -> float:
+        """Seconds of a step of so many rows: between two measured numbers, and beyond the last, on a straight line."""
+        above = bisect_left(self.rows, num_rows)
+        if len(self.rows) == 1 or above == 0:
+            return self.seconds[0]
+        above = min(above, len(self.rows) - 1)
+        (low, high), (fast, slow) = self.rows[above - 1 : above + 1], self.seconds[above - 1 : above + 1]
+        return fast + (slow - fast) * (num_rows - low) / (high - low)
+
+    def table(self, most_rows: int) -> Sequence[float]:
+        """Seconds for 0 to `most_rows` rows."""
+        return [self.at(num_rows) for num_rows in range(most_rows + 1)]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"rows": list(self.rows), "seconds": list(self.seconds)}
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> StepTimes:
+        """Raises ValueError, KeyError or TypeError for values that are no step times."""
+        return StepTimes(tuple(int(rows) for rows in values["rows"]), tuple(float(s) for s in values["seconds"]))
