@@ -13,12 +13,17 @@ from omegaconf import MISSING
 
 from launch import process
 from lp.engine import Engine
-from lp.methods import DecodeLimits
+from lp.machine import settle_step_times
+from lp.measuring import StepTimesSource
+from lp.methods import Auto, DecodeLimits
 from lp.model import checkpoint
 from lp.model.attention import AttentionSettings
+from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings
 from lp.preparation import Preparation
+from lp.runner import Runner
 from lp.sampling import Sampling
+from lp.step_times import StepTimes
 from parallel import replica
 from parallel.channel import Channel
 from parallel.connect import connect
@@ -32,7 +37,9 @@ log = logging.getLogger("lookahead")
 
 @dataclass
 class RuntimeSettings:
-    """What every program has. model: its path must be given. decode: one of lp.methods' settings."""
+    """What every program has. model: its path must be given. decode: one of lp.methods' settings. step_times: what
+    decode=auto chooses by.
+    """
 
     model: ModelSettings = field(default_factory=lambda: ModelSettings(path=MISSING))
     decode: Any = MISSING
@@ -40,6 +47,7 @@ class RuntimeSettings:
     parallel: ParallelSettings = field(default_factory=ParallelSettings)
     attention: AttentionSettings = field(default_factory=AttentionSettings)
     limits: DecodeLimits = field(default_factory=DecodeLimits)
+    step_times: StepTimesSource = StepTimesSource.auto
 
 
 @dataclass
@@ -73,7 +81,8 @@ def running(settings: RuntimeSettings) -> Iterator[Runtime]:
             process.follow_quietly()  # not before: until the ranks have met, a signal must be able to end this one
         try:
             runner = parallelism.runner(loaded.model, channel, settings.attention.prefill_chunk)
-            engine = Engine(loaded, runner, preparation, fingerprints=settings.parallel.debug)
+            step_times = _settle_step_times(settings, loaded.model, runner, channel, mesh)
+            engine = Engine(loaded, runner, preparation, settings.parallel.debug, step_times)
             yield Runtime(mesh, parallelism, channel, engine)
         except (ValueError, OSError):
             if channel.is_leader and not channel.has_shared:  # the others still wait for a first command
@@ -81,6 +90,17 @@ def running(settings: RuntimeSettings) -> Iterator[Runtime]:
             raise
         finally:
             channel.close()
+
+
+def _settle_step_times(
+    settings: RuntimeSettings, model: CausalModel, runner: Runner, channel: Channel, mesh: Mesh
+) -> StepTimes | None:
+    """None unless requests that do not say how to decode need them."""
+    decode, parallel = settings.decode, settings.parallel
+    if not isinstance(decode, Auto) or decode.rows:
+        return None
+    mode = [dict(mesh.axes), str(parallel.exchange), parallel.delay_us]
+    return settle_step_times(settings.step_times, model, runner, decode.max_rows, mode, channel.tell)
 
 
 def follow(runtime: Runtime) -> int:

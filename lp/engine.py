@@ -15,8 +15,11 @@ from lp.decoder import Decoder, Drafted
 from lp.decoding import make_decoder
 from lp.detokenizer import Detokenizer
 from lp.drafting.experience import Experience
-from lp.methods import DecodeLimits, DecodeSettings
+from lp.machine import settle_step_times
+from lp.measuring import StepTimesSource
+from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.checkpoint import Checkpoint, ModelSettings, load
+from lp.model.compilation import CompileMode
 from lp.preparation import Preparation, Prompt
 from lp.request import Completion, Progress, Request, Sequence, TokenLogprob
 from lp.runner import Runner, SingleDevice
@@ -119,10 +122,20 @@ class Engine:
         device: str = "auto",
         decode: DecodeSettings | None = None,
         limits: DecodeLimits | None = None,
+        compile: CompileMode | str = CompileMode.auto,
+        step_times: StepTimesSource | str = StepTimesSource.auto,
     ) -> Engine:
-        """An engine on one device. Raises ValueError with a message for the user if the checkpoint cannot be used."""
-        checkpoint = load(ModelSettings(path=str(path), dtype=dtype, device=device))
-        return cls(checkpoint, preparation=Preparation(checkpoint, decode, limits=limits))
+        """An engine on one device. Raises ValueError with a message for the user if the checkpoint cannot be used.
+
+        compile: see CompileMode. step_times: where what decode=auto chooses by comes from.
+        """
+        settings = ModelSettings(path=str(path), dtype=dtype, device=device, compile=CompileMode(compile))
+        checkpoint = load(settings)
+        preparation, runner = Preparation(checkpoint, decode, limits=limits), SingleDevice(checkpoint.model)
+        default, times = preparation.decode, None
+        if isinstance(default, Auto) and not default.rows:
+            times = settle_step_times(StepTimesSource(step_times), checkpoint.model, runner, default.max_rows)
+        return cls(checkpoint, runner, preparation, step_times=times)
 
     @property
     def is_idle(self) -> bool:

@@ -97,6 +97,13 @@ class Channel:
         self.commands_due = self._announced = False
         return json.loads(received)
 
+    def tell(self, value: Any) -> Any:
+        """Gives every rank rank 0's value, which must be a JSON value, before any command; others' are ignored.
+
+        Raises RankLost.
+        """
+        return json.loads(self._exchange.broadcast(json.dumps(value).encode() if self.is_leader else None))
+
     def close(self) -> None:
         """Leaves the exchange; may be called twice."""
         self._exchange.close()

@@ -43,7 +43,7 @@ def engine_of(checkpoint_folder: Callable[[str], Path]) -> Callable[[str], Engin
 
     @cache
     def engine(architecture: str) -> Engine:
-        return Engine.from_pretrained(str(checkpoint_folder(architecture)), device="cpu")
+        return Engine.from_pretrained(str(checkpoint_folder(architecture)), device="cpu", step_times="off")
 
     return engine
 
