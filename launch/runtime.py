@@ -99,7 +99,7 @@ def _settle_step_times(
     decode, parallel = settings.decode, settings.parallel
     if not isinstance(decode, Auto) or decode.rows:
         return None
-    mode = [dict(mesh.axes), str(parallel.exchange), parallel.delay_us]
+    mode = [dict(mesh.axes), mesh.num_local_ranks, str(parallel.exchange), parallel.delay_us]
     return settle_step_times(settings.step_times, model, runner, decode.max_rows, mode, channel.tell)
 
 

@@ -41,8 +41,13 @@ def write_json(path: Path, value: Any) -> None:
     """Whole or not at all. That it cannot be written is said and does no harm."""
     try:
         with NamedTemporaryFile("w", dir=path.parent, suffix=".json", delete=False, encoding="utf-8") as stream:
-            json.dump(value, stream)
-        os.replace(stream.name, path)
+            try:
+                json.dump(value, stream)
+                stream.flush()
+                os.replace(stream.name, path)
+            except BaseException:
+                os.unlink(stream.name)
+                raise
     except OSError as error:
         log.warning("%s is not kept for later runs: %s", path, error.strerror or error)
 
@@ -50,10 +55,10 @@ def write_json(path: Path, value: Any) -> None:
 def folder(name: str) -> Path | None:
     """A folder of the cache, made if need be, which only its user can read; None if that cannot be done."""
     root = Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else user_cache_path("lookahead-parallel")
-    path = root.expanduser() / name
     try:
+        path = root.expanduser() / name
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        log.warning("nothing is kept for later runs: %s cannot be made (%s)", path, error.strerror or error)
+    except (OSError, RuntimeError) as error:  # the latter: nobody has the home that "~" names
+        log.warning("nothing is kept for later runs: the folder %s of %s cannot be made (%s)", name, root, error)
         return None
     return path

@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from lp import cache_files
+from lp.hardware import device_name
 from lp.measuring import StepTimesSource, describe, measure_step_times
 from lp.model.causal import CausalModel
 from lp.runner import Runner
@@ -50,12 +51,11 @@ def settle_step_times(
     if told is None:
         log.info("measuring the time of a step by its rows, once for this model and machine")
         measured = measure_step_times(runner, model.vocab_size, model.max_length, most_rows, tell)
+        log.info("milliseconds of a step by its rows: %s", describe(measured))
         told = tell(measured.to_dict())
         if path:
             cache_files.write_json(path, told)
-    times = StepTimes.from_dict(told)
-    log.info("milliseconds of a step by its rows: %s", describe(times))
-    return times
+    return StepTimes.from_dict(told)
 
 
 def _read(path: Path) -> StepTimes | None:
@@ -64,7 +64,7 @@ def _read(path: Path) -> StepTimes | None:
         return None
     try:
         return StepTimes.from_dict(values)
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         log.warning("%s is ignored: %s", path, error)
         return None
 
@@ -75,9 +75,10 @@ def _path(model: CausalModel, most_rows: int, mode: Any) -> Path | None:
     if kept is None:
         return None
     config = {key: value for key, value in model.model.config.to_dict().items() if key != "_name_or_path"}
-    device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor()
     facts = [
-        FORMAT, config, model.dtype, model.attention_kind, type(model.fast).__name__, device, platform.machine(),
-        torch.get_num_threads(), mode, most_rows, torch.__version__, transformers.__version__,
+        FORMAT, config, model.dtype, model.max_length, model.attention_kind, type(model.fast).__name__,
+        device_name(model.device), platform.machine(), torch.get_num_threads(), mode, most_rows,
+        torch.__version__, transformers.__version__,
     ]  # fmt: skip
-    return kept / f"{type(model.model).__name__}-{cache_files.digest(facts)}.json"
+    dtype = str(model.dtype).removeprefix("torch.")
+    return kept / f"{type(model.model).__name__}-{dtype}-{cache_files.digest(facts)}.json"

@@ -16,13 +16,21 @@ from lp.sampling import Sampling
 from lp.step_times import StepTimes
 from lp.tree import TokenTree, TreeBuilder
 
-ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+ROWS = (1, 16, 64, 4, 32, 128, 8, 48, 24, 96, 2, 12, 192, 256)
+"""Numbers of rows that are measured, those first that say most of the curve."""
 CACHED = 256
 """Tokens of the sequence that steps are measured on."""
+FEWEST_SIZES = 3
+WARM_UP_S = 3.0
+"""Seconds after which no further size is begun with: a slow machine has a curve of fewer points."""
+FEWEST_ROUNDS = 3
+MOST_ROUNDS = 9
 BUDGET_S = 3.0
 """Seconds after which no further round is begun."""
-ROUNDS = 9
 CANDIDATES = 8
+
+GoOn = Callable[[bool], bool]
+"""Makes of each rank's wish whether to go on the decision of all."""
 
 
 class StepTimesSource(StrEnum):
@@ -38,40 +46,52 @@ def measure_step_times(
     vocab_size: int,
     max_length: int,
     most_rows: int,
-    go_on: Callable[[bool], bool] = lambda wanted: wanted,
+    go_on: GoOn = lambda wanted: wanted,
 ) -> StepTimes:
-    """Runs steps of growing size, round by round, and takes the median of each size.
+    """Runs steps of many sizes, round by round, on a sequence of its own, and takes the median of each size.
 
-    A round measures all sizes, so that a machine that is busy for a while slows all of them. The first is a warm-up.
-    go_on: makes of a rank's wish whether to go on the decision of all.
+    A round measures all sizes, so that a machine that is busy for a while slows all of them. On a busy machine the
+    ratio of two medians, by which decoders choose, varies less than that of two minima.
     """
-    cached = min(CACHED, max_length // 2)
-    sizes = [rows for rows in ROWS if rows <= min(most_rows, max_length - cached)]
+    cached = max(1, min(CACHED, max_length // 2))
+    sizes = [rows for rows in ROWS if rows <= max(1, min(most_rows, max_length - cached))]
     tokens = [token % vocab_size for token in range(1, cached + 1)]
     sequence = TokenSequence("step-times", tokens, cached, Sampling(temperature=0.0, seed=0), CANDIDATES)
-    seconds: dict[int, list[float]] = {}
-    deadline = time.perf_counter() + BUDGET_S
+
+    def seconds(num_rows: int) -> float:
+        return _time_step(runner, sequence, [bushy_tree(tokens[-1], num_rows, vocab_size) for _ in range(2)])
+
     runner.open(sequence)
     try:
-        for number in range(1 + ROUNDS):
-            for rows in sizes:
-                if number <= 1 and not go_on(len(seconds) < 2 or time.perf_counter() < deadline):
-                    sizes = [size for size in sizes if size < rows]  # a slow machine: the rest is extrapolated
-                    break
-                taken = _time_step(runner, sequence, bushy_tree(tokens[-1], rows, vocab_size))
-                if number:
-                    seconds.setdefault(rows, []).append(taken)
-            if number and not go_on(time.perf_counter() < deadline):
-                break
+        sizes = _warm_up(sizes, seconds, go_on)
+        deadline = time.perf_counter() + BUDGET_S
+        rounds = [list(map(seconds, sizes))]
+        while len(rounds) < MOST_ROUNDS and go_on(len(rounds) < FEWEST_ROUNDS or time.perf_counter() < deadline):
+            rounds.append(list(map(seconds, sizes)))
     finally:
         runner.close(sequence)
-    return StepTimes(tuple(seconds), tuple(statistics.median(taken) for taken in seconds.values()))
+    return StepTimes(tuple(sizes), tuple(map(statistics.median, zip(*rounds, strict=True))))
 
 
-def _time_step(runner: Runner, sequence: TokenSequence, tree: TokenTree) -> float:
-    begin = time.perf_counter()
-    runner.start(sequence, tree)
-    runner.finish(sequence)
+def _warm_up(sizes: list[int], seconds: Callable[[int], float], go_on: GoOn) -> list[int]:
+    """Runs a step of each size that there is time for; returns those sizes, ascending."""
+    deadline = time.perf_counter() + WARM_UP_S
+    for number, num_rows in enumerate(sizes):
+        if number >= FEWEST_SIZES and not go_on(time.perf_counter() < deadline):
+            return sorted(sizes[:number])
+        seconds(num_rows)
+    return sorted(sizes)
+
+
+def _time_step(runner: Runner, sequence: TokenSequence, trees: list[TokenTree]) -> float:
+    """Seconds of the last of some steps of equal size: in decoding, too, a step mostly finds the processor's caches as
+    one of its like has left them. Trees are new, as what is worked out of a tree belongs to its step.
+    """
+    begin = 0.0
+    for tree in trees:
+        begin = time.perf_counter()
+        runner.start(sequence, tree)
+        runner.finish(sequence)
     return time.perf_counter() - begin
 
 

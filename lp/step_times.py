@@ -23,9 +23,9 @@ class StepTimes:
         """Raises ValueError for figures that are no step times."""
         sizes = len(self.rows), len(self.seconds)
         if sizes[0] != sizes[1] or not sizes[0] or list(self.rows) != sorted(set(self.rows)) or self.rows[0] < 1:
-            raise ValueError(f"not step times: rows {self.rows}")
+            raise ValueError(f"rows {self.rows} are not ascending, or not one for each of {sizes[1]} times")
         if not all(0 < value < float("inf") for value in self.seconds):
-            raise ValueError(f"not step times: seconds {self.seconds}")
+            raise ValueError(f"seconds {self.seconds} are not all above 0 and finite")
         object.__setattr__(self, "seconds", tuple(accumulate(self.seconds, max)))
 
     @staticmethod
@@ -50,6 +50,10 @@ class StepTimes:
         return {"rows": list(self.rows), "seconds": list(self.seconds)}
 
     @staticmethod
-    def from_dict(values: dict[str, Any]) -> StepTimes:
-        """Raises ValueError, KeyError or TypeError for values that are no step times."""
-        return StepTimes(tuple(int(rows) for rows in values["rows"]), tuple(float(s) for s in values["seconds"]))
+    def from_dict(values: Any) -> StepTimes:
+        """The inverse of `to_dict`. Raises ValueError for values that are no step times."""
+        try:
+            rows, seconds = map(int, values["rows"]), map(float, values["seconds"])
+            return StepTimes(tuple(rows), tuple(seconds))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"not step times: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import time
 from collections.abc import Callable
@@ -58,6 +59,13 @@ async def authorise(request: Request) -> None:
     valid = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]
     if keys and not (scheme.lower() == "bearer" and any(valid)):
         raise errors.not_authorised()
+
+
+async def owner(request: Request) -> str | None:
+    """A FastAPI dependency: a digest of the API key, whose requests may share drafts; None where there are no keys."""
+    if not (await context(request)).settings.api_keys:
+        return None
+    return hashlib.sha256(request.headers.get("authorization", "").encode()).hexdigest()[:16]
 
 
 async def has_place(request: Request) -> None:

@@ -46,8 +46,8 @@ class Conversion:
     def checkpoint(self) -> Checkpoint:
         return self.preparation.checkpoint
 
-    def prepare(self, body: CompletionBody | ChatBody) -> Prepared:
-        """Raises ApiError."""
+    def prepare(self, body: CompletionBody | ChatBody, owner: str | None) -> Prepared:
+        """owner: who may share drafts with the request. Raises ApiError."""
         self.check_model(body.model)
         try:
             tokens = self._tokens(body)
@@ -57,7 +57,7 @@ class Conversion:
         if most_tokens is None and isinstance(body, CompletionBody):
             most_tokens = self._default_max_tokens(tokens)
         try:
-            request = self._request(body, tokens, most_tokens)
+            request = self._request(body, tokens, most_tokens, owner)
         except ValueError as error:
             raise self._refusal(error, body, len(tokens), most_tokens) from None
         return Prepared(request, self._echo(body), body.num_logprobs is not None, body.wants_usage)
@@ -89,12 +89,14 @@ class Conversion:
         room = self.checkpoint.model.max_length - len(tokens)
         return max(1, min(self.default_max_tokens, room))
 
-    def _request(self, body: CompletionBody | ChatBody, tokens: list[int], most_tokens: int | None) -> Request:
+    def _request(
+        self, body: CompletionBody | ChatBody, tokens: list[int], most_tokens: int | None, owner: str | None
+    ) -> Request:
         decode = None if body.decode is None else methods.from_dict(body.decode, self.preparation.decode)
         stopping = Stopping(most_tokens, body.stop, body.stop_token_ids or [], bool(body.ignore_eos))
         kind = "chatcmpl" if isinstance(body, ChatBody) else "cmpl"
         request_id = f"{kind}-{secrets.token_hex(12)}"
-        return self.preparation.request(tokens, decode, self._sampling(body), stopping, request_id)
+        return self.preparation.request(tokens, decode, self._sampling(body), stopping, request_id, owner)
 
     def _sampling(self, body: Generation) -> Sampling:
         """What the body says; the rest is left to this server's defaults."""

@@ -54,7 +54,7 @@ def test_json_is_one_object_on_stdout_and_nothing_else(main: Main, folder: str, 
     assert list(record) == KEYS
     expected = llama.generate("def add(first, second):", max_new_tokens=20)
     assert record["token_ids"][: len(expected.token_ids)] == expected.token_ids
-    assert (record["decode"], record["parallel"], record["ranks"]) == ("lookahead", "single", 1)
+    assert (record["decode"], record["parallel"], record["ranks"]) == ("auto", "single", 1)
     assert record["tokens_per_step"] == pytest.approx(20 / record["steps"], abs=1e-3)
     assert "loaded" in err
 
@@ -120,7 +120,7 @@ def test_no_run_folders_are_left(main: Main, folder: str, tmp_path: Path) -> Non
 def test_help_names_groups_and_settings(main: Main) -> None:
     code, out, _ = main("--help")
     assert code == 0
-    assert "decode=autoregressive|jacobi|lookahead|prompt_lookup" in out
+    assert "decode=auto|autoregressive|jacobi|lookahead|prompt_lookup" in out
     assert "max_new_tokens: 128" in out
     assert "server" not in out
 
@@ -147,10 +147,10 @@ BAD_ARGUMENTS = {
     "unknown enum value": (["parallel.mode=tensor"], "parallel.mode"),
     "not key=value": (["fibonacci"], "key=value"),
     "hydra grammar": (["stop=[a"], "stop"),
-    "W out of range": (["decode.window=0"], "decode.window=0"),
+    "W out of range": (["decode=lookahead", "decode.window=0"], "decode.window=0"),
     "N out of range": (["decode.ngram=1"], "decode.ngram=1"),
-    "G out of range": (["decode.guesses=100000"], "decode.guesses=100000"),
-    "too many rows": (["decode.window=128", "decode.ngram=32", "decode.guesses=256"], "rows"),
+    "G out of range": (["decode=lookahead", "decode.guesses=100000"], "decode.guesses=100000"),
+    "too many rows": (["decode=lookahead", "decode.window=128", "decode.ngram=32", "decode.guesses=256"], "rows"),
     "temperature": (["sampling.temperature=-1"], "temperature=-1"),
     "top_p": (["sampling.top_p=1.5"], "top_p=1.5"),
     "logit_bias": (["sampling.logit_bias={99999: 1.0}"], "99999"),
@@ -170,7 +170,7 @@ BAD_ARGUMENTS = {
 def test_bad_arguments_give_one_message(name: str, main: Main, folder: str) -> None:
     arguments, expected = BAD_ARGUMENTS[name]
     code, out, err = main(f"model.path={folder}", "prompt=x", *arguments)
-    messages = [line for line in err.splitlines() if not line.startswith("loaded")]
+    messages = [line for line in err.splitlines() if not line.startswith(("loaded", "measuring", "milliseconds"))]
     assert code == 2
     assert out == ""
     assert len(messages) == 1, err
@@ -265,7 +265,7 @@ def test_only_a_failure_before_the_first_step_shuts_the_others_down(
     sent: list[list[dict]] = []
     monkeypatch.setattr(runtime, "connect", lambda *settings: Recorded())
     configuration.register("generate", GenerateSettings)
-    settings = configuration.load("generate", GenerateSettings, [f"model.path={folder}", "parallel.threads=1"])
+    settings = configuration.load("generate", GenerateSettings, [f"model.path={folder}", "step_times=off"])
     with pytest.raises(OSError, match="lost"), runtime.running(settings) as running:
         if has_begun:
             running.channel.share([{"cancel": "a"}])
@@ -294,7 +294,7 @@ def test_bad_prompts_give_one_message_before_any_work(name: str, main: Main, fol
     if content is not None:
         (tmp_path / "bad").write_bytes(content)
     code, out, err = main(f"model.path={folder}", *arguments)
-    messages = [line for line in err.splitlines() if not line.startswith("loaded")]
+    messages = [line for line in err.splitlines() if not line.startswith(("loaded", "measuring", "milliseconds"))]
     assert (code, out) == (2, "")
     assert len(messages) == 1, err
     assert expected in messages[0]

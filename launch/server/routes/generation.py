@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from launch.server import errors
 from launch.server.body import body_of
-from launch.server.context import Context, authorise, context, has_place
+from launch.server.context import Context, authorise, context, has_place, owner
 from launch.server.conversion import Prepared
 from launch.server.disconnect import ClientGone, EventStream, race
 from launch.server.protocol import ChatBody, CompletionBody
@@ -29,8 +29,9 @@ async def completions(
     request: Request,
     server: Annotated[Context, Depends(context)],
     body: Annotated[CompletionBody, Depends(body_of(CompletionBody))],
+    sharing: Annotated[str | None, Depends(owner)],
 ) -> Response:
-    prepared = await server.tokenizing(lambda: server.conversion.prepare(body))
+    prepared = await server.tokenizing(lambda: server.conversion.prepare(body, sharing))
     reply = CompletionReply(prepared, server.model_name, server.names, server.checkpoint)
     return await _answer(request, server, prepared, reply, bool(body.stream))
 
@@ -40,8 +41,9 @@ async def chat_completions(
     request: Request,
     server: Annotated[Context, Depends(context)],
     body: Annotated[ChatBody, Depends(body_of(ChatBody))],
+    sharing: Annotated[str | None, Depends(owner)],
 ) -> Response:
-    prepared = await server.tokenizing(lambda: server.conversion.prepare(body))
+    prepared = await server.tokenizing(lambda: server.conversion.prepare(body, sharing))
     reply = ChatReply(prepared, server.model_name, server.names)
     return await _answer(request, server, prepared, reply, bool(body.stream))
 

@@ -48,7 +48,7 @@ def test_usage_counts_drafts(ask):
     details = usage.completion_tokens_details
     assert details.accepted_prediction_tokens == sum(figures["accepted"].values()) > 0
     assert details.rejected_prediction_tokens == sum(figures["proposed"].values()) - details.accepted_prediction_tokens
-    assert figures["decode"]["method"] == "lookahead" and figures["steps"] < 40
+    assert figures["decode"]["method"] == "auto" and figures["steps"] < 40
 
 
 def test_default_number_of_tokens(ask):

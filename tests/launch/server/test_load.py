@@ -53,7 +53,7 @@ def test_first_come_first_served(checkpoint, pool):
         finished: list[int] = []
         futures = []
         for number in range(4):
-            futures.append(pool.submit(lambda number=number: (ask(running), finished.append(number))))
+            futures.append(pool.submit(lambda number=number: (ask(running, max_tokens=60), finished.append(number))))
             eventually(lambda number=number: sum(counts(running)) == number + 1)
         running.gate.open_gate.set()
         for future in futures:
