@@ -2,9 +2,10 @@
 
     python -m benchmarks.tokens_per_step --prompts prompts.jsonl --limit 100 --max-new-tokens 128
 
-The methods, transformers' own greedy `generate` and its prompt look-up take turns on every prompt, in an order that
-rotates. In float32 every text must be the same (with a temperature, the same as autoregressive decoding's); otherwise
-the exit status is 1. Prints a table and writes it, with all figures, to --output.
+Rows that are given are used whatever they cost; "arg max" fills the window without the noise of its positions, as the
+paper does. The methods, transformers' own greedy `generate` and its prompt look-up take turns on every prompt, in an
+order that rotates. In float32 every text must be the same (with a temperature, the same as autoregressive decoding's);
+otherwise the exit status is 1. Prints a table and writes it, with all figures, to --output.
 """
 
 from __future__ import annotations
@@ -20,17 +21,21 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.report import encode, generate, load_both, make_parser, markdown_table, progress, publish, read_prompts
-from lp import Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
+from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
 from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES
 
 AUTOREGRESSIVE = "autoregressive"
 METHODS: dict[str, DecodeSettings] = {
     AUTOREGRESSIVE: Autoregressive(),
+    "auto": Auto(),
+    "auto, 64 rows": Auto(rows=64),
+    "auto, 128 rows": Auto(rows=128),
     "jacobi (8)": Jacobi(8),
     "prompt_lookup (5, 7)": PromptLookup(5, 7),
     "lookahead (7, 5, 7)": Lookahead(7, 5, 7),
     "lookahead (15, 5, 15)": Lookahead(15, 5, 15),
+    "lookahead (15, 5, 15), arg max": Lookahead(15, 5, 15, position_noise=False),
 }
 GENERATE = "transformers generate"
 GENERATE_LOOKUP = "transformers prompt lookup (10)"

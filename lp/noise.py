@@ -3,9 +3,13 @@
 Adding it to log-probabilities and taking the arg max draws a sample (Gumbel-max). As it depends on nothing else, the
 sample is the same whatever the decoding method, the tree or the number of ranks (Daliri, Musco and Suresh, "Coupling
 without Communication and Drafter-Invariant Speculative Decoding", 2024).
+
+    R rows, V vocabulary, N tokens of a row, S slots of a table
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -29,48 +33,60 @@ def _mix(value: int) -> int:
 
 def _shift_right(values: Tensor, bits: int) -> Tensor:
     """Logical shift; torch's own is arithmetic."""
-    return (values >> bits) & ((1 << (64 - bits)) - 1)
+    return (values >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
-def _mix_tensor(values: Tensor) -> Tensor:
-    values = (values ^ _shift_right(values, 30)) * _signed(_MIX_A)
-    values = (values ^ _shift_right(values, 27)) * _signed(_MIX_B)
-    return values ^ _shift_right(values, 31)
+def _mix_in_place(values: Tensor) -> Tensor:
+    values.bitwise_xor_(_shift_right(values, 30)).mul_(_signed(_MIX_A))
+    values.bitwise_xor_(_shift_right(values, 27)).mul_(_signed(_MIX_B))
+    return values.bitwise_xor_(_shift_right(values, 31))
+
+
+def gumbel_at(seed: int, positions: Iterable[int], tokens_RN: Tensor) -> Tensor:
+    """[R, N] float32 standard Gumbel noise: of each row's position, for the row's tokens."""
+    hashed = _mix(seed & _MASK)
+    keys = [_signed(_mix((hashed + position * _GOLDEN) & _MASK)) for position in positions]
+    keys_R = torch.tensor(keys, dtype=torch.int64, device=tokens_RN.device)
+    counters = (tokens_RN + 1).mul_(_signed(_GOLDEN)).add_(keys_R[:, None])
+    bits = _shift_right(_mix_in_place(counters), 12)  # 52: with 53, adding a half could round up to 1
+    uniform = bits.double().add_(0.5).mul_(2.0**-52)
+    return uniform.log_().neg_().log_().neg_().float()
 
 
 def gumbel(seed: int, position: int, vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
     """[V] float32 standard Gumbel noise of one position."""
-    key = _mix((_mix(seed & _MASK) + position * _GOLDEN) & _MASK)
-    counters = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN)
-    bits = _shift_right(_mix_tensor(counters + _signed(key)), 12)  # 52: with 53, adding a half could round up to 1
-    uniform = (bits.double() + 0.5) * 2.0**-52
-    return -(-uniform.log()).log().float()
+    return gumbel_at(seed, [position], torch.arange(vocab_size, device=device)[None])[0]
 
 
-class NoiseSource:
-    """Noise of one seed. Each position's is made once and kept until the sequence has grown beyond it."""
+class NoiseTable:
+    """Noise of one seed for the whole vocabulary. Each position's is made once and kept until it is forgotten."""
 
     def __init__(self, seed: int, vocab_size: int, device: torch.device | str = "cpu"):
         self.seed = seed
-        self.vocab_size = vocab_size
-        self.device = device
-        self._by_position: dict[int, Tensor] = {}
+        self._values = torch.zeros(1, vocab_size, device=device)
+        """[S, V] the noise of the position that has the slot; slot 0 is silent."""
+        self._slots: dict[int, int] = {}
+        self._free: list[int] = []
 
-    def add_to(self, scores_RV: Tensor, positions: np.ndarray, quiet: np.ndarray | None = None) -> None:
-        """Adds the noise of R positions to scores, in place, but not to rows that are quiet ([R] bool).
+    def of(self, positions: np.ndarray, quiet: np.ndarray) -> Tensor:
+        """[R, V] the noise of R positions, zeros for rows that are quiet ([R] bool)."""
+        slots = [
+            0 if is_quiet else self._slot(position)
+            for position, is_quiet in zip(positions.tolist(), quiet, strict=True)
+        ]
+        return self._values[torch.tensor(slots, device=self._values.device)]
 
-        Sequences only grow, so what lies before all of the positions is forgotten.
-        """
-        for known in [known for known in self._by_position if known < positions.min()]:
-            del self._by_position[known]
-        noisy = np.arange(len(positions)) if quiet is None else np.flatnonzero(~quiet)
-        order = noisy[np.argsort(positions[noisy], kind="stable")]
-        found, starts = np.unique(positions[order], return_index=True)
-        rows = torch.from_numpy(order).to(scores_RV.device)
-        for position, start, end in zip(found.tolist(), starts, [*starts[1:], len(order)], strict=True):
-            scores_RV[rows[start:end]] += self._of(position)
+    def forget(self, before: int) -> None:
+        """Drops all positions before this one: sequences only grow."""
+        for position in [position for position in self._slots if position < before]:
+            self._free.append(self._slots.pop(position))
 
-    def _of(self, position: int) -> Tensor:
-        if position not in self._by_position:
-            self._by_position[position] = gumbel(self.seed, position, self.vocab_size, self.device)
-        return self._by_position[position]
+    def _slot(self, position: int) -> int:
+        if position not in self._slots:
+            if not self._free:
+                num_slots = len(self._values)
+                self._values = torch.cat([self._values, torch.zeros_like(self._values)])
+                self._free = list(range(num_slots, 2 * num_slots))
+            slot = self._slots[position] = self._free.pop()
+            self._values[slot] = gumbel(self.seed, position, self._values.shape[1], self._values.device)
+        return self._slots[position]

@@ -12,7 +12,7 @@ from typing import Protocol
 from lp.model.cache import KVCache
 from lp.model.causal import CausalModel
 from lp.request import Sequence
-from lp.sampling import Sampler
+from lp.sampler import Sampler
 from lp.tree import TokenTree, chain, descend
 from lp.verification import Answers
 

@@ -1,37 +1,13 @@
-"""From logits to target tokens: transformers' processors, then the arg max of score plus position-keyed noise.
+"""How the next token is chosen: settings, their defaults and their limits.
 
-Greedy decoding is temperature 0 of the same path. Knows nothing of windows, drafts or ranks.
-
-    R rows of the tree, V vocabulary, L tokens of a path, K alternatives
+Knows nothing of how they are applied.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
-
-import numpy as np
-import torch
-from torch import FloatTensor, LongTensor, Tensor
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinNewTokensLengthLogitsProcessor,
-    MinPLogitsWarper,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
-
-from lp.noise import NoiseSource
-from lp.selection import best_tokens
-from lp.tree import TokenTree
-from lp.verification import NOT_A_TOKEN, Answers
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -108,121 +84,3 @@ class Sampling:
                 raise ValueError(f"logit_bias names token {token}, but the vocabulary has ids 0 to {vocab_size - 1}")
             if not -100.0 <= bias <= 100.0:
                 raise ValueError(f"logit_bias of token {token} is {bias}; it must be from -100 to 100")
-
-
-class OutputPenaltyLogitsProcessor(LogitsProcessor):
-    """Presence and frequency penalties over the generated tokens, as OpenAI's API defines them."""
-
-    def __init__(self, prompt_length: int, presence: float, frequency: float):
-        self.prompt_length = prompt_length
-        self.presence = presence
-        self.frequency = frequency
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        generated = input_ids[:, self.prompt_length :]
-        counts = torch.zeros_like(scores).scatter_add_(1, generated, torch.ones_like(generated, dtype=scores.dtype))
-        return scores - self.frequency * counts - self.presence * (counts > 0)
-
-
-def context_processors(sampling: Sampling, prompt_length: int, eos: Sequence[int], device: str) -> LogitsProcessorList:
-    """Those that look at the path before a token, in the order of transformers' `generate`."""
-    processors = LogitsProcessorList()
-    if sampling.repetition_penalty is not None and sampling.repetition_penalty != 1.0:
-        processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
-    if sampling.presence_penalty or sampling.frequency_penalty:
-        processors.append(
-            OutputPenaltyLogitsProcessor(prompt_length, sampling.presence_penalty or 0, sampling.frequency_penalty or 0)
-        )
-    if sampling.no_repeat_ngram:
-        processors.append(NoRepeatNGramLogitsProcessor(sampling.no_repeat_ngram))
-    if sampling.min_new_tokens and eos:
-        processors.append(
-            MinNewTokensLengthLogitsProcessor(prompt_length, sampling.min_new_tokens, list(eos), device=device)
-        )
-    return processors
-
-
-def warpers(sampling: Sampling) -> LogitsProcessorList:
-    """Those that look at the scores alone, in the order of transformers' `generate`."""
-    processors = LogitsProcessorList()
-    if not sampling.temperature:
-        return processors
-    if sampling.temperature != 1.0:
-        processors.append(TemperatureLogitsWarper(float(sampling.temperature)))
-    if sampling.top_k:
-        processors.append(TopKLogitsWarper(sampling.top_k))
-    if sampling.top_p is not None and sampling.top_p < 1.0:
-        processors.append(TopPLogitsWarper(float(sampling.top_p)))
-    if sampling.min_p:
-        processors.append(MinPLogitsWarper(float(sampling.min_p)))
-    return processors
-
-
-class Sampler:
-    """Answers for the rows of one sequence's trees."""
-
-    def __init__(
-        self,
-        sampling: Sampling,
-        prompt_length: int,
-        eos: Sequence[int],
-        vocab_size: int,
-        device: str,
-        num_candidates: int = 0,
-    ):
-        """sampling: with no None left but `logprobs`. num_candidates: K, best tokens to give for each row."""
-        assert sampling.seed is not None and sampling.temperature is not None
-        self.num_candidates = min(num_candidates, vocab_size)
-        self.logprobs = sampling.logprobs
-        self.bias = LogitsProcessorList()
-        if sampling.logit_bias:
-            self.bias.append(SequenceBiasLogitsProcessor([[[t], float(b)] for t, b in sampling.logit_bias.items()]))
-        self.context = context_processors(sampling, prompt_length, eos, device)
-        self.warpers = warpers(sampling)
-        self.noise = NoiseSource(sampling.seed, vocab_size, device) if sampling.temperature > 0 else None
-
-    def answers(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Answers:
-        """logits_RV: float32 logits of the tree's rows. tokens: the sequence, whose last token is the tree's root."""
-        scores_RV = self.scores(logits_RV, tree, tokens)
-        if self.noise:
-            scores_RV = scores_RV.clone() if scores_RV is logits_RV else scores_RV
-            self.noise.add_to(scores_RV, tree.depths + len(tokens), tree.quiet)
-        best_RK, are_numbers_R = best_tokens(scores_RV, max(1, self.num_candidates))
-        columns = [torch.where(are_numbers_R[:, None], best_RK, NOT_A_TOKEN)]
-        if self.logprobs is not None:
-            logprobs_RV = logits_RV.log_softmax(dim=-1)
-            top = logprobs_RV.topk(self.logprobs, dim=-1)
-            columns += [_bits(logprobs_RV.gather(1, best_RK[:, :1])), top.indices, _bits(top.values)]
-        packed = torch.cat(columns, dim=1).to(torch.int32).cpu().numpy()
-        return Answers.unpack(packed, self.num_candidates)
-
-    def scores(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Tensor:
-        """[R, V] after all processors: what a token is drawn from, as log-probabilities up to a constant of the row."""
-        no_context = cast(LongTensor, torch.empty(len(tree), 0, dtype=torch.int64, device=logits_RV.device))
-        scores_RV = self._in_context(self.bias(no_context, logits_RV), tree, tokens)
-        return self.warpers(no_context, scores_RV)
-
-    def _in_context(self, scores_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Tensor:
-        """Applies the processors that look at each row's own path; rows of one depth share a call."""
-        if not self.context:
-            return scores_RV
-        order = np.argsort(tree.depths, kind="stable")
-        first = len(tokens)
-        packed = np.zeros((len(tree), first + 1 + int(tree.depths.max())), dtype=np.int64)  # each row's number and path
-        packed[:, 0] = order
-        packed[:, 1:first] = tokens[:-1]
-        for path, row in zip(packed, order, strict=True):
-            path[first : first + 1 + tree.depths[row]] = tree.tokens[tree.path(row)]
-        on_device = torch.from_numpy(packed).to(scores_RV.device)
-        scores_RV = scores_RV.clone()
-        depths, starts = np.unique(tree.depths[order], return_index=True)
-        for depth, start, end in zip(depths, starts, [*starts[1:], len(tree)], strict=True):
-            rows = on_device[start:end, 0]
-            paths_RL = cast(LongTensor, on_device[start:end, 1 : first + 1 + int(depth)])
-            scores_RV[rows] = self.context(paths_RL, cast(FloatTensor, scores_RV[rows]))
-        return scores_RV
-
-
-def _bits(values: Tensor) -> Tensor:
-    """Floats as the integers that have their bits."""
-    return values.float().contiguous().view(torch.int32)

@@ -18,7 +18,7 @@ from lp.model.cache import KVCache
 from lp.model.causal import CausalModel
 from lp.request import Sequence
 from lp.runner import Residence
-from lp.sampling import Sampler
+from lp.sampler import Sampler
 from lp.tree import TokenTree
 from lp.verification import Answers
 from parallel.channel import HEADER, Channel

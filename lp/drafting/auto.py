@@ -34,12 +34,17 @@ class AutoDecoder:
         shared = experience.shared(owner) if settings.shared_drafts and owner is not None else None
         self.sources = Sources(self.lessons.kinds, prompt, settings, temperature > 0, shared)
         self._prompt, self._seed, self._levels = prompt, seed, settings.ngram - 1
+        self._history = zlib.crc32(repr(prompt).encode())
+        """A checksum of all that the sources have learnt from."""
         self._window: Window | None = None
+        self._stretch = self.lessons.windows.choose()
         self._growth = Growth([])
         self._tree: TokenTree
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
-        self._window = self._sized(self.lessons.windows.columns, room)
+        if not self._stretch.num_left:
+            self._stretch = self.lessons.windows.choose()
+        self._window = self._sized(self._stretch.size.columns, room)
         num_cells = self._window.num_cells if self._window else 0
         self.sources.root_position = len(tokens) - 1
         self._growth = grow(
@@ -69,6 +74,8 @@ class AutoDecoder:
 
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, Drafted]:
         accepted = verify(self._tree, answers.targets)
+        known = answers.targets if answers.candidates is None else answers.candidates
+        self._history = zlib.crc32(known.tobytes(), self._history)
         ngrams = self._window.commit(as_guesses(answers.targets), len(accepted.tokens)) if self._window else []
         self._learn_from(accepted)
         self.sources.learn_ngrams(ngrams)
@@ -77,7 +84,7 @@ class AutoDecoder:
             self.sources.learn_answers(self._tree, before_root, answers.candidates, accepted.rows)
         text = [*tokens[-CONTEXT:], *accepted.tokens]
         self.sources.learn_text(text, len(accepted.tokens))
-        self.lessons.windows.learn(len(accepted.tokens), self.lessons.pace.seconds[len(self._tree)])
+        self.lessons.windows.learn(self._stretch, len(accepted.tokens), self.lessons.pace.seconds[len(self._tree)])
         return accepted, self._drafted(accepted)
 
     def _learn_from(self, accepted: Accepted) -> None:
@@ -102,6 +109,7 @@ class AutoDecoder:
         return Drafted(proposed, right)
 
     def fingerprint(self) -> int:
-        lessons = self.lessons
-        state = [self.sources.state(), lessons.estimates.probabilities, lessons.windows.state()]
-        return zlib.crc32(repr([state, self._window.cells if self._window else []]).encode()) >> 1
+        """What the sources know follows from what they were given, so that alone is looked at."""
+        lessons, cells = self.lessons, self._window.cells if self._window else []
+        state = [self._history, lessons.estimates.probabilities, lessons.windows.state(), self._stretch, cells]
+        return zlib.crc32(repr(state).encode()) >> 1

@@ -61,7 +61,3 @@ class ContextIndex:
             if length <= num_tokens and (followers := self._followers.get(context[-length:])) is not None:
                 return which, followers
         return None
-
-    def state(self) -> list[tuple[tuple[int, ...], list[int]]]:
-        """All there is, for checksums."""
-        return list(self._followers.items())

@@ -2,7 +2,8 @@
 (Luo et al., "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling", 2024).
 
 They are kept by the last two tokens of the row's path and by the last one. Under sampling they are kept by position as
-well: with the noise of the same position, the same token is likely to come out on top.
+well: with the noise of the same position, the same token is likely to come out on top. The newest answers for each
+position, whatever the token before it, are for tokens that the model has not been asked about yet.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class Match(IntEnum):
     token_and_place = 1
     pair = 2
     token = 3
+    place = 4
 
 
 class RecycledAnswers:
@@ -34,6 +36,7 @@ class RecycledAnswers:
         self._tokens: dict[int, list[int]] = {}
         self._pairs_at: dict[tuple[int, int, int], list[int]] = {}
         self._tokens_at: dict[tuple[int, int], list[int]] = {}
+        self._places: dict[int, list[int]] = {}
 
     def add(
         self, previous: Sequence[int], tokens: Sequence[int], positions: Sequence[int], answers: Sequence[list[int]]
@@ -43,6 +46,7 @@ class RecycledAnswers:
         """
         self._pairs.update(zip(zip(previous, tokens, strict=True), answers, strict=True))
         self._tokens.update(zip(tokens, answers, strict=True))
+        self._places.update(zip(positions, answers, strict=True))
         if self.by_place:
             self._pairs_at.update(zip(zip(previous, tokens, positions, strict=True), answers, strict=True))
             self._tokens_at.update(zip(zip(tokens, positions, strict=True), answers, strict=True))
@@ -52,6 +56,8 @@ class RecycledAnswers:
         if len(self._pairs_at) > MOST_PLACES:
             self._pairs_at = {key: answers for key, answers in self._pairs_at.items() if key[2] >= before}
             self._tokens_at = {key: answers for key, answers in self._tokens_at.items() if key[1] >= before}
+        if len(self._places) > MOST_PLACES:
+            self._places = {position: answers for position, answers in self._places.items() if position >= before}
         while len(self._pairs) > self.capacity:
             del self._pairs[next(iter(self._pairs))]
         while len(self._tokens) > self.capacity:
@@ -65,12 +71,12 @@ class RecycledAnswers:
                 found.append((Match.pair_and_place, answers))
             elif answers := self._tokens_at.get((token, position)):
                 found.append((Match.token_and_place, answers))
+            elif answers := self._places.get(position):
+                found.append((Match.place, answers))
         if answers := self._pairs.get((previous, token)):
             found.append((Match.pair, answers))
         elif answers := self._tokens.get(token):
             found.append((Match.token, answers))
+        if not found and (answers := self._places.get(position)):
+            found.append((Match.place, answers))
         return found
-
-    def state(self) -> list[object]:
-        """All there is, for checksums."""
-        return [self._pairs, self._tokens, self._pairs_at, self._tokens_at]

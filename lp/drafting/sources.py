@@ -22,6 +22,14 @@ CONTEXT = SUFFIX_LENGTHS[-1]
 """Tokens that a source may look at."""
 LARGEST_INDEX = 1 << 20
 LARGEST_RECYCLED = 1 << 17
+CLOSENESS = {
+    Match.pair_and_place: 0.6,
+    Match.token_and_place: 0.5,
+    Match.pair: 0.5,
+    Match.token: 0.4,
+    Match.place: 0.2,
+}
+"""What the best of recycled answers is taken to be worth before any have been seen."""
 NO_TOKEN = -1
 """In the place of the token before the first."""
 
@@ -49,8 +57,7 @@ class Kinds:
         by_rank = [0.3**rank for rank in range(FOLLOWERS)]
         text = [min(0.9, 0.3 + 0.1 * length) * share for length in SUFFIX_LENGTHS for share in by_rank]
         window = [(0.15 + 0.1 * length) * share for length in WINDOW_LENGTHS for share in by_rank]
-        closeness = {Match.pair_and_place: 0.6, Match.token_and_place: 0.5, Match.pair: 0.5, Match.token: 0.4}
-        recycled = [closeness[match] * 0.45**rank for match in Match for rank in range(self.num_candidates)]
+        recycled = [CLOSENESS[match] * 0.45**rank for match in Match for rank in range(self.num_candidates)]
         return text + text + window + recycled
 
 
@@ -114,8 +121,3 @@ class Sources:
         positions = tree.depths[order] + self.root_position
         self._recycled.add(previous.tolist(), tokens.tolist(), positions.tolist(), answers[order].tolist())
         self._recycled.forget(before=self.root_position)
-
-    def state(self) -> list[object]:
-        """All there is, for checksums."""
-        kept = (self._suffix, self._ngrams, self._recycled, self._shared)
-        return [source.state() for source in kept if source is not None]

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from lp.drafting.pace import Pace
 
-STRETCH = 16
+TRIAL = 16
 """Steps of a trial: a window needs some to fill before it yields anything."""
+STAY = 4
+"""Steps for which a choice holds that is no trial."""
 SHARE = 0.007
 """What trials of one size may cost of the time, should the window yield nothing."""
 SHORTEST_REST = 64
@@ -23,16 +25,21 @@ NEARLY_FREE = 1.1
 
 @dataclass
 class Size:
-    """A window of some columns: what it has yielded, and the steps since it was last in use.
+    """A window of some columns: what it has yielded, and the last step that it was in use.
 
-    rest: steps between its trials.
+    rest: least number of steps between its trials.
     """
 
     columns: int
     rest: int
     tokens: float = 0.0
     seconds: float = 0.0
-    rested: int = 0
+    last_used: int = 0
+
+    @property
+    def speed(self) -> float:
+        """Tokens per modelled second; 0 before it was tried."""
+        return self.tokens / self.seconds if self.seconds else 0.0
 
     def learn(self, tokens: int, seconds: float) -> None:
         keep = 1 - 1 / MEMORY
@@ -40,47 +47,55 @@ class Size:
         self.seconds = keep * self.seconds + seconds
 
 
+@dataclass
+class Stretch:
+    """Steps in a row of one request for which a size was chosen, so that its window has the time to fill."""
+
+    size: Size
+    num_left: int
+
+
 class WindowChoice:
-    """Chooses among numbers of columns, for all requests of one kind in turn."""
+    """Chooses among numbers of columns, for all requests of one kind: what one of them tries, all learn from."""
 
     def __init__(self, columns: Sequence[int], levels: int, pace: Pace):
         """columns: to choose from, ascending from 0. levels: of the window. pace: says what a step with it costs."""
         alone = pace.seconds[1]
         costs = [pace.seconds[1 + number * levels] / alone - 1 for number in columns]
         self.sizes = [
-            Size(number, max(SHORTEST_REST, round(STRETCH * cost / SHARE)))
+            Size(number, max(SHORTEST_REST, round(TRIAL * cost / SHARE)))
             for number, cost in zip(columns, costs, strict=True)
         ]
-        self._best = max(size for size, cost in enumerate(costs) if cost <= NEARLY_FREE - 1)
-        self._on_trial: int | None = None
-        self._left = 0
+        self._best = max(
+            (size for size, cost in zip(self.sizes, costs, strict=True) if cost <= NEARLY_FREE - 1),
+            key=lambda size: size.columns,
+        )
+        self._num_steps = 0
 
-    @property
-    def columns(self) -> int:
-        """Of the window of the next step."""
-        return self.sizes[self._current].columns
+    def choose(self) -> Stretch:
+        """What a request does next: the size that has yielded most, unless the trial of another is due."""
+        self._best = max(self.sizes, key=lambda size: (size.speed, size is self._best))
+        due = [size for size in self.sizes if self._num_steps - size.last_used >= self._rest(size)]
+        if not due:
+            return Stretch(self._best, STAY)
+        trial = min(due, key=lambda size: size.last_used)
+        trial.last_used = self._num_steps  # no second request is to try it at the same time
+        return Stretch(trial, TRIAL)
 
-    @property
-    def _current(self) -> int:
-        return self._best if self._on_trial is None else self._on_trial
+    def _rest(self, size: Size) -> float:
+        """Steps between its trials: the more it falls behind the best, the more of them."""
+        if size is self._best:
+            return float("inf")
+        behind = 1 - size.speed / self._best.speed if size.speed else 0.0
+        return max(size.rest, TRIAL * behind / SHARE)
 
-    def learn(self, tokens: int, seconds: float) -> None:
-        """What a step with the current size yielded, and its modelled time."""
-        self.sizes[self._current].learn(tokens, seconds)
-        for number, size in enumerate(self.sizes):
-            size.rested = 0 if number == self._current else size.rested + 1
-        self._left -= 1
-        if self._left <= 0:
-            self._decide()
-
-    def _decide(self) -> None:
-        """The best of those tried is stayed with, unless the trial of another is due."""
-        tried = [number for number, size in enumerate(self.sizes) if size.seconds]
-        self._best = max(tried, key=lambda number: self.sizes[number].tokens / self.sizes[number].seconds)
-        due = [number for number, size in enumerate(self.sizes) if size.rested >= size.rest]
-        self._on_trial = max(due, key=lambda number: self.sizes[number].rested) if due else None
-        self._left = STRETCH if due else 0
+    def learn(self, stretch: Stretch, tokens: int, seconds: float) -> None:
+        """What a step of a stretch yielded, and its modelled time."""
+        self._num_steps += 1
+        stretch.num_left -= 1
+        stretch.size.last_used = self._num_steps
+        stretch.size.learn(tokens, seconds)
 
     def state(self) -> list[object]:
         """All there is, for checksums."""
-        return [self._best, self._on_trial, self._left, *self.sizes]
+        return [self._best.columns, self._num_steps, *self.sizes]

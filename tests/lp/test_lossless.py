@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
 from lp.methods import DecodeSettings
 from lp.preparation import Preparation
+from lp.request import Completion
 from lp.runner import SingleDevice
 from tests.models import ARCHITECTURES, CONTEXT, SLIDING_WINDOW, VOCAB_SIZE, generate_greedily
 
@@ -91,6 +93,31 @@ def test_each_source_of_drafts_alone(source: str, llama: Engine, llama_reference
     sources = {"window_drafts": False, "prompt_drafts": False, "generated_drafts": False, source: True}
     expected = generate_greedily(llama_reference, prompt, NUM_TOKENS)
     assert decode(llama, prompt, Lookahead(5, 3, 5, **sources), NUM_TOKENS) == expected
+
+
+SOURCES_OF_AUTO = ("window_drafts", "suffix_drafts", "recycled_drafts", "shared_drafts")
+
+
+@pytest.mark.parametrize("source", SOURCES_OF_AUTO)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_each_source_of_auto_alone(temperature: float, source: str, llama: Engine) -> None:
+    """Twice, as the second request begins with what the first has taught."""
+    auto = Auto(rows=40, **{name: name == source for name in SOURCES_OF_AUTO})  # type: ignore[arg-type]
+    sampling = Sampling(temperature=temperature, seed=5)
+    prompt, stopping = make_prompt(50), Stopping(NUM_TOKENS, ignore_eos=True)
+    expected = llama.generate(prompt, decode=Autoregressive(), sampling=sampling, stopping=stopping).token_ids
+    accepted: Counter[str] = Counter()
+    for _ in range(2):
+        request = llama.preparation.request(prompt, auto, sampling, stopping, owner="ann")
+        completion = Completion()
+        llama.submit(request)
+        while completion.finish_reason is None:
+            completion.extend(llama.step())
+        assert completion.token_ids == expected
+        accepted += completion.stats.accepted
+    assert set(accepted) <= {source.removesuffix("_drafts")}
+    if temperature == 0 or source == "shared_drafts":
+        assert accepted, "nothing was accepted, so that equality shows little"
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2", "gpt2"])

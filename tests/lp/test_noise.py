@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from lp.noise import NoiseSource, gumbel
+from lp.noise import NoiseTable, gumbel, gumbel_at
 
 VOCAB_SIZE = 20_000
 
@@ -54,23 +54,41 @@ def test_positions_seeds_and_tokens_are_independent() -> None:
     assert abs(correlation(here[1:], here[:-1])) < bound
 
 
-def test_a_source_gives_each_position_its_noise() -> None:
-    source = NoiseSource(seed=1, vocab_size=8)
+def test_tokens_of_several_positions_get_what_the_whole_vocabulary_gets() -> None:
+    tokens = torch.tensor([[5, 0, 999], [7, 7, 31], [1, 2, 3]])
+    positions = [4, 0, 100_000]
+    expected = [gumbel(3, position, 1000)[row] for position, row in zip(positions, tokens, strict=True)]
+    assert torch.equal(gumbel_at(3, positions, tokens), torch.stack(expected))
+
+
+def loud(positions: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array(positions), np.zeros(len(positions), dtype=bool)
+
+
+def test_a_table_gives_each_position_its_noise() -> None:
+    table = NoiseTable(seed=1, vocab_size=8)
     for positions in ([4, 5, 5], [9], list(range(10)), [5, 4, 5]):
-        scores = torch.ones(len(positions), 8)
-        source.add_to(scores, np.array(positions))
-        for row, position in zip(scores, positions, strict=True):
-            assert torch.equal(row, 1 + gumbel(1, position, 8))
+        for row, position in zip(table.of(*loud(positions)), positions, strict=True):
+            assert torch.equal(row, gumbel(1, position, 8))
 
 
 def test_quiet_rows_get_none() -> None:
-    scores = torch.zeros(3, 8)
-    NoiseSource(seed=1, vocab_size=8).add_to(scores, np.array([4, 5, 5]), quiet=np.array([False, True, False]))
-    assert torch.equal(scores, torch.stack([gumbel(1, 4, 8), torch.zeros(8), gumbel(1, 5, 8)]))
+    found = NoiseTable(seed=1, vocab_size=8).of(np.array([4, 5, 5]), np.array([False, True, False]))
+    assert torch.equal(found, torch.stack([gumbel(1, 4, 8), torch.zeros(8), gumbel(1, 5, 8)]))
 
 
-def test_a_source_forgets_what_lies_behind() -> None:
-    source = NoiseSource(seed=1, vocab_size=8)
-    source.add_to(torch.zeros(4, 8), np.array([4, 5, 6, 7]))
-    source.add_to(torch.zeros(2, 8), np.array([6, 8]))
-    assert sorted(source._by_position) == [6, 7, 8]
+def test_a_table_makes_noise_once_and_uses_the_room_of_what_it_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def counted(seed: int, position: int, *where) -> torch.Tensor:
+        made.append(position)
+        return gumbel(seed, position, *where)
+
+    monkeypatch.setattr("lp.noise.gumbel", counted)
+    table = NoiseTable(seed=1, vocab_size=8)
+    for start in range(100):
+        table.forget(before=start)
+        positions = list(range(start, start + 4))
+        assert torch.equal(table.of(*loud(positions))[3], gumbel(1, start + 3, 8))
+    assert made == list(range(103))
+    assert len(table._values) <= 8

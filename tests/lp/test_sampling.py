@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from lp import Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
 from lp.noise import gumbel
-from lp.sampling import Sampler
+from lp.sampler import Sampler
 from lp.tree import TokenTree, TreeBuilder
 from lp.verification import verify
 from tests.models import EOS, VOCAB_SIZE, generate_greedily, load_reference, save_checkpoint
@@ -162,6 +162,24 @@ def test_scores_are_those_of_generate(sampling: Sampling, settings: dict, llama_
     sampler = Sampler(complete, len(PROMPT), [EOS], VOCAB_SIZE, "cpu")
     found = sampler.scores(logits, tree, PROMPT)[rows]
     torch.testing.assert_close(found, torch.cat(output.scores), rtol=1e-6, atol=1e-6)
+
+
+def test_repetition_penalty_is_that_of_transformers() -> None:
+    """On paths of several depths, in both signs, on logits that it leaves as they are."""
+    logits = torch.randn(7, VOCAB_SIZE, generator=torch.Generator().manual_seed(2))
+    before = logits.clone()
+    builder = TreeBuilder(PROMPT[-1])
+    rows = [0]
+    for token in (5, 6, 7, 5, 6, 9):
+        rows.append(builder.add(token, rows[token % len(rows)]))
+    tree = builder.build()
+    sampling = Sampling(repetition_penalty=1.7, seed=0).with_defaults(GenerationConfig())
+    found = Sampler(sampling, len(PROMPT), [], VOCAB_SIZE, "cpu").scores(logits, tree, PROMPT)
+    penalty = RepetitionPenaltyLogitsProcessor(1.7)
+    for row in rows:
+        path = torch.tensor([PROMPT + tree.tokens[tree.path(row)[1:]].tolist()])
+        assert torch.equal(found[row], penalty(path, before[row : row + 1])[0])
+    assert torch.equal(logits, before)
 
 
 def test_penalties_count_the_output_alone() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from lp import Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling
+from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling
 from lp.methods import DecodeSettings
 from lp.model.checkpoint import ModelSettings, load
 from lp.runner import SingleDevice
@@ -21,6 +21,7 @@ from tests.parallel.ranks import run_ranks
 
 WINDOWS = [(1, 2, 1), (3, 3, 3), (5, 4, 5), (7, 5, 7), (15, 5, 15)]
 METHODS: list[DecodeSettings] = [
+    Auto(rows=40, max_window=5, ngram=4),
     Autoregressive(),
     Jacobi(window=6),
     PromptLookup(ngram=4, guesses=5),
@@ -52,7 +53,7 @@ def sampled(mesh: Mesh, channel: Channel, folder: str) -> list[tuple[list[int], 
     """For each method, the sampled tokens and their log-probabilities."""
     engine = parallel_engine(channel, folder)
     results = []
-    for decode in METHODS[:4]:
+    for decode in METHODS[:5]:
         completion = engine.generate(PROMPTS[1], max_new_tokens=NEW_TOKENS, decode=decode, sampling=SAMPLED)
         assert completion.logprobs
         results.append((completion.token_ids, [entry.logprob for entry in completion.logprobs]))

@@ -1,0 +1,107 @@
+"""Models made of plain rules, and decoders run on them in modelled time."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lp.decoder import Decoder
+from lp.decoding import make_decoder
+from lp.drafting.experience import Experience
+from lp.methods import Auto
+from lp.step_times import StepTimes
+from lp.tree import TokenTree
+from lp.verification import Answers
+
+VOCAB_SIZE = 1000
+CANDIDATES = 8
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+Model = Callable[[tuple[int, ...], int], list[int]]
+"""The best tokens, best first, after a path (its last tokens) whose end stands at a position."""
+
+
+def by_rule(next_token: Callable[[tuple[int, ...]], int]) -> Model:
+    """Best is what the rule says; the others are always the same."""
+
+    def answer(path: tuple[int, ...], position: int) -> list[int]:
+        return [next_token(path), *range(900, 900 + CANDIDATES - 1)]
+
+    return answer
+
+
+def unguessable(path: tuple[int, ...], position: int) -> list[int]:
+    """As of a model without weights at a high temperature: nothing that was seen says anything of what will be."""
+    rng = random.Random(hash((path, position)))
+    return [rng.randrange(VOCAB_SIZE) for _ in range(CANDIDATES)]
+
+
+def counting(path: tuple[int, ...], position: int) -> list[int]:
+    return by_rule(lambda path: (path[-1] + 1) % 50)(path, position)
+
+
+def sums(path: tuple[int, ...], position: int) -> list[int]:
+    return by_rule(lambda path: (sum(path[-3:]) * 7 + 1) % 800)(path, position)
+
+
+@dataclass
+class Run:
+    """What a decoder made of a model. seconds: modelled. rows, fingerprints: of each step."""
+
+    tokens: list[int]
+    prompt_length: int
+    seconds: float = 0.0
+    rows: list[int] = field(default_factory=list)
+    accepted: Counter[str] = field(default_factory=Counter)
+    proposed: Counter[str] = field(default_factory=Counter)
+    fingerprints: list[int] = field(default_factory=list)
+
+    @property
+    def num_new(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.num_new / len(self.rows)
+
+
+def answers(model: Model, tree: TokenTree, tokens: list[int], num_candidates: int) -> Answers:
+    best = np.empty((len(tree), CANDIDATES), dtype=np.int64)
+    for row in range(len(tree)):
+        path = (*tokens[-4:-1], *tree.tokens[tree.path(row)].tolist())
+        best[row] = model(path[-4:], len(tokens) - 1 + int(tree.depths[row]))
+    return Answers(best[:, 0].copy(), best[:, :num_candidates] if num_candidates else None)
+
+
+def decode(
+    model: Model,
+    num_tokens: int,
+    settings: Auto,
+    times: StepTimes | None = None,
+    experience: Experience | None = None,
+    owner: str | None = None,
+    prompt: list[int] = PROMPT,
+    temperature: float = 0.0,
+    fingerprints: bool = False,
+) -> Run:
+    """Runs a decoder until there are so many new tokens, and checks that they are those of the model."""
+    experience = experience or Experience(times)
+    decoder: Decoder = make_decoder(settings, prompt, 0, temperature, experience, owner)
+    run = Run(list(prompt), len(prompt))
+    while left := num_tokens - run.num_new:
+        tree = decoder.plan(run.tokens, room=left + 20, wanted=left)
+        accepted, drafted = decoder.commit(run.tokens, answers(model, tree, run.tokens, decoder.num_candidates))
+        for token in accepted.tokens:
+            assert token == model(tuple(run.tokens[-4:]), len(run.tokens) - 1)[0]
+            run.tokens.append(token)
+        run.seconds += times.at(len(tree)) if times else 1.0
+        run.rows.append(len(tree))
+        run.accepted.update(drafted.accepted)
+        run.proposed.update(drafted.proposed)
+        if fingerprints:
+            run.fingerprints.append(decoder.fingerprint())
+    return run
