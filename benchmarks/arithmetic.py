@@ -50,13 +50,13 @@ class Cost:
 class Share:
     """What one rank has of a model, before it is known how many rows it computes.
 
-    multiplied: weights that each row is multiplied with. collectives, sent: those within the replica for a step, and
-    how many numbers each row makes this rank send in them.
+    multiplied: weights that each row is multiplied with. windows: the sliding window of each layer, or None.
+    collectives, sent: those within the replica for a step, and how many numbers each row makes this rank send in them.
     """
 
     weight_bytes: int
     multiplied: int
-    layers: int
+    windows: list[int | None]
     query_heads: int
     kv_heads: int
     head_dim: int
@@ -65,12 +65,12 @@ class Share:
 
     def cache_bytes(self, context: int, itemsize: int) -> int:
         """Keys and values of that many tokens."""
-        return 2 * context * self.layers * self.kv_heads * self.head_dim * itemsize
+        return 2 * context * len(self.windows) * self.kv_heads * self.head_dim * itemsize
 
     def flops(self, rows: int, context: int) -> int:
         """Of a forward of the rows on top of a cached context."""
-        keys = context + rows
-        return 2 * rows * self.multiplied + 4 * rows * keys * self.layers * self.query_heads * self.head_dim
+        keys = sum(rows + (context if window is None else min(context, window - 1)) for window in self.windows)
+        return 2 * rows * self.multiplied + 4 * rows * keys * self.query_heads * self.head_dim
 
 
 def full_tree(window: int, ngram: int, guesses: int) -> TokenTree:
@@ -111,11 +111,11 @@ def cost_of(
 def share_of(config: PreTrainedConfig, dtype: torch.dtype, tp: int = 1, stage: int = 0, pp: int = 1) -> Share:
     """Of rank 0 of `tp`, or of a stage of `pp`; only one of them is above 1. Raises ValueError."""
     text: Any = config.get_text_config(decoder=True)
-    model, layers = empty_model(config, dtype), text.num_hidden_layers
+    model, layers = empty_model(config, dtype), list(range(text.num_hidden_layers))
     styles: dict[str, str] = {}
     if pp > 1:
         check_stages(config, pp)
-        layers = len(cut_stage(model, stage, pp))
+        layers = cut_stage(model, stage, pp)
     if tp > 1:
         check_degree(config, tp)
         styles = plan(model, tp)
@@ -128,13 +128,19 @@ def share_of(config: PreTrainedConfig, dtype: torch.dtype, tp: int = 1, stage: i
     return Share(
         weight_bytes=sum(numel * weights[name] for name, numel in numels.items() if name not in tied) + zero_row,
         multiplied=_multiplied(model, numels, text),
-        layers=layers,
+        windows=[_sliding_window(text, layer) for layer in layers],
         query_heads=text.num_attention_heads // tp,
         kv_heads=(getattr(text, "num_key_value_heads", None) or text.num_attention_heads) // tp,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
         collectives=sum(number > 0 for number in sent),
         sent=sum(sent),
     )
+
+
+def _sliding_window(text: Any, layer: int) -> int | None:
+    """Of a layer; None if it sees everything."""
+    types = getattr(text, "layer_types", None)
+    return getattr(text, "sliding_window", None) if types is None or types[layer] == "sliding_attention" else None
 
 
 def _numels(model: PreTrainedModel, styles: Mapping[str, str], tp: int) -> dict[str, int]:

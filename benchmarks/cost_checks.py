@@ -11,6 +11,7 @@ from benchmarks.arithmetic import Cost
 from benchmarks.network import LoneRank
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
+from lp.model.compilation import CompileMode
 from lp.model.kernels import AttentionKind
 from lp.tree import TokenTree, chain
 from parallel.channel import HEADER
@@ -42,7 +43,7 @@ def check(path: str, dtype: str, degrees: Mapping[str, int], cost: Cost, tree: T
 
     path: a folder with weights. A pipeline's stages do not run by themselves: only their weights are measured.
     """
-    settings = ModelSettings(path, dtype, "cpu")
+    settings = ModelSettings(path, dtype, "cpu", compile=CompileMode.off)  # compiled operations are not counted
     if (pp := degrees.get("pp", 1)) > 1:
         stages = [load(settings, reader=read_stage(stage, pp)).model.model for stage in range(pp)]
         return [Check(cost.mode, "weights, bytes", cost.weight_bytes, max(map(num_weight_bytes, stages)))]

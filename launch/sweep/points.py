@@ -9,7 +9,7 @@ from typing import cast
 
 from launch.sweep.records import Engine, Point
 from launch.sweep.settings import BenchSettings, to_plain
-from lp.methods import Autoregressive, DecodeLimits, DecodeSettings
+from lp.methods import Auto, Autoregressive, DecodeLimits, DecodeSettings
 from lp.model.attention import AttentionSettings
 from parallel.degrees import AXES, Mode, settle_degrees
 from parallel.mesh import ParallelSettings
@@ -89,6 +89,8 @@ def mode_of(parallel: ParallelSettings, ranks: int) -> str:
 
 def method_of(decode: DecodeSettings) -> str:
     """The method with its window, n-gram and guesses, as papers write it, e.g. lookahead (7, 5, 7)."""
+    if isinstance(decode, Auto):
+        return f"{decode.method} ({decode.rows} rows)" if decode.rows else decode.method
     values = dataclasses.asdict(decode)
     sizes = [str(values[key]) for key in ("window", "ngram", "guesses") if key in values]
     return f"{decode.method} ({', '.join(sizes)})" if sizes else decode.method

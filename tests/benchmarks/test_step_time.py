@@ -107,13 +107,20 @@ def test_rows_that_are_no_numbers_are_refused(
 
 def test_the_floor_is_the_longer_of_moving_and_computing() -> None:
     share = Share(
-        weight_bytes=0, multiplied=1000, layers=2, query_heads=4, kv_heads=1, head_dim=8, collectives=0, sent=0
+        weight_bytes=0,
+        multiplied=1000,
+        windows=[None, 51],
+        query_heads=4,
+        kv_heads=1,
+        head_dim=8,
+        collectives=0,
+        sent=0,
     )
     moving = Floor(share, itemsize=2, rates=Rates(bytes_per_s=1.0, flops_per_s=1e9))
     assert moving.num_bytes(5, cached=95) == 2 * 1000 + 2 * 2 * 100 * 2 * 8
     assert moving.seconds(5, cached=95) == moving.num_bytes(5, cached=95)
     computing = Floor(share, itemsize=2, rates=Rates(bytes_per_s=1e9, flops_per_s=1.0))
-    assert computing.seconds(5, cached=95) == 2 * 5 * 1000 + 4 * 5 * 100 * 2 * 4 * 8
+    assert computing.seconds(5, cached=95) == 2 * 5 * 1000 + 4 * 5 * (100 + 55) * 4 * 8
 
 
 def test_the_machines_rates_are_those_of_its_readings() -> None:
@@ -154,7 +161,7 @@ def test_attention_by_itself_is_that_of_all_layers_and_leaves_the_cache_as_it_is
     with torch.inference_mode():
         attention_alone(model, tree, cache)()
     assert cache.length == 40 and torch.equal(model.forward(tree, cache, 20), before)
-    assert share_of(model.model.config, torch.float32).layers == len(cache.keys)
+    assert share_of(model.model.config, torch.float32).windows == [None] * len(cache.keys)
 
 
 def event(name: str, above: SimpleNamespace | None = None) -> Any:

@@ -19,7 +19,7 @@ from launch import bench as program
 from tests.launch import commands
 from tests.models import save_checkpoint
 
-SMALL = ["workload.limit=2", "workload.max_new_tokens=8", "rounds=1"]
+SMALL = ["decode=lookahead", "workload.limit=2", "workload.max_new_tokens=8", "rounds=1"]
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,8 @@ def test_the_newest_followers_come_first_and_few_are_kept() -> None:
     index = ContextIndex((1,), 1000)
     for token in (10, 11, 12, 11, 13, 14, 15):
         index.add((1,), token)
-    found = index.lookup((1,))
-    assert found == (0, [15, 14, 13, 11])
-    assert len(found[1]) == FOLLOWERS
+    newest = [15, 14, 13, 11]
+    assert index.lookup((1,)) == (0, newest) and len(newest) == FOLLOWERS
 
 
 def test_text_that_comes_in_pieces_is_indexed_as_a_whole() -> None:
