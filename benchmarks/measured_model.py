@@ -26,7 +26,7 @@ def loaded(path: str, dtype: str, device: str, num_positions: int) -> Iterator[t
     Raises ValueError if it cannot be used or has no room for so many positions.
     """
     checkpoint = load(ModelSettings(path, dtype, device, compile=CompileMode.off))
-    if num_positions > (most := checkpoint.model.max_length):
+    if num_positions > (most := checkpoint.max_length):
         raise ValueError(
             f"--cached and --rows ask for {num_positions} positions, but {path!r} has {most}: lower them, or give its "
             "config.json as --config"
@@ -49,8 +49,10 @@ def made(
     text: Any = config.get_text_config(decoder=True)
     text.max_position_embeddings = max(text.max_position_embeddings, num_positions)  # random weights know no limit
     check_room(config, DTYPES[dtype], on, num_cached, 1 + (2 * num_compiled if on.type == "cpu" else 0))
-    model = CausalModel(make_model(config, DTYPES[dtype], on), text.max_position_embeddings, eos=[])
+    max_length = text.max_position_embeddings
+    model = CausalModel(make_model(config, DTYPES[dtype], on), max_length, eos=[])
     check_tree(model)
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     with TemporaryDirectory() as temporary:
-        yield Checkpoint(Path(shape).name.removesuffix(".json"), model, tokenizer, GenerationConfig()), Path(temporary)
+        name = Path(shape).name.removesuffix(".json")
+        yield Checkpoint(name, config, tokenizer, GenerationConfig(), max_length, [], model), Path(temporary)

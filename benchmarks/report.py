@@ -104,11 +104,11 @@ def load_engine(path: str, dtype: str, device: str) -> Engine:
 
 def encode(engine: Engine, texts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
     """Token ids, cut where they would leave no room for the new tokens."""
-    room = engine.checkpoint.model.max_length - max_new_tokens
+    room = engine.checkpoint.max_length - max_new_tokens
     if room < 1:
         raise SystemExit(
             f"--max-new-tokens {max_new_tokens} leaves no room for a prompt: the model's context has "
-            f"{engine.checkpoint.model.max_length} tokens"
+            f"{engine.checkpoint.max_length} tokens"
         )
     return [engine.preparation.encode(text)[:room] for text in texts]
 

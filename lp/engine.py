@@ -46,7 +46,7 @@ class Generation:
         prompt, num_candidates = list(request.prompt), self.decoder.num_candidates
         self.sequence = Sequence(request.id, prompt, len(prompt), sampling, num_candidates)
         self.text = TextStream(Detokenizer(checkpoint.tokenizer, request.prompt), request.stopping.stop)
-        self.stop = StopConditions(request.stopping, checkpoint.model.eos, request.stopping.max_new_tokens)
+        self.stop = StopConditions(request.stopping, checkpoint.eos, request.stopping.max_new_tokens)
         self.stats = Statistics(prompt_tokens=len(request.prompt))
         self.tree = chain([])
         """Of the step under way."""
@@ -183,7 +183,7 @@ class Engine:
         generation.stats.start_step()
         if self.fingerprints:
             sequence.fingerprint = generation.fingerprint()
-        room = self.checkpoint.model.max_length - len(sequence.tokens)
+        room = self.checkpoint.max_length - len(sequence.tokens)
         generation.tree = generation.decoder.plan(sequence.tokens, room, wanted=generation.stop.num_left)
         self.runner.start(sequence, generation.tree)
 

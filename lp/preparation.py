@@ -9,7 +9,7 @@ import secrets
 
 from lp import methods
 from lp.methods import Auto, DecodeLimits, DecodeSettings
-from lp.model.checkpoint import Checkpoint
+from lp.model.description import Description
 from lp.request import Request
 from lp.sampling import Sampling
 from lp.stopping import Stopping
@@ -22,7 +22,7 @@ class Preparation:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: Description,
         decode: DecodeSettings | None = None,
         sampling: Sampling | None = None,
         limits: DecodeLimits | None = None,
@@ -34,14 +34,14 @@ class Preparation:
         self.sampling = (sampling or Sampling()).with_defaults(checkpoint.generation)
         self._numbers = itertools.count()
         methods.check(self.decode, self.limits)
-        self.sampling.check(checkpoint.model.vocab_size)
+        self.sampling.check(checkpoint.vocab_size)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; a text gets the tokenizer's own special tokens."""
         tokens = self.checkpoint.tokenizer.encode(_utf8(prompt)) if isinstance(prompt, str) else list(prompt)
         if not prompt or not tokens:
             raise ValueError("the prompt is empty; give at least one character or token id")
-        vocab_size = self.checkpoint.model.vocab_size
+        vocab_size = self.checkpoint.vocab_size
         for token in tokens:
             if type(token) is not int or not 0 <= token < vocab_size:
                 raise ValueError(f"the prompt holds token id {token!r}; ids are integers from 0 to {vocab_size - 1}")
@@ -77,13 +77,13 @@ class Preparation:
         if complete.seed is None:
             complete.seed = secrets.randbits(32)
         complete.min_new_tokens = min(complete.min_new_tokens or 0, most)
-        complete.check(self.checkpoint.model.vocab_size)
+        complete.check(self.checkpoint.vocab_size)
         return complete
 
     def _fit(self, tokens: list[int], stopping: Stopping) -> Stopping:
         """max_new_tokens made definite: what is asked for, or all the room there is."""
-        stopping.check(self.checkpoint.model.vocab_size)
-        context = self.checkpoint.model.max_length
+        stopping.check(self.checkpoint.vocab_size)
+        context = self.checkpoint.max_length
         room = context - len(tokens)
         if room < 1:
             raise ValueError(

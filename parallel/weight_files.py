@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-from lp.model.checkpoint import CheckpointError
+from lp.model.description import CheckpointError
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 

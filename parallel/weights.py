@@ -13,7 +13,7 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from lp.model.checkpoint import CheckpointError
+from lp.model.description import CheckpointError
 from parallel.weight_files import Stretch, WeightFiles
 
 

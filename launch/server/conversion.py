@@ -13,7 +13,7 @@ from launch.server.body import named_field
 from launch.server.errors import ApiError
 from launch.server.protocol import ChatBody, CompletionBody, Generation, Message
 from lp import methods
-from lp.model.checkpoint import Checkpoint
+from lp.model.description import Description
 from lp.preparation import Preparation
 from lp.request import Request
 from lp.sampling import Sampling
@@ -43,7 +43,7 @@ class Conversion:
         self.default_max_tokens = default_max_tokens
 
     @property
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> Description:
         return self.preparation.checkpoint
 
     def prepare(self, body: CompletionBody | ChatBody, owner: str | None) -> Prepared:
@@ -86,7 +86,7 @@ class Conversion:
         return self.preparation.encode(body.prompt)
 
     def _default_max_tokens(self, tokens: list[int]) -> int:
-        room = self.checkpoint.model.max_length - len(tokens)
+        room = self.checkpoint.max_length - len(tokens)
         return max(1, min(self.default_max_tokens, room))
 
     def _request(
@@ -108,7 +108,7 @@ class Conversion:
         message = str(error)
         for ours, theirs in NAMES_OF_THE_API.items():
             message = message.replace(ours, theirs)
-        too_long = num_tokens + (most_tokens or 1) > self.checkpoint.model.max_length
+        too_long = num_tokens + (most_tokens or 1) > self.checkpoint.max_length
         code = "context_length_exceeded" if too_long else None
         return errors.bad_request(message, param=named_field(message, type(body)), code=code)
 

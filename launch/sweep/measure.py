@@ -99,7 +99,7 @@ class Feed(Inbox):
         self.concurrency = settings.concurrency
         preparation = runtime.engine.preparation
         stopping = Stopping(settings.workload.max_new_tokens, ignore_eos=settings.ignore_eos)
-        context = runtime.engine.checkpoint.model.max_length
+        context = runtime.engine.checkpoint.max_length
 
         def request(problem: Problem, name: str) -> Request:
             tokens = fit(preparation.encode(problem.prompt), context, settings.workload.max_new_tokens)

@@ -28,7 +28,7 @@ def make_requests(preparation: Preparation, problems: Sequence[Problem], stoppin
     stopping: with max_new_tokens; prompts are cut to leave room for them.
     """
     assert stopping.max_new_tokens is not None
-    context = preparation.checkpoint.model.max_length
+    context = preparation.checkpoint.max_length
     requests: list[Request] = []
     for name, problem in [(WARM_UP, problems[0]), *((problem.id, problem) for problem in problems)]:
         try:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from lp.model.checkpoint import CheckpointError
+from lp.model.description import CheckpointError
 from parallel.channel import Channel
 from parallel.mesh import Mesh
 from parallel.weight_files import Stretch

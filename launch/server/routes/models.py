@@ -28,5 +28,5 @@ def _card(server: Context) -> dict[str, Any]:
         "object": "model",
         "created": server.started_at,
         "owned_by": "lookahead-parallel",
-        "max_model_len": server.checkpoint.model.max_length,
+        "max_model_len": server.checkpoint.max_length,
     }

@@ -20,7 +20,7 @@ async def tokenize(
 ) -> dict[str, Any]:
     server.conversion.check_model(body.model)
     tokens = await server.tokenizing(lambda: _tokens(server, body))
-    answer = {"count": len(tokens), "max_model_len": server.checkpoint.model.max_length, "tokens": tokens}
+    answer = {"count": len(tokens), "max_model_len": server.checkpoint.max_length, "tokens": tokens}
     if body.return_token_strs:
         answer["token_strs"] = [server.names.name(token) for token in tokens]
     return answer
@@ -31,7 +31,7 @@ async def detokenize(
     server: Annotated[Context, Depends(context)], body: Annotated[DetokenizeBody, Depends(body_of(DetokenizeBody))]
 ) -> dict[str, Any]:
     server.conversion.check_model(body.model)
-    vocab_size = server.checkpoint.model.vocab_size
+    vocab_size = server.checkpoint.vocab_size
     if any(not 0 <= token < vocab_size for token in body.tokens):
         raise errors.bad_request(f"tokens must be ids from 0 to {vocab_size - 1}", param="tokens")
     return {"prompt": await server.tokenizing(lambda: server.checkpoint.tokenizer.decode(body.tokens))}

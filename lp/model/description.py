@@ -1,0 +1,151 @@
+"""What there is to know of a Hugging Face checkpoint without its weights: configuration, tokenizer, defaults.
+
+No remote code, and errors that a user can act on. Knows nothing of devices.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+
+from lp.model.exactness import check_config
+
+log = logging.getLogger("lookahead")
+
+NOT_APPLIED = (
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "exponential_decay_length_penalty",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "guidance_scale",
+    "min_length",
+    "sequence_bias",
+    "suppress_tokens",
+    "typical_p",
+)
+"""Settings of generation_config.json that would change the output of `generate` and are not applied here."""
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+SHIFTING_ROPE = {"dynamic", "longrope"}
+"""Rotary embeddings whose angles change once a text is longer than the original context."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message says why and what to do."""
+
+
+@dataclass
+class Description:
+    """A checkpoint whose architecture is known to be exact.
+
+    generation: the defaults of `generate`. max_length: positions that the model knows, or fewer if so wished. eos:
+    end-of-sequence tokens.
+    """
+
+    name: str
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerFast
+    generation: GenerationConfig
+    max_length: int
+    eos: list[int]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.get_text_config(decoder=True).vocab_size
+
+
+def describe(path: str, max_length: int | None = None) -> Description:
+    """path: folder or hub id. max_length: None is the model's own limit. Raises CheckpointError,
+    UnsupportedArchitecture or ValueError, each with one message for the user.
+    """
+    path = os.path.expanduser(path)
+    _check_folder(path)
+    config = _read_config(path)
+    check_config(config)
+    length = _max_length(config, max_length)
+    generation = _read_generation(path, config)
+    _warn_of_ignored(generation, path)
+    tokenizer = _read_tokenizer(path)
+    name = Path(os.path.abspath(path)).name
+    return Description(name, config, tokenizer, generation, length, _eos(generation, config, tokenizer))
+
+
+def _check_folder(path: str) -> None:
+    """What a folder must hold. A name that is no folder is taken for a hub id, unless it looks like a path."""
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(f"model.path={path!r} has no config.json: it is not a Hugging Face checkpoint folder")
+        if not any(folder.glob("*.safetensors")):
+            others = [f.name for f in folder.iterdir() if f.suffix in (".bin", ".pt", ".pth", ".ckpt")]
+            found = f"found only {', '.join(sorted(others))}, which is pickle" if others else "it holds no weights"
+            raise CheckpointError(f"model.path={path!r}: {found}; convert the weights to safetensors (save_pretrained)")
+    elif not HUB_ID.fullmatch(path) or ("/" in path and folder.parent.is_dir()):
+        raise CheckpointError(f"model.path={path!r} is not a folder; give a checkpoint's folder or a hub id")
+
+
+def _read_config(path: str) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+        raise CheckpointError(f"the configuration of {path!r} cannot be used: {one_line(error)}") from error
+
+
+def _read_generation(path: str, config: PreTrainedConfig) -> GenerationConfig:
+    try:
+        return GenerationConfig.from_pretrained(path)
+    except OSError:  # there is none: what `generate` would take is in config.json
+        return GenerationConfig.from_model_config(config)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"generation_config.json of {path!r} cannot be used: {one_line(error)}") from error
+
+
+def _warn_of_ignored(generation: GenerationConfig, path: str) -> None:
+    ignored = [name for name in NOT_APPLIED if getattr(generation, name, None) not in (None, 0, 1.0, [])]
+    if ignored:
+        log.warning("generation_config.json of %s sets %s, not applied here", path, ", ".join(ignored))
+
+
+def _read_tokenizer(path: str) -> PreTrainedTokenizerFast:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise CheckpointError(f"the tokenizer of {path!r} cannot be loaded: {one_line(error)}") from error
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise CheckpointError(f"the tokenizer of {path!r} has no tokenizer.json; convert it to a fast tokenizer")
+    return tokenizer
+
+
+def _max_length(config: PreTrainedConfig, wanted: int | None) -> int:
+    """The model's positions; for rotary embeddings that shift with the length, those before the shift."""
+    text = config.get_text_config(decoder=True)
+    limit = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 2048
+    rope = getattr(text, "rope_parameters", None) or {}
+    for kind in (rope, *(nested for nested in rope.values() if isinstance(nested, dict))):  # nested by type of layer
+        if kind.get("rope_type") in SHIFTING_ROPE:
+            limit = min(limit, kind.get("original_max_position_embeddings") or limit)
+    if wanted is None:
+        return limit
+    if not 2 <= wanted <= limit:
+        raise ValueError(f"model.max_length={wanted} must be from 2 to the model's own limit of {limit} tokens")
+    return wanted
+
+
+def _eos(generation: GenerationConfig, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """End-of-sequence ids by the first of generation config, config and tokenizer that names any."""
+    for eos in (generation.eos_token_id, getattr(config, "eos_token_id", None), tokenizer.eos_token_id):
+        if eos is not None:
+            return [int(token) for token in (eos if isinstance(eos, list | tuple) else [eos])]
+    return []
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
