@@ -7,85 +7,24 @@ requests in the same order, every rank that runs an engine goes through the same
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from lp.decoder import Decoder, Drafted
-from lp.decoding import make_decoder
-from lp.detokenizer import Detokenizer
 from lp.drafting.experience import Experience
+from lp.generation import Generation
 from lp.machine import settle_step_times
 from lp.measuring import StepTimesSource
 from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.checkpoint import Checkpoint, ModelSettings, load
 from lp.model.compilation import CompileMode
 from lp.preparation import Preparation, Prompt
-from lp.request import Completion, Progress, Request, Sequence, TokenLogprob
+from lp.request import Completion, Progress, Request, Sequence
 from lp.runner import Runner, SingleDevice
 from lp.sampling import Sampling
-from lp.statistics import Statistics
 from lp.step_times import StepTimes
-from lp.stopping import FinishReason, StopConditions, Stopping, TextStream
-from lp.tree import chain
-from lp.verification import NOT_A_TOKEN, Accepted, Answers
+from lp.stopping import Stopping
 
 NOT_A_NUMBER = "the model answered with something that is not a number (NaN); try dtype=float32 or bfloat16"
-
-
-class Generation:
-    """One request being served."""
-
-    def __init__(self, request: Request, checkpoint: Checkpoint, experience: Experience):
-        sampling = request.sampling
-        assert sampling.seed is not None and sampling.temperature is not None
-        assert request.stopping.max_new_tokens is not None
-        self.decoder: Decoder = make_decoder(
-            request.decode, request.prompt, sampling.seed, sampling.temperature, experience, request.owner
-        )
-        prompt, num_candidates = list(request.prompt), self.decoder.num_candidates
-        self.sequence = Sequence(request.id, prompt, len(prompt), sampling, num_candidates)
-        self.text = TextStream(Detokenizer(checkpoint.tokenizer, request.prompt), request.stopping.stop)
-        self.stop = StopConditions(request.stopping, checkpoint.eos, request.stopping.max_new_tokens)
-        self.stats = Statistics(prompt_tokens=len(request.prompt))
-        self.tree = chain([])
-        """Of the step under way."""
-
-    def absorb(self, answers: Answers, accepted: Accepted, drafted: Drafted) -> Progress:
-        """Takes accepted tokens up to the first that ends the sequence, or until there is none to take."""
-        tokens: list[int] = []
-        reason: FinishReason | None = None
-        for token in accepted.tokens:
-            if token == NOT_A_TOKEN:  # every rank sees it, so every rank ends the sequence
-                reason = "error"
-                break
-            tokens.append(token)
-            reason = self.stop.push(token, self.text)
-            if reason:
-                break
-        self.sequence.tokens += tokens
-        self.stats.end_step(len(self.tree), len(tokens), drafted)
-        text = self.text.take(final=reason is not None)
-        logprobs = _logprobs(answers, accepted.rows[: len(tokens)])
-        return Progress(self.sequence.id, tokens, text, logprobs, reason, self.stats)
-
-    def cancelled(self) -> Progress:
-        return Progress(self.sequence.id, [], self.text.take(final=True), None, "cancelled", self.stats)
-
-    def fingerprint(self) -> int:
-        """A checksum of all that this generation goes on from; the ranks' must be equal."""
-        state = self.sequence.id, self.sequence.tokens, self.sequence.sampling, self.decoder.fingerprint()
-        return zlib.crc32(repr(state).encode())
-
-
-def _logprobs(answers: Answers, rows: list[int]) -> list[TokenLogprob] | None:
-    if answers.logprobs is None or answers.top_tokens is None or answers.top_logprobs is None:
-        return None
-    found = []
-    for row in rows:
-        top = zip(answers.top_tokens[row].tolist(), answers.top_logprobs[row].tolist(), strict=True)
-        found.append(TokenLogprob(int(answers.targets[row]), float(answers.logprobs[row]), list(top)))
-    return found
 
 
 class Engine:
@@ -162,6 +101,39 @@ class Engine:
                     self.runner.close(generation.sequence)
                     return generation.cancelled()
         return None
+
+    def generated(self) -> dict[str, list[int]]:
+        """Tokens so far of every request that is running, by its id."""
+        sequences = [generation.sequence for generation in (*self._turns, *self._under_way)]
+        return {sequence.id: sequence.tokens[sequence.prompt_length :] for sequence in sequences}
+
+    def resume(self, runner: Runner, requests: Iterable[tuple[Request, list[int]]]) -> list[Progress]:
+        """Goes on from token ids alone, with another runner, whatever was under way.
+
+        requests: all that run from now on, with the tokens that they have. Caches of theirs that the runner holds are
+        used; other requests are dropped, and what had been learnt about drafts is forgotten, so that engines with
+        different pasts become the same. Returns what each request has, from its first token on; its end may be there.
+        """
+        held = {generation.sequence.id: generation.sequence for generation in (*self._turns, *self._under_way)}
+        self._turns.clear()
+        self._under_way.clear()
+        self.runner, self.experience = runner, Experience(self.experience.step_times)
+        replayed = [self._take_up(request, tokens, held.pop(request.id, None)) for request, tokens in requests]
+        for sequence in held.values():
+            runner.close(sequence)
+        return replayed
+
+    def _take_up(self, request: Request, tokens: list[int], held: Sequence | None) -> Progress:
+        """held: as the runner knows the sequence, if it does."""
+        generation = Generation(request, self.checkpoint, self.experience, tokens)
+        if held is None:
+            self.runner.open(generation.sequence)
+        progress = generation.replay(tokens)
+        if progress.finish_reason:
+            self.runner.close(generation.sequence)
+        else:
+            self._turns.append(generation)
+        return progress
 
     def step(self) -> Progress:
         """Brings the next step to its end, after setting as many under way as the runner takes."""

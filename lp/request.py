@@ -83,6 +83,25 @@ class Progress:
     finish_reason: FinishReason | None
     stats: Statistics
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values. What is not told of the statistics are the moments at which they began."""
+        return {
+            "request_id": self.request_id,
+            "tokens": self.tokens,
+            "text": self.text,
+            "logprobs": self.logprobs and [[entry.token, entry.logprob, entry.top] for entry in self.logprobs],
+            "finish_reason": self.finish_reason,
+            "stats": self.stats.counts(),
+        }
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Progress:
+        logprobs = values["logprobs"] and [
+            TokenLogprob(token, logprob, [(other, value) for other, value in top])
+            for token, logprob, top in values["logprobs"]
+        ]
+        return Progress(**{**values, "logprobs": logprobs, "stats": Statistics.of(values["stats"])})
+
 
 @dataclass
 class Completion:

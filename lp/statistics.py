@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lp.decoder import Drafted
+
+COUNTED = (
+    "prompt_tokens", "tokens", "steps", "rows", "accepted_lengths", "proposed", "accepted", "ttft_s", "decode_s",
+)  # fmt: skip
+"""What other processes are told."""
 
 
 @dataclass
@@ -60,6 +65,30 @@ class Statistics:
         self.accepted_lengths[num_tokens] += 1
         self.proposed.update(drafted.proposed)
         self.accepted.update(drafted.accepted[:num_tokens])
+
+    def counts(self) -> dict[str, Any]:
+        """JSON values of all that is counted, for `of`."""
+        return {name: getattr(self, name) for name in COUNTED}
+
+    @staticmethod
+    def of(counts: dict[str, Any]) -> Statistics:
+        """The inverse of `counts`."""
+        lengths = Counter({int(length): number for length, number in counts["accepted_lengths"].items()})
+        sources = {name: Counter(counts[name]) for name in ("proposed", "accepted")}
+        return Statistics(**{**counts, "accepted_lengths": lengths, **sources})
+
+    def after(self, earlier: Statistics) -> Statistics:
+        """These, of a request that was taken up again, with what it had cost until then."""
+        return replace(
+            self,
+            steps=earlier.steps + self.steps,
+            rows=earlier.rows + self.rows,
+            accepted_lengths=earlier.accepted_lengths + self.accepted_lengths,
+            proposed=earlier.proposed + self.proposed,
+            accepted=earlier.accepted + self.accepted,
+            ttft_s=earlier.ttft_s if earlier.tokens else self.ttft_s,
+            decode_s=earlier.decode_s + self.decode_s,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-from parallel.mailbox import create_file
-from parallel.patience import Patience
+from parallel.exchange import never
+from parallel.patience import LIVENESS_S, Patience
 from parallel.peers import Peers
-from parallel.shared_memory import LIVENESS_S, hand_over_path
+from parallel.shared_file import SharedFile
+from parallel.shared_memory import shared_path
 from parallel.traffic import Traffic
 
 _SLOT_BYTES = 1 << 20  # of a round; larger tensors go in several
@@ -47,14 +48,9 @@ class SharedMemoryCollectives:
         self._round = 0
         self._peers = Peers(ranks, [])
         layout = _Layout(self.num_ranks)
-        path = hand_over_path(store, rank, ranks[0], timeout_s, lambda: create_file(layout.num_bytes))
-        try:
+        with shared_path(store, rank, ranks[0], timeout_s, never, lambda: SharedFile(layout.num_bytes)) as path:
             self._map(path, layout)
             pids = self.all_gather(torch.tensor([os.getpid()])).flatten().tolist()
-        finally:
-            # Everyone has mapped it (or the run has failed): without its name, not even a crash leaves it behind.
-            if self.rank == 0:
-                os.unlink(path)
         self._peers = Peers(ranks, pids)
         self.traffic = Traffic()
 

@@ -7,58 +7,58 @@ from __future__ import annotations
 
 import os
 import socket
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch.distributed import DistError, PrefixStore, Store, is_nccl_available
+from torch.distributed import PrefixStore, Store, is_nccl_available
 
 from parallel.collectives import Collectives, LocalCollectives
 from parallel.collectives_process_group import ProcessGroupCollectives
 from parallel.collectives_shared_memory import SharedMemoryCollectives, keeps_order
 from parallel.delay import DelayedCollectives, DelayedExchange
-from parallel.exchange import Exchange, RankLost, name_ranks
+from parallel.exchange import Exchange, IsOver, RankLost, name_ranks, never
 from parallel.local import LocalExchange
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
 from parallel.process_group import ProcessGroupExchange
+from parallel.rendezvous import await_keys
 from parallel.shared_memory import SharedMemoryExchange
 
 
-def connect(settings: ParallelSettings, mesh: Mesh) -> Exchange:
+def connect(settings: ParallelSettings, mesh: Mesh, store: Store | None = None, is_over: IsOver = never) -> Exchange:
     """The exchange between all ranks of the mesh; every rank calls this once, at about the same time.
 
-    Raises ValueError for an exchange that these ranks cannot use, RankLost if the ranks do not meet within
-    `settings.timeout_s` seconds.
+    store: where they meet; None is where the rank environment says. Raises ValueError for an exchange that these ranks
+    cannot use, RankLost if the ranks do not meet within `settings.timeout_s` seconds, EpochOver.
     """
     kind = ExchangeKind(settings.exchange)
     _check_nccl(kind, mesh.device)
     if mesh.num_ranks == 1:
         return LocalExchange()
-    store = open_store(mesh, settings.timeout_s)
-    hosts = _compare_hosts(store, mesh, list(range(mesh.num_ranks)), settings.timeout_s)
+    store = store or open_store(mesh, settings.timeout_s)
+    hosts = _compare_hosts(store, mesh, list(range(mesh.num_ranks)), settings.timeout_s, is_over)
     exchange: Exchange
     match choose_exchange(kind, hosts):
         case ExchangeKind.shm:
-            exchange = SharedMemoryExchange(store, mesh.rank, mesh.num_ranks, settings.timeout_s)
+            exchange = SharedMemoryExchange(store, mesh.rank, mesh.num_ranks, settings.timeout_s, is_over)
         case backend:
             exchange = ProcessGroupExchange(
-                store, mesh.rank, mesh.num_ranks, backend.value, mesh.device, settings.timeout_s
+                store, mesh.rank, mesh.num_ranks, backend.value, mesh.device, settings.timeout_s, is_over
             )
     return DelayedExchange(exchange, settings.delay_us) if settings.delay_us else exchange
 
 
-def connect_axis(settings: ParallelSettings, mesh: Mesh, axis: str) -> Collectives:
+def connect_axis(settings: ParallelSettings, mesh: Mesh, axis: str, store: Store | None = None) -> Collectives:
     """The collectives of this rank and its peers along an axis; all ranks call this once, at about the same time.
 
-    Raises as `connect` does.
+    store: as in `connect`. Raises as `connect` does, but for EpochOver: who holds a part of a model holds no other.
     """
     kind = ExchangeKind(settings.exchange)
     _check_nccl(kind, mesh.device)
     ranks = mesh.peers(axis)
     if len(ranks) == 1:
         return LocalCollectives()
-    store = PrefixStore(f"{axis}/{ranks[0]}", open_store(mesh, settings.timeout_s))
-    hosts = _compare_hosts(store, mesh, ranks, settings.timeout_s)
+    store = PrefixStore(f"{axis}/{ranks[0]}", store or open_store(mesh, settings.timeout_s))
+    hosts = _compare_hosts(store, mesh, ranks, settings.timeout_s, never)
     collectives: Collectives
     match choose_collectives(kind, hosts, mesh.device):
         case ExchangeKind.shm:
@@ -110,17 +110,15 @@ def _check_nccl(kind: ExchangeKind, device: torch.device) -> None:
         )
 
 
-def _compare_hosts(store: Store, mesh: Mesh, ranks: list[int], timeout_s: float) -> list[str]:
+def _compare_hosts(store: Store, mesh: Mesh, ranks: list[int], timeout_s: float, is_over: IsOver) -> list[str]:
     """The host of each of these ranks, which all call this."""
     keys = {rank: f"host/{rank}" for rank in ranks}
     store.set(keys[mesh.rank], identify_host())
-    try:
-        store.wait(list(keys.values()), timedelta(seconds=timeout_s))
-    except DistError as error:
-        missing = tuple(rank for rank, key in keys.items() if not store.check([key]))
+    if late := await_keys(store, list(keys.values()), timeout_s, is_over):
+        missing = tuple(rank for rank, key in keys.items() if key in late)
         raise RankLost(
             f"{name_ranks(missing)} did not come to the rendezvous within {timeout_s:g} s. See that rank's own output, "
             "then start the run again.",
             missing,
-        ) from error
+        )
     return [store.get(key).decode() for key in keys.values()]

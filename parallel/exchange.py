@@ -6,6 +6,7 @@ process_group.py for that, and connect.py for the choice between them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -24,8 +25,22 @@ class RankLost(RuntimeError):
         self.ranks = ranks
 
 
+class EpochOver(Exception):
+    """The ranks that take part are about to change: the step under way is given up, and a new exchange follows."""
+
+
+IsOver = Callable[[], bool]
+"""Asked by whoever waits for another rank, some fifty times a second: should EpochOver end the wait?"""
+
+
+def never() -> bool:
+    """Where the same ranks take part from beginning to end."""
+    return False
+
+
 class Exchange(Protocol):
     """Collectives over all ranks of a run. Every rank must make the same calls in the same order.
+    All of them raise EpochOver where the ranks may change.
 
     traffic: of this rank; `all_gather` and `broadcast` are one collective each.
     """

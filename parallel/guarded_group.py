@@ -6,9 +6,11 @@ It holds its own group and leaves torch's default group alone. Knows nothing of 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar, cast
@@ -18,7 +20,8 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
 
-from parallel.exchange import RankLost, name_ranks
+from parallel.exchange import EpochOver, IsOver, RankLost, name_ranks, never
+from parallel.patience import LIVENESS_S, Patience
 from parallel.roll_call import missing_ranks
 
 _NCCL_LAST_RESORT_S = 30.0  # NCCL's own watchdog would end the process without a message: it must come after us
@@ -48,21 +51,32 @@ class GuardedGroup:
     """All its ranks construct it at the same time with the same Store, which must live as long as this.
 
     ranks: who takes part, as ranks of the run. backend: "gloo" or "nccl". device: where tensors lie for NCCL; for gloo
-    they lie on the CPU. timeout_s: seconds that a collective waits for the others. Raises RankLost if they do not come.
+    they lie on the CPU. timeout_s: seconds that a collective waits for the others. is_over: given where somebody else
+    knows who is lost, so that no roll is called. Raises RankLost if the others do not come, and EpochOver.
     """
 
     def __init__(
-        self, store: Store, ranks: list[int], rank: int, backend: str, device: torch.device, timeout_s: float
+        self,
+        store: Store,
+        ranks: list[int],
+        rank: int,
+        backend: str,
+        device: torch.device,
+        timeout_s: float,
+        is_over: IsOver = never,
     ) -> None:
         self.ranks = ranks
         self.rank = ranks.index(rank)
         self.timeout_s = timeout_s
         self.device = device if backend == "nccl" else torch.device("cpu")
         self._store = store
+        self._is_over = is_over
         self._unsent: deque[tuple[c10d.Work, Tensor]] = deque()
         self._group: ProcessGroup | None = None
         self._group = self._guard(
-            lambda: _make_group(PrefixStore(backend, store), self.rank, len(ranks), backend, timeout_s)
+            lambda: self._in_thread(
+                lambda: _make_group(PrefixStore(backend, store), self.rank, len(ranks), backend, timeout_s)
+            )
         )
         self.all_reduce(torch.zeros(1, device=self.device))  # connections are made at first use: better now
 
@@ -102,6 +116,12 @@ class GuardedGroup:
                 self._guard(self._settle_oldest)
         self._leave()
 
+    def _abandon(self) -> None:
+        """Leaves at once. A group with a collective under way ends only at its own timeout: in another thread."""
+        leaving = _Leaving(self._group, self._unsent, is_aborted=self.device.type == "cuda")
+        self._group, self._unsent = None, deque()
+        threading.Thread(target=leaving.run, daemon=True).start()
+
     def _leave(self) -> None:
         self._unsent.clear()  # a message holds the connections, too
         self._group = None
@@ -125,14 +145,39 @@ class GuardedGroup:
 
     def _finish(self, work: c10d.Work, timeout_s: float) -> None:
         """Waits for the collective on the host; gloo keeps the time itself."""
+        if self._is_over is not never:
+            self._await(work.is_completed)
         work.wait()
         if self.device.type == "cuda":
-            _wait_for_device(self.device, timeout_s)
+            _wait_for_device(self.device, timeout_s, self._check_epoch)
+
+    def _await(self, is_done: Callable[[], bool]) -> None:
+        """For what cannot be given up once it waits inside of torch."""
+        patience, next_look = Patience(), LIVENESS_S
+        while not is_done():
+            waited = patience.pause()
+            if waited > next_look:
+                self._check_epoch()
+                next_look = waited + LIVENESS_S
+
+    def _check_epoch(self) -> None:
+        if self._is_over():
+            raise EpochOver
+
+    def _in_thread(self, make: Callable[[], _Result]) -> _Result:
+        """What `make` returns, unless the epoch is over first."""
+        made: Future[_Result] = Future()
+        threading.Thread(target=_fulfil, args=(made, make), daemon=True).start()
+        self._await(made.done)
+        return made.result()
 
     def _guard(self, attempt: Callable[[], _Result]) -> _Result:
         """Makes an attempt at something that needs all ranks and turns its failure into RankLost."""
         try:
             return attempt()
+        except EpochOver:
+            self._abandon()
+            raise
         except RuntimeError as error:
             reason = str(error)
         # Outside of the handler: the error's traceback would keep the group alive, which must go first of all.
@@ -140,6 +185,9 @@ class GuardedGroup:
 
     def _lost(self, reason: str) -> RankLost:
         """Closes the connections, so that ranks waiting for this one learn of the loss too, and calls the roll."""
+        if self._is_over is not never:
+            self._abandon()
+            return RankLost(f"a collective failed: {reason.splitlines()[0]}")
         if self._group is not None and self.device.type == "cuda":
             self._group.abort()
         self._leave()
@@ -167,12 +215,36 @@ def _make_group(store: Store, rank: int, num_ranks: int, backend: str, timeout_s
     return cast(ProcessGroup, c10d.ProcessGroupNCCL(store, rank, num_ranks, options))
 
 
-def _wait_for_device(device: torch.device, timeout_s: float) -> None:
-    """Waits for the device's current stream, but not for ever, as a plain synchronisation would."""
+class _Leaving:
+    """The last reference to a group; gives it up where waiting for it does no harm."""
+
+    def __init__(self, group: ProcessGroup | None, unsent: deque[tuple[c10d.Work, Tensor]], is_aborted: bool):
+        self.group, self.unsent, self.is_aborted = group, unsent, is_aborted
+
+    def run(self) -> None:
+        if self.group is not None and self.is_aborted:
+            self.group.abort()
+        self.unsent.clear()
+        self.group = None
+
+
+def _fulfil(future: Future[_Result], make: Callable[[], _Result]) -> None:
+    try:
+        future.set_result(make())
+    except RuntimeError as error:
+        future.set_exception(error)
+
+
+def _wait_for_device(device: torch.device, timeout_s: float, check: Callable[[], None]) -> None:
+    """Waits for the device's current stream, but not for ever, as a plain synchronisation would.
+
+    check: called now and then; may raise.
+    """
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     deadline = time.monotonic() + timeout_s
     while not event.query():
+        check()
         if time.monotonic() > deadline:
             raise RuntimeError(f"NCCL timed out after {timeout_s:g} s")
         time.sleep(_POLL_S)

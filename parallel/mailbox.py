@@ -13,11 +13,11 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import tempfile
 import zlib
 from typing import NamedTuple
 
-MEMORY_FOLDER = "/dev/shm"
+from parallel.shared_file import SharedFile
+
 SLOT_BYTES = 64 * 1024  # payload of one message; longer ones go in several
 _WORD = 8
 _HEADER_WORDS = 5  # number, checksum, kind, total length, length of this part
@@ -51,9 +51,9 @@ class Mailbox:
         self._words = self._bytes.cast("q")
 
     @staticmethod
-    def create(num_ranks: int) -> str:
-        """Makes an empty mailbox file and returns its path. The caller unlinks it."""
-        return create_file(_file_bytes(num_ranks))
+    def create(num_ranks: int) -> SharedFile:
+        """Makes the file of an empty mailbox. The caller closes it."""
+        return SharedFile(_file_bytes(num_ranks))
 
     def publish(self, number: int, kind: int, total: int, part: memoryview) -> None:
         """Shows message `number` to all ranks. Every rank must have read this rank's message `number - 2`."""
@@ -99,26 +99,3 @@ class Mailbox:
 
 def _file_bytes(num_ranks: int) -> int:
     return num_ranks * (_WORD + _NUM_BUFFERS * _STRIDE)
-
-
-def create_file(num_bytes: int) -> str:
-    """Makes a file of zeros, readable by this user only, and returns its path. The caller unlinks it.
-
-    It lies in memory (/dev/shm) if there is room, else in the folder for temporary files.
-    """
-    try:
-        return _create_in(MEMORY_FOLDER, num_bytes)
-    except OSError:
-        return _create_in(tempfile.gettempdir(), num_bytes)
-
-
-def _create_in(folder: str, num_bytes: int) -> str:
-    descriptor, path = tempfile.mkstemp(prefix="lookahead-parallel-", dir=folder)
-    try:
-        # Written, not only sized: touching a hole on a full /dev/shm later would kill the process with SIGBUS.
-        with open(descriptor, "wb") as file:
-            file.write(bytes(num_bytes))
-    except OSError:
-        os.unlink(path)
-        raise
-    return path

@@ -12,6 +12,7 @@ NUM_SPINS = 500  # some tens of microseconds: ranks that finish a step together 
 YIELD_S = 0.002  # up to here the core is only lent to others: a nap would cost more than it saves
 NAP_SHARE = 0.05  # a nap is as long as this share of the wait so far, so it adds at most that much to it
 LONGEST_NAP_S = 0.005
+LIVENESS_S = 0.02  # how often a wait is the occasion to look whether there is anything left to wait for
 
 
 class Patience:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.distributed import Store
 
+from parallel.exchange import IsOver, never
 from parallel.guarded_group import GuardedGroup
 from parallel.traffic import Traffic
 
@@ -17,12 +18,19 @@ class ProcessGroupExchange:
     """See `Exchange`, and GuardedGroup for the arguments."""
 
     def __init__(
-        self, store: Store, rank: int, num_ranks: int, backend: str, device: torch.device, timeout_s: float
+        self,
+        store: Store,
+        rank: int,
+        num_ranks: int,
+        backend: str,
+        device: torch.device,
+        timeout_s: float,
+        is_over: IsOver = never,
     ) -> None:
         self.rank = rank
         self.num_ranks = num_ranks
         self.traffic = Traffic()
-        self._group = GuardedGroup(store, list(range(num_ranks)), rank, backend, device, timeout_s)
+        self._group = GuardedGroup(store, list(range(num_ranks)), rank, backend, device, timeout_s, is_over)
 
     def all_gather(self, mine: np.ndarray, timeout_s: float | None = None) -> np.ndarray:
         assert mine.dtype == np.int32 and mine.ndim == 1, "an all-gather takes int32 [n]"

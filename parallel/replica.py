@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from lp.engine import Engine
 from lp.request import Progress, Request
 from parallel.channel import Channel
+from parallel.exchange import EpochOver
 
 IDLE_S = 1.0
 """How long rank 0 waits for commands before it tells the others that it is still there."""
@@ -20,7 +21,9 @@ Command = dict[str, Any]
 
 
 class Inbox(Protocol):
-    """Rank 0's source of commands: {"submit": Request.to_dict()}, {"cancel": request id}, {"shutdown": True}."""
+    """Rank 0's source of commands: {"submit": Request.to_dict()}, {"cancel": request id}, {"shutdown": True}, and
+    {"regroup": True} where the ranks may change. May raise EpochOver there.
+    """
 
     def take(self, wait_s: float) -> list[Command]:
         """Commands that have arrived; waits up to `wait_s` for the first."""
@@ -32,7 +35,7 @@ class Inbox(Protocol):
 
 
 def run(engine: Engine, channel: Channel, inbox: Inbox | None, emit: Callable[[Progress], None]) -> None:
-    """Serves until a shutdown command.
+    """Serves until a shutdown command. Raises EpochOver after a step with which the ranks are to change.
 
     inbox: on rank 0 alone. emit: gets what every step adds, and the end of each cancelled request.
     """
@@ -42,6 +45,8 @@ def run(engine: Engine, channel: Channel, inbox: Inbox | None, emit: Callable[[P
             for command in channel.share(news):
                 if "shutdown" in command:
                     return
+                if "regroup" in command:
+                    raise EpochOver
                 _apply(command, engine, emit)
         if not engine.is_idle:
             if inbox:

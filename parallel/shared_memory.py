@@ -7,19 +7,20 @@ rank can be at most one round ahead and two buffers suffice. Knows nothing of wh
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 
 import numpy as np
-from torch.distributed import DistError, Store
+from torch.distributed import Store
 
-from parallel.exchange import RankLost
+from parallel.exchange import EpochOver, IsOver, RankLost, never
 from parallel.mailbox import SLOT_BYTES, Mailbox, Message
-from parallel.patience import Patience
+from parallel.patience import LIVENESS_S, Patience
 from parallel.peers import Peers
+from parallel.rendezvous import await_keys
+from parallel.shared_file import SharedFile
 from parallel.traffic import Traffic
 
-LIVENESS_S = 0.02  # while waiting, how often the processes of the awaited ranks are looked at
 _GATHER, _BROADCAST = 1, 2
 _NAMES = {_GATHER: "an all-gather", _BROADCAST: "a broadcast"}
 _PATH_KEY = "mailbox_path"
@@ -31,21 +32,17 @@ class SharedMemoryExchange:
     timeout_s: seconds that a collective waits for the others. Raises RankLost if the others do not come.
     """
 
-    def __init__(self, store: Store, rank: int, num_ranks: int, timeout_s: float) -> None:
+    def __init__(self, store: Store, rank: int, num_ranks: int, timeout_s: float, is_over: IsOver = never) -> None:
         self.rank = rank
         self.num_ranks = num_ranks
         self.traffic = Traffic()
         self._timeout_s = timeout_s
+        self._is_over = is_over
         self._number = 0
         self._peers = Peers(list(range(num_ranks)), [])
-        path = hand_over_path(store, rank, 0, timeout_s, lambda: Mailbox.create(num_ranks))
-        try:
+        with shared_path(store, rank, 0, timeout_s, is_over, lambda: Mailbox.create(num_ranks)) as path:
             self._mailbox: Mailbox | None = Mailbox(path, rank, num_ranks)
             self._meet()
-        finally:
-            # Everyone has mapped it (or the run has failed): without its name, not even a crash leaves it behind.
-            if rank == 0:
-                os.unlink(path)
 
     def all_gather(self, mine: np.ndarray, timeout_s: float | None = None) -> np.ndarray:
         with self.traffic.counted(mine.nbytes):
@@ -112,6 +109,8 @@ class SharedMemoryExchange:
         while (message := mailbox.read(rank, self._number)) is None:
             waited = patience.pause()
             if waited > next_look:
+                if self._is_over():
+                    raise EpochOver
                 self._check_present(mailbox)
                 next_look = waited + LIVENESS_S
             if waited > timeout_s:
@@ -138,18 +137,23 @@ class SharedMemoryExchange:
             )
 
 
-def hand_over_path(store: Store, rank: int, leader: int, timeout_s: float, create: Callable[[], str]) -> str:
-    """The leader creates a file; the others learn its path from the Store. Ranks as the run counts them."""
+@contextmanager
+def shared_path(
+    store: Store, rank: int, leader: int, timeout_s: float, is_over: IsOver, create: Callable[[], SharedFile]
+) -> Iterator[str]:
+    """The path of a file that the leader creates, as long as the body runs: there, every rank maps it and they meet.
+
+    Ranks as the run counts them. Raises RankLost and EpochOver.
+    """
     if rank == leader:
-        path = create()
-        store.set(_PATH_KEY, path)
-        return path
-    try:
-        store.wait([_PATH_KEY], timedelta(seconds=timeout_s))
-        return store.get(_PATH_KEY).decode()
-    except DistError as error:
+        with closing(create()) as file:
+            store.set(_PATH_KEY, file.path)
+            yield file.path
+    elif await_keys(store, [_PATH_KEY], timeout_s, is_over):
         raise RankLost(
             f"rank {leader} did not set up the shared memory within {timeout_s:g} s. See rank {leader}'s own output, "
             "then start the run again.",
             (leader,),
-        ) from error
+        )
+    else:
+        yield store.get(_PATH_KEY).decode()

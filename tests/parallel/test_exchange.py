@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -145,9 +146,8 @@ def test_local_exchange():
 
 
 def test_mailbox_hides_a_message_whose_bytes_are_not_yet_visible():
-    path = Mailbox.create(2)
-    writer, reader = Mailbox(path, 0, 2), Mailbox(path, 1, 2)
-    os.unlink(path)
+    with closing(Mailbox.create(2)) as file:
+        writer, reader = Mailbox(file.path, 0, 2), Mailbox(file.path, 1, 2)
     assert reader.read(0, 1) is None
     writer.publish(1, 7, 3, memoryview(b"abc"))
     message = reader.read(0, 1)
@@ -163,7 +163,11 @@ def test_mailbox_hides_a_message_whose_bytes_are_not_yet_visible():
     reader.close()
 
 
-def test_mailbox_falls_back_to_the_temporary_folder(monkeypatch, tmp_path):
+def test_without_unnamed_files_a_named_one_serves_until_it_is_closed(monkeypatch, tmp_path):
+    monkeypatch.delattr("os.memfd_create")
+    monkeypatch.setattr("parallel.shared_file.MEMORY_FOLDER", str(tmp_path / "absent"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("parallel.mailbox.MEMORY_FOLDER", str(tmp_path / "absent"))
-    assert os.path.dirname(Mailbox.create(2)) == str(tmp_path)
+    with closing(Mailbox.create(2)) as file:
+        assert os.path.dirname(file.path) == str(tmp_path)
+        Mailbox(file.path, 0, 2).close()
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,93 @@
+"""A request being served: its tokens, its text, its decoder and where it ends.
+
+Knows nothing of runners, of other requests or of ranks.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+
+from lp.decoder import Decoder, Drafted
+from lp.decoding import make_decoder
+from lp.detokenizer import Detokenizer
+from lp.drafting.experience import Experience
+from lp.model.checkpoint import Checkpoint
+from lp.request import Progress, Request, Sequence, TokenLogprob
+from lp.statistics import Statistics
+from lp.stopping import FinishReason, StopConditions, TextStream
+from lp.tree import chain
+from lp.verification import NOT_A_TOKEN, Accepted, Answers
+
+
+class Generation:
+    """One request being served."""
+
+    def __init__(self, request: Request, checkpoint: Checkpoint, experience: Experience, generated: Iterable[int] = ()):
+        """generated: tokens found earlier, of which drafts may be made as of the prompt; `replay` takes them in."""
+        sampling = request.sampling
+        assert sampling.seed is not None and sampling.temperature is not None
+        assert request.stopping.max_new_tokens is not None
+        text = [*request.prompt, *generated]
+        self.decoder: Decoder = make_decoder(
+            request.decode, text, sampling.seed, sampling.temperature, experience, request.owner
+        )
+        prompt, num_candidates = list(request.prompt), self.decoder.num_candidates
+        self.sequence = Sequence(request.id, prompt, len(prompt), sampling, num_candidates)
+        self.text = TextStream(Detokenizer(checkpoint.tokenizer, request.prompt), request.stopping.stop)
+        self.stop = StopConditions(request.stopping, checkpoint.eos, request.stopping.max_new_tokens)
+        self.stats = Statistics(prompt_tokens=len(request.prompt))
+        self.tree = chain([])
+        """Of the step under way."""
+
+    def absorb(self, answers: Answers, accepted: Accepted, drafted: Drafted) -> Progress:
+        """Takes what a step yields."""
+        tokens, reason = self._take(accepted.tokens)
+        self.stats.end_step(len(self.tree), len(tokens), drafted)
+        logprobs = _logprobs(answers, accepted.rows[: len(tokens)])
+        return self._progress(tokens, logprobs, reason)
+
+    def replay(self, tokens: Iterable[int]) -> Progress:
+        """Takes tokens that were found earlier, perhaps elsewhere."""
+        taken, reason = self._take(tokens)
+        self.stats.tokens = len(taken)
+        return self._progress(taken, None, reason)
+
+    def _take(self, tokens: Iterable[int]) -> tuple[list[int], FinishReason | None]:
+        """Takes tokens up to the first that ends the sequence, or until there is none to take."""
+        taken: list[int] = []
+        reason: FinishReason | None = None
+        for token in tokens:
+            if token == NOT_A_TOKEN:  # every rank sees it, so every rank ends the sequence
+                reason = "error"
+                break
+            taken.append(token)
+            reason = self.stop.push(token, self.text)
+            if reason:
+                break
+        self.sequence.tokens += taken
+        return taken, reason
+
+    def _progress(
+        self, tokens: list[int], logprobs: list[TokenLogprob] | None, reason: FinishReason | None
+    ) -> Progress:
+        text = self.text.take(final=reason is not None)
+        return Progress(self.sequence.id, tokens, text, logprobs, reason, self.stats)
+
+    def cancelled(self) -> Progress:
+        return Progress(self.sequence.id, [], self.text.take(final=True), None, "cancelled", self.stats)
+
+    def fingerprint(self) -> int:
+        """A checksum of all that this generation goes on from; the ranks' must be equal."""
+        state = self.sequence.id, self.sequence.tokens, self.sequence.sampling, self.decoder.fingerprint()
+        return zlib.crc32(repr(state).encode())
+
+
+def _logprobs(answers: Answers, rows: list[int]) -> list[TokenLogprob] | None:
+    if answers.logprobs is None or answers.top_tokens is None or answers.top_logprobs is None:
+        return None
+    found = []
+    for row in rows:
+        top = zip(answers.top_tokens[row].tolist(), answers.top_logprobs[row].tolist(), strict=True)
+        found.append(TokenLogprob(int(answers.targets[row]), float(answers.logprobs[row]), list(top)))
+    return found
