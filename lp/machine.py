@@ -17,7 +17,7 @@ import transformers
 
 from lp import cache_files
 from lp.hardware import device_name
-from lp.measuring import StepTimesSource, describe, measure_step_times
+from lp.measuring import StepTimesSource, describe, measure_step_times, still_holds
 from lp.model.causal import CausalModel
 from lp.runner import Runner
 from lp.step_times import StepTimes
@@ -48,6 +48,9 @@ def settle_step_times(
     path = _path(model, most_rows, mode)
     kept = _read(path) if path and source is StepTimesSource.auto else None
     told = tell(kept.to_dict() if kept else None)
+    if told is not None:
+        holds = still_holds(StepTimes.from_dict(told), runner, model.vocab_size, model.max_length)
+        told = told if tell(holds) else None
     if told is None:
         log.info("measuring the time of a step by its rows, once for this model and machine")
         measured = measure_step_times(runner, model.vocab_size, model.max_length, most_rows, tell)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 
 from lp.request import Sequence as TokenSequence
@@ -27,7 +28,11 @@ FEWEST_ROUNDS = 3
 MOST_ROUNDS = 9
 BUDGET_S = 3.0
 """Seconds after which no further round is begun."""
+NUM_LIKE = 2
+"""Steps of a size in a row, of which the last counts."""
 CANDIDATES = 8
+LARGEST_CHANGE = 3.0
+"""Factor by which a machine at work may be slower or faster than it was."""
 
 GoOn = Callable[[bool], bool]
 """Makes of each rank's wish whether to go on the decision of all."""
@@ -53,24 +58,43 @@ def measure_step_times(
     A round measures all sizes, so that a machine that is busy for a while slows all of them. On a busy machine the
     ratio of two medians, by which decoders choose, varies less than that of two minima.
     """
-    cached = max(1, min(CACHED, max_length // 2))
+    cached = _num_cached(max_length)
     sizes = [rows for rows in ROWS if rows <= max(1, min(most_rows, max_length - cached))]
-    tokens = [token % vocab_size for token in range(1, cached + 1)]
-    sequence = TokenSequence("step-times", tokens, cached, Sampling(temperature=0.0, seed=0), CANDIDATES)
-
-    def seconds(num_rows: int) -> float:
-        return _time_step(runner, sequence, [bushy_tree(tokens[-1], num_rows, vocab_size) for _ in range(2)])
-
-    runner.open(sequence)
-    try:
+    with _stopwatch(runner, vocab_size, cached) as seconds:
         sizes = _warm_up(sizes, seconds, go_on)
         deadline = time.perf_counter() + BUDGET_S
         rounds = [list(map(seconds, sizes))]
         while len(rounds) < MOST_ROUNDS and go_on(len(rounds) < FEWEST_ROUNDS or time.perf_counter() < deadline):
             rounds.append(list(map(seconds, sizes)))
+    return StepTimes(tuple(sizes), tuple(map(statistics.median, zip(*rounds, strict=True))))
+
+
+def still_holds(times: StepTimes, runner: Runner, vocab_size: int, max_length: int) -> bool:
+    """Whether a small and a large step take about as long as they once did: a machine that was stopped or overloaded
+    while it was measured would be misjudged for ever. Not the same on all ranks.
+    """
+    sizes = {times.rows[0], times.rows[len(times.rows) // 2]}
+    with _stopwatch(runner, vocab_size, _num_cached(max_length)) as seconds:
+        now = {rows: min(seconds(rows) for _ in range(FEWEST_ROUNDS)) for rows in sizes}
+    return all(1 / LARGEST_CHANGE < now[rows] / times.at(rows) < LARGEST_CHANGE for rows in sizes)
+
+
+def _num_cached(max_length: int) -> int:
+    return max(1, min(CACHED, max_length // 2))
+
+
+@contextmanager
+def _stopwatch(runner: Runner, vocab_size: int, num_cached: int) -> Iterator[Callable[[int], float]]:
+    """Seconds of a step by its rows, on a sequence that is there as long as the body runs."""
+    tokens = [token % vocab_size for token in range(1, num_cached + 1)]
+    sequence = TokenSequence("step-times", tokens, num_cached, Sampling(temperature=0.0, seed=0), CANDIDATES)
+    runner.open(sequence)
+    try:
+        yield lambda rows: _time_step(
+            runner, sequence, [bushy_tree(tokens[-1], rows, vocab_size) for _ in range(NUM_LIKE)]
+        )
     finally:
         runner.close(sequence)
-    return StepTimes(tuple(sizes), tuple(map(statistics.median, zip(*rounds, strict=True))))
 
 
 def _warm_up(sizes: list[int], seconds: Callable[[int], float], go_on: GoOn) -> list[int]:

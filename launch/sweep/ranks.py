@@ -61,7 +61,7 @@ def measure(point: Point, round_number: int, timeout_s: float, logs: Path) -> Ru
         try:
             check_ranks(point, len(available))
             _launch(point.ranks, handover.folder, rank_logs)
-            _collect(run, handover, point.ranks)
+            collect(run, handover, point.ranks)
         except (ValueError, RendezvousError) as error:
             run.status, run.error = "failed", str(error)
         except ChildFailedError as error:
@@ -124,7 +124,8 @@ def _own_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _collect(run: Run, handover: Handover, num_ranks: int) -> None:
+def collect(run: Run, handover: Handover, num_ranks: int) -> None:
+    """Puts what the ranks have found into the Run."""
     values = json.loads(handover.texts.read_text(encoding="utf-8"))
     run.texts = [Text(**text) for text in values["texts"]]
     run.accepted_lengths, run.rows, run.seconds = values["accepted_lengths"], values["rows"], values["seconds"]

@@ -8,7 +8,7 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,11 @@ from launch.sweep.table import print_table
 log = logging.getLogger("lookahead")
 
 
-def run(spanned: Sequence[BenchSettings]) -> int:
+Measure = Callable[[Point, int, float, Path], Run]
+"""One measurement of a point: (point, round, timeout_s, folder for what ranks say)."""
+
+
+def run(spanned: Sequence[BenchSettings], measure: Measure = ranks.measure) -> int:
     """Exit code: 0, 1 if a point failed, 130 if it was interrupted.
 
     Raises ValueError for settings that no sweep can be made of, and if results cannot be written (any more).
@@ -44,7 +48,7 @@ def run(spanned: Sequence[BenchSettings]) -> int:
     folder = SweepFolder(Path(shared.output or f"bench-results/{datetime.now():%Y-%m-%d_%H-%M-%S}"))
     points = make_points(spanned)
     folder.write_points(points)
-    interrupted = _measure_all(points, shared, folder)
+    interrupted = _measure_all(points, shared, folder, measure)
     failed = _report(points, shared, folder)
     if interrupted:
         log.warning("interrupted; what is done is kept: give the same command with output=%s to go on", folder.path)
@@ -52,7 +56,7 @@ def run(spanned: Sequence[BenchSettings]) -> int:
     return int(failed)
 
 
-def _measure_all(points: Sequence[Point], shared: BenchSettings, folder: SweepFolder) -> bool:
+def _measure_all(points: Sequence[Point], shared: BenchSettings, folder: SweepFolder, measure: Measure) -> bool:
     """Whether it was interrupted."""
     done = {(run.point, run.round) for run in folder.runs() if run.status == "done"}
     open_points = list(order(points, shared.rounds, done))
@@ -63,8 +67,8 @@ def _measure_all(points: Sequence[Point], shared: BenchSettings, folder: SweepFo
         with folder.writing(), tqdm(open_points, unit="run", file=sys.stderr, dynamic_ncols=True) as bar:
             for number, point in bar:
                 bar.set_description(f"round {number + 1}: {point.name}")
-                measured = ranks.measure(point, number, shared.point_timeout_s, folder.logs)
-                measured.hardware = hardware
+                measured = measure(point, number, shared.point_timeout_s, folder.logs)
+                measured.hardware = measured.hardware or hardware
                 folder.append(measured)
                 _say(bar, point, measured)
     except (KeyboardInterrupt, SignalException):

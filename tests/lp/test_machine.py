@@ -23,6 +23,7 @@ class Settled:
         self.engine = engine
         self.root = root
         self.num_measured = 0
+        self.still_hold = True
 
     def measure(self, *arguments: Any) -> StepTimes:
         self.num_measured += 1
@@ -44,6 +45,7 @@ def settled(llama: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     made = Settled(llama, tmp_path)
     monkeypatch.setattr(machine, "measure_step_times", made.measure)
+    monkeypatch.setattr(machine, "still_holds", lambda *_: made.still_hold)
     return made
 
 
@@ -60,6 +62,15 @@ def test_measured_anew_if_asked_and_kept(settled: Settled) -> None:
     settled.settle()
     anew = settled.settle("measure")
     assert settled.num_measured == 2 and anew is not None and anew.seconds[-1] == 0.003
+    assert settled.settle() == anew
+
+
+def test_figures_that_hold_no_more_are_replaced(settled: Settled) -> None:
+    first = settled.settle()
+    settled.still_hold = False
+    anew = settled.settle()
+    settled.still_hold = True
+    assert settled.num_measured == 2 and anew != first
     assert settled.settle() == anew
 
 

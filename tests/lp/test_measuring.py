@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lp import Engine, measuring
-from lp.measuring import bushy_tree, measure_step_times
+from lp.measuring import bushy_tree, measure_step_times, still_holds
 from lp.request import Sequence
 from lp.tree import TokenTree
 from lp.verification import Answers
@@ -144,3 +144,16 @@ def test_a_tiny_model_is_measured_and_left_as_it_was(llama: Engine) -> None:
     assert times.seconds[-1] >= times.seconds[0] > 0
     assert llama.runner.cache_bytes == 0
     assert llama.generate("def add(first", max_new_tokens=12).token_ids == before
+
+
+@pytest.mark.parametrize(("factor", "holds"), [(1.0, True), (2.5, True), (1 / 2.5, True), (4.0, False), (0.2, False)])
+def test_figures_hold_as_long_as_steps_take_about_as_long(factor: float, holds: bool, machine_of: Make) -> None:
+    slow = machine_of(lambda rows, number: 0.01 + rows * 1e-3)
+    times = measure_step_times(slow, 100, 500, most_rows=64)
+    now = machine_of(lambda rows, number: factor * (0.01 + rows * 1e-3))
+    assert still_holds(times, now, 100, 500) is holds and not now.is_open
+
+
+def test_a_single_step_that_was_held_up_changes_nothing(machine_of: Make) -> None:
+    times = measure_step_times(machine_of(lambda rows, number: 0.01), 100, 500, most_rows=64)
+    assert still_holds(times, machine_of(lambda rows, number: 9.0 if number in (2, 8) else 0.01), 100, 500)
