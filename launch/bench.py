@@ -20,7 +20,8 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from launch import configuration, process
-from launch.sweep.settings import BenchSettings
+from launch.ray_settings import require_ray
+from launch.sweep.settings import BenchSettings, PointLauncher
 from launch.workloads import WorkloadSettings
 
 log = logging.getLogger("lookahead")
@@ -52,7 +53,14 @@ def measure() -> int:
 
     with configuration.usage_errors():
         spanned = [configuration.typed(config, BenchSettings) for config in compose_points()]
-    return sweep.run(spanned) if spanned else 0  # none: Hydra was asked for something else, such as --cfg
+    if not spanned:  # Hydra was asked for something else, such as --cfg
+        return 0
+    if spanned[0].launcher is PointLauncher.ray:
+        require_ray()
+        from launch.ray_bench import RayMeasurer
+
+        return sweep.run(spanned, RayMeasurer(spanned[0].ray).measure)
+    return sweep.run(spanned)
 
 
 def main() -> int:

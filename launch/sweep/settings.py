@@ -6,14 +6,24 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from launch.ray_settings import RaySettings
 from launch.runtime import RuntimeSettings
 from launch.workloads import WorkloadSettings
 from lp import methods
 from parallel.degrees import Mode
+
+
+class PointLauncher(StrEnum):
+    """What starts the ranks of a point. torchrun: torch's own launcher, on this machine. ray: see launch.ray_bench."""
+
+    torchrun = "torchrun"
+    ray = "ray"
+
 
 BASELINES = ("generate", "generate_static", "prompt_lookup", "assisted")
 
@@ -26,7 +36,8 @@ class BenchSettings(RuntimeSettings):
     rounds: how often each point is measured. baselines: transformers' own ways, out of BASELINES, measured along.
     assistant: folder of the smaller model that assisted generation needs. cores_per_rank: each rank is pinned to as
     many. point_timeout_s: seconds after which one measurement is given up. output: folder of the results; one that
-    holds results already is continued. report_title: of the HTML report. sampling.seed is 0 if it is not given.
+    holds results already is continued. report_title: of the HTML report. launcher: what starts the ranks of each point. ray:
+    where, if that is Ray. sampling.seed is 0 if it is not given.
     """
 
     workload: WorkloadSettings = field(default_factory=WorkloadSettings)
@@ -39,13 +50,15 @@ class BenchSettings(RuntimeSettings):
     point_timeout_s: float = 900.0
     output: str | None = None
     report_title: str = "Modes of parallelism, side by side"
+    launcher: PointLauncher = PointLauncher.torchrun
+    ray: RaySettings = field(default_factory=RaySettings)
 
     def __post_init__(self) -> None:
         if self.sampling.seed is None:  # one seed gives one text, whatever the point
             self.sampling = dataclasses.replace(self.sampling, seed=0)
 
 
-SWEEP_WIDE = ("rounds", "baselines", "point_timeout_s", "output", "report_title")
+SWEEP_WIDE = ("rounds", "baselines", "point_timeout_s", "output", "report_title", "launcher", "ray")
 """Settings that are the whole sweep's and do not decide a point's result."""
 
 

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import platform
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-import torch
-import transformers
 from rich.console import Console
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from tqdm import tqdm
 
 from launch import workloads
 from launch.sweep import ranks
+from launch.sweep.hardware import describe_hardware
 from launch.sweep.html import write_report
 from launch.sweep.points import make_points, order
 from launch.sweep.records import Point, Run
@@ -30,7 +26,6 @@ from launch.sweep.summary import summarise
 from launch.sweep.table import print_table
 
 log = logging.getLogger("lookahead")
-
 
 Measure = Callable[[Point, int, float, Path], Run]
 """One measurement of a point: (point, round, timeout_s, folder for what ranks say)."""
@@ -94,25 +89,3 @@ def _report(points: Sequence[Point], shared: BenchSettings, folder: SweepFolder)
         write_report(folder.path / "report.html", points, runs, summaries, shared.report_title)
     log.info("written to %s: report.html, summary.jsonl, runs.jsonl", folder.path)
     return any(run.status == "failed" for run in runs)
-
-
-def describe_hardware() -> dict[str, Any]:
-    """What a figure means nothing without."""
-    return {
-        "date": f"{datetime.now():%Y-%m-%d}",
-        "cpu": _cpu_model(),
-        "cores": len(ranks.usable_cores()),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-
-
-def _cpu_model() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
