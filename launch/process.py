@@ -71,6 +71,12 @@ def follow_quietly() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def out_of_memory(error: torch.cuda.OutOfMemoryError) -> str:
+    """The message for the user."""
+    gist = str(error).partition(" GPU ")[0]  # what follows are figures and advice for programmers
+    return f"{gist} Use model.dtype=bfloat16, a GPU with more memory or a smaller model."
+
+
 def _let_rank_0_speak() -> None:
     """Mostly every rank meets the same error, and rank 0's word is enough: torchrun ends the others after it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -109,8 +115,7 @@ def main(
     except torch.cuda.OutOfMemoryError as error:
         if rank != 0:
             _let_rank_0_speak()
-        gist = str(error).partition(" GPU ")[0]  # what follows are figures and advice for programmers
-        log.error("error: %s Use model.dtype=bfloat16, a GPU with more memory or a smaller model.", gist)
+        log.error("error: %s", out_of_memory(error))
         log.debug("where it happened", exc_info=error)
         return 2
     except (ValueError, OSError) as error:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from omegaconf import MISSING
+from torch.distributed import Store
 
 from launch import process
 from lp.engine import Engine
@@ -19,7 +20,7 @@ from lp.methods import Auto, DecodeLimits
 from lp.model import checkpoint
 from lp.model.attention import AttentionSettings
 from lp.model.causal import CausalModel
-from lp.model.checkpoint import ModelSettings
+from lp.model.checkpoint import ModelSettings, Reader
 from lp.preparation import Preparation
 from lp.runner import Runner
 from lp.sampling import Sampling
@@ -66,22 +67,23 @@ class Runtime:
 
 
 @contextmanager
-def running(settings: RuntimeSettings) -> Iterator[Runtime]:
+def running(settings: RuntimeSettings, mesh: Mesh | None = None, store: Store | None = None) -> Iterator[Runtime]:
     """A runtime whose ranks have met. If rank 0 fails before it serves, it sends the others home; if it fails later,
     they report that it is lost, as they may be in the midst of a step.
 
-    Raises ValueError for settings that cannot be used, RankLost if the ranks do not meet.
+    mesh, store: this rank's place and where the ranks meet; None is what the rank environment says. Raises ValueError
+    for settings that cannot be used, RankLost if the ranks do not meet.
     """
-    mesh = make_mesh(settings.parallel, settings.model.device)
+    mesh = mesh or make_mesh(settings.parallel, settings.model.device)
     process.set_threads(mesh, settings.parallel.threads)
-    with closing(Parallelism.join(settings.parallel, mesh)) as parallelism:
-        loaded, preparation = _load(settings, parallelism)
-        channel = Channel(connect(settings.parallel, mesh))
+    with closing(Parallelism.join(settings.parallel, mesh, store)) as parallelism:
+        loaded, preparation = load(settings, mesh, parallelism.reader)
+        channel = Channel(connect(settings.parallel, mesh, store))
         if mesh.rank != 0:
             process.follow_quietly()  # not before: until the ranks have met, a signal must be able to end this one
         try:
             runner = parallelism.runner(loaded.model, channel, settings.attention.prefill_chunk)
-            step_times = _settle_step_times(settings, loaded.model, runner, channel, mesh)
+            step_times = step_times_of(settings, loaded.model, runner, channel, mesh)
             engine = Engine(loaded, runner, preparation, settings.parallel.debug, step_times)
             yield Runtime(mesh, parallelism, channel, engine)
         except (ValueError, OSError):
@@ -92,10 +94,10 @@ def running(settings: RuntimeSettings) -> Iterator[Runtime]:
             channel.close()
 
 
-def _settle_step_times(
+def step_times_of(
     settings: RuntimeSettings, model: CausalModel, runner: Runner, channel: Channel, mesh: Mesh
 ) -> StepTimes | None:
-    """None unless requests that do not say how to decode need them."""
+    """None unless requests that do not say how to decode need them. All ranks call this before they serve."""
     decode, parallel = settings.decode, settings.parallel
     if not isinstance(decode, Auto) or decode.rows:
         return None
@@ -109,11 +111,11 @@ def follow(runtime: Runtime) -> int:
     return 0
 
 
-def _load(settings: RuntimeSettings, parallelism: Parallelism) -> tuple[checkpoint.Checkpoint, Preparation]:
+def load(settings: RuntimeSettings, mesh: Mesh, reader: Reader | None) -> tuple[checkpoint.Checkpoint, Preparation]:
+    """What a rank holds of the model, and what makes requests for it. Raises ValueError."""
     started = time.monotonic()
-    mesh = parallelism.mesh
     model_settings = replace(settings.model, device=str(mesh.device))
-    loaded = checkpoint.load(model_settings, settings.attention.kind, parallelism.reader)
+    loaded = checkpoint.load(model_settings, settings.attention.kind, reader)
     preparation = Preparation(loaded, settings.decode, settings.sampling, settings.limits)
     log.info(
         "loaded %s: %.1f MB of %s weights a rank on %s, context of %d tokens, in %.1f s",

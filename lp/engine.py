@@ -107,17 +107,20 @@ class Engine:
         sequences = [generation.sequence for generation in (*self._turns, *self._under_way)]
         return {sequence.id: sequence.tokens[sequence.prompt_length :] for sequence in sequences}
 
-    def resume(self, runner: Runner, requests: Iterable[tuple[Request, list[int]]]) -> list[Progress]:
+    def resume(
+        self, runner: Runner, requests: Iterable[tuple[Request, list[int]]], step_times: StepTimes | None
+    ) -> list[Progress]:
         """Goes on from token ids alone, with another runner, whatever was under way.
 
-        requests: all that run from now on, with the tokens that they have. Caches of theirs that the runner holds are
-        used; other requests are dropped, and what had been learnt about drafts is forgotten, so that engines with
-        different pasts become the same. Returns what each request has, from its first token on; its end may be there.
+        step_times: of the runner, or of one like it. requests: all that run from now on, with the tokens that they
+        have. Caches of theirs that the runner holds are used; other requests are dropped, and what had been learnt
+        about drafts is forgotten, so that engines with different pasts become the same. Returns what each request has,
+        from its first token on; its end may be there.
         """
         held = {generation.sequence.id: generation.sequence for generation in (*self._turns, *self._under_way)}
         self._turns.clear()
         self._under_way.clear()
-        self.runner, self.experience = runner, Experience(self.experience.step_times)
+        self.runner, self.experience = runner, Experience(step_times)
         replayed = [self._take_up(request, tokens, held.pop(request.id, None)) for request, tokens in requests]
         for sequence in held.values():
             runner.close(sequence)

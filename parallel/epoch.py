@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,11 @@ from torch.distributed import PrefixStore, Store
 
 from lp.engine import Engine
 from lp.request import Progress, Request
-from lp.runner import SingleDevice
+from lp.runner import Runner
+from lp.step_times import StepTimes
 from parallel.channel import Channel
 from parallel.connect import connect
 from parallel.exchange import IsOver
-from parallel.lookahead import LookaheadParallel
 from parallel.mesh import Mesh, ParallelSettings
 
 NOT_THERE = -1
@@ -42,33 +42,36 @@ class Epoch:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def store(self, store: Store) -> Store:
+        """Where the members meet: nothing of earlier epochs is there."""
+        return PrefixStore(f"epoch/{self.number}", store)
+
+    def mesh(self, before: Mesh, rank: int) -> Mesh:
+        """A rank's place among members that hold a whole model each. before: its place among all ranks."""
+        num_members = len(self.members)
+        return replace(before, axes={"lp": num_members}, rank=self.members.index(rank), num_ranks=num_members)
+
 
 @contextmanager
-def joined(
-    epoch: Epoch, rank: int, mesh: Mesh, settings: ParallelSettings, store: Store, is_over: IsOver
-) -> Iterator[Channel]:
-    """The channel between the epoch's members. Raises RankLost and EpochOver."""
-    place = epoch.members.index(rank)
-    own = Mesh(
-        {"lp": len(epoch.members)}, place, len(epoch.members), mesh.local_rank, mesh.num_local_ranks, mesh.device
-    )
-    channel = Channel(connect(settings, own, PrefixStore(f"epoch/{epoch.number}", store), is_over))
+def joined(epoch: Epoch, mesh: Mesh, settings: ParallelSettings, store: Store, is_over: IsOver) -> Iterator[Channel]:
+    """The channel between the epoch's members. mesh: this one's place among them. Raises RankLost and EpochOver."""
+    channel = Channel(connect(settings, mesh, epoch.store(store), is_over))
     try:
         yield channel
     finally:
         channel.close()
 
 
-def resume(engine: Engine, alone: SingleDevice, channel: Channel, epoch: Epoch) -> list[Progress]:
+def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times: StepTimes | None) -> list[Progress]:
     """Brings the engines of all members to the same state, with the longest list of tokens of each request.
 
-    alone: this member's own runner, whose caches stay. Returns what each request has so far, from its first token on.
+    times: of the runner's steps; the leader's count. Returns what each request has so far, from its first token on.
     """
-    runner = alone if channel.num_ranks == 1 else LookaheadParallel(alone, channel)
-    running = channel.tell(epoch.running)
-    requests = [Request.from_dict(entry["request"]) for entry in running]
-    tokens = longest(channel, engine.generated(), requests, [entry["tokens"] for entry in running])
-    return engine.resume(runner, zip(requests, tokens, strict=True))
+    told = channel.tell({"running": epoch.running, "times": times and times.to_dict()})
+    requests = [Request.from_dict(entry["request"]) for entry in told["running"]]
+    tokens = longest(channel, engine.generated(), requests, [entry["tokens"] for entry in told["running"]])
+    times = StepTimes.from_dict(told["times"]) if told["times"] else None
+    return engine.resume(runner, zip(requests, tokens, strict=True), times)
 
 
 def longest(

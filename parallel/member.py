@@ -2,9 +2,9 @@
 
 What the front end and a rank say to each other (JSON over a Link):
 
-    rank:       {"hello": {rank, host, pid, device}}, {"ready": {}}, {"alive": {}} now and then, {"joined": epoch},
-                {"lost": {epoch, ranks, reason}}, {"failed": a message for the user}; the leader of an epoch also
-                {"progress": Progress.to_dict(), "epoch": number}
+    rank:       {"hello": {rank, host, pid}}, {"ready": {device}}, {"alive": {}} now and then, {"joined": epoch},
+                {"left": epoch} at a step's end, {"lost": {epoch, ranks, reason}}, {"failed": why, "is_final": bool};
+                the leader of an epoch also {"progress": Progress.to_dict(), "epoch": number}
     front end:  {"epoch": Epoch.to_dict()}, {"commands": [...], "epoch": number} to its leader, {"leave": why}
 
 Knows nothing of models: see epoch.py for what an epoch begins with.
@@ -12,10 +12,12 @@ Knows nothing of models: see epoch.py for what an epoch begins with.
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from lp.engine import Engine
@@ -54,6 +56,7 @@ class Member:
         self._current = 0
         self._commands: deque[tuple[int, Command]] = deque()
         self._end: Exception | None = None
+        self.say({"hello": {"rank": rank, "host": socket.gethostname(), "pid": os.getpid()}})
         for run in (self._listen, self._say_alive):
             threading.Thread(target=run, name=f"member {run.__name__}", daemon=True).start()
 
@@ -73,10 +76,11 @@ class Member:
             epoch = self.next_epoch()
             try:
                 with join(epoch) as channel:
-                    self._serve_one(epoch, engine, channel, resume)
+                    replayed = resume(epoch, channel)
+                    self.serve_in(epoch, engine, channel, replayed)
                 return
             except EpochOver:
-                continue
+                self.say({"left": epoch.number})
             except RankLost as error:
                 lost = [epoch.members[place] for place in error.ranks]
                 self.say({"lost": {"epoch": epoch.number, "ranks": lost, "reason": str(error)}})
@@ -94,12 +98,13 @@ class Member:
             raise Fenced(f"rank {self.rank} is not among the members of epoch {epoch.number}")
         return epoch
 
-    def _serve_one(self, epoch: Epoch, engine: Engine, channel: Channel, resume: Resume) -> None:
+    def serve_in(self, epoch: Epoch, engine: Engine, channel: Channel, replayed: Iterable[Progress] = ()) -> None:
+        """Serves until a shutdown command. Raises EpochOver and RankLost."""
+
         def emit(progress: Progress) -> None:
             if channel.is_leader:
                 self.say({"progress": progress.to_dict(), "epoch": epoch.number})
 
-        replayed = resume(epoch, channel)
         self.say({"joined": epoch.number})
         for progress in replayed:
             emit(progress)

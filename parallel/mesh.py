@@ -218,6 +218,11 @@ def _check_settings(settings: ParallelSettings, num_ranks: int) -> None:
         raise ValueError(f"parallel.threads={settings.threads} must be at least 1, or left out")
 
 
+def is_rank(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether somebody has started this process as one of several ranks."""
+    return environment.get("WORLD_SIZE", "1") != "1"
+
+
 def read_rank(environment: Mapping[str, str] = os.environ) -> int:
     """This process's rank for messages that come before there is a mesh; 0 if the environment does not say."""
     rank = environment.get("RANK", "0")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch.distributed import Store
+
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Reader
 from lp.runner import Runner, SingleDevice
@@ -25,10 +27,10 @@ class Parallelism:
     replica: Collectives
 
     @staticmethod
-    def join(settings: ParallelSettings, mesh: Mesh) -> Parallelism:
-        """Every rank calls this at about the same time. Raises ValueError and RankLost."""
+    def join(settings: ParallelSettings, mesh: Mesh, store: Store | None = None) -> Parallelism:
+        """Every rank calls this at about the same time. store: see `connect`. Raises ValueError and RankLost."""
         axis = "pp" if mesh.degree("pp") > 1 else "tp"
-        return Parallelism(mesh, connect_axis(settings, mesh, axis))
+        return Parallelism(mesh, connect_axis(settings, mesh, axis, store))
 
     @property
     def reader(self) -> Reader | None:

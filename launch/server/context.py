@@ -13,12 +13,12 @@ from typing import TypeVar
 from fastapi import Request
 
 from launch.server import errors
+from launch.server.backend import Backend
 from launch.server.conversion import Conversion
 from launch.server.metrics import Metrics
 from launch.server.service import Service
 from launch.server.settings import ServerSettings
 from launch.server.tokens import TokenNames
-from lp.engine import Engine
 
 T = TypeVar("T")
 
@@ -26,16 +26,18 @@ T = TypeVar("T")
 class Context:
     """The parts of a server, put together."""
 
-    def __init__(self, engine: Engine, settings: ServerSettings):
+    def __init__(self, backend: Backend, settings: ServerSettings):
         self.settings = settings
-        self.checkpoint = engine.checkpoint
-        self.model_name = settings.model_name or engine.checkpoint.name
+        self.backend = backend
+        self.checkpoint = backend.preparation.checkpoint
+        self.model_name = settings.model_name or self.checkpoint.name
         self.started_at = int(time.time())
         self.metrics = Metrics(self.model_name)
         self.service = Service(settings.max_running, settings.max_waiting, self.metrics)
         self.metrics.watch(lambda: self.service.num_running, lambda: self.service.num_waiting)
-        self.conversion = Conversion(engine.preparation, self.model_name, settings.default_max_tokens)
-        self.names = TokenNames(engine.checkpoint.tokenizer)
+        self.metrics.watch_ranks(backend.status, lambda: backend.num_losses)
+        self.conversion = Conversion(backend.preparation, self.model_name, settings.default_max_tokens)
+        self.names = TokenNames(self.checkpoint.tokenizer)
         # The tokenizer is not made for two callers at a time, and a long text must not hold up the event loop.
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
 

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from launch.server.service import QueueFull, ServiceError, ShuttingDown
+from launch.server.service import QueueFull, RanksLost, ServiceError, ShuttingDown
 
 LONGEST_MESSAGE = 400
 
@@ -60,6 +60,12 @@ def internal() -> ApiError:
     return ApiError(500, "the server met an internal error", kind="server_error", code="internal_error")
 
 
+def starting(retry_after_s: int) -> ApiError:
+    """Ranks are being started; requests wait for them."""
+    headers = {"Retry-After": str(retry_after_s)}
+    return ApiError(503, "the ranks are starting", kind="server_error", code="starting", headers=headers)
+
+
 def from_service(error: ServiceError, retry_after_s: int) -> ApiError:
     """What a client is told when the service does not, or not any more, serve its request."""
     retry = {"Retry-After": str(retry_after_s)}
@@ -68,6 +74,8 @@ def from_service(error: ServiceError, retry_after_s: int) -> ApiError:
             return ApiError(429, str(error), kind="rate_limit_error", code="rate_limit_exceeded", headers=retry)
         case ShuttingDown():
             return ApiError(503, str(error), kind="server_error", code="shutting_down", headers=retry)
+        case RanksLost():
+            return ApiError(503, str(error), kind="server_error", code="ranks_lost", headers=retry)
         case _:
             return ApiError(500, str(error), kind="server_error", code="internal_error")
 

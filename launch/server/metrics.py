@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -12,6 +13,7 @@ from lp.request import Progress
 from lp.statistics import Statistics
 
 FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}
+RANK_STATES = ("starting", "loading", "ready", "serving", "silent", "down", "failed")
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 
@@ -51,6 +53,16 @@ class Metrics:
         """Names the functions that the gauges ask."""
         self._gauge("vllm:num_requests_running", "Requests in the engine", num_running)
         self._gauge("vllm:num_requests_waiting", "Requests that wait for a place", num_waiting)
+
+    def watch_ranks(self, status: Callable[[], dict[str, Any]], num_losses: Callable[[], int]) -> None:
+        """Names the functions that say which ranks there are and how many were lost."""
+        self._gauge("lookahead:epoch", "Number of the epoch at hand", lambda: status()["epoch"] or 0)
+        self._gauge("lookahead:rank_losses", "Ranks lost so far", num_losses)
+        ranks = Gauge("lookahead:ranks", "Ranks by state", ["model_name", "state"], registry=self.registry)
+        for state in RANK_STATES:
+            ranks.labels(self._model, state).set_function(
+                lambda state=state: sum(rank["state"] == state for rank in status()["ranks"])
+            )
 
     def observe(self, progress: Progress, clock: Clock) -> None:
         """Counts what a step added to a request."""

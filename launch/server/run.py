@@ -1,4 +1,4 @@
-"""Runs the server: HTTP in the calling thread, the engine in a worker thread, signals in between.
+"""Runs the server: HTTP in the calling thread, the backend in a worker thread, signals in between.
 
 SIGTERM and SIGINT let what was accepted finish within `drain_s`; a second one ends at once.
 """
@@ -17,11 +17,9 @@ from contextlib import contextmanager
 import uvicorn
 
 from launch.server.app import make_app
+from launch.server.backend import Backend
 from launch.server.context import Context
 from launch.server.settings import ServerSettings
-from lp.engine import Engine
-from parallel import replica
-from parallel.channel import Channel
 
 log = logging.getLogger("lookahead")
 
@@ -46,23 +44,22 @@ def bind(settings: ServerSettings) -> socket.socket:
         ) from None
 
 
-def serve(engine: Engine, channel: Channel, settings: ServerSettings, listener: socket.socket | None = None) -> int:
-    """Serves until a signal or an error ends it; for rank 0, whose other ranks run `parallel.replica.run` meanwhile.
+def serve(backend: Backend, settings: ServerSettings, listener: socket.socket | None = None) -> int:
+    """Serves until a signal or an error ends it.
 
     listener: what `bind` gave, if the caller took the port early. Returns the process's exit code: 0 after a signal,
     1 if the engine failed, 128 + N if a second signal N cut the end short. Raises ValueError as `bind` does.
     """
-    return Server(engine, channel, settings, listener or bind(settings)).run()
+    return Server(backend, settings, listener or bind(settings)).run()
 
 
 class Server:
     """One run of the server. `stop` may be called from any thread."""
 
-    def __init__(self, engine: Engine, channel: Channel, settings: ServerSettings, listener: socket.socket):
-        self.context = Context(engine, settings)
+    def __init__(self, backend: Backend, settings: ServerSettings, listener: socket.socket):
+        self.context = Context(backend, settings)
         self.address = f"http://{_authority(listener)}"
-        self._engine = engine
-        self._channel = channel
+        self._backend = backend
         self._listener = listener
         self._http = _Http(
             uvicorn.Config(
@@ -123,7 +120,7 @@ class Server:
         """The worker thread: the engine, until it is shut down or fails."""
         service = self.context.service
         try:
-            replica.run(self._engine, self._channel, service, service.emit)
+            self._backend.run(service, service.emit, service.lose_running)
         except Exception as error:
             self._exit_code = 1
             log.error("the engine stopped: %s: %s", type(error).__name__, error)

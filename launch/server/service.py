@@ -44,6 +44,10 @@ class EngineFailed(ServiceError):
         super().__init__("the engine has stopped with an error; the server's log says which")
 
 
+class RanksLost(ServiceError):
+    """Nobody is left who could go on with a request that was running; later ones may be answered."""
+
+
 class GenerationFailed(ServiceError):
     """The model could not answer this request; others go on."""
 
@@ -204,6 +208,16 @@ class Service:
                 self._cancelled = [other for other in self._cancelled if other != request_id]
                 self._changed.notify_all()
         self._publish(ticket, progress)
+
+    def lose_running(self, message: str) -> None:
+        """Tells those whose requests were running that they are lost, and why."""
+        with self._changed:
+            tickets = [*self._running.values()]
+            self._running.clear()
+            self._cancelled.clear()
+            self._changed.notify_all()
+        for ticket in tickets:
+            ticket.subscription.publish(RanksLost(message))
 
     def fail(self) -> None:
         """Tells everybody that the engine has stopped with an error."""

@@ -1,4 +1,4 @@
-"""GET /health, /ready, /version and /metrics: for operators, without an API key."""
+"""GET /health, /ready, /status, /version and /metrics: for operators, without an API key."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from launch.server import errors
 from launch.server.context import Context, context
 from launch.server.service import EngineFailed, ShuttingDown
 
@@ -30,7 +31,15 @@ async def ready(server: Annotated[Context, Depends(context)]) -> dict[str, Any]:
         raise EngineFailed
     if server.service.is_draining:
         raise ShuttingDown
+    if not server.backend.is_serving:
+        raise errors.starting(server.settings.retry_after_s)
     return {"status": "ready"}
+
+
+@router.get("/status")
+async def status(server: Annotated[Context, Depends(context)]) -> dict[str, Any]:
+    """The ranks, one by one."""
+    return server.backend.status()
 
 
 @router.get("/version")

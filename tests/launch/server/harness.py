@@ -12,6 +12,7 @@ import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
+from launch.server.backend import EngineBackend
 from launch.server.run import Server, bind
 from launch.server.settings import ServerSettings
 from lp import Engine
@@ -88,7 +89,7 @@ def serving(checkpoint: Checkpoint, **settings) -> Iterator[Running]:
     gate = Gate(checkpoint)
     engine = Engine(checkpoint, gate, Preparation(checkpoint))
     typed = ServerSettings(**{"port": 0, **settings})
-    server = Server(engine, Channel(LocalExchange()), typed, bind(typed))
+    server = Server(EngineBackend(engine, Channel(LocalExchange())), typed, bind(typed))
     exit_code: list[int] = []
     thread = threading.Thread(target=lambda: exit_code.append(server.run()), daemon=True)
     thread.start()

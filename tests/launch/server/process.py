@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 
+from launch.server.backend import EngineBackend
 from launch.server.run import serve
 from launch.server.settings import ServerSettings
 from lp import Engine
@@ -32,7 +33,7 @@ def main() -> int:
     folder, step_s, settings = sys.argv[1:]
     engine = Engine.from_pretrained(folder, device="cpu")
     engine.runner = SlowRunner(engine.checkpoint.model, float(step_s))
-    return serve(engine, Channel(LocalExchange()), ServerSettings(**json.loads(settings)))
+    return serve(EngineBackend(engine, Channel(LocalExchange())), ServerSettings(**json.loads(settings)))
 
 
 if __name__ == "__main__":

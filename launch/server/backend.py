@@ -1,0 +1,66 @@
+"""What a server hands its requests to: an engine in this process, or ranks under a supervisor."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from lp.engine import Engine
+from lp.preparation import Preparation
+from lp.request import Progress
+from parallel import replica
+from parallel.channel import Channel
+from parallel.replica import Inbox
+
+
+class Backend(Protocol):
+    """preparation: makes the requests."""
+
+    preparation: Preparation
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a request would be answered now, and not only once ranks have started."""
+        ...
+
+    @property
+    def num_losses(self) -> int:
+        """Ranks lost so far."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """{"epoch": number or None, "ranks": [{rank, host, pid, device, state, last_sign_s}]}."""
+        ...
+
+    def run(self, inbox: Inbox, emit: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
+        """Serves until the inbox says shutdown.
+
+        emit: gets what is new of each request. fail: told why all running requests are lost; others may follow.
+        """
+        ...
+
+
+class EngineBackend:
+    """The engine of rank 0, whose other ranks run `parallel.replica.run` meanwhile. Should one be lost, all end."""
+
+    is_serving = True
+    num_losses = 0
+
+    def __init__(self, engine: Engine, channel: Channel):
+        self.preparation = engine.preparation
+        self._engine = engine
+        self._channel = channel
+
+    def status(self) -> dict[str, Any]:
+        device = str(self._engine.checkpoint.model.device)
+        own = {"host": socket.gethostname(), "pid": os.getpid(), "device": device, "last_sign_s": 0.0}
+        others = dict.fromkeys(own)
+        ranks = [
+            {"rank": rank, **(others if rank else own), "state": "serving"} for rank in range(self._channel.num_ranks)
+        ]
+        return {"epoch": None, "ranks": ranks}
+
+    def run(self, inbox: Inbox, emit: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
+        replica.run(self._engine, self._channel, inbox, emit)

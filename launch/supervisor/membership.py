@@ -1,0 +1,284 @@
+"""Who takes part: the states of the ranks and what follows from what happens to them.
+
+A state machine without threads, processes or clocks: it is told of events and of the time, and answers with what is to
+be done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from launch.supervisor.settings import SupervisorSettings
+from parallel.epoch import Epoch
+
+LOOK_AROUND_S = 0.1
+"""After a failed collective: time for the end of a process to be noticed, before all that are left form anew."""
+STEADY_S = 5.0
+"""A rank that serves for less has failed again."""
+LONGEST_BACKOFF_S = 30.0
+
+
+class State(StrEnum):
+    """starting: its process runs. loading: it has connected. ready: it could serve. serving: it is a member. silent: it
+    is left out, as it does not answer. down: it has ended and will be started again. failed: it is given up.
+    """
+
+    starting = "starting"
+    loading = "loading"
+    ready = "ready"
+    serving = "serving"
+    silent = "silent"
+    down = "down"
+    failed = "failed"
+
+
+RUNNING = (State.starting, State.loading, State.ready, State.serving, State.silent)
+ABLE = (State.ready, State.serving)
+
+
+@dataclass
+class Slot:
+    """A rank's place. since: when its state began. last_sign: when it was last heard of. start_at: when it is to be
+    started again.
+    """
+
+    rank: int
+    state: State = State.down
+    since: float = 0.0
+    last_sign: float = 0.0
+    start_at: float = 0.0
+    num_failures: int = 0
+    """In a row: starts that came to nothing, or ended soon."""
+    has_joined: bool = False
+    """The epoch at hand."""
+    message: str = ""
+    """Of its last failure, in its own words if it had any."""
+    is_final: bool = False
+    """Whether starting it again would not help."""
+
+
+@dataclass(frozen=True)
+class Start:
+    rank: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    rank: int
+
+
+@dataclass(frozen=True)
+class Regroup:
+    """Let the members come to the end of a step and wait for another epoch."""
+
+    leader: int
+
+
+@dataclass(frozen=True)
+class Begin:
+    epoch: Epoch
+
+
+@dataclass(frozen=True)
+class Fail:
+    """Running requests are lost."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """There is nobody left to serve, nor will there be."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Say:
+    message: str
+
+
+Action = Start | Kill | Regroup | Begin | Fail | GiveUp | Say
+
+
+@dataclass
+class Membership:
+    """can_shrink: whether each rank can serve by itself, as under lookahead parallelism."""
+
+    num_ranks: int
+    settings: SupervisorSettings
+    can_shrink: bool = True
+    epoch: Epoch | None = None
+    number: int = 0
+    """Of the last epoch that was begun."""
+    regrouping: bool = False
+    reform_at: float | None = None
+    is_over: bool = False
+    slots: list[Slot] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.slots = [Slot(rank) for rank in range(self.num_ranks)]
+
+    @property
+    def leader(self) -> int | None:
+        return self.epoch.members[0] if self.epoch else None
+
+    def start(self, now: float) -> list[Action]:
+        return [self._start(slot, now) for slot in self.slots]
+
+    def came(self, rank: int, now: float) -> list[Action]:
+        """The rank has connected."""
+        self._enter(self.slots[rank], State.loading, now)
+        return []
+
+    def is_ready(self, rank: int, now: float) -> list[Action]:
+        self._enter(self.slots[rank], State.ready, now)
+        return self._settle(now)
+
+    def heard(self, rank: int, now: float) -> None:
+        self.slots[rank].last_sign = now
+
+    def joined(self, rank: int, number: int, now: float) -> list[Action]:
+        slot = self.slots[rank]
+        if number == self.number and slot.state is State.serving:
+            slot.has_joined = True
+        return self._settle(now)
+
+    def left(self, rank: int, number: int, now: float) -> list[Action]:
+        """The leader has come to the end of a step and told everything until then."""
+        if not self.regrouping or rank != self.leader or number != self.number:
+            return []
+        return self._begin(self._serving(), urgent=False, now=now)
+
+    def lost(self, number: int, now: float) -> list[Action]:
+        """A member's collective has failed: who is the cause will show soon, if it is not the network."""
+        if number == self.number and self.epoch and self.reform_at is None:
+            self.reform_at = now + LOOK_AROUND_S
+        return []
+
+    def failed(self, rank: int, message: str, is_final: bool) -> None:
+        """What a rank says before it ends. is_final: it would say the same if it were started again."""
+        self.slots[rank].message, self.slots[rank].is_final = message, is_final
+
+    def ended(self, rank: int, how: str, now: float) -> list[Action]:
+        """The rank's process has ended."""
+        slot = self.slots[rank]
+        was, message = slot.state, slot.message or how
+        if was not in RUNNING or self.is_over:
+            return []
+        slot.message = message
+        is_steady = was is State.serving and now - slot.since >= STEADY_S
+        slot.num_failures = 0 if is_steady else slot.num_failures + 1
+        slot.start_at = now + self._back_off_s(slot.num_failures)
+        self._enter(slot, State.down, now)
+        actions: list[Action] = [Say(f"rank {rank} is lost: {message}")]
+        is_tried = slot.is_final or slot.num_failures >= self.settings.max_failed_starts
+        if was in (State.starting, State.loading) and is_tried:
+            self._enter(slot, State.failed, now)
+            actions.append(Say(f"rank {rank} is given up: it failed {slot.num_failures} time(s) in a row"))
+        return actions + self._after_loss([rank], message, now)
+
+    def _back_off_s(self, num_failures: int) -> float:
+        return min(LONGEST_BACKOFF_S, self.settings.backoff_s * 2 ** (num_failures - 1)) if num_failures else 0.0
+
+    def tick(self, now: float) -> list[Action]:
+        """To be called every few hundredths of a second."""
+        if self.is_over:
+            return []
+        actions = self._leave_out_the_silent(now)
+        for slot in self.slots:
+            if slot.state is State.silent and now - slot.since > self.settings.hang_s:
+                actions.append(Kill(slot.rank))
+            elif slot.state in (State.starting, State.loading) and now - slot.since > self.settings.start_within_s:
+                slot.message = f"it was not ready within supervisor.start_within_s={self.settings.start_within_s:g} s"
+                actions.append(Kill(slot.rank))
+            elif slot.state is State.down and now >= slot.start_at:
+                actions.append(self._start(slot, now))
+        if self.reform_at is not None and now >= self.reform_at:
+            actions += self._reform(now)
+        return actions
+
+    def _leave_out_the_silent(self, now: float) -> list[Action]:
+        limit_s = self.settings.answer_within_s
+        silent = [slot for slot in self.slots if slot.state in ABLE and now - slot.last_sign > limit_s]
+        for slot in silent:
+            self._enter(slot, State.silent, now)
+        ranks = [slot.rank for slot in silent]
+        said: list[Action] = [Say(f"rank {rank} has not answered for {limit_s:g} s and is left out") for rank in ranks]
+        return said + (self._after_loss(ranks, f"it has not answered for {limit_s:g} s", now) if ranks else [])
+
+    def _after_loss(self, ranks: list[int], message: str, now: float) -> list[Action]:
+        if all(slot.state is State.failed for slot in self.slots) or self._is_hopeless():
+            return self._give_up(f"rank {ranks[0]} cannot be started: {message}")
+        if not self.epoch or not set(ranks) & set(self.epoch.members):
+            return self._settle(now)
+        why = f"rank {ranks[0]} was lost ({message})"
+        if not self.can_shrink:
+            others = [Kill(slot.rank) for slot in self.slots if slot.state in RUNNING]
+            self._end_epoch()
+            return [Fail(f"{why}, and without it the model is not whole; try again"), *others]
+        if self._serving():
+            return self._reform(now)
+        self._end_epoch()
+        return [Fail(f"{why}, and there was no other rank; try again"), *self._settle(now)]
+
+    def _is_hopeless(self) -> bool:
+        """Whether a rank that is needed is given up."""
+        needs_all = self.number == 0 or not self.can_shrink
+        return needs_all and any(slot.state is State.failed for slot in self.slots)
+
+    def _give_up(self, message: str) -> list[Action]:
+        self.is_over = True
+        return [Fail(message), GiveUp(message)]
+
+    def _settle(self, now: float) -> list[Action]:
+        """Takes in who is ready, as soon as nothing else is under way."""
+        ready = [slot.rank for slot in self.slots if slot.state is State.ready]
+        if self.is_over or not ready:
+            return []
+        if self.epoch is None:
+            return self._begin([], urgent=True, now=now) if self._may_begin(ready) else []
+        is_steady = all(self.slots[rank].has_joined for rank in self.epoch.members)
+        if is_steady and not self.regrouping and self.reform_at is None and self.can_shrink:
+            self.regrouping = True
+            return [Regroup(self.epoch.members[0])]
+        return []
+
+    def _may_begin(self, ready: list[int]) -> bool:
+        """The first time, all must be there; a group that has lost everybody goes on with the first to come back."""
+        return len(ready) == self.num_ranks or (self.can_shrink and self.number > 0)
+
+    def _reform(self, now: float) -> list[Action]:
+        """Whoever is left goes on at once."""
+        return self._begin(self._serving(), urgent=True, now=now)
+
+    def _begin(self, survivors: list[int], urgent: bool, now: float) -> list[Action]:
+        """survivors: who has served and goes on; one of them leads."""
+        ready = [slot.rank for slot in self.slots if slot.state is State.ready]
+        self._end_epoch()
+        self.number += 1
+        self.epoch = Epoch(self.number, [*survivors, *ready], urgent, is_first=not survivors)
+        for rank in self.epoch.members:
+            self._enter(self.slots[rank], State.serving, now)
+        return [Begin(self.epoch)]
+
+    def _end_epoch(self) -> None:
+        self.epoch, self.regrouping, self.reform_at = None, False, None
+        for slot in self.slots:
+            slot.has_joined = False
+
+    def _serving(self) -> list[int]:
+        """Members that are left, in the order in which they came."""
+        members = self.epoch.members if self.epoch else []
+        return [rank for rank in members if self.slots[rank].state is State.serving]
+
+    def _start(self, slot: Slot, now: float) -> Start:
+        slot.message, slot.is_final = "", False
+        self._enter(slot, State.starting, now)
+        return Start(slot.rank)
+
+    def _enter(self, slot: Slot, state: State, now: float) -> None:
+        if slot.state is not state:
+            slot.state, slot.since = state, now
+        slot.last_sign = now if state is not State.silent else slot.last_sign

@@ -1,0 +1,32 @@
+"""What a rank's process is told when it is started. Needs nothing but Python."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+KEY_VARIABLE = "LOOKAHEAD_LINK_KEY"
+"""Environment variable with the key that a rank shows to the front end, in hexadecimal digits."""
+
+
+@dataclass(frozen=True)
+class RankOrder:
+    """settings: RuntimeSettings as JSON values. front_end, store: (host, port) of each."""
+
+    rank: int
+    num_ranks: int
+    local_rank: int
+    num_local_ranks: int
+    settings: dict[str, Any]
+    front_end: tuple[str, int]
+    store: tuple[str, int]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> RankOrder:
+        values = json.loads(text)
+        places = {name: (values[name][0], values[name][1]) for name in ("front_end", "store")}
+        return RankOrder(**{**values, **places})

@@ -1,0 +1,29 @@
+"""Settings of the supervisor. Knows nothing of what starts the ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class SupervisorSettings:
+    """When a rank is given up, and how often it is started again. All in seconds but max_failed_starts.
+
+    answer_within_s: a rank that is silent for longer is left out. hang_s: and ended, if it is silent for as much more.
+    start_within_s: what a rank gets to load its model. backoff_s: the wait before a rank that failed to start, or ended
+    soon after, is started again, twice as long each time. max_failed_starts: in a row, after which it is given up.
+    """
+
+    answer_within_s: float = 3.0
+    hang_s: float = 60.0
+    start_within_s: float = 900.0
+    backoff_s: float = 0.5
+    max_failed_starts: int = 3
+
+    def check(self) -> None:
+        """Raises ValueError naming the first setting that is out of range."""
+        for name in ("answer_within_s", "hang_s", "start_within_s", "backoff_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"supervisor.{name}={getattr(self, name):g} must be a positive number of seconds")
+        if self.max_failed_starts < 1:
+            raise ValueError(f"supervisor.max_failed_starts={self.max_failed_starts} must be at least 1")

@@ -1,0 +1,265 @@
+"""The front end's end of a group of ranks: starts them, relays requests and tokens, forms them anew when one is lost.
+
+What follows from an event is membership.py's to decide, and what a client has already, ledger.py's to know; here are
+the threads, the links and the clock around them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from torch.distributed import TCPStore
+
+from launch.plain import to_plain
+from launch.runtime import RuntimeSettings
+from launch.supervisor.launcher import Launcher
+from launch.supervisor.ledger import Ledger
+from launch.supervisor.membership import Action, Begin, Fail, GiveUp, Kill, Membership, Regroup, Say, Start
+from launch.supervisor.order import RankOrder
+from launch.supervisor.settings import SupervisorSettings
+from lp.model.description import describe
+from lp.preparation import Preparation
+from lp.request import Progress
+from parallel.degrees import settle_degrees
+from parallel.link import Doorway, Link, LinkClosed, Message
+from parallel.replica import IDLE_S, Inbox
+
+log = logging.getLogger("lookahead")
+
+TICK_S = 0.02
+LEAVE_S = 5.0
+"""What ranks get to end by themselves once they are told to."""
+LAST_WORDS_S = 1.0
+
+
+class GroupFailed(RuntimeError):
+    """No rank is left, and none can be started; the message says why."""
+
+
+class Supervisor:
+    """One group of `settings.parallel.ranks` ranks: a Backend.
+
+    Raises ValueError for a checkpoint or settings that cannot be used, OSError if the front end cannot listen for its
+    ranks.
+    """
+
+    def __init__(self, settings: RuntimeSettings, supervision: SupervisorSettings, launcher: Launcher) -> None:
+        supervision.check()
+        num_ranks = _num_ranks(settings)
+        known = describe(settings.model.path, settings.model.max_length)
+        self.preparation = Preparation(known, settings.decode, settings.sampling, settings.limits)
+        self._settings, self._launcher = settings, launcher
+        self._emit: Callable[[Progress], None]
+        self._fail: Callable[[str], None]
+        self._changed = threading.Condition(threading.RLock())
+        self._group = Membership(num_ranks, supervision, can_shrink=_can_shrink(settings, num_ranks))
+        self._ledger = Ledger()
+        self._links: dict[int, Link] = {}
+        self._known: dict[int, dict[str, Any]] = {}
+        self._heard: dict[int, threading.Event] = {}
+        """Whether all that a rank has said was taken in, once its link has closed."""
+        self._gave_up: str | None = None
+        self._shutting_down = False
+        self._ended = threading.Event()
+        self._key = secrets.token_bytes(32)
+        self._doorway = Doorway(launcher.host, self._key, self._welcome)
+        self._store = _open_store(launcher.host)
+        self.num_losses = 0
+
+    def run(self, inbox: Inbox, emit: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
+        """See Backend. Raises GroupFailed."""
+        self._emit, self._fail = emit, fail
+        ticking = threading.Thread(target=self._tick, name="supervisor", daemon=True)
+        with self._changed:
+            self._do(self._group.start(time.monotonic()))
+        ticking.start()
+        try:
+            self._relay(inbox)
+        finally:
+            self._close()
+
+    def status(self) -> dict[str, Any]:
+        """{"epoch": number of the epoch at hand or None, "ranks": [{rank, host, pid, device, state, last_sign_s}]}."""
+        with self._changed:
+            now = time.monotonic()
+            ranks = [
+                {
+                    "rank": slot.rank,
+                    **{key: self._known.get(slot.rank, {}).get(key) for key in ("host", "pid", "device")},
+                    "state": slot.state.value,
+                    "last_sign_s": round(now - slot.last_sign, 3),
+                }
+                for slot in self._group.slots
+            ]
+            return {"epoch": self._group.epoch and self._group.epoch.number, "ranks": ranks}
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether there is an epoch whose members have all joined."""
+        with self._changed:
+            epoch = self._group.epoch
+            return epoch is not None and all(self._group.slots[rank].has_joined for rank in epoch.members)
+
+    def _relay(self, inbox: Inbox) -> None:
+        """Hands commands to whoever leads, until one says shutdown."""
+        while not self._shutting_down:
+            commands = inbox.take(IDLE_S)
+            with self._changed:
+                if self._gave_up:
+                    raise GroupFailed(self._gave_up)
+                for command in commands:
+                    self._ledger.note(command)
+                    self._shutting_down |= "shutdown" in command
+                self._command(commands)
+
+    def _command(self, commands: list[dict[str, Any]]) -> None:
+        """Nothing is lost if there is no leader: the next one is told all that is in the ledger."""
+        if not self._group.epoch:
+            self._emit_all(self._ledger.end_cancelled())
+        if not commands:
+            return
+        if (epoch := self._group.epoch) and (link := self._links.get(epoch.members[0])):
+            link.send({"epoch": epoch.number, "commands": commands})
+
+    def _emit_all(self, ended: list[Progress]) -> None:
+        for progress in ended:
+            self._emit(progress)
+
+    def _tick(self) -> None:
+        while not self._ended.wait(TICK_S):
+            with self._changed:
+                self._do(self._group.tick(time.monotonic()))
+
+    def _do(self, actions: list[Action]) -> None:
+        """To be called with the lock held, as `_changed` is notified."""
+        for action in actions:
+            match action:
+                case Start(rank):
+                    self._start(rank)
+                case Kill(rank):
+                    self._launcher.kill(rank)
+                case Regroup(leader):
+                    if self._group.epoch and leader in self._links:
+                        message = {"epoch": self._group.number, "commands": [{"regroup": True}]}
+                        self._links[leader].send(message)
+                case Begin(epoch):
+                    self._emit_all(self._ledger.end_cancelled())
+                    running = self._ledger.begin(epoch.number)
+                    for rank, link in self._links.items():
+                        told = running if rank == epoch.members[0] else []
+                        link.send({"epoch": {**epoch.to_dict(), "running": told}})
+                    if self._shutting_down:
+                        self._command([{"shutdown": True}])
+                    log.info("epoch %d: ranks %s", epoch.number, ", ".join(map(str, sorted(epoch.members))))
+                case Fail(message):
+                    self._ledger.drop_all()
+                    self._fail(message)
+                case GiveUp(message):
+                    self._gave_up = message
+                case Say(message):
+                    log.warning("%s", message)
+        self._changed.notify_all()
+
+    def _start(self, rank: int) -> None:
+        num_ranks = len(self._group.slots)
+        local_rank, num_local_ranks = self._launcher.place(rank, num_ranks)
+        order = RankOrder(
+            rank, num_ranks, local_rank, num_local_ranks, to_plain(self._settings, RuntimeSettings),
+            self._doorway.address, (self._doorway.address[0], self._store.port),
+        )  # fmt: skip
+        try:
+            self._launcher.start(order, self._key, self._on_exit)
+        except (OSError, ValueError) as error:
+            self._do(self._group.ended(rank, f"it cannot be started: {error}", time.monotonic()))
+
+    def _on_exit(self, rank: int, how: str) -> None:
+        if heard := self._heard.get(rank):
+            heard.wait(LAST_WORDS_S)  # what it said before it ended
+        with self._changed:
+            self._known.pop(rank, None)
+            if link := self._links.pop(rank, None):
+                link.cut()
+            was_member = self._group.epoch is not None and rank in self._group.epoch.members
+            if not self._shutting_down:
+                self.num_losses += was_member
+                self._do(self._group.ended(rank, how, time.monotonic()))
+            self._changed.notify_all()
+
+    def _welcome(self, link: Link) -> None:
+        """The thread of a rank's link."""
+        heard = threading.Event()
+        with suppress(LinkClosed):
+            hello = link.receive()["hello"]
+            rank = hello["rank"]
+            with self._changed:
+                self._links[rank], self._known[rank], self._heard[rank] = link, hello, heard
+                self._do(self._group.came(rank, time.monotonic()))
+            while True:
+                self._hear(rank, link, link.receive())
+        heard.set()
+
+    def _hear(self, rank: int, link: Link, message: Message) -> None:
+        now = time.monotonic()
+        with self._changed:
+            if self._links.get(rank) is not link:
+                return
+            self._group.heard(rank, now)
+            match message:
+                case {"progress": dict(values), "epoch": int(number)}:
+                    if progress := self._ledger.take(number, Progress.from_dict(values)):
+                        self._emit(progress)
+                case {"ready": {"device": str(device)}}:
+                    self._known[rank] = {**self._known[rank], "device": device}
+                    self._do(self._group.is_ready(rank, now))
+                case {"joined": int(number)}:
+                    self._do(self._group.joined(rank, number, now))
+                case {"left": int(number)}:
+                    self._do(self._group.left(rank, number, now))
+                case {"lost": {"epoch": int(number), "reason": str(reason)}}:
+                    log.debug("rank %d: %s", rank, reason)
+                    self._do(self._group.lost(number, now))
+                case {"failed": str(text), "is_final": bool(is_final)}:
+                    self._group.failed(rank, text, is_final)
+
+    def _close(self) -> None:
+        """Sends home whoever has not been told to go, waits a little, ends the rest."""
+        with self._changed:
+            self._group.is_over = True
+            members = self._group.epoch.members if self._group.epoch and self._shutting_down else []
+            for rank, link in self._links.items():
+                if rank not in members:
+                    link.send({"leave": "the group is shut down"})
+            self._changed.wait_for(lambda: not self._links, LEAVE_S)
+        self._ended.set()
+        self._doorway.close()
+        self._launcher.close()
+
+
+def _num_ranks(settings: RuntimeSettings) -> int:
+    """parallel.ranks, or what the degrees multiply to."""
+    parallel = settings.parallel
+    return parallel.ranks or math.prod(degree or 1 for degree in (parallel.lp, parallel.tp, parallel.pp))
+
+
+def _can_shrink(settings: RuntimeSettings, num_ranks: int) -> bool:
+    """Whether each rank holds a whole model. Raises ValueError for impossible degrees."""
+    given = {axis: getattr(settings.parallel, axis) for axis in ("lp", "tp", "pp")}
+    degrees = settle_degrees(settings.parallel.mode, given, num_ranks)
+    return degrees.get("tp", 1) * degrees.get("pp", 1) == 1
+
+
+def _open_store(host: str) -> TCPStore:
+    """Listens on this address alone; given an address, a TCPStore would listen on all of them."""
+    listener = socket.create_server((host, 0), backlog=128)
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
+    )
