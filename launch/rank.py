@@ -120,7 +120,9 @@ class _Rank:
         self.member.say({"ready": {"device": str(self.mesh.device)}})
         epoch = self.member.next_epoch()
         with runtime.running(self.settings, self.mesh, epoch.store(self.store)) as running:
-            self.member.serve_in(epoch, running.engine, running.channel)
+            engine, channel = running.engine, running.channel
+            waiting = resume(engine, engine.runner, channel, epoch, engine.experience.step_times)
+            self.member.serve_in(epoch, engine, channel, waiting)
 
 
 def _mesh(order: RankOrder, settings: RuntimeSettings) -> Mesh:

@@ -110,12 +110,12 @@ class Engine:
     def resume(
         self, runner: Runner, requests: Iterable[tuple[Request, list[int]]], step_times: StepTimes | None
     ) -> list[Progress]:
-        """Goes on from token ids alone, with another runner, whatever was under way.
+        """Goes on from token ids alone, whatever was under way.
 
-        step_times: of the runner, or of one like it. requests: all that run from now on, with the tokens that they
-        have. Caches of theirs that the runner holds are used; other requests are dropped, and what had been learnt
-        about drafts is forgotten, so that engines with different pasts become the same. Returns what each request has,
-        from its first token on; its end may be there.
+        runner: the one until now, or another that holds the same sequences. step_times: of the runner, or of one like
+        it. requests: all that run from now on, with the tokens that they have. Caches of theirs that the runner holds
+        are used; other requests are dropped, and what had been learnt about drafts is forgotten, so that engines with
+        different pasts become the same. Returns what each request has, from its first token on; its end may be there.
         """
         held = {generation.sequence.id: generation.sequence for generation in (*self._turns, *self._under_way)}
         self._turns.clear()

@@ -87,6 +87,8 @@ class Residence:
 
         The sequence's last token is never among them: its answer is what the next step is for.
         """
+        if self.cache.length >= len(tokens):  # the sequence was taken up again from an earlier token
+            self.cache.length, self.last = len(tokens) - 1, chain([])
         missing = tokens[self.cache.length : -1]
         start = [0] if len(self.last) else []
         levels = descend(self.last, start, lambda depth, _: missing[depth] if depth < len(missing) else None)

@@ -87,7 +87,7 @@ def test_a_second_signal_ends_at_once(folder: Path):
         running.process.send_signal(signal.SIGINT)
         time.sleep(1.2)
         running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(5) == 128 + signal.SIGINT
+        assert running.process.wait(15) == 128 + signal.SIGINT
         with contextlib.suppress(httpx.HTTPError):
             assert not any(chunk.get("choices", [{}])[0].get("finish_reason") for chunk in chunks)
     assert "Traceback" not in "".join(running.log)

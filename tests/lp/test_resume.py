@@ -1,0 +1,149 @@
+"""A request goes on from its token ids: with the caches that a runner has, with none, from any point, in any method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
+from lp.methods import DecodeSettings
+from lp.request import Completion, Progress, Request
+from lp.runner import SingleDevice
+from lp.statistics import Statistics
+
+PROMPT = [5, 9, 5, 9, 5, 7, 30, 31, 32, 5, 9]
+NUM_TOKENS = 40
+METHODS: list[DecodeSettings] = [
+    Auto(rows=24),
+    Autoregressive(),
+    Jacobi(6),
+    PromptLookup(4, 5),
+    Lookahead(5, 4, 5),
+    Lookahead(5, 4, 5, prompt_drafts=False),
+]
+GREEDY = Sampling(temperature=0.0, seed=0)
+SAMPLED = Sampling(temperature=0.9, top_p=0.9, repetition_penalty=1.2, presence_penalty=0.4, seed=7)
+
+
+@pytest.fixture
+def engine(llama: Engine) -> Engine:
+    """One that nobody else serves with."""
+    return Engine(llama.checkpoint)
+
+
+def request_of(engine: Engine, decode: DecodeSettings, sampling: Sampling, name: str = "it", **stopping) -> Request:
+    stop = Stopping(NUM_TOKENS, **{"ignore_eos": True, **stopping})
+    return engine.preparation.request(PROMPT, decode, sampling, stop, request_id=name)
+
+
+def finish(engine: Engine, name: str, done: Completion) -> Completion:
+    while done.finish_reason is None:
+        progress = engine.step()
+        if progress.request_id == name:
+            done.extend(progress)
+    return done
+
+
+def whole(engine: Engine, request: Request) -> Completion:
+    engine.submit(request)
+    return finish(engine, request.id, Completion())
+
+
+def taken_up(progress: Progress) -> Completion:
+    done = Completion()
+    done.extend(progress)
+    return done
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("decode", METHODS, ids=lambda decode: decode.method)
+def test_tokens_and_text_are_those_of_the_undisturbed_run(
+    decode: DecodeSettings, sampling: Sampling, engine: Engine
+) -> None:
+    request = request_of(engine, decode, sampling)
+    expected = whole(engine, request)
+    for num_known in (0, 1, 17, NUM_TOKENS - 1):
+        for caches_stay in (True, False):
+            runner = SingleDevice(engine.checkpoint.model)
+            another = Engine(engine.checkpoint, runner)
+            if caches_stay:
+                another.submit(request)
+                another.step()
+                another.step()
+            (replayed,) = another.resume(runner, [(request, expected.token_ids[:num_known])], None)
+            assert replayed.tokens == expected.token_ids[:num_known] and replayed.finish_reason is None
+            done = finish(another, "it", taken_up(replayed))
+            assert (done.token_ids, done.text) == (expected.token_ids, expected.text), (num_known, caches_stay)
+            assert done.stats.tokens == NUM_TOKENS
+            assert another.is_idle and not runner.residences
+
+
+def test_a_step_that_was_given_up_leaves_nothing_behind(engine: Engine) -> None:
+    request = request_of(engine, Lookahead(5, 4, 5), GREEDY)
+    expected = whole(engine, request)
+    engine.submit(request)
+    engine.step()
+    assert isinstance(engine.runner, SingleDevice)
+    engine._start(engine._turns[0])  # its answers never come
+    (replayed,) = engine.resume(engine.runner, [(request, engine.generated()["it"])], None)
+    assert finish(engine, "it", taken_up(replayed)).token_ids == expected.token_ids
+
+
+def test_an_end_among_the_tokens_ends_the_request(engine: Engine) -> None:
+    request = request_of(engine, Autoregressive(), GREEDY)
+    expected = whole(engine, request)
+    (replayed,) = engine.resume(engine.runner, [(request, expected.token_ids)], None)
+    assert (replayed.finish_reason, replayed.text) == ("length", expected.text)
+    stop = expected.text[len(expected.text) // 2 :][:3]
+    cut = request_of(engine, Autoregressive(), GREEDY, stop=[stop])
+    (replayed,) = engine.resume(engine.runner, [(cut, expected.token_ids)], None)
+    assert replayed.finish_reason == "stop" and replayed.text == expected.text[: expected.text.find(stop)]
+    assert engine.is_idle and not engine.runner.residences  # type: ignore[attr-defined]
+
+
+def test_requests_that_are_not_named_are_dropped_and_others_keep_their_turns(engine: Engine) -> None:
+    names = ["a", "b", "c"]
+    requests = {name: request_of(engine, Autoregressive(), GREEDY, name) for name in names}
+    for request in requests.values():
+        engine.submit(request)
+    generated = {progress.request_id: progress.tokens for progress in (engine.step() for _ in names)}
+    assert engine.generated() == generated
+    engine.resume(engine.runner, [(requests[name], generated[name]) for name in ("c", "a")], None)
+    assert sorted(engine.runner.residences) == ["a", "c"]  # type: ignore[attr-defined]
+    assert [engine.step().request_id for _ in range(4)] == ["c", "a", "c", "a"]
+    assert engine.resume(engine.runner, [], None) == [] and engine.is_idle
+
+
+def test_what_was_learnt_is_forgotten_so_that_engines_become_the_same(
+    engine: Engine, engine_of: Callable[[str], Engine]
+) -> None:
+    other, request = Engine(engine.checkpoint), request_of(engine, Auto(rows=24), GREEDY)
+    whole(engine, request_of(engine, Auto(rows=24), GREEDY, "earlier"))
+    for one in (engine, other):
+        one.resume(one.runner, [(request, [5, 9, 5])], None)
+    for _ in range(5):
+        assert engine._turns[0].fingerprint() == other._turns[0].fingerprint()
+        assert engine.step().tokens == other.step().tokens
+
+
+def test_progress_survives_json(engine: Engine) -> None:
+    request = request_of(engine, Auto(rows=24), Sampling(temperature=0.0, seed=0, logprobs=2))
+    engine.submit(request)
+    for _ in range(3):
+        progress = engine.step()
+        told = Progress.from_dict(progress.to_dict())
+        assert (told.tokens, told.text, told.logprobs) == (progress.tokens, progress.text, progress.logprobs)
+        assert told.stats.to_dict() == progress.stats.to_dict()
+
+
+def test_costs_before_and_after_add_up() -> None:
+    before, after = Statistics(prompt_tokens=3), Statistics(prompt_tokens=3)
+    before.tokens, before.steps, before.rows, before.ttft_s, before.decode_s = 10, 4, 40, 0.5, 1.0
+    before.accepted_lengths.update({2: 3, 4: 1})
+    after.tokens, after.steps, after.rows, after.ttft_s, after.decode_s = 16, 2, 30, 0.1, 0.25
+    after.accepted_lengths.update({2: 1, 4: 1})
+    both = after.after(before)
+    assert (both.tokens, both.steps, both.rows, both.ttft_s, both.decode_s) == (16, 6, 70, 0.5, 1.25)
+    assert both.accepted_lengths == {2: 4, 4: 2}
+    assert after.after(Statistics()).ttft_s == 0.1
