@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -18,9 +19,10 @@ from typing import Any
 from launch import configuration, process, prompts
 from launch.printer import Printer
 from launch.prompts import NamedPrompt
-from launch.runtime import Runtime, RuntimeSettings, follow, running
-from launch.terminal import JSONOutput, TextOutput
+from launch.runtime import RuntimeSettings, follow, running
+from launch.terminal import JSONOutput, Output, TextOutput
 from lp.engine import NOT_A_NUMBER
+from lp.preparation import Preparation
 from lp.request import Completion, Progress, Request
 from lp.stopping import Stopping
 from parallel import replica
@@ -65,10 +67,18 @@ class PromptFeed:
     A signal, or output that cannot be written, ends the prompt at hand with what it has and leaves out the rest.
     """
 
-    def __init__(self, runtime: Runtime, named: list[NamedPrompt], settings: GenerateSettings, printer: Printer):
-        self.runtime = runtime
+    def __init__(
+        self,
+        preparation: Preparation,
+        where: Mapping[str, Any],
+        named: list[NamedPrompt],
+        settings: GenerateSettings,
+        printer: Printer,
+    ):
+        """where: what records say of the ranks. Raises ValueError naming the prompt that cannot be used."""
+        self.where = where
         self.printer = printer
-        self.waiting = _requests(runtime, named, settings)[::-1]
+        self.waiting = _requests(preparation, named, settings)[::-1]
         self.current: tuple[NamedPrompt, Request, Completion] | None = None
         self.interrupted_by: int | None = None
         self.failed: list[NamedPrompt] = []
@@ -99,25 +109,25 @@ class PromptFeed:
             self.failed.append(prompt)
         if progress.finish_reason:
             self.current = None
-            self.printer.end(completion, _record(self.runtime, prompt, request, completion))
+            self.printer.end(completion, _record(self.where, prompt, request, completion))
 
 
 def _requests(
-    runtime: Runtime, named: list[NamedPrompt], settings: GenerateSettings
+    preparation: Preparation, named: list[NamedPrompt], settings: GenerateSettings
 ) -> list[tuple[NamedPrompt, Request]]:
     """All requests, checked before the first is run. Raises ValueError naming the prompt that cannot be used."""
     stopping = Stopping(settings.max_new_tokens, settings.stop, settings.stop_token_ids, settings.ignore_eos)
     made = []
     for number, prompt in enumerate(named):
         try:
-            request = runtime.engine.preparation.request(prompt.text, stopping=stopping, request_id=str(number))
+            request = preparation.request(prompt.text, stopping=stopping, request_id=str(number))
         except ValueError as error:
             raise ValueError(f"{prompt.where}: {error}") from None
         made.append((prompt, request))
     return made
 
 
-def _record(runtime: Runtime, prompt: NamedPrompt, request: Request, completion: Completion) -> dict[str, Any]:
+def _record(where: Mapping[str, Any], prompt: NamedPrompt, request: Request, completion: Completion) -> dict[str, Any]:
     stats = completion.stats
     record: dict[str, Any] = {
         "id": prompt.id,
@@ -131,13 +141,19 @@ def _record(runtime: Runtime, prompt: NamedPrompt, request: Request, completion:
         "decode_s": round(stats.decode_s, 6),
         "tokens_per_s": round(stats.tokens_per_s, 3),
         "decode": request.decode.method,
-        "parallel": runtime.mesh.mode,
-        "ranks": runtime.mesh.num_ranks,
+        **where,
         "seed": request.sampling.seed,
     }
     if completion.logprobs is not None:
         record["logprobs"] = [{"token": e.token, "logprob": e.logprob, "top": e.top} for e in completion.logprobs]
     return record
+
+
+def output_of(settings: GenerateSettings, num_prompts: int) -> Output:
+    """What shows the results as the settings want it."""
+    if settings.format is Format.text:
+        return TextOutput(settings.color.value, settings.show_prompt)
+    return JSONOutput(num_prompts)
 
 
 def run(settings: GenerateSettings) -> int:
@@ -149,10 +165,9 @@ def run(settings: GenerateSettings) -> int:
     with running(settings) as runtime:
         if not runtime.channel.is_leader:
             return follow(runtime)
-        as_text = settings.format is Format.text
-        output = TextOutput(settings.color.value, settings.show_prompt) if as_text else JSONOutput(len(named))
-        with Printer(output) as printer:
-            feed = PromptFeed(runtime, named, settings, printer)
+        where = {"parallel": runtime.mesh.mode, "ranks": runtime.mesh.num_ranks}
+        with Printer(output_of(settings, len(named))) as printer:
+            feed = PromptFeed(runtime.engine.preparation, where, named, settings, printer)
             signal.signal(signal.SIGINT, feed.interrupt)
             signal.signal(signal.SIGTERM, feed.interrupt)
             replica.run(runtime.engine, runtime.channel, feed, feed.emit)

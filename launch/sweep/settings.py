@@ -36,8 +36,8 @@ class BenchSettings(RuntimeSettings):
     rounds: how often each point is measured. baselines: transformers' own ways, out of BASELINES, measured along.
     assistant: folder of the smaller model that assisted generation needs. cores_per_rank: each rank is pinned to as
     many. point_timeout_s: seconds after which one measurement is given up. output: folder of the results; one that
-    holds results already is continued. report_title: of the HTML report. launcher: what starts the ranks of each point. ray:
-    where, if that is Ray. sampling.seed is 0 if it is not given.
+    holds results already is continued. report_title: of the HTML report. launcher: what starts the ranks of each point.
+    ray: where, if that is Ray. sampling.seed is 0 if it is not given.
     """
 
     workload: WorkloadSettings = field(default_factory=WorkloadSettings)
