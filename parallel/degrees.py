@@ -73,6 +73,6 @@ def check_product(degrees: Mapping[str, int], num_ranks: int) -> None:
     if product != num_ranks:
         named = " * ".join(f"parallel.{axis}={degree}" for axis, degree in degrees.items())
         raise ValueError(
-            f"{named} needs {product} rank(s), but {num_ranks} were started (WORLD_SIZE={num_ranks}): start "
-            f"{product} (torchrun --nproc-per-node {product}), or leave the degree out to use all ranks"
+            f"{named} needs {product} rank(s), but there are {num_ranks}: start {product} (torchrun --nproc-per-node "
+            f"{product}, or parallel.ranks={product} where ranks are started for you), or leave the degree out to use all"
         )

@@ -15,6 +15,10 @@ from parallel.channel import Channel
 from parallel.replica import Inbox
 
 
+class BackendFailed(RuntimeError):
+    """It can serve no more; the message is for the user."""
+
+
 class Backend(Protocol):
     """preparation: makes the requests."""
 
@@ -37,7 +41,8 @@ class Backend(Protocol):
     def run(self, inbox: Inbox, emit: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
         """Serves until the inbox says shutdown.
 
-        emit: gets what is new of each request. fail: told why all running requests are lost; others may follow.
+        emit: gets what is new of each request. fail: told why all running requests are lost; others may follow. Raises
+        BackendFailed.
         """
         ...
 

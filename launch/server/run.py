@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from launch.server.app import make_app
-from launch.server.backend import Backend
+from launch.server.backend import Backend, BackendFailed
 from launch.server.context import Context
 from launch.server.settings import ServerSettings
 
@@ -121,6 +121,10 @@ class Server:
         service = self.context.service
         try:
             self._backend.run(service, service.emit, service.lose_running)
+        except BackendFailed as error:
+            self._exit_code = 1
+            log.error("error: %s", error)
+            service.fail()
         except Exception as error:
             self._exit_code = 1
             log.error("the engine stopped: %s: %s", type(error).__name__, error)

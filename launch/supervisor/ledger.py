@@ -52,7 +52,7 @@ class Ledger:
         for entry in self._entries.values():
             entry.told_tokens = entry.told_characters = 0
             entry.before = entry.stats
-        return [{"request": entry.request, "tokens": entry.tokens} for entry in self._entries.values()]
+        return [{"request": entry.request, "tokens": [*entry.tokens]} for entry in self._entries.values()]
 
     def end_cancelled(self) -> list[Progress]:
         """The ends of requests that were cancelled and whose ranks have not said so; to be asked where they cannot."""
@@ -68,7 +68,7 @@ class Ledger:
         text = progress.text[max(0, entry.num_characters - entry.told_characters) :]
         entry.told_tokens += len(progress.tokens)
         entry.told_characters += len(progress.text)
-        entry.tokens = entry.tokens + tokens
+        entry.tokens += tokens
         entry.num_characters += len(text)
         entry.stats = progress.stats.after(entry.before)
         if progress.finish_reason:

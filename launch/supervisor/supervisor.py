@@ -20,6 +20,7 @@ from torch.distributed import TCPStore
 
 from launch.plain import to_plain
 from launch.runtime import RuntimeSettings
+from launch.server.backend import BackendFailed
 from launch.supervisor.launcher import Launcher
 from launch.supervisor.ledger import Ledger
 from launch.supervisor.membership import Action, Begin, Fail, GiveUp, Kill, Membership, Regroup, Say, Start
@@ -40,8 +41,8 @@ LEAVE_S = 5.0
 LAST_WORDS_S = 1.0
 
 
-class GroupFailed(RuntimeError):
-    """No rank is left, and none can be started; the message says why."""
+class GroupFailed(BackendFailed):
+    """No rank is left, and none can be started."""
 
 
 class Supervisor:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from omegaconf import OmegaConf
-
+from launch import plain
 from launch.ray_settings import RaySettings
 from launch.runtime import RuntimeSettings
 from launch.workloads import WorkloadSettings
-from lp import methods
 from parallel.degrees import Mode
 
 
@@ -91,16 +88,9 @@ def check(settings: BenchSettings) -> None:
 
 def to_plain(settings: BenchSettings) -> dict[str, Any]:
     """All that decides a point's result, as JSON values."""
-    values = {**dataclasses.asdict(settings), "decode": methods.to_dict(settings.decode)}
-    return json.loads(json.dumps({key: value for key, value in values.items() if key not in SWEEP_WIDE}))
+    return {key: value for key, value in plain.to_plain(settings, BenchSettings).items() if key not in SWEEP_WIDE}
 
 
 def from_plain(values: dict[str, Any]) -> BenchSettings:
     """The inverse; what is the whole sweep's has its default."""
-    sampling = {**values["sampling"]}
-    sampling["logit_bias"] = {int(token): bias for token, bias in sampling["logit_bias"].items()}  # JSON's are strings
-    typed = OmegaConf.merge(OmegaConf.structured(BenchSettings), {**values, "sampling": sampling, "decode": None})
-    settings = OmegaConf.to_object(typed)
-    assert isinstance(settings, BenchSettings)
-    settings.decode = methods.from_dict(values["decode"])
-    return settings
+    return plain.from_plain(values, BenchSettings)

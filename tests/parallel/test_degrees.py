@@ -36,15 +36,15 @@ def test_degrees_are_settled(mode: str, given: dict[str, int], num_ranks: int, e
 @pytest.mark.parametrize(
     ("mode", "given", "num_ranks", "message"),
     [
-        ("lp", {"lp": 3}, 2, r"parallel\.lp=3 needs 3 rank\(s\), but 2 were started"),
-        ("lp", {"lp": 2, "tp": 2}, 2, r"parallel\.lp=2 \* parallel\.tp=2 needs 4 rank\(s\), but 2 were started"),
-        ("lp", {"tp": 2}, 3, r"parallel\.lp=1 \* parallel\.tp=2 needs 2 rank\(s\), but 3 were started"),
+        ("lp", {"lp": 3}, 2, r"parallel\.lp=3 needs 3 rank\(s\), but there are 2"),
+        ("lp", {"lp": 2, "tp": 2}, 2, r"parallel\.lp=2 \* parallel\.tp=2 needs 4 rank\(s\), but there are 2"),
+        ("lp", {"tp": 2}, 3, r"parallel\.lp=1 \* parallel\.tp=2 needs 2 rank\(s\), but there are 3"),
         ("tp", {"tp": 0}, 2, r"parallel\.tp=0 must be at least 1"),
         ("lp", {"tp": -1}, 2, r"parallel\.tp=-1 must be at least 1"),
         ("pp", {"tp": 2}, 4, r"parallel\.pp=2 cannot be combined with parallel\.tp=2"),
         ("auto", {"pp": 2, "lp": 2}, 4, r"parallel\.pp=2 cannot be combined with parallel\.lp=2"),
         ("single", {}, 2, r"parallel\.mode=single uses one rank, but 2 were started"),
-        ("single", {"lp": 2}, 1, r"parallel\.lp=2 needs 2 rank\(s\), but 1 were started"),
+        ("single", {"lp": 2}, 1, r"parallel\.lp=2 needs 2 rank\(s\), but there are 1"),
     ],
 )
 def test_impossible_degrees_are_refused_with_the_numbers(

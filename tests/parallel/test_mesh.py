@@ -51,8 +51,8 @@ def test_fitting_degrees(degree: int | None):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (ParallelSettings(lp=3), r"parallel\.lp=3 needs 3 rank\(s\), but 2 were started .* --nproc-per-node 3"),
-        (ParallelSettings(lp=1), r"parallel\.lp=1 needs 1 rank\(s\), but 2 were started"),
+        (ParallelSettings(lp=3), r"parallel\.lp=3 needs 3 rank\(s\), but there are 2: .* --nproc-per-node 3"),
+        (ParallelSettings(lp=1), r"parallel\.lp=1 needs 1 rank\(s\), but there are 2"),
         (ParallelSettings(lp=0), r"parallel\.lp=0 must be at least 1"),
         (ParallelSettings(lp=-2), r"parallel\.lp=-2 must be at least 1"),
         (ParallelSettings(mode=Mode.single), r"parallel\.mode=single uses one rank, but 2 were started .*mode=lp"),
@@ -67,7 +67,7 @@ def test_bad_settings_for_two_ranks(settings: ParallelSettings, message: str):
 
 def test_two_axes_must_multiply_to_the_number_of_ranks():
     assert Mesh(axes={"lp": 2, "tp": 2}, num_ranks=4).degree("tp") == 2
-    with pytest.raises(ValueError, match=r"parallel\.lp=2 \* parallel\.tp=3 needs 6 rank\(s\), but 4 were started"):
+    with pytest.raises(ValueError, match=r"parallel\.lp=2 \* parallel\.tp=3 needs 6 rank\(s\), but there are 4"):
         Mesh(axes={"lp": 2, "tp": 3}, num_ranks=4)
 
 
