@@ -45,7 +45,7 @@ def test_degrees_that_do_not_fit_are_refused_once(folder: str, tmp_path: Path) -
     degrees = ["parallel.lp=2", "parallel.tp=2"]
     result = commands.run("generate", [f"model.path={folder}", "prompt=x", *degrees], tmp_path, num_ranks=2)
     assert result.returncode != 0
-    assert result.stderr.count("error: parallel.lp=2 * parallel.tp=2 needs 4 rank(s), but 2 were started") == 1
+    assert result.stderr.count("error: parallel.lp=2 * parallel.tp=2 needs 4 rank(s), but there are 2") == 1
 
 
 def test_single_mode_with_two_ranks_is_refused_once(folder: str, tmp_path: Path) -> None:

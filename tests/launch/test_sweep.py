@@ -81,7 +81,7 @@ def test_ranks_that_cannot_be_are_refused() -> None:
     *_, fits = make_points([settings("lp", ranks=4, tp=2)])
     check_ranks(fits, num_cores=1)
     *_, misfit = make_points([settings("lp", ranks=3, lp=2)])
-    with pytest.raises(ValueError, match=r"parallel.lp=2 needs 2 rank\(s\), but 3"):
+    with pytest.raises(ValueError, match=r"parallel.lp=2 needs 2 rank\(s\), but there are 3"):
         check_ranks(misfit, num_cores=2)
     *_, crowd = make_points([settings("lp", ranks=17)])
     with pytest.raises(ValueError, match=r"17 ranks are too many for 2 core\(s\): use parallel.ranks=16 or fewer"):
