@@ -74,5 +74,5 @@ def check_product(degrees: Mapping[str, int], num_ranks: int) -> None:
         named = " * ".join(f"parallel.{axis}={degree}" for axis, degree in degrees.items())
         raise ValueError(
             f"{named} needs {product} rank(s), but there are {num_ranks}: start {product} (torchrun --nproc-per-node "
-            f"{product}, or parallel.ranks={product} where they are started for you), or leave the degree out to use all"
+            f"{product}, or parallel.ranks={product} where they are started for you), or leave the degree out"
         )
