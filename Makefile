@@ -2,7 +2,7 @@
 
 PYTHON   ?= python3
 VENV     ?= .venv
-EXTRAS   ?= serve,bench,dev
+EXTRAS   ?= serve,bench,ray,dev
 PIP_ARGS ?=
 MINUTES  ?= 90
 PROMPTS  ?=

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from lp.request import Progress
 from lp.statistics import Statistics
@@ -24,6 +26,19 @@ class Clock:
 
     arrived_at: float = field(default_factory=time.monotonic)
     last_at: float | None = None
+
+
+class _Losses(Collector):
+    """A counter of what is counted elsewhere."""
+
+    def __init__(self, model_name: str, num_losses: Callable[[], int]):
+        self._model = model_name
+        self._num_losses = num_losses
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = CounterMetricFamily("lookahead:rank_losses", "Ranks lost while they served", labels=["model_name"])
+        family.add_metric([self._model], self._num_losses())
+        yield family
 
 
 class Metrics:
@@ -57,7 +72,7 @@ class Metrics:
     def watch_ranks(self, status: Callable[[], dict[str, Any]], num_losses: Callable[[], int]) -> None:
         """Names the functions that say which ranks there are and how many were lost."""
         self._gauge("lookahead:epoch", "Number of the epoch at hand", lambda: status()["epoch"] or 0)
-        self._gauge("lookahead:rank_losses", "Ranks lost so far", num_losses)
+        self.registry.register(_Losses(self._model, num_losses))
         ranks = Gauge("lookahead:ranks", "Ranks by state", ["model_name", "state"], registry=self.registry)
         for state in RANK_STATES:
             ranks.labels(self._model, state).set_function(

@@ -1,0 +1,85 @@
+"""The commands of examples/deploy that start our programs, read out of files of every kind found there.
+
+Knows how each kind of file writes a command, and nothing of what our programs take.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DEPLOY = Path(__file__).resolve().parents[2] / "examples" / "deploy"
+
+_PROGRAM = re.compile(r"(?:\S*/)?launch/(\w+)\.py")
+_VARIABLE = re.compile(r"\$\{?\w+\}?")
+_END_OF_ARGUMENTS = {"&&", "||", "|", ";", "&", "$@"}
+
+
+@dataclass(frozen=True)
+class Command:
+    """program: launch/PROGRAM.py. arguments: its key=value words, each variable of the shell replaced by 4."""
+
+    file: str
+    program: str
+    arguments: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join([f"{self.file}:", self.program, *self.arguments])
+
+
+def find_commands() -> list[Command]:
+    """All of them, those in comments and in the README included."""
+    return [
+        command
+        for file in sorted(DEPLOY.rglob("*"))
+        if file.is_file()
+        for command in _commands_of(file, str(file.relative_to(DEPLOY)))
+    ]
+
+
+def documents(file: Path) -> list[Any]:
+    """What a YAML file holds."""
+    return list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+
+
+def _commands_of(file: Path, name: str) -> Iterator[Command]:
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".yaml":
+        comments = "\n".join(line for line in text.splitlines() if line.startswith("#"))
+        texts = [comments, *_strings(documents(file))]
+    elif file.name == "Dockerfile":
+        texts = [shlex.join(json.loads(line.removeprefix("CMD "))) for line in text.splitlines() if line[:5] == "CMD ["]
+    else:
+        texts = [text]
+    for found in texts:
+        yield from _commands_in(found, name)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from (text for item in value.values() for text in _strings(item))
+    elif isinstance(value, list):
+        yield from (text for item in value for text in _strings(item))
+
+
+def _commands_in(text: str, name: str) -> Iterator[Command]:
+    for line in re.sub(r"\\\n#?\s*", " ", text).splitlines():
+        if match := _PROGRAM.search(line):
+            yield Command(name, match[1], tuple(_arguments(line[match.end() :])))
+
+
+def _arguments(rest: str) -> Iterator[str]:
+    """The words after the program, up to a comment or the next command."""
+    for word in shlex.split(rest.split("`")[0], comments=True):
+        if word in _END_OF_ARGUMENTS:
+            return
+        yield _VARIABLE.sub("4", word)

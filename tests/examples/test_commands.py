@@ -1,0 +1,69 @@
+"""Every command of the examples is one that our programs take: its settings compose, and are in range."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from launch import configuration, process
+from tests.examples.commands import Command, find_commands
+
+COMMANDS = find_commands()
+
+
+def load(command: Command, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The settings of a command as its program reads them, up to the place where it would begin its work."""
+    loaded: list[Any] = []
+
+    def main(name: str, schema: type, run: Any, usage: str, arguments: Sequence[str] | None = None) -> int:
+        loaded.append(configuration.load(name, schema, sys.argv[1:] if arguments is None else arguments))
+        return 0
+
+    monkeypatch.setattr(process, "main", main)
+    monkeypatch.setattr(sys, "argv", [command.program, *command.arguments])
+    assert import_module(f"launch.{command.program}").main() == 0
+    return loaded[0]
+
+
+def check(settings: Any) -> None:
+    """Asks the groups of settings that have ranges."""
+    for group in ("server", "supervisor", "ray"):
+        if hasattr(settings, group):
+            getattr(settings, group).check()
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_a_command_composes(command: Command, monkeypatch: pytest.MonkeyPatch):
+    if command.program == "ray_job" and not find_spec("ray"):
+        pytest.skip("the extra ray is not installed")
+    check(load(command, monkeypatch))
+
+
+@pytest.mark.parametrize("wrong", ["parallel.rank=4", "server.port=99999", "launcher=locally"])
+def test_a_wrong_setting_is_found(wrong: str, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ValueError, match=wrong.partition("=")[0].rpartition(".")[2]):
+        check(load(Command("a file", "serve", (wrong,)), monkeypatch))
+
+
+def test_each_example_that_starts_a_program_is_read():
+    assert {command.file for command in COMMANDS} >= {
+        "README.md",
+        "docker/Dockerfile",
+        "kuberay/rayjob.yaml",
+        "ray/cluster.yaml",
+        "slurm/ray.sbatch",
+        "slurm/torchrun.sbatch",
+        "systemd/lookahead-parallel.service",
+    }
+
+
+def test_ranks_are_asked_for_in_each_mode_of_starting_them():
+    started = {command.file: command for command in COMMANDS}
+    assert "launcher=local" in started["systemd/lookahead-parallel.service"].arguments
+    assert "launcher=local" in started["docker/Dockerfile"].arguments
+    assert started["slurm/ray.sbatch"].program == "ray_job"
