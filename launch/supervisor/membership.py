@@ -176,7 +176,8 @@ class Membership:
         is_tried = slot.is_final or slot.num_failures >= self.settings.max_failed_starts
         if was in (State.starting, State.loading) and is_tried:
             self._enter(slot, State.failed, now)
-            actions.append(Say(f"rank {rank} is given up: it failed {slot.num_failures} time(s) in a row"))
+            times = f"it failed {slot.num_failures} times in a row"
+            actions.append(Say(f"rank {rank} is given up: {'it would fail again' if slot.is_final else times}"))
         return actions + self._after_loss([rank], message, now)
 
     def _back_off_s(self, num_failures: int) -> float:

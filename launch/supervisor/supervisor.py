@@ -12,7 +12,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -192,13 +192,18 @@ class Supervisor:
             if not self._shutting_down:
                 self.num_losses += was_member
                 self._do(self._group.ended(rank, how, time.monotonic()))
+            elif rank == self._group.leader:  # who was to tell the others
+                self._send_home(self._links)
             self._changed.notify_all()
 
     def _welcome(self, link: Link) -> None:
         """The thread of a rank's link."""
         heard = threading.Event()
         with suppress(LinkClosed):
-            hello = link.receive()["hello"]
+            hello = link.receive().get("hello")
+            if not isinstance(hello, dict):
+                log.error("somebody connected who is no rank")
+                return link.cut()
             rank = hello["rank"]
             with self._changed:
                 self._links[rank], self._known[rank], self._heard[rank] = link, hello, heard
@@ -230,14 +235,16 @@ class Supervisor:
                 case {"failed": str(text), "is_final": bool(is_final)}:
                     self._group.failed(rank, text, is_final)
 
+    def _send_home(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self._links[rank].send({"leave": "the group is shut down"})
+
     def _close(self) -> None:
         """Sends home whoever has not been told to go, waits a little, ends the rest."""
         with self._changed:
             self._group.is_over = True
             members = self._group.epoch.members if self._group.epoch and self._shutting_down else []
-            for rank, link in self._links.items():
-                if rank not in members:
-                    link.send({"leave": "the group is shut down"})
+            self._send_home(rank for rank in self._links if rank not in members)
             self._changed.wait_for(lambda: not self._links, LEAVE_S)
         self._ended.set()
         self._doorway.close()

@@ -1,0 +1,54 @@
+"""A server of the test process with ranks that are there only to be killed: it answers whatever becomes of them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from benchmarks.rank_loss_server import Member, RankServer, Status
+from lp.model.checkpoint import ModelSettings, load
+from tests.launch.server import harness
+
+LIFE_S = "120"
+
+
+class PretendedRanks(RankServer):
+    """One that is killed is back as soon as one looks."""
+
+    def __init__(self, url: str, num_ranks: int):
+        self.url, self.num_ranks = url, num_ranks
+        self.epoch = 1
+        self._ranks = [self._start() for _ in range(num_ranks)]
+
+    def status(self) -> Status:
+        for rank, process in enumerate(self._ranks):
+            if process.poll() is not None:
+                self._ranks[rank] = self._start()
+                self.epoch += 1
+        return Status(self.epoch, [Member(rank, "serving", process.pid) for rank, process in enumerate(self._ranks)])
+
+    def family(self) -> list[psutil.Process]:
+        return [psutil.Process(), *(psutil.Process(process.pid) for process in self._ranks)]
+
+    def close(self) -> None:
+        for process in self._ranks:
+            process.kill()
+            process.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["sleep", LIFE_S])
+
+
+@contextmanager
+def serving(model: Path, num_ranks: int, *settings: str) -> Iterator[RankServer]:
+    """In the place of `rank_loss_server.serving`."""
+    with harness.serving(load(ModelSettings(path=str(model), device="cpu"))) as running:
+        ranks = PretendedRanks(running.url, num_ranks)
+        try:
+            yield ranks
+        finally:
+            ranks.close()

@@ -1,0 +1,28 @@
+"""What cannot be served is said in plain words, with an exit code, and nothing is left running."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks.rank_loss_server import serve_command
+from tests.launch.commands import environment
+
+pytestmark = pytest.mark.slow
+
+ENDS_WITHIN_S = 90
+
+
+def test_a_rank_that_fails_at_every_start_is_given_up_with_its_own_message(model: Path, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(model, tmp_path / "broken"))
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    command = serve_command(broken, 2)
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=ENDS_WITHIN_S)
+    assert ended.returncode == 1
+    assert re.search(r"^rank [01]: error: the model .* cannot be loaded", ended.stderr, re.MULTILINE), ended.stderr
+    assert re.match(r"error: rank [01] cannot be started: the model", ended.stderr.splitlines()[-1]), ended.stderr
+    assert "Traceback" not in ended.stderr

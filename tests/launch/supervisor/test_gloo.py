@@ -1,0 +1,45 @@
+"""The same over gloo, whose process groups are built anew; and the end of a front end whose ranks are its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks import rank_loss_scenarios as scenarios
+from benchmarks.rank_loss_scenarios import Stage
+from benchmarks.rank_loss_server import RankServer, started
+
+pytestmark = pytest.mark.slow
+
+LEAVE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def two(model: Path) -> Iterator[RankServer]:
+    with started(model, 2, "parallel.exchange=gloo", "parallel.delay_us=10000") as server:
+        yield server
+
+
+def test_the_leader_is_lost_and_the_last_rank_goes_on(two: RankServer) -> None:
+    verdict = scenarios.last_but_one(Stage(two, max_tokens=128))
+    assert verdict.passed, verdict.seen
+
+
+def test_all_killed_is_said_to_the_client_and_the_service_is_back(two: RankServer) -> None:
+    two.wait_for_all()
+    verdict = scenarios.all_killed(Stage(two, max_tokens=128))
+    assert verdict.passed, verdict.seen
+    assert "there was no other rank" in verdict.seen
+
+
+def test_ranks_do_not_outlive_the_front_end(two: RankServer) -> None:
+    two.wait_for_all()
+    ranks = [psutil.Process(pid) for pid in two.status().pids.values()]
+    os.kill(two.process.pid, signal.SIGKILL)
+    _, left = psutil.wait_procs(ranks, timeout=LEAVE_S)
+    assert not left

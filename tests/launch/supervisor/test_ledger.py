@@ -1,0 +1,131 @@
+"""What clients have of each request: nothing is delivered twice and nothing left out, whoever tells it again."""
+
+from __future__ import annotations
+
+from launch.supervisor.ledger import Ledger
+from lp.methods import Autoregressive
+from lp.request import Progress, Request, TokenLogprob
+from lp.sampling import Sampling
+from lp.statistics import Statistics
+from lp.stopping import FinishReason, Stopping
+
+
+def submit(name: str) -> dict:
+    return {"submit": Request(name, [1, 2], Autoregressive(), Sampling(), Stopping()).to_dict()}
+
+
+def told(name: str, tokens: list[int], text: str, end: FinishReason | None = None, steps: int = 0, **more) -> Progress:
+    stats = Statistics(prompt_tokens=2, tokens=len(tokens), steps=steps)
+    return Progress(name, tokens, text, more.get("logprobs"), end, stats)
+
+
+def begun(*names: str) -> Ledger:
+    """In epoch 1, with these requests."""
+    ledger = Ledger()
+    ledger.begin(1)
+    for name in names:
+        ledger.note(submit(name))
+    return ledger
+
+
+def test_what_one_leader_tells_is_delivered_as_it_is() -> None:
+    ledger = begun("a")
+    for progress in (told("a", [5], "x"), told("a", [6, 7], ""), told("a", [8], "yz", "length")):
+        delivered = ledger.take(1, progress)
+        assert delivered and (delivered.tokens, delivered.text) == (progress.tokens, progress.text)
+    assert ledger.begin(2) == []
+
+
+def test_the_next_epoch_begins_with_what_was_delivered() -> None:
+    ledger = begun("a", "b")
+    ledger.take(1, told("a", [5, 6], "xy"))
+    entries = {entry["request"]["id"]: entry["tokens"] for entry in ledger.begin(2)}
+    assert entries == {"a": [5, 6], "b": []}
+
+
+def test_a_new_leader_tells_it_all_again_and_the_client_hears_what_is_new() -> None:
+    ledger = begun("a")
+    ledger.take(1, told("a", [5, 6], "xy"))
+    ledger.begin(2)
+    delivered = ledger.take(2, told("a", [5, 6, 7], "xyz"))
+    assert delivered and (delivered.tokens, delivered.text) == ([7], "z")
+    delivered = ledger.take(2, told("a", [8], "!"))
+    assert delivered and (delivered.tokens, delivered.text) == ([8], "!")
+
+
+def test_a_new_leader_that_has_nothing_new_is_not_heard() -> None:
+    ledger = begun("a")
+    ledger.take(1, told("a", [5, 6], "xy"))
+    ledger.begin(2)
+    assert ledger.take(2, told("a", [5, 6], "xy")) is None
+    delivered = ledger.take(2, told("a", [7], "z"))
+    assert delivered and (delivered.tokens, delivered.text) == ([7], "z")
+
+
+def test_text_and_tokens_are_counted_apart() -> None:
+    """Text lags behind tokens, and may lag by more or by less when it is told again."""
+    ledger = begun("a")
+    ledger.take(1, told("a", [5, 6], "x"))  # the text of 6 is held back
+    ledger.begin(2)
+    delivered = ledger.take(2, told("a", [5, 6], "xy"))
+    assert delivered and (delivered.tokens, delivered.text) == ([], "y")
+    ledger.begin(3)
+    assert ledger.take(3, told("a", [5], "")) is None
+    assert ledger.take(3, told("a", [6], "xy")) is None
+    delivered = ledger.take(3, told("a", [7], "z", "stop"))
+    assert delivered and (delivered.tokens, delivered.text, delivered.finish_reason) == ([7], "z", "stop")
+
+
+def test_an_end_is_told_even_if_nothing_else_is_new() -> None:
+    ledger = begun("a")
+    ledger.take(1, told("a", [5], "x"))
+    ledger.begin(2)
+    delivered = ledger.take(2, told("a", [5], "x", "length"))
+    assert delivered and (delivered.tokens, delivered.text, delivered.finish_reason) == ([], "", "length")
+
+
+def test_log_probabilities_are_cut_with_their_tokens() -> None:
+    ledger = begun("a")
+    logprobs = [TokenLogprob(token, -1.0, []) for token in (5, 6, 7)]
+    ledger.take(1, told("a", [5], "x", logprobs=logprobs[:1]))
+    ledger.begin(2)
+    assert ledger.take(2, told("a", [5], "x")) is None  # what is replayed has none
+    delivered = ledger.take(2, told("a", [6, 7], "yz", logprobs=logprobs[1:]))
+    assert delivered and delivered.logprobs == logprobs[1:]
+
+
+def test_a_leader_whose_epoch_is_over_is_not_heard() -> None:
+    ledger = begun("a")
+    ledger.begin(2)
+    assert ledger.take(1, told("a", [5], "x")) is None
+    delivered = ledger.take(2, told("a", [5], "x"))
+    assert delivered and delivered.tokens == [5]
+
+
+def test_what_is_said_of_requests_that_are_over_is_not_heard() -> None:
+    ledger = begun("a")
+    ledger.take(1, told("a", [5], "x", "length"))
+    assert ledger.take(1, told("a", [6], "y")) is None
+    assert ledger.take(1, told("unknown", [6], "y")) is None
+    ledger.note(submit("b"))
+    ledger.drop_all()
+    assert ledger.take(1, told("b", [6], "y")) is None and ledger.begin(2) == []
+
+
+def test_costs_add_up_over_epochs() -> None:
+    ledger = begun("a")
+    ledger.take(1, told("a", [5, 6], "xy", steps=2))
+    ledger.begin(2)
+    ledger.take(2, told("a", [5, 6], "xy", steps=0))
+    delivered = ledger.take(2, told("a", [7], "z", "length", steps=1))
+    assert delivered and delivered.stats.steps == 3 and delivered.stats.prompt_tokens == 2
+
+
+def test_a_request_cancelled_while_nobody_leads_ends() -> None:
+    ledger = begun("a", "b")
+    ledger.take(1, told("a", [5], "x"))
+    ledger.note({"cancel": "a"})
+    ledger.note({"cancel": "unknown"})
+    (ended,) = ledger.end_cancelled()
+    assert (ended.request_id, ended.finish_reason, ended.tokens) == ("a", "cancelled", [])
+    assert [entry["request"]["id"] for entry in ledger.begin(2)] == ["b"] and ledger.end_cancelled() == []

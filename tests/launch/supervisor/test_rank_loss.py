@@ -1,0 +1,78 @@
+"""Requests outlive their ranks: launch/serve.py with launcher=local, killed from outside, watched as a client does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from benchmarks import rank_loss_scenarios as scenarios
+from benchmarks.rank_loss_kills import Plan, Trial
+from benchmarks.rank_loss_requests import long_prompt
+from benchmarks.rank_loss_scenarios import Stage
+from benchmarks.rank_loss_server import RankServer, serving, shared_memory_files
+
+pytestmark = pytest.mark.slow
+
+TOKENS = 128
+SLOW = "parallel.delay_us=10000"
+"""Slows streams down, so that what is done to the ranks falls into them."""
+
+
+@pytest.fixture(scope="module")
+def three(model: Path) -> Iterator[RankServer]:
+    before = shared_memory_files()
+    with serving(model, 3, "parallel.exchange=shm", SLOW) as server:
+        yield server
+    assert shared_memory_files() <= before
+
+
+@pytest.fixture(scope="module")
+def undisturbed(three: RankServer) -> Stage:
+    three.wait_for_all()
+    return Stage(three, TOKENS)
+
+
+@pytest.fixture
+def stage(undisturbed: Stage) -> Stage:
+    undisturbed.server.wait_for_all()
+    return undisturbed
+
+
+def test_status_shows_epoch_and_ranks(three: RankServer) -> None:
+    body = httpx.get(f"{three.url}/status").json()
+    assert body.keys() == {"epoch", "ranks"} and body["epoch"] >= 1
+    assert [member["rank"] for member in body["ranks"]] == [0, 1, 2]
+    for member in body["ranks"]:
+        assert member.keys() == {"rank", "host", "pid", "device", "state", "last_sign_s"}
+        assert member["device"] == "cpu" and member["state"] == "serving" and 0 <= member["last_sign_s"] < 5
+        assert psutil.Process(member["pid"]).ppid() == three.process.pid
+
+
+def test_a_rank_killed_in_the_prefill(three: RankServer) -> None:
+    """The last one, under a request with log-probabilities, which is taken up at what the client has."""
+    three.wait_for_all()
+    epoch = three.status().epoch or 0
+    trial = Trial(three, "shm", long_prompt(three.url, 600, TOKENS), TOKENS)
+    kill = trial.kill(Plan("log-probabilities", "prefill", victim=2, progress=0.0, fraction=0.5))
+    assert kill.is_identical, kill
+    assert kill.phase == "prefill"
+    assert (three.status().epoch or 0) >= epoch + 2  # one without the rank, one with it again
+
+
+def test_two_of_three_killed_at_once_leave_one_that_goes_on(stage: Stage) -> None:
+    verdict = scenarios.last_but_one(stage)
+    assert verdict.passed, verdict.seen
+
+
+def test_a_restarted_rank_is_taken_in_while_requests_stream(stage: Stage) -> None:
+    verdict = scenarios.taken_in_again(stage)
+    assert verdict.passed, verdict.seen
+
+
+def test_a_rank_that_hangs_is_left_out_and_leaves_when_it_wakes(stage: Stage) -> None:
+    verdict = scenarios.stopped(stage, seconds=5.0)
+    assert verdict.passed, verdict.seen

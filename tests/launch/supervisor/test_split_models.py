@@ -1,0 +1,19 @@
+"""Ranks that each hold a part of the model cannot outlive one another: clients are told, and the group is rebuilt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import rank_loss_scenarios as scenarios
+from benchmarks.rank_loss_scenarios import Stage
+from benchmarks.rank_loss_server import serving
+
+
+@pytest.mark.slow
+def test_a_lost_rank_ends_requests_with_a_clear_error_within_2_s(model: Path) -> None:
+    with serving(model, 2, "parallel=tp", "parallel.delay_us=2000") as server:
+        verdict = scenarios.one_of_a_split_model(Stage(server, max_tokens=128))
+    assert verdict.passed, verdict.seen
+    assert "rank 1 was lost" in verdict.seen
