@@ -29,7 +29,7 @@ PYTHONUNBUFFERED=1 $(RUN) -m pip install --progress-bar off --disable-pip-versio
     { tail -n 40 $(LOG) >&2; echo "make: pip failed; its whole output is in $(LOG)" >&2; exit 1; }
 endef
 
-.PHONY: help setup demo test lint format train-demo bench clean distclean
+.PHONY: help setup demo test test-cluster lint format train-demo bench clean distclean
 
 help:  ## List the targets
 	@echo "make TARGET [VARIABLE=value ...]"
@@ -59,7 +59,10 @@ demo: $(STAMP)  ## Stream text by lookahead on two ranks, then compare with auto
 
 test: $(STAMP)  ## Run the tests (ARGS="-k name", WORKERS=0 for one process)
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
-	    $(RUN) -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
+	    $(RUN) -m pytest -q -n $(WORKERS) --dist worksteal -m "not cluster" $(ARGS)
+
+test-cluster: $(STAMP)  ## Run the tests that start a Ray cluster of their own, one after another
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(RUN) -m pytest -q -m cluster $(ARGS)
 
 lint: $(STAMP)  ## Check the style (ruff), the format (ruff) and the types (pyright)
 	@$(RUN) -m ruff check .

@@ -139,6 +139,10 @@ class Membership:
     def heard(self, rank: int, now: float) -> None:
         self.slots[rank].last_sign = now
 
+    def disconnected(self, rank: int, now: float) -> None:
+        """Its link has closed. Unless its process turns out to have ended, it counts as silent soon."""
+        self.slots[rank].last_sign = now - self.settings.answer_within_s + LOOK_AROUND_S
+
     def joined(self, rank: int, number: int, now: float) -> list[Action]:
         slot = self.slots[rank]
         if number == self.number and slot.state is State.serving:

@@ -208,9 +208,13 @@ class Supervisor:
             with self._changed:
                 self._links[rank], self._known[rank], self._heard[rank] = link, hello, heard
                 self._do(self._group.came(rank, time.monotonic()))
-            while True:
-                self._hear(rank, link, link.receive())
-        heard.set()
+            with suppress(LinkClosed):
+                while True:
+                    self._hear(rank, link, link.receive())
+            heard.set()
+            with self._changed:
+                if self._links.get(rank) is link:
+                    self._group.disconnected(rank, time.monotonic())
 
     def _hear(self, rank: int, link: Link, message: Message) -> None:
         now = time.monotonic()

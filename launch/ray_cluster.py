@@ -1,0 +1,71 @@
+"""Joins a Ray cluster and says what it has. Needs Ray, as all `launch/ray_*.py` do but the settings and the demand."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ray
+from ray.exceptions import AuthenticationError
+
+ANSWER_S = 5.0
+"""How long a cluster's address gets to accept a connection. Ray itself would try for minutes."""
+
+
+def join(address: str) -> None:
+    """Makes this process a driver of the cluster. Raises ValueError with one message for the user."""
+    where = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    if where != "auto":
+        _check_answers(where)
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True)
+    except AuthenticationError:
+        raise ValueError(_refused(where)) from None
+    except ConnectionError as error:
+        if where == "auto":
+            raise ValueError(
+                "no Ray cluster was found on this machine: start one (ray start --head), submit this as a job "
+                "(ray job submit), or give ray.address=HOST:PORT"
+            ) from error
+        raise ValueError(_refused(where)) from error
+    except RuntimeError as error:
+        if "ersion mismatch" not in str(error):
+            raise
+        versions = " ".join(str(error).replace("Version mismatch:", "").split())
+        raise ValueError(f"the cluster at {where} runs other versions: {versions}. Use the cluster's own") from None
+
+
+def _check_answers(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"ray.address={address!r} is not of the form HOST:PORT; use auto for the cluster of this node")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f"no Ray cluster answers at ray.address={address} ({error}): see that it runs, and that its port is open "
+            "to this machine"
+        ) from error
+
+
+def _refused(address: str) -> str:
+    return (
+        f"the cluster at {address} did not let this program in: if it asks for a token, set RAY_AUTH_MODE=token and "
+        "RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) to the cluster's own; otherwise see that ray.address is that of a Ray "
+        "cluster's head"
+    )
+
+
+@dataclass(frozen=True)
+class Resources:
+    """nodes: what each node that is alive has in all. free: of the cluster, now."""
+
+    nodes: list[dict[str, float]]
+    free: Mapping[str, float]
+
+
+def resources() -> Resources:
+    return Resources([node["Resources"] for node in ray.nodes() if node["Alive"]], ray.available_resources())

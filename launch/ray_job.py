@@ -1,0 +1,65 @@
+"""The programs on a Ray cluster, as a job of it.
+
+    ray job submit -- python launch/ray_job.py task=generate parallel.ranks=4 prompt="def fibonacci(n):"
+    ray job submit -- python launch/ray_job.py task=serve parallel.ranks=4 server.port=8000
+    ray job submit -- python launch/ray_job.py task=serve parallel.ranks=2 ray.num_replicas=3
+    ray job submit -- python launch/ray_job.py task=bench -m parallel=lp,tp parallel.ranks=2
+
+One actor a rank, with the front end in an actor of its own; a rank that is lost is started again, and under lookahead
+parallelism no request is lost with it. ray.placement says how the ranks lie on the nodes.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from launch import process
+from launch.ray_settings import require_ray
+
+log = logging.getLogger("lookahead")
+
+TASKS = ("serve", "generate", "bench")
+MULTIRUN = ("-m", "--multirun")
+
+
+def main() -> int:
+    """Exit code: that of the task; 2 for what the user can mend."""
+    process.set_logging(rank=0)
+    try:
+        task, arguments = split(sys.argv[1:])
+        require_ray()
+    except ValueError as error:
+        log.error("error: %s", error)
+        return 2
+    return run(task, arguments)
+
+
+def split(arguments: list[str]) -> tuple[str, list[str]]:
+    """The task, and the arguments that are the task's. Raises ValueError."""
+    named = [argument.partition("=")[2] for argument in arguments if argument.startswith("task=")]
+    if len(named) != 1 or named[0] not in TASKS:
+        raise ValueError(f"give one task=NAME, out of {', '.join(TASKS)} (got {' and '.join(named) or 'none'})")
+    return named[0], [argument for argument in arguments if not argument.startswith("task=")]
+
+
+def run(task: str, arguments: list[str]) -> int:
+    if task == "bench":
+        from launch import bench
+
+        flags = [argument for argument in arguments if argument in MULTIRUN]
+        others = [argument for argument in arguments if argument not in MULTIRUN]
+        sys.argv[1:] = [*flags, *others, "launcher=ray"]  # where Hydra looks for them; it wants its flags first
+        return bench.main()
+    from launch import ray_programs  # not before: it needs Ray
+
+    ray_programs.register()
+    if task == "serve":
+        schema, program = ray_programs.RayServeSettings, ray_programs.serve
+        return process.main("ray_serve", schema, program, __doc__ or "", arguments)
+    schema, program = ray_programs.RayGenerateSettings, ray_programs.generate
+    return process.main("ray_generate", schema, program, __doc__ or "", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
