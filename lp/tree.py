@@ -51,8 +51,8 @@ class TokenTree:
         num_bytes = -(-num_rows // 8)
         seen: list[int] = []  # bit j: row j is seen
         for row, parent in enumerate(self.parents.tolist()):
-            seen.append((1 << row) | (seen[parent] if parent != PREFIX else 0))
-        packed = np.frombuffer(b"".join(bits.to_bytes(num_bytes, "little") for bits in seen), dtype=np.uint8)
+            seen.append(1 << row | seen[parent] if row else 1)
+        packed = np.frombuffer(b"".join([bits.to_bytes(num_bytes, "little") for bits in seen]), dtype=np.uint8)
         bits = np.unpackbits(packed.reshape(num_rows, num_bytes), axis=1, count=num_rows, bitorder="little")
         return bits.view(bool)
 
@@ -74,7 +74,7 @@ class TokenTree:
         return TokenTree(self.tokens[index], parents, self.depths[index], quiet)
 
     def under(self, trunk: Sequence[int]) -> TokenTree:
-        """This tree hung under a chain of tokens that the sequence has but a cache lacks."""
+        """This tree hung under a chain of tokens, none of them quiet, that the sequence has but a cache lacks."""
         if not trunk:
             return self
         num_trunk = len(trunk)
@@ -82,6 +82,7 @@ class TokenTree:
             np.concatenate([np.asarray(trunk, dtype=np.int64), self.tokens]),
             np.concatenate([np.arange(-1, num_trunk - 1), self.parents + num_trunk]),
             np.concatenate([np.arange(num_trunk), self.depths + num_trunk]),
+            None if self.quiet is None else np.concatenate([np.zeros(num_trunk, dtype=bool), self.quiet]),
         )
 
 
@@ -106,12 +107,13 @@ class TreeBuilder:
         self.depths.append(self.depths[parent] + 1)
         return len(self.tokens) - 1
 
-    @staticmethod
-    def of(tokens: list[int], parents: list[int], depths: list[int]) -> TreeBuilder:
-        """Goes on from rows that there are already, the root first."""
-        builder = TreeBuilder(tokens[0])
-        builder.tokens, builder.parents, builder.depths = list(tokens), list(parents), list(depths)
-        return builder
+    def extend(self, tokens: Sequence[int], parents: Sequence[int], depths: Sequence[int]) -> range:
+        """Adds rows of which all is known and returns their numbers."""
+        first = len(self.tokens)
+        self.tokens += tokens
+        self.parents += parents
+        self.depths += depths
+        return range(first, len(self.tokens))
 
     def build(self, quiet_from: int | None = None) -> TokenTree:
         """quiet_from: this row and those after it are quiet."""
@@ -126,14 +128,14 @@ def descend(tree: TokenTree, start: Iterable[int], next_token: Callable[[int, in
     level reached, the rows that agree; they all have the same path of tokens.
     """
     levels: list[list[int]] = []
-    candidates = list(start)
+    tokens, parents, candidates = tree.tokens.tolist(), tree.parents.tolist(), list(start)
     row = 0
     while candidates:
         wanted = next_token(len(levels), row)
-        matching = [candidate for candidate in candidates if tree.tokens[candidate] == wanted]
+        matching = [candidate for candidate in candidates if tokens[candidate] == wanted]
         if not matching:
             break
         levels.append(matching)
         row = matching[0]
-        candidates = [child for match in matching for child in tree.children[match]]
+        candidates = [child for child, parent in enumerate(parents) if parent in matching]
     return levels

@@ -73,12 +73,13 @@ def verify(tree: TokenTree, targets: np.ndarray, num_verified: int | None = None
 
     num_verified: the rows that may be stepped to are the first so many; None is all.
     """
-    first = tree.children[0] if num_verified is None else [row for row in tree.children[0] if row < num_verified]
-    levels = descend(tree, first, lambda _, row: targets[row])
+    first = [row for row, parent in enumerate(tree.parents[:num_verified].tolist()) if parent == 0]
+    answers = targets.tolist()
+    levels = descend(tree, first, lambda _, row: answers[row])
     rows = [0, *(level[0] for level in levels)]
-    return Accepted([int(targets[row]) for row in rows], rows, levels)
+    return Accepted([answers[row] for row in rows], rows, levels)
 
 
 def as_guesses(targets: np.ndarray) -> np.ndarray:
     """Targets as guesses for later steps, where any token will do in place of none."""
-    return np.where(targets == NOT_A_TOKEN, 0, targets)
+    return np.maximum(targets, 0)

@@ -27,11 +27,9 @@ class Window:
         self.num_levels = levels
         self.source = list(source)
         self.random = random.Random(seed)
-        self.cells: list[list[int]] = [self._fresh(columns)]
-        self.rows: list[list[int]] = []
-
-    def _fresh(self, count: int) -> list[int]:
-        return self.random.choices(self.source, k=count)
+        self.cells: list[list[int]] = self._filled([[]])
+        self._newest = slice(0)
+        """Rows of the newest level in the tree planned last."""
 
     @property
     def depth(self) -> int:
@@ -45,32 +43,34 @@ class Window:
     def resize(self, columns: int) -> None:
         """Drops the far columns, or adds some that have no guess yet."""
         self.columns = columns
-        self.cells = [level[:columns] + self._fresh(columns - len(level)) for level in self.cells]
+        self.cells = self._filled([level[:columns] for level in self.cells])
 
     def plan(self, builder: TreeBuilder) -> None:
         """Adds all cells to the tree, under the root."""
-        self.rows = []
+        above = range(0)
         for level, tokens in enumerate(self.cells):
-            row, rows = 0, []
-            for column, token in enumerate(tokens):
-                row = builder.add(token, self.rows[level - 1][column] if level else row)
-                rows.append(row)
-            self.rows.append(rows)
+            parents = above if level else [0, *range(len(builder.tokens), len(builder.tokens) + len(tokens) - 1)]
+            above = builder.extend(tokens, parents, depths=range(level + 1, level + 1 + len(tokens)))
+        self._newest = slice(above.start, above.stop)
 
     def commit(self, targets: np.ndarray, num_accepted: int) -> list[tuple[int, ...]]:
         """Reads the targets [R] of the tree planned last and slides by the number of accepted tokens.
 
         Returns an n-gram of N tokens for each column; none while the window is warming up.
         """
-        newest = [int(targets[row]) for row in self.rows[-1]]
+        newest = [max(0, token) for token in targets[self._newest].tolist()]  # a guess is a token, whatever the answer
         is_full = len(self.cells) == self.num_levels
         ngrams = list(zip(*self.cells, newest, strict=True)) if is_full else []
         # The root has moved by num_accepted. Dropping the oldest level moves every remaining one by a position itself.
         levels = [*self.cells[1:], newest] if is_full else [*self.cells, newest]
         shift = num_accepted - 1 if is_full else num_accepted
-        self.cells = [self._slide(level, shift) for level in levels]
+        self.cells = self._filled([level[shift:] for level in levels])
         return ngrams
 
-    def _slide(self, level: list[int], shift: int) -> list[int]:
-        kept = level[shift:]
-        return kept + self._fresh(self.columns - len(kept))
+    def _filled(self, levels: list[list[int]]) -> list[list[int]]:
+        """Levels of equal length, with cells that have no guess yet at their far end."""
+        missing = self.columns - len(levels[0])
+        if not missing:
+            return levels
+        fresh = self.random.choices(self.source, k=missing * len(levels))
+        return [[*level, *fresh[row * missing : (row + 1) * missing]] for row, level in enumerate(levels)]

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from lp.decoder import Drafted
 from lp.drafting.experience import Experience
 from lp.drafting.growth import Growth, grow
-from lp.drafting.sources import CONTEXT, NO_TOKEN, Sources
+from lp.drafting.sources import Sources
 from lp.methods import Auto
 from lp.tree import TokenTree, TreeBuilder
-from lp.verification import Accepted, Answers, as_guesses, verify
+from lp.verification import Accepted, Answers, verify
 from lp.window import Window
 
 
@@ -46,16 +46,17 @@ class AutoDecoder:
             self._stretch = self.lessons.windows.choose()
         self._window = self._sized(self._stretch.size.columns, room)
         num_cells = self._window.num_cells if self._window else 0
-        self.sources.root_position = len(tokens) - 1
+        self.sources.move_to(tokens)
         self._growth = grow(
-            tuple(tokens[-CONTEXT:]),
+            self.sources.context,
             self.sources.propose,
             self.lessons.estimates.probabilities,
             max_depth=max(0, min(room, wanted - 1)),
             pace=self.lessons.pace,
             other_rows=num_cells,
         )
-        builder = TreeBuilder.of(self._growth.tokens, self._growth.parents, self._growth.depths)
+        builder = TreeBuilder(tokens[-1])
+        builder.extend(self._growth.tokens[1:], self._growth.parents[1:], self._growth.depths[1:])
         if self._window:
             self._window.plan(builder)
         self._tree = builder.build()
@@ -76,14 +77,12 @@ class AutoDecoder:
         accepted = verify(self._tree, answers.targets)
         known = answers.targets if answers.candidates is None else answers.candidates
         self._history = zlib.crc32(known.tobytes(), self._history)
-        ngrams = self._window.commit(as_guesses(answers.targets), len(accepted.tokens)) if self._window else []
+        ngrams = self._window.commit(answers.targets, len(accepted.tokens)) if self._window else []
         self._learn_from(accepted)
         self.sources.learn_ngrams(ngrams)
         if answers.candidates is not None:
-            before_root = tokens[-2] if len(tokens) > 1 else NO_TOKEN
-            self.sources.learn_answers(self._tree, before_root, answers.candidates, accepted.rows)
-        text = [*tokens[-CONTEXT:], *accepted.tokens]
-        self.sources.learn_text(text, len(accepted.tokens))
+            self.sources.learn_answers(self._tree, answers.candidates, accepted.rows)
+        self.sources.learn_text(accepted.tokens)
         self.lessons.windows.learn(self._stretch, len(accepted.tokens), self.lessons.pace.seconds[len(self._tree)])
         return accepted, self._drafted(accepted)
 
@@ -99,13 +98,16 @@ class AutoDecoder:
 
     def _drafted(self, accepted: Accepted) -> Drafted:
         """A window cell counts as a draft when it was accepted and no draft of the same path was there."""
-        source, kinds = self.lessons.kinds.source, self._growth.kinds
-        proposed, right = Counter(source(kind) for kind in kinds[1:]), list[str]()
+        sources, kinds = self.lessons.kinds.sources, self._growth.kinds
+        proposed: Counter[str] = Counter()
+        right: list[str] = []
+        for kind in kinds[1:]:
+            proposed[sources[kind]] += 1
         for rows in accepted.drafted:
             row = next((row for row in rows if row < len(kinds)), None)
             if row is None:
                 proposed["window"] += 1
-            right.append("window" if row is None else source(kinds[row]))
+            right.append("window" if row is None else sources[kinds[row]])
         return Drafted(proposed, right)
 
     def fingerprint(self) -> int:

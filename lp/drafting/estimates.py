@@ -22,7 +22,8 @@ class Estimates:
 
     def learn(self, first: int, candidates: Sequence[int], right: int) -> None:
         """Ranked candidates, of the kinds `first`, `first` + 1, ... , were up for a place that `right` came to."""
+        probabilities, all_hits, all_trials = self.probabilities, self._hits, self._trials
         for kind, candidate in enumerate(candidates, first):
-            self._trials[kind] = trials = DECAY * self._trials[kind] + 1
-            self._hits[kind] = hits = DECAY * self._hits[kind] + (candidate == right)
-            self.probabilities[kind] = hits / trials
+            all_trials[kind] = trials = DECAY * all_trials[kind] + 1
+            all_hits[kind] = hits = DECAY * all_hits[kind] + (candidate == right)
+            probabilities[kind] = hits / trials

@@ -6,17 +6,15 @@ so the number of nodes that gives most expected tokens a second is found on the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 
+from lp.drafting.contexts import extend, last_token
 from lp.drafting.pace import Pace
 
 LEAST = 1e-3
 """A node less likely than this is not worth its bookkeeping."""
-
-LEAST_CONTEXT = 2
-"""Tokens that a context comes to have, even under a prompt of one."""
 
 Proposals = list[tuple[int, list[int]]]
 """What may follow a context: ranked candidates, and the kind of the first of them. The next has the next kind."""
@@ -26,7 +24,7 @@ Proposals = list[tuple[int, list[int]]]
 class Growth:
     """Draft nodes under a root, which is row 0.
 
-    tokens, parents, kinds: of each row. depths: of each row. proposals: of each row that was asked about.
+    tokens, parents, depths, kinds: of each row. proposals: of each row that was asked about.
     expected: tokens that a step with these nodes will yield.
     """
 
@@ -43,9 +41,42 @@ class Growth:
             del rows[num_rows:]
 
 
+class Frontier:
+    """What may become a node next. Of a proposal the best candidate waits in line, and the next takes its place."""
+
+    def __init__(self, probabilities: list[float]):
+        """probabilities: of kinds."""
+        self._probabilities = probabilities
+        self._heap: list[tuple[float, int, int, float, int, list[int], int]] = []
+        self._serial = 0
+        """Of equally likely candidates the first that came goes first."""
+
+    def add(self, row: int, reached: float, proposals: Proposals) -> None:
+        """Candidates for what follows a row that is reached with some probability."""
+        for first, candidates in proposals:
+            odds = reached * self._probabilities[first]
+            if odds >= LEAST:
+                self._serial += 1
+                heappush(self._heap, (-odds, self._serial, row, reached, first, candidates, 0))
+
+    def __iter__(self) -> Iterator[tuple[float, int, int, int]]:
+        """Probability, parent, kind and token, likeliest first among what was added by then."""
+        heap, probabilities = self._heap, self._probabilities
+        while heap:
+            negative, _, row, reached, kind, candidates, rank = heap[0]
+            token = candidates[rank]
+            rank += 1
+            if rank < len(candidates) and (odds := reached * probabilities[kind + 1]) >= LEAST:
+                self._serial += 1
+                heapreplace(heap, (-odds, self._serial, row, reached, kind + 1, candidates, rank))
+            else:
+                heappop(heap)
+            yield -negative, row, kind, token
+
+
 def grow(
-    context: tuple[int, ...],
-    propose: Callable[[tuple[int, ...], int], Proposals],
+    context: int,
+    propose: Callable[[int, int], Proposals],
     probabilities: list[float],
     max_depth: int,
     pace: Pace,
@@ -56,51 +87,34 @@ def grow(
     propose: what may follow a context, at a depth below the root. max_depth: of nodes. other_rows: of the step, beside
     the root and the drafts.
     """
-    growth = Growth([context[-1]])
+    growth = Growth([last_token(context)])
     tokens, parents, depths, kinds = growth.tokens, growth.parents, growth.depths, growth.kinds
-    contexts, reached = [context], [1.0]
-    longest = max(len(context), LEAST_CONTEXT)
+    contexts = [context]
     taken: set[tuple[int, int]] = set()
-    heap: list[tuple[float, int, int, int, list[int], int]] = []
-    serial = num_rows = 0
+    frontier = Frontier(probabilities)
+    growth.proposals.append(propose(context, 0))
+    if max_depth:
+        frontier.add(0, 1.0, growth.proposals[0])
     most_rows = pace.most_rows - other_rows
     best_speed, best_rows, expected = 1.0 / pace.seconds[1 + other_rows], 1, 1.0
-
-    def expand(row: int) -> None:
-        nonlocal serial
-        proposals = propose(contexts[row], depths[row])
-        growth.proposals.append(proposals)
-        for first, candidates in proposals:
-            serial += 1
-            heappush(heap, (-reached[row] * probabilities[first], serial, row, first, candidates, 0))
-
-    expand(0)
-    while heap and max_depth:
-        negative, _, parent, first, candidates, rank = heappop(heap)
-        probability = -negative
-        num_rows = len(tokens)
-        if num_rows >= most_rows or probability < max(LEAST, best_speed * pace.slopes[num_rows + other_rows]):
+    for probability, parent, kind, token in frontier:
+        row = len(tokens)
+        if row >= most_rows or probability < best_speed * pace.slopes[row + other_rows]:
             break
-        if rank + 1 < len(candidates):
-            serial += 1
-            odds = -reached[parent] * probabilities[first + rank + 1]
-            heappush(heap, (odds, serial, parent, first, candidates, rank + 1))
-        token = candidates[rank]
         if (parent, token) in taken:
             continue
         taken.add((parent, token))
+        context, depth = extend(contexts[parent], token), depths[parent] + 1
         tokens.append(token)
         parents.append(parent)
-        depths.append(depths[parent] + 1)
-        kinds.append(first + rank)
-        contexts.append((*contexts[parent], token)[-longest:])
-        reached.append(probability)
+        depths.append(depth)
+        kinds.append(kind)
+        contexts.append(context)
         expected += probability
-        if (speed := expected / pace.seconds[num_rows + 1 + other_rows]) >= best_speed:
-            best_speed, best_rows, growth.expected = speed, num_rows + 1, expected
-        if depths[-1] < max_depth:
-            expand(num_rows)
-        else:
-            growth.proposals.append([])
+        if (speed := expected / pace.seconds[row + 1 + other_rows]) >= best_speed:
+            best_speed, best_rows, growth.expected = speed, row + 1, expected
+        proposals = propose(context, depth) if depth < max_depth else []
+        growth.proposals.append(proposals)
+        frontier.add(row, probability, proposals)
     growth.cut(best_rows)
     return growth

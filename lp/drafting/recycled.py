@@ -11,6 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
+import numpy as np
+
+from lp.drafting.contexts import BITS, mask
+
+TOKEN, PAIR = mask(1), mask(2)
+PLACE = 2 * BITS
+"""Where a position stands in a key, above the pair."""
+
 MOST_PLACES = 4096
 """Answers kept by position before those that the text has passed are dropped."""
 
@@ -32,51 +40,56 @@ class RecycledAnswers:
         """capacity: answers of each kind; the oldest are forgotten first. by_place: under sampling."""
         self.capacity = capacity
         self.by_place = by_place
-        self._pairs: dict[tuple[int, int], list[int]] = {}
-        self._tokens: dict[int, list[int]] = {}
-        self._pairs_at: dict[tuple[int, int, int], list[int]] = {}
-        self._tokens_at: dict[tuple[int, int], list[int]] = {}
-        self._places: dict[int, list[int]] = {}
+        self._pairs: dict[int, np.ndarray] = {}
+        self._tokens: dict[int, np.ndarray] = {}
+        self._pairs_at: dict[int, np.ndarray] = {}
+        self._tokens_at: dict[int, np.ndarray] = {}
+        self._places: dict[int, np.ndarray] = {}
 
-    def add(
-        self, previous: Sequence[int], tokens: Sequence[int], positions: Sequence[int], answers: Sequence[list[int]]
-    ) -> None:
-        """answers: for each row, the best tokens after its token, which stands at a position behind a previous token.
-        Of rows that are alike the last counts.
+    def add(self, pairs: list[int], positions: list[int], answers: np.ndarray, right_rows: Sequence[int]) -> None:
+        """answers: [R, K] for each row, the best tokens after its pair (a context of two), which ends at a position.
+
+        Of rows that are alike an earlier one counts more, and most one of `right_rows`, the later the more.
         """
-        self._pairs.update(zip(zip(previous, tokens, strict=True), answers, strict=True))
-        self._tokens.update(zip(tokens, answers, strict=True))
-        self._places.update(zip(positions, answers, strict=True))
+        tokens, places = [pair & TOKEN for pair in pairs], [position << PLACE for position in positions]
+        tables = [(self._pairs, pairs), (self._tokens, tokens), (self._places, places)]
         if self.by_place:
-            self._pairs_at.update(zip(zip(previous, tokens, positions, strict=True), answers, strict=True))
-            self._tokens_at.update(zip(zip(tokens, positions, strict=True), answers, strict=True))
+            tables.append((self._pairs_at, [place | pair for place, pair in zip(places, pairs, strict=True)]))
+            tables.append((self._tokens_at, [place | token for place, token in zip(places, tokens, strict=True)]))
+        best = list(answers)  # of most nobody will ask, so they stay arrays
+        for table, keys in tables:
+            table.update(zip(reversed(keys), reversed(best), strict=True))
+            for row in right_rows:
+                table[keys[row]] = best[row]
 
     def forget(self, before: int) -> None:
         """Drops what is too much: answers for positions that the text has passed, then the oldest."""
+        place = before << PLACE
         if len(self._pairs_at) > MOST_PLACES:
-            self._pairs_at = {key: answers for key, answers in self._pairs_at.items() if key[2] >= before}
-            self._tokens_at = {key: answers for key, answers in self._tokens_at.items() if key[1] >= before}
+            self._pairs_at = {key: best for key, best in self._pairs_at.items() if key >= place}
+            self._tokens_at = {key: best for key, best in self._tokens_at.items() if key >= place}
         if len(self._places) > MOST_PLACES:
-            self._places = {position: answers for position, answers in self._places.items() if position >= before}
+            self._places = {key: best for key, best in self._places.items() if key >= place}
         while len(self._pairs) > self.capacity:
             del self._pairs[next(iter(self._pairs))]
         while len(self._tokens) > self.capacity:
             del self._tokens[next(iter(self._tokens))]
 
-    def lookup(self, previous: int, token: int, position: int) -> list[tuple[Match, list[int]]]:
+    def lookup(self, context: int, position: int) -> list[tuple[Match, list[int]]]:
         """Answers of the closest match at the same place, and of the closest one anywhere."""
+        pair, token, place = context & PAIR, context & TOKEN, position << PLACE
         found: list[tuple[Match, list[int]]] = []
         if self.by_place:
-            if answers := self._pairs_at.get((previous, token, position)):
-                found.append((Match.pair_and_place, answers))
-            elif answers := self._tokens_at.get((token, position)):
-                found.append((Match.token_and_place, answers))
-            elif answers := self._places.get(position):
-                found.append((Match.place, answers))
-        if answers := self._pairs.get((previous, token)):
-            found.append((Match.pair, answers))
-        elif answers := self._tokens.get(token):
-            found.append((Match.token, answers))
-        if not found and (answers := self._places.get(position)):
-            found.append((Match.place, answers))
+            if (best := self._pairs_at.get(place | pair)) is not None:
+                found.append((Match.pair_and_place, best.tolist()))
+            elif (best := self._tokens_at.get(place | token)) is not None:
+                found.append((Match.token_and_place, best.tolist()))
+            elif (best := self._places.get(place)) is not None:
+                found.append((Match.place, best.tolist()))
+        if (best := self._pairs.get(pair)) is not None:
+            found.append((Match.pair, best.tolist()))
+        elif (best := self._tokens.get(token)) is not None:
+            found.append((Match.token, best.tolist()))
+        if not found and (best := self._places.get(place)) is not None:
+            found.append((Match.place, best.tolist()))
         return found

@@ -6,20 +6,19 @@ A kind is a source, how well its match fits and the rank of a candidate in it; w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
-from lp.drafting.contexts import FOLLOWERS, ContextIndex
+from lp.drafting.contexts import FOLLOWERS, LONGEST, ContextIndex, context_of, pairs
 from lp.drafting.growth import Proposals
-from lp.drafting.recycled import Match, RecycledAnswers
+from lp.drafting.recycled import PAIR, Match, RecycledAnswers
 from lp.methods import Auto
 from lp.tree import TokenTree
 
 SUFFIX_LENGTHS = (1, 2, 3, 4, 6, 8)
 """Contexts by which prompt and output are indexed, longest match first."""
 WINDOW_LENGTHS = (1, 2, 3, 4)
-CONTEXT = SUFFIX_LENGTHS[-1]
-"""Tokens that a source may look at."""
 LARGEST_INDEX = 1 << 20
 LARGEST_RECYCLED = 1 << 17
 CLOSENESS = {
@@ -30,8 +29,6 @@ CLOSENESS = {
     Match.place: 0.2,
 }
 """What the best of recycled answers is taken to be worth before any have been seen."""
-NO_TOKEN = -1
-"""In the place of the token before the first."""
 
 
 class Kinds:
@@ -39,18 +36,11 @@ class Kinds:
 
     def __init__(self, num_candidates: int):
         self.num_candidates = num_candidates
-        self.suffix = 0
-        self.shared = self.suffix + len(SUFFIX_LENGTHS) * FOLLOWERS
-        self.window = self.shared + len(SUFFIX_LENGTHS) * FOLLOWERS
-        self.recycled = self.window + len(WINDOW_LENGTHS) * FOLLOWERS
-        self.number = self.recycled + len(Match) * num_candidates
-
-    def source(self, kind: int) -> str:
-        if kind < self.shared:
-            return "suffix"
-        if kind < self.window:
-            return "shared"
-        return "window" if kind < self.recycled else "recycled"
+        text, window = len(SUFFIX_LENGTHS) * FOLLOWERS, len(WINDOW_LENGTHS) * FOLLOWERS
+        numbers = {"suffix": text, "shared": text, "window": window, "recycled": len(Match) * num_candidates}
+        self.suffix, self.shared, self.window, self.recycled = accumulate([0, text, text, window])
+        self.sources = [source for source, number in numbers.items() for _ in range(number)]
+        """The source of each kind."""
 
     def priors(self) -> list[float]:
         """What to expect of each kind before it has been seen: longer matches and better ranks are worth more."""
@@ -74,16 +64,24 @@ class Sources:
     ):
         """settings: say which sources there are. shared: that of earlier requests, or None."""
         self.kinds = kinds
-        self.root_position = 0
+        self.position, self.context = 0, context_of([])
+        """Of the root."""
         self._suffix = ContextIndex(SUFFIX_LENGTHS, LARGEST_INDEX) if settings.suffix_drafts else None
-        self._ngrams = ContextIndex(WINDOW_LENGTHS, LARGEST_INDEX) if settings.window_drafts else None
+        self._ngrams = (
+            ContextIndex(WINDOW_LENGTHS[: settings.ngram - 1], LARGEST_INDEX) if settings.window_drafts else None
+        )
         self._recycled = RecycledAnswers(LARGEST_RECYCLED, is_sampled) if settings.recycled_drafts else None
         self._shared = shared
         for index in (self._suffix, self._shared):
             if index is not None:
-                index.add_text(prompt)
+                index.add_text(context_of(prompt[:1]), prompt[1:])
 
-    def propose(self, context: tuple[int, ...], depth: int) -> Proposals:
+    def move_to(self, tokens: Sequence[int]) -> None:
+        """To the end of the sequence: the next root."""
+        self.position = len(tokens) - 1
+        self.context = context_of(tokens[-LONGEST:])
+
+    def propose(self, context: int, depth: int) -> Proposals:
         """Ranked candidates by kind, for what follows a context that ends `depth` tokens after the root."""
         kinds = self.kinds
         proposals: Proposals = []
@@ -94,30 +92,29 @@ class Sources:
         if self._ngrams is not None and (found := self._ngrams.lookup(context)):
             proposals.append((kinds.window + found[0] * FOLLOWERS, found[1]))
         if self._recycled is not None:
-            previous, token = (NO_TOKEN, *context)[-2:]
-            for match, answers in self._recycled.lookup(previous, token, self.root_position + depth):
+            for match, answers in self._recycled.lookup(context, self.position + depth):
                 proposals.append((kinds.recycled + match * kinds.num_candidates, answers))
         return proposals
 
-    def learn_text(self, tokens: list[int], num_new: int) -> None:
-        """The end of the sequence, of which the last `num_new` tokens are new."""
+    def learn_text(self, tokens: Sequence[int]) -> None:
+        """What followed the root."""
         for index in (self._suffix, self._shared):
             if index is not None:
-                index.add_text(tokens, len(tokens) - num_new)
+                index.add_text(self.context, tokens)
 
     def learn_ngrams(self, ngrams: list[tuple[int, ...]]) -> None:
         """The window's."""
         if self._ngrams is not None:
             for ngram in ngrams:
-                self._ngrams.add(ngram[:-1], ngram[-1])
+                self._ngrams.add(context_of(ngram[:-1]), ngram[-1])
 
-    def learn_answers(self, tree: TokenTree, before_root: int, answers: np.ndarray, right_rows: list[int]) -> None:
+    def learn_answers(self, tree: TokenTree, answers: np.ndarray, right_rows: list[int]) -> None:
         """The K best tokens [R, K] after each row of a tree; rows whose path was right count most, likely ones more."""
         if self._recycled is None:
             return
-        order = np.concatenate([np.arange(len(tree))[::-1], right_rows])
-        tokens = tree.tokens[order]
-        previous = np.where(order == 0, before_root, tree.tokens[tree.parents[order]])
-        positions = tree.depths[order] + self.root_position
-        self._recycled.add(previous.tolist(), tokens.tolist(), positions.tolist(), answers[order].tolist())
-        self._recycled.forget(before=self.root_position)
+        tokens = tree.tokens.tolist()
+        contexts = pairs([tokens[parent] for parent in tree.parents.tolist()], tokens)
+        contexts[0] = self.context & PAIR  # what the root follows is not in the tree
+        positions = [self.position + depth for depth in tree.depths.tolist()]
+        self._recycled.add(contexts, positions, answers, right_rows)
+        self._recycled.forget(before=self.position)

@@ -65,6 +65,23 @@ def test_a_trunk_goes_above(seed: int) -> None:
     assert tree.under([]) is tree
 
 
+def test_rows_stay_quiet_under_a_trunk_which_is_not() -> None:
+    builder = TreeBuilder(1)
+    builder.add(5, builder.add(6, 0))
+    quiet = builder.build(quiet_from=2).under([7, 8]).quiet
+    assert quiet is not None and quiet.tolist() == [False, False, False, False, True]
+    assert builder.build().under([7, 8]).quiet is None
+
+
+def test_rows_can_be_added_many_at_a_time() -> None:
+    one_by_one, at_once = TreeBuilder(1), TreeBuilder(1)
+    for token, parent in [(5, 0), (6, 1), (7, 1)]:
+        one_by_one.add(token, parent)
+    assert at_once.extend([5, 6, 7], [0, 1, 1], [1, 2, 2]) == range(1, 4)
+    for name in ("tokens", "parents", "depths"):
+        assert getattr(at_once.build(), name).tolist() == getattr(one_by_one.build(), name).tolist()
+
+
 def test_a_chain_sees_all_before() -> None:
     assert (chain([5, 6, 7]).visibility == np.tri(3, dtype=bool)).all()
     assert chain([5, 6, 7]).depths.tolist() == [0, 1, 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lp.drafting.contexts import LONGEST, context_of, mask
 from lp.drafting.growth import Growth, Proposals, grow
 from lp.drafting.pace import Pace
 from lp.step_times import StepTimes
@@ -19,11 +20,15 @@ def grown(
 ) -> Growth:
     """A tree under token 1, whose nodes are proposed by their path."""
 
-    def propose(context: tuple[int, ...], depth: int) -> Proposals:
-        return proposals.get(context[-depth - 1 :], [])
+    by_context = {
+        context_of(path) & mask(len(path)): found for path, found in proposals.items() if len(path) <= LONGEST
+    }
+
+    def propose(context: int, depth: int) -> Proposals:
+        return by_context.get(context & mask(min(depth + 1, LONGEST)), [])
 
     settings = {"max_depth": 10, "other_rows": 0, **options}
-    return grow((9, 9, 9, 9, 1), propose, PROBABILITIES, pace=Pace(times, most_rows), **settings)
+    return grow(context_of([9, 9, 9, 9, 1]), propose, PROBABILITIES, pace=Pace(times, most_rows), **settings)
 
 
 def test_nodes_come_in_the_order_of_their_paths_probability() -> None:

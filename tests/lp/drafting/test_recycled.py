@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from lp.drafting import recycled
+from lp.drafting.contexts import context_of, pairs
 from lp.drafting.recycled import Match, RecycledAnswers
-
-ROWS = [1, 3, 5], [2, 2, 4], [10, 20, 30], [[21, 22], [23, 24], [41, 42]]
-"""Previous tokens, tokens, positions and answers: 2 after 1 at 10, 2 after 3 at 20, 4 after 5 at 30."""
 
 
 def answers(by_place: bool, capacity: int = 100) -> RecycledAnswers:
+    """Of three rows: 4 after 5 at 30, 2 after 3 at 20 and 2 after 1 at 10."""
     found = RecycledAnswers(capacity, by_place)
-    found.add(*ROWS)
+    found.add(pairs([5, 3, 1], [4, 2, 2]), [30, 20, 10], np.array([[41, 42], [23, 24], [21, 22]]), [])
     return found
+
+
+def lookup(found: RecycledAnswers, previous: int, token: int, position: int) -> list[tuple[Match, list[int]]]:
+    return found.lookup(context_of([6, previous, token]), position)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +32,7 @@ def answers(by_place: bool, capacity: int = 100) -> RecycledAnswers:
     ],
 )
 def test_greedy_answers(asked: tuple[int, int, int], expected: list[tuple[Match, list[int]]]) -> None:
-    assert answers(by_place=False).lookup(*asked) == expected
+    assert lookup(answers(by_place=False), *asked) == expected
 
 
 @pytest.mark.parametrize(
@@ -44,25 +48,33 @@ def test_greedy_answers(asked: tuple[int, int, int], expected: list[tuple[Match,
 def test_sampled_answers_of_the_same_place_come_first(
     asked: tuple[int, int, int], expected: list[tuple[Match, list[int]]]
 ) -> None:
-    assert answers(by_place=True).lookup(*asked) == expected
+    assert lookup(answers(by_place=True), *asked) == expected
 
 
 def test_the_newest_answer_counts() -> None:
     found = answers(by_place=False)
-    found.add([1, 1], [2, 2], [11, 11], [[5, 6], [7, 8]])
-    assert found.lookup(1, 2, 99) == [(Match.pair, [7, 8])]
+    found.add(pairs([1], [2]), [11], np.array([[5, 6]]), [])
+    assert lookup(found, 1, 2, 99) == [(Match.pair, [5, 6])]
+
+
+def test_of_rows_that_are_alike_right_ones_count_most_and_then_the_first() -> None:
+    alike, places, best = pairs([1, 1, 1], [2, 2, 2]), [11, 11, 11], np.array([[1, 2], [3, 4], [5, 6]])
+    for right_rows, expected in [([], [1, 2]), ([1], [3, 4]), ([1, 2], [5, 6])]:
+        found = RecycledAnswers(100, by_place=True)
+        found.add(alike, places, best, right_rows)
+        assert lookup(found, 1, 2, 11) == [(Match.pair_and_place, expected), (Match.pair, expected)]
 
 
 def test_places_that_the_text_has_passed_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recycled, "MOST_PLACES", 2)
     found = answers(by_place=True)
     found.forget(before=20)
-    assert found.lookup(7, 7, 10) == []
-    assert found.lookup(7, 7, 20) == [(Match.place, [23, 24])]
-    assert found.lookup(3, 2, 20)[0] == (Match.pair_and_place, [23, 24])
+    assert lookup(found, 7, 7, 10) == []
+    assert lookup(found, 7, 7, 20) == [(Match.place, [23, 24])]
+    assert lookup(found, 3, 2, 20)[0] == (Match.pair_and_place, [23, 24])
 
 
 def test_the_oldest_answers_are_forgotten() -> None:
     found = answers(by_place=False, capacity=1)
     found.forget(before=0)
-    assert found.lookup(1, 2, 99) == [] and found.lookup(5, 4, 99) == [(Match.pair, [41, 42])]
+    assert lookup(found, 1, 2, 99) == [] and lookup(found, 5, 4, 99) == [(Match.pair, [41, 42])]
