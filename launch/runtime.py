@@ -129,4 +129,5 @@ def load(settings: RuntimeSettings, mesh: Mesh, reader: Reader | None) -> tuple[
     if mesh.num_ranks > 1:
         degrees = " x ".join(f"{axis}={degree}" for axis, degree in mesh.axes.items() if degree > 1)
         log.info("%d ranks: %s", mesh.num_ranks, degrees)
+    process.settle_memory()
     return loaded, preparation

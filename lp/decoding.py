@@ -106,7 +106,7 @@ class LookaheadDecoder:
 
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, Drafted]:
         accepted = verify(self.tree, answers.targets, self._num_verified)
-        ngrams = self.window.commit(as_guesses(answers.targets), len(accepted.tokens)) if self.window else []
+        ngrams = self.window.commit(answers.targets, len(accepted.tokens)) if self.window else []
         if self.feed:
             self.feed.learn(ngrams, tokens, accepted.tokens)
         return accepted, Drafted(Counter(self.sources.values()), [self.sources[row] for row in accepted.rows[1:]])

@@ -128,7 +128,7 @@ def descend(tree: TokenTree, start: Iterable[int], next_token: Callable[[int, in
     level reached, the rows that agree; they all have the same path of tokens.
     """
     levels: list[list[int]] = []
-    tokens, parents, candidates = tree.tokens.tolist(), tree.parents.tolist(), list(start)
+    tokens, children, candidates = tree.tokens.tolist(), tree.children, list(start)
     row = 0
     while candidates:
         wanted = next_token(len(levels), row)
@@ -137,5 +137,5 @@ def descend(tree: TokenTree, start: Iterable[int], next_token: Callable[[int, in
             break
         levels.append(matching)
         row = matching[0]
-        candidates = [child for child, parent in enumerate(parents) if parent in matching]
+        candidates = [child for match in matching for child in children[match]]
     return levels

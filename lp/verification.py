@@ -73,7 +73,7 @@ def verify(tree: TokenTree, targets: np.ndarray, num_verified: int | None = None
 
     num_verified: the rows that may be stepped to are the first so many; None is all.
     """
-    first = [row for row, parent in enumerate(tree.parents[:num_verified].tolist()) if parent == 0]
+    first = tree.children[0] if num_verified is None else [row for row in tree.children[0] if row < num_verified]
     answers = targets.tolist()
     levels = descend(tree, first, lambda _, row: answers[row])
     rows = [0, *(level[0] for level in levels)]

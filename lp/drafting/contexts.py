@@ -93,7 +93,7 @@ class ContextIndex:
     def lookup(self, context: int) -> tuple[int, list[int]] | None:
         """The number of the longest known length that the context ends in, and what followed, newest first."""
         known = self._followers
-        if context & self._masks[0] not in known:  # most often, and then no longer one is known
+        if context & self._masks[0] not in known:  # what is not known by its end is not known by more of it
             return None
         for which, length_mask in self._longest_first:
             if (followers := known.get(context & length_mask)) is not None:

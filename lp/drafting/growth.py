@@ -6,7 +6,7 @@ so the number of nodes that gives most expected tokens a second is found on the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 
@@ -16,7 +16,7 @@ from lp.drafting.pace import Pace
 LEAST = 1e-3
 """A node less likely than this is not worth its bookkeeping."""
 
-Proposals = list[tuple[int, list[int]]]
+Proposals = list[tuple[int, Sequence[int]]]
 """What may follow a context: ranked candidates, and the kind of the first of them. The next has the next kind."""
 
 
@@ -47,7 +47,7 @@ class Frontier:
     def __init__(self, probabilities: list[float]):
         """probabilities: of kinds."""
         self._probabilities = probabilities
-        self._heap: list[tuple[float, int, int, float, int, list[int], int]] = []
+        self._heap: list[tuple[float, int, int, float, int, Sequence[int], int]] = []
         self._serial = 0
         """Of equally likely candidates the first that came goes first."""
 

@@ -40,11 +40,11 @@ class RecycledAnswers:
         """capacity: answers of each kind; the oldest are forgotten first. by_place: under sampling."""
         self.capacity = capacity
         self.by_place = by_place
-        self._pairs: dict[int, np.ndarray] = {}
-        self._tokens: dict[int, np.ndarray] = {}
-        self._pairs_at: dict[int, np.ndarray] = {}
-        self._tokens_at: dict[int, np.ndarray] = {}
-        self._places: dict[int, np.ndarray] = {}
+        self._pairs: dict[int, tuple[int, ...]] = {}
+        self._tokens: dict[int, tuple[int, ...]] = {}
+        self._pairs_at: dict[int, tuple[int, ...]] = {}
+        self._tokens_at: dict[int, tuple[int, ...]] = {}
+        self._places: dict[int, tuple[int, ...]] = {}
 
     def add(self, pairs: list[int], positions: list[int], answers: np.ndarray, right_rows: Sequence[int]) -> None:
         """answers: [R, K] for each row, the best tokens after its pair (a context of two), which ends at a position.
@@ -56,7 +56,7 @@ class RecycledAnswers:
         if self.by_place:
             tables.append((self._pairs_at, [place | pair for place, pair in zip(places, pairs, strict=True)]))
             tables.append((self._tokens_at, [place | token for place, token in zip(places, tokens, strict=True)]))
-        best = list(answers)  # of most nobody will ask, so they stay arrays
+        best = list(zip(*answers.T.tolist(), strict=True))  # tuples, which the garbage collector soon lets be
         for table, keys in tables:
             table.update(zip(reversed(keys), reversed(best), strict=True))
             for row in right_rows:
@@ -75,21 +75,21 @@ class RecycledAnswers:
         while len(self._tokens) > self.capacity:
             del self._tokens[next(iter(self._tokens))]
 
-    def lookup(self, context: int, position: int) -> list[tuple[Match, list[int]]]:
+    def lookup(self, context: int, position: int) -> list[tuple[Match, tuple[int, ...]]]:
         """Answers of the closest match at the same place, and of the closest one anywhere."""
         pair, token, place = context & PAIR, context & TOKEN, position << PLACE
-        found: list[tuple[Match, list[int]]] = []
+        found: list[tuple[Match, tuple[int, ...]]] = []
         if self.by_place:
             if (best := self._pairs_at.get(place | pair)) is not None:
-                found.append((Match.pair_and_place, best.tolist()))
+                found.append((Match.pair_and_place, best))
             elif (best := self._tokens_at.get(place | token)) is not None:
-                found.append((Match.token_and_place, best.tolist()))
+                found.append((Match.token_and_place, best))
             elif (best := self._places.get(place)) is not None:
-                found.append((Match.place, best.tolist()))
+                found.append((Match.place, best))
         if (best := self._pairs.get(pair)) is not None:
-            found.append((Match.pair, best.tolist()))
+            found.append((Match.pair, best))
         elif (best := self._tokens.get(token)) is not None:
-            found.append((Match.token, best.tolist()))
+            found.append((Match.token, best))
         if not found and (best := self._places.get(place)) is not None:
-            found.append((Match.place, best.tolist()))
+            found.append((Match.place, best))
         return found

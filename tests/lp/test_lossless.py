@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from transformers import PreTrainedModel
@@ -183,16 +184,11 @@ def test_the_checkpoint_says_what_ends_a_sequence(llama: Engine, llama_reference
     text = generate_greedily(llama_reference, prompt, NUM_TOKENS)
     ends = [text[9], text[25]]
     expected = generate_greedily(llama_reference, prompt, NUM_TOKENS, eos=ends)
-    model = llama.checkpoint.model
-    before = model.eos
-    model.eos = ends
-    try:
-        for method in METHODS:
-            how = settings(method, (7, 5, 7))
-            assert decode(llama, prompt, how, NUM_TOKENS, ignore_eos=False) == expected
-            assert decode(llama, prompt, how, NUM_TOKENS) == text
-    finally:
-        model.eos = before
+    engine = Engine(replace(llama.checkpoint, eos=ends))
+    for method in METHODS:
+        how = settings(method, (7, 5, 7))
+        assert decode(engine, prompt, how, NUM_TOKENS, ignore_eos=False) == expected
+        assert decode(engine, prompt, how, NUM_TOKENS) == text
 
 
 def test_requests_in_turn_do_not_disturb_each_other(llama: Engine, llama_reference: PreTrainedModel) -> None:

@@ -17,36 +17,36 @@ def answers(by_place: bool, capacity: int = 100) -> RecycledAnswers:
     return found
 
 
-def lookup(found: RecycledAnswers, previous: int, token: int, position: int) -> list[tuple[Match, list[int]]]:
+def lookup(found: RecycledAnswers, previous: int, token: int, position: int) -> list[tuple[Match, tuple[int, ...]]]:
     return found.lookup(context_of([6, previous, token]), position)
 
 
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ((1, 2, 99), [(Match.pair, [21, 22])]),
-        ((7, 2, 99), [(Match.token, [23, 24])]),
+        ((1, 2, 99), [(Match.pair, (21, 22))]),
+        ((7, 2, 99), [(Match.token, (23, 24))]),
         ((7, 7, 99), []),
-        ((7, 7, 30), [(Match.place, [41, 42])]),
-        ((7, 2, 30), [(Match.token, [23, 24])]),
+        ((7, 7, 30), [(Match.place, (41, 42))]),
+        ((7, 2, 30), [(Match.token, (23, 24))]),
     ],
 )
-def test_greedy_answers(asked: tuple[int, int, int], expected: list[tuple[Match, list[int]]]) -> None:
+def test_greedy_answers(asked: tuple[int, int, int], expected: list[tuple[Match, tuple[int, ...]]]) -> None:
     assert lookup(answers(by_place=False), *asked) == expected
 
 
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ((1, 2, 10), [(Match.pair_and_place, [21, 22]), (Match.pair, [21, 22])]),
-        ((7, 2, 10), [(Match.token_and_place, [21, 22]), (Match.token, [23, 24])]),
-        ((1, 2, 30), [(Match.place, [41, 42]), (Match.pair, [21, 22])]),
-        ((1, 2, 99), [(Match.pair, [21, 22])]),
-        ((7, 7, 30), [(Match.place, [41, 42])]),
+        ((1, 2, 10), [(Match.pair_and_place, (21, 22)), (Match.pair, (21, 22))]),
+        ((7, 2, 10), [(Match.token_and_place, (21, 22)), (Match.token, (23, 24))]),
+        ((1, 2, 30), [(Match.place, (41, 42)), (Match.pair, (21, 22))]),
+        ((1, 2, 99), [(Match.pair, (21, 22))]),
+        ((7, 7, 30), [(Match.place, (41, 42))]),
     ],
 )
 def test_sampled_answers_of_the_same_place_come_first(
-    asked: tuple[int, int, int], expected: list[tuple[Match, list[int]]]
+    asked: tuple[int, int, int], expected: list[tuple[Match, tuple[int, ...]]]
 ) -> None:
     assert lookup(answers(by_place=True), *asked) == expected
 
@@ -54,12 +54,12 @@ def test_sampled_answers_of_the_same_place_come_first(
 def test_the_newest_answer_counts() -> None:
     found = answers(by_place=False)
     found.add(pairs([1], [2]), [11], np.array([[5, 6]]), [])
-    assert lookup(found, 1, 2, 99) == [(Match.pair, [5, 6])]
+    assert lookup(found, 1, 2, 99) == [(Match.pair, (5, 6))]
 
 
 def test_of_rows_that_are_alike_right_ones_count_most_and_then_the_first() -> None:
     alike, places, best = pairs([1, 1, 1], [2, 2, 2]), [11, 11, 11], np.array([[1, 2], [3, 4], [5, 6]])
-    for right_rows, expected in [([], [1, 2]), ([1], [3, 4]), ([1, 2], [5, 6])]:
+    for right_rows, expected in [([], (1, 2)), ([1], (3, 4)), ([1, 2], (5, 6))]:
         found = RecycledAnswers(100, by_place=True)
         found.add(alike, places, best, right_rows)
         assert lookup(found, 1, 2, 11) == [(Match.pair_and_place, expected), (Match.pair, expected)]
@@ -70,11 +70,11 @@ def test_places_that_the_text_has_passed_are_forgotten(monkeypatch: pytest.Monke
     found = answers(by_place=True)
     found.forget(before=20)
     assert lookup(found, 7, 7, 10) == []
-    assert lookup(found, 7, 7, 20) == [(Match.place, [23, 24])]
-    assert lookup(found, 3, 2, 20)[0] == (Match.pair_and_place, [23, 24])
+    assert lookup(found, 7, 7, 20) == [(Match.place, (23, 24))]
+    assert lookup(found, 3, 2, 20)[0] == (Match.pair_and_place, (23, 24))
 
 
 def test_the_oldest_answers_are_forgotten() -> None:
     found = answers(by_place=False, capacity=1)
     found.forget(before=0)
-    assert lookup(found, 1, 2, 99) == [] and lookup(found, 5, 4, 99) == [(Match.pair, [41, 42])]
+    assert lookup(found, 1, 2, 99) == [] and lookup(found, 5, 4, 99) == [(Match.pair, (41, 42))]
