@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from launch import process, workloads
 from launch.workloads import WorkloadSettings
 from lp import Engine
+from lp.hardware import processor_name
 from lp.model.checkpoint import DTYPES
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def describe_run() -> dict[str, Any]:
     return {
         "command": " ".join(["python -m", f"benchmarks.{module}", *map(_without_folder, sys.argv[1:])]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "cpu": cpu_model(),
+        "cpu": processor_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
@@ -145,14 +146,6 @@ def describe_run() -> dict[str, Any]:
 def _without_folder(argument: str) -> str:
     """Where a file lay on the machine that measured is nobody's business."""
     return Path(argument).name if Path(argument).is_absolute() else argument
-
-
-def cpu_model() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], num_text: int = 1) -> str:

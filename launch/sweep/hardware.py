@@ -11,13 +11,14 @@ import torch
 import transformers
 
 from launch.sweep.ranks import usable_cores
+from lp.hardware import processor_name
 
 
 def describe_hardware() -> dict[str, Any]:
     """Of this process's machine, as JSON values."""
     return {
         "date": f"{datetime.now():%Y-%m-%d}",
-        "cpu": _cpu_model(),
+        "cpu": processor_name(),
         "cores": len(usable_cores()),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -25,11 +26,3 @@ def describe_hardware() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-
-
-def _cpu_model() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
