@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from datetime import timedelta
 
 import torch
@@ -23,7 +22,6 @@ from lp.engine import Engine
 from lp.request import Progress
 from lp.runner import SingleDevice
 from parallel.channel import Channel, StateDiverged
-from parallel.degrees import settle_degrees
 from parallel.epoch import Epoch, joined, resume
 from parallel.exchange import RankLost
 from parallel.link import Link
@@ -99,11 +97,9 @@ class _Rank:
         engine = Engine(loaded, alone, preparation, self.settings.parallel.debug)
         self.member.say({"ready": {"device": str(self.mesh.device)}})
 
-        @contextmanager
-        def join(epoch: Epoch) -> Iterator[Channel]:
+        def join(epoch: Epoch) -> AbstractContextManager[Channel]:
             mesh = epoch.mesh(self.mesh, self.order.rank)
-            with joined(epoch, mesh, self.settings.parallel, self.store, self.member.is_over) as channel:
-                yield channel
+            return joined(epoch, mesh, self.settings.parallel, self.store, self.member.is_over)
 
         def take_up(epoch: Epoch, channel: Channel) -> list[Progress]:
             runner = alone if channel.num_ranks == 1 else LookaheadParallel(alone, channel)
@@ -126,9 +122,8 @@ class _Rank:
 
 
 def _mesh(order: RankOrder, settings: RuntimeSettings) -> Mesh:
-    given = {axis: getattr(settings.parallel, axis) for axis in ("lp", "tp", "pp")}
     device = choose_device(settings.model.device, order.local_rank, order.num_local_ranks, torch.cuda.device_count())
-    degrees = settle_degrees(settings.parallel.mode, given, order.num_ranks)
+    degrees = settings.parallel.settle(order.num_ranks)
     return Mesh(degrees, order.rank, order.num_ranks, order.local_rank, order.num_local_ranks, device)
 
 

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 
 from lp.engine import Engine
 from lp.request import Progress
@@ -125,27 +125,23 @@ class Member:
 
     def _listen(self) -> None:
         """The thread that takes the front end's messages."""
-        while True:
-            try:
-                message = self._link.receive()
-            except LinkClosed:
-                message = {"gone": True}
-            with self._changed:
-                self._take_in(message)
-                self._changed.notify_all()
-            if "gone" in message:
-                return
+        with suppress(LinkClosed):
+            while True:
+                self._take_in(self._link.receive())
+        with self._changed:
+            self._end = self._end or FrontEndGone("the front end has ended")
+            self._changed.notify_all()
 
     def _take_in(self, message: Message) -> None:
-        match message:
-            case {"epoch": int(number), "commands": list(commands)}:
-                self._commands.extend((number, command) for command in commands)
-            case {"epoch": dict(values)}:
-                self._next = Epoch(**values)
-            case {"leave": str(why)}:
-                self._end = Fenced(why)
-            case {"gone": True}:
-                self._end = self._end or FrontEndGone("the front end has ended")
+        with self._changed:
+            match message:
+                case {"epoch": int(number), "commands": list(commands)}:
+                    self._commands.extend((number, command) for command in commands)
+                case {"epoch": dict(values)}:
+                    self._next = Epoch(**values)
+                case {"leave": str(why)}:
+                    self._end = Fenced(why)
+            self._changed.notify_all()
 
     def _say_alive(self) -> None:
         while self._end is None:

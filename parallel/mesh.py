@@ -60,6 +60,15 @@ class ParallelSettings:
     debug: bool = False
     threads: int | None = None
 
+    @property
+    def wanted_ranks(self) -> int:
+        """For whoever starts them: `ranks`, or what the degrees multiply to."""
+        return self.ranks or max(1, math.prod(degree or 1 for degree in (self.lp, self.tp, self.pp)))
+
+    def settle(self, num_ranks: int) -> dict[str, int]:
+        """The degree of each axis; see settle_degrees. Raises ValueError."""
+        return settle_degrees(Mode(self.mode), {"lp": self.lp, "tp": self.tp, "pp": self.pp}, num_ranks)
+
 
 @dataclass(frozen=True)
 class Mesh:
@@ -110,9 +119,8 @@ def make_mesh(settings: ParallelSettings, device: str = "auto", environment: Map
     """
     rank, num_ranks, local_rank, num_local_ranks = _read_ranks(environment)
     _check_settings(settings, num_ranks)
-    given = {"lp": settings.lp, "tp": settings.tp, "pp": settings.pp}
     return Mesh(
-        axes=settle_degrees(Mode(settings.mode), given, num_ranks),
+        axes=settings.settle(num_ranks),
         rank=rank,
         num_ranks=num_ranks,
         local_rank=local_rank,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any, Protocol
 
 from lp.engine import Engine
@@ -13,6 +14,20 @@ from lp.request import Progress
 from parallel import replica
 from parallel.channel import Channel
 from parallel.replica import Inbox
+
+
+class State(StrEnum):
+    """Of a rank. starting: its process runs. loading: it has connected. ready: it could serve. serving: it is a member.
+    silent: it is left out, as it does not answer. down: it has ended and will be started again. failed: it is given up.
+    """
+
+    starting = "starting"
+    loading = "loading"
+    ready = "ready"
+    serving = "serving"
+    silent = "silent"
+    down = "down"
+    failed = "failed"
 
 
 class BackendFailed(RuntimeError):
@@ -63,7 +78,8 @@ class EngineBackend:
         own = {"host": socket.gethostname(), "pid": os.getpid(), "device": device, "last_sign_s": 0.0}
         others = dict.fromkeys(own)
         ranks = [
-            {"rank": rank, **(others if rank else own), "state": "serving"} for rank in range(self._channel.num_ranks)
+            {"rank": rank, **(others if rank else own), "state": State.serving}
+            for rank in range(self._channel.num_ranks)
         ]
         return {"epoch": None, "ranks": ranks}
 

@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from launch.server.backend import State
 from lp.request import Progress
 from lp.statistics import Statistics
 
 FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}
-RANK_STATES = ("starting", "loading", "ready", "serving", "silent", "down", "failed")
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 
@@ -74,7 +74,7 @@ class Metrics:
         self._gauge("lookahead:epoch", "Number of the epoch at hand", lambda: status()["epoch"] or 0)
         self.registry.register(_Losses(self._model, num_losses))
         ranks = Gauge("lookahead:ranks", "Ranks by state", ["model_name", "state"], registry=self.registry)
-        for state in RANK_STATES:
+        for state in State:
             ranks.labels(self._model, state).set_function(
                 lambda state=state: sum(rank["state"] == state for rank in status()["ranks"])
             )

@@ -7,8 +7,8 @@ be done.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from launch.server.backend import State
 from launch.supervisor.settings import SupervisorSettings
 from parallel.epoch import Epoch
 
@@ -17,20 +17,6 @@ LOOK_AROUND_S = 0.1
 STEADY_S = 5.0
 """A rank that serves for less has failed again."""
 LONGEST_BACKOFF_S = 30.0
-
-
-class State(StrEnum):
-    """starting: its process runs. loading: it has connected. ready: it could serve. serving: it is a member. silent: it
-    is left out, as it does not answer. down: it has ended and will be started again. failed: it is given up.
-    """
-
-    starting = "starting"
-    loading = "loading"
-    ready = "ready"
-    serving = "serving"
-    silent = "silent"
-    down = "down"
-    failed = "failed"
 
 
 RUNNING = (State.starting, State.loading, State.ready, State.serving, State.silent)

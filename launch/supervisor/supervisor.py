@@ -7,7 +7,6 @@ the threads, the links and the clock around them.
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import socket
 import threading
@@ -29,7 +28,6 @@ from launch.supervisor.settings import SupervisorSettings
 from lp.model.description import describe
 from lp.preparation import Preparation
 from lp.request import Progress
-from parallel.degrees import settle_degrees
 from parallel.link import Doorway, Link, LinkClosed, Message
 from parallel.replica import IDLE_S, Inbox
 
@@ -54,14 +52,15 @@ class Supervisor:
 
     def __init__(self, settings: RuntimeSettings, supervision: SupervisorSettings, launcher: Launcher) -> None:
         supervision.check()
-        num_ranks = _num_ranks(settings)
+        num_ranks = settings.parallel.wanted_ranks
+        degrees = settings.parallel.settle(num_ranks)
         known = describe(settings.model.path, settings.model.max_length)
         self.preparation = Preparation(known, settings.decode, settings.sampling, settings.limits)
         self._settings, self._launcher = settings, launcher
         self._emit: Callable[[Progress], None]
         self._fail: Callable[[str], None]
         self._changed = threading.Condition(threading.RLock())
-        self._group = Membership(num_ranks, supervision, can_shrink=_can_shrink(settings, num_ranks))
+        self._group = Membership(num_ranks, supervision, can_shrink=degrees.get("tp", 1) * degrees.get("pp", 1) == 1)
         self._ledger = Ledger()
         self._links: dict[int, Link] = {}
         self._known: dict[int, dict[str, Any]] = {}
@@ -123,11 +122,10 @@ class Supervisor:
 
     def _command(self, commands: list[dict[str, Any]]) -> None:
         """Nothing is lost if there is no leader: the next one is told all that is in the ledger."""
-        if not self._group.epoch:
+        epoch = self._group.epoch
+        if epoch is None:
             self._emit_all(self._ledger.end_cancelled())
-        if not commands:
-            return
-        if (epoch := self._group.epoch) and (link := self._links.get(epoch.members[0])):
+        elif commands and (link := self._links.get(epoch.members[0])):
             link.send({"epoch": epoch.number, "commands": commands})
 
     def _emit_all(self, ended: list[Progress]) -> None:
@@ -147,10 +145,8 @@ class Supervisor:
                     self._start(rank)
                 case Kill(rank):
                     self._launcher.kill(rank)
-                case Regroup(leader):
-                    if self._group.epoch and leader in self._links:
-                        message = {"epoch": self._group.number, "commands": [{"regroup": True}]}
-                        self._links[leader].send(message)
+                case Regroup():
+                    self._command([{"regroup": True}])
                 case Begin(epoch):
                     self._emit_all(self._ledger.end_cancelled())
                     running = self._ledger.begin(epoch.number)
@@ -253,19 +249,6 @@ class Supervisor:
         self._ended.set()
         self._doorway.close()
         self._launcher.close()
-
-
-def _num_ranks(settings: RuntimeSettings) -> int:
-    """parallel.ranks, or what the degrees multiply to."""
-    parallel = settings.parallel
-    return parallel.ranks or math.prod(degree or 1 for degree in (parallel.lp, parallel.tp, parallel.pp))
-
-
-def _can_shrink(settings: RuntimeSettings, num_ranks: int) -> bool:
-    """Whether each rank holds a whole model. Raises ValueError for impossible degrees."""
-    given = {axis: getattr(settings.parallel, axis) for axis in ("lp", "tp", "pp")}
-    degrees = settle_degrees(settings.parallel.mode, given, num_ranks)
-    return degrees.get("tp", 1) * degrees.get("pp", 1) == 1
 
 
 def _open_store(host: str) -> TCPStore:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -60,10 +59,7 @@ def baseline_point(settings: BenchSettings, name: Engine) -> Point:
 
 def num_ranks(parallel: ParallelSettings) -> int:
     """Ranks that a point starts: one in single mode, else parallel.ranks or what the degrees multiply to."""
-    if Mode(parallel.mode) is Mode.single:
-        return 1
-    degrees = math.prod(degree or 1 for degree in (parallel.lp, parallel.tp, parallel.pp))
-    return parallel.ranks or max(1, degrees)
+    return 1 if Mode(parallel.mode) is Mode.single else parallel.wanted_ranks
 
 
 def check_ranks(point: Point, num_cores: int) -> None:
@@ -79,9 +75,8 @@ def check_ranks(point: Point, num_cores: int) -> None:
 
 def mode_of(parallel: ParallelSettings, ranks: int) -> str:
     """single, lp, tp, pp or lp x tp; of degrees that cannot be, the mode that was asked for."""
-    given = {"lp": parallel.lp, "tp": parallel.tp, "pp": parallel.pp}
     try:
-        degrees = settle_degrees(Mode(parallel.mode), given, ranks)
+        degrees = parallel.settle(ranks)
     except ValueError:
         return str(parallel.mode)
     return " x ".join(axis for axis in AXES if degrees.get(axis, 1) > 1) or "single"

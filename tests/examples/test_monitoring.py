@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.server.metrics import RANK_STATES, Clock, Metrics
+from launch.server.backend import State
+from launch.server.metrics import Clock, Metrics
 from lp.request import Progress
 from lp.statistics import Statistics
 from tests.examples.commands import DEPLOY, documents
@@ -66,7 +67,7 @@ def test_a_panel_asks_for_what_the_server_exports(expression: str, exported: dic
 
 def test_states_of_ranks_are_those_that_the_server_tells():
     asked = {state for expression in expressions() for state in re.findall(r'state!?="(\w+)"', expression)}
-    assert asked and asked <= set(RANK_STATES)
+    assert asked and asked <= set(State)
 
 
 def test_the_panels_cover_what_an_operator_needs():
