@@ -1,8 +1,8 @@
 """Forwards compiled ahead of time for the CPU, with prepacked weights: torch.export, then AOTInductor.
 
-One package serves every number of rows, so that its packed weights are held once. A step of one row is another matter,
-a product of a matrix and a vector, and gets a package of its own. Packages hold weights and machine code; they are
-kept on disk under a digest of all that they depend on.
+One library serves every number of rows, so that its packed weights are held once. A step of one row is another matter,
+a product of a matrix and a vector, and gets a library of its own. Libraries hold weights and machine code; they are
+kept on disk under a digest of all that they depend on, and all processes of a machine map the same file.
 
     R rows, N of them with logits, M keys of a mask, C capacity of the cache
 """
@@ -14,15 +14,18 @@ import json
 import logging
 import os
 import platform
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from zipfile import ZipFile
 
 import torch
 import transformers
 from filelock import FileLock
 from torch import Tensor
+from torch._C._aoti import AOTIModelContainerRunnerCpu
 from torch.export import Dim, export
 
 from lp.model.attention import MaskKey
@@ -32,8 +35,8 @@ from lp.model.traced import TracedForward
 
 log = logging.getLogger("lookahead")
 
-FORMAT = 1
-"""Changes when a package of the same key would hold something else."""
+FORMAT = 2
+"""Changes when a library of the same key would hold something else."""
 NUM_SAMPLES = 64
 """Values of each weight that go into the digest."""
 ROWS, ANSWERED, NEAR = 16, 8, 24
@@ -91,28 +94,29 @@ def compile_ahead(
     traced = TracedForward(model.model, model.attention_kind, mask_keys)
     forwards = {}
     for which, num_rows in (("any-rows", ROWS), ("one-row", 1)):
-        path = folder / f"{name}-{which}.pt2"
-        with FileLock(f"{path}.lock"):
+        kept = folder / f"{name}-{which}"
+        with FileLock(f"{kept}.lock"):
             if fresh:
-                path.unlink(missing_ok=True)
-            forwards[which] = _load_or_compile(path, traced, num_rows, cache)
+                shutil.rmtree(kept, ignore_errors=True)
+            forwards[which] = _load_or_compile(kept, traced, num_rows, cache)
     return AheadOfTime(mask_keys, forwards["one-row"], forwards["any-rows"])
 
 
-def _load_or_compile(path: Path, traced: TracedForward, num_rows: int, cache: KVCache) -> Forward:
-    if path.exists():
+def _load_or_compile(kept: Path, traced: TracedForward, num_rows: int, cache: KVCache) -> Forward:
+    if kept.exists():
         try:
-            return torch._inductor.aoti_load_package(str(path))
+            return _load(kept)
         except Exception as error:  # a file that is corrupt can fail in any way
-            log.warning("%s cannot be used (%s); compiling anew", path, _one_line(error))
+            log.warning("%s cannot be used (%s); compiling anew", kept, _one_line(error))
     log.info(
         "compiling the forward for %s (once for this model and machine)", "one row" if num_rows == 1 else "any rows"
     )
     try:
-        with TemporaryDirectory(dir=path.parent) as temporary:
-            package = _compile(Path(temporary) / path.name, traced, num_rows, cache)
-            os.replace(package, path)
-        return torch._inductor.aoti_load_package(str(path))
+        with TemporaryDirectory(dir=kept.parent) as temporary:
+            _unpack(_compile(Path(temporary) / "forward.pt2", traced, num_rows, cache), Path(temporary) / kept.name)
+            shutil.rmtree(kept, ignore_errors=True)
+            os.replace(Path(temporary) / kept.name, kept)
+        return _load(kept)
     except Exception as error:  # so can a compiler
         raise CompilationFailed(_one_line(error)) from error
 
@@ -126,6 +130,44 @@ def _compile(path: Path, traced: TracedForward, num_rows: int, cache: KVCache) -
         inputs = _example(traced, num_rows, cache)
         program = export(traced, inputs, dynamic_shapes=_dynamic_sizes(traced, num_rows), strict=False)
         return torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+
+
+def _unpack(package: str, folder: Path) -> None:
+    """Takes from a package its library, now named by its checksum, and the description of what that calls."""
+    with ZipFile(package) as archive:
+        members = [name for name in archive.namelist() if name.endswith((".wrapper.so", ".wrapper.json"))]
+        archive.extractall(folder, members)
+    library, description = (next(folder.glob(f"**/*.wrapper{suffix}")) for suffix in (".so", ".json"))
+    checksum = _checksum(library)
+    library.rename(folder / f"{checksum}.so")
+    description.rename(folder / f"{checksum}.json")
+
+
+def _load(kept: Path) -> Forward:
+    """Straight from the folder, where torch's own loader unpacks a copy for each process: ranks that map the same file
+    hold its weights once between them, in memory and in the processor's caches, and one that is killed leaves no copy.
+    Nor is the form of inputs and outputs read anew at each call.
+
+    Raises whatever it may; a library that was cut off would end the process, so its checksum comes first.
+    """
+    library = next(kept.glob("*.so"))
+    if _checksum(library) != library.stem:
+        raise ValueError(f"{library.name} is corrupt")
+    runner = AOTIModelContainerRunnerCpu(str(library), 1)
+
+    def forward(
+        tokens: Tensor, positions: Tensor, answered: Tensor, length: Tensor,
+        masks: list[Tensor], keys: list[Tensor], values: list[Tensor],
+    ) -> Tensor:  # fmt: skip
+        (logits,) = runner.run([tokens, positions, answered, length, *masks, *keys, *values])
+        return logits
+
+    return forward
+
+
+def _checksum(path: Path) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _example(traced: TracedForward, num_rows: int, cache: KVCache) -> tuple[Any, ...]:

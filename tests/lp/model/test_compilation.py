@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -81,20 +82,23 @@ def test_it_is_compiled_once(
 
 
 def test_what_is_corrupt_or_of_another_model_is_compiled_anew(
-    load_plain: Callable[[str], CausalModel], kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    load_plain: Callable[[str], CausalModel], kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     model = load_plain("llama")
     make_fast(model, CompileMode.on, kept)
-    of_another = tmp_path / "LlamaForCausalLM-same-any-rows.pt2"
-    shutil.copy(next(kept.glob("LlamaForCausalLM*any-rows.pt2")), of_another)
-    (tmp_path / "LlamaForCausalLM-same-one-row.pt2").write_bytes(b"not a package")
-    before = of_another.read_bytes()
+    of_another, cut_off = (tmp_path / f"LlamaForCausalLM-same-{which}" for which in ("any-rows", "one-row"))
+    shutil.copytree(next(kept.glob("LlamaForCausalLM*any-rows")), of_another)
+    shutil.copytree(next(kept.glob("LlamaForCausalLM*one-row")), cut_off)
+    os.truncate(next(cut_off.glob("*.so")), 8192)
+    before = next(of_another.glob("*.so")).name
     monkeypatch.setattr(ahead_of_time, "_digest", lambda *facts: "same")
     with torch.no_grad():
         model.model.lm_head.weight.mul_(-1)  # pyright: ignore[reportAttributeAccessIssue]
     make_fast(model, CompileMode.on, tmp_path)
     assert model.fast is not None  # so it has been compared with the model
-    assert of_another.read_bytes() != before
+    assert next(of_another.glob("*.so")).name != before
+    assert "is corrupt" in caplog.text
 
 
 def fail(*arguments: object) -> None:
