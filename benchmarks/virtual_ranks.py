@@ -21,7 +21,7 @@ from lp.runner import ForwardRunner, SingleDevice
 from lp.tree import TokenTree
 from lp.verification import Answers
 from parallel.channel import HEADER
-from parallel.partition import partition
+from parallel.partition import Shares
 
 Clock = Callable[[], float]
 
@@ -70,6 +70,7 @@ class VirtualLookaheadParallel(ForwardRunner):
         self.clock = clock
         self.sequence: Sequence
         self.steps: list[Step]
+        self.shares: Shares
 
     @property
     def cache_bytes(self) -> int:
@@ -78,6 +79,7 @@ class VirtualLookaheadParallel(ForwardRunner):
 
     def open(self, sequence: Sequence) -> None:
         self.sequence, self.steps = sequence, []
+        self.shares = Shares(len(self.ranks))
         for rank in self.ranks:
             rank.open(sequence)
 
@@ -86,7 +88,7 @@ class VirtualLookaheadParallel(ForwardRunner):
             rank.close(sequence)
 
     def forward(self, sequence: Sequence, tree: TokenTree) -> Answers:
-        parts = partition(tree, len(self.ranks))
+        parts = self.shares.split(tree, sequence.tokens)
         seconds, answers = [], []
         for rank, part in zip(self.ranks, parts, strict=True):
             begin = self.clock()

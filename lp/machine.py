@@ -24,7 +24,7 @@ from lp.step_times import StepTimes
 
 log = logging.getLogger("lookahead")
 
-FORMAT = 1
+FORMAT = 2
 """Changes when figures of the same key would mean something else."""
 
 Tell = Callable[[Any], Any]

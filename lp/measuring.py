@@ -30,6 +30,11 @@ BUDGET_S = 3.0
 """Seconds after which no further round is begun."""
 NUM_LIKE = 2
 """Steps of a size in a row, of which the last counts."""
+DEPTH = 4
+"""Drafts of a chain in the trees that are measured."""
+ACCEPTED = 3
+"""Of them so many are taken for right: where ranks share a tree, those that did not compute them must feed them again.
+"""
 CANDIDATES = 8
 LARGEST_CHANGE = 3.0
 """Factor by which a machine at work may be slower or faster than it was."""
@@ -60,7 +65,7 @@ def measure_step_times(
     """
     cached = _num_cached(max_length)
     sizes = [rows for rows in ROWS if rows <= max(1, min(most_rows, max_length - cached))]
-    with _stopwatch(runner, vocab_size, cached) as seconds:
+    with _stopwatch(runner, vocab_size, max_length) as seconds:
         sizes = _warm_up(sizes, seconds, go_on)
         deadline = time.perf_counter() + BUDGET_S
         rounds = [list(map(seconds, sizes))]
@@ -74,7 +79,7 @@ def still_holds(times: StepTimes, runner: Runner, vocab_size: int, max_length: i
     while it was measured would be misjudged for ever. Not the same on all ranks.
     """
     sizes = {times.rows[0], times.rows[len(times.rows) // 2]}
-    with _stopwatch(runner, vocab_size, _num_cached(max_length)) as seconds:
+    with _stopwatch(runner, vocab_size, max_length) as seconds:
         now = {rows: min(seconds(rows) for _ in range(FEWEST_ROUNDS)) for rows in sizes}
     return all(1 / LARGEST_CHANGE < now[rows] / times.at(rows) < LARGEST_CHANGE for rows in sizes)
 
@@ -84,15 +89,15 @@ def _num_cached(max_length: int) -> int:
 
 
 @contextmanager
-def _stopwatch(runner: Runner, vocab_size: int, num_cached: int) -> Iterator[Callable[[int], float]]:
+def _stopwatch(runner: Runner, vocab_size: int, max_length: int) -> Iterator[Callable[[int], float]]:
     """Seconds of a step by its rows, on a sequence that is there as long as the body runs."""
+    num_cached = _num_cached(max_length)
     tokens = [token % vocab_size for token in range(1, num_cached + 1)]
     sequence = TokenSequence("step-times", tokens, num_cached, Sampling(temperature=0.0, seed=0), CANDIDATES)
+    num_new = min(1 + ACCEPTED, max(0, max_length - num_cached - DEPTH))
     runner.open(sequence)
     try:
-        yield lambda rows: _time_step(
-            runner, sequence, [bushy_tree(tokens[-1], rows, vocab_size) for _ in range(NUM_LIKE)]
-        )
+        yield lambda rows: _time_step(runner, sequence, rows, vocab_size, num_new)
     finally:
         runner.close(sequence)
 
@@ -107,23 +112,29 @@ def _warm_up(sizes: list[int], seconds: Callable[[int], float], go_on: GoOn) -> 
     return sorted(sizes)
 
 
-def _time_step(runner: Runner, sequence: TokenSequence, trees: list[TokenTree]) -> float:
+def _time_step(runner: Runner, sequence: TokenSequence, num_rows: int, vocab_size: int, num_new: int) -> float:
     """Seconds of the last of some steps of equal size: in decoding, too, a step mostly finds the processor's caches as
     one of its like has left them. Trees are new, as what is worked out of a tree belongs to its step.
+
+    num_new: tokens that a step yields: drafts of the first chain, as far as there are, and one more.
     """
-    begin = 0.0
-    for tree in trees:
+    num_tokens, begin, end = len(sequence.tokens), 0.0, 0.0
+    for _ in range(NUM_LIKE):
+        tree = bushy_tree(sequence.tokens[-1], num_rows, vocab_size)
         begin = time.perf_counter()
         runner.start(sequence, tree)
         runner.finish(sequence)
-    return time.perf_counter() - begin
+        end = time.perf_counter()
+        sequence.tokens += [*tree.tokens[1:num_new].tolist(), 0][:num_new]
+    del sequence.tokens[num_tokens:]
+    return end - begin
 
 
 def bushy_tree(root: int, num_rows: int, vocab_size: int) -> TokenTree:
-    """A tree shaped like those of decoding: chains of four under the root, so that it can be shared among ranks."""
+    """A tree shaped like those of decoding: chains under the root, so that it can be shared among ranks."""
     builder = TreeBuilder(root)
     for row in range(1, num_rows):
-        builder.add(row % vocab_size, row - 1 if row % 4 != 1 else 0)
+        builder.add(row % vocab_size, row - 1 if row % DEPTH != 1 else 0)
     return builder.build()
 
 

@@ -11,7 +11,7 @@ from lp.runner import ForwardRunner
 from lp.tree import TokenTree
 from lp.verification import Answers
 from parallel.channel import Channel
-from parallel.partition import partition
+from parallel.partition import Shares
 
 
 class LookaheadParallel(ForwardRunner):
@@ -26,6 +26,7 @@ class LookaheadParallel(ForwardRunner):
         self.inner = inner
         self.channel = channel
         self.ranks_per_replica = ranks_per_replica
+        self._shares: dict[str, Shares] = {}
 
     @property
     def cache_bytes(self) -> int:
@@ -33,13 +34,15 @@ class LookaheadParallel(ForwardRunner):
 
     def open(self, sequence: Sequence) -> None:
         self.inner.open(sequence)
+        self._shares[sequence.id] = Shares(self.channel.num_ranks // self.ranks_per_replica)
 
     def close(self, sequence: Sequence) -> None:
         self.inner.close(sequence)
+        del self._shares[sequence.id]
 
     def forward(self, sequence: Sequence, tree: TokenTree) -> Answers:
         """Every replica's answers for its part, merged; of a row in several parts the lowest rank's answer counts."""
-        parts = partition(tree, self.channel.num_ranks // self.ranks_per_replica)
+        parts = self._shares[sequence.id].split(tree, sequence.tokens)
         mine = self.inner.forward(sequence, tree.take(parts[self.channel.rank // self.ranks_per_replica])).pack()
         largest = max(len(part) for part in parts)
         payload = np.zeros((largest, mine.shape[1]), dtype=np.int32)

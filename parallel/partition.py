@@ -1,32 +1,65 @@
-"""Splits a token tree into parts for ranks: closed under ancestors, covering all rows, the largest as small as can be.
+"""Splits token trees into parts for replicas: closed under ancestors, covering all rows, each replica with as little to
+compute as can be.
 
-Leaves are taken in depth-first order, so that neighbours share most of their path, and each rank gets a run of them.
-Which runs make the largest part smallest is found by bisection; a later window column, whose path is longer, so costs
-its rank more and gets fewer neighbours.
+Leaves are taken in depth-first order, so that neighbours share most of their path, and each replica gets a run of them.
+Which runs make the most work of a replica smallest is found by bisection; a later window column, whose path is longer,
+so costs its replica more and gets fewer neighbours.
 """
 
 from __future__ import annotations
 
-from lp.tree import TokenTree
+from collections.abc import Sequence
+
+from lp.tree import TokenTree, chain, descend
 
 
-def partition(tree: TokenTree, num_parts: int) -> list[list[int]]:
-    """`num_parts` ascending lists of rows. Each holds the root; a rank with nothing else to do computes it alone."""
+class Shares:
+    """How the trees of one sequence are split, step after step. Tokens that were accepted from a part of one replica
+    are a trunk that the others have yet to compute, and those get so much less of the next tree.
+    """
+
+    def __init__(self, num_replicas: int):
+        self.num_replicas = num_replicas
+        self._tree = chain([])
+        self._parts: list[set[int]] = []
+        self._length = 0
+
+    def split(self, tree: TokenTree, tokens: Sequence[int]) -> list[list[int]]:
+        """Ascending rows for each replica. tokens: the sequence, whose last token is the tree's root."""
+        parts = partition(tree, self.num_replicas, self._trunks(tokens))
+        self._tree, self._parts, self._length = tree, list(map(set, parts)), len(tokens)
+        return parts
+
+    def _trunks(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens before the root that each replica lacks; none where the last step was not the one before this."""
+        accepted = tokens[self._length : -1]
+        if not self._parts or len(tokens) <= self._length:
+            return [0] * self.num_replicas
+        first = self._tree.children[0]
+        levels = descend(self._tree, first, lambda depth, _: accepted[depth] if depth < len(accepted) else None)
+        return [len(accepted) - sum(not part.isdisjoint(rows) for rows in levels) for part in self._parts]
+
+
+def partition(tree: TokenTree, num_parts: int, trunks: Sequence[int] = ()) -> list[list[int]]:
+    """`num_parts` ascending lists of rows. Each holds the root; a replica with nothing else to do computes it alone.
+
+    trunks: rows that each replica has to compute besides; () is none.
+    """
     if num_parts == 1:
         return [list(range(len(tree)))]
+    trunks = trunks or [0] * num_parts
     leaves, new_rows = _leaves(tree)
     depths = tree.depths.tolist()
-    smallest, largest = -(-len(tree) // num_parts), len(tree)
+    smallest, largest = -(-(len(tree) + sum(trunks)) // num_parts), len(tree) + max(trunks)
     while smallest < largest:
-        capacity = (smallest + largest) // 2
-        if (runs := _runs(leaves, new_rows, depths, capacity)) is not None and len(runs) <= num_parts:
-            largest = capacity
+        most = (smallest + largest) // 2
+        if _runs(leaves, new_rows, depths, [most - trunk for trunk in trunks]) is not None:
+            largest = most
         else:
-            smallest = capacity + 1
-    runs = _runs(leaves, new_rows, depths, largest)
-    assert runs is not None and len(runs) <= num_parts
-    parts = [_closure(tree, run) for run in runs]
-    return parts + [[0]] * (num_parts - len(parts))
+            smallest = most + 1
+    runs = _runs(leaves, new_rows, depths, [largest - trunk for trunk in trunks])
+    assert runs is not None
+    return [_closure(tree, run) for run in runs]
 
 
 def _leaves(tree: TokenTree) -> tuple[list[int], list[int]]:
@@ -45,21 +78,23 @@ def _leaves(tree: TokenTree) -> tuple[list[int], list[int]]:
     return leaves, new_rows
 
 
-def _runs(leaves: list[int], new_rows: list[int], depths: list[int], capacity: int) -> list[list[int]] | None:
-    """Fills part after part up to `capacity` rows; None if a single path does not fit."""
-    runs: list[list[int]] = []
-    size = 0
+def _runs(leaves: list[int], new_rows: list[int], depths: list[int], capacities: list[int]) -> list[list[int]] | None:
+    """Fills part after part, each up to its capacity in rows; None if leaves are left over."""
+    runs: list[list[int]] = [[] for _ in capacities]
+    part = size = 0
     for leaf, added in zip(leaves, new_rows, strict=True):
-        if runs and size + added <= capacity:
-            runs[-1].append(leaf)
-            size += added
-        else:
-            runs.append([leaf])
-            size = depths[leaf] + 1
-            if size > capacity:
+        if not runs[part] or size + added > capacities[part]:
+            alone = depths[leaf] + 1
+            first = part + bool(runs[part])
+            part = next((later for later in range(first, len(runs)) if alone <= capacities[later]), -1)
+            if part < 0:
                 return None
+            size = alone
+        else:
+            size += added
+        runs[part].append(leaf)
     return runs
 
 
 def _closure(tree: TokenTree, leaves: list[int]) -> list[int]:
-    return sorted({row for leaf in leaves for row in tree.path(leaf)})
+    return sorted({0}.union(*(tree.path(leaf) for leaf in leaves)))

@@ -26,6 +26,9 @@ LARGEST_HEAD = 256
 """Head dimension up to which flash-attn and torch's varlen_attn work."""
 
 
+_cpu_kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
 class AttentionKind(StrEnum):
     """auto: two_part on a CPU, flash or varlen on a GPU where they can be used, else sdpa. two_part: in two parts by
     torch's CPU kernel. flash, varlen: in two parts on a GPU, the prefix by flash-attn or by torch's varlen_attn. sdpa:
@@ -130,40 +133,44 @@ def fold(query: Tensor, heads: int) -> Tensor:
 def _in_parts(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: AttentionKind, scale: float, num_before: int
 ) -> Tensor:
-    if query.shape[2] == 1 and kind is AttentionKind.two_part:  # a single row sees all there is
-        return prefix_part(query, key, value, key.new_empty(0), kind, scale)[0]
+    if kind is AttentionKind.two_part:
+        folded = fold(query, key.shape[1])
+        if query.shape[2] == 1:  # a single row sees all there is
+            return _on_cpu(folded, key, value, None, scale)[0].reshape(query.shape)
+        return _two_part(folded, key, value, mask, scale, num_before).reshape(query.shape)
     tail = masked_part(query, key[:, :, num_before:], value[:, :, num_before:], mask, scale)
     if num_before == 0:
         return tail[0].to(query.dtype)
     length = torch.full((1,), num_before, dtype=torch.int32, device=query.device)
-    prefix = prefix_part(query, key[:, :, :num_before], value[:, :, :num_before], length, kind, scale)
-    return merge(*prefix, *tail)
+    return merge(*prefix_part(query, key[:, :, :num_before], value[:, :, :num_before], length, kind, scale), *tail)
 
 
-def masked_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """[1, H*G, R, D] and log-sum-exp [1, H*G, R] over keys [1, H, M, D] that a mask [G*R, M] speaks of."""
-    folded = fold(query, key.shape[1])
-    if query.device.type == "cpu":
-        out, sums = _on_cpu(folded, key, value, mask, scale)
-    else:
-        scores = (folded @ key.transpose(2, 3)).float() * scale + mask
-        sums = scores.logsumexp(dim=-1)
-        out = (scores - sums[..., None]).exp().to(query.dtype) @ value
-    return out.reshape(query.shape), sums.reshape(query.shape[:3])
+def _two_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, num_before: int) -> Tensor:
+    """[1, H, G*R, D] of folded queries, on the CPU."""
+    tail = _on_cpu(query, key[:, :, num_before:], value[:, :, num_before:], mask, scale)
+    if num_before == 0:
+        return tail[0]
+    return merge(*_on_cpu(query, key[:, :, :num_before], value[:, :, :num_before], None, scale), *tail)
 
 
 def _on_cpu(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return kernel(query, key, value, 0.0, False, attn_mask=mask, scale=scale)
+    return _cpu_kernel(query, key, value, 0.0, False, attn_mask=mask, scale=scale)
+
+
+def masked_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """[1, H*G, R, D] and log-sum-exp [1, H*G, R] over keys [1, H, M, D] that a mask [G*R, M] speaks of, on a GPU."""
+    scores = (fold(query, key.shape[1]) @ key.transpose(2, 3)).float() * scale + mask
+    sums = scores.logsumexp(dim=-1)
+    out = (scores - sums[..., None]).exp().to(query.dtype) @ value
+    return out.reshape(query.shape), sums.reshape(query.shape[:3])
 
 
 def prefix_part(
     query: Tensor, key: Tensor, value: Tensor, length: Tensor, kind: AttentionKind, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """[1, H*G, R, D] and log-sum-exp [1, H*G, R] over the first `length` (int32 [1], on the device) keys, unmasked."""
-    if kind is AttentionKind.two_part:
-        out, sums = _on_cpu(fold(query, key.shape[1]), key, value, None, scale)
-        return out.reshape(query.shape), sums.reshape(query.shape[:3])
+    """[1, H*G, R, D] and log-sum-exp [1, H*G, R] over the first `length` (int32 [1], on the device) keys, unmasked, by
+    flash or varlen.
+    """
     rows, keys, values = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if kind is AttentionKind.flash:
         from flash_attn import flash_attn_with_kvcache  # pyright: ignore[reportMissingImports]  # an extra
@@ -182,6 +189,6 @@ def prefix_part(
 
 
 def merge(prefix: Tensor, prefix_sums: Tensor, tail: Tensor, tail_sums: Tensor) -> Tensor:
-    """Attention [1, H*G, R, D] over two sets of keys from that over each, by their log-sum-exp [1, H*G, R]."""
+    """Attention [1, .., D] over two sets of keys from that over each, by their log-sum-exp [1, ..]."""
     share = torch.sigmoid(tail_sums.float() - prefix_sums.float())[..., None]
     return torch.lerp(prefix.float(), tail.float(), share).to(prefix.dtype)

@@ -19,7 +19,7 @@ from launch.workloads import WorkloadSettings
 from lp import Engine, Lookahead, Sampling, Stopping
 from lp.model.checkpoint import ModelSettings, load
 from parallel.channel import HEADER
-from parallel.partition import partition
+from parallel.partition import Shares
 from parallel.tensor import read_sharded
 
 PROMPT = [(3 + 7 * i) % 41 + 2 for i in range(20)]
@@ -41,8 +41,10 @@ def test_parts_are_those_of_lookahead_parallelism(num_ranks: int, llama: Engine)
     alone = llama.generate(PROMPT, decode=HOW, sampling=Sampling(temperature=0.0, seed=0), stopping=Stopping(24))
     assert completion.token_ids == alone.token_ids
     assert len(runner.steps) == completion.stats.steps
-    for step in runner.steps:
-        largest = max(len(part) for part in partition(step.tree, num_ranks))
+    shares = Shares(num_ranks)
+    parts = [shares.split(step.tree, runner.sequence.tokens[: step.length]) for step in runner.steps]
+    for step, shared in zip(runner.steps, parts, strict=True):
+        largest = max(map(len, shared))
         assert step.seconds == (0.25,) * num_ranks
         assert step.charges == exchange(largest, num_ranks)
         assert step.rows >= largest
@@ -50,7 +52,7 @@ def test_parts_are_those_of_lookahead_parallelism(num_ranks: int, llama: Engine)
     if num_ranks > 1:
         assert exchange(10, num_ranks).link_bytes == (HEADER + 10) * 4 * (num_ranks - 1)
         accepted = [later.length - step.length for step, later in zip(runner.steps, runner.steps[1:])]
-        fed = [step.rows - max(len(part) for part in partition(step.tree, num_ranks)) for step in runner.steps[1:]]
+        fed = [step.rows - max(map(len, shared)) for step, shared in zip(runner.steps[1:], parts[1:], strict=True)]
         assert all(again < tokens for again, tokens in zip(fed, accepted, strict=True))
 
 

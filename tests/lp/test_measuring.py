@@ -68,6 +68,18 @@ def test_each_size_gets_its_time(machine_of: Make) -> None:
     assert max(Counter(machine.sizes).values()) == 2 * (1 + measuring.MOST_ROUNDS)
 
 
+def test_steps_take_up_where_some_drafts_of_the_last_were_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a rank which did not compute them must, as in decoding."""
+    machine = Machine(lambda rows, _: 0.001)
+    seen: list[list[int]] = []
+    start = machine.start
+    monkeypatch.setattr(machine, "start", lambda s, tree: (seen.append(list(s.tokens)), start(s, tree)))
+    measure_step_times(machine, 300, 4096, most_rows=8)
+    by_size = {rows: seen[place + 1][256:] for place, rows in enumerate(machine.sizes) if len(seen[place]) == 256}
+    assert by_size == {1: [0], 2: [1, 0], 4: [1, 2, 3, 0], 8: [1, 2, 3, 0]}
+    assert {len(tokens) for tokens in seen[::2]} == {256}
+
+
 def test_moments_in_which_the_machine_is_busy_do_not_count(machine_of: Make) -> None:
     machine = machine_of(lambda rows, number: (0.001 + rows / 10_000) * (50 if number % 7 == 0 else 1))
     times = measure_step_times(machine, 300, 4096, most_rows=64)

@@ -10,7 +10,7 @@ from lp.drafting.experience import Experience
 from lp.methods import Lookahead
 from lp.tree import PREFIX, TokenTree, TreeBuilder
 from lp.verification import Answers
-from parallel.partition import partition
+from parallel.partition import Shares, partition
 
 
 def random_tree(num_rows: int, seed: int) -> TokenTree:
@@ -68,3 +68,57 @@ def test_a_lookahead_tree_is_shared_evenly(num_parts: int, most: float) -> None:
     tree = lookahead_tree(15, 5, 15)
     assert len(tree) > 90
     assert max(len(part) for part in partition(tree, num_parts)) <= most * len(tree)
+
+
+@pytest.mark.parametrize("trunks", [[0, 0, 0], [5, 0, 2], [0, 0, 40]])
+def test_a_replica_with_a_trunk_gets_less_of_the_tree(trunks: list[int]) -> None:
+    builder = TreeBuilder(0)
+    for token in range(40):
+        builder.add(token, 0)
+    parts = partition(builder.build(), 3, trunks)
+    assert set().union(*parts) == set(range(41))
+    work = [len(part) + trunk for part, trunk in zip(parts, trunks, strict=True)]
+    assert max(work) <= max(max(trunks) + 1, -(-(40 + 3 + sum(trunks)) // 3))
+
+
+@pytest.mark.parametrize("num_parts", [2, 3, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_parts_beside_trunks_are_closed_and_cover_all_rows(num_parts: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    tree = random_tree(int(random.integers(1, 80)), seed)
+    parts = partition(tree, num_parts, random.integers(0, 9, num_parts).tolist())
+    assert set().union(*parts) == set(range(len(tree)))
+    for part in parts:
+        assert part[0] == 0 and part == sorted(set(part))
+        assert set(tree.parents[part].tolist()) - {PREFIX} <= set(part)
+
+
+def two_chains(root: int, length: int) -> TokenTree:
+    """Tokens 10, 11, .. and 20, 21, .. under a root."""
+    builder = TreeBuilder(root)
+    for start in (10, 20):
+        row = 0
+        for token in range(start, start + length):
+            row = builder.add(token, row)
+    return builder.build()
+
+
+def test_who_did_not_compute_what_was_accepted_gets_less_of_the_next_tree() -> None:
+    shares = Shares(2)
+    tokens = [1, 2, 3]
+    first = shares.split(two_chains(3, 6), tokens)
+    assert sorted(map(len, first)) == [7, 7]
+    star = TreeBuilder(9)
+    for token in range(20):
+        star.add(token, 0)
+    owner = next(number for number, part in enumerate(first) if 1 in part)  # of the chain that begins with 10
+    second = shares.split(star.build(), [*tokens, 10, 11, 12, 13, 9])
+    assert len(second[owner]) - len(second[1 - owner]) == 4
+    third = shares.split(star.build(), [*tokens, 10, 11, 12, 13, 9, 9])  # no draft was right
+    assert sorted(map(len, third)) == [11, 11]
+
+
+def test_a_sequence_taken_up_again_from_an_earlier_token_has_no_trunks() -> None:
+    shares = Shares(2)
+    shares.split(two_chains(3, 6), [1, 2, 3])
+    assert sorted(map(len, shares.split(two_chains(2, 6), [1, 2]))) == [7, 7]
