@@ -14,7 +14,7 @@ from enum import StrEnum
 from lp.request import Sequence as TokenSequence
 from lp.runner import Runner
 from lp.sampling import Sampling
-from lp.step_times import StepTimes
+from lp.step_times import DEPTH, StepTimes
 from lp.tree import TokenTree, TreeBuilder
 
 ROWS = (1, 16, 64, 4, 32, 128, 8, 48, 24, 96, 2, 12, 192, 256)
@@ -30,10 +30,9 @@ BUDGET_S = 3.0
 """Seconds after which no further round is begun."""
 NUM_LIKE = 2
 """Steps of a size in a row, of which the last counts."""
-DEPTH = 4
-"""Drafts of a chain in the trees that are measured."""
 ACCEPTED = 3
-"""Of them so many are taken for right: where ranks share a tree, those that did not compute them must feed them again.
+"""Drafts of a chain that are taken for right: where ranks share a tree, those that did not compute them have to do so
+in the next step.
 """
 CANDIDATES = 8
 LARGEST_CHANGE = 3.0
@@ -71,7 +70,7 @@ def measure_step_times(
         rounds = [list(map(seconds, sizes))]
         while len(rounds) < MOST_ROUNDS and go_on(len(rounds) < FEWEST_ROUNDS or time.perf_counter() < deadline):
             rounds.append(list(map(seconds, sizes)))
-    return StepTimes(tuple(sizes), tuple(map(statistics.median, zip(*rounds, strict=True))))
+    return StepTimes(tuple(sizes), tuple(map(statistics.median, zip(*rounds, strict=True))), runner.num_parts)
 
 
 def still_holds(times: StepTimes, runner: Runner, vocab_size: int, max_length: int) -> bool:

@@ -20,10 +20,12 @@ from lp.verification import Answers
 class Runner(Protocol):
     """Holds models and caches; answers trees for the sequences it has opened.
 
-    depth: sequences that may have a step under way at the same time. cache_bytes: of this rank's KV caches.
+    depth: sequences that may have a step under way at the same time. num_parts: that a tree is split into.
+    cache_bytes: of this rank's KV caches.
     """
 
     depth: int
+    num_parts: int
 
     @property
     def cache_bytes(self) -> int: ...
@@ -49,6 +51,7 @@ class ForwardRunner(ABC):
     """A runner whose steps are over as soon as they are started: one `forward`."""
 
     depth = 1
+    num_parts = 1
 
     def __init__(self) -> None:
         self._answers: dict[str, Answers] = {}

@@ -26,6 +26,7 @@ class LookaheadParallel(ForwardRunner):
         self.inner = inner
         self.channel = channel
         self.ranks_per_replica = ranks_per_replica
+        self.num_parts = channel.num_ranks // ranks_per_replica
         self._shares: dict[str, Shares] = {}
 
     @property
@@ -34,7 +35,7 @@ class LookaheadParallel(ForwardRunner):
 
     def open(self, sequence: Sequence) -> None:
         self.inner.open(sequence)
-        self._shares[sequence.id] = Shares(self.channel.num_ranks // self.ranks_per_replica)
+        self._shares[sequence.id] = Shares(self.num_parts)
 
     def close(self, sequence: Sequence) -> None:
         self.inner.close(sequence)

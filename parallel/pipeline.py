@@ -32,6 +32,8 @@ class PipelineParallel:
     and the last sends all of them back with the answers.
     """
 
+    num_parts = 1
+
     def __init__(self, model: CausalModel, pipeline: Collectives, channel: Channel, prefill_chunk: int = 512):
         """model: this rank's stage. pipeline: all ranks of the channel, in the order of their stages. prefill_chunk:
         most rows of a prompt in one forward; while a stage computes one, the stage before computes the next.

@@ -83,8 +83,13 @@ class AutoDecoder:
         if answers.candidates is not None:
             self.sources.learn_answers(self._tree, answers.candidates, accepted.rows)
         self.sources.learn_text(accepted.tokens)
-        self.lessons.windows.learn(self._stretch, len(accepted.tokens), self.lessons.pace.seconds[len(self._tree)])
+        self.lessons.windows.learn(self._stretch, len(accepted.tokens), self._modelled_s())
         return accepted, self._drafted(accepted)
+
+    def _modelled_s(self) -> float:
+        """Of the step."""
+        pace = self.lessons.pace
+        return pace.seconds[pace.largest_part(len(self._tree), int(self._tree.depths.max()))]
 
     def _learn_from(self, accepted: Accepted) -> None:
         """What the sources proposed along the right path, in the tree or not, against what came."""

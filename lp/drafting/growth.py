@@ -95,11 +95,11 @@ def grow(
     growth.proposals.append(propose(context, 0))
     if max_depth:
         frontier.add(0, 1.0, growth.proposals[0])
-    most_rows = pace.most_rows - other_rows
-    best_speed, best_rows, expected = 1.0 / pace.seconds[1 + other_rows], 1, 1.0
+    most_rows, largest_part = pace.most_rows - other_rows, pace.largest_part(1 + other_rows, 0)
+    best_speed, best_rows, expected, deepest = 1.0 / pace.seconds[largest_part], 1, 1.0, 0
     for probability, parent, kind, token in frontier:
         row = len(tokens)
-        if row >= most_rows or probability < best_speed * pace.slopes[row + other_rows]:
+        if row >= most_rows or probability < best_speed * pace.slopes[largest_part] / pace.num_parts:
             break
         if (parent, token) in taken:
             continue
@@ -111,7 +111,9 @@ def grow(
         kinds.append(kind)
         contexts.append(context)
         expected += probability
-        if (speed := expected / pace.seconds[row + 1 + other_rows]) >= best_speed:
+        deepest = max(deepest, depth)
+        largest_part = pace.largest_part(row + 1 + other_rows, deepest)
+        if (speed := expected / pace.seconds[largest_part]) >= best_speed:
             best_speed, best_rows, growth.expected = speed, row + 1, expected
         proposals = propose(context, depth) if depth < max_depth else []
         growth.proposals.append(proposals)

@@ -60,8 +60,8 @@ class WindowChoice:
 
     def __init__(self, columns: Sequence[int], levels: int, pace: Pace):
         """columns: to choose from, ascending from 0. levels: of the window. pace: says what a step with it costs."""
-        alone = pace.seconds[1]
-        costs = [pace.seconds[1 + number * levels] / alone - 1 for number in columns]
+        parts = [pace.largest_part(1 + number * levels, number and number + levels - 1) for number in columns]
+        costs = [pace.seconds[part] / pace.seconds[1] - 1 for part in parts]
         self.sizes = [
             Size(number, max(SHORTEST_REST, round(TRIAL * cost / SHARE)))
             for number, cost in zip(columns, costs, strict=True)

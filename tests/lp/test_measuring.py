@@ -19,6 +19,7 @@ class Machine:
     """A Runner and its clock: a step takes what `seconds(rows, number of the step)` says."""
 
     depth = 1
+    num_parts = 1
     cache_bytes = 0
 
     def __init__(self, seconds: Callable[[int, int], float]):

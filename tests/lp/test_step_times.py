@@ -35,7 +35,7 @@ def test_one_measured_number_of_rows_stands_for_all() -> None:
 
 
 def test_a_file_keeps_it_to_the_last_bit() -> None:
-    times = StepTimes((1, 3), (1 / 3, 0.1 + 0.7))
+    times = StepTimes((1, 3), (1 / 3, 0.1 + 0.7), num_parts=2)
     assert StepTimes.from_dict(json.loads(json.dumps(times.to_dict()))) == times
 
 
@@ -56,7 +56,9 @@ def test_a_file_keeps_it_to_the_last_bit() -> None:
         {"rows": [float("inf")], "seconds": [0.1]},
         {"rows": ["many"], "seconds": [0.1]},
         {"rows": None, "seconds": [0.1]},
-        {"rows": [1], "seconds": [0.0]},
+        {"rows": [1], "seconds": [0.1]},
+        {"rows": [1], "seconds": [0.1], "num_parts": 0},
+        {"rows": [1], "seconds": [0.0], "num_parts": 1},
         {"rows": [1], "seconds": [-0.1]},
         {"rows": [1], "seconds": [float("nan")]},
         {"rows": [1], "seconds": [float("inf")]},
@@ -66,3 +68,9 @@ def test_a_file_keeps_it_to_the_last_bit() -> None:
 def test_what_is_no_curve_is_refused(values: Any) -> None:
     with pytest.raises(ValueError, match="not step times"):
         StepTimes.from_dict(values)
+
+
+@pytest.mark.parametrize(("num_parts", "rows"), [(1, (1, 4, 9, 33)), (2, (1, 4, 5, 17)), (4, (1, 4, 5, 9))])
+def test_the_rows_of_the_largest_part_are_those_of_chains_shared_out(num_parts: int, rows: tuple[int, ...]) -> None:
+    times = StepTimes((1, 4, 9, 33), (0.1, 0.2, 0.3, 0.4), num_parts)
+    assert times.by_part() == StepTimes(rows, (0.1, 0.2, 0.3, 0.4))
