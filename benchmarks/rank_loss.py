@@ -2,10 +2,11 @@
 
     python -m benchmarks.rank_loss --model demo/python-11m --ranks 2 3 4 --kills 20 --exchange shm gloo
 
-Starts launch/serve.py with `launcher=local` for each number of ranks and exchange, and learns the ranks' process ids
-from GET /status. The gap is the client's longest wait for an event after the kill, less what it waits for that event
-when nobody is killed. Then come the scenarios of benchmarks/rank_loss_scenarios.py. Writes tables to --output; the exit
-code is 1 if any stream was cut short or differs from the undisturbed one, or a scenario failed.
+Starts launch/serve.py with `launcher=local` for each number of ranks and exchange (with --launcher ray,
+launch/ray_job.py on the Ray cluster of this machine), and learns the ranks' process ids from GET /status. The gap is
+the client's longest wait for an event after the kill, less what it waits for that event when nobody is killed. Then
+come the scenarios of benchmarks/rank_loss_scenarios.py. Writes tables to --output; the exit code is 1 if any stream was
+cut short or differs from the undisturbed one, or a scenario failed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from statistics import median
 from benchmarks.rank_loss_kills import Kill, Trial, plans
 from benchmarks.rank_loss_requests import long_prompt
 from benchmarks.rank_loss_scenarios import SCENARIOS, Outcome, Scenario, play
-from benchmarks.rank_loss_server import ServerTrouble, serving, shared_memory_files
+from benchmarks.rank_loss_server import Launcher, ServerTrouble, serving, shared_memory_files
 from benchmarks.report import add_output, markdown_table, parse, progress, publish
 
 
@@ -31,14 +32,14 @@ def main() -> None:
     kills, trouble = kill_all(arguments)
     plays = [(scenario, exchange) for exchange in arguments.exchange for scenario in chosen(arguments)]
     outcomes = [
-        play(arguments.model, scenario, exchange, arguments.settings)
+        play(arguments.model, scenario, exchange, arguments.settings, arguments.launcher)
         for scenario, exchange in progress(plays, "scenarios", unit="scenario")
     ]
     left = sorted(shared_memory_files() - memory_before)
     failures = trouble + find_failures(kills, outcomes, left)
     publish(
         arguments.output,
-        f"rank_loss-{arguments.model.name}",
+        f"rank_loss-{arguments.model.name}" + ("-ray" if arguments.launcher is Launcher.ray else ""),
         f"Ranks lost in the midst of a stream: {arguments.model.name}",
         describe(arguments, kills, outcomes, failures),
         {"kills": [asdict(kill) for kill in kills], "scenarios": [asdict(outcome) for outcome in outcomes]},
@@ -50,6 +51,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=Path("demo/python-11m"), help="folder (default %(default)s)")
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 3, 4], help="default 2 3 4")
+    parser.add_argument("--launcher", type=Launcher, default=Launcher.local, choices=[*Launcher], help="default local")
     parser.add_argument("--exchange", nargs="+", default=["shm", "gloo"], choices=["shm", "gloo", "nccl"])
     parser.add_argument("--kills", type=int, default=20, help="for each number of ranks and exchange (default 20)")
     parser.add_argument("--prompt-tokens", type=int, default=1024, help="of our own workload (default %(default)s)")
@@ -90,7 +92,7 @@ def kill_all(arguments: argparse.Namespace) -> tuple[list[Kill], list[str]]:
 
 def kill_some(arguments: argparse.Namespace, exchange: str, num_ranks: int) -> Iterator[Kill]:
     settings = ["parallel=lp", f"parallel.exchange={exchange}", *arguments.settings]
-    with serving(arguments.model, num_ranks, *settings) as server:
+    with serving(arguments.model, num_ranks, *settings, launcher=arguments.launcher) as server:
         prompt = long_prompt(server.url, arguments.prompt_tokens, arguments.max_new_tokens)
         trial = Trial(server, exchange, prompt, arguments.max_new_tokens)
         drawn = list(islice(plans(num_ranks, arguments.seed), arguments.kills))

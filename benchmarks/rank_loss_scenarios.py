@@ -18,7 +18,7 @@ from typing import TypeAlias
 import psutil
 
 from benchmarks.rank_loss_requests import body
-from benchmarks.rank_loss_server import LOOK_S, RankServer, ServerTrouble, serving
+from benchmarks.rank_loss_server import LOOK_S, Launcher, RankServer, ServerTrouble, serving
 from benchmarks.rank_loss_stream import Stream, gap_s, stream
 
 PROMPT = "def running_mean(values, width):\n"
@@ -210,10 +210,11 @@ class Outcome:
     gap_s: float | None
 
 
-def play(model: Path, scenario: Scenario, exchange: str, settings: Sequence[str]) -> Outcome:
+def play(model: Path, scenario: Scenario, exchange: str, settings: Sequence[str], launcher: Launcher) -> Outcome:
     """On a server of its own. A server that fails to come, to recover or to end fails the scenario."""
+    settings = [f"parallel.exchange={exchange}", *scenario.settings, *settings]
     try:
-        with serving(model, scenario.ranks, f"parallel.exchange={exchange}", *scenario.settings, *settings) as server:
+        with serving(model, scenario.ranks, *settings, launcher=launcher) as server:
             verdict = scenario.run(Stage(server, scenario.max_tokens))
     except ServerTrouble as trouble:
         verdict = Verdict(False, str(trouble).replace("\n", " "))

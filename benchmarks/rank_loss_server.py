@@ -1,4 +1,5 @@
-"""A server that starts its own ranks (`launcher=local`), as a process, and what may be done to it from outside.
+"""A server that starts its own ranks (`launcher=local`, or on a Ray cluster), as a process, and what may be done to it
+from outside. All its ranks are processes of this machine.
 
 Known by its command line, its log, GET /status and the process ids found there; by nothing of its inside.
 """
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +23,7 @@ from typing import Any
 import httpx
 import psutil
 
-SERVE = Path(__file__).resolve().parents[1] / "launch/serve.py"
+LAUNCH = Path(__file__).resolve().parents[1] / "launch"
 START_S = 180.0
 """What a server gets to start, and lost ranks to be back: on few cores their imports take turns."""
 STOP_S = 40.0
@@ -106,7 +108,7 @@ class RankServer:
 
     def stop(self) -> None:
         """Ends the server as an operator does, with SIGTERM. Raises ServerTrouble unless it ends well and alone."""
-        processes = self.family()
+        processes = [*{*self.family(), *self._rank_processes()}]
         self._client.close()
         self.process.terminate()
         try:
@@ -123,10 +125,18 @@ class RankServer:
         """The server's process and all that it has started."""
         return family(self.process.pid)
 
+    def _rank_processes(self) -> list[psutil.Process]:
+        """On a Ray cluster they are no children of the server's process."""
+        found = []
+        for pid in self.status().pids.values():
+            with suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(pid))
+        return found
+
     def _find_address(self) -> str:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
-            if found := re.search(r"^serving .* on (http://\S+)$", self.log, re.MULTILINE):
+            if found := re.search(r"\bserving .* on (http://\S+)$", self.log, re.MULTILINE):
                 return found[1]
             self._check_alive()
             time.sleep(LOOK_S)
@@ -140,21 +150,29 @@ class RankServer:
         return ServerTrouble(f"the server: {what}. Its log ends:\n{self.log[-2000:]}")
 
 
-def serve_command(model: Path, num_ranks: int, *settings: str) -> list[str]:
+class Launcher(StrEnum):
+    """What starts the ranks. ray: the cluster that RAY_ADDRESS names, or that of this machine (`ray start --head`)."""
+
+    local = "local"
+    ray = "ray"
+
+
+def serve_command(model: Path, num_ranks: int, *settings: str, launcher: Launcher = Launcher.local) -> list[str]:
     """settings: `key=value`, after those that name the model and the ranks."""
-    command = [sys.executable, str(SERVE), "model=checkpoint", f"model.path={model.resolve()}", "launcher=local"]
+    programs = {Launcher.local: ["serve.py", "launcher=local"], Launcher.ray: ["ray_job.py", "task=serve"]}
+    program, argument = programs[launcher]
+    command = [sys.executable, str(LAUNCH / program), argument, "model=checkpoint", f"model.path={model.resolve()}"]
     return [*command, f"parallel.ranks={num_ranks}", "server.port=0", *settings]
 
 
 @contextmanager
-def started(model: Path, num_ranks: int, *settings: str) -> Iterator[RankServer]:
+def started(model: Path, num_ranks: int, *settings: str, launcher: Launcher = Launcher.local) -> Iterator[RankServer]:
     """A server all of whose ranks serve; what is left of it at the end is killed. Raises ServerTrouble."""
+    command = serve_command(model, num_ranks, *settings, launcher=launcher)
     with TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
         with log.open("wb") as file:
-            process = subprocess.Popen(
-                serve_command(model, num_ranks, *settings), stderr=file, stdin=subprocess.DEVNULL
-            )
+            process = subprocess.Popen(command, stderr=file, stdin=subprocess.DEVNULL)
         try:
             server = RankServer(process, log, num_ranks)
             server.wait_for_all()
@@ -165,9 +183,9 @@ def started(model: Path, num_ranks: int, *settings: str) -> Iterator[RankServer]
 
 
 @contextmanager
-def serving(model: Path, num_ranks: int, *settings: str) -> Iterator[RankServer]:
+def serving(model: Path, num_ranks: int, *settings: str, launcher: Launcher = Launcher.local) -> Iterator[RankServer]:
     """As `started`, and ended as an operator does it. Raises ServerTrouble if it does not end well, too."""
-    with started(model, num_ranks, *settings) as server:
+    with started(model, num_ranks, *settings, launcher=launcher) as server:
         yield server
         server.stop()
 

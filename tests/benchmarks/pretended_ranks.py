@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.rank_loss_server import Member, RankServer, Status
+from benchmarks.rank_loss_server import Launcher, Member, RankServer, Status
 from lp.model.checkpoint import ModelSettings, load
 from tests.launch.server import harness
 
@@ -44,7 +44,7 @@ class PretendedRanks(RankServer):
 
 
 @contextmanager
-def serving(model: Path, num_ranks: int, *settings: str) -> Iterator[RankServer]:
+def serving(model: Path, num_ranks: int, *settings: str, launcher: Launcher) -> Iterator[RankServer]:
     """In the place of `rank_loss_server.serving`."""
     with harness.serving(load(ModelSettings(path=str(model), device="cpu"))) as running:
         ranks = PretendedRanks(running.url, num_ranks)
