@@ -145,7 +145,7 @@ class Steps:
         self.text = np.random.default_rng(0).integers(0, logits_RV.shape[1], TEXT).tolist()
         sampling = dataclasses.replace(setting.sampling, seed=1).with_defaults(GenerationConfig())
         device, vocab_size = str(logits_RV.device), logits_RV.shape[1]
-        self.sampler = Sampler(sampling, TEXT, [2], vocab_size, device, setting.num_candidates)
+        self.sampler = Sampler(sampling, TEXT, [2], vocab_size, device)
         self.processors = [*context_processors(sampling, TEXT, [2], device), *warpers(sampling)]
         if self.sampler.repetition:
             self.processors.insert(0, RepetitionPenaltyLogitsProcessor(self.sampler.repetition.penalty))
@@ -156,7 +156,7 @@ class Steps:
         return bool(self.processors)
 
     def answer(self) -> None:
-        self.sampler.answers(self.logits_RV, self.tree, self.text)
+        self.sampler.answers(self.logits_RV, self.tree, self.text, self.setting.num_candidates)
         self.text += self.text[: self.accepted]
 
     def warp(self) -> None:

@@ -25,10 +25,11 @@ class Drafted:
 class Decoder(Protocol):
     """Plans trees for one sequence and learns from what the model answers.
 
-    num_candidates: best tokens that it wants to know for each row; 0 is the target alone.
+    num_candidates: best tokens that it wants to know for each row of the tree planned last; 0 is the target alone.
     """
 
-    num_candidates: int
+    @property
+    def num_candidates(self) -> int: ...
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
         """The next tree under the root tokens[-1].

@@ -160,6 +160,7 @@ class Engine:
             sequence.fingerprint = generation.fingerprint()
         room = self.checkpoint.max_length - len(sequence.tokens)
         generation.tree = generation.decoder.plan(sequence.tokens, room, wanted=generation.stop.num_left)
+        sequence.num_candidates = generation.decoder.num_candidates
         self.runner.start(sequence, generation.tree)
 
     def stream(

@@ -32,8 +32,8 @@ class Generation:
         self.decoder: Decoder = make_decoder(
             request.decode, text, sampling.seed, sampling.temperature, experience, request.owner
         )
-        prompt, num_candidates = list(request.prompt), self.decoder.num_candidates
-        self.sequence = Sequence(request.id, prompt, len(prompt), sampling, num_candidates)
+        prompt = list(request.prompt)
+        self.sequence = Sequence(request.id, prompt, len(prompt), sampling)
         self.text = TextStream(Detokenizer(checkpoint.tokenizer, request.prompt), request.stopping.stop)
         self.stop = StopConditions(request.stopping, checkpoint.eos, request.stopping.max_new_tokens)
         self.stats = Statistics(prompt_tokens=len(request.prompt))

@@ -48,8 +48,8 @@ class Request:
 class Sequence:
     """Token ids: the whole state of a generation. Caches, windows and pools can be rebuilt from them and the seed.
 
-    num_candidates: best tokens that the decoder wants to know for each row. fingerprint: checksum of the decoder's
-    state, when ranks are asked to compare theirs; else 0.
+    num_candidates: best tokens that the decoder wants to know for each row of the step at hand. fingerprint: checksum
+    of the decoder's state, when ranks are asked to compare theirs; else 0.
     """
 
     id: str

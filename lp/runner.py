@@ -129,10 +129,7 @@ class SingleDevice(ForwardRunner):
 
     def open(self, sequence: Sequence) -> None:
         model = self.model
-        sampler = Sampler(
-            sequence.sampling, sequence.prompt_length, model.eos, model.vocab_size, str(model.device),
-            sequence.num_candidates,
-        )  # fmt: skip
+        sampler = Sampler(sequence.sampling, sequence.prompt_length, model.eos, model.vocab_size, str(model.device))
         self.residences[sequence.id] = Residence(model.make_cache(len(sequence.tokens) + 1), sampler)
 
     def forward(self, sequence: Sequence, tree: TokenTree) -> Answers:
@@ -142,7 +139,7 @@ class SingleDevice(ForwardRunner):
             self.model.forward(part, residence.cache, num_logits=1)
         rows = residence.hang(tree, sequence.tokens)
         logits = self.model.forward(rows, residence.cache, num_logits=len(tree))
-        return residence.sampler.answers(logits, tree, sequence.tokens)
+        return residence.sampler.answers(logits, tree, sequence.tokens, sequence.num_candidates)
 
     def close(self, sequence: Sequence) -> None:
         self.model.release(self.residences.pop(sequence.id).cache)

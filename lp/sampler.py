@@ -37,11 +37,11 @@ class Sampler:
         eos: Sequence[int],
         vocab_size: int,
         device: str,
-        num_candidates: int = 0,
     ):
-        """sampling: with no None left but `logprobs`. num_candidates: K, best tokens to give for each row."""
+        """sampling: with no None left but `logprobs`."""
         assert sampling.seed is not None and sampling.temperature is not None
-        self.num_candidates = num_candidates
+        self.sampling = sampling
+        self.vocab_size = vocab_size
         self.logprobs = sampling.logprobs
         self.bias = biases(sampling)
         penalty = sampling.repetition_penalty
@@ -49,34 +49,44 @@ class Sampler:
         self.context = context_processors(sampling, prompt_length, eos, device)
         self.warpers = warpers(sampling)
         self.noise = NoiseTable(sampling.seed, vocab_size, device) if sampling.temperature > 0 else None
-        num_tokens = min(max(1, num_candidates), vocab_size)
-        quick = truncations(sampling, vocab_size, num_tokens) if self.noise else []
-        self.choosers: list[Chooser] = [*quick, Thorough(self.warpers, self.noise, num_tokens)]
+        self._choosers: dict[int, list[Chooser]] = {}
+        """By the tokens that they choose for each row."""
 
     @torch.inference_mode()
-    def answers(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Answers:
-        """logits_RV: float32 logits of the tree's rows. tokens: the sequence, whose last token is the tree's root."""
+    def answers(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int], num_candidates: int = 0) -> Answers:
+        """logits_RV: float32 logits of the tree's rows. tokens: the sequence, whose last token is the tree's root.
+        num_candidates: K, best tokens to give for each row; 0 is the target alone.
+        """
         if self.noise:
             self.noise.forget(before=len(tokens))
         quiet = np.zeros(len(tree), dtype=bool) if tree.quiet is None else tree.quiet
         rows = Rows(self._in_context(logits_RV, tree, tokens), tree.depths + len(tokens), quiet)
-        return Answers.unpack(self._packed(logits_RV, rows, self.choosers), self.num_candidates)
+        packed = self._packed(logits_RV, rows, num_candidates, self.choosers(num_candidates))
+        return Answers.unpack(packed, num_candidates)
+
+    def choosers(self, num_candidates: int) -> list[Chooser]:
+        """From the quick one to the thorough one."""
+        num_tokens = min(max(1, num_candidates), self.vocab_size)
+        if num_tokens not in self._choosers:
+            quick = truncations(self.sampling, self.vocab_size, num_tokens) if self.noise else []
+            self._choosers[num_tokens] = [*quick, Thorough(self.warpers, self.noise, num_tokens)]
+        return self._choosers[num_tokens]
 
     def scores(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Tensor:
         """[R, V] after all processors: what a token is drawn from, as log-probabilities up to a constant of the row."""
         return self.warpers(_no_context(logits_RV), cast(FloatTensor, self._in_context(logits_RV, tree, tokens)))
 
-    def _packed(self, logits_RV: Tensor, rows: Rows, choosers: Sequence[Chooser]) -> np.ndarray:
+    def _packed(self, logits_RV: Tensor, rows: Rows, num_candidates: int, choosers: Sequence[Chooser]) -> np.ndarray:
         """Answers as `Answers.pack` has them: one transfer, unless the first chooser leaves rows to the others."""
         tokens_RK, is_settled_R = choosers[0](rows)
-        missing = tokens_RK[:, -1:].expand(-1, max(0, self.num_candidates - tokens_RK.shape[1]))  # in tiny vocabularies
+        missing = tokens_RK[:, -1:].expand(-1, max(0, num_candidates - tokens_RK.shape[1]))  # in tiny vocabularies
         columns = [is_settled_R[:, None], tokens_RK, missing, *self._logprobs(logits_RV, tokens_RK[:, :1])]
         packed = torch.cat(columns, dim=1).to(torch.int32).cpu().numpy()
         answers = packed[:, 1:]
         unsettled = np.flatnonzero(packed[:, 0] == 0)
         if len(unsettled):
             some = torch.from_numpy(unsettled)
-            answers[unsettled] = self._packed(logits_RV[some], rows.take(unsettled), choosers[1:])
+            answers[unsettled] = self._packed(logits_RV[some], rows.take(unsettled), num_candidates, choosers[1:])
         return answers
 
     def _logprobs(self, logits_RV: Tensor, targets_R1: Tensor) -> list[Tensor]:

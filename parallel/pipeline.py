@@ -55,10 +55,7 @@ class PipelineParallel:
 
     def open(self, sequence: Sequence) -> None:
         model = self.model
-        sampler = Sampler(
-            sequence.sampling, sequence.prompt_length, model.eos, model.vocab_size, str(model.device),
-            sequence.num_candidates,
-        )  # fmt: skip
+        sampler = Sampler(sequence.sampling, sequence.prompt_length, model.eos, model.vocab_size, str(model.device))
         self.residences[sequence.id] = Residence(model.make_cache(len(sequence.tokens) + 1), sampler)
 
     def close(self, sequence: Sequence) -> None:
@@ -72,7 +69,7 @@ class PipelineParallel:
         rows = residence.hang(tree, sequence.tokens)
         logits, headers = self._forward(rows, residence.cache, len(tree), sequence.fingerprint)
         if self._is_last:
-            answers = residence.sampler.answers(logits, tree, sequence.tokens)
+            answers = residence.sampler.answers(logits, tree, sequence.tokens, sequence.num_candidates)
             self._publish(sequence, np.concatenate([headers.ravel(), answers.pack().ravel()]))
         else:
             self._awaited.append((sequence.id, headers.size + len(tree) * _num_columns(sequence)))

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from lp.decoder import Drafted
 from lp.drafting.experience import Experience
 from lp.drafting.growth import Growth, grow
+from lp.drafting.rest import Rest
 from lp.drafting.sources import Sources
 from lp.methods import Auto
-from lp.tree import TokenTree, TreeBuilder
+from lp.tree import TokenTree, TreeBuilder, chain
 from lp.verification import Accepted, Answers, verify
 from lp.window import Window
 
@@ -29,7 +30,7 @@ class AutoDecoder:
         owner: str | None = None,
     ):
         """owner: whose requests may share n-grams, if the settings say so."""
-        self.num_candidates = settings.candidates if settings.recycled_drafts else 0
+        self._num_candidates = settings.candidates if settings.recycled_drafts else 0
         self.lessons = experience.lessons(settings, temperature)
         shared = experience.shared(owner) if settings.shared_drafts and owner is not None else None
         self.sources = Sources(self.lessons.kinds, prompt, settings, temperature > 0, shared)
@@ -40,8 +41,23 @@ class AutoDecoder:
         self._stretch = self.lessons.windows.choose()
         self._growth = Growth([])
         self._tree: TokenTree
+        self._rest = Rest(self.lessons.pace, self.lessons.habit)
+        self._num_plain = 0
+        """Tokens since it last looked ahead, of which the sources know nothing yet."""
+
+    @property
+    def num_candidates(self) -> int:
+        return 0 if self._rest.num_left else self._num_candidates
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
+        self._tree = chain(tokens[-1:]) if self._rest.num_left else self._look_ahead(tokens, room, wanted)
+        return self._tree
+
+    def _look_ahead(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
+        if self._num_plain:
+            self.sources.move_to(tokens[: -self._num_plain])
+            self.sources.learn_text(tokens[-self._num_plain :])
+            self._num_plain, self._window = 0, None
         if not self._stretch.num_left:
             self._stretch = self.lessons.windows.choose()
         self._window = self._sized(self._stretch.size.columns, room)
@@ -59,8 +75,7 @@ class AutoDecoder:
         builder.extend(self._growth.tokens[1:], self._growth.parents[1:], self._growth.depths[1:])
         if self._window:
             self._window.plan(builder)
-        self._tree = builder.build()
-        return self._tree
+        return builder.build()
 
     def _sized(self, columns: int, room: int) -> Window | None:
         """The window with so many columns, as long as the model has positions for it."""
@@ -74,6 +89,8 @@ class AutoDecoder:
         return window if window.depth <= room else None
 
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, Drafted]:
+        if self._rest.num_left:
+            return self._take_plain(int(answers.targets[0]))
         accepted = verify(self._tree, answers.targets)
         known = answers.targets if answers.candidates is None else answers.candidates
         self._history = zlib.crc32(known.tobytes(), self._history)
@@ -83,8 +100,15 @@ class AutoDecoder:
         if answers.candidates is not None:
             self.sources.learn_answers(self._tree, answers.candidates, accepted.rows)
         self.sources.learn_text(accepted.tokens)
-        self.lessons.windows.learn(self._stretch, len(accepted.tokens), self._modelled_s())
+        seconds = self._modelled_s()
+        self.lessons.windows.learn(self._stretch, len(accepted.tokens), seconds)
+        self._rest.looked_ahead(len(accepted.tokens), seconds)
         return accepted, self._drafted(accepted)
+
+    def _take_plain(self, token: int) -> tuple[Accepted, Drafted]:
+        self._rest.took_plain_step()
+        self._num_plain += 1
+        return Accepted([token], [0], []), Drafted(Counter(), [])
 
     def _modelled_s(self) -> float:
         """Of the step."""
@@ -118,5 +142,6 @@ class AutoDecoder:
     def fingerprint(self) -> int:
         """What the sources know follows from what they were given, so that alone is looked at."""
         lessons, cells = self.lessons, self._window.cells if self._window else []
-        state = [self._history, lessons.estimates.probabilities, lessons.windows.state(), self._stretch, cells]
+        learnt = [lessons.estimates.probabilities, lessons.windows.state(), self._rest.state()]
+        state = [self._history, *learnt, self._stretch, cells]
         return zlib.crc32(repr(state).encode()) >> 1

@@ -12,6 +12,7 @@ from dataclasses import astuple, dataclass
 from lp.drafting.contexts import ContextIndex
 from lp.drafting.estimates import Estimates
 from lp.drafting.pace import Pace
+from lp.drafting.rest import Habit
 from lp.drafting.sources import SUFFIX_LENGTHS, Kinds
 from lp.drafting.window_choice import WindowChoice
 from lp.methods import Auto
@@ -32,6 +33,7 @@ class Lessons:
     pace: Pace
     estimates: Estimates
     windows: WindowChoice
+    habit: Habit
 
 
 class Experience:
@@ -55,7 +57,7 @@ class Experience:
         levels = settings.ngram - 1
         largest = min(settings.max_window, pace.most_rows // 2 // levels) if settings.window_drafts else 0
         columns = sorted({0, largest // 3, 2 * largest // 3, largest})
-        return Lessons(kinds, pace, Estimates(kinds.priors()), WindowChoice(columns, levels, pace))
+        return Lessons(kinds, pace, Estimates(kinds.priors()), WindowChoice(columns, levels, pace), Habit())
 
     def _pace(self, settings: Auto) -> Pace:
         if settings.rows:

@@ -79,7 +79,7 @@ def test_targets_are_those_of_transformers_warpers(temperature: float, name: str
     plain = Sampler(sampling, 2, [], VOCAB_SIZE, "cpu").answers(logits, tree, TOKENS)
     assert plain.candidates is None
     assert plain.targets.tolist() == expected.argmax(dim=1).tolist()
-    found = Sampler(sampling, 2, [], VOCAB_SIZE, "cpu", num_candidates=8).answers(logits, tree, TOKENS)
+    found = Sampler(sampling, 2, [], VOCAB_SIZE, "cpu").answers(logits, tree, TOKENS, num_candidates=8)
     assert found.candidates is not None
     assert np.array_equal(found.targets, plain.targets) and np.array_equal(found.candidates[:, 0], plain.targets)
     assert all(len(set(row)) == 8 for row in found.candidates.tolist())
@@ -88,22 +88,22 @@ def test_targets_are_those_of_transformers_warpers(temperature: float, name: str
 @pytest.mark.parametrize("name", ["none", "top_k"])
 def test_candidates_are_the_best_with_noise(name: str) -> None:
     sampling, logits, tree = make_sampling(0.8, **TRUNCATIONS[name]), make_logits("sharp"), make_tree()
-    found = Sampler(sampling, 2, [], VOCAB_SIZE, "cpu", num_candidates=8).answers(logits, tree, TOKENS)
+    found = Sampler(sampling, 2, [], VOCAB_SIZE, "cpu").answers(logits, tree, TOKENS, num_candidates=8)
     assert found.candidates is not None
     assert np.array_equal(found.candidates, noisy(sampling, logits, tree).topk(8, dim=1).indices)
 
 
 def test_greedy_candidates_are_the_best_logits() -> None:
     logits = make_logits("sharp")
-    sampler = Sampler(make_sampling(0.0, top_k=5, top_p=0.5), 2, [], VOCAB_SIZE, "cpu", num_candidates=8)
-    candidates = sampler.answers(logits, make_tree(), TOKENS).candidates
+    sampler = Sampler(make_sampling(0.0, top_k=5, top_p=0.5), 2, [], VOCAB_SIZE, "cpu")
+    candidates = sampler.answers(logits, make_tree(), TOKENS, num_candidates=8).candidates
     assert candidates is not None and np.array_equal(candidates, logits.topk(8, dim=1).indices)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_vocabulary_smaller_than_the_candidates(temperature: float) -> None:
     tree = chain([1, 2])
-    found = Sampler(make_sampling(temperature), 2, [], 5, "cpu", 8).answers(torch.randn(2, 5), tree, TOKENS)
+    found = Sampler(make_sampling(temperature), 2, [], 5, "cpu").answers(torch.randn(2, 5), tree, TOKENS, 8)
     assert found.candidates is not None and found.candidates.shape == (2, 8)
     assert all(set(row) == set(range(5)) for row in found.candidates.tolist())
 
@@ -111,12 +111,11 @@ def test_a_vocabulary_smaller_than_the_candidates(temperature: float) -> None:
 @pytest.mark.parametrize("name", ["top_k", "top_p", "all"])
 def test_a_trained_models_rows_are_settled_by_the_shortest_list(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = Sampler(make_sampling(0.8, **TRUNCATIONS[name]), 2, [], VOCAB_SIZE, "cpu")
-    assert isinstance(sampler.choosers[0], Truncation)
+    quick, *_, thorough = sampler.choosers(num_candidates=0)
+    assert isinstance(quick, Truncation)
     seen: list[int] = []
-    thorough = sampler.choosers[-1]
-    monkeypatch.setattr(
-        sampler, "choosers", [sampler.choosers[0], lambda rows: seen.append(len(rows.scores)) or thorough(rows)]
-    )
+    counted = [quick, lambda rows: seen.append(len(rows.scores)) or thorough(rows)]
+    monkeypatch.setattr(sampler, "choosers", lambda num_candidates: counted)
     for kind in ("sharp", "coarse"):
         sampler.answers(make_logits(kind), make_tree(), TOKENS)
     assert sum(seen) <= 0.1 * 2 * NUM_ROWS
@@ -127,16 +126,16 @@ def test_a_trained_models_rows_are_settled_by_the_shortest_list(name: str, monke
 def test_rows_that_hold_a_nan_have_no_target(name: str, temperature: float) -> None:
     logits = make_logits("sharp")
     logits[3, 17] = logits[5, VOCAB_SIZE - 1] = logits[8, :] = float("nan")
-    sampler = Sampler(make_sampling(temperature, **TRUNCATIONS[name]), 2, [], VOCAB_SIZE, "cpu", num_candidates=3)
-    targets = sampler.answers(logits, make_tree(), TOKENS).targets
+    sampler = Sampler(make_sampling(temperature, **TRUNCATIONS[name]), 2, [], VOCAB_SIZE, "cpu")
+    targets = sampler.answers(logits, make_tree(), TOKENS, num_candidates=3).targets
     assert np.flatnonzero(targets == NOT_A_TOKEN).tolist() == [3, 5, 8]
 
 
 def test_log_probabilities_are_of_the_settled_target() -> None:
     """Flat rows go through all choosers."""
     logits = make_logits("flat")
-    sampler = Sampler(make_sampling(1.0, top_p=0.95, logprobs=2), 2, [], VOCAB_SIZE, "cpu", num_candidates=3)
-    found = sampler.answers(logits, make_tree(), TOKENS)
+    sampler = Sampler(make_sampling(1.0, top_p=0.95, logprobs=2), 2, [], VOCAB_SIZE, "cpu")
+    found = sampler.answers(logits, make_tree(), TOKENS, num_candidates=3)
     expected = logits.log_softmax(dim=1)
     assert found.logprobs is not None and found.top_logprobs is not None
     np.testing.assert_allclose(found.logprobs, expected[np.arange(NUM_ROWS), found.targets], atol=1e-5)

@@ -50,7 +50,9 @@ def sums(path: tuple[int, ...], position: int) -> list[int]:
 
 @dataclass
 class Run:
-    """What a decoder made of a model. seconds: modelled. rows, fingerprints: of each step."""
+    """What a decoder made of a model. seconds: modelled. rows, fingerprints: of each step. num_plain: steps for which
+    no candidates were asked.
+    """
 
     tokens: list[int]
     prompt_length: int
@@ -59,6 +61,7 @@ class Run:
     accepted: Counter[str] = field(default_factory=Counter)
     proposed: Counter[str] = field(default_factory=Counter)
     fingerprints: list[int] = field(default_factory=list)
+    num_plain: int = 0
 
     @property
     def num_new(self) -> int:
@@ -94,12 +97,14 @@ def decode(
     run = Run(list(prompt), len(prompt))
     while left := num_tokens - run.num_new:
         tree = decoder.plan(run.tokens, room=left + 20, wanted=left)
-        accepted, drafted = decoder.commit(run.tokens, answers(model, tree, run.tokens, decoder.num_candidates))
+        num_candidates = decoder.num_candidates
+        accepted, drafted = decoder.commit(run.tokens, answers(model, tree, run.tokens, num_candidates))
         for token in accepted.tokens:
             assert token == model(tuple(run.tokens[-4:]), len(run.tokens) - 1)[0]
             run.tokens.append(token)
         run.seconds += times.at(len(tree)) if times else 1.0
         run.rows.append(len(tree))
+        run.num_plain += not num_candidates
         run.accepted.update(drafted.accepted)
         run.proposed.update(drafted.proposed)
         if fingerprints:

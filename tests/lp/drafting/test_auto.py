@@ -29,6 +29,12 @@ def test_at_most_three_percent_are_lost_on_text_that_cannot_be_guessed(curve: st
     assert times.at(1) * run.num_new / run.seconds > 0.97
 
 
+@pytest.mark.parametrize("curve", ["a CPU", "no row is free"])
+def test_steps_on_text_that_cannot_be_guessed_ask_for_no_candidates(curve: str) -> None:
+    run = decode(unguessable, 800, Auto(), CURVES[curve])
+    assert run.num_plain > 0.7 * 800
+
+
 @pytest.mark.parametrize("curve", CURVES)
 def test_text_that_can_be_guessed_is_faster(curve: str) -> None:
     times = CURVES[curve]
