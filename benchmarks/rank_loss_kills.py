@@ -123,23 +123,32 @@ class Trial:
         self._undisturbed: dict[str, Stream] = {}
 
     def kill(self, plan: Plan) -> Kill:
-        """Returns when all ranks are back. Raises ServerTrouble if they do not come, or no stream lasts long enough."""
+        """Returns when all ranks are back. Raises ServerTrouble if they do not come, if another than the one that was
+        killed has gone, or if no stream lasts long enough.
+        """
         request = body(plan.kind, self._prompt, self._max_tokens)
         if plan.kind not in self._undisturbed:
             self._undisturbed[plan.kind] = undisturbed_stream(self._server, request)
         undisturbed = self._undisturbed[plan.kind]
         moment = plan.moment(undisturbed)
         for _ in range(MOST_TRIES):
-            pid = self._server.status().pids[plan.victim]
+            before = self._server.status().pids
+            pid = before.pop(plan.victim)
             killer = Killer(pid, moment, undisturbed)
             seen = stream(self._server.url, request, killer.on_event)
             killed_at = killer.finish()
             if killed_at is None:
                 continue  # the stream had fewer events this time
             self._server.wait_for_all(gone=[pid])
+            self._check_others(before)
             if killed_at < seen.ended_at:
                 return self._judge(plan, seen, undisturbed, killed_at, time.monotonic() - killed_at)
         raise ServerTrouble(f"{MOST_TRIES} streams ended before event {moment.event}: --max-new-tokens is too small")
+
+    def _check_others(self, before: dict[int, int]) -> None:
+        after = self._server.status().pids
+        if gone := [rank for rank in before if after.get(rank) != before[rank]]:
+            raise ServerTrouble(f"ranks {gone} were not killed and are gone. The log ends:\n{self._server.log[-2000:]}")
 
     def _judge(self, plan: Plan, seen: Stream, undisturbed: Stream, killed_at: float, recovery_s: float) -> Kill:
         return Kill(

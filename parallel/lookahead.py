@@ -28,6 +28,7 @@ class LookaheadParallel(ForwardRunner):
         self.ranks_per_replica = ranks_per_replica
         self.num_parts = channel.num_ranks // ranks_per_replica
         self._shares: dict[str, Shares] = {}
+        """Of the sequences that have had a step: some may have been opened by the runner of an earlier epoch."""
 
     @property
     def cache_bytes(self) -> int:
@@ -35,15 +36,15 @@ class LookaheadParallel(ForwardRunner):
 
     def open(self, sequence: Sequence) -> None:
         self.inner.open(sequence)
-        self._shares[sequence.id] = Shares(self.num_parts)
 
     def close(self, sequence: Sequence) -> None:
         self.inner.close(sequence)
-        del self._shares[sequence.id]
+        self._shares.pop(sequence.id, None)
 
     def forward(self, sequence: Sequence, tree: TokenTree) -> Answers:
         """Every replica's answers for its part, merged; of a row in several parts the lowest rank's answer counts."""
-        parts = self._shares[sequence.id].split(tree, sequence.tokens)
+        shares = self._shares.setdefault(sequence.id, Shares(self.num_parts))
+        parts = shares.split(tree, sequence.tokens)
         mine = self.inner.forward(sequence, tree.take(parts[self.channel.rank // self.ranks_per_replica])).pack()
         largest = max(len(part) for part in parts)
         payload = np.zeros((largest, mine.shape[1]), dtype=np.int32)
