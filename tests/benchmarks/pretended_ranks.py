@@ -44,7 +44,7 @@ class PretendedRanks(RankServer):
 
 
 @contextmanager
-def serving(model: Path, num_ranks: int, *settings: str, launcher: Launcher) -> Iterator[RankServer]:
+def serving(model: Path, num_ranks: int, *settings: str, launcher: Launcher = Launcher.local) -> Iterator[RankServer]:
     """In the place of `rank_loss_server.serving`."""
     with harness.serving(load(ModelSettings(path=str(model), device="cpu"))) as running:
         ranks = PretendedRanks(running.url, num_ranks)

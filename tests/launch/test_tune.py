@@ -71,7 +71,7 @@ def test_it_measures_anew_unless_told_otherwise(
     monkeypatch.setattr(measuring, "LARGEST_CHANGE", float("inf"))  # what is kept holds
     assert main(*arguments)[0] == 0
     (kept,) = (tmp_path / "cache" / "step-times").iterdir()
-    made_up = {"rows": [1, 2], "seconds": [4.0, 5.0]}
+    made_up = {"rows": [1, 2], "seconds": [4.0, 5.0], "num_parts": 1}
     kept.write_text(json.dumps(made_up))
     code, out, err = main(*arguments, "step_times=auto")
     assert code == 0 and "4000.00" in out, err
