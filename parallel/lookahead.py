@@ -4,6 +4,8 @@ token tree; one exchange of small integers then gives every rank all answers. No
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 
 from lp.request import Sequence
@@ -27,7 +29,7 @@ class LookaheadParallel(ForwardRunner):
         self.channel = channel
         self.ranks_per_replica = ranks_per_replica
         self.num_parts = channel.num_ranks // ranks_per_replica
-        self._shares: dict[str, Shares] = {}
+        self._shares: defaultdict[str, Shares] = defaultdict(lambda: Shares(self.num_parts))
         """Of the sequences that have had a step: some may have been opened by the runner of an earlier epoch."""
 
     @property
@@ -43,8 +45,7 @@ class LookaheadParallel(ForwardRunner):
 
     def forward(self, sequence: Sequence, tree: TokenTree) -> Answers:
         """Every replica's answers for its part, merged; of a row in several parts the lowest rank's answer counts."""
-        shares = self._shares.setdefault(sequence.id, Shares(self.num_parts))
-        parts = shares.split(tree, sequence.tokens)
+        parts = self._shares[sequence.id].split(tree, sequence.tokens)
         mine = self.inner.forward(sequence, tree.take(parts[self.channel.rank // self.ranks_per_replica])).pack()
         largest = max(len(part) for part in parts)
         payload = np.zeros((largest, mine.shape[1]), dtype=np.int32)

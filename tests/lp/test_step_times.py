@@ -56,9 +56,9 @@ def test_a_file_keeps_it_to_the_last_bit() -> None:
         {"rows": [float("inf")], "seconds": [0.1]},
         {"rows": ["many"], "seconds": [0.1]},
         {"rows": None, "seconds": [0.1]},
-        {"rows": [1], "seconds": [0.1]},
+        {"rows": [1], "seconds": [0.1], "num_parts": None},
         {"rows": [1], "seconds": [0.1], "num_parts": 0},
-        {"rows": [1], "seconds": [0.0], "num_parts": 1},
+        {"rows": [1], "seconds": [0.0]},
         {"rows": [1], "seconds": [-0.1]},
         {"rows": [1], "seconds": [float("nan")]},
         {"rows": [1], "seconds": [float("inf")]},
@@ -67,7 +67,13 @@ def test_a_file_keeps_it_to_the_last_bit() -> None:
 )
 def test_what_is_no_curve_is_refused(values: Any) -> None:
     with pytest.raises(ValueError, match="not step times"):
-        StepTimes.from_dict(values)
+        StepTimes.from_dict({"num_parts": 1, **values} if isinstance(values, dict) else values)
+
+
+def test_a_curve_that_does_not_say_its_parts_is_refused() -> None:
+    """As kept by earlier versions."""
+    with pytest.raises(ValueError, match="not step times"):
+        StepTimes.from_dict({"rows": [1], "seconds": [0.1]})
 
 
 @pytest.mark.parametrize(("num_parts", "rows"), [(1, (1, 4, 9, 33)), (2, (1, 4, 5, 17)), (4, (1, 4, 5, 9))])
