@@ -172,7 +172,7 @@ def started(model: Path, num_ranks: int, *settings: str, launcher: Launcher = La
     with TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
         with log.open("wb") as file:
-            process = subprocess.Popen(command, stderr=file, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
         try:
             server = RankServer(process, log, num_ranks)
             server.wait_for_all()

@@ -116,7 +116,7 @@ def drive(kind: str, order: Event, show: Callable[[Event], None], interrupted: C
                 case _:
                     show(event)
     except RayError as error:
-        log.error("error: the front end was lost: %s", ray_nodes.last_line(error))
+        log.error("error: the front end was lost: %s", ray_nodes.cause_of_loss(error))
     finally:
         ray.kill(front_end)
     return 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -94,3 +95,9 @@ def is_alive(node: str) -> bool:
 def last_line(error: BaseException) -> str:
     """What an error of Ray's comes down to: a traceback may precede it."""
     return str(error).strip().splitlines()[-1].strip()
+
+
+def cause_of_loss(error: BaseException) -> str:
+    """Why an actor is gone, in a few of Ray's words, which goes on to tell what may have killed any process."""
+    found = re.search(r"^The actor (?:is dead|died) because (.+?)(?:\. |\.?$)", str(error), re.MULTILINE)
+    return found[1] if found else last_line(error)

@@ -66,8 +66,18 @@ class ParallelSettings:
         return self.ranks or max(1, math.prod(degree or 1 for degree in (self.lp, self.tp, self.pp)))
 
     def settle(self, num_ranks: int) -> dict[str, int]:
-        """The degree of each axis; see settle_degrees. Raises ValueError."""
+        """The degree of each axis; see settle_degrees. Raises ValueError, also for settings out of range."""
+        self._check()
         return settle_degrees(Mode(self.mode), {"lp": self.lp, "tp": self.tp, "pp": self.pp}, num_ranks)
+
+    def _check(self) -> None:
+        if self.delay_us < 0:
+            raise ValueError(f"parallel.delay_us={self.delay_us:g} must be microseconds, 0 for none")
+        if self.timeout_s <= 0:
+            raise ValueError(f"parallel.timeout_s={self.timeout_s:g} must be a positive number of seconds")
+        for name, number in {"ranks": self.ranks, "threads": self.threads}.items():
+            if number is not None and number < 1:
+                raise ValueError(f"parallel.{name}={number} must be at least 1, or left out")
 
 
 @dataclass(frozen=True)
@@ -118,9 +128,10 @@ def make_mesh(settings: ParallelSettings, device: str = "auto", environment: Map
     each other.
     """
     rank, num_ranks, local_rank, num_local_ranks = _read_ranks(environment)
-    _check_settings(settings, num_ranks)
+    axes = settings.settle(num_ranks)
+    _check_ranks(settings, num_ranks)
     return Mesh(
-        axes=settings.settle(num_ranks),
+        axes=axes,
         rank=rank,
         num_ranks=num_ranks,
         local_rank=local_rank,
@@ -212,18 +223,12 @@ def _read_int(environment: Mapping[str, str], name: str) -> int:
         raise ValueError(f"{name}={environment[name]!r} in the rank environment is not an integer") from None
 
 
-def _check_settings(settings: ParallelSettings, num_ranks: int) -> None:
+def _check_ranks(settings: ParallelSettings, num_ranks: int) -> None:
     if settings.ranks not in (None, num_ranks):
         raise ValueError(
             f"parallel.ranks={settings.ranks}, but {num_ranks} were started (WORLD_SIZE={num_ranks}): start "
             f"{settings.ranks} (torchrun --nproc-per-node {settings.ranks}), or leave it out"
         )
-    if settings.delay_us < 0:
-        raise ValueError(f"parallel.delay_us={settings.delay_us:g} must be microseconds, 0 for none")
-    if settings.timeout_s <= 0:
-        raise ValueError(f"parallel.timeout_s={settings.timeout_s:g} must be a positive number of seconds")
-    if settings.threads is not None and settings.threads < 1:
-        raise ValueError(f"parallel.threads={settings.threads} must be at least 1, or left out")
 
 
 def is_rank(environment: Mapping[str, str] = os.environ) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch.distributed import Store
+from transformers import PreTrainedConfig
 
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Reader
@@ -15,8 +17,16 @@ from parallel.connect import connect_axis
 from parallel.lookahead import LookaheadParallel
 from parallel.mesh import Mesh, ParallelSettings
 from parallel.pipeline import PipelineParallel
-from parallel.stages import read_stage
-from parallel.tensor import read_sharded
+from parallel.stages import check_stages, read_stage
+from parallel.tensor import check_degree, read_sharded
+
+
+def check(config: PreTrainedConfig, degrees: Mapping[str, int]) -> None:
+    """Raises ValueError, or UnsupportedArchitecture, if such a model cannot be split like that. degrees: by axis."""
+    if (tp := degrees.get("tp", 1)) > 1:
+        check_degree(config, tp)
+    if (pp := degrees.get("pp", 1)) > 1:
+        check_stages(config, pp)
 
 
 @dataclass

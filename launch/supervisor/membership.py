@@ -38,10 +38,12 @@ class Slot:
     """In a row: starts that came to nothing, or ended soon."""
     has_joined: bool = False
     """The epoch at hand."""
+    has_served: bool = False
+    """In any epoch since it was started."""
+    is_dismissed: bool = False
+    """Ended by the group, which could not go on without another."""
     message: str = ""
     """Of its last failure, in its own words if it had any."""
-    is_final: bool = False
-    """Whether starting it again would not help."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ class Membership:
     def joined(self, rank: int, number: int, now: float) -> list[Action]:
         slot = self.slots[rank]
         if number == self.number and slot.state is State.serving:
-            slot.has_joined = True
+            slot.has_joined = slot.has_served = True
         return self._settle(now)
 
     def left(self, rank: int, number: int, now: float) -> list[Action]:
@@ -147,28 +149,35 @@ class Membership:
             self.reform_at = now + LOOK_AROUND_S
         return []
 
-    def failed(self, rank: int, message: str, is_final: bool) -> None:
+    def failed(self, rank: int, message: str, is_final: bool, now: float) -> list[Action]:
         """What a rank says before it ends. is_final: it would say the same if it were started again."""
-        self.slots[rank].message, self.slots[rank].is_final = message, is_final
+        slot = self.slots[rank]
+        slot.message = message
+        is_useless = is_final and not slot.has_served and slot.state in RUNNING and not self.is_over
+        return self._lose(slot, now, "it would fail again") if is_useless else []
 
     def ended(self, rank: int, how: str, now: float) -> list[Action]:
         """The rank's process has ended."""
         slot = self.slots[rank]
-        was, message = slot.state, slot.message or how
-        if was not in RUNNING or self.is_over:
+        if slot.state not in RUNNING or self.is_over:
             return []
-        slot.message = message
-        is_steady = was is State.serving and now - slot.since >= STEADY_S
+        slot.message = slot.message or how
+        if slot.is_dismissed:
+            self._enter(slot, State.down, now)
+            return self._settle(now)
+        is_steady = slot.state is State.serving and now - slot.since >= STEADY_S
         slot.num_failures = 0 if is_steady else slot.num_failures + 1
         slot.start_at = now + self._back_off_s(slot.num_failures)
-        self._enter(slot, State.down, now)
-        actions: list[Action] = [Say(f"rank {rank} is lost: {message}")]
-        is_tried = slot.is_final or slot.num_failures >= self.settings.max_failed_starts
-        if was in (State.starting, State.loading) and is_tried:
-            self._enter(slot, State.failed, now)
-            times = f"it failed {slot.num_failures} times in a row"
-            actions.append(Say(f"rank {rank} is given up: {'it would fail again' if slot.is_final else times}"))
-        return actions + self._after_loss([rank], message, now)
+        is_tried = not slot.has_served and slot.num_failures >= self.settings.max_failed_starts
+        return self._lose(slot, now, f"it failed {slot.num_failures} times in a row" if is_tried else None)
+
+    def _lose(self, slot: Slot, now: float, given_up: str | None) -> list[Action]:
+        """given_up: why it is not to be started again, if so."""
+        self._enter(slot, State.failed if given_up else State.down, now)
+        actions: list[Action] = [Say(f"rank {slot.rank} is lost: {slot.message}")]
+        if given_up:
+            actions.append(Say(f"rank {slot.rank} is given up: {given_up}"))
+        return actions + self._after_loss([slot.rank], slot.message, now)
 
     def _back_off_s(self, num_failures: int) -> float:
         return min(LONGEST_BACKOFF_S, self.settings.backoff_s * 2 ** (num_failures - 1)) if num_failures else 0.0
@@ -195,9 +204,10 @@ class Membership:
         silent = [slot for slot in self.slots if slot.state in ABLE and now - slot.last_sign > limit_s]
         for slot in silent:
             self._enter(slot, State.silent, now)
-        ranks = [slot.rank for slot in silent]
-        said: list[Action] = [Say(f"rank {rank} has not answered for {limit_s:g} s and is left out") for rank in ranks]
-        return said + (self._after_loss(ranks, f"it has not answered for {limit_s:g} s", now) if ranks else [])
+        unheard = f"has not answered for {limit_s:g} s"
+        said: list[Action] = [Say(f"rank {s.rank} {unheard} and is left out") for s in silent if not s.message]
+        lost = [slot.rank for slot in silent]
+        return said + (self._after_loss(lost, silent[0].message or f"it {unheard}", now) if silent else [])
 
     def _after_loss(self, ranks: list[int], message: str, now: float) -> list[Action]:
         if all(slot.state is State.failed for slot in self.slots) or self._is_hopeless():
@@ -206,13 +216,19 @@ class Membership:
             return self._settle(now)
         why = f"rank {ranks[0]} was lost ({message})"
         if not self.can_shrink:
-            others = [Kill(slot.rank) for slot in self.slots if slot.state in RUNNING]
             self._end_epoch()
-            return [Fail(f"{why}, and without it the model is not whole; try again"), *others]
+            return [Fail(f"{why}, and without it the model is not whole; try again"), *self._dismiss(ranks)]
         if self._serving():
             return self._reform(now)
         self._end_epoch()
         return [Fail(f"{why}, and there was no other rank; try again"), *self._settle(now)]
+
+    def _dismiss(self, lost: list[int]) -> list[Action]:
+        """All that still run; those that were lost, and do, have failed for all that."""
+        running = [slot for slot in self.slots if slot.state in RUNNING]
+        for slot in running:
+            slot.is_dismissed = slot.rank not in lost
+        return [Kill(slot.rank) for slot in running]
 
     def _is_hopeless(self) -> bool:
         """Whether a rank that is needed is given up."""
@@ -265,7 +281,7 @@ class Membership:
         return [rank for rank in members if self.slots[rank].state is State.serving]
 
     def _start(self, slot: Slot, now: float) -> Start:
-        slot.message, slot.is_final = "", False
+        slot.message, slot.has_served, slot.is_dismissed = "", False, False
         self._enter(slot, State.starting, now)
         return Start(slot.rank)
 

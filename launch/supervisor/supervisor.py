@@ -28,6 +28,7 @@ from launch.supervisor.settings import SupervisorSettings
 from lp.model.description import describe
 from lp.preparation import Preparation
 from lp.request import Progress
+from parallel import modes
 from parallel.link import Doorway, Link, LinkClosed, Message
 from parallel.replica import IDLE_S, Inbox
 
@@ -55,6 +56,7 @@ class Supervisor:
         num_ranks = settings.parallel.wanted_ranks
         degrees = settings.parallel.settle(num_ranks)
         known = describe(settings.model.path, settings.model.max_length)
+        modes.check(known.config, degrees)
         self.preparation = Preparation(known, settings.decode, settings.sampling, settings.limits)
         self._settings, self._launcher = settings, launcher
         self._emit: Callable[[Progress], None]
@@ -233,7 +235,7 @@ class Supervisor:
                     log.debug("rank %d: %s", rank, reason)
                     self._do(self._group.lost(number, now))
                 case {"failed": str(text), "is_final": bool(is_final)}:
-                    self._group.failed(rank, text, is_final)
+                    self._do(self._group.failed(rank, text, is_final, now))
 
     def _send_home(self, ranks: Iterable[int]) -> None:
         for rank in ranks:

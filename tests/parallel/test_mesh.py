@@ -58,6 +58,7 @@ def test_fitting_degrees(degree: int | None):
         (ParallelSettings(mode=Mode.single), r"parallel\.mode=single uses one rank, but 2 were started .*mode=lp"),
         (ParallelSettings(timeout_s=0), r"parallel\.timeout_s=0 must be a positive"),
         (ParallelSettings(threads=0), r"parallel\.threads=0 must be at least 1"),
+        (ParallelSettings(ranks=0), r"parallel\.ranks=0 must be at least 1"),
     ],
 )
 def test_bad_settings_for_two_ranks(settings: ParallelSettings, message: str):

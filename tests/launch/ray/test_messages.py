@@ -117,3 +117,24 @@ def test_local_paths_are_made_whole_and_hub_ids_are_not(tmp_path: Path, monkeypa
     assert ray_nodes.absolute("models") == str(tmp_path / "models")
     assert ray_nodes.absolute("./none") == str(tmp_path / "none")
     assert ray_nodes.absolute("owner/model") == "owner/model"
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (
+            "The actor died unexpectedly before finishing this task.\n\tclass_name: RankActor\n\tip: 10.0.0.1\nThe "
+            "actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: End "
+            "of file. Some common causes include: (1) the process was killed by the OOM killer.",
+            "its worker process has died",
+        ),
+        (
+            "The actor died because its node has died. Node Id: 3e1c, Ip: 10.0.0.2\n\tthe actor's node was terminated",
+            "its node has died",
+        ),
+        ("The actor is dead because it was killed by `ray.kill`.", "it was killed by `ray.kill`"),
+        ("\x1b[36mray::RankActor.serve()\n  File 'rank.py'\nOSError: no space left", "OSError: no space left"),
+    ],
+)
+def test_of_rays_account_of_a_loss_the_cause_is_told(said: str, cause: str):
+    assert ray_nodes.cause_of_loss(ray.exceptions.RayError(said)) == cause

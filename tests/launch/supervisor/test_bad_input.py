@@ -26,3 +26,17 @@ def test_a_rank_that_fails_at_every_start_is_given_up_with_its_own_message(model
     assert re.search(r"^rank [01]: error: the model .* cannot be loaded", ended.stderr, re.MULTILINE), ended.stderr
     assert re.match(r"error: rank [01] cannot be started: the model", ended.stderr.splitlines()[-1]), ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("degree", "words"),
+    [("parallel=tp", "parallel.tp=3 does not divide"), ("parallel=pp", "parallel.pp=3 is more than")],
+)
+def test_a_model_that_cannot_be_split_so_is_refused_before_a_rank_is_started(
+    model: Path, degree: str, words: str
+) -> None:
+    command = [*serve_command(model, 3), degree]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=ENDS_WITHIN_S)
+    assert ended.returncode == 2
+    [message] = ended.stderr.splitlines()
+    assert message.startswith("error: ") and words in message

@@ -218,7 +218,7 @@ def test_a_rank_that_fails_at_every_start_is_given_up_and_the_others_go_on() -> 
         now = 10.0 * (number + 1)
         hear(membership, [0], now)
         assert Start(1) in membership.tick(now)
-        membership.failed(1, "no room on the GPU", is_final=False)
+        assert membership.failed(1, "no room on the GPU", is_final=False, now=now) == []
         actions = membership.ended(1, "it ended with exit code 1", now + 1)
     assert membership.slots[1].state is State.failed
     assert any("rank 1 is given up" in action.message for action in actions if isinstance(action, Say))
@@ -229,11 +229,62 @@ def test_a_rank_that_fails_at_every_start_is_given_up_and_the_others_go_on() -> 
 def test_a_group_that_never_served_is_given_up_with_the_words_of_the_rank() -> None:
     membership = group(2)
     membership.came(1, 1.0)
-    membership.failed(1, "the model cannot be loaded", is_final=True)
-    actions = membership.ended(1, "it ended with exit code 2", 2.0)
+    actions = membership.failed(1, "the model cannot be loaded", is_final=True, now=2.0)
     message = only(actions, GiveUp).message
     assert "rank 1" in message and message.endswith("the model cannot be loaded")
     assert membership.is_over and membership.tick(3.0) == [] and membership.ended(0, "killed", 3.0) == []
+
+
+def test_a_rank_that_would_fail_again_is_given_up_at_once_and_the_others_go_on() -> None:
+    membership = serving(2)
+    membership.ended(1, "killed", 2.0)
+    join(membership, [0], 2.0)
+    hear(membership, [0], 3.0)
+    assert Start(1) in membership.tick(3.0)
+    said = membership.failed(1, "the weights are gone", is_final=True, now=4.0)
+    assert any("rank 1 is given up" in action.message for action in said if isinstance(action, Say))
+    assert membership.ended(1, "it ended with exit code 2", 4.1) == [] == membership.tick(4.2)
+    assert membership.leader == 0
+
+
+def test_what_a_serving_rank_cannot_mend_ends_it_once_its_process_does() -> None:
+    membership = serving(2)
+    assert membership.failed(1, "no memory left on the GPU", is_final=True, now=20.0) == []
+    membership.ended(1, "it ended with exit code 2", 20.1)
+    assert membership.slots[1].state is State.down
+
+
+def failing_in_the_epoch(membership: Membership, rank: int, now: float) -> list[Action]:
+    """All ranks of a split model come; this one ends before it has joined, and the others are ended for that."""
+    for other in range(membership.num_ranks):
+        membership.came(other, now)
+        membership.is_ready(other, now)
+    actions = membership.ended(rank, "it ended with exit code 1", now)
+    for action in actions:
+        if isinstance(action, Kill):
+            membership.ended(action.rank, "it was ended by SIGKILL", now)
+    return actions
+
+
+def test_a_rank_of_a_split_model_that_never_gets_to_serve_is_given_up_and_no_other() -> None:
+    membership = group(3, can_shrink=False)
+    assert "rank 1" in only(failing_in_the_epoch(membership, 1, 1.0), Fail).message
+    assert [slot.num_failures for slot in membership.slots] == [0, 1, 0]
+    membership.tick(11.0)
+    failing_in_the_epoch(membership, 1, 12.0)
+    membership.tick(22.0)
+    message = only(failing_in_the_epoch(membership, 1, 23.0), GiveUp).message
+    assert message == "rank 1 cannot be started: it ended with exit code 1"
+
+
+def test_a_rank_that_said_why_it_ends_is_quoted_for_its_silence() -> None:
+    membership = serving(2, can_shrink=False)
+    membership.failed(1, "the disk is gone", is_final=False, now=9.0)
+    membership.disconnected(1, 9.0)
+    hear(membership, [0], 9.0)
+    actions = membership.tick(9.0 + 2 * LOOK_AROUND_S)
+    assert "the disk is gone" in only(actions, Fail).message
+    assert not any(isinstance(action, Say) for action in actions)
 
 
 def test_a_rank_that_is_not_ready_in_time_is_ended() -> None:
