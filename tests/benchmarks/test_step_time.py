@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,11 @@ import psutil
 import pytest
 import torch
 
-from benchmarks import step_time
+from benchmarks import step_curve, step_time
 from benchmarks.arithmetic import Share, share_of
 from benchmarks.floor import Floor, Gauge, Rates
 from benchmarks.host_work import ANSWERS, FORWARD, HOST, measure_host_work
-from benchmarks.step_curve import Point, fastest_way, fill_cache, make_tree, measure
+from benchmarks.step_curve import TIMED, Point, fastest_way, fill_cache, make_tree, measure
 from benchmarks.step_split import attention_alone, is_outermost_product, product_times, split
 from benchmarks.ways import marked
 from lp import Engine
@@ -129,14 +130,27 @@ def test_the_machines_rates_are_those_of_its_readings() -> None:
     assert 1e8 < gauge.read_flops_per_s() < 1e14
 
 
-def test_more_rows_and_more_cached_tokens_take_longer(llama: Engine) -> None:
+def test_what_is_timed_for_a_point_is_its_rows_on_its_cached_tokens(
+    llama: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count(run: partial[Any], device: torch.device) -> float:
+        tree, cache, num_logits = run.args
+        run()
+        assert len(tree) == num_logits
+        return 1000.0 * cache.length + len(tree)
+
+    monkeypatch.setattr(step_curve, "time_once", count)
     gauge = Gauge(torch.device("cpu"), torch.float32, num_bytes=1 << 20)
     model = llama.checkpoint.model
     caches = {cached: fill_cache(model, cached, 128) for cached in (8, 300)}
     points, _ = measure({"it": model}, caches, [1, 128], rounds=3, gauge=gauge)
-    times = {(point.cached, point.rows): point.median_s for point in points}
-    assert times[8, 1] < times[8, 128] and times[300, 1] < times[300, 128]
-    assert all(low <= point.median_s <= high for point in points for low, high in [point.middle_s])
+    assert [(point.cached, point.rows) for point in points] == [(8, 1), (8, 128), (300, 1), (300, 128)]
+    assert all(point.seconds == 3 * TIMED * [1000 * point.cached + point.rows] for point in points)
+
+
+def test_the_middle_half_lies_about_the_median() -> None:
+    point = Point("a", 8, 1, [5.0, 1.0, 2.0, 4.0, 3.0])
+    assert (point.median_s, point.middle_s) == (3.0, (2.0, 4.0))
 
 
 def test_the_fastest_way_is_that_of_the_largest_step() -> None:
