@@ -69,6 +69,7 @@ class FrontEnd:
 
     def _run(self, kind: str, order: str) -> None:
         from launch.ray_tasks import make  # not before: the actor is to answer while it loads what the task needs
+        from launch.server.backend import BackendFailed
 
         logging.basicConfig(
             level=logging.INFO, format="%(message)s", handlers=[_EventHandler(self._events.put)], force=True
@@ -78,6 +79,8 @@ class FrontEnd:
             end: Event = {"exit_code": self._task.run(self._events.put)}
         except (ValueError, OSError) as error:
             end = {"exit_code": 2, "error": str(error)}
+        except BackendFailed as error:
+            end = {"exit_code": error.exit_code, "error": str(error)}
         except Exception as error:
             log.debug("where it happened", exc_info=error)
             end = {"exit_code": 1, "error": str(error)}

@@ -31,7 +31,11 @@ class State(StrEnum):
 
 
 class BackendFailed(RuntimeError):
-    """It can serve no more; the message is for the user."""
+    """It can serve no more; the message is for the user. exit_code: of the program; 2 for what the user can mend."""
+
+    def __init__(self, message: str, exit_code: int = 1):
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class Backend(Protocol):

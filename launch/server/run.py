@@ -122,7 +122,7 @@ class Server:
         try:
             self._backend.run(service, service.emit, service.lose_running)
         except BackendFailed as error:
-            self._exit_code = 1
+            self._exit_code = error.exit_code
             log.error("error: %s", error)
             service.fail()
         except Exception as error:

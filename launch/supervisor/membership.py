@@ -44,6 +44,8 @@ class Slot:
     """Ended by the group, which could not go on without another."""
     message: str = ""
     """Of its last failure, in its own words if it had any."""
+    is_final: bool = False
+    """Whether it would fail so again."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,10 @@ class Fail:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """There is nobody left to serve, nor will there be."""
+    """There is nobody left to serve, nor will there be. is_final: the user has to mend something first."""
 
     message: str
+    is_final: bool
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,7 @@ class Membership:
     def failed(self, rank: int, message: str, is_final: bool, now: float) -> list[Action]:
         """What a rank says before it ends. is_final: it would say the same if it were started again."""
         slot = self.slots[rank]
-        slot.message = message
+        slot.message, slot.is_final = message, is_final
         is_useless = is_final and not slot.has_served and slot.state in RUNNING and not self.is_over
         return self._lose(slot, now, "it would fail again") if is_useless else []
 
@@ -211,7 +214,7 @@ class Membership:
 
     def _after_loss(self, ranks: list[int], message: str, now: float) -> list[Action]:
         if all(slot.state is State.failed for slot in self.slots) or self._is_hopeless():
-            return self._give_up(f"rank {ranks[0]} cannot be started: {message}")
+            return self._give_up(f"rank {ranks[0]} cannot be started: {message}", self.slots[ranks[0]].is_final)
         if not self.epoch or not set(ranks) & set(self.epoch.members):
             return self._settle(now)
         why = f"rank {ranks[0]} was lost ({message})"
@@ -235,9 +238,9 @@ class Membership:
         needs_all = self.number == 0 or not self.can_shrink
         return needs_all and any(slot.state is State.failed for slot in self.slots)
 
-    def _give_up(self, message: str) -> list[Action]:
+    def _give_up(self, message: str, is_final: bool) -> list[Action]:
         self.is_over = True
-        return [Fail(message), GiveUp(message)]
+        return [Fail(message), GiveUp(message, is_final)]
 
     def _settle(self, now: float) -> list[Action]:
         """Takes in who is ready, as soon as nothing else is under way."""
@@ -281,7 +284,7 @@ class Membership:
         return [rank for rank in members if self.slots[rank].state is State.serving]
 
     def _start(self, slot: Slot, now: float) -> Start:
-        slot.message, slot.has_served, slot.is_dismissed = "", False, False
+        slot.message, slot.is_final, slot.has_served, slot.is_dismissed = "", False, False, False
         self._enter(slot, State.starting, now)
         return Start(slot.rank)
 

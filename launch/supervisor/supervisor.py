@@ -68,7 +68,7 @@ class Supervisor:
         self._known: dict[int, dict[str, Any]] = {}
         self._heard: dict[int, threading.Event] = {}
         """Whether all that a rank has said was taken in, once its link has closed."""
-        self._gave_up: str | None = None
+        self._gave_up: GroupFailed | None = None
         self._shutting_down = False
         self._ended = threading.Event()
         self._key = secrets.token_bytes(32)
@@ -116,7 +116,7 @@ class Supervisor:
             commands = inbox.take(IDLE_S)
             with self._changed:
                 if self._gave_up:
-                    raise GroupFailed(self._gave_up)
+                    raise self._gave_up
                 for command in commands:
                     self._ledger.note(command)
                     self._shutting_down |= "shutdown" in command
@@ -161,8 +161,8 @@ class Supervisor:
                 case Fail(message):
                     self._ledger.drop_all()
                     self._fail(message)
-                case GiveUp(message):
-                    self._gave_up = message
+                case GiveUp(message, is_final):
+                    self._gave_up = GroupFailed(message, exit_code=2 if is_final else 1)
                 case Say(message):
                     log.warning("%s", message)
         self._changed.notify_all()

@@ -230,8 +230,8 @@ def test_a_group_that_never_served_is_given_up_with_the_words_of_the_rank() -> N
     membership = group(2)
     membership.came(1, 1.0)
     actions = membership.failed(1, "the model cannot be loaded", is_final=True, now=2.0)
-    message = only(actions, GiveUp).message
-    assert "rank 1" in message and message.endswith("the model cannot be loaded")
+    gave_up = only(actions, GiveUp)
+    assert gave_up == GiveUp("rank 1 cannot be started: the model cannot be loaded", is_final=True)
     assert membership.is_over and membership.tick(3.0) == [] and membership.ended(0, "killed", 3.0) == []
 
 
@@ -273,8 +273,8 @@ def test_a_rank_of_a_split_model_that_never_gets_to_serve_is_given_up_and_no_oth
     membership.tick(11.0)
     failing_in_the_epoch(membership, 1, 12.0)
     membership.tick(22.0)
-    message = only(failing_in_the_epoch(membership, 1, 23.0), GiveUp).message
-    assert message == "rank 1 cannot be started: it ended with exit code 1"
+    gave_up = only(failing_in_the_epoch(membership, 1, 23.0), GiveUp)
+    assert gave_up == GiveUp("rank 1 cannot be started: it ended with exit code 1", is_final=False)
 
 
 def test_a_rank_that_said_why_it_ends_is_quoted_for_its_silence() -> None:
