@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import logging
@@ -43,10 +44,12 @@ def keep_memory() -> None:
 
 def settle_memory() -> None:
     """Tells Python's garbage collector to leave alone what is there: a model and its libraries are hundreds of
-    thousands of objects, and looking at all of them takes tenths of a second in the midst of a text.
+    thousands of objects, and looking at all of them takes tenths of a second in the midst of a text. Not for ever:
+    some libraries (triton 3.9) report whatever is left at the program's end, at length.
     """
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)
 
 
 def set_threads(mesh: Mesh, threads: int | None) -> None:

@@ -1,0 +1,19 @@
+"""What a program does to its own process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_what_is_spared_by_the_garbage_collector_is_collected_at_the_end() -> None:
+    program = """
+import atexit, gc
+from launch import process
+
+atexit.register(lambda: print(gc.get_freeze_count()))  # runs last
+process.settle_memory()
+print(gc.get_freeze_count() > 1000)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines() == ["True", "0"]
