@@ -33,8 +33,12 @@ def main() -> int:
 
 
 def _prepare(cores: list[int], timeout_s: float) -> None:
-    """Pins the rank to its cores, with as many threads, and lets it end itself when its time is over."""
+    """Pins the rank to its cores, with as many threads, and lets it end itself when its time is over.
+
+    Ctrl-C ends it at once, too: as an exception it could be lost in the midst of an import, and the sweep would wait.
+    """
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
     os.environ |= {**ENVIRONMENT, "OMP_NUM_THREADS": str(len(cores))}
