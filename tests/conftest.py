@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,8 +18,13 @@ from tests.models import load_reference, save_checkpoint
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What is compiled or measured is kept between test runs, and apart from what its user has."""
+    """What is compiled or measured is kept between test runs, and apart from what its user has.
+
+    A shell lets what it starts in the background ignore SIGINT, and so would all programs that the tests interrupt.
+    """
     os.environ.setdefault(VARIABLE, str(config.cache.mkdir("lookahead")))
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

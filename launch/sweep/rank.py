@@ -35,7 +35,7 @@ def main() -> int:
 def _prepare(cores: list[int], timeout_s: float) -> None:
     """Pins the rank to its cores, with as many threads, and lets it end itself when its time is over.
 
-    Ctrl-C ends it at once, too: as an exception it could be lost in the midst of an import, and the sweep would wait.
+    SIGINT, by which the launcher ends it, does so at once: in the background a shell would have it ignored.
     """
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
