@@ -20,11 +20,12 @@ from lp.drafts import merge
 from lp.ngrams import Continuation
 from lp.tree import TokenTree, TreeBuilder
 from lp.window import Window
+from parallel import modes
 from parallel.channel import HEADER
 from parallel.degrees import Mode, settle_degrees
 from parallel.partition import partition
-from parallel.stages import check_stages, cut_stage
-from parallel.tensor import COLUMN, COLUMN_WHOLE_OUTPUT, check_degree, plan, stretches
+from parallel.stages import cut_stage
+from parallel.tensor import COLUMN, COLUMN_WHOLE_OUTPUT, plan, stretches
 from parallel.weights import empty_model
 
 
@@ -110,14 +111,13 @@ def cost_of(
 
 def share_of(config: PreTrainedConfig, dtype: torch.dtype, tp: int = 1, stage: int = 0, pp: int = 1) -> Share:
     """Of rank 0 of `tp`, or of a stage of `pp`; only one of them is above 1. Raises ValueError."""
+    modes.check(config, {"tp": tp, "pp": pp})
     text: Any = config.get_text_config(decoder=True)
     model, layers = empty_model(config, dtype), list(range(text.num_hidden_layers))
     styles: dict[str, str] = {}
     if pp > 1:
-        check_stages(config, pp)
         layers = cut_stage(model, stage, pp)
     if tp > 1:
-        check_degree(config, tp)
         styles = plan(model, tp)
     numels = _numels(model, styles, tp)
     tied = {name for name, source in model.all_tied_weights_keys.items() if {name, source} <= set(numels)}
