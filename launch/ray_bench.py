@@ -57,7 +57,7 @@ class RayMeasurer:
                 begin = self._run_ranks(point, run, timeout_s, handover, rank_logs)
                 collect(run, handover, point.ranks)
             except (ValueError, RayError) as error:
-                run.status, run.error = "failed", ray_nodes.last_line(error)
+                run.status, run.error = "failed", ray_nodes.in_short(error)
             except ChildFailedError as error:
                 run.status, run.error = "failed", explain(error.failures, handover, timeout_s, rank_logs)
         run.wall_s = time.monotonic() - begin

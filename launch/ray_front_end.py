@@ -119,7 +119,7 @@ def drive(kind: str, order: Event, show: Callable[[Event], None], interrupted: C
                 case _:
                     show(event)
     except RayError as error:
-        log.error("error: the front end was lost: %s", ray_nodes.cause_of_loss(error))
+        log.error("error: the front end was lost: %s", ray_nodes.in_short(error))
     finally:
         ray.kill(front_end)
     return 1

@@ -94,7 +94,7 @@ class RayLauncher:
                 actor = self._new_actor(rank)
             how = f"it ended with exit code {ray.get(actor.serve.remote(order, key))}"
         except RayError as error:
-            how = ray_nodes.cause_of_loss(error)
+            how = ray_nodes.in_short(error)
         if self._is_current(actor, rank):
             self.kill(rank)
         on_exit(rank, how)

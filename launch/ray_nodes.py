@@ -61,11 +61,11 @@ def check(reservation: Reservation, checkpoint: str, ready_s: float) -> None:
         ) from None
     except RayTaskError as error:
         raise ValueError(
-            f"a node of the cluster cannot run lookahead-parallel ({last_line(error)}): install it there in the same "
+            f"a node of the cluster cannot run lookahead-parallel ({in_short(error)}): install it there in the same "
             "version, or submit the job with --working-dir and the checkout"
         ) from error
     except RayError as error:
-        raise ValueError(f"a node was lost before its rank could start: {last_line(error)}") from error
+        raise ValueError(f"a node was lost before its rank could start: {in_short(error)}") from error
     compare([look(checkpoint), *nodes], checkpoint)
 
 
@@ -92,12 +92,10 @@ def is_alive(node: str) -> bool:
     return any(known["NodeID"] == node and known["Alive"] for known in ray.nodes())
 
 
-def last_line(error: BaseException) -> str:
-    """What an error of Ray's comes down to: a traceback may precede it."""
-    return str(error).strip().splitlines()[-1].strip()
-
-
-def cause_of_loss(error: BaseException) -> str:
-    """Why an actor is gone, in a few of Ray's words, which goes on to tell what may have killed any process."""
-    found = re.search(r"^The actor (?:is dead|died) because (.+?)(?:\. |\.?$)", str(error), re.MULTILINE)
-    return found[1] if found else last_line(error)
+def in_short(error: BaseException) -> str:
+    """What an error of Ray's comes down to: why an actor is gone, without what may kill any process; or else the last
+    line, as a traceback may precede it.
+    """
+    text = str(error).strip()
+    found = re.search(r"^The actor (?:is dead|died) because (.+?)(?:\. |\.?$)", text, re.MULTILINE)
+    return found[1] if found else text.splitlines()[-1].strip()

@@ -60,7 +60,7 @@ def run(settings: RayServeSettings, signals: Signals) -> int:
         log.info("signal %d: no new requests; those accepted have %g s", number, server.drain_s)
         return 0
     except (RayError, RayServeException, RuntimeError) as error:
-        raise ValueError(f"the replicas did not come up: {why_not_up() or ray_nodes.last_line(error)}") from error
+        raise ValueError(f"the replicas did not come up: {why_not_up() or ray_nodes.in_short(error)}") from error
     finally:
         end_all()
 

@@ -167,7 +167,7 @@ class Membership:
         slot.message = slot.message or how
         if slot.is_dismissed:
             self._enter(slot, State.down, now)
-            return self._settle(now)
+            return []
         is_steady = slot.state is State.serving and now - slot.since >= STEADY_S
         slot.num_failures = 0 if is_steady else slot.num_failures + 1
         slot.start_at = now + self._back_off_s(slot.num_failures)

@@ -127,8 +127,8 @@ def test_a_killed_rank_is_named_by_the_others(folder: str, tmp_path: Path) -> No
     killed_at = time.monotonic()
     _, err = ranks[0].communicate(timeout=60)
     assert ranks[0].returncode == 1
-    [error] = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert "rank 1" in error and "Traceback" not in err
+    assert "rank 1" in err.splitlines()[-1]
+    assert "Traceback" not in err
     assert time.monotonic() - killed_at < 20
     ranks[1].wait()
 

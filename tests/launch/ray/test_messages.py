@@ -137,4 +137,4 @@ def test_local_paths_are_made_whole_and_hub_ids_are_not(tmp_path: Path, monkeypa
     ],
 )
 def test_of_rays_account_of_a_loss_the_cause_is_told(said: str, cause: str):
-    assert ray_nodes.cause_of_loss(ray.exceptions.RayError(said)) == cause
+    assert ray_nodes.in_short(ray.exceptions.RayError(said)) == cause
