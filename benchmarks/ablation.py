@@ -19,9 +19,18 @@ from dataclasses import asdict, dataclass
 
 from matplotlib.figure import Figure
 
-from benchmarks.greedy import Totals, check_all, compare, demand_same_texts
-from benchmarks.plots import COLOURS, make_axes
-from benchmarks.report import encode, load_engine, make_parser, markdown_table, parse, publish, read_prompts, triple
+from benchmarks.shared.greedy import Totals, check_all, compare, demand_same_texts
+from benchmarks.shared.plots import COLOURS, make_axes
+from benchmarks.shared.report import (
+    encode,
+    load_engine,
+    make_parser,
+    markdown_table,
+    parse,
+    publish,
+    read_prompts,
+    triple,
+)
 from lp import Autoregressive, Lookahead, PromptLookup
 from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES

@@ -2,10 +2,10 @@
 
     python -m benchmarks.costs --model FOLDER_OR_HUB_ID --dtype bfloat16 --context 4096
 
-Computed from the model's configuration (benchmarks/arithmetic.py); no weights are needed. Where the model is a folder
-with weights, what this machine can show of it is measured as well: the bytes of the weights and of the cache, and, by
-running a step of one rank, its operations and its collectives. Degrees that do not divide the model are left out, and
-named.
+Computed from the model's configuration (benchmarks/projections/arithmetic.py); no weights are needed. Where the model
+is a folder with weights, what this machine can show of it is measured as well: the bytes of the weights and of the
+cache, and, by running a step of one rank, its operations and its collectives. Degrees that do not divide the model are
+left out, and named.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from huggingface_hub.errors import StrictDataclassError
 from matplotlib.figure import Figure
 from transformers import AutoConfig, PreTrainedConfig
 
-from benchmarks.arithmetic import Cost, cost_of, full_tree
-from benchmarks.cost_checks import Check, check
-from benchmarks.plots import COLOURS, make_axes
-from benchmarks.report import add_output, markdown_table, parse, progress, publish, triple
+from benchmarks.projections.arithmetic import Cost, cost_of, full_tree
+from benchmarks.projections.cost_checks import Check, check
+from benchmarks.shared.plots import COLOURS, make_axes
+from benchmarks.shared.report import add_output, markdown_table, parse, progress, publish, triple
 from lp import Lookahead
 from lp.methods import DecodeLimits
 from lp.methods import check as check_decoding

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch.distributed import TCPStore
 
-from benchmarks.report import markdown_table, publish
-from parallel.connect import connect
-from parallel.exchange import Exchange
+from benchmarks.shared.report import markdown_table, publish
+from parallel.comm.base import Exchange
+from parallel.comm.connect import connect
 from parallel.mesh import ExchangeKind, ParallelSettings, make_mesh
 
 BLOCK = 10  # exchanges of one kind in a row

@@ -16,7 +16,16 @@ from dataclasses import asdict, dataclass
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.report import encode, generate, load_both, make_parser, markdown_table, progress, publish, read_prompts
+from benchmarks.shared.report import (
+    encode,
+    generate,
+    load_both,
+    make_parser,
+    markdown_table,
+    progress,
+    publish,
+    read_prompts,
+)
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES

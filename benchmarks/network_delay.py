@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.plots import COLOURS, MARKERS, make_axes
-from benchmarks.report import add_output, markdown_table, parse, publish
+from benchmarks.shared.plots import COLOURS, MARKERS, make_axes
+from benchmarks.shared.report import add_output, markdown_table, parse, publish
 from launch.sweep.records import Point, Run
 from launch.sweep.store import latest
 

@@ -3,9 +3,9 @@
     python -m benchmarks.projection --prompts prompts.jsonl --limit 5
 
 Real texts are decoded; one device computes each rank's part of every step by itself, in turn. A step is charged its
-slowest part and its communication: a latency for each collective and the bytes over a link (benchmarks/network.py).
-Under lookahead parallelism (lp) that is one exchange of answers; under tensor parallelism (tp) also the collectives of
-every layer. Parts take the median of --repeats recordings.
+slowest part and its communication: a latency for each collective and the bytes over a link
+(benchmarks/projections/network.py). Under lookahead parallelism (lp) that is one exchange of answers; under tensor
+parallelism (tp) also the collectives of every layer. Parts take the median of --repeats recordings.
 
 So a projection supposes that devices do not disturb one another (memory bandwidth, heat, noise), and that a collective
 takes the same latency however many ranks there are. As many real ranks as this machine has room for are measured beside
@@ -20,20 +20,20 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.greedy import WARM_UP, check_all
-from benchmarks.network import LoneRank, Network
-from benchmarks.projecting import Case, Projection, project
-from benchmarks.projection_report import AUTOREGRESSIVE, describe, plot, to_json
-from benchmarks.real_ranks import measure_all, room_for_ranks
-from benchmarks.report import load_engine, make_parser, parse, progress, publish, read_prompts, triple
-from benchmarks.virtual_ranks import Recording, record, replay
+from benchmarks.projections.network import LoneRank, Network
+from benchmarks.projections.projecting import Case, Projection, project
+from benchmarks.projections.projection_report import AUTOREGRESSIVE, describe, plot, to_json
+from benchmarks.projections.real_ranks import measure_all, room_for_ranks
+from benchmarks.projections.virtual_ranks import Recording, record, replay
+from benchmarks.shared.greedy import WARM_UP, check_all
+from benchmarks.shared.report import load_engine, make_parser, parse, progress, publish, read_prompts, triple
+from launch.prompts.workloads import WorkloadSettings
 from launch.sweep.settings import BenchSettings
-from launch.workloads import WorkloadSettings
 from lp import Autoregressive, Engine, Lookahead, Sampling
 from lp.methods import DecodeSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import DTYPES, ModelSettings, load
-from parallel.tensor import read_sharded
+from parallel.shards.tensor import read_sharded
 
 EXCHANGE_COST = Path(__file__).with_name("results") / "exchange_cost-2-ranks.json"
 

@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from benchmarks.shapes import SHAPES, describe_shape, num_parameters, read_config
+from benchmarks.shared.shapes import SHAPES, describe_shape, num_parameters, read_config
 from lp.model.checkpoint import DTYPES
 from lp.model.memory import MARGIN, cache_bytes
-from parallel.weights import empty_model
+from parallel.shards.weights import empty_model
 
 TOKENIZER = Path(__file__).resolve().parents[1] / "demo/python-11m"
 

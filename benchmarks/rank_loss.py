@@ -5,7 +5,7 @@
 Starts launch/serve.py with `launcher=local` for each number of ranks and exchange (with --launcher ray,
 launch/ray_job.py on the Ray cluster of this machine), and learns the ranks' process ids from GET /status. The gap is
 the client's longest wait for an event after the kill, less what it waits for that event when nobody is killed. Then
-come the scenarios of benchmarks/rank_loss_scenarios.py. Writes tables to --output; the exit code is 1 if any stream was
+come the scenarios of benchmarks/faults/scenarios.py. Writes tables to --output; the exit code is 1 if any stream was
 cut short or differs from the undisturbed one, or a scenario failed.
 """
 
@@ -19,11 +19,11 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 
-from benchmarks.rank_loss_kills import Kill, Trial, plans
-from benchmarks.rank_loss_requests import long_prompt
-from benchmarks.rank_loss_scenarios import SCENARIOS, Outcome, Scenario, play
-from benchmarks.rank_loss_server import Launcher, ServerTrouble, serving, shared_memory_files
-from benchmarks.report import add_output, markdown_table, parse, progress, publish
+from benchmarks.faults.kills import Kill, Trial, plans
+from benchmarks.faults.rank_server import Launcher, ServerTrouble, serving, shared_memory_files
+from benchmarks.faults.requests import long_prompt
+from benchmarks.faults.scenarios import SCENARIOS, Outcome, Scenario, play
+from benchmarks.shared.report import add_output, markdown_table, parse, progress, publish
 
 
 def main() -> None:

@@ -25,10 +25,10 @@ import torch
 from torch import FloatTensor, LongTensor, Tensor
 from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor
 
-from benchmarks.report import add_output, markdown_table, parse, progress, publish
+from benchmarks.shared.report import add_output, markdown_table, parse, progress, publish
 from lp import Sampling
-from lp.processors import context_processors, warpers
-from lp.sampler import Sampler
+from lp.sampling.processors import context_processors, warpers
+from lp.sampling.sampler import Sampler
 from lp.tree import TokenTree, TreeBuilder
 
 TEXT = 512

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.report import encode, generate, load_both, make_parser, markdown_table, parse, progress, publish
-from benchmarks.rouge import KINDS, rouge
-from launch import workloads
-from launch.workloads import OWN, Problem, WorkloadSettings
+from benchmarks.paper.rouge import KINDS, rouge
+from benchmarks.shared.report import encode, generate, load_both, make_parser, markdown_table, parse, progress, publish
+from launch.prompts import workloads
+from launch.prompts.workloads import OWN, Problem, WorkloadSettings
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.methods import DecodeSettings
 

@@ -3,8 +3,8 @@
     python -m benchmarks.scaling_law --prompts prompts.jsonl --limit 20
 
 Greedy decoding at each W, N and G, with G = W unless --guesses says otherwise. Tokens per step are drawn against the
-logarithm of the rows of a step, and the paper's formula (benchmarks/formula.py) is fitted to the points with W = G. The
-pool is fed by the window alone, as the formula supposes; --sources adds the prompt and the generated text.
+logarithm of the rows of a step, and the paper's formula (benchmarks/paper/formula.py) is fitted to the points with W =
+G. The pool is fed by the window alone, as the formula supposes; --sources adds the prompt and the generated text.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
-from benchmarks.formula import Fit, fit, step_compression
-from benchmarks.greedy import Totals, check_all, compare, demand_same_texts
-from benchmarks.plots import COLOURS, MARKERS, make_axes
-from benchmarks.report import encode, load_engine, make_parser, markdown_table, parse, publish, read_prompts
+from benchmarks.paper.formula import Fit, fit, step_compression
+from benchmarks.shared.greedy import Totals, check_all, compare, demand_same_texts
+from benchmarks.shared.plots import COLOURS, MARKERS, make_axes
+from benchmarks.shared.report import encode, load_engine, make_parser, markdown_table, parse, publish, read_prompts
 from lp import Autoregressive, Lookahead
 from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES

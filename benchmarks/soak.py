@@ -22,10 +22,10 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.rank_loss_server import RankServer, ServerTrouble, count_mappings, serving, shared_memory_files
-from benchmarks.report import add_output, parse, publish, read_prompts
-from benchmarks.soak_load import Load, questions
-from benchmarks.soak_report import Holding, Soak, describe, find_failures
+from benchmarks.faults.rank_server import RankServer, ServerTrouble, count_mappings, serving, shared_memory_files
+from benchmarks.faults.soak_load import Load, questions
+from benchmarks.faults.soak_report import Holding, Soak, describe, find_failures
+from benchmarks.shared.report import add_output, parse, publish, read_prompts
 
 SAMPLE_S = 5.0
 FEWEST_SERVING = 2

@@ -4,8 +4,8 @@
     python -m benchmarks.step_time --config llama-7b --dtype bfloat16 --device cuda --cached 1024,4096,16384
 
 A step is one forward of a tree on so many cached tokens, with logits for all of its rows; planning, sampling and the
-exchange are measured apart (benchmarks/host_work.py, benchmarks/exchange_cost.py). With --config the weights are random
-and made on the device, so that real sizes need no checkpoint.
+exchange are measured apart (benchmarks/steps/host_work.py, benchmarks/exchange_cost.py). With --config the weights are
+random and made on the device, so that real sizes need no checkpoint.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from benchmarks import exchange_cost
-from benchmarks.arithmetic import share_of
-from benchmarks.floor import Floor, Gauge
-from benchmarks.host_work import HostWork, measure_host_work
-from benchmarks.measured_model import loaded, made
-from benchmarks.report import add_output, parse, progress, publish, read_prompts
-from benchmarks.shapes import SHAPES, describe_shape
-from benchmarks.step_curve import fastest_way, fill_cache, make_tree, measure
-from benchmarks.step_split import Split, split
-from benchmarks.step_time_report import StepTimeResults, describe, plot
-from benchmarks.ways import Way, marked, run_in
-from lp.model.cache import KVCache
+from benchmarks.projections.arithmetic import share_of
+from benchmarks.shared.measured_model import loaded, made
+from benchmarks.shared.report import add_output, parse, progress, publish, read_prompts
+from benchmarks.shared.shapes import SHAPES, describe_shape
+from benchmarks.steps.floor import Floor, Gauge
+from benchmarks.steps.host_work import HostWork, measure_host_work
+from benchmarks.steps.step_curve import fastest_way, fill_cache, make_tree, measure
+from benchmarks.steps.step_split import Split, split
+from benchmarks.steps.step_time_report import StepTimeResults, describe, plot
+from benchmarks.steps.variants import Way, marked, run_in
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import DTYPES, Checkpoint
-from lp.model.compilation import CompileMode
+from lp.model.fast.choose import CompileMode
 from lp.model.kernels import AttentionKind
-from parallel.channel import HEADER
+from lp.model.kv_cache import KVCache
+from parallel.comm.channel import HEADER
 
 SPLIT = (1, 64)
 """Rows at which a forward is split."""

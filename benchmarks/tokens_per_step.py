@@ -20,7 +20,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.report import encode, generate, load_both, make_parser, markdown_table, progress, publish, read_prompts
+from benchmarks.shared.report import (
+    encode,
+    generate,
+    load_both,
+    make_parser,
+    markdown_table,
+    progress,
+    publish,
+    read_prompts,
+)
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
 from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES

@@ -19,10 +19,10 @@ from importlib.util import find_spec
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from launch import configuration, process
-from launch.ray_settings import require_ray
+from launch.cluster.settings import require_ray
+from launch.program import configuration, process
+from launch.prompts.workloads import WorkloadSettings
 from launch.sweep.settings import BenchSettings, PointLauncher
-from launch.workloads import WorkloadSettings
 
 log = logging.getLogger("lookahead")
 EXTRA = ("jinja2", "matplotlib", "tabulate")
@@ -57,7 +57,7 @@ def measure() -> int:
         return 0
     if spanned[0].launcher is PointLauncher.ray:
         require_ray()
-        from launch.ray_bench import RayMeasurer
+        from launch.sweep.ray_measurer import RayMeasurer
 
         return sweep.run(spanned, RayMeasurer(spanned[0].ray).measure)
     return sweep.run(spanned)

@@ -16,17 +16,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from launch import configuration, process, prompts
-from launch.printer import Printer
-from launch.prompts import NamedPrompt
-from launch.runtime import RuntimeSettings, follow, running
-from launch.terminal import JSONOutput, Output, TextOutput
+from launch.output.printer import Printer
+from launch.output.terminal import JSONOutput, Output, TextOutput
+from launch.program import configuration, process
+from launch.program.runtime import RuntimeSettings, follow, running
+from launch.prompts import collect
+from launch.prompts.collect import NamedPrompt
 from lp.engine import NOT_A_NUMBER
-from lp.preparation import Preparation
 from lp.request import Completion, Progress, Request
+from lp.request_builder import Preparation
 from lp.stopping import Stopping
-from parallel import replica
-from parallel.replica import Command
+from parallel.group import loop
+from parallel.group.loop import Command
 
 log = logging.getLogger("lookahead")
 
@@ -46,7 +47,7 @@ class Color(StrEnum):
 class GenerateSettings(RuntimeSettings):
     """prompt, prompt_file, prompts: a text, a text file, a JSONL file; one of them must be given.
 
-    max_new_tokens, stop, stop_token_ids, ignore_eos: see lp.Stopping. format, color: see launch.terminal.
+    max_new_tokens, stop, stop_token_ids, ignore_eos: see lp.Stopping. format, color: see launch.output.terminal.
     """
 
     prompt: str | None = None
@@ -161,7 +162,7 @@ def run(settings: GenerateSettings) -> int:
 
     Raises OSError or ValueError if the output cannot be written, unless its reader has left: that counts as SIGPIPE.
     """
-    named = prompts.collect(settings.prompt, settings.prompt_file, settings.prompts)
+    named = collect.collect(settings.prompt, settings.prompt_file, settings.prompts)
     with running(settings) as runtime:
         if not runtime.channel.is_leader:
             return follow(runtime)
@@ -170,7 +171,7 @@ def run(settings: GenerateSettings) -> int:
             feed = PromptFeed(runtime.engine.preparation, where, named, settings, printer)
             signal.signal(signal.SIGINT, feed.interrupt)
             signal.signal(signal.SIGTERM, feed.interrupt)
-            replica.run(runtime.engine, runtime.channel, feed, feed.emit)
+            loop.run(runtime.engine, runtime.channel, feed, feed.emit)
     if isinstance(printer.error, BrokenPipeError):
         return 128 + signal.SIGPIPE
     if printer.error:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 import sys
 
-from launch import process
-from launch.ray_settings import require_ray
+from launch.cluster.settings import require_ray
+from launch.program import process
 
 log = logging.getLogger("lookahead")
 
@@ -51,13 +51,13 @@ def run(task: str, arguments: list[str]) -> int:
         others = [argument for argument in arguments if argument not in MULTIRUN]
         sys.argv[1:] = [*flags, *others, "launcher=ray"]  # where Hydra looks for them; it wants its flags first
         return bench.main()
-    from launch import ray_programs  # not before: it needs Ray
+    from launch.cluster import program_settings  # not before: it needs Ray
 
-    ray_programs.register()
+    program_settings.register()
     if task == "serve":
-        schema, program = ray_programs.RayServeSettings, ray_programs.serve
+        schema, program = program_settings.RayServeSettings, program_settings.serve
         return process.main("ray_serve", schema, program, __doc__ or "", arguments)
-    schema, program = ray_programs.RayGenerateSettings, ray_programs.generate
+    schema, program = program_settings.RayGenerateSettings, program_settings.generate
     return process.main("ray_generate", schema, program, __doc__ or "", arguments)
 
 

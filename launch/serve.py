@@ -14,9 +14,9 @@ import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from launch import configuration, process
-from launch.runtime import RuntimeSettings, follow, running
-from launch.server.backend import EngineBackend
+from launch.backend import EngineBackend
+from launch.program import configuration, process
+from launch.program.runtime import RuntimeSettings, follow, running
 from launch.server.run import bind, serve
 from launch.server.settings import ServerSettings
 from launch.supervisor.local import LocalLauncher

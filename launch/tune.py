@@ -19,16 +19,17 @@ import torch
 from rich.console import Console
 from tqdm import tqdm
 
-from launch import configuration, process, workloads
-from launch.runtime import Runtime, RuntimeSettings, follow, running
+from launch.program import configuration, process
+from launch.program.runtime import Runtime, RuntimeSettings, follow, running
+from launch.prompts import workloads
+from launch.prompts.workloads import WorkloadSettings
 from launch.tuning import tables
 from launch.tuning.trial import Trial, make_requests
-from launch.workloads import WorkloadSettings
+from lp.calibration.measure import StepTimesSource
 from lp.engine import NOT_A_NUMBER
-from lp.measuring import StepTimesSource
 from lp.methods import Auto
 from lp.stopping import Stopping
-from parallel import replica
+from parallel.group import loop
 
 log = logging.getLogger("lookahead")
 
@@ -69,7 +70,7 @@ def run(settings: TuneSettings) -> int:
             trial = Trial(requests, bar.update)
             signal.signal(signal.SIGINT, trial.interrupt)
             signal.signal(signal.SIGTERM, trial.interrupt)
-            replica.run(runtime.engine, runtime.channel, trial, trial.emit)
+            loop.run(runtime.engine, runtime.channel, trial, trial.emit)
     if trial.interrupted_by:
         return 128 + trial.interrupted_by
     if trial.failed:

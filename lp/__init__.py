@@ -3,7 +3,7 @@
 from lp.engine import Engine
 from lp.methods import Auto, Autoregressive, DecodeLimits, Jacobi, Lookahead, PromptLookup
 from lp.request import Completion, Progress
-from lp.sampling import Sampling
+from lp.sampling.settings import Sampling
 from lp.stopping import Stopping
 
 __all__ = [

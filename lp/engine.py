@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from lp.drafting.experience import Experience
+from lp.calibration.calibrate import settle_step_times
+from lp.calibration.measure import StepTimesSource
+from lp.drafting.history import Experience
 from lp.generation import Generation
-from lp.machine import settle_step_times
-from lp.measuring import StepTimesSource
 from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.checkpoint import Checkpoint, ModelSettings, load
-from lp.model.compilation import CompileMode
-from lp.preparation import Preparation, Prompt
+from lp.model.fast.choose import CompileMode
 from lp.request import Completion, Progress, Request, Sequence
+from lp.request_builder import Preparation, Prompt
 from lp.runner import Runner, SingleDevice
-from lp.sampling import Sampling
-from lp.step_times import StepTimes
+from lp.sampling.settings import Sampling
+from lp.step_cost import StepTimes
 from lp.stopping import Stopping
 
 NOT_A_NUMBER = "the model answered with something that is not a number (NaN); try dtype=float32 or bfloat16"

@@ -8,10 +8,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 
-from lp.decoder import Decoder, Drafted
-from lp.decoding import make_decoder
+from lp.decoding.base import Decoder, Drafted
+from lp.decoding.lookahead import make_decoder
 from lp.detokenizer import Detokenizer
-from lp.drafting.experience import Experience
+from lp.drafting.history import Experience
 from lp.model.checkpoint import Checkpoint
 from lp.request import Progress, Request, Sequence, TokenLogprob
 from lp.statistics import Statistics

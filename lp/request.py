@@ -8,7 +8,7 @@ from typing import Any
 
 from lp import methods
 from lp.methods import DecodeSettings
-from lp.sampling import Sampling
+from lp.sampling.settings import Sampling
 from lp.statistics import Statistics
 from lp.stopping import FinishReason, Stopping
 

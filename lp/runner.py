@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Protocol
 
-from lp.model.cache import KVCache
 from lp.model.causal import CausalModel
+from lp.model.kv_cache import KVCache
 from lp.request import Sequence
-from lp.sampler import Sampler
+from lp.sampling.sampler import Sampler
 from lp.tree import TokenTree, chain, descend
 from lp.verification import Answers
 

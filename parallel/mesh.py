@@ -18,8 +18,8 @@ from enum import StrEnum
 import torch
 from torch.distributed import DistError, PrefixStore, Store, rendezvous
 
+from parallel.comm.base import RankLost
 from parallel.degrees import AXES, Mode, check_product, settle_degrees
-from parallel.exchange import RankLost
 
 log = logging.getLogger(__name__)
 

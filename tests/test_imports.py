@@ -191,4 +191,4 @@ def test_relative_imports_are_resolved():
 
     assert names("from . import tree", "lp.engine") == ["lp.tree"]
     assert names("from . import tree", "lp", is_package=True) == ["lp.tree"]
-    assert names("from ..tree import TokenTree", "lp.model.cache") == ["lp.tree.TokenTree"]
+    assert names("from ..tree import TokenTree", "lp.model.kv_cache") == ["lp.tree.TokenTree"]

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from fastapi import Request
 
+from launch.backend import Backend
 from launch.server import errors
-from launch.server.backend import Backend
 from launch.server.conversion import Conversion
 from launch.server.metrics import Metrics
 from launch.server.service import Service

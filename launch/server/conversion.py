@@ -13,10 +13,10 @@ from launch.server.body import named_field
 from launch.server.errors import ApiError
 from launch.server.protocol import ChatBody, CompletionBody, Generation, Message
 from lp import methods
-from lp.model.description import Description
-from lp.preparation import Preparation
+from lp.model.checkpoint_info import Description
 from lp.request import Request
-from lp.sampling import Sampling
+from lp.request_builder import Preparation
+from lp.sampling.settings import Sampling
 from lp.stopping import Stopping
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from launch.server.backend import State
+from launch.backend import State
 from lp.request import Progress
 from lp.statistics import Statistics
 

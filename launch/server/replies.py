@@ -10,7 +10,7 @@ from launch.server.conversion import Prepared
 from launch.server.tokens import TokenNames
 from lp import methods
 from lp.detokenizer import Detokenizer
-from lp.model.description import Description
+from lp.model.checkpoint_info import Description
 from lp.request import Completion, Progress, TokenLogprob
 from lp.statistics import Statistics
 

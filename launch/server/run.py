@@ -16,8 +16,8 @@ from contextlib import contextmanager
 
 import uvicorn
 
+from launch.backend import Backend, BackendFailed
 from launch.server.app import make_app
-from launch.server.backend import Backend, BackendFailed
 from launch.server.context import Context
 from launch.server.settings import ServerSettings
 

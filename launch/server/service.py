@@ -1,7 +1,7 @@
 """The thread-safe front of an engine: requests of an event loop on one side, the engine's thread on the other.
 
 Holds requests back so that at most `max_running` are in the engine, first come first served. On the engine's side it is
-the `Inbox` of `parallel.replica`. Knows nothing of HTTP.
+the `Inbox` of `parallel.group.loop`. Knows nothing of HTTP.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from launch.supervisor.order import RankOrder
+from launch.supervisor.rank_spec import RankOrder
 
 OnExit = Callable[[int, str], None]
 """Told, from any thread, that the process of a rank has ended, and how: 'it was ended by SIGKILL'."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from lp.request import Progress
 from lp.statistics import Statistics
-from parallel.replica import Command
+from parallel.group.loop import Command
 
 
 @dataclass

@@ -10,7 +10,7 @@ import threading
 from typing import IO
 
 from launch.supervisor.launcher import OnExit
-from launch.supervisor.order import KEY_VARIABLE, RankOrder
+from launch.supervisor.rank_spec import KEY_VARIABLE, RankOrder
 
 _LEAVE_S = 5.0
 
@@ -25,7 +25,7 @@ class LocalLauncher:
 
     def start(self, order: RankOrder, key: bytes, on_exit: OnExit) -> None:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "launch.rank"],  # -P: not what lies in the current folder
+            [sys.executable, "-P", "-m", "launch.supervisor.rank"],  # -P: not what lies in the current folder
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from launch.server.backend import State
+from launch.backend import State
 from launch.supervisor.settings import SupervisorSettings
-from parallel.epoch import Epoch
+from parallel.group.epoch import Epoch
 
 LOOK_AROUND_S = 0.1
 """After a failed collective: time for the end of a process to be noticed, before all that are left form anew."""

@@ -17,20 +17,20 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-from launch.plain import to_plain
-from launch.runtime import RuntimeSettings
-from launch.server.backend import BackendFailed
+from launch.backend import BackendFailed
+from launch.program.runtime import RuntimeSettings
+from launch.program.settings_json import to_plain
 from launch.supervisor.launcher import Launcher
 from launch.supervisor.ledger import Ledger
 from launch.supervisor.membership import Action, Begin, Fail, GiveUp, Kill, Membership, Regroup, Say, Start
-from launch.supervisor.order import RankOrder
+from launch.supervisor.rank_spec import RankOrder
 from launch.supervisor.settings import SupervisorSettings
-from lp.model.description import describe
-from lp.preparation import Preparation
+from lp.model.checkpoint_info import describe
 from lp.request import Progress
-from parallel import modes
-from parallel.link import Doorway, Link, LinkClosed, Message
-from parallel.replica import IDLE_S, Inbox
+from lp.request_builder import Preparation
+from parallel import build
+from parallel.group.link import Doorway, Link, LinkClosed, Message
+from parallel.group.loop import IDLE_S, Inbox
 
 log = logging.getLogger("lookahead")
 
@@ -56,7 +56,7 @@ class Supervisor:
         num_ranks = settings.parallel.wanted_ranks
         degrees = settings.parallel.settle(num_ranks)
         known = describe(settings.model.path, settings.model.max_length)
-        modes.check(known.config, degrees)
+        build.check(known.config, degrees)
         self.preparation = Preparation(known, settings.decode, settings.sampling, settings.limits)
         self._settings, self._launcher = settings, launcher
         self._emit: Callable[[Progress], None]

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from launch import workloads
+from launch.prompts import workloads
 from launch.sweep.outcome import Outcome, digest, fit, peak_bytes
 from launch.sweep.records import RankFigures, Text
 from launch.sweep.settings import BenchSettings
 from lp.model.checkpoint import pick_device, pick_dtype
-from lp.sampling import Sampling
-from parallel.weights import num_weight_bytes
+from lp.sampling.settings import Sampling
+from parallel.shards.weights import num_weight_bytes
 
 PROMPT_LOOKUP_TOKENS = 10
 

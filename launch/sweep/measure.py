@@ -9,17 +9,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from launch import workloads
-from launch.runtime import Runtime, running
+from launch.program.runtime import Runtime, running
+from launch.prompts import workloads
+from launch.prompts.workloads import Problem
 from launch.sweep.outcome import Outcome, digest, fit, peak_bytes
 from launch.sweep.records import RankFigures, Text
 from launch.sweep.settings import BenchSettings
-from launch.workloads import Problem
 from lp.request import Completion, Progress, Request
 from lp.stopping import Stopping
-from parallel import replica
-from parallel.replica import Command, Inbox
-from parallel.weights import num_weight_bytes
+from parallel.group import loop
+from parallel.group.loop import Command, Inbox
+from parallel.shards.weights import num_weight_bytes
 
 WARM_UP = "warm-up"
 
@@ -30,7 +30,7 @@ def run(settings: BenchSettings) -> Outcome:
     with running(settings) as runtime:
         meter = Meter(runtime)
         inbox = Feed(runtime, settings, problems, meter) if runtime.channel.is_leader else None
-        replica.run(runtime.engine, runtime.channel, inbox, meter.emit)
+        loop.run(runtime.engine, runtime.channel, inbox, meter.emit)
         return meter.outcome([problem.id for problem in problems])
 
 

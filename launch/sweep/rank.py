@@ -45,7 +45,7 @@ def _prepare(cores: list[int], timeout_s: float) -> None:
 
 
 def _measure(order: Order, handover: Handover, rank: int) -> None:
-    from launch import process  # not before: threads that torch starts stay on the cores that it was started on
+    from launch.program import process  # not before: threads that torch starts stay on the cores that it was started on
     from launch.sweep import baseline, measure
     from launch.sweep.settings import from_plain
 

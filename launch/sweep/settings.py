@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from launch import plain
-from launch.ray_settings import RaySettings
-from launch.runtime import RuntimeSettings
-from launch.workloads import WorkloadSettings
+from launch.cluster.settings import RaySettings
+from launch.program import settings_json
+from launch.program.runtime import RuntimeSettings
+from launch.prompts.workloads import WorkloadSettings
 from parallel.degrees import Mode
 
 
 class PointLauncher(StrEnum):
-    """What starts the ranks of a point. torchrun: torch's own launcher, on this machine. ray: see launch.ray_bench."""
+    """What starts the ranks of a point. torchrun: torch's own launcher, on this machine. ray: see ray_measurer.py."""
 
     torchrun = "torchrun"
     ray = "ray"
@@ -88,9 +88,11 @@ def check(settings: BenchSettings) -> None:
 
 def to_plain(settings: BenchSettings) -> dict[str, Any]:
     """All that decides a point's result, as JSON values."""
-    return {key: value for key, value in plain.to_plain(settings, BenchSettings).items() if key not in SWEEP_WIDE}
+    return {
+        key: value for key, value in settings_json.to_plain(settings, BenchSettings).items() if key not in SWEEP_WIDE
+    }
 
 
 def from_plain(values: dict[str, Any]) -> BenchSettings:
     """The inverse; what is the whole sweep's has its default."""
-    return plain.from_plain(values, BenchSettings)
+    return settings_json.from_plain(values, BenchSettings)

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from tqdm import tqdm
 
-from launch import workloads
+from launch.prompts import workloads
 from launch.sweep import ranks
 from launch.sweep.hardware import describe_hardware
 from launch.sweep.html import write_report

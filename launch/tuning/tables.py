@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from rich.box import SIMPLE
 from rich.table import Table
 
-from launch.tuning.outlook import Speed, Steps, chosen, expected_tokens_per_s, speed
-from lp.drafting.window_choice import Size
+from launch.tuning.predicted_speed import Speed, Steps, chosen, expected_tokens_per_s, speed
+from lp.drafting.window_size import Size
 from lp.methods import Autoregressive
-from lp.step_times import StepTimes
+from lp.step_cost import StepTimes
 
 
 def curve(times: StepTimes) -> Table:

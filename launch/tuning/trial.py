@@ -8,14 +8,14 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from launch.prompts.workloads import Problem
 from launch.sweep.outcome import fit
-from launch.tuning.outlook import Steps
-from launch.workloads import Problem
+from launch.tuning.predicted_speed import Steps
 from lp.methods import Auto, Autoregressive
-from lp.preparation import Preparation
 from lp.request import Progress, Request
+from lp.request_builder import Preparation
 from lp.stopping import Stopping
-from parallel.replica import Command, Inbox
+from parallel.group.loop import Command, Inbox
 
 WARM_UP = "warm-up"
 """How the ids of requests begin whose steps do not count."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lp.step_times import StepTimes
+from lp.step_cost import StepTimes
 
 
 class Pace:

@@ -1,1 +1,4 @@
-"""The single-device model: Hugging Face checkpoints through transformers' own classes, a tree at a time."""
+"""A Hugging Face checkpoint as a model that answers token trees, and the KV cache it writes to.
+
+Knows no decoding method, no request and no other rank.
+"""

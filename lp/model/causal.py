@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from lp.model import attention
 from lp.model.attention import MaskKey, TreeStep
-from lp.model.cache import KVCache
 from lp.model.kernels import AttentionKind, settle_kind
+from lp.model.kv_cache import KVCache
 from lp.tree import TokenTree
 
 

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lp.cache_files import folder
 from lp.model.causal import CausalModel
-from lp.model.compilation import CompileMode, make_fast
-from lp.model.description import CheckpointError, Description, describe, one_line
+from lp.model.checkpoint_info import CheckpointError, Description, describe, one_line
 from lp.model.exactness import check_tree
+from lp.model.fast.choose import CompileMode, make_fast
 from lp.model.kernels import AttentionKind
 from lp.model.memory import check_fits
 

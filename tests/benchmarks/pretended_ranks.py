@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.rank_loss_server import Launcher, Member, RankServer, Status
+from benchmarks.faults.rank_server import Launcher, Member, RankServer, Status
 from lp.model.checkpoint import ModelSettings, load
 from tests.launch.server import harness
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoConfig, LlamaConfig
 
-from benchmarks.arithmetic import cost_of, full_tree
-from benchmarks.cost_checks import check
-from parallel.channel import HEADER
-from parallel.partition import partition
+from benchmarks.projections.arithmetic import cost_of, full_tree
+from benchmarks.projections.cost_checks import check
+from parallel.comm.channel import HEADER
+from parallel.runners.partition import partition
 from tests.models import save_checkpoint
 
 TREE = full_tree(5, 4, 3)

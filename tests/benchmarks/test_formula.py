@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from benchmarks.formula import expected_tokens, fit, step_compression
+from benchmarks.paper.formula import expected_tokens, fit, step_compression
 
 WINDOWS, LENGTHS = np.array(list(itertools.product((1, 3, 7, 15, 60), (2, 4, 7)))).T
 

@@ -10,7 +10,7 @@ from launch.sweep.records import RankFigures, Run, Text
 from launch.sweep.settings import BenchSettings
 from lp import Lookahead
 from lp.model.checkpoint import ModelSettings
-from lp.sampling import Sampling
+from lp.sampling.settings import Sampling
 from parallel.mesh import Mode, ParallelSettings
 
 

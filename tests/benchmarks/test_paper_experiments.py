@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ablation, costs, greedy, projection, scaling_law
-from benchmarks.projecting import Case
+from benchmarks import ablation, costs, projection, scaling_law
+from benchmarks.projections.projecting import Case
 from benchmarks.scaling_law import Measured
+from benchmarks.shared import greedy
 from tests.benchmarks.results import read, read_plot
 
 EXPERIMENTS = {"scaling_law": scaling_law, "ablation": ablation, "projection": projection, "costs": costs}

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.network import Charges, LoneRank, Network, all_gather, all_reduce
-from benchmarks.projecting import Case, Phase, Projection, fastest, project
-from benchmarks.virtual_ranks import Recording, Step
+from benchmarks.projections.network import Charges, LoneRank, Network, all_gather, all_reduce
+from benchmarks.projections.projecting import Case, Phase, Projection, fastest, project
+from benchmarks.projections.virtual_ranks import Recording, Step
 from lp.request import Sequence
-from lp.sampling import Sampling
+from lp.sampling.settings import Sampling
 from lp.tree import chain
 
 NETWORK = Network(latency_us=100, gb_per_s=2)

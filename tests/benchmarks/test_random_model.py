@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import random_model
 from benchmarks.random_model import check_room, make_model
-from benchmarks.shapes import SHAPES, make_llama, num_parameters, read_config
+from benchmarks.shared.shapes import SHAPES, make_llama, num_parameters, read_config
 from lp import Engine
 
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,

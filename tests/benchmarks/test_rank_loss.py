@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import rank_loss
-from benchmarks.rank_loss_kills import Kill, Plan, plans
-from benchmarks.rank_loss_requests import KINDS
-from benchmarks.rank_loss_scenarios import Outcome
-from benchmarks.rank_loss_stream import Stream, gap_s
+from benchmarks.faults.kills import Kill, Plan, plans
+from benchmarks.faults.requests import KINDS
+from benchmarks.faults.scenarios import Outcome
+from benchmarks.faults.stream import Stream, gap_s
 from tests.benchmarks import pretended_ranks
 from tests.benchmarks.results import read
 from tests.launch.server.checkpoint import write

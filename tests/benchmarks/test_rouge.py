@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks.rouge import rouge
+from benchmarks.paper.rouge import rouge
 
 
 def test_shares_of_words_pairs_and_subsequences() -> None:
@@ -44,6 +44,6 @@ def test_texts_without_references_are_refused(texts: list[str], references: list
 
 def test_a_missing_library_is_named_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
-    monkeypatch.delitem(sys.modules, "benchmarks.rouge")
+    monkeypatch.delitem(sys.modules, "benchmarks.paper.rouge")
     with pytest.raises(ImportError, match=r"pip install 'lookahead-parallel\[bench\]'"):
-        importlib.import_module("benchmarks.rouge")
+        importlib.import_module("benchmarks.paper.rouge")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import sampling_quality
-from benchmarks.rouge import rouge
+from benchmarks.paper.rouge import rouge
 
 
 def test_rouge_of_known_texts() -> None:

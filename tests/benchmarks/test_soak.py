@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from benchmarks import soak as soak_command
-from benchmarks.soak_load import Answer, Load, ask, questions
-from benchmarks.soak_report import Holding, Soak, describe, find_failures, levels
+from benchmarks.faults.soak_load import Answer, Load, ask, questions
+from benchmarks.faults.soak_report import Holding, Soak, describe, find_failures, levels
 from tests.benchmarks import pretended_ranks
 from tests.benchmarks.results import read
 from tests.launch.server.checkpoint import write

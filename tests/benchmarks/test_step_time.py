@@ -14,13 +14,14 @@ import psutil
 import pytest
 import torch
 
-from benchmarks import step_curve, step_time
-from benchmarks.arithmetic import Share, share_of
-from benchmarks.floor import Floor, Gauge, Rates
-from benchmarks.host_work import ANSWERS, FORWARD, HOST, measure_host_work
-from benchmarks.step_curve import TIMED, Point, fastest_way, fill_cache, make_tree, measure
-from benchmarks.step_split import attention_alone, is_outermost_product, product_times, split
-from benchmarks.ways import marked
+from benchmarks import step_time
+from benchmarks.projections.arithmetic import Share, share_of
+from benchmarks.steps import step_curve
+from benchmarks.steps.floor import Floor, Gauge, Rates
+from benchmarks.steps.host_work import ANSWERS, FORWARD, HOST, measure_host_work
+from benchmarks.steps.step_curve import TIMED, Point, fastest_way, fill_cache, make_tree, measure
+from benchmarks.steps.step_split import attention_alone, is_outermost_product, product_times, split
+from benchmarks.steps.variants import marked
 from lp import Engine
 from lp.model.causal import CausalModel
 from tests.benchmarks.results import read, read_plot

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from benchmarks import real_ranks
-from benchmarks.network import LoneRank
-from benchmarks.projecting import Case
-from benchmarks.virtual_ranks import VirtualLookaheadParallel, exchange, record, replay
+from benchmarks.projections import real_ranks
+from benchmarks.projections.network import LoneRank
+from benchmarks.projections.projecting import Case
+from benchmarks.projections.virtual_ranks import VirtualLookaheadParallel, exchange, record, replay
+from launch.prompts.workloads import WorkloadSettings
 from launch.sweep.records import Point, Run, Text
 from launch.sweep.settings import BenchSettings
-from launch.workloads import WorkloadSettings
 from lp import Engine, Lookahead, Sampling, Stopping
 from lp.model.checkpoint import ModelSettings, load
-from parallel.channel import HEADER
-from parallel.partition import Shares
-from parallel.tensor import read_sharded
+from parallel.comm.channel import HEADER
+from parallel.runners.partition import Shares
+from parallel.shards.tensor import read_sharded
 
 PROMPT = [(3 + 7 * i) % 41 + 2 for i in range(20)]
 HOW = Lookahead(5, 4, 5)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launch import configuration, process
+from launch.program import configuration, process
 from tests.examples.commands import Command, find_commands
 
 COMMANDS = find_commands()

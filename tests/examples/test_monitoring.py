@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.server.backend import State
+from launch.backend import State
 from launch.server.metrics import Clock, Metrics
 from lp.request import Progress
 from lp.statistics import Statistics

@@ -7,10 +7,10 @@ import signal
 import pytest
 import torch
 
+from tests.parallel.comm.test_channel import COMMANDS, follow_commands
+from tests.parallel.comm.test_exchange import gather_and_broadcast
+from tests.parallel.comm.test_rank_loss import survivors_reports
 from tests.parallel.ranks import run_ranks
-from tests.parallel.test_channel import COMMANDS, follow_commands
-from tests.parallel.test_exchange import gather_and_broadcast
-from tests.parallel.test_rank_loss import survivors_reports
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import step_time
-from benchmarks.shapes import make_llama
+from benchmarks.shared.shapes import make_llama
 from tests.benchmarks.results import read
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from launch import configuration, generate, process, runtime
+from launch import generate
 from launch.generate import GenerateSettings
+from launch.program import configuration, process, runtime
 from lp import Engine
-from parallel.local import LocalExchange
+from parallel.comm.local import LocalExchange
 from parallel.mesh import Mesh
 
 KEYS = [

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from launch import configuration, process, tune
+from launch import tune
+from launch.program import configuration, process
+from launch.prompts.workloads import WorkloadSettings
 from launch.tune import TuneSettings
-from launch.workloads import WorkloadSettings
-from lp import measuring
 from lp.cache_files import VARIABLE
+from lp.calibration import measure
 from tests.launch import commands
 from tests.models import VOCAB_SIZE, save_checkpoint
 
@@ -68,7 +69,7 @@ def test_curve_choice_and_speed_are_shown(main: Main, arguments: list[str], tmp_
 def test_it_measures_anew_unless_told_otherwise(
     main: Main, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring, "LARGEST_CHANGE", float("inf"))  # what is kept holds
+    monkeypatch.setattr(measure, "LARGEST_CHANGE", float("inf"))  # what is kept holds
     assert main(*arguments)[0] == 0
     (kept,) = (tmp_path / "cache" / "step-times").iterdir()
     made_up = {"rows": [1, 2], "seconds": [4.0, 5.0], "num_parts": 1}

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
 from lp.methods import DecodeSettings
-from lp.preparation import Preparation
 from lp.request import Completion
+from lp.request_builder import Preparation
 from lp.runner import SingleDevice
 from tests.models import ARCHITECTURES, CONTEXT, SLIDING_WINDOW, VOCAB_SIZE, generate_greedily
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from lp import Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
-from lp.decoder import Drafted
+from lp.decoding.base import Drafted
 from lp.methods import DecodeSettings
 from lp.statistics import Statistics
 

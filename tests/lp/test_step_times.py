@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lp.step_times import StepTimes
+from lp.step_cost import StepTimes
 
 TIMES = StepTimes((1, 4, 8), (0.010, 0.013, 0.021))
 

@@ -124,8 +124,8 @@ def _rank_main(start: _Start, sender: Connection) -> None:
     os.environ.update(start.environment)
     import torch
 
-    from parallel.channel import Channel
-    from parallel.connect import connect
+    from parallel.comm.channel import Channel
+    from parallel.comm.connect import connect
     from parallel.mesh import ExchangeKind, ParallelSettings, make_mesh
 
     torch.set_num_threads(1)

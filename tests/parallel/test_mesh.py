@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from parallel.connect import choose_exchange, connect, identify_host
-from parallel.local import LocalExchange
+from parallel.comm.connect import choose_exchange, connect, identify_host
+from parallel.comm.local import LocalExchange
 from parallel.mesh import ExchangeKind, Mesh, Mode, ParallelSettings, choose_device, make_mesh
 
 TWO_RANKS = {
@@ -164,5 +164,5 @@ def test_nccl_without_a_gpu_is_refused():
 
 
 def test_processes_of_one_host_identify_it_alike():
-    command = "from parallel.connect import identify_host; print(identify_host())"
+    command = "from parallel.comm.connect import identify_host; print(identify_host())"
     assert subprocess.check_output([sys.executable, "-c", command], text=True).strip() == identify_host()

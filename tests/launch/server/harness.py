@@ -12,18 +12,18 @@ import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
-from launch.server.backend import EngineBackend
+from launch.backend import EngineBackend
 from launch.server.run import Server, bind
 from launch.server.settings import ServerSettings
 from lp import Engine
 from lp.model.checkpoint import Checkpoint
-from lp.preparation import Preparation
 from lp.request import Sequence
+from lp.request_builder import Preparation
 from lp.runner import SingleDevice
 from lp.tree import TokenTree
 from lp.verification import Answers
-from parallel.channel import Channel
-from parallel.local import LocalExchange
+from parallel.comm.channel import Channel
+from parallel.comm.local import LocalExchange
 
 AUTOREGRESSIVE = {"decode": {"method": "autoregressive"}}
 

@@ -7,13 +7,13 @@ import logging
 import sys
 import time
 
-from launch.server.backend import EngineBackend
+from launch.backend import EngineBackend
 from launch.server.run import serve
 from launch.server.settings import ServerSettings
 from lp import Engine
 from lp.runner import SingleDevice
-from parallel.channel import Channel
-from parallel.local import LocalExchange
+from parallel.comm.channel import Channel
+from parallel.comm.local import LocalExchange
 
 
 class SlowRunner(SingleDevice):

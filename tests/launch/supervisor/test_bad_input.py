@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.rank_loss_server import serve_command
+from benchmarks.faults.rank_server import serve_command
 from tests.launch.commands import environment
 
 pytestmark = pytest.mark.slow

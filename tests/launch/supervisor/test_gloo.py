@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import rank_loss_scenarios as scenarios
-from benchmarks.rank_loss_scenarios import Stage
-from benchmarks.rank_loss_server import RankServer, started
+from benchmarks.faults import scenarios as scenarios
+from benchmarks.faults.rank_server import RankServer, started
+from benchmarks.faults.scenarios import Stage
 
 pytestmark = pytest.mark.slow
 

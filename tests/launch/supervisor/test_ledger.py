@@ -5,7 +5,7 @@ from __future__ import annotations
 from launch.supervisor.ledger import Ledger
 from lp.methods import Autoregressive
 from lp.request import Progress, Request, TokenLogprob
-from lp.sampling import Sampling
+from lp.sampling.settings import Sampling
 from lp.statistics import Statistics
 from lp.stopping import FinishReason, Stopping
 

@@ -22,7 +22,7 @@ from launch.supervisor.membership import (
     State,
 )
 from launch.supervisor.settings import SupervisorSettings
-from parallel.epoch import Epoch
+from parallel.group.epoch import Epoch
 
 SETTINGS = SupervisorSettings(answer_within_s=3, hang_s=60, start_within_s=900, backoff_s=0.5, max_failed_starts=3)
 Kind = TypeVar("Kind", bound=Action)

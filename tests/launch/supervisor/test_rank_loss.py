@@ -9,11 +9,11 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks import rank_loss_scenarios as scenarios
-from benchmarks.rank_loss_kills import Plan, Trial
-from benchmarks.rank_loss_requests import long_prompt
-from benchmarks.rank_loss_scenarios import Stage
-from benchmarks.rank_loss_server import RankServer, serving, shared_memory_files
+from benchmarks.faults import scenarios as scenarios
+from benchmarks.faults.kills import Plan, Trial
+from benchmarks.faults.rank_server import RankServer, serving, shared_memory_files
+from benchmarks.faults.requests import long_prompt
+from benchmarks.faults.scenarios import Stage
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import rank_loss_scenarios as scenarios
-from benchmarks.rank_loss_scenarios import Stage
-from benchmarks.rank_loss_server import serving
+from benchmarks.faults import scenarios as scenarios
+from benchmarks.faults.rank_server import serving
+from benchmarks.faults.scenarios import Stage
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 
 from launch.supervisor.membership import Action, Begin, GiveUp, Kill, Membership, Regroup, Start, State
 from launch.supervisor.settings import SupervisorSettings
-from parallel.epoch import Epoch
+from parallel.group.epoch import Epoch
 
 STORM_S, CALM_S = 30.0, 90.0
 TICK_S = 0.05

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lp.decoder import Decoder
-from lp.decoding import make_decoder
-from lp.drafting.experience import Experience
+from lp.decoding.base import Decoder
+from lp.decoding.lookahead import make_decoder
+from lp.drafting.history import Experience
 from lp.methods import Auto
-from lp.step_times import StepTimes
+from lp.step_cost import StepTimes
 from lp.tree import TokenTree
 from lp.verification import Answers
 

@@ -7,7 +7,7 @@ import pytest
 from lp.drafting.contexts import LONGEST, context_of, mask
 from lp.drafting.growth import Growth, Proposals, grow
 from lp.drafting.pace import Pace
-from lp.step_times import StepTimes
+from lp.step_cost import StepTimes
 
 FLAT = StepTimes.flat()
 LIKELY, UNLIKELY, OTHER = 0, 2, 4

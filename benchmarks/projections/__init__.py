@@ -1,0 +1,1 @@
+"""What more devices than there are would do, from recorded steps and from arithmetic."""

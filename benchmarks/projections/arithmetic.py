@@ -1,0 +1,177 @@
+"""What a rank holds, computes and sends in each mode of parallelism: from a model's configuration, without its weights.
+
+The model is built without memory and cut by parallel/shards/tensor.py's and parallel/shards/stages.py's own plans; the
+rest is counting. Of ranks that differ, the one with most counts. A row costs two operations for each weight that it is
+multiplied with and, for each layer, query head and key that it may see, four for each element of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from lp.decoding.ngrams import Continuation
+from lp.decoding.tries import merge
+from lp.decoding.window import Window
+from lp.tree import TokenTree, TreeBuilder
+from parallel import build
+from parallel.comm.channel import HEADER
+from parallel.degrees import Mode, settle_degrees
+from parallel.runners.partition import partition
+from parallel.shards.stages import cut_stage
+from parallel.shards.tensor import COLUMN, COLUMN_WHOLE_OUTPUT, plan, stretches
+from parallel.shards.weights import empty_model
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one rank.
+
+    rows: of its part of the tree. flops: of a step. collectives: those of a step that follow one another; a message
+    counts as one. bytes_sent: payload that it sends in a step.
+    """
+
+    mode: str
+    ranks: int
+    weight_bytes: int
+    cache_bytes: int
+    rows: int
+    flops: int
+    collectives: int
+    bytes_sent: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank has of a model, before it is known how many rows it computes.
+
+    multiplied: weights that each row is multiplied with. windows: the sliding window of each layer, or None.
+    collectives, sent: those within the replica for a step, and how many numbers each row makes this rank send in them.
+    """
+
+    weight_bytes: int
+    multiplied: int
+    windows: list[int | None]
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    collectives: int
+    sent: int
+
+    def cache_bytes(self, context: int, itemsize: int) -> int:
+        """Keys and values of that many tokens."""
+        return 2 * context * len(self.windows) * self.kv_heads * self.head_dim * itemsize
+
+    def flops(self, rows: int, context: int) -> int:
+        """Of a forward of the rows on top of a cached context."""
+        keys = sum(rows + (context if window is None else min(context, window - 1)) for window in self.windows)
+        return 2 * rows * self.multiplied + 4 * rows * keys * self.query_heads * self.head_dim
+
+
+def full_tree(window: int, ngram: int, guesses: int) -> TokenTree:
+    """The largest tree of lookahead decoding: all cells of the window, and guesses that share no row."""
+    builder = TreeBuilder(0)
+    merge(builder, [Continuation((token,) * (ngram - 1), "pool") for token in range(guesses)], ngram - 1)
+    cells = Window(window, ngram - 1, [0], seed=0)
+    cells.cells = [[0] * window for _ in range(ngram - 1)]
+    cells.plan(builder)
+    return builder.build()
+
+
+def cost_of(
+    config: PreTrainedConfig, dtype: torch.dtype, degrees: Mapping[str, int], tree: TokenTree, context: int
+) -> Cost:
+    """degrees: of lp, tp and pp. Raises ValueError if they do not go together, or do not divide the model."""
+    settle_degrees(Mode.auto, degrees, math.prod(degrees.values()))
+    lp, tp, pp = (degrees.get(axis, 1) for axis in ("lp", "tp", "pp"))
+    rows = max(len(part) for part in partition(tree, lp))
+    shares = [share_of(config, dtype, tp, stage, pp) for stage in range(pp)]
+    collectives, sent = shares[0].collectives, shares[0].sent * rows * dtype.itemsize
+    if lp * tp > 1:
+        collectives, sent = collectives + 1, sent + 4 * (HEADER + rows)
+    if pp > 1:
+        collectives, sent = pp, _sent_in_pipeline(config, dtype, pp, rows)
+    return Cost(
+        mode=" x ".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1) or "single",
+        ranks=lp * tp * pp,
+        weight_bytes=max(share.weight_bytes for share in shares),
+        cache_bytes=max(share.cache_bytes(context, dtype.itemsize) for share in shares),
+        rows=rows,
+        flops=max(share.flops(rows, context) for share in shares),
+        collectives=collectives,
+        bytes_sent=sent,
+    )
+
+
+def share_of(config: PreTrainedConfig, dtype: torch.dtype, tp: int = 1, stage: int = 0, pp: int = 1) -> Share:
+    """Of rank 0 of `tp`, or of a stage of `pp`; only one of them is above 1. Raises ValueError."""
+    build.check(config, {"tp": tp, "pp": pp})
+    text: Any = config.get_text_config(decoder=True)
+    model, layers = empty_model(config, dtype), list(range(text.num_hidden_layers))
+    styles: dict[str, str] = {}
+    if pp > 1:
+        layers = cut_stage(model, stage, pp)
+    if tp > 1:
+        styles = plan(model, tp)
+    numels = _numels(model, styles, tp)
+    tied = {name for name, source in model.all_tied_weights_keys.items() if {name, source} <= set(numels)}
+    weights = {name: weight.element_size() for name, weight in model.named_parameters()}
+    split_embeddings = [name for name in styles if isinstance(model.get_submodule(name), nn.Embedding)]
+    zero_row = text.hidden_size * dtype.itemsize * len(split_embeddings)
+    sent = [_sent_for_a_row(model.get_submodule(name), style, tp) for name, style in styles.items()]
+    return Share(
+        weight_bytes=sum(numel * weights[name] for name, numel in numels.items() if name not in tied) + zero_row,
+        multiplied=_multiplied(model, numels, text),
+        windows=[_sliding_window(text, layer) for layer in layers],
+        query_heads=text.num_attention_heads // tp,
+        kv_heads=(getattr(text, "num_key_value_heads", None) or text.num_attention_heads) // tp,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        collectives=sum(number > 0 for number in sent),
+        sent=sum(sent),
+    )
+
+
+def _sliding_window(text: Any, layer: int) -> int | None:
+    """Of a layer; None if it sees everything."""
+    types = getattr(text, "layer_types", None)
+    return getattr(text, "sliding_window", None) if types is None or types[layer] == "sliding_attention" else None
+
+
+def _numels(model: PreTrainedModel, styles: Mapping[str, str], tp: int) -> dict[str, int]:
+    """Numbers that rank 0 holds of each parameter."""
+    split = stretches(model, styles, 0, tp)
+    return {name: weight.numel() // (tp if name in split else 1) for name, weight in model.named_parameters()}
+
+
+def _multiplied(model: PreTrainedModel, numels: Mapping[str, int], text: Any) -> int:
+    """Matrices, but not those that rows are looked up in; of a layer's experts, as many as a row is sent to."""
+    total = 0
+    for name, weight in model.named_parameters():
+        if weight.dim() < 2 or isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Embedding):
+            continue
+        is_experts = weight.dim() == 3
+        total += numels[name] * text.num_experts_per_tok // weight.shape[0] if is_experts else numels[name]
+    return total
+
+
+def _sent_for_a_row(module: nn.Module, style: str, tp: int) -> int:
+    """Numbers that a split module's collective sends for a row; 0 if it has none."""
+    if isinstance(module, nn.Embedding):
+        return module.embedding_dim
+    assert isinstance(module, nn.Linear)
+    if style == COLUMN:
+        return 0
+    return module.out_features // tp if style == COLUMN_WHOLE_OUTPUT else module.out_features
+
+
+def _sent_in_pipeline(config: PreTrainedConfig, dtype: torch.dtype, pp: int, rows: int) -> int:
+    """Bytes by the stage that sends most: hidden states to the next, or answers to all others; headers with both."""
+    hidden = rows * config.get_text_config(decoder=True).hidden_size * dtype.itemsize
+    headers = 4 * HEADER * pp
+    return max(hidden + headers, (pp - 1) * (4 * rows + headers))

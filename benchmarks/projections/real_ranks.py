@@ -1,0 +1,49 @@
+"""The speed of real ranks on this machine, started and pinned as the sweep does it (launch/sweep/ranks.py)."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.projections.projecting import Case
+from benchmarks.shared.report import progress
+from launch.sweep.points import runtime_point
+from launch.sweep.ranks import measure, usable_cores
+from launch.sweep.settings import BenchSettings
+from lp.methods import DecodeSettings
+from parallel.degrees import Mode
+from parallel.mesh import ParallelSettings
+
+
+def measure_all(
+    cases: Iterable[Case], methods: Mapping[str, DecodeSettings], settings: BenchSettings
+) -> tuple[dict[Case, float], list[str]]:
+    """Tokens per second of each case, the prompts' reading included; and which of them failed, and how.
+
+    settings: of all cases, but for mode, ranks and method.
+    """
+    measured: dict[Case, float] = {}
+    failures: list[str] = []
+    for case in progress(list(cases), "real ranks", unit="run"):
+        parallel = ParallelSettings(Mode(case.mode), ranks=case.ranks)
+        point = runtime_point(replace(settings, decode=methods[case.method], parallel=parallel))
+        with tempfile.TemporaryDirectory() as logs:
+            run = measure(point, 0, settings.point_timeout_s, Path(logs))
+        if run.error:
+            failures.append(f"{case.mode} on {case.ranks} real ranks, {case.method}, failed: {run.error}")
+            print(failures[-1], file=sys.stderr)
+        else:
+            measured[case] = run.tokens / sum(text.decode_s for text in run.texts)
+    return measured, failures
+
+
+def room_for_ranks(device: str, threads: int) -> int:
+    """How many ranks this machine can run at the same time, with a GPU or `threads` cores for each."""
+    if device != "cpu" and torch.cuda.is_available():
+        return torch.cuda.device_count()
+    return len(usable_cores()) // threads

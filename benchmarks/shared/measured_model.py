@@ -1,0 +1,58 @@
+"""The model whose steps are measured: a checkpoint's, or one of a shape with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from transformers import AutoTokenizer, GenerationConfig
+
+from benchmarks.random_model import TOKENIZER, check_room, make_model
+from benchmarks.shared.shapes import read_config
+from lp import cache_files
+from lp.model.causal import CausalModel
+from lp.model.checkpoint import DTYPES, Checkpoint, ModelSettings, load, pick_device
+from lp.model.exactness import check_config, check_tree
+from lp.model.fast.choose import CompileMode
+
+
+@contextmanager
+def loaded(path: str, dtype: str, device: str, num_positions: int) -> Iterator[tuple[Checkpoint, Path]]:
+    """A checkpoint, not compiled, and the folder where its compiled code is kept for other runs, too.
+
+    Raises ValueError if it cannot be used or has no room for so many positions.
+    """
+    checkpoint = load(ModelSettings(path, dtype, device, compile=CompileMode.off))
+    if num_positions > (most := checkpoint.max_length):
+        raise ValueError(
+            f"--cached and --rows ask for {num_positions} positions, but {path!r} has {most}: lower them, or give its "
+            "config.json as --config"
+        )
+    with TemporaryDirectory() as temporary:
+        yield checkpoint, cache_files.folder("compiled") or Path(temporary)
+
+
+@contextmanager
+def made(
+    shape: str, dtype: str, device: str, num_positions: int, num_cached: int, num_compiled: int
+) -> Iterator[tuple[Checkpoint, Path]]:
+    """A model with random weights and the demo model's tokenizer, and a folder for what is compiled.
+
+    Ends the program if it does not fit: caches of `num_cached` tokens in all, and on a CPU `num_compiled` forwards,
+    each with packed weights for one row and for more. Raises ValueError if the architecture cannot be used.
+    """
+    config, on = read_config(shape), pick_device(device)
+    check_config(config)
+    text: Any = config.get_text_config(decoder=True)
+    text.max_position_embeddings = max(text.max_position_embeddings, num_positions)  # random weights know no limit
+    check_room(config, DTYPES[dtype], on, num_cached, 1 + (2 * num_compiled if on.type == "cpu" else 0))
+    max_length = text.max_position_embeddings
+    model = CausalModel(make_model(config, DTYPES[dtype], on), max_length, eos=[])
+    check_tree(model)
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    with TemporaryDirectory() as temporary:
+        name = Path(shape).name.removesuffix(".json")
+        yield Checkpoint(name, config, tokenizer, GenerationConfig(), max_length, [], model), Path(temporary)

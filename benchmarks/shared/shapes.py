@@ -1,0 +1,56 @@
+"""Shapes of models without their weights: well-known ones by name, or those of a Hugging Face configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, PreTrainedConfig
+
+from benchmarks import costs
+from parallel.shards.weights import empty_model
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-130m": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12,
+                   "num_key_value_heads": 12},
+    "llama-1b": {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32,
+                 "num_key_value_heads": 4},
+    "llama-7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+                 "num_key_value_heads": 32},
+}  # fmt: skip
+"""Llamas as large as GPT-2's smallest, TinyLlama and Llama 2."""
+VOCABULARY = 32_000
+CONTEXT = 4096
+
+
+def read_config(model: str) -> PreTrainedConfig:
+    """The configuration of a named shape, a config.json, a checkpoint's folder or a hub id.
+
+    Ends the program with a message if there is none that can be used.
+    """
+    return make_llama(SHAPES[model]) if model in SHAPES else costs.read_config(model)
+
+
+def make_llama(sizes: dict[str, Any]) -> LlamaConfig:
+    """A Llama's configuration; what is not told is as in Llama 2."""
+    return LlamaConfig(
+        architectures=["LlamaForCausalLM"], vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, **sizes
+    )
+
+
+def num_parameters(config: PreTrainedConfig) -> int:
+    """Numbers that the model has; a head that is tied to the embedding counts once. Raises ValueError."""
+    model = empty_model(config, torch.bfloat16)
+    model.tie_weights()
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def describe_shape(config: PreTrainedConfig) -> str:
+    """On one line."""
+    text: Any = config.get_text_config(decoder=True)
+    num_groups = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    shared = f" in {num_groups} groups" if num_groups != text.num_attention_heads else ""
+    return (
+        f"{num_parameters(config) / 1e6:,.0f}M parameters: {text.num_hidden_layers} layers, {text.hidden_size} wide, "
+        f"{text.num_attention_heads} heads{shared}, vocabulary of {text.vocab_size:,}"
+    )

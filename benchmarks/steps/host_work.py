@@ -1,0 +1,112 @@
+"""What the host does in a step of a real generation beside the forward: planning the tree, verifying, text.
+
+The engine's own parts are timed from outside, each call by the clock. The mask is made right after the tree is planned,
+where the forward would make it.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from lp import Engine
+from lp.methods import Auto
+from lp.model.checkpoint import Checkpoint
+from lp.request import Request
+from lp.runner import SingleDevice
+from lp.sampling.settings import Sampling
+from lp.stopping import Stopping
+from lp.tree import TokenTree
+
+FORWARD, ANSWERS, REST = "forward", "answers", "rest"
+HOST = ("planning", "mask", "verifying", "text", REST)
+"""What needs no model: the tree to compute, who sees whom in it, what of it was right and what that teaches,
+characters; and what is no part by itself, such as keeping rows in the cache."""
+
+
+@dataclass(frozen=True)
+class HostWork:
+    """Of the steps after the prompt's. seconds: of a step on average, by part."""
+
+    steps: int
+    rows_per_step: float
+    tokens_per_step: float
+    seconds: dict[str, float]
+
+    @property
+    def step_s(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def host_s(self) -> float:
+        """All but the forward and the choice of tokens from its logits."""
+        return sum(self.seconds[part] for part in HOST)
+
+
+class TimedEngine(Engine):
+    """An engine on one device whose parts are timed. seconds: so far, by part."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        model = copy.copy(checkpoint.model)  # a stopwatch goes around a method of this one alone
+        super().__init__(replace(checkpoint, model=model), SingleDevice(model))
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._watch(model, "forward", FORWARD)
+
+    def submit(self, request: Request) -> None:
+        super().submit(request)
+        assert isinstance(self.runner, SingleDevice)
+        generation = self._turns[-1]
+        self._watch(self.runner.residences[request.id].sampler, "answers", ANSWERS)
+        self._watch(generation.decoder, "plan", "planning")
+        self._watch(generation.decoder, "commit", "verifying")
+        self._watch(generation, "absorb", "text")
+
+    def _watch(self, owner: Any, method: str, part: str) -> None:
+        call: Callable[..., Any] = getattr(owner, method)
+
+        def timed(*arguments: Any, **others: Any) -> Any:
+            begin = time.perf_counter()
+            result = call(*arguments, **others)
+            if part == FORWARD and self.checkpoint.model.device.type == "cuda":
+                torch.cuda.synchronize()  # else its kernels would count for who first needs their results
+            made = time.perf_counter()
+            self.seconds[part] += made - begin
+            if isinstance(result, TokenTree):
+                _ = result.visibility
+                self.seconds["mask"] += time.perf_counter() - made
+            return result
+
+        setattr(owner, method, timed)
+
+
+def measure_host_work(checkpoint: Checkpoint, prompts: list[list[int]], num_rows: int, max_new_tokens: int) -> HostWork:
+    """Greedy texts of decode=auto at so many rows a step. Raises ValueError for prompts that do not fit."""
+    engine = TimedEngine(checkpoint)
+    decode = Auto(rows=num_rows, max_rows=num_rows)
+    sampling, stopping = Sampling(temperature=0.0, seed=0), Stopping(max_new_tokens, ignore_eos=True)
+    parts: defaultdict[str, float] = defaultdict(float)
+    steps = rows = tokens = 0
+    for prompt in prompts:
+        progress = engine.stream(prompt, decode=decode, sampling=sampling, stopping=stopping)
+        stats = next(progress).stats  # of all steps so far; the first holds the prompt
+        before = stats.rows, stats.tokens
+        engine.seconds.clear()
+        begin = time.perf_counter()
+        for _ in progress:
+            pass
+        parts[REST] += time.perf_counter() - begin - sum(engine.seconds.values())
+        for part, seconds in engine.seconds.items():
+            parts[part] += seconds
+        steps += stats.steps - 1
+        rows += stats.rows - before[0]
+        tokens += stats.tokens - before[1]
+    if not steps:
+        raise ValueError(f"texts of {max_new_tokens} tokens were over with the first step; ask for more tokens")
+    seconds = {part: parts[part] / steps for part in (FORWARD, ANSWERS, *HOST)}
+    return HostWork(steps, rows / steps, tokens / steps, seconds)

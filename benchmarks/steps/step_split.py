@@ -1,0 +1,142 @@
+"""Splits a forward into attention, matrix products, head and the rest.
+
+Attention is run by itself, layer after layer, on what the layers were given. Products are marked for torch's profiler;
+the last of a forward is the head. The rest is what is then left of a forward that nobody looks into: norms, rotary
+embeddings, activations, the cache, Python, and on a GPU the time it waits for the host. So the profiler's own cost,
+which falls on what has many small operations, is in none of the parts. On a GPU attention and products are the time
+of their kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.steps.floor import time_once
+from lp.model.attention import TreeStep
+from lp.model.causal import CausalModel
+from lp.model.kernels import LayerAttention
+from lp.model.kv_cache import KVCache
+from lp.tree import TokenTree
+
+PRODUCT = re.compile(r"aten::(linear|addmm|_grouped_mm)$|.*_gemm_|aoti_torch_\w+_(linear|addmm|mm)")
+"""Products with weights, by the profiler's names; attention's own products are called otherwise."""
+ROUNDS = 7
+
+
+@dataclass(frozen=True)
+class Split:
+    """Seconds of one forward's parts; the rest may be below zero by what the parts are off."""
+
+    way: str
+    cached: int
+    rows: int
+    whole: float
+    attention: float
+    products: float
+    head: float
+
+    @property
+    def rest(self) -> float:
+        return self.whole - self.attention - self.products - self.head
+
+
+@dataclass(kw_only=True)
+class RecordingStep(TreeStep):
+    """Keeps what attention is asked for in each layer, to do it again."""
+
+    calls: list[Callable[[], Tensor]] = field(default_factory=list)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
+        self.calls.append(partial(super().attend, layer, query, key, value, how))
+        return self.calls[-1]()
+
+
+@torch.inference_mode()
+def split(way: str, model: CausalModel, with_marks: CausalModel, cache: KVCache, tree: TokenTree) -> Split:
+    """The least of a few rounds: what else the machine does only adds. with_marks: the same model for the profiler."""
+    num_rows = len(tree)
+    forward = partial(model.forward, tree, cache, num_rows)
+    looked_into = partial(with_marks.forward, tree, cache, num_rows)
+    attention = attention_alone(model, tree, cache)
+    whole, alone, products = [], [], []
+    for number in range(1 + ROUNDS):
+        readings = _time(forward, model), _time_device(attention, model), product_times(looked_into, model)
+        if number:
+            for taken, reading in zip((whole, alone, products), readings):
+                taken.append(reading)
+    head = min(times[-1] for times in products)
+    matrices = min(sum(times[:-1]) for times in products)
+    return Split(way, cache.length, num_rows, min(whole), min(alone), matrices, head)
+
+
+def _time(run: Callable[[], object], model: CausalModel) -> float:
+    run()
+    return time_once(run, model.device)
+
+
+def attention_alone(model: CausalModel, tree: TokenTree, cache: KVCache) -> Callable[[], None]:
+    """The attention of all layers over this tree, on what each is given in a forward."""
+    device = model.device
+    positions = torch.from_numpy(tree.depths).to(device) + cache.length
+    visibility = torch.from_numpy(tree.visibility).to(device)
+    step = RecordingStep(
+        model.attention_kind, cached=cache.length, positions=positions, visibility=visibility, dtype=model.dtype
+    )
+    tokens = torch.from_numpy(tree.tokens).to(device)[None]
+    cache.reserve(len(tree))
+    model.model(
+        input_ids=tokens, position_ids=positions[None], past_key_values=cache, use_cache=True, logits_to_keep=1,
+        step=step,
+    )  # fmt: skip
+
+    def run() -> None:
+        for call in step.calls:
+            call()
+
+    return run
+
+
+def _time_device(run: Callable[[], None], model: CausalModel) -> float:
+    """On a GPU the time of the kernels: what the host takes to start them one by one is no part of a graph."""
+    if model.device.type == "cpu":
+        return _time(run, model)
+    return sum(event.device_time_total for event in _profiled(run, model) if not is_of_host(event)) / 1e6
+
+
+def product_times(run: Callable[[], object], model: CausalModel) -> list[float]:
+    """Seconds of each product with weights, in order."""
+    outermost = [event for event in _profiled(run, model) if is_of_host(event) and is_outermost_product(event)]
+    on_gpu = model.device.type == "cuda"
+    return [(event.device_time_total if on_gpu else event.cpu_time_total) / 1e6 for event in outermost]
+
+
+def is_of_host(event: FunctionEvent) -> bool:
+    """An operation, and not one of the kernels that it has started on a GPU."""
+    return event.device_type == DeviceType.CPU
+
+
+def is_outermost_product(event: FunctionEvent) -> bool:
+    above = event.cpu_parent
+    while above is not None:
+        if PRODUCT.match(above.name):
+            return False
+        above = above.cpu_parent
+    return PRODUCT.match(event.name) is not None
+
+
+def _profiled(run: Callable[[], object], model: CausalModel) -> list[FunctionEvent]:
+    on_gpu = model.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    run()
+    with profile(activities=activities, acc_events=True) as profiler:
+        time_once(run, model.device)
+    return sorted(profiler.events() or [], key=lambda event: event.time_range.start)

@@ -1,0 +1,172 @@
+"""Step times in tables and a plot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmarks.exchange_cost import Cost
+from benchmarks.shared.plots import COLOURS, MARKERS, make_axes
+from benchmarks.shared.report import markdown_table
+from benchmarks.steps.floor import Floor
+from benchmarks.steps.host_work import ANSWERS, FORWARD, HostWork
+from benchmarks.steps.step_curve import Point
+from benchmarks.steps.step_split import Split
+
+COMPARED = (16, 64, 128, 256)
+"""Rows whose time is compared with that of one."""
+
+
+@dataclass(frozen=True)
+class StepTimeResults:
+    """shape: the model on one line. notes: what could not be measured, and why. splits, host, exchange: what a step is
+    made of, as far as it was measured.
+    """
+
+    shape: str
+    points: list[Point]
+    floor: Floor
+    notes: list[str]
+    splits: list[Split] = field(default_factory=list)
+    host: HostWork | None = None
+    exchange: Cost | None = None
+
+    @property
+    def ways(self) -> list[str]:
+        return list(dict.fromkeys(point.way for point in self.points))
+
+    @property
+    def cached(self) -> list[int]:
+        return list(dict.fromkeys(point.cached for point in self.points))
+
+    def times(self, way: str, cached: int) -> dict[int, Point]:
+        """By rows."""
+        return {point.rows: point for point in self.points if (point.way, point.cached) == (way, cached)}
+
+    def to_dict(self) -> dict[str, Any]:
+        rates = self.floor.rates
+        points = [
+            {"way": p.way, "cached": p.cached, "rows": p.rows, "median_s": p.median_s, "middle_s": p.middle_s,
+             "floor_s": self.floor.seconds(p.rows, p.cached)}
+            for p in self.points
+        ]  # fmt: skip
+        return {
+            "shape": self.shape,
+            "bytes_per_s": rates.bytes_per_s,
+            "flops_per_s": rates.flops_per_s,
+            "points": points,
+            "splits": [{**vars(split), "rest": split.rest} for split in self.splits],
+            "host": self.host and vars(self.host),
+            "exchange": self.exchange and vars(self.exchange),
+            "notes": self.notes,
+        }
+
+
+def describe(results: StepTimeResults) -> str:
+    rates = results.floor.rates
+    parts = [
+        f"{results.shape}. The floor: the longer of reading the weights and the cached keys and values once, at "
+        f"{rates.bytes_per_s / 1e9:.1f} GB/s, and of the operations, at {rates.flops_per_s / 1e9:,.0f} GFLOP/s, both "
+        "measured in the same rounds; a model that fits the processor's caches can be below it. A time is the median "
+        "in milliseconds (in brackets: the middle half of the readings), with the share of it that the floor is.",
+        *(["\n".join(f"- {note}" for note in results.notes)] if results.notes else []),
+        *(describe_curve(results, cached) for cached in results.cached),
+        describe_one_row(results),
+    ]
+    if results.splits:
+        parts.append(describe_splits(results))
+    if results.host:
+        parts.append(describe_host(results.host))
+    if results.exchange:
+        parts.append(
+            f"Communication under lp: one exchange a step, {results.exchange.median_us:.0f} microseconds (median) from "
+            f"the arrival of the last rank, after {results.exchange.work_ms:.1f} ms of work on each."
+        )
+    return "\n\n".join(parts)
+
+
+def describe_curve(results: StepTimeResults, cached: int) -> str:
+    columns = ["rows", "floor", *(cell for way in results.ways for cell in (way, "share"))]
+    curves = [results.times(way, cached) for way in results.ways]
+    table = []
+    for rows in curves[0]:
+        floor_s = results.floor.seconds(rows, cached)
+        cells = [str(rows), f"{1000 * floor_s:.2f}"]
+        for curve in curves:
+            low, high = curve[rows].middle_s
+            cells += [
+                f"{1000 * curve[rows].median_s:.2f} ({1000 * low:.2f}-{1000 * high:.2f})",
+                f"{floor_s / curve[rows].median_s:.0%}",
+            ]
+        table.append(cells)
+    return f"On {cached} cached tokens:\n\n{markdown_table(columns, table, num_text=0)}"
+
+
+def describe_one_row(results: StepTimeResults) -> str:
+    """The step of one row against the bandwidth, and what more rows cost."""
+    curves = [(way, cached, results.times(way, cached)) for way in results.ways for cached in results.cached]
+    compared = [rows for rows in COMPARED if rows in curves[0][2]]
+    table = []
+    for way, cached, curve in curves:
+        if 1 not in curve:
+            return "One row was not measured."
+        one = curve[1].median_s
+        speed = results.floor.num_bytes(1, cached) / one
+        share = speed / results.floor.rates.bytes_per_s
+        more = [f"{curve[rows].median_s / one:.2f}" for rows in compared]
+        table.append([way, cached, f"{1000 * one:.2f}", f"{speed / 1e9:.1f}", f"{share:.0%}", *more])
+    columns = ["way", "cached", "1 row, ms", "GB/s", "of bandwidth", *(f"{rows} rows / 1" for rows in compared)]
+    return f"One row, and what more rows cost:\n\n{markdown_table(columns, table)}"
+
+
+def describe_splits(results: StepTimeResults) -> str:
+    table = [
+        [
+            one.way,
+            one.cached,
+            one.rows,
+            f"{1000 * one.whole:.2f}",
+            *(_part(seconds, one.whole) for seconds in (one.attention, one.products, one.head, one.rest)),
+        ]
+        for one in results.splits
+    ]
+    columns = ["way", "cached", "rows", "forward", "attention", "products", "head", "rest"]
+    return (
+        "Where a forward's time goes, in milliseconds, each part the least of a few readings "
+        f"(benchmarks/steps/step_split.py says how):\n\n{markdown_table(columns, table)}"
+    )
+
+
+def describe_host(host: HostWork) -> str:
+    table = [[part, f"{1000 * seconds:.3f}", f"{seconds / host.step_s:.1%}"] for part, seconds in host.seconds.items()]
+    return (
+        f"A step of a real generation, {host.rows_per_step:.0f} rows and {host.tokens_per_step:.2f} tokens on average "
+        f"over {host.steps} steps: {FORWARD} and {ANSWERS} (tokens from logits, and their way to the host) apart, the "
+        f"host's work is {host.host_s / host.step_s:.1%} of it.\n\n{markdown_table(['part', 'ms', 'share'], table)}"
+    )
+
+
+def _part(seconds: float, whole: float) -> str:
+    return f"{1000 * seconds:.2f} ({seconds / whole:.0%})"
+
+
+def plot(results: StepTimeResults) -> Figure:
+    """A panel for each number of cached tokens: a line for each way, and the floor."""
+    figure, panels = make_axes(len(results.cached), width=3.2 + 3.2 * len(results.cached))
+    for axes, cached in zip(panels, results.cached):
+        for way, colour, marker in zip(results.ways, COLOURS, MARKERS):
+            curve = results.times(way, cached)
+            times = [1000 * point.median_s for point in curve.values()]
+            axes.plot(list(curve), times, color=colour, marker=marker, label=way)
+        sizes = list(results.times(results.ways[0], cached))
+        floor = [1000 * results.floor.seconds(rows, cached) for rows in sizes]
+        axes.plot(sizes, floor, color="#555555", linestyle=":", label="floor")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(sizes, [str(rows) for rows in sizes])
+        axes.set_xlabel(f"rows of a step, on {cached} cached tokens")
+    panels[0].set_ylabel("milliseconds")
+    panels[0].legend()
+    return figure

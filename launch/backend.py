@@ -1,0 +1,91 @@
+"""What a server hands its requests to: an engine in this process, or ranks under a supervisor."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Protocol
+
+from lp.engine import Engine
+from lp.request import Progress
+from lp.request_builder import Preparation
+from parallel.comm.channel import Channel
+from parallel.group import loop
+from parallel.group.loop import Inbox
+
+
+class State(StrEnum):
+    """Of a rank. starting: its process runs. loading: it has connected. ready: it could serve. serving: it is a member.
+    silent: it is left out, as it does not answer. down: it has ended and will be started again. failed: it is given up.
+    """
+
+    starting = "starting"
+    loading = "loading"
+    ready = "ready"
+    serving = "serving"
+    silent = "silent"
+    down = "down"
+    failed = "failed"
+
+
+class BackendFailed(RuntimeError):
+    """It can serve no more; the message is for the user. exit_code: of the program; 2 for what the user can mend."""
+
+    def __init__(self, message: str, exit_code: int = 1):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Backend(Protocol):
+    """preparation: makes the requests."""
+
+    preparation: Preparation
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a request would be answered now, and not only once ranks have started."""
+        ...
+
+    @property
+    def num_losses(self) -> int:
+        """Ranks lost so far."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """{"epoch": number or None, "ranks": [{rank, host, pid, device, state, last_sign_s}]}."""
+        ...
+
+    def run(self, inbox: Inbox, emit: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
+        """Serves until the inbox says shutdown.
+
+        emit: gets what is new of each request. fail: told why all running requests are lost; others may follow. Raises
+        BackendFailed.
+        """
+        ...
+
+
+class EngineBackend:
+    """The engine of rank 0, whose other ranks run `parallel.group.loop.run` meanwhile. Should one be lost, all end."""
+
+    is_serving = True
+    num_losses = 0
+
+    def __init__(self, engine: Engine, channel: Channel):
+        self.preparation = engine.preparation
+        self._engine = engine
+        self._channel = channel
+
+    def status(self) -> dict[str, Any]:
+        device = str(self._engine.checkpoint.model.device)
+        own = {"host": socket.gethostname(), "pid": os.getpid(), "device": device, "last_sign_s": 0.0}
+        others = dict.fromkeys(own)
+        ranks = [
+            {"rank": rank, **(others if rank else own), "state": State.serving}
+            for rank in range(self._channel.num_ranks)
+        ]
+        return {"epoch": None, "ranks": ranks}
+
+    def run(self, inbox: Inbox, emit: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
+        loop.run(self._engine, self._channel, inbox, emit)

@@ -1,0 +1,117 @@
+"""Starts ranks as Ray actors, each in its bundle of a placement group. Ray brings what they say to the driver's log."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from launch.cluster import nodes
+from launch.cluster.reservation import Reservation
+from launch.supervisor.launcher import OnExit
+from launch.supervisor.rank_spec import RankOrder
+
+RETRY_S = 0.5
+
+
+class RankActor:
+    """A process for one rank. Ray puts what `repr` says in front of its log lines."""
+
+    def __init__(self, rank: int):
+        self._rank = rank
+
+    def __repr__(self) -> str:
+        return f"rank {self._rank}"
+
+    def begin(self) -> None:
+        """Answers once the process is there."""
+
+    def serve(self, order: str, key: bytes) -> int:
+        """order: a RankOrder as JSON. Returns the rank's exit code."""
+        from launch.program import (
+            process,  # not before: it loads torch, which must know by then which GPUs are the actor's
+        )
+        from launch.supervisor.rank import serve_rank
+
+        process.set_logging(self._rank)
+        return serve_rank(RankOrder.from_json(order), key)
+
+
+class RayLauncher:
+    """See Launcher. Each rank is alone in its actor as far as devices go: Ray shows it no GPU but its own.
+
+    A rank that is started again gets a new actor in its bundle, which Ray moves to another node if its own is gone.
+    """
+
+    def __init__(self, reservation: Reservation):
+        self.host: str = ray.util.get_node_ip_address()
+        self._reservation = reservation
+        self._actors: dict[int, Any] = {}
+        self._changed = threading.Lock()
+        self._is_closed = False
+
+    def start(self, order: RankOrder, key: bytes, on_exit: OnExit) -> None:
+        model = {**order.settings["model"], "device": self._reservation.demand.device}
+        text = replace(order, settings={**order.settings, "model": model}).to_json()
+        actor = self._new_actor(order.rank)
+        threading.Thread(
+            target=self._watch, args=(actor, order.rank, text, key, on_exit), name=f"rank {order.rank}", daemon=True
+        ).start()
+
+    def kill(self, rank: int) -> None:
+        with self._changed:
+            actor = self._actors.pop(rank, None)
+        if actor:
+            ray.kill(actor)
+
+    def place(self, rank: int, num_ranks: int) -> tuple[int, int]:
+        return 0, 1
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            ranks = list(self._actors)
+        for rank in ranks:
+            self.kill(rank)
+        self._reservation.release()
+
+    def _new_actor(self, rank: int) -> Any:
+        demand = self._reservation.demand
+        options: dict[str, Any] = {"num_cpus": demand.cpus, "num_gpus": demand.gpus}
+        strategy = self._reservation.strategy(rank)
+        actor: Any = ray.remote(RankActor).options(**options, scheduling_strategy=strategy).remote(rank)
+        with self._changed:
+            self._actors[rank] = actor
+        return actor
+
+    def _watch(self, actor: Any, rank: int, order: str, key: bytes, on_exit: OnExit) -> None:
+        """The thread of one rank's process, from its start to its end."""
+        try:
+            while not self._has_begun(actor, rank):
+                time.sleep(RETRY_S)  # its node has just died, and Ray has not moved its bundle yet
+                actor = self._new_actor(rank)
+            how = f"it ended with exit code {ray.get(actor.serve.remote(order, key))}"
+        except RayError as error:
+            how = nodes.in_short(error)
+        if self._is_current(actor, rank):
+            self.kill(rank)
+        on_exit(rank, how)
+
+    def _has_begun(self, actor: Any, rank: int) -> bool:
+        """Whether the actor is there; False if it was sent to a node that is gone. Raises RayError otherwise."""
+        node = self._reservation.nodes()[rank]
+        try:
+            ray.get(actor.begin.remote())
+            return True
+        except RayActorError:
+            if self._is_closed or not self._is_current(actor, rank) or nodes.is_alive(node):
+                raise
+            return False
+
+    def _is_current(self, actor: Any, rank: int) -> bool:
+        """Whether it is this actor that the rank has, and it was not told to end."""
+        return self._actors.get(rank) == actor

@@ -1,0 +1,125 @@
+"""Command line to typed settings: Hydra composes conf/ with the overrides, once, at the edge.
+
+`prompt=` and other free texts are taken as they are, so that they need no quoting for Hydra's grammar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lp.methods import METHODS
+from lp.model.attention import AttentionSettings
+from lp.model.checkpoint import ModelSettings
+from lp.sampling.settings import Sampling
+from parallel.mesh import ParallelSettings
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+FREE_TEXT = ("prompt", "prompt_file", "prompts", "model.path")
+"""Keys whose values are taken literally: neither Hydra's grammar nor OmegaConf's interpolation applies to them."""
+
+Settings = TypeVar("Settings")
+
+
+class UsageError(ValueError):
+    """A command line that cannot be understood."""
+
+
+def register(name: str, schema: type, **groups: type) -> None:
+    """Makes the dataclasses known to Hydra as the types of a program's config and of its groups."""
+    store = ConfigStore.instance()
+    OmegaConf.register_new_resolver("checkout", lambda path: str(CHECKOUT / path), replace=True)
+    store.store(name=f"{name}_schema", node=schema)
+    for method, kind in METHODS.items():
+        store.store(group="decode", name=f"{method}_schema", node=kind)
+    shared = {
+        "model": ModelSettings(path=MISSING),
+        "sampling": Sampling,
+        "parallel": ParallelSettings,
+        "attention": AttentionSettings,
+    }
+    for group, node in {**shared, **groups}.items():
+        store.store(group=group, name="schema", node=node)
+
+
+def load(name: str, schema: type[Settings], arguments: Sequence[str]) -> Settings:
+    """The settings of conf/NAME.yaml with the overrides `key=value`. Raises UsageError with one message."""
+    overrides, texts = _split(arguments)
+    with usage_errors():
+        with initialize_config_dir(config_dir=str(CHECKOUT / "conf"), version_base="1.3"):
+            config = compose(config_name=name, overrides=overrides)
+        for key in texts:
+            OmegaConf.update(config, key, "")  # refuses a key that this program does not have
+        settings = typed(config, schema)
+    for key, text in texts.items():
+        *owners, name = key.split(".")
+        setattr(reduce(getattr, owners, settings), name, text)
+    return settings
+
+
+def typed(config: DictConfig, schema: type[Settings]) -> Settings:
+    """Raises UsageError for a setting that must be given, OmegaConfBaseException for a value of the wrong kind."""
+    if missing := sorted(map(str, OmegaConf.missing_keys(config))):
+        raise UsageError(f"{' and '.join(missing)} must be given, as key=value; --help lists the keys")
+    settings = OmegaConf.to_object(config)
+    assert isinstance(settings, schema)
+    return settings
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Turns what Hydra and OmegaConf raise in the body into UsageError, with one message."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError(_readable(error)) from error
+
+
+def describe(name: str) -> str:
+    """All settings with their defaults, as YAML, and the choices of each group that the program has."""
+    with initialize_config_dir(config_dir=str(CHECKOUT / "conf"), version_base="1.3"):
+        config = compose(config_name=name, overrides=["hydra/job_logging=none", "hydra/hydra_logging=none"])
+    groups = sorted(folder for folder in (CHECKOUT / "conf").iterdir() if folder.is_dir() and folder.name in config)
+    choices = [f"  {group.name}={'|'.join(sorted(file.stem for file in group.glob('*.yaml')))}" for group in groups]
+    return "\n".join(["Groups:", *choices, "", "Settings and their defaults:", OmegaConf.to_yaml(config)])
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Hydra overrides, and the literal values of the keys in FREE_TEXT."""
+    overrides: list[str] = []
+    texts: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals:
+            raise UsageError(f"{argument!r} is not of the form key=value; --help lists the keys")
+        if key in FREE_TEXT:
+            texts[key] = value
+        else:
+            overrides.append(argument)
+    return overrides, texts
+
+
+def _readable(error: BaseException) -> str:
+    """The gist of a Hydra or OmegaConf error: what is wrong, of which key."""
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{error.override!r} cannot be parsed; write lists as [a,b] and quote special characters, as in key='a=b'"
+        )
+    cause: Any = error
+    while cause.__cause__ is not None and isinstance(cause.__cause__, HydraException | OmegaConfBaseException):
+        cause = cause.__cause__
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    if "Config search path:" in lines:  # an unknown choice of a group; the choices follow the first two lines
+        choices = [line for line in lines[2 : lines.index("Config search path:")] if not line.endswith("schema")]
+        return f"{lines[0].split(': ', 1)[-1]}; it is one of {', '.join(choices)}"
+    gist = [line for line in lines if not line.startswith(("object_type=", "reference_type=", "See "))]
+    return "; ".join(gist) + "; --help lists the keys"

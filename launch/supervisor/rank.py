@@ -1,0 +1,131 @@
+"""One rank of a group that has a front end: `python -m launch.supervisor.rank`, with a RankOrder on standard input.
+
+Started by launchers (launch/supervisor/local.py, Ray's actors call `serve_rank`), not by users. Exit codes: 0 when the
+group is shut down, 2 for what a user can mend, 3 if the group goes on without this rank, else 1.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import AbstractContextManager, closing
+from datetime import timedelta
+
+import torch
+from torch.distributed import Store, TCPStore
+
+from launch.program import process, runtime
+from launch.program.runtime import RuntimeSettings
+from launch.program.settings_json import from_plain
+from launch.supervisor.rank_spec import KEY_VARIABLE, RankOrder
+from lp.engine import Engine
+from lp.request import Progress
+from lp.runner import SingleDevice
+from parallel.comm.base import RankLost
+from parallel.comm.channel import Channel, StateDiverged
+from parallel.group.epoch import Epoch, joined, resume
+from parallel.group.link import Link
+from parallel.group.member import Fenced, FrontEndGone, Member
+from parallel.mesh import Mesh, choose_device
+from parallel.runners.lookahead import LookaheadParallel
+
+FENCED = 3
+
+
+def main() -> int:
+    order = RankOrder.from_json(sys.stdin.readline())
+    process.set_logging(order.rank)
+    return serve_rank(order, bytes.fromhex(os.environ.pop(KEY_VARIABLE)))
+
+
+def serve_rank(order: RankOrder, key: bytes) -> int:
+    """Does all that a rank does, until it is sent away; the exit code. key: what the front end knows this rank by."""
+    process.keep_memory()
+    process.follow_quietly()
+    try:
+        link = Link.connect(order.front_end, key)
+    except ConnectionError as error:
+        process.log.error("error: %s", error)
+        return 1
+    with closing(link):
+        member = Member(link, order.rank)
+        try:
+            _Rank(order, member).serve()
+            return 0
+        except Fenced as error:
+            process.log.info("leaving: %s", error)
+            return FENCED
+        except (FrontEndGone, RankLost, StateDiverged, OSError) as error:
+            return _failed(member, str(error), 1)
+        except torch.cuda.OutOfMemoryError as error:
+            return _failed(member, process.out_of_memory(error), 2)
+        except ValueError as error:
+            return _failed(member, str(error), 2)
+        except Exception as error:
+            member.say({"failed": f"{type(error).__name__}: {error}", "is_final": False})
+            raise
+
+
+def _failed(member: Member, message: str, code: int) -> int:
+    """code: 2 for what will be the same at the next try."""
+    member.say({"failed": message, "is_final": code == 2})
+    process.log.error("error: %s", message)
+    return code
+
+
+class _Rank:
+    """The model and the group of one rank."""
+
+    def __init__(self, order: RankOrder, member: Member) -> None:
+        self.order, self.member = order, member
+        self.settings = from_plain(order.settings, RuntimeSettings)
+        self.mesh = _mesh(order, self.settings)
+        process.set_threads(self.mesh, self.settings.parallel.threads)
+        timeout = timedelta(seconds=self.settings.parallel.timeout_s)
+        self.store: Store = TCPStore(*order.store, is_master=False, wait_for_workers=False, timeout=timeout)
+
+    def serve(self) -> None:
+        if self.mesh.degree("tp") * self.mesh.degree("pp") == 1:
+            self._serve_whole()
+        else:
+            self._serve_part()
+
+    def _serve_whole(self) -> None:
+        """The whole model is here: ranks may come and go."""
+        loaded, preparation = runtime.load(self.settings, self.mesh, reader=None)
+        alone = SingleDevice(loaded.model, self.settings.attention.prefill_chunk)
+        engine = Engine(loaded, alone, preparation, self.settings.parallel.debug)
+        self.member.say({"ready": {"device": str(self.mesh.device)}})
+
+        def join(epoch: Epoch) -> AbstractContextManager[Channel]:
+            mesh = epoch.mesh(self.mesh, self.order.rank)
+            return joined(epoch, mesh, self.settings.parallel, self.store, self.member.is_over)
+
+        def take_up(epoch: Epoch, channel: Channel) -> list[Progress]:
+            runner = alone if channel.num_ranks == 1 else LookaheadParallel(alone, channel)
+            times = engine.experience.step_times
+            if epoch.is_first:
+                mesh = epoch.mesh(self.mesh, self.order.rank)
+                times = runtime.step_times_of(self.settings, loaded.model, runner, channel, mesh)
+            return resume(engine, runner, channel, epoch, times)
+
+        self.member.serve(engine, join, take_up)
+
+    def _serve_part(self) -> None:
+        """Without all its ranks, such a group can do nothing: it serves in one epoch and ends with it."""
+        self.member.say({"ready": {"device": str(self.mesh.device)}})
+        epoch = self.member.next_epoch()
+        with runtime.running(self.settings, self.mesh, epoch.store(self.store)) as running:
+            engine, channel = running.engine, running.channel
+            waiting = resume(engine, engine.runner, channel, epoch, engine.experience.step_times)
+            self.member.serve_in(epoch, engine, channel, waiting)
+
+
+def _mesh(order: RankOrder, settings: RuntimeSettings) -> Mesh:
+    device = choose_device(settings.model.device, order.local_rank, order.num_local_ranks, torch.cuda.device_count())
+    degrees = settings.parallel.settle(order.num_ranks)
+    return Mesh(degrees, order.rank, order.num_ranks, order.local_rank, order.num_local_ranks, device)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

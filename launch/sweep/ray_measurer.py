@@ -1,0 +1,182 @@
+"""Measures the points of a sweep on ranks that Ray places: `launcher=ray` of launch/bench.py.
+
+A point waits until its ranks' cores and GPUs are free, and holds them while it is measured. Its ranks meet as under
+torchrun, so what is measured is the same; they may lie on several nodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from launch.cluster import connect, nodes
+from launch.cluster.demand import settle_demand
+from launch.cluster.reservation import Reservation
+from launch.cluster.settings import RaySettings
+from launch.sweep.handover import Handover, Order
+from launch.sweep.points import check_ranks
+from launch.sweep.ranks import RankLogs, collect, explain, share_cores
+from launch.sweep.ray_rank import PointRank
+from launch.sweep.records import Point, Run
+
+LATE_S = 30.0
+"""What ranks get beyond point_timeout_s, at which they end themselves, before their node is taken for lost."""
+FILES = ("model", "workload")
+"""Groups of settings with a `path` that the ranks read."""
+
+
+class RayMeasurer:
+    """Joins the cluster, and measures one point after another there."""
+
+    def __init__(self, settings: RaySettings):
+        """Raises ValueError if the cluster cannot be joined."""
+        settings.check()
+        self._settings = settings
+        connect.join(settings.address)
+
+    def measure(self, point: Point, round_number: int, timeout_s: float, logs: Path) -> Run:
+        """As launch.sweep.ranks.measure does, on ranks that Ray places."""
+        run = Run(point.key, round_number, "done", concurrency=point.settings["concurrency"])
+        rank_logs = RankLogs(logs, f"{point.key}-{round_number}")
+        begin = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="lookahead-parallel-") as folder, _terminating_as_interrupt():
+            handover = Handover(Path(folder))
+            try:
+                begin = self._run_ranks(point, run, timeout_s, handover, rank_logs)
+                collect(run, handover, point.ranks)
+            except (ValueError, RayError) as error:
+                run.status, run.error = "failed", nodes.in_short(error)
+            except ChildFailedError as error:
+                run.status, run.error = "failed", explain(error.failures, handover, timeout_s, rank_logs)
+        run.wall_s = time.monotonic() - begin
+        return run
+
+    def _run_ranks(self, point: Point, run: Run, timeout_s: float, handover: Handover, logs: RankLogs) -> float:
+        """When the ranks began, as time.monotonic() says: waiting for resources is no part of a measurement."""
+        settings = _for_all_nodes(point.settings)
+        cores, device = float(settings["cores_per_rank"]), settings["model"]["device"]
+        available = connect.resources().nodes
+        demand = settle_demand(point.ranks, cores, self._settings.placement, device, available)
+        settings["model"]["device"] = demand.device
+        reservation = Reservation(demand)
+        try:
+            reservation.queue(self._settings.ready_s)
+            nodes.check(reservation, settings["model"]["path"], self._settings.ready_s)
+            ranks = [_start(reservation, rank) for rank in range(point.ranks)]
+            order = Order(point.engine, settings, self._lay_out(point, run, ranks), timeout_s)
+            begin = time.monotonic()
+            _run_to_end(ranks, order, handover, logs)
+            return begin
+        finally:
+            reservation.release()
+
+    def _lay_out(self, point: Point, run: Run, ranks: list[Any]) -> list[list[int]]:
+        """The cores of each rank, out of those of its node."""
+        nodes = ray.get([rank.describe.remote() for rank in ranks])
+        check_ranks(point, sum(len(cores) for cores in {node["node"]: node["cores"] for node in nodes}.values()))
+        run.hardware = {**nodes[0]["hardware"], "nodes": len({node["node"] for node in nodes})}
+        for node in {node["node"]: node for node in nodes}.values():
+            local = [rank for rank, other in enumerate(nodes) if other["node"] == node["node"]]
+            shares, oversubscribed = share_cores(len(local), point.settings["cores_per_rank"], node["cores"])
+            run.oversubscribed |= oversubscribed
+            for rank, share in zip(local, shares, strict=True):
+                nodes[rank]["cores"] = share
+        run.cores = [node["cores"] for node in nodes]
+        return run.cores
+
+
+def _for_all_nodes(settings: dict[str, Any]) -> dict[str, Any]:
+    """A copy that names files by their whole path, as ranks run in other folders than this program."""
+    copied = json.loads(json.dumps(settings))
+    for group in FILES:
+        if copied[group].get("path"):
+            copied[group]["path"] = nodes.absolute(copied[group]["path"])
+    if copied.get("assistant"):
+        copied["assistant"] = nodes.absolute(copied["assistant"])
+    return copied
+
+
+def _start(reservation: Reservation, rank: int) -> Any:
+    """The rank's actor. Its resources are those of its bundle."""
+    demand = reservation.demand
+    options: dict[str, Any] = {"num_cpus": demand.cpus, "num_gpus": demand.gpus, "max_concurrency": 2}
+    return ray.remote(PointRank).options(**options, scheduling_strategy=reservation.strategy(rank)).remote(rank)
+
+
+def _run_to_end(ranks: list[Any], order: Order, handover: Handover, logs: RankLogs) -> None:
+    """Puts what the ranks wrote into `handover` and `logs`. Raises ChildFailedError if one failed; as soon as one has,
+    the others are ended.
+    """
+    host, port = ray.get(ranks[0].host_store.remote(len(ranks)))
+    text = json.dumps(dataclasses.asdict(order))
+    running: dict[Any, int] = {
+        actor.run.remote(text, _environment(rank, len(ranks), host, port)): rank for rank, actor in enumerate(ranks)
+    }
+    failures: dict[int, ProcessFailure] = {}
+    deadline = time.monotonic() + order.timeout_s + LATE_S
+    while running:
+        done, _ = ray.wait(list(running), timeout=max(0.0, deadline - time.monotonic()))
+        if not done:
+            raise ValueError(f"not done after point_timeout_s={order.timeout_s:g}, and a node no longer answers")
+        rank = running.pop(done[0])
+        failure = _take_in(done[0], rank, handover, logs)
+        if failure and not failures:
+            for other in running.values():
+                ranks[other].stop.remote()
+        if failure:
+            failures[rank] = failure
+    if failures:
+        raise ChildFailedError("rank", failures)
+
+
+def _take_in(reference: ray.ObjectRef, rank: int, handover: Handover, logs: RankLogs) -> ProcessFailure | None:
+    """Writes down what a rank has left; how it failed, if it has."""
+    try:
+        left = ray.get(reference)
+    except RayError as error:
+        handover.error(rank).write_text(f"rank {rank} was lost: {' '.join(str(error).split())}", encoding="utf-8")
+        return ProcessFailure(rank, 0, -signal.SIGKILL, os.devnull)
+    logs.folder.mkdir(parents=True, exist_ok=True)
+    logs.of(rank).write_text(left["log"], encoding="utf-8")
+    for name, content in left["files"].items():
+        (handover.folder / name).write_text(content, encoding="utf-8")
+    return ProcessFailure(rank, left["pid"], left["exit_code"], os.devnull) if left["exit_code"] else None
+
+
+def _environment(rank: int, num_ranks: int, host: str, port: int) -> dict[str, str]:
+    """Each rank is alone in its actor as far as devices go: Ray shows it no GPU but its own."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+@contextmanager
+def _terminating_as_interrupt() -> Iterator[None]:
+    """SIGTERM, by which `ray job stop` ends a job, is taken as Ctrl-C: what is done is kept and reported."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,214 @@
+"""Forwards compiled ahead of time for the CPU, with prepacked weights: torch.export, then AOTInductor.
+
+One library serves every number of rows, so that its packed weights are held once. A step of one row is another matter,
+a product of a matrix and a vector, and gets a library of its own. Libraries hold weights and machine code; they are
+kept on disk under a digest of all that they depend on, and all processes of a machine map the same file.
+
+    R rows, N of them with logits, M keys of a mask, C capacity of the cache
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from zipfile import ZipFile
+
+import torch
+import transformers
+from filelock import FileLock
+from torch import Tensor
+from torch._C._aoti import AOTIModelContainerRunnerCpu
+from torch.export import Dim, export
+
+from lp.model.attention import MaskKey
+from lp.model.causal import CausalModel
+from lp.model.fast.traced import TracedForward
+from lp.model.kv_cache import KVCache
+
+log = logging.getLogger("lookahead")
+
+FORMAT = 2
+"""Changes when a library of the same key would hold something else."""
+NUM_SAMPLES = 64
+"""Values of each weight that go into the digest."""
+ROWS, ANSWERED, NEAR = 16, 8, 24
+"""Sizes that the forward is traced with; none of them is special."""
+LARGEST = 1 << 20
+
+Forward = Callable[..., Tensor]
+
+
+class CompilationFailed(RuntimeError):
+    """The forward cannot be compiled here; the message says why in one line."""
+
+
+class AheadOfTime:
+    """The FastForward of a model on the CPU."""
+
+    num_spare = 0
+
+    def __init__(self, mask_keys: list[MaskKey], one_row: Forward, any_rows: Forward):
+        self.mask_keys = mask_keys
+        self._one_row = one_row
+        self._any_rows = any_rows
+
+    def room(self, num_rows: int) -> int:
+        return num_rows
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        num_logits: int,
+        length: int,
+        masks: list[Tensor],
+        keys: list[Tensor],
+        values: list[Tensor],
+    ) -> Tensor:
+        num_rows = len(tokens)
+        forward = self._one_row if num_rows == 1 else self._any_rows
+        num_answered = min(max(num_logits, 2), num_rows)  # a compiler takes a size of 1 for a constant
+        answered = torch.arange(num_rows - num_answered, num_rows)
+        logits = forward(tokens, positions, answered, torch.tensor(length), masks, keys, values)
+        return logits[num_answered - num_logits :]
+
+
+def compile_ahead(
+    model: CausalModel, cache: KVCache, mask_keys: list[MaskKey], folder: Path, fresh: bool = False
+) -> AheadOfTime:
+    """Compiles the forward of a model on the CPU, or takes it from the folder; ranks that want the same one wait for
+    the first. Takes up to a minute. Raises CompilationFailed.
+
+    cache: one that has been written, to show the layers' shapes. mask_keys: the masks that the layers ask for. fresh:
+    whatever the folder holds is replaced.
+    """
+    name = f"{type(model.model).__name__}-{_digest(model, mask_keys)}"
+    traced = TracedForward(model.model, model.attention_kind, mask_keys)
+    forwards = {}
+    for which, num_rows in (("any-rows", ROWS), ("one-row", 1)):
+        kept = folder / f"{name}-{which}"
+        with FileLock(f"{kept}.lock"):
+            if fresh:
+                shutil.rmtree(kept, ignore_errors=True)
+            forwards[which] = _load_or_compile(kept, traced, num_rows, cache)
+    return AheadOfTime(mask_keys, forwards["one-row"], forwards["any-rows"])
+
+
+def _load_or_compile(kept: Path, traced: TracedForward, num_rows: int, cache: KVCache) -> Forward:
+    if kept.exists():
+        try:
+            return _load(kept)
+        except Exception as error:  # a file that is corrupt can fail in any way
+            log.warning("%s cannot be used (%s); compiling anew", kept, _one_line(error))
+    log.info(
+        "compiling the forward for %s (once for this model and machine)", "one row" if num_rows == 1 else "any rows"
+    )
+    try:
+        with TemporaryDirectory(dir=kept.parent) as temporary:
+            _unpack(_compile(Path(temporary) / "forward.pt2", traced, num_rows, cache), Path(temporary) / kept.name)
+            shutil.rmtree(kept, ignore_errors=True)
+            os.replace(Path(temporary) / kept.name, kept)
+        return _load(kept)
+    except Exception as error:  # so can a compiler
+        raise CompilationFailed(_one_line(error)) from error
+
+
+def _compile(path: Path, traced: TracedForward, num_rows: int, cache: KVCache) -> str:
+    options: dict[str, Any] = {"freezing": True}
+    if num_rows == 1 and traced.model.dtype == torch.float32:
+        # Inductor's own product with a vector reads weights twice as fast as the library's.
+        options |= {"max_autotune": True, "max_autotune_gemm_backends": "CPP"}
+    with torch.inference_mode(False), torch.no_grad():
+        inputs = _example(traced, num_rows, cache)
+        program = export(traced, inputs, dynamic_shapes=_dynamic_sizes(traced, num_rows), strict=False)
+        return torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+
+
+def _unpack(package: str, folder: Path) -> None:
+    """Takes from a package its library, now named by its checksum, and the description of what that calls."""
+    with ZipFile(package) as archive:
+        members = [name for name in archive.namelist() if name.endswith((".wrapper.so", ".wrapper.json"))]
+        archive.extractall(folder, members)
+    library, description = (next(folder.glob(f"**/*.wrapper{suffix}")) for suffix in (".so", ".json"))
+    checksum = _checksum(library)
+    library.rename(folder / f"{checksum}.so")
+    description.rename(folder / f"{checksum}.json")
+
+
+def _load(kept: Path) -> Forward:
+    """Straight from the folder, where torch's own loader unpacks a copy for each process: ranks that map the same file
+    hold its weights once between them, in memory and in the processor's caches, and one that is killed leaves no copy.
+    Nor is the form of inputs and outputs read anew at each call.
+
+    Raises whatever it may; a library that was cut off would end the process, so its checksum comes first.
+    """
+    library = next(kept.glob("*.so"))
+    if _checksum(library) != library.stem:
+        raise ValueError(f"{library.name} is corrupt")
+    runner = AOTIModelContainerRunnerCpu(str(library), 1)
+
+    def forward(
+        tokens: Tensor, positions: Tensor, answered: Tensor, length: Tensor,
+        masks: list[Tensor], keys: list[Tensor], values: list[Tensor],
+    ) -> Tensor:  # fmt: skip
+        (logits,) = runner.run([tokens, positions, answered, length, *masks, *keys, *values])
+        return logits
+
+    return forward
+
+
+def _checksum(path: Path) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _example(traced: TracedForward, num_rows: int, cache: KVCache) -> tuple[Any, ...]:
+    """Inputs of the forward."""
+    rows = torch.arange(num_rows)
+    masks = [
+        torch.zeros(group * num_rows, num_rows + (NEAR if window else 0), dtype=traced.model.dtype)
+        for window, group in traced.mask_keys
+    ]
+    keys, values = ([torch.zeros_like(t) for t in store.values()] for store in (cache.keys, cache.values))
+    # Each input is a tensor of its own: for one that came twice, what is traced would read it once.
+    return rows, rows.clone(), rows[:ANSWERED].clone(), torch.tensor(NEAR), masks, keys, values
+
+
+def _dynamic_sizes(traced: TracedForward, num_rows: int) -> tuple[Any, ...]:
+    """Which sizes of the inputs may change."""
+    windowed = [{1: Dim(f"M{n}", min=2, max=LARGEST)} if key[0] else {} for n, key in enumerate(traced.mask_keys)]
+    stores = [{2: Dim("C", min=2, max=LARGEST)}] * traced.num_layers
+    if num_rows == 1:
+        return None, None, None, None, windowed, stores, stores
+    rows, answered = Dim("R", min=2, max=LARGEST), Dim("N", min=2, max=LARGEST)
+    masks = [{0: key[1] * rows, 1: rows} | sizes for key, sizes in zip(traced.mask_keys, windowed, strict=True)]
+    return {0: rows}, {0: rows}, {0: answered}, None, masks, stores, stores
+
+
+def _digest(model: CausalModel, mask_keys: list[MaskKey]) -> str:
+    """Of the weights by samples, the configuration, the machine and the versions."""
+    digest = hashlib.sha256()
+    facts = (
+        FORMAT, torch.__version__, transformers.__version__, platform.machine(),
+        torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), str(model.dtype),
+        str(model.attention_kind), mask_keys,
+    )  # fmt: skip
+    config = {key: value for key, value in model.model.config.to_dict().items() if key != "_name_or_path"}
+    digest.update(json.dumps([facts, config], default=str, sort_keys=True).encode())
+    for name, weight in model.model.state_dict().items():
+        flat = weight.flatten()
+        sample = flat[:: max(1, flat.numel() // NUM_SAMPLES)].double()
+        digest.update(f"{name} {tuple(weight.shape)}".encode() + sample.numpy().tobytes())
+    return digest.hexdigest()[:20]
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,107 @@
+"""Turns what a caller asks for into a complete, checked Request: tokens, defaults, limits, a seed."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import secrets
+
+from lp import methods
+from lp.methods import Auto, DecodeLimits, DecodeSettings
+from lp.model.checkpoint_info import Description
+from lp.request import Request
+from lp.sampling.settings import Sampling
+from lp.stopping import Stopping
+
+Prompt = str | list[int]
+
+
+class Preparation:
+    """Makes requests for one checkpoint. Every refusal is a ValueError with one message for the user."""
+
+    def __init__(
+        self,
+        checkpoint: Description,
+        decode: DecodeSettings | None = None,
+        sampling: Sampling | None = None,
+        limits: DecodeLimits | None = None,
+    ):
+        """decode, sampling: what holds for requests that do not say."""
+        self.checkpoint = checkpoint
+        self.limits = limits or DecodeLimits()
+        self.decode = decode or Auto()
+        self.sampling = (sampling or Sampling()).with_defaults(checkpoint.generation)
+        self._numbers = itertools.count()
+        methods.check(self.decode, self.limits)
+        self.sampling.check(checkpoint.vocab_size)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; a text gets the tokenizer's own special tokens."""
+        tokens = self.checkpoint.tokenizer.encode(_utf8(prompt)) if isinstance(prompt, str) else list(prompt)
+        if not prompt or not tokens:
+            raise ValueError("the prompt is empty; give at least one character or token id")
+        vocab_size = self.checkpoint.vocab_size
+        for token in tokens:
+            if type(token) is not int or not 0 <= token < vocab_size:
+                raise ValueError(f"the prompt holds token id {token!r}; ids are integers from 0 to {vocab_size - 1}")
+        return tokens
+
+    def request(
+        self,
+        prompt: Prompt,
+        decode: DecodeSettings | None = None,
+        sampling: Sampling | None = None,
+        stopping: Stopping | None = None,
+        request_id: str | None = None,
+        owner: str | None = None,
+    ) -> Request:
+        """Raises ValueError for a prompt that is too long and for settings out of range."""
+        tokens = self.encode(prompt)
+        decode = decode or self.decode
+        methods.check(decode, self.limits)
+        stopping = self._fit(tokens, stopping or Stopping())
+        sampling = self._complete(sampling, stopping)
+        return Request(request_id or f"request-{next(self._numbers)}", tokens, decode, sampling, stopping, owner)
+
+    def _complete(self, sampling: Sampling | None, stopping: Stopping) -> Sampling:
+        """The caller's sampling with this server's defaults for what it leaves open, and a seed."""
+        most, least = stopping.max_new_tokens or 0, (sampling.min_new_tokens or 0) if sampling else 0
+        if least > most:
+            raise ValueError(f"min_new_tokens={least} is more than max_new_tokens={most}")
+        if sampling is None:
+            complete = copy.deepcopy(self.sampling)
+        else:
+            left_open = [f.name for f in dataclasses.fields(Sampling) if getattr(sampling, f.name) in (None, {})]
+            complete = dataclasses.replace(sampling, **{name: getattr(self.sampling, name) for name in left_open})
+        if complete.seed is None:
+            complete.seed = secrets.randbits(32)
+        complete.min_new_tokens = min(complete.min_new_tokens or 0, most)
+        complete.check(self.checkpoint.vocab_size)
+        return complete
+
+    def _fit(self, tokens: list[int], stopping: Stopping) -> Stopping:
+        """max_new_tokens made definite: what is asked for, or all the room there is."""
+        stopping.check(self.checkpoint.vocab_size)
+        context = self.checkpoint.max_length
+        room = context - len(tokens)
+        if room < 1:
+            raise ValueError(
+                f"the prompt has {len(tokens)} tokens, which leaves no room in the model's context of {context} "
+                "tokens; shorten the prompt"
+            )
+        wanted = stopping.max_new_tokens
+        if wanted is not None and wanted > room:
+            raise ValueError(
+                f"a prompt of {len(tokens)} tokens and max_new_tokens={wanted} do not fit the model's context of "
+                f"{context} tokens; ask for at most {room} new tokens"
+            )
+        return dataclasses.replace(stopping, max_new_tokens=room if wanted is None else wanted)
+
+
+def _utf8(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the prompt is not valid Unicode: character {error.start} is a lone surrogate") from None
+    return text

@@ -1,0 +1,152 @@
+"""From logits to answers: processors, then choosers, from the quick one to the thorough one.
+
+Greedy decoding is temperature 0 of the same path. Knows nothing of windows, drafts or ranks.
+
+    R rows of the tree, V vocabulary, L tokens of a path, K best tokens, T alternatives with log-probabilities
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import FloatTensor, LongTensor, Tensor
+
+from lp.sampling.full_vocabulary import Chooser, Rows, Thorough
+from lp.sampling.noise import NoiseTable
+from lp.sampling.processors import RepetitionPenalty, biases, context_processors, warpers
+from lp.sampling.settings import Sampling
+from lp.sampling.shortlist import Truncation
+from lp.sampling.top_k import best_tokens
+from lp.tree import PREFIX, TokenTree
+from lp.verification import Answers
+
+SHORTLISTS = (128, 4096)
+"""Best tokens among which truncated sampling looks first, and then for the rows that these did not settle."""
+
+
+class Sampler:
+    """Answers for the rows of one sequence's trees."""
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompt_length: int,
+        eos: Sequence[int],
+        vocab_size: int,
+        device: str,
+    ):
+        """sampling: with no None left but `logprobs`."""
+        assert sampling.seed is not None and sampling.temperature is not None
+        self.sampling = sampling
+        self.vocab_size = vocab_size
+        self.logprobs = sampling.logprobs
+        self.bias = biases(sampling)
+        penalty = sampling.repetition_penalty
+        self.repetition = RepetitionPenalty(penalty) if penalty is not None and penalty != 1.0 else None
+        self.context = context_processors(sampling, prompt_length, eos, device)
+        self.warpers = warpers(sampling)
+        self.noise = NoiseTable(sampling.seed, vocab_size, device) if sampling.temperature > 0 else None
+        self._choosers: dict[int, list[Chooser]] = {}
+        """By the tokens that they choose for each row."""
+
+    @torch.inference_mode()
+    def answers(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int], num_candidates: int = 0) -> Answers:
+        """logits_RV: float32 logits of the tree's rows. tokens: the sequence, whose last token is the tree's root.
+        num_candidates: K, best tokens to give for each row; 0 is the target alone.
+        """
+        if self.noise:
+            self.noise.forget(before=len(tokens))
+        quiet = np.zeros(len(tree), dtype=bool) if tree.quiet is None else tree.quiet
+        rows = Rows(self._in_context(logits_RV, tree, tokens), tree.depths + len(tokens), quiet)
+        packed = self._packed(logits_RV, rows, num_candidates, self.choosers(num_candidates))
+        return Answers.unpack(packed, num_candidates)
+
+    def choosers(self, num_candidates: int) -> list[Chooser]:
+        """From the quick one to the thorough one."""
+        num_tokens = min(max(1, num_candidates), self.vocab_size)
+        if num_tokens not in self._choosers:
+            quick = truncations(self.sampling, self.vocab_size, num_tokens) if self.noise else []
+            self._choosers[num_tokens] = [*quick, Thorough(self.warpers, self.noise, num_tokens)]
+        return self._choosers[num_tokens]
+
+    def scores(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Tensor:
+        """[R, V] after all processors: what a token is drawn from, as log-probabilities up to a constant of the row."""
+        return self.warpers(_no_context(logits_RV), cast(FloatTensor, self._in_context(logits_RV, tree, tokens)))
+
+    def _packed(self, logits_RV: Tensor, rows: Rows, num_candidates: int, choosers: Sequence[Chooser]) -> np.ndarray:
+        """Answers as `Answers.pack` has them: one transfer, unless the first chooser leaves rows to the others."""
+        tokens_RK, is_settled_R = choosers[0](rows)
+        missing = tokens_RK[:, -1:].expand(-1, max(0, num_candidates - tokens_RK.shape[1]))  # in tiny vocabularies
+        columns = [is_settled_R[:, None], tokens_RK, missing, *self._logprobs(logits_RV, tokens_RK[:, :1])]
+        packed = torch.cat(columns, dim=1).to(torch.int32).cpu().numpy()
+        answers = packed[:, 1:]
+        unsettled = np.flatnonzero(packed[:, 0] == 0)
+        if len(unsettled):
+            some = torch.from_numpy(unsettled)
+            answers[unsettled] = self._packed(logits_RV[some], rows.take(unsettled), num_candidates, choosers[1:])
+        return answers
+
+    def _logprobs(self, logits_RV: Tensor, targets_R1: Tensor) -> list[Tensor]:
+        """Columns of packed answers: the target's log-probability, the T likeliest tokens and theirs."""
+        if self.logprobs is None:
+            return []
+        constants_R1 = logits_RV.logsumexp(dim=1, keepdim=True)
+        best = best_tokens(logits_RV, max(1, self.logprobs))
+        of_targets = logits_RV.gather(1, targets_R1.clamp(min=0)) - constants_R1
+        of_best = best.values[:, : self.logprobs] - constants_R1
+        return [_bits(of_targets), best.tokens[:, : self.logprobs], _bits(of_best)]
+
+    def _in_context(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Tensor:
+        """Applies the processors that look at each row's own path; rows of one depth share a call."""
+        scores_RV = self.bias(_no_context(logits_RV), cast(FloatTensor, logits_RV))
+        if not self.repetition and not self.context:
+            return scores_RV
+        order = np.argsort(tree.depths, kind="stable")
+        on_device = torch.from_numpy(np.column_stack([order, paths(tree, tokens)])).to(scores_RV.device)
+        order_R, paths_RL = on_device[:, 0], on_device[:, 1:]
+        scores_RV = scores_RV.clone()
+        if self.repetition:  # a token that is repeated once more makes no difference
+            self.repetition(paths_RL, scores_RV)
+        if self.context:
+            depths, starts = np.unique(tree.depths[order], return_index=True)
+            for depth, start, end in zip(depths.tolist(), starts, [*starts[1:], len(tree)], strict=True):
+                rows = order_R[start:end]
+                own = cast(LongTensor, paths_RL[rows, : len(tokens) + depth])
+                scores_RV[rows] = self.context(own, cast(FloatTensor, scores_RV[rows]))
+        return scores_RV
+
+
+def paths(tree: TokenTree, tokens: Sequence[int]) -> np.ndarray:
+    """[R, L] int64: the sequence and each row's path. Shorter paths go on with their last token again and again."""
+    filled = np.empty((len(tree), len(tokens) + int(tree.depths.max())), dtype=np.int64)
+    filled[0, : len(tokens)] = tokens
+    rows = zip(tree.tokens.tolist(), tree.parents.tolist(), tree.depths.tolist(), strict=True)
+    for row, (token, parent, depth) in enumerate(rows):
+        if parent != PREFIX:
+            filled[row] = filled[parent]
+        filled[row, len(tokens) - 1 + depth :] = token
+    return filled
+
+
+def truncations(sampling: Sampling, vocab_size: int, num_tokens: int) -> list[Truncation]:
+    """Choosers that look among a row's best, fewest first; none where looking at everything takes no longer."""
+    seed, temperature, top_k = sampling.seed, sampling.temperature, sampling.top_k
+    top_p, min_p = sampling.top_p, sampling.min_p
+    assert seed is not None and temperature and top_k is not None and top_p is not None and min_p is not None
+    if not top_k and top_p == 1 and not min_p:
+        return []
+    largest = vocab_size // (2 if top_p < 1 else 100)  # of the warpers only top-p sorts
+    sizes = [size for size in SHORTLISTS if num_tokens <= size <= largest]
+    return [Truncation(size, seed, temperature, top_k, top_p, min_p, num_tokens) for size in sizes]
+
+
+def _no_context(scores_RV: Tensor) -> LongTensor:
+    return cast(LongTensor, torch.empty(len(scores_RV), 0, dtype=torch.int64, device=scores_RV.device))
+
+
+def _bits(values: Tensor) -> Tensor:
+    """Floats as the integers that have their bits."""
+    return values.float().contiguous().view(torch.int32)

@@ -1,0 +1,76 @@
+"""The time of a step by the rows of its tree: a property of the model, the machine and the mode.
+
+It is measured once (lp/calibration/measure.py). Decoders choose by it and never by the clock, as all ranks must choose
+alike.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+DEPTH = 4
+"""Of the trees that are measured."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """rows: ascending numbers of rows. seconds: of a step with so many, in chains of DEPTH under a root; more rows
+    never count as faster. num_parts: that the step's tree is split into.
+    """
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+    num_parts: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for figures that are no step times."""
+        sizes = len(self.rows), len(self.seconds)
+        if sizes[0] != sizes[1] or not sizes[0] or list(self.rows) != sorted(set(self.rows)) or self.rows[0] < 1:
+            raise ValueError(f"rows {self.rows} are not ascending, or not one for each of {sizes[1]} times")
+        if self.num_parts < 1:
+            raise ValueError(f"{self.num_parts} parts are less than one")
+        if not all(0 < value < float("inf") for value in self.seconds):
+            raise ValueError(f"seconds {self.seconds} are not all above 0 and finite")
+        object.__setattr__(self, "seconds", tuple(accumulate(self.seconds, max)))
+
+    @staticmethod
+    def flat() -> StepTimes:
+        """Every step costs the same: what counts is tokens per step."""
+        return StepTimes((1,), (1.0,))
+
+    def at(self, num_rows: int) -> float:
+        """Seconds of a step of so many rows: between two measured numbers, and beyond the last, on a straight line."""
+        above = bisect_left(self.rows, num_rows)
+        if len(self.rows) == 1 or above == 0:
+            return self.seconds[0]
+        above = min(above, len(self.rows) - 1)
+        (low, high), (fast, slow) = self.rows[above - 1 : above + 1], self.seconds[above - 1 : above + 1]
+        return fast + (slow - fast) * (num_rows - low) / (high - low)
+
+    def by_part(self) -> StepTimes:
+        """The same times, by the rows of the largest part."""
+        largest = {}
+        for rows, seconds in zip(self.rows, self.seconds, strict=True):
+            num_chains = -(-(rows - 1) // DEPTH)
+            largest[min(rows, 1 + DEPTH * -(-num_chains // self.num_parts))] = seconds
+        return StepTimes(tuple(largest), tuple(largest.values()))
+
+    def table(self, most_rows: int) -> Sequence[float]:
+        """Seconds for 0 to `most_rows` rows."""
+        return [self.at(num_rows) for num_rows in range(most_rows + 1)]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"rows": list(self.rows), "seconds": list(self.seconds), "num_parts": self.num_parts}
+
+    @staticmethod
+    def from_dict(values: Any) -> StepTimes:
+        """The inverse of `to_dict`. Raises ValueError for values that are no step times."""
+        try:
+            rows, seconds = map(int, values["rows"]), map(float, values["seconds"])
+            return StepTimes(tuple(rows), tuple(seconds), int(values["num_parts"]))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"not step times: {error}") from error

@@ -1,0 +1,124 @@
+"""Brings the ranks of a run together and chooses the exchange between all, and the collectives along each axis.
+
+Knows nothing of what will be sent.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import torch
+from torch.distributed import PrefixStore, Store, is_nccl_available
+
+from parallel.comm.base import Exchange, IsOver, RankLost, name_ranks, never
+from parallel.comm.collectives import Collectives, LocalCollectives
+from parallel.comm.collectives_process_group import ProcessGroupCollectives
+from parallel.comm.delay import DelayedCollectives, DelayedExchange
+from parallel.comm.local import LocalExchange
+from parallel.comm.process_group import ProcessGroupExchange
+from parallel.comm.rendezvous import await_keys
+from parallel.comm.shared_memory import SharedMemoryExchange
+from parallel.comm.shared_tensors import SharedMemoryCollectives, keeps_order
+from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
+
+
+def connect(settings: ParallelSettings, mesh: Mesh, store: Store | None = None, is_over: IsOver = never) -> Exchange:
+    """The exchange between all ranks of the mesh; every rank calls this once, at about the same time.
+
+    store: where they meet; None is where the rank environment says. Raises ValueError for an exchange that these ranks
+    cannot use, RankLost if the ranks do not meet within `settings.timeout_s` seconds, EpochOver.
+    """
+    kind = ExchangeKind(settings.exchange)
+    _check_nccl(kind, mesh.device)
+    if mesh.num_ranks == 1:
+        return LocalExchange()
+    store = store or open_store(mesh, settings.timeout_s)
+    hosts = _compare_hosts(store, mesh, list(range(mesh.num_ranks)), settings.timeout_s, is_over)
+    exchange: Exchange
+    match choose_exchange(kind, hosts):
+        case ExchangeKind.shm:
+            exchange = SharedMemoryExchange(store, mesh.rank, mesh.num_ranks, settings.timeout_s, is_over)
+        case backend:
+            exchange = ProcessGroupExchange(
+                store, mesh.rank, mesh.num_ranks, backend.value, mesh.device, settings.timeout_s, is_over
+            )
+    return DelayedExchange(exchange, settings.delay_us) if settings.delay_us else exchange
+
+
+def connect_axis(settings: ParallelSettings, mesh: Mesh, axis: str, store: Store | None = None) -> Collectives:
+    """The collectives of this rank and its peers along an axis; all ranks call this once, at about the same time.
+
+    store: as in `connect`. Raises as `connect` does, but for EpochOver: who holds a part of a model holds no other.
+    """
+    kind = ExchangeKind(settings.exchange)
+    _check_nccl(kind, mesh.device)
+    ranks = mesh.peers(axis)
+    if len(ranks) == 1:
+        return LocalCollectives()
+    store = PrefixStore(f"{axis}/{ranks[0]}", store or open_store(mesh, settings.timeout_s))
+    hosts = _compare_hosts(store, mesh, ranks, settings.timeout_s, never)
+    collectives: Collectives
+    match choose_collectives(kind, hosts, mesh.device):
+        case ExchangeKind.shm:
+            collectives = SharedMemoryCollectives(store, ranks, mesh.rank, settings.timeout_s)
+        case backend:
+            collectives = ProcessGroupCollectives(
+                store, ranks, mesh.rank, backend.value, mesh.device, settings.timeout_s
+            )
+    return DelayedCollectives(collectives, settings.delay_us) if settings.delay_us else collectives
+
+
+def choose_collectives(kind: ExchangeKind, hosts: list[str], device: torch.device) -> ExchangeKind:
+    """Tensors on GPUs go by NCCL, unless gloo is asked for; those on the CPU as messages do, where memory allows it."""
+    if device.type == "cuda":
+        return ExchangeKind.gloo if kind is ExchangeKind.gloo else ExchangeKind.nccl
+    chosen = choose_exchange(kind, hosts)
+    return ExchangeKind.gloo if chosen is ExchangeKind.shm and not keeps_order() else chosen
+
+
+def choose_exchange(kind: ExchangeKind, hosts: list[str]) -> ExchangeKind:
+    """Settles `auto` for ranks on these hosts (one entry for each rank), and refuses shm between several hosts."""
+    one_host = len(set(hosts)) == 1
+    if kind is ExchangeKind.auto:
+        return ExchangeKind.shm if one_host else ExchangeKind.gloo
+    if kind is ExchangeKind.shm and not one_host:
+        raise ValueError(
+            f"parallel.exchange=shm needs all ranks on one host, but these {len(hosts)} run on {len(set(hosts))} (or "
+            "in separate containers): use parallel.exchange=gloo or auto"
+        )
+    return kind
+
+
+def identify_host() -> str:
+    """Equal for two processes exactly if they can share memory through a file and see each other's process ids."""
+    parts = [socket.gethostname()]
+    boot_id, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    if boot_id.exists() and namespace.exists():
+        parts += [boot_id.read_text().strip(), os.readlink(namespace)]
+    if os.path.isdir("/dev/shm"):
+        parts.append(str(os.stat("/dev/shm").st_dev))
+    return " ".join(parts)
+
+
+def _check_nccl(kind: ExchangeKind, device: torch.device) -> None:
+    if kind is ExchangeKind.nccl and not (device.type == "cuda" and is_nccl_available()):
+        raise ValueError(
+            f"parallel.exchange=nccl needs ranks on GPUs and a torch with NCCL, but this rank computes on {device}: "
+            "use parallel.exchange=auto, or model.device=cuda"
+        )
+
+
+def _compare_hosts(store: Store, mesh: Mesh, ranks: list[int], timeout_s: float, is_over: IsOver) -> list[str]:
+    """The host of each of these ranks, which all call this."""
+    keys = {rank: f"host/{rank}" for rank in ranks}
+    store.set(keys[mesh.rank], identify_host())
+    if late := await_keys(store, list(keys.values()), timeout_s, is_over):
+        missing = tuple(rank for rank, key in keys.items() if key in late)
+        raise RankLost(
+            f"{name_ranks(missing)} did not come to the rendezvous within {timeout_s:g} s. See that rank's own output, "
+            "then start the run again.",
+            missing,
+        )
+    return [store.get(key).decode() for key in keys.values()]

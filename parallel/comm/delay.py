@@ -1,0 +1,90 @@
+"""The latency of a slower network, added to every collective: for experiments on one host.
+
+The wait is busy, as sleeping is too coarse, and comes after the collective: where a message was sent while its receiver
+was still at work, a real network would have hidden some of it.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parallel.comm.base import Exchange
+from parallel.comm.collectives import Collectives
+from parallel.comm.traffic import Traffic
+
+
+def wait_busily(delay_us: float) -> None:
+    end = time.perf_counter() + delay_us * 1e-6
+    while time.perf_counter() < end:
+        pass
+
+
+class DelayedExchange:
+    """An `Exchange` whose collectives take `delay_us` microseconds longer."""
+
+    def __init__(self, inner: Exchange, delay_us: float) -> None:
+        self.rank = inner.rank
+        self.num_ranks = inner.num_ranks
+        self.traffic = inner.traffic
+        self._inner = inner
+        self._delay_us = delay_us
+
+    def all_gather(self, mine: np.ndarray, timeout_s: float | None = None) -> np.ndarray:
+        gathered = self._inner.all_gather(mine, timeout_s)
+        self._wait()
+        return gathered
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        received = self._inner.broadcast(data)
+        self._wait()
+        return received
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _wait(self) -> None:
+        _wait_counted(self.traffic, self._delay_us)
+
+
+class DelayedCollectives:
+    """`Collectives` that take `delay_us` microseconds longer; of a message, its receiver waits."""
+
+    def __init__(self, inner: Collectives, delay_us: float) -> None:
+        self.rank = inner.rank
+        self.num_ranks = inner.num_ranks
+        self.traffic = inner.traffic
+        self._inner = inner
+        self._delay_us = delay_us
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        summed = self._inner.all_reduce(tensor)
+        self._wait()
+        return summed
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        gathered = self._inner.all_gather(tensor)
+        self._wait()
+        return gathered
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        self._inner.send(tensor, to)
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
+        received = self._inner.receive(shape, dtype, source)
+        self._wait()
+        return received
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _wait(self) -> None:
+        _wait_counted(self.traffic, self._delay_us)
+
+
+def _wait_counted(traffic: Traffic, delay_us: float) -> None:
+    with traffic.counted(0, num_collectives=0):
+        wait_busily(delay_us)

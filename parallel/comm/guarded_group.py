@@ -1,0 +1,250 @@
+"""A process group of torch.distributed whose failures become RankLost and leave nobody waiting.
+
+It holds its own group and leaves torch's default group alone. Knows nothing of what is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.distributed import PrefixStore, Store
+from torch.distributed import distributed_c10d as c10d
+
+from parallel.comm.base import EpochOver, IsOver, RankLost, name_ranks, never
+from parallel.comm.roll_call import missing_ranks
+from parallel.comm.spin_wait import LIVENESS_S, Patience
+
+_NCCL_LAST_RESORT_S = 30.0  # NCCL's own watchdog would end the process without a message: it must come after us
+_POLL_S = 20e-6
+_MOST_UNSENT = 32  # messages that are still kept because they may not have left
+
+_Result = TypeVar("_Result")
+
+
+class ProcessGroup(Protocol):
+    """What is used of torch's ProcessGroupGloo and ProcessGroupNCCL, whose type stubs leave it out."""
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any) -> c10d.Work: ...
+
+    def allreduce(self, tensors: list[Tensor], options: Any) -> c10d.Work: ...
+
+    def broadcast(self, tensors: list[Tensor], options: Any) -> c10d.Work: ...
+
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> c10d.Work: ...
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> c10d.Work: ...
+
+    def abort(self) -> None: ...
+
+
+class GuardedGroup:
+    """All its ranks construct it at the same time with the same Store, which must live as long as this.
+
+    ranks: who takes part, as ranks of the run. backend: "gloo" or "nccl". device: where tensors lie for NCCL; for gloo
+    they lie on the CPU. timeout_s: seconds that a collective waits for the others. is_over: given where somebody else
+    knows who is lost, so that no roll is called. Raises RankLost if the others do not come, and EpochOver.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        ranks: list[int],
+        rank: int,
+        backend: str,
+        device: torch.device,
+        timeout_s: float,
+        is_over: IsOver = never,
+    ) -> None:
+        self.ranks = ranks
+        self.rank = ranks.index(rank)
+        self.timeout_s = timeout_s
+        self.device = device if backend == "nccl" else torch.device("cpu")
+        self._store = store
+        self._is_over = is_over
+        self._unsent: deque[tuple[c10d.Work, Tensor]] = deque()
+        self._group: ProcessGroup | None = None
+        self._group = self._guard(
+            lambda: self._in_thread(
+                lambda: _make_group(PrefixStore(backend, store), self.rank, len(ranks), backend, timeout_s)
+            )
+        )
+        self.all_reduce(torch.zeros(1, device=self.device))  # connections are made at first use: better now
+
+    def all_gather(self, tensor: Tensor, timeout_s: float | None = None) -> Tensor:
+        """[ranks, *shape] on this group's device."""
+        gathered = torch.empty((len(self.ranks), *tensor.shape), dtype=tensor.dtype, device=self.device)
+        options = c10d.AllgatherOptions()
+        self._run(lambda group: group.allgather([list(gathered.unbind())], [tensor], options), options, timeout_s)
+        return gathered
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sums in place."""
+        options = c10d.AllreduceOptions()
+        self._run(lambda group: group.allreduce([tensor], options), options)
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Overwrites the tensor with that of the first rank."""
+        options = c10d.BroadcastOptions()
+        options.rootRank = 0
+        self._run(lambda group: group.broadcast([tensor], options), options)
+
+    def receive(self, tensor: Tensor, source: int) -> None:
+        """Overwrites the tensor with the next that was sent here by the group's rank `source`."""
+        self._run(lambda group: group.recv([tensor], source, 0), None)
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        """Sends a copy to the group's rank `to`; waits for earlier messages alone, and only if too many are kept."""
+        kept = tensor.clone()
+        self._guard(lambda: self._unsent.append((self._open().send([kept], to, 0), kept)))
+        while self._unsent and (self._unsent[0][0].is_completed() or len(self._unsent) > _MOST_UNSENT):
+            self._guard(self._settle_oldest)
+
+    def close(self) -> None:
+        """Leaves the group once everything sent has left; may be called twice."""
+        with suppress(RankLost):  # who is lost needs no message
+            while self._unsent:
+                self._guard(self._settle_oldest)
+        self._leave()
+
+    def _abandon(self) -> None:
+        """Leaves at once. A group with a collective under way ends only at its own timeout: in another thread."""
+        leaving = _Leaving(self._group, self._unsent, is_aborted=self.device.type == "cuda")
+        self._group, self._unsent = None, deque()
+        threading.Thread(target=leaving.run, daemon=True).start()
+
+    def _leave(self) -> None:
+        self._unsent.clear()  # a message holds the connections, too
+        self._group = None
+
+    def _settle_oldest(self) -> None:
+        """Waits until the message has left."""
+        self._finish(self._unsent[0][0], self.timeout_s)
+        self._unsent.popleft()
+
+    def _run(
+        self, collective: Callable[[ProcessGroup], c10d.Work], options: Any, timeout_s: float | None = None
+    ) -> None:
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        if options is not None:
+            options.timeout = timedelta(seconds=limit_s)
+        self._guard(lambda: self._finish(collective(self._open()), limit_s))
+
+    def _open(self) -> ProcessGroup:
+        assert self._group is not None, "this group is closed"
+        return self._group
+
+    def _finish(self, work: c10d.Work, timeout_s: float) -> None:
+        """Waits for the collective on the host; gloo keeps the time itself."""
+        if self._is_over is not never:
+            self._await(work.is_completed)
+        work.wait()
+        if self.device.type == "cuda":
+            _wait_for_device(self.device, timeout_s, self._check_epoch)
+
+    def _await(self, is_done: Callable[[], bool]) -> None:
+        """For what cannot be given up once it waits inside of torch."""
+        patience, next_look = Patience(), LIVENESS_S
+        while not is_done():
+            waited = patience.pause()
+            if waited > next_look:
+                self._check_epoch()
+                next_look = waited + LIVENESS_S
+
+    def _check_epoch(self) -> None:
+        if self._is_over():
+            raise EpochOver
+
+    def _in_thread(self, make: Callable[[], _Result]) -> _Result:
+        """What `make` returns, unless the epoch is over first."""
+        made: Future[_Result] = Future()
+        threading.Thread(target=_fulfil, args=(made, make), daemon=True).start()
+        self._await(made.done)
+        return made.result()
+
+    def _guard(self, attempt: Callable[[], _Result]) -> _Result:
+        """Makes an attempt at something that needs all ranks and turns its failure into RankLost."""
+        try:
+            return attempt()
+        except EpochOver:
+            self._abandon()
+            raise
+        except RuntimeError as error:
+            reason = str(error)
+        # Outside of the handler: the error's traceback would keep the group alive, which must go first of all.
+        raise self._lost(reason)
+
+    def _lost(self, reason: str) -> RankLost:
+        """Closes the connections, so that ranks waiting for this one learn of the loss too, and calls the roll."""
+        if self._is_over is not never:
+            self._abandon()
+            return RankLost(f"a collective failed: {reason.splitlines()[0]}")
+        if self._group is not None and self.device.type == "cuda":
+            self._group.abort()
+        self._leave()
+        missing = tuple(self.ranks[place] for place in missing_ranks(self._store, self.rank, len(self.ranks)))
+        cause = reason.splitlines()[0]
+        if not missing:
+            return RankLost(
+                f"a collective failed although every rank is alive: a rank was late or the "
+                f"network failed ({cause}). If a step may take that long, raise parallel.timeout_s."
+            )
+        return RankLost(
+            f"{name_ranks(missing)} lost: no answer to the roll call after a failed collective ({cause}). See that "
+            "rank's own output for the cause, then start the run again; if it is only slow, raise parallel.timeout_s.",
+            missing,
+        )
+
+
+def _make_group(store: Store, rank: int, num_ranks: int, backend: str, timeout_s: float) -> ProcessGroup:
+    if backend == "gloo":
+        return cast(ProcessGroup, c10d.ProcessGroupGloo(store, rank, num_ranks, timedelta(seconds=timeout_s)))
+    # Failures are noticed here and reported by name; without this, NCCL's watchdog would abort the process first.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    options = c10d.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s + _NCCL_LAST_RESORT_S)
+    return cast(ProcessGroup, c10d.ProcessGroupNCCL(store, rank, num_ranks, options))
+
+
+class _Leaving:
+    """The last reference to a group; gives it up where waiting for it does no harm."""
+
+    def __init__(self, group: ProcessGroup | None, unsent: deque[tuple[c10d.Work, Tensor]], is_aborted: bool):
+        self.group, self.unsent, self.is_aborted = group, unsent, is_aborted
+
+    def run(self) -> None:
+        if self.group is not None and self.is_aborted:
+            self.group.abort()
+        self.unsent.clear()
+        self.group = None
+
+
+def _fulfil(future: Future[_Result], make: Callable[[], _Result]) -> None:
+    try:
+        future.set_result(make())
+    except RuntimeError as error:
+        future.set_exception(error)
+
+
+def _wait_for_device(device: torch.device, timeout_s: float, check: Callable[[], None]) -> None:
+    """Waits for the device's current stream, but not for ever, as a plain synchronisation would.
+
+    check: called now and then; may raise.
+    """
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    deadline = time.monotonic() + timeout_s
+    while not event.query():
+        check()
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"NCCL timed out after {timeout_s:g} s")
+        time.sleep(_POLL_S)

@@ -1,0 +1,166 @@
+"""Collectives along an axis through shared memory, for ranks of one host that compute on the CPU.
+
+Each rank owns two slots, for odd and even rounds, which the others read in place; each ordered pair of ranks has a ring
+of slots for messages. A number that is written after the payload says that the payload is there, so the processor must
+keep the order of writes (x86 does; see `keeps_order`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed import Store
+
+from parallel.comm.base import never
+from parallel.comm.peers import Peers
+from parallel.comm.shared_file import SharedFile
+from parallel.comm.shared_memory import shared_path
+from parallel.comm.spin_wait import LIVENESS_S, Patience
+from parallel.comm.traffic import Traffic
+
+_SLOT_BYTES = 1 << 20  # of a round; larger tensors go in several
+_RING_SLOTS = 16
+_RING_SLOT_BYTES = 1 << 16
+_LINE = 8  # words between two words that different ranks write: a cache line each
+
+
+def keeps_order() -> bool:
+    """Whether this processor shows writes to others in the order in which they were made."""
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+class SharedMemoryCollectives:
+    """See `Collectives`. All ranks construct it at the same time with the same Store, which is not needed afterwards.
+
+    ranks: who takes part, as ranks of the run. timeout_s: seconds that a rank waits for another. Raises RankLost.
+    """
+
+    def __init__(self, store: Store, ranks: list[int], rank: int, timeout_s: float) -> None:
+        self.rank = ranks.index(rank)
+        self.num_ranks = len(ranks)
+        self.traffic = Traffic()
+        self._timeout_s = timeout_s
+        self._round = 0
+        self._peers = Peers(ranks, [])
+        layout = _Layout(self.num_ranks)
+        with shared_path(store, rank, ranks[0], timeout_s, never, lambda: SharedFile(layout.num_bytes)) as path:
+            self._map(path, layout)
+            pids = self.all_gather(torch.tensor([os.getpid()])).flatten().tolist()
+        self._peers = Peers(ranks, pids)
+        self.traffic = Traffic()
+
+    def _map(self, path: str, layout: _Layout) -> None:
+        with open(path, "r+b") as file:
+            memory = mmap.mmap(file.fileno(), layout.num_bytes)  # lives as long as the views below
+        words = np.frombuffer(memory, np.int64, layout.num_words)
+        content = torch.frombuffer(memory, dtype=torch.uint8, offset=layout.num_words * 8)
+        self._left, self._rounds, self._written, self._read = layout.split_words(words)
+        self._slots, self._rings = layout.split_content(content)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Adds in the order of the ranks, in the tensor's own dtype."""
+        with self.traffic.counted(tensor.nbytes):
+            flat = tensor.contiguous().view(-1)
+            summed = torch.empty_like(flat)
+            step = _SLOT_BYTES // flat.element_size()
+            for begin in range(0, flat.numel(), step):
+                parts = self._exchange(flat[begin : begin + step])
+                out = summed[begin : begin + step]
+                torch.add(parts[0], parts[1], out=out)
+                for part in parts[2:]:
+                    out += part
+            return summed.view(tensor.shape)
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        with self.traffic.counted(tensor.nbytes):
+            flat = tensor.contiguous().view(-1)
+            gathered = flat.new_empty(self.num_ranks, flat.numel())
+            step = _SLOT_BYTES // flat.element_size()
+            for begin in range(0, flat.numel(), step):
+                for row, part in zip(gathered, self._exchange(flat[begin : begin + step]), strict=True):
+                    row[begin : begin + step] = part
+            return gathered.view(self.num_ranks, *tensor.shape)
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        with self.traffic.counted(tensor.nbytes):
+            content = tensor.contiguous().view(-1).view(torch.uint8)
+            for begin in range(0, len(content), _RING_SLOT_BYTES):
+                number = int(self._written[self.rank, to])
+                self._wait(self._read[self.rank, to : to + 1], number + 1 - _RING_SLOTS, to)
+                part = content[begin : begin + _RING_SLOT_BYTES]
+                self._rings[self.rank, to, number % _RING_SLOTS, : len(part)] = part
+                self._written[self.rank, to] = number + 1
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
+        with self.traffic.counted(0, num_collectives=0):
+            received = torch.empty(shape, dtype=dtype)
+            content = received.view(-1).view(torch.uint8)
+            for begin in range(0, len(content), _RING_SLOT_BYTES):
+                number = int(self._read[source, self.rank])
+                self._wait(self._written[source, self.rank : self.rank + 1], number + 1, source)
+                part = content[begin : begin + _RING_SLOT_BYTES]
+                part.copy_(self._rings[source, self.rank, number % _RING_SLOTS, : len(part)])
+                self._read[source, self.rank] = number + 1
+            return received
+
+    def close(self) -> None:
+        self._left[self.rank] = 1
+
+    def _exchange(self, mine: Tensor) -> list[Tensor]:
+        """Publishes one part; views of the parts of all ranks, which stay valid until the round after the next."""
+        self._round += 1
+        number, buffer, size = self._round, self._round % 2, mine.nbytes
+        self._slots[self.rank, buffer, :size] = mine.view(torch.uint8)
+        self._rounds[self.rank] = number
+        for place in range(self.num_ranks):
+            if place != self.rank:
+                self._wait(self._rounds[place : place + 1], number, place)
+        return [self._slots[place, buffer, :size].view(mine.dtype) for place in range(self.num_ranks)]
+
+    def _wait(self, word: np.ndarray, number: int, place: int) -> None:
+        """Until the word that rank `place` writes has come to `number`. Raises RankLost."""
+        patience = Patience()
+        next_look = LIVENESS_S
+        while word[0] < number:
+            waited = patience.pause()
+            if waited > next_look:
+                self._check_present(word, number)
+                next_look = waited + LIVENESS_S
+            if waited > self._timeout_s:
+                raise self._peers.late([place], self._timeout_s)
+
+    def _check_present(self, word: np.ndarray, number: int) -> None:
+        """Raises RankLost for a rank that has gone: whoever else is waited for would wait for it, too."""
+        for place in self._peers.known:
+            gone = "it has left the run" if self._left[place] else self._peers.why_gone(place)
+            if gone and word[0] < number:  # read last: what a rank published before it went is still valid
+                raise self._peers.lost(place, gone)
+
+
+class _Layout:
+    """Where things lie in the file: first the words, then the slots of the rounds, then the rings."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self.num_words = (2 * num_ranks + 2 * num_ranks**2) * _LINE
+        self.slots_bytes = num_ranks * 2 * _SLOT_BYTES
+        self.rings_bytes = num_ranks**2 * _RING_SLOTS * _RING_SLOT_BYTES
+        self.num_bytes = self.num_words * 8 + self.slots_bytes + self.rings_bytes
+
+    def split_words(self, words: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """By rank: has it left, its last round. By sender and receiver: parts written, parts read."""
+        n = self.num_ranks
+        strided = words.reshape(-1, _LINE)[:, 0]
+        left, rounds, pairs = strided[:n], strided[n : 2 * n], strided[2 * n :].reshape(2, n, n)
+        return left, rounds, pairs[0], pairs[1]
+
+    def split_content(self, content: Tensor) -> tuple[Tensor, Tensor]:
+        """[ranks, 2, bytes] and [ranks, ranks, slots, bytes]."""
+        slots, rings = content[: self.slots_bytes], content[self.slots_bytes : self.slots_bytes + self.rings_bytes]
+        n = self.num_ranks
+        return slots.view(n, 2, _SLOT_BYTES), rings.view(n, n, _RING_SLOTS, _RING_SLOT_BYTES)

@@ -1,0 +1,149 @@
+"""A rank whose group may change: it joins one epoch after another, as a front end names them, until it is sent away.
+
+What the front end and a rank say to each other (JSON over a Link):
+
+    rank:       {"hello": {rank, host, pid}}, {"ready": {device}}, {"alive": {}} now and then, {"joined": epoch},
+                {"left": epoch} at a step's end, {"lost": {epoch, ranks, reason}}, {"failed": why, "is_final": bool};
+                the leader of an epoch also {"progress": Progress.to_dict(), "epoch": number}
+    front end:  {"epoch": Epoch.to_dict()}, {"commands": [...], "epoch": number} to its leader, {"leave": why}
+
+Knows nothing of models: see epoch.py for what an epoch begins with.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
+
+from lp.engine import Engine
+from lp.request import Progress
+from parallel.comm.base import EpochOver, RankLost
+from parallel.comm.channel import Channel
+from parallel.group import loop
+from parallel.group.epoch import Epoch
+from parallel.group.link import Link, LinkClosed, Message
+from parallel.group.loop import Command
+
+ALIVE_S = 0.2
+"""How often a rank says that it is alive."""
+
+
+class Fenced(Exception):
+    """This rank no longer belongs to the group: it was given up while it did not answer, or is no longer wanted."""
+
+
+class FrontEndGone(Exception):
+    """The front end has ended, and with it the group."""
+
+
+Join = Callable[[Epoch], AbstractContextManager[Channel]]
+Resume = Callable[[Epoch, Channel], list[Progress]]
+
+
+class Member:
+    """One rank's end of the link, and its loop."""
+
+    def __init__(self, link: Link, rank: int) -> None:
+        self.rank = rank
+        self._link = link
+        self._changed = threading.Condition()
+        self._next: Epoch | None = None
+        self._current = 0
+        self._commands: deque[tuple[int, Command]] = deque()
+        self._end: Exception | None = None
+        self.say({"hello": {"rank": rank, "host": socket.gethostname(), "pid": os.getpid()}})
+        for run in (self._listen, self._say_alive):
+            threading.Thread(target=run, name=f"member {run.__name__}", daemon=True).start()
+
+    def say(self, message: Message) -> None:
+        self._link.send(message)
+
+    def is_over(self) -> bool:
+        """Whether the epoch at hand is to be given up at once."""
+        return self._end is not None or (self._next is not None and self._next.urgent)
+
+    def serve(self, engine: Engine, join: Join, resume: Resume) -> None:
+        """Serves in every epoch that the front end names, until a shutdown command.
+
+        Raises Fenced, FrontEndGone, and whatever the engine raises that is not the loss of another rank.
+        """
+        while True:
+            epoch = self.next_epoch()
+            try:
+                with join(epoch) as channel:
+                    replayed = resume(epoch, channel)
+                    self.serve_in(epoch, engine, channel, replayed)
+                return
+            except EpochOver:
+                self.say({"left": epoch.number})
+            except RankLost as error:
+                lost = [epoch.members[place] for place in error.ranks]
+                self.say({"lost": {"epoch": epoch.number, "ranks": lost, "reason": str(error)}})
+
+    def next_epoch(self) -> Epoch:
+        """Waits for an epoch that has not begun yet. Raises Fenced and FrontEndGone."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._next or self._end)
+            if self._end:
+                raise self._end
+            assert self._next
+            epoch, self._next = self._next, None
+            self._current = epoch.number
+        if self.rank not in epoch.members:
+            raise Fenced(f"rank {self.rank} is not among the members of epoch {epoch.number}")
+        return epoch
+
+    def serve_in(self, epoch: Epoch, engine: Engine, channel: Channel, replayed: Iterable[Progress] = ()) -> None:
+        """Serves until a shutdown command. Raises EpochOver and RankLost."""
+
+        def emit(progress: Progress) -> None:
+            if channel.is_leader:
+                self.say({"progress": progress.to_dict(), "epoch": epoch.number})
+
+        self.say({"joined": epoch.number})
+        for progress in replayed:
+            emit(progress)
+        loop.run(engine, channel, self if channel.is_leader else None, emit)
+
+    def take(self, wait_s: float) -> list[Command]:
+        """Commands of this epoch; see loop.Inbox."""
+        with self._changed:
+            self._changed.wait_for(self.has_waiting, wait_s)
+            if self.is_over():
+                raise EpochOver
+            waiting = [command for number, command in self._commands if number == self._current]
+            self._commands = deque(entry for entry in self._commands if entry[0] > self._current)
+            return waiting
+
+    def has_waiting(self) -> bool:
+        return self.is_over() or any(number == self._current for number, _ in self._commands)
+
+    def _listen(self) -> None:
+        """The thread that takes the front end's messages."""
+        with suppress(LinkClosed):
+            while True:
+                self._take_in(self._link.receive())
+        with self._changed:
+            self._end = self._end or FrontEndGone("the front end has ended")
+            self._changed.notify_all()
+
+    def _take_in(self, message: Message) -> None:
+        with self._changed:
+            match message:
+                case {"epoch": int(number), "commands": list(commands)}:
+                    self._commands.extend((number, command) for command in commands)
+                case {"epoch": dict(values)}:
+                    self._next = Epoch(**values)
+                case {"leave": str(why)}:
+                    self._end = Fenced(why)
+            self._changed.notify_all()
+
+    def _say_alive(self) -> None:
+        while self._end is None:
+            self.say({"alive": {}})
+            time.sleep(ALIVE_S)

@@ -1,0 +1,58 @@
+"""Lookahead parallelism (arXiv 2402.02057, section 3.4): every rank holds the whole model and computes a part of the
+token tree; one exchange of small integers then gives every rank all answers. Nothing else is communicated.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from lp.request import Sequence
+from lp.runner import ForwardRunner
+from lp.tree import TokenTree
+from lp.verification import Answers
+from parallel.comm.channel import Channel
+from parallel.runners.partition import Shares
+
+
+class LookaheadParallel(ForwardRunner):
+    """A Runner around this rank's own Runner. All ranks call it with the same trees in the same order.
+
+    A replica is one rank, or the ranks of a tensor-parallel group, which then all answer the replica's part.
+    """
+
+    def __init__(self, inner: ForwardRunner, channel: Channel, ranks_per_replica: int = 1):
+        """ranks_per_replica: neighbouring ranks that hold one replica between them."""
+        super().__init__()
+        self.inner = inner
+        self.channel = channel
+        self.ranks_per_replica = ranks_per_replica
+        self.num_parts = channel.num_ranks // ranks_per_replica
+        self._shares: defaultdict[str, Shares] = defaultdict(lambda: Shares(self.num_parts))
+        """Of the sequences that have had a step: some may have been opened by the runner of an earlier epoch."""
+
+    @property
+    def cache_bytes(self) -> int:
+        return self.inner.cache_bytes
+
+    def open(self, sequence: Sequence) -> None:
+        self.inner.open(sequence)
+
+    def close(self, sequence: Sequence) -> None:
+        self.inner.close(sequence)
+        self._shares.pop(sequence.id, None)
+
+    def forward(self, sequence: Sequence, tree: TokenTree) -> Answers:
+        """Every replica's answers for its part, merged; of a row in several parts the lowest rank's answer counts."""
+        parts = self._shares[sequence.id].split(tree, sequence.tokens)
+        mine = self.inner.forward(sequence, tree.take(parts[self.channel.rank // self.ranks_per_replica])).pack()
+        largest = max(len(part) for part in parts)
+        payload = np.zeros((largest, mine.shape[1]), dtype=np.int32)
+        payload[: len(mine)] = mine
+        gathered = self.channel.gather(payload.ravel(), sequence.fingerprint).reshape(-1, *payload.shape)
+        by_replica = gathered[:: self.ranks_per_replica]
+        merged = np.empty((len(tree), mine.shape[1]), dtype=np.int32)
+        for part, answers in reversed(list(zip(parts, by_replica, strict=True))):
+            merged[part] = answers[: len(part)]
+        return Answers.unpack(merged, sequence.num_candidates)

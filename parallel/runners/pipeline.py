@@ -1,0 +1,133 @@
+"""Pipeline parallelism: every rank holds a stage of the model's layers (Huang et al., GPipe, arXiv 1811.06965).
+
+All ranks plan the same trees and keep the same rows in their caches. A step's hidden states go from stage to stage; the
+last stage chooses the tokens and sends them to all others. As many steps as there are stages may be under way, each of
+another sequence: with one sequence the stages wait for one another. Knows nothing of how a model is cut into stages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lp.model.causal import CausalModel
+from lp.model.kv_cache import KVCache
+from lp.request import Sequence
+from lp.runner import Residence
+from lp.sampling.sampler import Sampler
+from lp.tree import TokenTree
+from lp.verification import Answers
+from parallel.comm.channel import HEADER, Channel
+from parallel.comm.collectives import Collectives
+
+
+class PipelineParallel:
+    """A Runner of one stage. All ranks call it with the same trees in the same order.
+
+    What `Channel.gather` does for its headers, the messages of a step do on their way: each stage adds its own header,
+    and the last sends all of them back with the answers.
+    """
+
+    num_parts = 1
+
+    def __init__(self, model: CausalModel, pipeline: Collectives, channel: Channel, prefill_chunk: int = 512):
+        """model: this rank's stage. pipeline: all ranks of the channel, in the order of their stages. prefill_chunk:
+        most rows of a prompt in one forward; while a stage computes one, the stage before computes the next.
+        """
+        assert pipeline.num_ranks == channel.num_ranks, "every rank is a stage"
+        self.model = model
+        self.pipeline = pipeline
+        self.channel = channel
+        self.prefill_chunk = prefill_chunk
+        self.depth = pipeline.num_ranks
+        self.residences: dict[str, Residence] = {}
+        self._awaited: deque[tuple[str, int]] = deque()
+        """Steps under way whose results the last stage has yet to send: sequence, length of the message."""
+        self._results: dict[str, np.ndarray] = {}
+
+    @property
+    def cache_bytes(self) -> int:
+        return sum(residence.cache.num_bytes for residence in self.residences.values())
+
+    def open(self, sequence: Sequence) -> None:
+        model = self.model
+        sampler = Sampler(sequence.sampling, sequence.prompt_length, model.eos, model.vocab_size, str(model.device))
+        self.residences[sequence.id] = Residence(model.make_cache(len(sequence.tokens) + 1), sampler)
+
+    def close(self, sequence: Sequence) -> None:
+        del self.residences[sequence.id]
+
+    def start(self, sequence: Sequence, tree: TokenTree) -> None:
+        """Computes this stage's layers; waits for the stage before, but not for answers."""
+        residence = self.residences[sequence.id]
+        for part in residence.catch_up(sequence.tokens, self.prefill_chunk):
+            self._forward(part, residence.cache, num_logits=1)
+        rows = residence.hang(tree, sequence.tokens)
+        logits, headers = self._forward(rows, residence.cache, len(tree), sequence.fingerprint)
+        if self._is_last:
+            answers = residence.sampler.answers(logits, tree, sequence.tokens, sequence.num_candidates)
+            self._publish(sequence, np.concatenate([headers.ravel(), answers.pack().ravel()]))
+        else:
+            self._awaited.append((sequence.id, headers.size + len(tree) * _num_columns(sequence)))
+
+    def finish(self, sequence: Sequence) -> Answers:
+        """Waits for the last stage. Raises StateDiverged, on all ranks alike, and RankLost."""
+        while sequence.id not in self._results:
+            other, length = self._awaited.popleft()
+            self._results[other] = self.pipeline.receive((length,), torch.int32, self.depth - 1).cpu().numpy()
+        headers, packed = np.split(self._results.pop(sequence.id), [self.depth * HEADER])
+        self.channel.heard(headers.reshape(self.depth, HEADER))
+        return Answers.unpack(packed.reshape(-1, _num_columns(sequence)), sequence.num_candidates)
+
+    @property
+    def _is_first(self) -> bool:
+        return self.pipeline.rank == 0
+
+    @property
+    def _is_last(self) -> bool:
+        return self.pipeline.rank == self.depth - 1
+
+    def _forward(
+        self, tree: TokenTree, cache: KVCache, num_logits: int, fingerprint: int = 0
+    ) -> tuple[Tensor, np.ndarray]:
+        """Logits, which mean something on the last stage alone, and the headers of all stages up to this one."""
+        headers = np.zeros((self.depth, HEADER), dtype=np.int32)
+        incoming = None
+        if not self._is_first:
+            headers, incoming = self._receive_hidden(len(tree))
+        headers[self.pipeline.rank] = self.channel.header(fingerprint)
+        logits, step = self.model.forward_seen(tree, cache, num_logits if self._is_last else 1, incoming)
+        if not self._is_last:
+            assert step.outgoing is not None, "a stage before the last has stand-ins for later layers"
+            self._send_hidden(headers, step.outgoing)
+        return logits, headers
+
+    def _send_hidden(self, headers: np.ndarray, hidden: Tensor) -> None:
+        """In one message, the headers' bytes first."""
+        parts = [torch.from_numpy(headers).to(hidden.device), hidden.contiguous()]
+        self.pipeline.send(torch.cat([part.view(-1).view(torch.uint8) for part in parts]), self.pipeline.rank + 1)
+
+    def _receive_hidden(self, num_rows: int) -> tuple[np.ndarray, Tensor]:
+        """Headers [stages, HEADER] and hidden states [1, R, hidden]."""
+        config: Any = self.model.model.config.get_text_config(decoder=True)
+        num_header_bytes = self.depth * HEADER * 4
+        num_bytes = num_header_bytes + num_rows * config.hidden_size * self.model.dtype.itemsize
+        message = self.pipeline.receive((num_bytes,), torch.uint8, self.pipeline.rank - 1)
+        headers = message[:num_header_bytes].view(torch.int32).view(self.depth, HEADER).cpu().numpy()
+        return headers, message[num_header_bytes:].view(self.model.dtype).view(1, num_rows, config.hidden_size)
+
+    def _publish(self, sequence: Sequence, result: np.ndarray) -> None:
+        """Gives every rank the result of a step, the first stage first: it is the one that goes on."""
+        for stage in range(self.depth - 1):
+            self.pipeline.send(torch.from_numpy(result).to(self.model.device), stage)
+        self._results[sequence.id] = result
+
+
+def _num_columns(sequence: Sequence) -> int:
+    """Of packed answers, see Answers.pack."""
+    num_top = sequence.sampling.logprobs
+    return max(1, sequence.num_candidates) + (0 if num_top is None else 1 + 2 * num_top)

@@ -1,0 +1,123 @@
+"""The safetensors files of a checkpoint, read a tensor at a time.
+
+Only what is asked for comes into memory, and only the files that hold it are opened, or fetched from the hub. Knows
+nothing of what a rank needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+from lp.model.checkpoint_info import CheckpointError
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The `index`-th of `count` equal stretches of a tensor along a dimension."""
+
+    dim: int
+    index: int
+    count: int
+
+    def bounds(self, shape: Sequence[int]) -> tuple[slice, ...]:
+        size, rest = divmod(shape[self.dim], self.count)
+        assert not rest, f"{self} of {list(shape)}"
+        along = slice(self.index * size, (self.index + 1) * size)
+        return tuple(along if dim == self.dim else slice(None) for dim in range(len(shape)))
+
+
+class WeightFiles:
+    """The tensors of a checkpoint by their names. A context, as it keeps files open."""
+
+    def __init__(self, path: str) -> None:
+        """path: folder or hub id. Raises CheckpointError."""
+        self.path = path
+        self._stack = ExitStack()
+        self._opened: dict[str, Any] = {}
+        self._file_of = self._list_tensors()
+
+    def __enter__(self) -> WeightFiles:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def names(self, model: PreTrainedModel) -> dict[str, str]:
+        """By the model's own name for it, the name of each tensor. transformers renames what older versions saved.
+
+        Without the tensors that transformers would compute anew, such as experts that it puts together.
+        """
+        transforms = get_model_conversion_mapping(model)
+        renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+        converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
+        ties, prefix = model.all_tied_weights_keys, model.base_model_prefix
+        own = dict.fromkeys([*model.state_dict(), *ties, *ties.values()], True)  # a rank may lack one of two tied ones
+        renamed = {key: rename_source_key(key, renamings, converters, prefix, own) for key in self._file_of}
+        return {name: key for key, (name, converter) in renamed.items() if converter is None}
+
+    def read(
+        self, key: str, expected: Sequence[int], stretch: Stretch | None, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """A tensor, or a stretch of it, in memory of its own; what is not floating point keeps its dtype.
+
+        expected: shape of the whole tensor. Raises CheckpointError if it has another, or cannot be read.
+        """
+        part = self._open(self._file_of[key]).get_slice(key)
+        if tuple(part.get_shape()) != tuple(expected):
+            raise CheckpointError(
+                f"the weights of {self.path!r} do not fit its config.json: {key} has shape {list(part.get_shape())}, "
+                f"not {list(expected)}"
+            )
+        view = part[stretch.bounds(expected) if stretch else ...]  # perhaps of the whole mapped file
+        dtype = dtype if view.is_floating_point() else view.dtype
+        return torch.empty(view.shape, dtype=dtype, device=device).copy_(view)
+
+    def _list_tensors(self) -> dict[str, str]:
+        """The file of each tensor. One file has them all, or an index says which has what."""
+        if self._has(_SINGLE):
+            return dict.fromkeys(self._open(_SINGLE).keys(), _SINGLE)
+        try:
+            return dict(json.loads(self._locate(_INDEX).read_text(encoding="utf-8"))["weight_map"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise self._unreadable(_INDEX, error) from error
+
+    def _has(self, file: str) -> bool:
+        try:
+            return self._locate(file).exists()
+        except EntryNotFoundError:
+            return False
+        except OSError as error:
+            raise self._unreadable(file, error) from error
+
+    def _open(self, file: str) -> Any:
+        if file not in self._opened:
+            try:
+                self._opened[file] = self._stack.enter_context(safe_open(self._locate(file), framework="pt"))
+            except (OSError, SafetensorError) as error:
+                raise self._unreadable(file, error) from error
+        return self._opened[file]
+
+    def _locate(self, file: str) -> Path:
+        """In the folder; of a hub id, in the cache, fetched if need be."""
+        folder = Path(self.path)
+        return folder / file if folder.is_dir() else Path(hf_hub_download(self.path, file))
+
+    def _unreadable(self, file: str, error: Exception) -> CheckpointError:
+        reason = " ".join(str(error).split())[:300]
+        return CheckpointError(f"{file} of {self.path!r} cannot be read: {reason or type(error).__name__}")

@@ -1,0 +1,173 @@
+"""Measuring step times: on a runner and a clock that are made up, and on a tiny model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from lp import Engine
+from lp.calibration import measure
+from lp.calibration.measure import bushy_tree, measure_step_times, still_holds
+from lp.request import Sequence
+from lp.tree import TokenTree
+from lp.verification import Answers
+
+
+class Machine:
+    """A Runner and its clock: a step takes what `seconds(rows, number of the step)` says."""
+
+    depth = 1
+    num_parts = 1
+    cache_bytes = 0
+
+    def __init__(self, seconds: Callable[[int, int], float]):
+        self.seconds = seconds
+        self.now = 0.0
+        self.sizes: list[int] = []
+        self.sequences: list[Sequence] = []
+        self.is_open = False
+
+    def open(self, sequence: Sequence) -> None:
+        self.sequences.append(sequence)
+        self.is_open = True
+
+    def start(self, sequence: Sequence, tree: TokenTree) -> None:
+        assert self.is_open and tree.tokens[0] == sequence.tokens[-1]
+        self.sizes.append(len(tree))
+
+    def finish(self, sequence: Sequence) -> Answers:
+        self.now += self.seconds(self.sizes[-1], len(self.sizes))
+        return Answers(np.zeros(self.sizes[-1], dtype=np.int64))
+
+    def close(self, sequence: Sequence) -> None:
+        self.is_open = False
+
+
+@pytest.fixture
+def machine_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int, int], float]], Machine]:
+    def make(seconds: Callable[[int, int], float]) -> Machine:
+        machine = Machine(seconds)
+        monkeypatch.setattr(measure.time, "perf_counter", lambda: machine.now)
+        return machine
+
+    return make
+
+
+Make = Callable[[Callable[[int, int], float]], Machine]
+
+
+def test_each_size_gets_its_time(machine_of: Make) -> None:
+    machine = machine_of(lambda rows, _: 0.001 + rows / 10_000)
+    times = measure_step_times(machine, 300, 4096, most_rows=128)
+    assert times.rows == (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+    assert times.seconds == pytest.approx([0.001 + rows / 10_000 for rows in times.rows])
+    assert not machine.is_open
+    (sequence,) = machine.sequences
+    assert (len(sequence.tokens), sequence.num_candidates, sequence.sampling.temperature) == (256, 8, 0.0)
+    assert max(Counter(machine.sizes).values()) == 2 * (1 + measure.MOST_ROUNDS)
+
+
+def test_steps_take_up_where_some_drafts_of_the_last_were_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a rank which did not compute them must, as in decoding."""
+    machine = Machine(lambda rows, _: 0.001)
+    seen: list[list[int]] = []
+    start = machine.start
+    monkeypatch.setattr(machine, "start", lambda s, tree: (seen.append(list(s.tokens)), start(s, tree)))
+    measure_step_times(machine, 300, 4096, most_rows=8)
+    by_size = {rows: seen[place + 1][256:] for place, rows in enumerate(machine.sizes) if len(seen[place]) == 256}
+    assert by_size == {1: [0], 2: [1, 0], 4: [1, 2, 3, 0], 8: [1, 2, 3, 0]}
+    assert {len(tokens) for tokens in seen[::2]} == {256}
+
+
+def test_moments_in_which_the_machine_is_busy_do_not_count(machine_of: Make) -> None:
+    machine = machine_of(lambda rows, number: (0.001 + rows / 10_000) * (50 if number % 7 == 0 else 1))
+    times = measure_step_times(machine, 300, 4096, most_rows=64)
+    assert times.seconds == pytest.approx([0.001 + rows / 10_000 for rows in times.rows])
+
+
+def test_the_first_step_of_a_size_is_a_warm_up(machine_of: Make) -> None:
+    """In a round, a size's first step finds caches that another size has left."""
+    machine = machine_of(lambda rows, number: 0.001 if number % 2 == 0 else 0.005)
+    assert measure_step_times(machine, 300, 4096, most_rows=8).seconds == pytest.approx([0.001] * 4)
+
+
+def test_a_slow_machine_is_measured_at_fewer_sizes_that_span_the_curve(machine_of: Make) -> None:
+    machine = machine_of(lambda rows, _: 0.5 + rows / 100)
+    times = measure_step_times(machine, 300, 4096, most_rows=128)
+    assert times.rows == (1, 16, 64)
+    assert times.at(128) == pytest.approx(0.5 + 128 / 100)
+    assert max(Counter(machine.sizes).values()) == 2 * (1 + measure.FEWEST_ROUNDS)
+
+
+def test_a_machine_of_some_speed_is_measured_fewer_times(machine_of: Make) -> None:
+    machine = machine_of(lambda rows, _: 0.05)
+    times = measure_step_times(machine, 300, 4096, most_rows=128)
+    assert len(times.rows) == 12
+    assert machine.now < measure.WARM_UP_S + 2 * measure.BUDGET_S
+
+
+@pytest.mark.parametrize(("max_length", "cached", "rows"), [(1, 1, 1), (2, 1, 1), (40, 20, 16), (300, 150, 128)])
+def test_a_short_context_has_room_for_what_is_measured(
+    max_length: int, cached: int, rows: int, machine_of: Make
+) -> None:
+    machine = machine_of(lambda rows, _: 0.001)
+    times = measure_step_times(machine, 3, max_length, most_rows=128)
+    assert times.rows[-1] == rows
+    assert len(machine.sequences[0].tokens) == cached
+    assert max(machine.sequences[0].tokens) < 3
+
+
+def test_a_runner_that_fails_is_left_closed(machine_of: Make) -> None:
+    def fail(rows: int, number: int) -> float:
+        raise RuntimeError("out of memory")
+
+    machine = machine_of(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        measure_step_times(machine, 300, 4096, most_rows=8)
+    assert not machine.is_open
+
+
+def test_whether_to_go_on_is_not_its_own_decision(machine_of: Make) -> None:
+    machine = machine_of(lambda rows, _: 0.001)
+    wishes: list[bool] = []
+
+    def refuse(wanted: bool) -> bool:
+        wishes.append(wanted)
+        return False
+
+    times = measure_step_times(machine, 300, 4096, most_rows=128, go_on=refuse)
+    assert times.rows == (1, 16, 64)
+    assert wishes == [True, True]
+
+
+def test_a_bushy_tree_has_chains_of_four_under_its_root() -> None:
+    tree = bushy_tree(7, 10, vocab_size=300)
+    assert tree.tokens[0] == 7
+    assert tree.parents.tolist() == [-1, 0, 1, 2, 3, 0, 5, 6, 7, 0]
+    assert tree.depths.max() == 4
+
+
+def test_a_tiny_model_is_measured_and_left_as_it_was(llama: Engine) -> None:
+    model = llama.checkpoint.model
+    before = llama.generate("def add(first", max_new_tokens=12).token_ids
+    times = measure_step_times(llama.runner, model.vocab_size, model.max_length, most_rows=32)
+    assert times.rows == (1, 2, 4, 8, 12, 16, 24, 32)
+    assert times.seconds[-1] >= times.seconds[0] > 0
+    assert llama.runner.cache_bytes == 0
+    assert llama.generate("def add(first", max_new_tokens=12).token_ids == before
+
+
+@pytest.mark.parametrize(("factor", "holds"), [(1.0, True), (2.5, True), (1 / 2.5, True), (4.0, False), (0.2, False)])
+def test_figures_hold_as_long_as_steps_take_about_as_long(factor: float, holds: bool, machine_of: Make) -> None:
+    slow = machine_of(lambda rows, number: 0.01 + rows * 1e-3)
+    times = measure_step_times(slow, 100, 500, most_rows=64)
+    now = machine_of(lambda rows, number: factor * (0.01 + rows * 1e-3))
+    assert still_holds(times, now, 100, 500) is holds and not now.is_open
+
+
+def test_a_single_step_that_was_held_up_changes_nothing(machine_of: Make) -> None:
+    times = measure_step_times(machine_of(lambda rows, number: 0.01), 100, 500, most_rows=64)
+    assert still_holds(times, machine_of(lambda rows, number: 9.0 if number in (2, 8) else 0.01), 100, 500)

@@ -1,0 +1,138 @@
+"""Compiled forwards give the model's own logits; what cannot be compiled or is corrupt does no harm."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lp import Engine, Lookahead, Sampling
+from lp.engine import SingleDevice
+from lp.model.causal import CausalModel
+from lp.model.checkpoint import ModelSettings, load
+from lp.model.fast import ahead_of_time, choose
+from lp.model.fast.choose import CompileMode, make_fast
+from tests.lp.test_lossless import GREEDY, NUM_TOKENS, make_prompt
+from tests.lp.test_tree import random_tree
+from tests.models import SLIDING_WINDOW, VOCAB_SIZE
+
+ARCHITECTURES = ["llama", "gemma2"]
+"""Full attention; layers with and without a window, with bounded scores."""
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all workers of a test run: compiling takes long."""
+    folder = tmp_path_factory.getbasetemp().parent / "compiled"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def load_plain(checkpoint_folder: Callable[[str], Path]) -> Callable[[str], CausalModel]:
+    return lambda name: load(ModelSettings(str(checkpoint_folder(name)), device="cpu", compile=CompileMode.off)).model
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_trees_get_the_models_own_logits(
+    architecture: str, load_plain: Callable[[str], CausalModel], kept: Path
+) -> None:
+    model = load_plain(architecture)
+    make_fast(model, CompileMode.on, kept)
+    fast, cache = model.fast, model.make_cache(1)
+    assert fast is not None
+    rng = np.random.default_rng(0)
+    for num_rows in (1, 2, 3, SLIDING_WINDOW + 5, 64, 1, 300, 5):  # the cache grows on the way
+        tree = random_tree(rng, num_rows)
+        for num_logits in {1, num_rows}:
+            model.fast = None
+            own = model.forward(tree, cache, num_logits)
+            model.fast = fast
+            torch.testing.assert_close(model.forward(tree, cache, num_logits), own, rtol=1e-3, atol=1e-4)
+        cache.keep(tree.path(num_rows - 1))
+
+
+def test_text_is_what_it_is_without(load_plain: Callable[[str], CausalModel], llama: Engine, kept: Path) -> None:
+    model = load_plain("llama")
+    make_fast(model, CompileMode.on, kept)
+    fast = Engine(llama.checkpoint, SingleDevice(model))
+    for sampling in (GREEDY, Sampling(temperature=1.0, seed=1)):
+        for length in (1, 70):
+            prompt = make_prompt(length)
+            results = [
+                engine.generate(prompt, decode=Lookahead(5, 4, 5), sampling=sampling, max_new_tokens=NUM_TOKENS)
+                for engine in (llama, fast)
+            ]
+            assert results[0].token_ids == results[1].token_ids
+
+
+def test_it_is_compiled_once(
+    load_plain: Callable[[str], CausalModel], kept: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_fast(load_plain("llama"), CompileMode.on, kept)
+    with caplog.at_level(logging.INFO, "lookahead"):
+        make_fast(load_plain("llama"), CompileMode.on, kept)
+    assert "compiling" not in caplog.text
+
+
+def test_what_is_corrupt_or_of_another_model_is_compiled_anew(
+    load_plain: Callable[[str], CausalModel], kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    model = load_plain("llama")
+    make_fast(model, CompileMode.on, kept)
+    of_another, cut_off = (tmp_path / f"LlamaForCausalLM-same-{which}" for which in ("any-rows", "one-row"))
+    shutil.copytree(next(kept.glob("LlamaForCausalLM*any-rows")), of_another)
+    shutil.copytree(next(kept.glob("LlamaForCausalLM*one-row")), cut_off)
+    os.truncate(next(cut_off.glob("*.so")), 8192)
+    before = next(of_another.glob("*.so")).name
+    monkeypatch.setattr(ahead_of_time, "_digest", lambda *facts: "same")
+    with torch.no_grad():
+        model.model.lm_head.weight.mul_(-1)  # pyright: ignore[reportAttributeAccessIssue]
+    make_fast(model, CompileMode.on, tmp_path)
+    assert model.fast is not None  # so it has been compared with the model
+    assert next(of_another.glob("*.so")).name != before
+    assert "is corrupt" in caplog.text
+
+
+def fail(*arguments: object) -> None:
+    raise RuntimeError("the compiler\nis out of order")
+
+
+def test_a_failure_is_said_and_does_no_harm(
+    load_plain: Callable[[str], CausalModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(ahead_of_time, "_compile", fail)
+    monkeypatch.setattr(choose, "WORTHWHILE", 1)
+    model = load_plain("llama")
+    make_fast(model, CompileMode.auto, tmp_path)
+    assert model.fast is None
+    assert [r.message for r in caplog.records if r.levelno == logging.WARNING] == [
+        "the forward is not compiled: the compiler is out of order"
+    ]
+    with pytest.raises(ValueError, match=r"model\.compile=on: the compiler is out of order; use model\.compile=off"):
+        make_fast(model, CompileMode.on, tmp_path)
+
+
+def test_without_a_compiler_or_a_folder(
+    load_plain: Callable[[str], CausalModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_plain("llama")
+    with pytest.raises(ValueError, match="no folder to keep it in"):
+        make_fast(model, CompileMode.on, None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match=r"no C\+\+ compiler; install g\+\+"):
+        make_fast(model, CompileMode.on, tmp_path)
+
+
+def test_small_models_are_left_as_they_are(load_plain: Callable[[str], CausalModel], tmp_path: Path) -> None:
+    model = load_plain("llama")
+    make_fast(model, CompileMode.auto, tmp_path)
+    assert model.fast is None and not list(tmp_path.iterdir()) and model.vocab_size == VOCAB_SIZE

@@ -1,0 +1,90 @@
+"""The static KV cache: written in place, rows kept in order, grown without loss."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from torch import Tensor
+
+from lp.model.kv_cache import BLOCK, KVCache
+
+HEADS, HEAD_DIM, LAYERS = 2, 4, 3
+
+
+def rows_of(tokens: list[int]) -> Tensor:
+    """[1, heads, R, head_dim] whose values name their token."""
+    return torch.tensor(tokens, dtype=torch.float32)[None, None, :, None].expand(1, HEADS, -1, HEAD_DIM)
+
+
+@torch.inference_mode()
+def run_step(cache: KVCache, tokens: list[int]) -> tuple[Tensor, Tensor]:
+    """Writes a step's rows to all layers; what the last layer sees."""
+    cache.reserve(len(tokens))
+    for layer in range(LAYERS):
+        seen = cache.update(rows_of(tokens), -rows_of(tokens), layer)
+    return seen
+
+
+@torch.inference_mode()
+def contents(cache: KVCache) -> list[int]:
+    run_step(cache, [999])
+    keys, values = cache.update(rows_of([999]), -rows_of([999]), 0)
+    assert torch.equal(keys, -values)
+    return keys[0, 0, :-1, 0].int().tolist()
+
+
+def test_rows_come_after_the_prefix_and_are_kept_in_order() -> None:
+    cache = KVCache(LAYERS, capacity=20)
+    keys, _ = run_step(cache, [1, 2, 3])
+    assert keys.shape == (1, HEADS, 3, HEAD_DIM)
+    cache.keep(range(3))
+    keys, values = run_step(cache, [10, 11, 12, 13, 14])
+    assert keys[0, 0, :, 0].tolist() == [1, 2, 3, 10, 11, 12, 13, 14]
+    assert torch.equal(values, -keys)
+    cache.keep([0, 2, 3])
+    assert cache.length == cache.get_seq_length() == 6
+    assert contents(cache) == [1, 2, 3, 10, 12, 13]
+
+
+def test_rows_that_are_not_kept_are_overwritten() -> None:
+    cache = KVCache(LAYERS, capacity=20)
+    run_step(cache, [1, 2, 3])
+    cache.keep([])
+    assert contents(cache) == []
+    keys, _ = run_step(cache, [4])
+    assert keys[0, 0, :, 0].tolist() == [4]
+
+
+def test_it_is_written_in_place_until_it_must_grow() -> None:
+    cache = KVCache(LAYERS, capacity=10)
+    assert cache.capacity == BLOCK
+    keys, _ = run_step(cache, list(range(BLOCK - 1)))
+    cache.keep(range(BLOCK - 1))
+    before = keys.data_ptr()
+    keys, _ = run_step(cache, [1])
+    assert keys.data_ptr() == before
+    keys, _ = run_step(cache, [1, 2])
+    assert keys.data_ptr() != before
+    assert cache.capacity >= 2 * BLOCK and cache.capacity % BLOCK == 0
+    assert contents(cache) == list(range(BLOCK - 1))
+
+
+def test_its_size_in_bytes() -> None:
+    cache = KVCache(LAYERS, capacity=BLOCK)
+    assert cache.num_bytes == 0
+    run_step(cache, [1])
+    assert cache.num_bytes == 2 * LAYERS * HEADS * BLOCK * HEAD_DIM * 4
+
+
+def test_random_steps_agree_with_a_list() -> None:
+    rng = random.Random(0)
+    cache, expected = KVCache(LAYERS, capacity=1), list[int]()
+    for _ in range(120):
+        tokens = [rng.randrange(500) for _ in range(rng.randint(1, 30))]
+        keys, _ = run_step(cache, tokens)
+        assert keys[0, -1, :, -1].int().tolist() == expected + tokens
+        kept = sorted(rng.sample(range(len(tokens)), rng.randint(0, len(tokens))))
+        cache.keep(kept)
+        expected += [tokens[row] for row in kept]
+    assert cache.length == len(expected) > BLOCK

@@ -1,0 +1,142 @@
+"""Quick choosers choose what transformers' warpers and the noise of the whole vocabulary give, or leave it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from torch import FloatTensor, LongTensor, Tensor
+from transformers import GenerationConfig
+
+from lp import Sampling
+from lp.sampling.noise import gumbel
+from lp.sampling.processors import warpers
+from lp.sampling.sampler import Sampler
+from lp.sampling.shortlist import Truncation
+from lp.tree import TokenTree, chain
+from lp.verification import NOT_A_TOKEN
+
+VOCAB_SIZE = 16_000
+NUM_ROWS = 60
+TOKENS = [3, 1, 4]
+TRUNCATIONS = {
+    "none": {},
+    "top_k": {"top_k": 50},
+    "top_k too large for a shortlist": {"top_k": 300},
+    "top_p": {"top_p": 0.95},
+    "top_p of little": {"top_p": 0.3},
+    "top_k and top_p": {"top_k": 50, "top_p": 0.9},
+    "min_p": {"min_p": 0.05},
+    "all": {"top_k": 40, "top_p": 0.95, "min_p": 0.03},
+}
+LOGITS = ["sharp", "flat", "coarse", "equal"]
+
+
+def make_logits(kind: str) -> Tensor:
+    """sharp: as a trained model's. flat: as a random model's. coarse: bfloat16, so that many are equal."""
+    generator = torch.Generator().manual_seed(7)
+    ranks = torch.rand(NUM_ROWS, VOCAB_SIZE, generator=generator).argsort(dim=1) + 1
+    sharp = 20 - 1.4 * ranks.log() + 0.3 * torch.randn(NUM_ROWS, VOCAB_SIZE, generator=generator)
+    match kind:
+        case "sharp":
+            return sharp
+        case "coarse":
+            return sharp.bfloat16().float()
+        case "flat":
+            return torch.randn(NUM_ROWS, VOCAB_SIZE, generator=generator)
+        case _:
+            return torch.ones(NUM_ROWS, VOCAB_SIZE)
+
+
+def make_sampling(temperature: float, **settings: float) -> Sampling:
+    return dataclasses.replace(Sampling(temperature=temperature, seed=11), **settings).with_defaults(GenerationConfig())
+
+
+def make_tree() -> TokenTree:
+    """Every third row is quiet."""
+    return dataclasses.replace(chain([5] * NUM_ROWS), quiet=np.arange(NUM_ROWS) % 3 == 0)
+
+
+def noisy(sampling: Sampling, logits: Tensor, tree: TokenTree) -> Tensor:
+    """[R, V] by transformers' warpers and all of the noise."""
+    scores = warpers(sampling)(cast(LongTensor, torch.empty(len(tree), 0)), cast(FloatTensor, logits)).clone()
+    assert tree.quiet is not None and sampling.seed is not None
+    for row, (depth, is_quiet) in enumerate(zip(tree.depths.tolist(), tree.quiet, strict=True)):
+        if not is_quiet:
+            scores[row] += gumbel(sampling.seed, len(TOKENS) + depth, VOCAB_SIZE)
+    return scores
+
+
+@pytest.mark.parametrize("kind", LOGITS)
+@pytest.mark.parametrize("name", TRUNCATIONS)
+@pytest.mark.parametrize("temperature", [0.8, 1.0])
+def test_targets_are_those_of_transformers_warpers(temperature: float, name: str, kind: str) -> None:
+    sampling, logits, tree = make_sampling(temperature, **TRUNCATIONS[name]), make_logits(kind), make_tree()
+    expected = noisy(sampling, logits, tree)
+    plain = Sampler(sampling, 2, [], VOCAB_SIZE, "cpu").answers(logits, tree, TOKENS)
+    assert plain.candidates is None
+    assert plain.targets.tolist() == expected.argmax(dim=1).tolist()
+    found = Sampler(sampling, 2, [], VOCAB_SIZE, "cpu").answers(logits, tree, TOKENS, num_candidates=8)
+    assert found.candidates is not None
+    assert np.array_equal(found.targets, plain.targets) and np.array_equal(found.candidates[:, 0], plain.targets)
+    assert all(len(set(row)) == 8 for row in found.candidates.tolist())
+
+
+@pytest.mark.parametrize("name", ["none", "top_k"])
+def test_candidates_are_the_best_with_noise(name: str) -> None:
+    sampling, logits, tree = make_sampling(0.8, **TRUNCATIONS[name]), make_logits("sharp"), make_tree()
+    found = Sampler(sampling, 2, [], VOCAB_SIZE, "cpu").answers(logits, tree, TOKENS, num_candidates=8)
+    assert found.candidates is not None
+    assert np.array_equal(found.candidates, noisy(sampling, logits, tree).topk(8, dim=1).indices)
+
+
+def test_greedy_candidates_are_the_best_logits() -> None:
+    logits = make_logits("sharp")
+    sampler = Sampler(make_sampling(0.0, top_k=5, top_p=0.5), 2, [], VOCAB_SIZE, "cpu")
+    candidates = sampler.answers(logits, make_tree(), TOKENS, num_candidates=8).candidates
+    assert candidates is not None and np.array_equal(candidates, logits.topk(8, dim=1).indices)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_vocabulary_smaller_than_the_candidates(temperature: float) -> None:
+    tree = chain([1, 2])
+    found = Sampler(make_sampling(temperature), 2, [], 5, "cpu").answers(torch.randn(2, 5), tree, TOKENS, 8)
+    assert found.candidates is not None and found.candidates.shape == (2, 8)
+    assert all(set(row) == set(range(5)) for row in found.candidates.tolist())
+
+
+@pytest.mark.parametrize("name", ["top_k", "top_p", "all"])
+def test_a_trained_models_rows_are_settled_by_the_shortest_list(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = Sampler(make_sampling(0.8, **TRUNCATIONS[name]), 2, [], VOCAB_SIZE, "cpu")
+    quick, *_, thorough = sampler.choosers(num_candidates=0)
+    assert isinstance(quick, Truncation)
+    seen: list[int] = []
+    counted = [quick, lambda rows: seen.append(len(rows.scores)) or thorough(rows)]
+    monkeypatch.setattr(sampler, "choosers", lambda num_candidates: counted)
+    for kind in ("sharp", "coarse"):
+        sampler.answers(make_logits(kind), make_tree(), TOKENS)
+    assert sum(seen) <= 0.1 * 2 * NUM_ROWS
+
+
+@pytest.mark.parametrize("name", TRUNCATIONS)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_rows_that_hold_a_nan_have_no_target(name: str, temperature: float) -> None:
+    logits = make_logits("sharp")
+    logits[3, 17] = logits[5, VOCAB_SIZE - 1] = logits[8, :] = float("nan")
+    sampler = Sampler(make_sampling(temperature, **TRUNCATIONS[name]), 2, [], VOCAB_SIZE, "cpu")
+    targets = sampler.answers(logits, make_tree(), TOKENS, num_candidates=3).targets
+    assert np.flatnonzero(targets == NOT_A_TOKEN).tolist() == [3, 5, 8]
+
+
+def test_log_probabilities_are_of_the_settled_target() -> None:
+    """Flat rows go through all choosers."""
+    logits = make_logits("flat")
+    sampler = Sampler(make_sampling(1.0, top_p=0.95, logprobs=2), 2, [], VOCAB_SIZE, "cpu")
+    found = sampler.answers(logits, make_tree(), TOKENS, num_candidates=3)
+    expected = logits.log_softmax(dim=1)
+    assert found.logprobs is not None and found.top_logprobs is not None
+    np.testing.assert_allclose(found.logprobs, expected[np.arange(NUM_ROWS), found.targets], atol=1e-5)
+    np.testing.assert_allclose(found.top_logprobs, expected.topk(2, dim=1).values, atol=1e-5)

@@ -1,0 +1,147 @@
+"""Real ranks go from one epoch to the next: a rank dies at any moment, one that never comes is not waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.distributed import TCPStore
+
+from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
+from lp.methods import Auto, DecodeSettings
+from lp.request import Request
+from lp.runner import SingleDevice
+from parallel.comm.base import EpochOver, RankLost
+from parallel.group.epoch import Epoch, joined, resume
+from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
+from parallel.runners.lookahead import LookaheadParallel
+from tests.parallel.ranks import run_ranks, run_ranks_to_end
+
+NUM_TOKENS = 40
+PROMPTS = [[5, 9, 5, 9, 5], [(3 + 7 * i) % 41 + 2 for i in range(70)]]
+GREEDY = Sampling(temperature=0.0, seed=3)
+SAMPLED = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=11)
+
+
+def requests_of(engine: Engine) -> list[Request]:
+    stop = Stopping(NUM_TOKENS, ignore_eos=True)
+    kinds: list[tuple[DecodeSettings, Sampling]] = [(Lookahead(5, 4, 5), GREEDY), (Auto(rows=20), SAMPLED)]
+    return [
+        engine.preparation.request(prompt, decode, sampling, stop, request_id=str(number))
+        for number, (prompt, (decode, sampling)) in enumerate(zip(PROMPTS, kinds, strict=True))
+    ]
+
+
+def settings_of(exchange: str, timeout_s: float = 20.0) -> ParallelSettings:
+    return ParallelSettings(exchange=ExchangeKind(exchange), timeout_s=timeout_s)
+
+
+def client(mesh: Mesh) -> TCPStore:
+    return TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False)
+
+
+def lose_one(mesh: Mesh, channel, exchange: str, folder: str, victim: int, num_steps: int):
+    """All tokens of both requests, by those who are left after the victim has died in a step."""
+    engine = Engine.from_pretrained(folder, device="cpu")
+    assert isinstance(engine.runner, SingleDevice)
+    alone, store, tokens = engine.runner, client(mesh), {"0": [], "1": []}
+    running = [{"request": request.to_dict(), "tokens": []} for request in requests_of(engine)]
+    survivors = [rank for rank in range(mesh.num_ranks) if rank != victim]
+    lost = threading.Event()  # stands for the front end, which would tell
+    for epoch in (Epoch(1, list(range(mesh.num_ranks)), running=running), Epoch(2, survivors, running=running)):
+        is_over = lost.is_set if epoch.number == 1 else lambda: False
+        try:
+            own = epoch.mesh(mesh, mesh.rank)
+            with joined(epoch, own, settings_of(exchange), store, is_over) as channel:
+                runner = LookaheadParallel(alone, channel) if channel.num_ranks > 1 else alone
+                for progress in resume(engine, runner, channel, epoch, None):
+                    tokens[progress.request_id] = progress.tokens
+                for number in range(10_000):
+                    if engine.is_idle:
+                        return tokens
+                    if mesh.rank == victim and number == num_steps:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    progress = engine.step()
+                    tokens[progress.request_id] = tokens[progress.request_id] + progress.tokens
+        except RankLost:
+            lost.set()
+
+
+@pytest.mark.parametrize("exchange", ["shm", "gloo"])
+@pytest.mark.parametrize(("num_ranks", "victim", "num_steps"), [(2, 0, 7), (2, 1, 0), (3, 1, 4), (3, 0, 11)])
+def test_survivors_end_all_requests_with_the_same_tokens(
+    exchange: str, num_ranks: int, victim: int, num_steps: int, checkpoint_folder: Callable[[str], Path]
+) -> None:
+    folder = str(checkpoint_folder("llama"))
+    alone = Engine.from_pretrained(folder, device="cpu")
+    expected = {}
+    for request in requests_of(alone):
+        alone.submit(request)
+        expected[request.id] = []
+    while not alone.is_idle:
+        progress = alone.step()
+        expected[progress.request_id] += progress.tokens
+    arguments = (exchange, folder, victim, num_steps)
+    outcomes = run_ranks_to_end(lose_one, num_ranks, *arguments, exchange=exchange, doomed=(victim,))
+    for rank, outcome in enumerate(outcomes):
+        assert rank == victim or (outcome.error is None and outcome.result == expected), (rank, outcome)
+
+
+def give_up_waiting(mesh: Mesh, channel, exchange: str) -> tuple[float, list[int]]:
+    """Seconds until a wait for a rank that is busy elsewhere was given up; what the next epoch's exchange gathered."""
+    store, over = client(mesh), threading.Event()
+    first, second = Epoch(1, [0, 1]), Epoch(2, [1, 0])
+    with joined(first, first.mesh(mesh, mesh.rank), settings_of(exchange), store, over.is_set) as before:
+        before.compare(np.zeros(1, np.int32))
+        begin = time.monotonic()
+        if mesh.rank == 0:
+            threading.Timer(0.3, over.set).start()
+            with pytest.raises(EpochOver):
+                before.compare(np.zeros(1, np.int32))
+        seconds = time.monotonic() - begin
+        if mesh.rank == 1:
+            time.sleep(1.0)
+    with joined(second, second.mesh(mesh, mesh.rank), settings_of(exchange), store, lambda: False) as after:
+        return seconds, after.compare(np.full(1, mesh.rank, np.int32)).ravel().tolist()
+
+
+@pytest.mark.parametrize("exchange", ["shm", "gloo"])
+def test_a_wait_is_given_up_as_soon_as_the_epoch_is_over(exchange: str) -> None:
+    (seconds, gathered), (_, same) = run_ranks(give_up_waiting, 2, exchange, exchange=exchange)
+    assert 0.25 < seconds < 3.0
+    assert gathered == same == [1, 0], "the place in the exchange is not that among the members"
+
+
+def wait_for_a_member_that_never_comes(mesh: Mesh, channel, exchange: str) -> float:
+    store, over, begin = client(mesh), threading.Event(), time.monotonic()
+    if mesh.rank == 0:
+        threading.Timer(0.3, over.set).start()
+        epoch = Epoch(1, [0, 1])
+        with pytest.raises(EpochOver), joined(epoch, epoch.mesh(mesh, 0), settings_of(exchange), store, over.is_set):
+            raise AssertionError("the exchange was formed without rank 1")
+    return time.monotonic() - begin
+
+
+@pytest.mark.parametrize("exchange", ["shm", "gloo"])
+def test_a_member_that_never_comes_is_given_up_as_soon_as_the_epoch_is_over(exchange: str) -> None:
+    assert run_ranks(wait_for_a_member_that_never_comes, 2, exchange, exchange=exchange)[0] < 3.0
+
+
+def compare_lengths(mesh: Mesh, channel) -> list[list[int]]:
+    from parallel.group.epoch import longest
+
+    plain = Request("a", [2], Autoregressive(), GREEDY, Stopping(9))
+    told = Request("b", [2], Autoregressive(), Sampling(temperature=0.0, seed=0, logprobs=1), Stopping(9))
+    other = Request("c", [2], Autoregressive(), GREEDY, Stopping(9))
+    own = {"a": [7, 8, 9][: mesh.rank + 1], "b": [1, 2, 3, 4], "c": [6, 6] if mesh.rank == 1 else [5, 5, 5]}
+    return longest(channel, own, [plain, told, other], [[7], [1, 2], [5]])
+
+
+def test_the_longest_list_counts_unless_it_contradicts_what_was_delivered_or_has_no_log_probabilities() -> None:
+    assert run_ranks(compare_lengths, 3) == [[[7, 8, 9], [1, 2], [5, 5, 5]]] * 3

@@ -1,0 +1,124 @@
+"""The parts of a tree: closed, covering, balanced."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lp.decoding.lookahead import make_decoder
+from lp.drafting.history import Experience
+from lp.methods import Lookahead
+from lp.tree import PREFIX, TokenTree, TreeBuilder
+from lp.verification import Answers
+from parallel.runners.partition import Shares, partition
+
+
+def random_tree(num_rows: int, seed: int) -> TokenTree:
+    random = np.random.default_rng(seed)
+    builder = TreeBuilder(0)
+    for row in range(1, num_rows):
+        builder.add(int(random.integers(50)), int(random.integers(max(0, row - 6), row)))
+    return builder.build()
+
+
+def lookahead_tree(window: int, ngram: int, guesses: int) -> TokenTree:
+    """A tree as decoding plans it, with a full window and drafts for its root."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, 4, 200).tolist()
+    decoder = make_decoder(Lookahead(window, ngram, guesses), tokens, 0, 0.0, Experience())
+    for _ in range(ngram):
+        tree = decoder.plan(tokens, room=1000, wanted=1000)
+        accepted, _ = decoder.commit(tokens, Answers(random.integers(0, 4, len(tree))))
+        tokens += accepted.tokens
+    return decoder.plan(tokens, room=1000, wanted=1000)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 60, 200])
+def test_parts_are_closed_and_cover_all_rows(num_rows: int, num_parts: int) -> None:
+    for seed in range(5):
+        tree = random_tree(num_rows, seed)
+        parts = partition(tree, num_parts)
+        assert len(parts) == num_parts
+        assert set().union(*parts) == set(range(num_rows))
+        for part in parts:
+            assert part == sorted(set(part))
+            assert part[0] == 0
+            parents = set(tree.parents[part].tolist()) - {PREFIX}
+            assert parents <= set(part)
+
+
+def test_parts_of_a_star_are_even() -> None:
+    builder = TreeBuilder(0)
+    for token in range(30):
+        builder.add(token, 0)
+    assert sorted(len(part) for part in partition(builder.build(), 3)) == [11, 11, 11]
+
+
+def test_a_chain_is_not_split() -> None:
+    builder = TreeBuilder(0)
+    for token in range(9):
+        builder.add(token, token)
+    assert partition(builder.build(), 3) == [list(range(10)), [0], [0]]
+
+
+@pytest.mark.parametrize(("num_parts", "most"), [(2, 0.62), (4, 0.36), (8, 0.25)])
+def test_a_lookahead_tree_is_shared_evenly(num_parts: int, most: float) -> None:
+    """The largest part is near 1/n of the rows plus the path that each part must repeat."""
+    tree = lookahead_tree(15, 5, 15)
+    assert len(tree) > 90
+    assert max(len(part) for part in partition(tree, num_parts)) <= most * len(tree)
+
+
+@pytest.mark.parametrize("trunks", [[0, 0, 0], [5, 0, 2], [0, 0, 40]])
+def test_a_replica_with_a_trunk_gets_less_of_the_tree(trunks: list[int]) -> None:
+    builder = TreeBuilder(0)
+    for token in range(40):
+        builder.add(token, 0)
+    parts = partition(builder.build(), 3, trunks)
+    assert set().union(*parts) == set(range(41))
+    work = [len(part) + trunk for part, trunk in zip(parts, trunks, strict=True)]
+    assert max(work) <= max(max(trunks) + 1, -(-(40 + 3 + sum(trunks)) // 3))
+
+
+@pytest.mark.parametrize("num_parts", [2, 3, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_parts_beside_trunks_are_closed_and_cover_all_rows(num_parts: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    tree = random_tree(int(random.integers(1, 80)), seed)
+    parts = partition(tree, num_parts, random.integers(0, 9, num_parts).tolist())
+    assert set().union(*parts) == set(range(len(tree)))
+    for part in parts:
+        assert part[0] == 0 and part == sorted(set(part))
+        assert set(tree.parents[part].tolist()) - {PREFIX} <= set(part)
+
+
+def two_chains(root: int, length: int) -> TokenTree:
+    """Tokens 10, 11, .. and 20, 21, .. under a root."""
+    builder = TreeBuilder(root)
+    for start in (10, 20):
+        row = 0
+        for token in range(start, start + length):
+            row = builder.add(token, row)
+    return builder.build()
+
+
+def test_who_did_not_compute_what_was_accepted_gets_less_of_the_next_tree() -> None:
+    shares = Shares(2)
+    tokens = [1, 2, 3]
+    first = shares.split(two_chains(3, 6), tokens)
+    assert sorted(map(len, first)) == [7, 7]
+    star = TreeBuilder(9)
+    for token in range(20):
+        star.add(token, 0)
+    owner = next(number for number, part in enumerate(first) if 1 in part)  # of the chain that begins with 10
+    second = shares.split(star.build(), [*tokens, 10, 11, 12, 13, 9])
+    assert len(second[owner]) - len(second[1 - owner]) == 4
+    third = shares.split(star.build(), [*tokens, 10, 11, 12, 13, 9, 9])  # no draft was right
+    assert sorted(map(len, third)) == [11, 11]
+
+
+def test_a_sequence_taken_up_again_from_an_earlier_token_has_no_trunks() -> None:
+    shares = Shares(2)
+    shares.split(two_chains(3, 6), [1, 2, 3])
+    assert sorted(map(len, shares.split(two_chains(2, 6), [1, 2]))) == [7, 7]

@@ -1,0 +1,289 @@
+"""Pipeline parallelism on real ranks: the tokens of one device, as many steps under way as stages, and its costs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
+from lp.methods import DecodeSettings
+from lp.model.causal import CausalModel
+from lp.model.checkpoint import ModelSettings, load
+from lp.request import Request, Sequence
+from lp.tree import TokenTree
+from lp.verification import Answers
+from parallel.comm.base import RankLost
+from parallel.comm.channel import Channel, StateDiverged
+from parallel.comm.collectives import Collectives
+from parallel.comm.connect import connect_axis
+from parallel.group import loop
+from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
+from parallel.runners.pipeline import PipelineParallel
+from parallel.shards.stages import read_stage
+from parallel.shards.weights import num_weight_bytes
+from tests.models import generate_greedily, load_reference, save_checkpoint
+from tests.parallel.group.test_loop import Script
+from tests.parallel.ranks import run_ranks, run_ranks_to_end
+
+ARCHITECTURES = ["llama", "qwen3", "mistral", "gemma2"]
+NUM_LAYERS, HIDDEN = 4, 32
+CHUNK = 16
+NEW_TOKENS = 16
+LONG = [(3 + 7 * i) % 41 + 2 for i in range(70)]
+PROMPTS = [[5, 9, 5, 9, 5], LONG]
+METHODS: list[DecodeSettings] = [Autoregressive(), Lookahead(5, 4, 5)]
+GREEDY = Sampling(temperature=0.0, seed=3)
+SAMPLED = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.1, presence_penalty=0.3, seed=11, logprobs=2)
+FIVE = {str(number): [number + 2, *PROMPTS[number % 2]] for number in range(5)}
+"""Prompts of requests that are served side by side."""
+
+
+class Recorded(PipelineParallel):
+    """Remembers which steps are under way, and how many there were at most."""
+
+    def __init__(self, model: CausalModel, pipeline: Collectives, channel: Channel):
+        super().__init__(model, pipeline, channel, CHUNK)
+        self.under_way: list[str] = []
+        self.most = 0
+
+    def start(self, sequence: Sequence, tree: TokenTree) -> None:
+        super().start(sequence, tree)
+        self.under_way.append(sequence.id)
+        self.most = max(self.most, len(self.under_way))
+
+    def finish(self, sequence: Sequence) -> Answers:
+        self.under_way.remove(sequence.id)
+        return super().finish(sequence)
+
+    def close(self, sequence: Sequence) -> None:
+        assert sequence.id not in self.under_way, "a sequence is let go whose step is under way"
+        super().close(sequence)
+
+
+def connect_stages(mesh: Mesh, exchange: str = "shm") -> Collectives:
+    settings = ParallelSettings(exchange=ExchangeKind(exchange), timeout_s=20.0)
+    return connect_axis(settings, replace(mesh, axes={"pp": mesh.num_ranks}), "pp")
+
+
+def stage_engine(channel: Channel, pipeline: Collectives, folder: str) -> tuple[Engine, Recorded]:
+    reader = read_stage(pipeline.rank, pipeline.num_ranks)
+    checkpoint = load(ModelSettings(folder, device="cpu"), reader=reader)
+    runner = Recorded(checkpoint.model, pipeline, channel)
+    return Engine(checkpoint, runner, fingerprints=True), runner
+
+
+def request(engine: Engine, name: str, decode: DecodeSettings = METHODS[1], sampling: Sampling = GREEDY) -> Request:
+    stopping = Stopping(NEW_TOKENS, ignore_eos=True)
+    return engine.preparation.request(FIVE[name], decode, sampling, stopping, request_id=name)
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """A tiny model with a layer for each of four stages."""
+
+    @cache
+    def folder(architecture: str) -> str:
+        return str(save_checkpoint(tmp_path_factory.mktemp(architecture), architecture, num_hidden_layers=NUM_LAYERS))
+
+    return folder
+
+
+class Texts(NamedTuple):
+    """Of one model: greedy tokens by method and prompt; by method, sampled tokens and their log-probabilities."""
+
+    greedy: list[list[int]]
+    sampled: list[tuple[list[int], list[float]]]
+
+
+def texts_of(engine: Engine) -> Texts:
+    def generate(prompt: list[int], decode: DecodeSettings, sampling: Sampling) -> tuple[list[int], list[float]]:
+        stopping = Stopping(NEW_TOKENS, ignore_eos=True)
+        done = engine.generate(prompt, decode=decode, sampling=sampling, stopping=stopping)
+        return done.token_ids, [entry.logprob for entry in done.logprobs or []]
+
+    return Texts(
+        [generate(prompt, decode, GREEDY)[0] for decode in METHODS for prompt in PROMPTS],
+        [generate(LONG, decode, SAMPLED) for decode in METHODS],
+    )
+
+
+def texts_of_all(mesh: Mesh, channel: Channel, exchange: str, folders: list[str]) -> list[Texts]:
+    with closing(connect_stages(mesh, exchange)) as pipeline:  # a stage that ends must not take its last answers along
+        return [texts_of(stage_engine(channel, pipeline, folder)[0]) for folder in folders]
+
+
+@pytest.fixture(scope="module")
+def expected(folder_of: Callable[[str], str]) -> list[Texts]:
+    """Greedy tokens of transformers' `generate`, and those sampled on a single device."""
+    texts = []
+    for architecture in ARCHITECTURES:
+        reference = load_reference(Path(folder_of(architecture)))
+        greedy = [generate_greedily(reference, prompt, NEW_TOKENS) for prompt in PROMPTS]
+        alone = texts_of(Engine.from_pretrained(folder_of(architecture), device="cpu"))
+        texts.append(Texts(greedy * len(METHODS), [alone.sampled[0]] * len(METHODS)))
+    return texts
+
+
+@pytest.mark.parametrize(("num_ranks", "exchange"), [(2, "gloo"), (2, "shm"), (4, "gloo"), (4, "shm")])
+def test_tokens_are_those_of_one_device(
+    num_ranks: int, exchange: str, folder_of: Callable[[str], str], expected: list[Texts]
+) -> None:
+    folders = [folder_of(architecture) for architecture in ARCHITECTURES]
+    for found in run_ranks(texts_of_all, num_ranks, exchange, folders, exchange=exchange):
+        for architecture, texts, wanted in zip(ARCHITECTURES, found, expected, strict=True):
+            assert texts.greedy == wanted.greedy, architecture
+            for (tokens, logprobs), (right, right_logprobs) in zip(texts.sampled, wanted.sampled, strict=True):
+                assert tokens == right, architecture
+                np.testing.assert_allclose(logprobs, right_logprobs, atol=1e-4)
+
+
+def serve_five(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, list[int]], int, int]:
+    """Tokens of five requests, of which one is cancelled under way; most steps under way; steps counted."""
+    engine, runner = stage_engine(channel, connect_stages(mesh), folder)
+    for name in FIVE:
+        engine.submit(request(engine, name))
+    tokens: dict[str, list[int]] = {name: [] for name in FIVE}
+    while not engine.is_idle:
+        progress = engine.step()
+        tokens[progress.request_id] += progress.tokens
+        if "1" in runner.under_way and len(tokens["1"]) >= 3:
+            assert engine.cancel("1")
+    assert not runner.residences and not runner.under_way
+    return tokens, runner.most, channel.num_steps
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_steps_of_as_many_requests_as_stages_overlap(num_ranks: int, folder_of: Callable[[str], str]) -> None:
+    alone = Engine.from_pretrained(folder_of("llama"), device="cpu")
+    results = run_ranks(serve_five, num_ranks, folder_of("llama"))
+    assert all(result == results[0] for result in results)
+    tokens, most, num_steps = results[0]
+    assert most == num_ranks
+    num_steps_alone = 0
+    for name, prompt in FIVE.items():
+        done = alone.generate(
+            prompt, decode=METHODS[1], sampling=GREEDY, stopping=Stopping(NEW_TOKENS, ignore_eos=True)
+        )
+        num_steps_alone += done.stats.steps
+        assert tokens[name] == done.token_ids[: len(tokens[name])]
+        assert len(tokens[name]) == NEW_TOKENS or name == "1"
+    assert 3 <= len(tokens["1"]) < NEW_TOKENS
+    assert num_steps < num_steps_alone
+
+
+class Costs(NamedTuple):
+    """num_layers, weights, cache: held by a rank, the latter two in bytes. messages, num_bytes: that it sent."""
+
+    num_layers: int
+    weights: int
+    cache: int
+    steps: int
+    messages: int
+    num_bytes: int
+
+
+def costs(mesh: Mesh, channel: Channel, folder: str) -> Costs:
+    """Of one request with a prompt that fits a chunk, decoded token by token."""
+    pipeline = connect_stages(mesh)
+    engine, runner = stage_engine(channel, pipeline, folder)
+    engine.submit(request(engine, "0", Autoregressive()))
+    steps = engine.step().stats.steps
+    cached = runner.residences["0"].cache.num_bytes
+    while not engine.is_idle:
+        steps = engine.step().stats.steps
+    model = engine.checkpoint.model
+    sent = pipeline.traffic
+    return Costs(len(model.layers), num_weight_bytes(model.model), cached, steps, sent.num_collectives, sent.bytes_sent)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_memory_and_messages_of_a_rank(num_ranks: int, folder_of: Callable[[str], str]) -> None:
+    whole = run_ranks(costs, 1, folder_of("llama"))[0]
+    ranks = run_ranks(costs, num_ranks, folder_of("llama"))
+    assert sum(rank.num_layers for rank in ranks) == whole.num_layers == NUM_LAYERS
+    assert sum(rank.weights for rank in ranks) == whole.weights
+    assert max(rank.weights for rank in ranks) < 1.4 * whole.weights / num_ranks
+    assert [rank.cache * NUM_LAYERS for rank in ranks] == [whole.cache * rank.num_layers for rank in ranks]
+    num_rows = len(FIVE["0"]) + NEW_TOKENS - 1
+    for rank in ranks[:-1]:  # hidden states to the next stage
+        assert rank.messages == rank.steps == NEW_TOKENS
+        assert rank.num_bytes == 4 * HIDDEN * num_rows + 8 * num_ranks * rank.steps
+    assert ranks[-1].messages == ranks[-1].steps * (num_ranks - 1)  # a token to every other stage
+    assert ranks[-1].num_bytes == ranks[-1].messages * (4 + 8 * num_ranks)
+    assert whole.messages == 0
+
+
+def serve_commands(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, list[int]], dict[str, str]]:
+    """Commands reach the ranks while steps are under way."""
+    engine, _ = stage_engine(channel, connect_stages(mesh), folder)
+    script = Script(
+        [
+            (0, {"submit": request(engine, "0").to_dict()}),
+            (0, {"submit": request(engine, "1", METHODS[0]).to_dict()}),
+            (3, {"submit": request(engine, "2", METHODS[0], SAMPLED).to_dict()}),
+            (9, {"cancel": "1"}),
+            (10, {"submit": request(engine, "3").to_dict()}),
+        ]
+    )
+    inbox = script if mesh.rank == 0 else None
+    record = script if inbox else Script([])
+    loop.run(engine, channel, inbox, record.emit)
+    tokens: dict[str, list[int]] = {}
+    endings: dict[str, str] = {}
+    for progress in record.emitted:
+        tokens.setdefault(progress.request_id, []).extend(progress.tokens)
+        if progress.finish_reason:
+            endings[progress.request_id] = progress.finish_reason
+    return tokens, endings
+
+
+def test_commands_reach_all_stages_at_the_same_step(folder_of: Callable[[str], str]) -> None:
+    results = run_ranks(serve_commands, 3, folder_of("llama"))
+    assert all(result == results[0] for result in results)
+    tokens, endings = results[0]
+    assert endings == {"0": "length", "1": "cancelled", "2": "length", "3": "length"}
+    assert len(tokens["0"]) == len(tokens["2"]) == len(tokens["3"]) == NEW_TOKENS
+    assert 0 < len(tokens["1"]) < NEW_TOKENS
+
+
+def diverge(mesh: Mesh, channel: Channel, folder: str) -> tuple[int, int, str]:
+    """The second stage has another seed for the window of the second request."""
+    engine, _ = stage_engine(channel, connect_stages(mesh), folder)
+    engine.submit(request(engine, "0"))
+    engine.submit(request(engine, "1", sampling=replace(GREEDY, seed=mesh.rank == 1)))
+    first = engine.step().request_id
+    with pytest.raises(StateDiverged) as caught:
+        engine.step()
+    return caught.value.rank, caught.value.step, first
+
+
+def test_a_diverging_stage_is_named_with_its_first_step(folder_of: Callable[[str], str]) -> None:
+    assert run_ranks(diverge, 3, folder_of("llama")) == [(1, 2, "0")] * 3
+
+
+def lose_a_stage(mesh: Mesh, channel: Channel, exchange: str, folder: str) -> tuple[int, ...]:
+    """The second stage dies in the midst of a request; whom the others miss."""
+    engine, _ = stage_engine(channel, connect_stages(mesh, exchange), folder)
+    stream = engine.stream(LONG, decode=Autoregressive(), sampling=GREEDY)
+    for _ in range(3):
+        next(stream)
+    if mesh.rank == 1:
+        os._exit(1)
+    with pytest.raises(RankLost) as caught:
+        next(stream)
+    assert engine.is_idle
+    return caught.value.ranks
+
+
+@pytest.mark.parametrize("exchange", ["shm", "gloo"])
+def test_a_lost_stage_is_named_by_all_others(exchange: str, folder_of: Callable[[str], str]) -> None:
+    outcomes = run_ranks_to_end(lose_a_stage, 3, exchange, folder_of("llama"), exchange=exchange)
+    assert [outcome.result for outcome in outcomes] == [(1,), None, (1,)], outcomes

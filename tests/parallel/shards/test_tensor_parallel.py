@@ -1,0 +1,257 @@
+"""Tensor parallelism on real ranks gives the tokens of transformers' greedy `generate`, for its share of memory."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from lp import Autoregressive, Engine, Lookahead, Sampling
+from lp.methods import DecodeSettings
+from lp.model.causal import CausalModel
+from lp.model.checkpoint import ModelSettings, load
+from lp.model.exactness import UnsupportedArchitecture
+from lp.runner import SingleDevice
+from lp.tree import TreeBuilder
+from parallel.comm.channel import Channel
+from parallel.comm.collectives import Collectives, LocalCollectives
+from parallel.comm.connect import connect_axis
+from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
+from parallel.runners.lookahead import LookaheadParallel
+from parallel.shards.tensor import check_degree, plan, read_sharded, stretches
+from parallel.shards.weight_files import Stretch
+from parallel.shards.weights import empty_model, num_weight_bytes
+from tests.models import SIZES, generate_greedily, load_reference, save_checkpoint
+from tests.parallel.ranks import run_ranks
+
+OF_THE_ISSUE = ["llama", "qwen3", "mistral", "gemma2"]
+OTHERS = ["qwen2", "starcoder2", "gpt_neox", "olmo2", "phi3", "granite", "cohere", "gemma3"]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama, tied": {"tie_word_embeddings": True, "pad_token_id": 290},  # which is a token of the last rank
+    "llama, odd vocabulary": {"vocab_size": 299},
+}
+COLLECTIVES_PER_LAYER = {"olmo2": 3 + 1 + 1, "phi3": 2 + 2}
+"""All-reduces and all-gathers, where they are not two all-reduces: some plans give every rank the whole output."""
+PROMPT = [(3 + 7 * i) % 41 + 2 for i in range(40)]
+NEW_TOKENS = 12
+GREEDY = Sampling(temperature=0.0, seed=3)
+SAMPLED = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=11)
+RUNS: list[tuple[DecodeSettings, Sampling]] = [
+    (Autoregressive(), GREEDY),
+    (Lookahead(5, 4, 5), GREEDY),
+    (Lookahead(5, 4, 5), SAMPLED),
+]
+
+
+@dataclass
+class Found:
+    """What one rank found of one model. logits: checksum of a tree's. collectives, steps: of the first of the runs."""
+
+    texts: list[list[int]]
+    logits: int
+    num_steps: int
+    num_collectives: int
+    num_weight_bytes: int
+    num_cache_bytes: int
+
+
+def decode(mesh: Mesh, channel: Channel, folders: list[str], exchange: str, tp: int) -> list[Found]:
+    torch.set_num_threads(1)
+    placed = Mesh({"lp": mesh.num_ranks // tp, "tp": tp}, mesh.rank, mesh.num_ranks)
+    collectives = connect_axis(ParallelSettings(exchange=ExchangeKind(exchange), timeout_s=60), placed, "tp")
+    return [decode_one(channel, folder, collectives) for folder in folders]
+
+
+def decode_one(channel: Channel, folder: str, collectives: Collectives) -> Found:
+    checkpoint = load(ModelSettings(path=folder, device="cpu"), reader=read_sharded(collectives))
+    runner = LookaheadParallel(SingleDevice(checkpoint.model, 64), channel, collectives.num_ranks)
+    engine = Engine(checkpoint, runner, fingerprints=True)
+    completions, traffic = [], []
+    for method, sampling in RUNS:
+        before = collectives.traffic.num_collectives
+        completions.append(engine.generate(PROMPT, max_new_tokens=NEW_TOKENS, decode=method, sampling=sampling))
+        traffic.append(collectives.traffic.num_collectives - before)
+    logits, num_cache_bytes = answer_tree(checkpoint.model)
+    return Found(
+        [completion.token_ids for completion in completions],
+        logits,
+        completions[0].stats.steps,
+        traffic[0],
+        num_weight_bytes(checkpoint.model.model),
+        num_cache_bytes,
+    )
+
+
+def answer_tree(model: CausalModel) -> tuple[int, int]:
+    """Checksum of the logits of all nodes of a small tree, and bytes of its cache."""
+    builder = TreeBuilder(5)
+    for token in (9, 30, 31):
+        builder.add(token, 0)
+    tree, cache = builder.build(), model.make_cache(8)
+    return zlib.crc32(model.forward(tree, cache, len(tree)).numpy().tobytes()), cache.num_bytes
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Tiny models whose heads divide by four."""
+    return {
+        name: save_checkpoint(
+            tmp_path_factory.mktemp("model"),
+            name.partition(",")[0],
+            **{"num_key_value_heads": 4, **VARIANTS.get(name, {})},
+        )
+        for name in [*OF_THE_ISSUE, *OTHERS, *VARIANTS]
+    }
+
+
+@pytest.mark.parametrize(
+    ("names", "num_ranks", "tp", "exchange"),
+    [
+        (OF_THE_ISSUE, 2, 2, "gloo"),
+        (OF_THE_ISSUE, 4, 4, "gloo"),
+        (OF_THE_ISSUE, 4, 2, "gloo"),  # two replicas of two ranks each
+        ([*OTHERS, *VARIANTS], 2, 2, "shm"),
+    ],
+    ids=["2", "4", "2x2", "others"],
+)
+def test_text_is_that_of_one_device_for_a_share_of_its_memory(
+    names: list[str], num_ranks: int, tp: int, exchange: str, folders: dict[str, Path]
+) -> None:
+    paths = [str(folders[name]) for name in names]
+    by_rank = run_ranks(decode, num_ranks, paths, exchange, tp, exchange=exchange, timeout_s=60)
+    for name, *found in zip(names, *by_rank, strict=True):
+        whole, texts = on_one_device(folders[name])
+        assert [rank.texts for rank in found] == [texts] * num_ranks, name
+        assert len({rank.logits for rank in found}) == 1, name
+        check_communication(name, found[0], whole)
+        check_memory(name, found[0], whole, tp)
+
+
+def on_one_device(folder: Path) -> tuple[CausalModel, list[list[int]]]:
+    """The whole model, and the text of each of the runs."""
+    greedy = generate_greedily(load_reference(folder), PROMPT, NEW_TOKENS, eos=[1])
+    engine = Engine.from_pretrained(str(folder), device="cpu")
+    sampled = engine.generate(PROMPT, max_new_tokens=NEW_TOKENS, decode=Autoregressive(), sampling=SAMPLED)
+    return engine.checkpoint.model, [greedy if sampling is GREEDY else sampled.token_ids for _, sampling in RUNS]
+
+
+def check_communication(name: str, found: Found, whole: CausalModel) -> None:
+    """Two all-reduces a layer, one for the embedding, and one gather of the logits."""
+    for_vocabulary = 0 if "odd" in name else 2
+    per_step = whole.num_layers * COLLECTIVES_PER_LAYER.get(name, 2) + for_vocabulary
+    assert found.num_collectives == found.num_steps * per_step, name
+
+
+def check_memory(name: str, found: Found, whole: CausalModel, degree: int) -> None:
+    """A rank holds its share of all matrices and of the cache; norms are whole, and so are some biases."""
+    undivided = ("model.embed_tokens.weight", "lm_head.weight") if "odd" in name else ()
+    replicated = sum(
+        weight.nbytes
+        for weight_name, weight in whole.model.named_parameters()
+        if weight.dim() == 1 or weight_name in undivided
+    )
+    share = (num_weight_bytes(whole.model) - replicated) / degree
+    row_of_zeros = SIZES["hidden_size"] * 4  # which an embedding of a part of the vocabulary has
+    assert share <= found.num_weight_bytes <= share + replicated + row_of_zeros, name
+    if name not in COLLECTIVES_PER_LAYER:
+        assert found.num_cache_bytes == answer_tree(whole)[1] / degree, name
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("degree", [2, 4, 8])
+def test_a_rank_of_a_real_size_holds_its_share(degree: int, tied: bool) -> None:
+    """Llama 3.2 1B: what is split of it, by its plan; the rest are norms."""
+    config = AutoConfig.for_model(
+        "llama",
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=128256,
+        tie_word_embeddings=tied,
+    )
+    check_degree(config, degree)
+    model = empty_model(config, torch.bfloat16)
+    split = stretches(model, plan(model, degree), 0, degree)
+    sizes = {name: weight.nbytes for name, weight in model.named_parameters()}
+    held = sum(size / degree if name in split else size for name, size in sizes.items())
+    assert 1 / degree <= held / sum(sizes.values()) < 1.001 / degree
+
+
+@pytest.mark.parametrize(
+    ("architecture", "degree", "message"),
+    [
+        (
+            "llama",
+            3,
+            r"parallel\.tp=3 does not divide .*4 attention heads and 2 key/value heads and 64 intermediate.*\(1, 2\)",
+        ),
+        ("llama", 4, r"parallel\.tp=4 does not divide .*2 key/value heads: use a degree that does \(1, 2\)"),
+        ("gpt2", 2, r"GPT2\w* has no tensor-parallel plan in transformers; use parallel=lp"),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_the_numbers(
+    architecture: str, degree: int, message: str, tmp_path: Path
+) -> None:
+    config = AutoConfig.from_pretrained(save_checkpoint(tmp_path, architecture))
+    with pytest.raises(ValueError, match=message):
+        check_degree(config, degree)
+
+
+class OneOfTwo(LocalCollectives):
+    """The first of two ranks, whose other does not exist: enough to read a part and to be refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_ranks = 2
+
+
+def test_experts_are_refused_by_name(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, "mixtral")
+    with pytest.raises(UnsupportedArchitecture, match=r"MixtralForCausalLM splits .*experts.* the style .*parallel=lp"):
+        load(ModelSettings(path=str(folder), device="cpu"), reader=read_sharded(OneOfTwo()))
+
+
+@pytest.mark.parametrize(
+    ("changed_plan", "message"),
+    [
+        ({"layers.*.mlp.up_proj": "diagonal"}, r"splits model\.layers\.0\.mlp\.up_proj in the style 'diagonal'"),
+        ({"layers.*.input_layernorm": "colwise"}, r"splits model\.layers\.0\.input_layernorm in the style 'colwise'"),
+        ({"layers.*.mlp.up_proj.weight": "local"}, r"splits model\.layers\.0\.mlp\.up_proj\.weight in the style 'loc"),
+        ({"blocks.*.up": "colwise"}, r"has none of the modules that its tensor-parallel plan in transformers names"),
+    ],
+)
+def test_a_plan_that_is_not_understood_is_refused(
+    changed_plan: dict[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = AutoConfig.from_pretrained(save_checkpoint(tmp_path, "llama"))
+    monkeypatch.setattr(type(config), "base_model_tp_plan", changed_plan)
+    with pytest.raises(UnsupportedArchitecture, match=rf"LlamaForCausalLM {message}.*parallel=lp"):
+        plan(empty_model(config, torch.float32), 2)
+
+
+def test_the_embedding_is_split_with_the_head_whatever_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some versions of transformers name it in the plans of models whose head is tied to it."""
+    config = AutoConfig.from_pretrained(save_checkpoint(tmp_path, "llama", tie_word_embeddings=True))
+    changed_plan = {**(config.base_model_tp_plan or {}), "embed_tokens": "embedding_rowwise"}
+    monkeypatch.setattr(type(config), "base_model_tp_plan", changed_plan)
+    model = empty_model(config, torch.float32)
+    split = stretches(model, plan(model, 2), 1, 2)
+    assert split["model.embed_tokens.weight"] == split["lm_head.weight"] == Stretch(0, 1, 2)
+
+
+def test_a_module_that_does_not_divide_is_named(tmp_path: Path) -> None:
+    """As in models whose layers have sizes of their own."""
+    config = AutoConfig.from_pretrained(save_checkpoint(tmp_path, "llama", intermediate_size=63))
+    model = empty_model(config, torch.float32)
+    message = r"tp=2 does not divide model\.layers\.0\.mlp\.gate_proj, which has 63 outputs: .*parallel=lp"
+    with pytest.raises(ValueError, match=message):
+        stretches(model, plan(model, 2), 0, 2)
