@@ -139,7 +139,7 @@ def known_latency_us(parser: argparse.ArgumentParser) -> float:
 
 def encode_whole(engine: Engine, texts: list[str], max_new_tokens: int) -> list[list[int]]:
     """Token ids. Ends the program if a prompt does not fit: real ranks are given texts, so none is cut."""
-    prompts = [engine.preparation.encode(text) for text in texts]
+    prompts = [engine.request_builder.encode(text) for text in texts]
     context = engine.checkpoint.max_length
     for number, prompt in enumerate(prompts, start=1):
         if len(prompt) + max_new_tokens > context:

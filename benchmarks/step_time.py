@@ -30,7 +30,7 @@ from benchmarks.steps.host_work import HostWork, measure_host_work
 from benchmarks.steps.step_curve import fastest_way, fill_cache, make_tree, measure
 from benchmarks.steps.step_split import Split, split
 from benchmarks.steps.step_time_report import StepTimeResults, describe, plot
-from benchmarks.steps.variants import Way, marked, run_in
+from benchmarks.steps.variants import Variant, marked, run_in
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import DTYPES, Checkpoint
 from lp.model.fast.choose import CompileMode
@@ -109,7 +109,7 @@ def open_model(arguments: argparse.Namespace) -> AbstractContextManager[tuple[Ch
 
 
 def run(checkpoint: Checkpoint, folder: Path, arguments: argparse.Namespace) -> StepTimeResults:
-    """Raises ValueError if the model can be run in none of the ways."""
+    """Raises ValueError if the model can be run in none of the variants."""
     model = checkpoint.model
     others = note_other_work()
     models, notes = run_in_ways(model, folder, arguments)
@@ -136,10 +136,12 @@ def note_other_work() -> list[str]:
 def run_in_ways(
     model: CausalModel, folder: Path, arguments: argparse.Namespace
 ) -> tuple[dict[str, CausalModel], list[str]]:
-    """By the ways' names; and what cannot be had here, and why."""
+    """By the variants' names; and what cannot be had here, and why."""
     models: dict[str, CausalModel] = {}
     notes = []
-    wanted = [Way(AttentionKind(kind), CompileMode(mode)) for kind in arguments.attention for mode in arguments.compile]
+    wanted = [
+        Variant(AttentionKind(kind), CompileMode(mode)) for kind in arguments.attention for mode in arguments.compile
+    ]
     for way in progress(wanted, "making ready", unit="way"):
         try:
             own = run_in(way, model.model, model.max_length, model.eos, folder)
@@ -147,7 +149,7 @@ def run_in_ways(
         except ValueError as error:
             notes.append(f"attention {way.attention}, compile {way.compile}: left out ({error})")
     if not models:
-        raise ValueError("\n".join(["the model can be run in none of these ways:", *notes]))
+        raise ValueError("\n".join(["the model can be run in none of these variants:", *notes]))
     return models, notes
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from lp.engine import Engine
 from lp.request import Progress
-from lp.request_builder import Preparation
+from lp.request_builder import RequestBuilder
 from parallel.comm.channel import Channel
 from parallel.group import loop
 from parallel.group.loop import Inbox
@@ -39,9 +39,9 @@ class BackendFailed(RuntimeError):
 
 
 class Backend(Protocol):
-    """preparation: makes the requests."""
+    """request_builder: makes the requests."""
 
-    preparation: Preparation
+    request_builder: RequestBuilder
 
     @property
     def is_serving(self) -> bool:
@@ -73,7 +73,7 @@ class EngineBackend:
     num_losses = 0
 
     def __init__(self, engine: Engine, channel: Channel):
-        self.preparation = engine.preparation
+        self.request_builder = engine.request_builder
         self._engine = engine
         self._channel = channel
 

@@ -24,7 +24,7 @@ from launch.prompts import collect
 from launch.prompts.collect import NamedPrompt
 from lp.engine import NOT_A_NUMBER
 from lp.request import Completion, Progress, Request
-from lp.request_builder import Preparation
+from lp.request_builder import RequestBuilder
 from lp.stopping import Stopping
 from parallel.group import loop
 from parallel.group.loop import Command
@@ -70,7 +70,7 @@ class PromptFeed:
 
     def __init__(
         self,
-        preparation: Preparation,
+        request_builder: RequestBuilder,
         where: Mapping[str, Any],
         named: list[NamedPrompt],
         settings: GenerateSettings,
@@ -79,7 +79,7 @@ class PromptFeed:
         """where: what records say of the ranks. Raises ValueError naming the prompt that cannot be used."""
         self.where = where
         self.printer = printer
-        self.waiting = _requests(preparation, named, settings)[::-1]
+        self.waiting = _requests(request_builder, named, settings)[::-1]
         self.current: tuple[NamedPrompt, Request, Completion] | None = None
         self.interrupted_by: int | None = None
         self.failed: list[NamedPrompt] = []
@@ -114,14 +114,14 @@ class PromptFeed:
 
 
 def _requests(
-    preparation: Preparation, named: list[NamedPrompt], settings: GenerateSettings
+    request_builder: RequestBuilder, named: list[NamedPrompt], settings: GenerateSettings
 ) -> list[tuple[NamedPrompt, Request]]:
     """All requests, checked before the first is run. Raises ValueError naming the prompt that cannot be used."""
     stopping = Stopping(settings.max_new_tokens, settings.stop, settings.stop_token_ids, settings.ignore_eos)
     made = []
     for number, prompt in enumerate(named):
         try:
-            request = preparation.request(prompt.text, stopping=stopping, request_id=str(number))
+            request = request_builder.build(prompt.text, stopping=stopping, request_id=str(number))
         except ValueError as error:
             raise ValueError(f"{prompt.where}: {error}") from None
         made.append((prompt, request))
@@ -168,7 +168,7 @@ def run(settings: GenerateSettings) -> int:
             return follow(runtime)
         where = {"parallel": runtime.mesh.mode, "ranks": runtime.mesh.num_ranks}
         with Printer(output_of(settings, len(named))) as printer:
-            feed = PromptFeed(runtime.engine.preparation, where, named, settings, printer)
+            feed = PromptFeed(runtime.engine.request_builder, where, named, settings, printer)
             signal.signal(signal.SIGINT, feed.interrupt)
             signal.signal(signal.SIGTERM, feed.interrupt)
             loop.run(runtime.engine, runtime.channel, feed, feed.emit)

@@ -65,7 +65,7 @@ def run(settings: TuneSettings) -> int:
     with running(settings) as runtime:
         if not runtime.channel.is_leader:
             return follow(runtime)
-        requests = make_requests(runtime.engine.preparation, problems, stopping)
+        requests = make_requests(runtime.engine.request_builder, problems, stopping)
         with tqdm(total=len(requests), unit="text", file=sys.stderr, disable=None) as bar:
             trial = Trial(requests, bar.update)
             signal.signal(signal.SIGINT, trial.interrupt)
@@ -85,8 +85,8 @@ def show(runtime: Runtime, decode: Auto, trial: Trial) -> None:
     if not all(steps.rows for steps in trial.steps.values()):
         raise ValueError("all texts ended with their first step; use other prompts, or ignore_eos=true")
     engine, mesh = runtime.engine, runtime.mesh
-    times, model = engine.experience.step_times, engine.checkpoint.model
-    temperature = engine.preparation.sampling.temperature
+    times, model = engine.history.step_times, engine.checkpoint.model
+    temperature = engine.request_builder.sampling.temperature
     assert times is not None and temperature is not None
     console = Console()
     console.print(
@@ -96,7 +96,7 @@ def show(runtime: Runtime, decode: Auto, trial: Trial) -> None:
     )
     console.print(tables.curve(times))
     console.print(tables.rows_chosen(trial.steps[decode.method]), highlight=False)
-    windows = engine.experience.lessons(decode, temperature).windows
+    windows = engine.history.profile(decode, temperature).windows
     console.print(tables.windows(windows.sizes, decode.ngram - 1))
     console.print(tables.outlook(times, trial.steps))
     console.print(

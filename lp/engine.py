@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from lp.calibration.calibrate import settle_step_times
+from lp.calibration.calibrate import resolve_step_times
 from lp.calibration.measure import StepTimesSource
-from lp.drafting.history import Experience
+from lp.drafting.history import DraftHistory
 from lp.generation import Generation
 from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.checkpoint import Checkpoint, ModelSettings, load
 from lp.model.fast.choose import CompileMode
 from lp.request import Completion, Progress, Request, Sequence
-from lp.request_builder import Preparation, Prompt
+from lp.request_builder import Prompt, RequestBuilder
 from lp.runner import Runner, SingleDevice
 from lp.sampling.settings import Sampling
 from lp.step_cost import StepTimes
@@ -37,7 +37,7 @@ class Engine:
         self,
         checkpoint: Checkpoint,
         runner: Runner | None = None,
-        preparation: Preparation | None = None,
+        request_builder: RequestBuilder | None = None,
         fingerprints: bool = False,
         step_times: StepTimes | None = None,
     ):
@@ -46,9 +46,9 @@ class Engine:
         """
         self.checkpoint = checkpoint
         self.runner = runner or SingleDevice(checkpoint.model)
-        self.preparation = preparation or Preparation(checkpoint)
+        self.request_builder = request_builder or RequestBuilder(checkpoint)
         self.fingerprints = fingerprints
-        self.experience = Experience(step_times)
+        self.history = DraftHistory(step_times)
         self._turns: deque[Generation] = deque()  # whose next step has not begun
         self._under_way: deque[Generation] = deque()
         self._streams: dict[str, deque[Progress]] = {}
@@ -70,11 +70,11 @@ class Engine:
         """
         settings = ModelSettings(path=str(path), dtype=dtype, device=device, compile=CompileMode(compile))
         checkpoint = load(settings)
-        preparation, runner = Preparation(checkpoint, decode, limits=limits), SingleDevice(checkpoint.model)
-        default, times = preparation.decode, None
+        request_builder, runner = RequestBuilder(checkpoint, decode, limits=limits), SingleDevice(checkpoint.model)
+        default, times = request_builder.decode, None
         if isinstance(default, Auto) and not default.rows:
-            times = settle_step_times(StepTimesSource(step_times), checkpoint.model, runner, default.max_rows)
-        return cls(checkpoint, runner, preparation, step_times=times)
+            times = resolve_step_times(StepTimesSource(step_times), checkpoint.model, runner, default.max_rows)
+        return cls(checkpoint, runner, request_builder, step_times=times)
 
     @property
     def is_idle(self) -> bool:
@@ -86,7 +86,7 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Takes a request in; its first step is the last in turn."""
-        generation = Generation(request, self.checkpoint, self.experience)
+        generation = Generation(request, self.checkpoint, self.history)
         self.runner.open(generation.sequence)
         self._turns.append(generation)
 
@@ -120,7 +120,7 @@ class Engine:
         held = {generation.sequence.id: generation.sequence for generation in (*self._turns, *self._under_way)}
         self._turns.clear()
         self._under_way.clear()
-        self.runner, self.experience = runner, Experience(step_times)
+        self.runner, self.history = runner, DraftHistory(step_times)
         replayed = [self._take_up(request, tokens, held.pop(request.id, None)) for request, tokens in requests]
         for sequence in held.values():
             runner.close(sequence)
@@ -128,7 +128,7 @@ class Engine:
 
     def _take_up(self, request: Request, tokens: list[int], held: Sequence | None) -> Progress:
         """held: as the runner knows the sequence, if it does."""
-        generation = Generation(request, self.checkpoint, self.experience, tokens)
+        generation = Generation(request, self.checkpoint, self.history, tokens)
         if held is None:
             self.runner.open(generation.sequence)
         progress = generation.replay(tokens)
@@ -178,7 +178,7 @@ class Engine:
         settings that cannot be used, FloatingPointError if the model answers with something that is not a number.
         """
         stopping = stopping or Stopping(max_new_tokens=max_new_tokens)
-        request = self.preparation.request(prompt, decode, sampling, stopping)
+        request = self.request_builder.build(prompt, decode, sampling, stopping)
         return self._steps(request)
 
     def _steps(self, request: Request) -> Iterator[Progress]:

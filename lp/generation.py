@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from lp.decoding.base import Decoder, Drafted
 from lp.decoding.lookahead import make_decoder
 from lp.detokenizer import Detokenizer
-from lp.drafting.history import Experience
+from lp.drafting.history import DraftHistory
 from lp.model.checkpoint import Checkpoint
 from lp.request import Progress, Request, Sequence, TokenLogprob
 from lp.statistics import Statistics
@@ -23,14 +23,14 @@ from lp.verification import NOT_A_TOKEN, Accepted, Answers
 class Generation:
     """One request being served."""
 
-    def __init__(self, request: Request, checkpoint: Checkpoint, experience: Experience, generated: Iterable[int] = ()):
+    def __init__(self, request: Request, checkpoint: Checkpoint, history: DraftHistory, generated: Iterable[int] = ()):
         """generated: tokens found earlier, of which drafts may be made as of the prompt; `replay` takes them in."""
         sampling = request.sampling
         assert sampling.seed is not None and sampling.temperature is not None
         assert request.stopping.max_new_tokens is not None
         text = [*request.prompt, *generated]
         self.decoder: Decoder = make_decoder(
-            request.decode, text, sampling.seed, sampling.temperature, experience, request.owner
+            request.decode, text, sampling.seed, sampling.temperature, history, request.owner
         )
         prompt = list(request.prompt)
         self.sequence = Sequence(request.id, prompt, len(prompt), sampling)

@@ -9,7 +9,7 @@ import secrets
 
 from lp import methods
 from lp.methods import Auto, DecodeLimits, DecodeSettings
-from lp.model.checkpoint_info import Description
+from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Request
 from lp.sampling.settings import Sampling
 from lp.stopping import Stopping
@@ -17,12 +17,12 @@ from lp.stopping import Stopping
 Prompt = str | list[int]
 
 
-class Preparation:
+class RequestBuilder:
     """Makes requests for one checkpoint. Every refusal is a ValueError with one message for the user."""
 
     def __init__(
         self,
-        checkpoint: Description,
+        checkpoint: CheckpointInfo,
         decode: DecodeSettings | None = None,
         sampling: Sampling | None = None,
         limits: DecodeLimits | None = None,
@@ -47,7 +47,7 @@ class Preparation:
                 raise ValueError(f"the prompt holds token id {token!r}; ids are integers from 0 to {vocab_size - 1}")
         return tokens
 
-    def request(
+    def build(
         self,
         prompt: Prompt,
         decode: DecodeSettings | None = None,

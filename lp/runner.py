@@ -77,7 +77,7 @@ class ForwardRunner(ABC):
         return self._answers.pop(sequence.id)
 
 
-class Residence:
+class SequenceState:
     """What a device holds of one sequence: its cache, its sampler, and the rows it computed last."""
 
     def __init__(self, cache: KVCache, sampler: Sampler):
@@ -85,7 +85,7 @@ class Residence:
         self.sampler = sampler
         self.last = chain([])
 
-    def adopt(self, tokens: list[int]) -> None:
+    def keep_accepted(self, tokens: list[int]) -> None:
         """Keeps the longest path of the rows computed last that became part of the sequence.
 
         The sequence's last token is never among them: its answer is what the next step is for.
@@ -98,16 +98,16 @@ class Residence:
         self.cache.keep(self.last.path(levels[-1][0]) if levels else [])
         self.last = chain([])
 
-    def catch_up(self, tokens: list[int], most_rows: int) -> Iterator[TokenTree]:
+    def prefill(self, tokens: list[int], most_rows: int) -> Iterator[TokenTree]:
         """What the cache lacks of the sequence, in parts to be computed one by one, until few enough rows are left for
         them to be the trunk of a tree.
         """
-        self.adopt(tokens)
+        self.keep_accepted(tokens)
         while len(trunk := tokens[self.cache.length : -1]) > most_rows:
             yield chain(trunk[:most_rows])
             self.cache.keep(range(most_rows))
 
-    def hang(self, tree: TokenTree, tokens: list[int]) -> TokenTree:
+    def attach(self, tree: TokenTree, tokens: list[int]) -> TokenTree:
         """The tree under the trunk that the cache still lacks: the rows to compute last."""
         self.last = tree.under(tokens[self.cache.length : -1])
         return self.last
@@ -121,25 +121,25 @@ class SingleDevice(ForwardRunner):
         super().__init__()
         self.model = model
         self.prefill_chunk = prefill_chunk
-        self.residences: dict[str, Residence] = {}
+        self.states: dict[str, SequenceState] = {}
 
     @property
     def cache_bytes(self) -> int:
-        return sum(residence.cache.num_bytes for residence in self.residences.values())
+        return sum(state.cache.num_bytes for state in self.states.values())
 
     def open(self, sequence: Sequence) -> None:
         model = self.model
         sampler = Sampler(sequence.sampling, sequence.prompt_length, model.eos, model.vocab_size, str(model.device))
-        self.residences[sequence.id] = Residence(model.make_cache(len(sequence.tokens) + 1), sampler)
+        self.states[sequence.id] = SequenceState(model.make_cache(len(sequence.tokens) + 1), sampler)
 
     def forward(self, sequence: Sequence, tree: TokenTree) -> Answers:
         """Feeds what the cache lacks of the sequence as a trunk (the prompt, or tokens computed elsewhere)."""
-        residence = self.residences[sequence.id]
-        for part in residence.catch_up(sequence.tokens, self.prefill_chunk):
-            self.model.forward(part, residence.cache, num_logits=1)
-        rows = residence.hang(tree, sequence.tokens)
-        logits = self.model.forward(rows, residence.cache, num_logits=len(tree))
-        return residence.sampler.answers(logits, tree, sequence.tokens, sequence.num_candidates)
+        state = self.states[sequence.id]
+        for part in state.prefill(sequence.tokens, self.prefill_chunk):
+            self.model.forward(part, state.cache, num_logits=1)
+        rows = state.attach(tree, sequence.tokens)
+        logits = self.model.forward(rows, state.cache, num_logits=len(tree))
+        return state.sampler.answers(logits, tree, sequence.tokens, sequence.num_candidates)
 
     def close(self, sequence: Sequence) -> None:
-        self.model.release(self.residences.pop(sequence.id).cache)
+        self.model.release(self.states.pop(sequence.id).cache)

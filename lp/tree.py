@@ -24,13 +24,13 @@ class TokenTree:
     tokens: [R] int64 token ids.
     parents: [R] int64 row of each parent, `PREFIX` for the first row; `parents[i] < i`.
     depths: [R] int64 distance from the first row, which has depth 0.
-    quiet: [R] bool, rows to be answered as greedy decoding would whatever the sampling; None is none of them.
+    greedy: [R] bool, rows to be answered as greedy decoding would whatever the sampling; None is none of them.
     """
 
     tokens: np.ndarray
     parents: np.ndarray
     depths: np.ndarray
-    quiet: np.ndarray | None = None
+    greedy: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -70,11 +70,11 @@ class TokenTree:
         new_row[index] = np.arange(len(index))
         parents = new_row[self.parents[index]]
         assert (parents[1:] != PREFIX).all(), "a part of a tree must be closed under ancestors"
-        quiet = None if self.quiet is None else self.quiet[index]
-        return TokenTree(self.tokens[index], parents, self.depths[index], quiet)
+        greedy = None if self.greedy is None else self.greedy[index]
+        return TokenTree(self.tokens[index], parents, self.depths[index], greedy)
 
     def under(self, trunk: Sequence[int]) -> TokenTree:
-        """This tree hung under a chain of tokens, none of them quiet, that the sequence has but a cache lacks."""
+        """This tree hung under a chain of tokens, none of them greedy, that the sequence has but a cache lacks."""
         if not trunk:
             return self
         num_trunk = len(trunk)
@@ -82,7 +82,7 @@ class TokenTree:
             np.concatenate([np.asarray(trunk, dtype=np.int64), self.tokens]),
             np.concatenate([np.arange(-1, num_trunk - 1), self.parents + num_trunk]),
             np.concatenate([np.arange(num_trunk), self.depths + num_trunk]),
-            None if self.quiet is None else np.concatenate([np.zeros(num_trunk, dtype=bool), self.quiet]),
+            None if self.greedy is None else np.concatenate([np.zeros(num_trunk, dtype=bool), self.greedy]),
         )
 
 
@@ -115,10 +115,12 @@ class TreeBuilder:
         self.depths += depths
         return range(first, len(self.tokens))
 
-    def build(self, quiet_from: int | None = None) -> TokenTree:
-        """quiet_from: this row and those after it are quiet."""
+    def build(self, greedy_from: int | None = None) -> TokenTree:
+        """greedy_from: this row and those after it are quiet."""
         tokens, parents, depths = np.array(self.tokens), np.array(self.parents), np.array(self.depths)
-        return TokenTree(tokens, parents, depths, None if quiet_from is None else np.arange(len(tokens)) >= quiet_from)
+        return TokenTree(
+            tokens, parents, depths, None if greedy_from is None else np.arange(len(tokens)) >= greedy_from
+        )
 
 
 def descend(tree: TokenTree, start: Iterable[int], next_token: Callable[[int, int], int | None]) -> list[list[int]]:

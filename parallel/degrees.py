@@ -23,7 +23,7 @@ class Mode(StrEnum):
     pp = "pp"
 
 
-def settle_degrees(mode: Mode, given: Mapping[str, int | None], num_ranks: int) -> dict[str, int]:
+def resolve_degrees(mode: Mode, given: Mapping[str, int | None], num_ranks: int) -> dict[str, int]:
     """The degree of each axis; what is left out has one rank.
 
     given: what the settings say of each axis, None for nothing. Raises ValueError, with the numbers and the mend, if

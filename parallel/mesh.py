@@ -19,7 +19,7 @@ import torch
 from torch.distributed import DistError, PrefixStore, Store, rendezvous
 
 from parallel.comm.base import RankLost
-from parallel.degrees import AXES, Mode, check_product, settle_degrees
+from parallel.degrees import AXES, Mode, check_product, resolve_degrees
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +65,10 @@ class ParallelSettings:
         """For whoever starts them: `ranks`, or what the degrees multiply to."""
         return self.ranks or max(1, math.prod(degree or 1 for degree in (self.lp, self.tp, self.pp)))
 
-    def settle(self, num_ranks: int) -> dict[str, int]:
-        """The degree of each axis; see settle_degrees. Raises ValueError, also for settings out of range."""
+    def resolve_degrees(self, num_ranks: int) -> dict[str, int]:
+        """The degree of each axis; see resolve_degrees. Raises ValueError, also for settings out of range."""
         self._check()
-        return settle_degrees(Mode(self.mode), {"lp": self.lp, "tp": self.tp, "pp": self.pp}, num_ranks)
+        return resolve_degrees(Mode(self.mode), {"lp": self.lp, "tp": self.tp, "pp": self.pp}, num_ranks)
 
     def _check(self) -> None:
         if self.delay_us < 0:
@@ -128,7 +128,7 @@ def make_mesh(settings: ParallelSettings, device: str = "auto", environment: Map
     each other.
     """
     rank, num_ranks, local_rank, num_local_ranks = _read_ranks(environment)
-    axes = settings.settle(num_ranks)
+    axes = settings.resolve_degrees(num_ranks)
     _check_ranks(settings, num_ranks)
     return Mesh(
         axes=axes,

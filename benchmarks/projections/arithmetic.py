@@ -22,10 +22,10 @@ from lp.decoding.window import Window
 from lp.tree import TokenTree, TreeBuilder
 from parallel import build
 from parallel.comm.channel import HEADER
-from parallel.degrees import Mode, settle_degrees
+from parallel.degrees import Mode, resolve_degrees
 from parallel.runners.partition import partition
 from parallel.shards.stages import cut_stage
-from parallel.shards.tensor import COLUMN, COLUMN_WHOLE_OUTPUT, plan, stretches
+from parallel.shards.tensor import COLUMN, COLUMN_WHOLE_OUTPUT, plan, shards
 from parallel.shards.weights import empty_model
 
 
@@ -88,7 +88,7 @@ def cost_of(
     config: PreTrainedConfig, dtype: torch.dtype, degrees: Mapping[str, int], tree: TokenTree, context: int
 ) -> Cost:
     """degrees: of lp, tp and pp. Raises ValueError if they do not go together, or do not divide the model."""
-    settle_degrees(Mode.auto, degrees, math.prod(degrees.values()))
+    resolve_degrees(Mode.auto, degrees, math.prod(degrees.values()))
     lp, tp, pp = (degrees.get(axis, 1) for axis in ("lp", "tp", "pp"))
     rows = max(len(part) for part in partition(tree, lp))
     shares = [share_of(config, dtype, tp, stage, pp) for stage in range(pp)]
@@ -145,7 +145,7 @@ def _sliding_window(text: Any, layer: int) -> int | None:
 
 def _numels(model: PreTrainedModel, styles: Mapping[str, str], tp: int) -> dict[str, int]:
     """Numbers that rank 0 holds of each parameter."""
-    split = stretches(model, styles, 0, tp)
+    split = shards(model, styles, 0, tp)
     return {name: weight.numel() // (tp if name in split else 1) for name, weight in model.named_parameters()}
 
 

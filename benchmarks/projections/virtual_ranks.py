@@ -22,7 +22,7 @@ from lp.runner import ForwardRunner, SingleDevice
 from lp.tree import TokenTree
 from lp.verification import Answers
 from parallel.comm.channel import HEADER
-from parallel.runners.partition import Shares
+from parallel.runners.partition import TreePartitioner
 
 Clock = Callable[[], float]
 
@@ -71,7 +71,7 @@ class VirtualLookaheadParallel(ForwardRunner):
         self.clock = clock
         self.sequence: Sequence
         self.steps: list[Step]
-        self.shares: Shares
+        self.shares: TreePartitioner
 
     @property
     def cache_bytes(self) -> int:
@@ -80,7 +80,7 @@ class VirtualLookaheadParallel(ForwardRunner):
 
     def open(self, sequence: Sequence) -> None:
         self.sequence, self.steps = sequence, []
-        self.shares = Shares(len(self.ranks))
+        self.shares = TreePartitioner(len(self.ranks))
         for rank in self.ranks:
             rank.open(sequence)
 
@@ -95,7 +95,7 @@ class VirtualLookaheadParallel(ForwardRunner):
             begin = self.clock()
             answers.append(rank.forward(sequence, tree.take(part)).pack())
             seconds.append(self.clock() - begin)
-        rows = max(len(rank.residences[sequence.id].last) for rank in self.ranks)
+        rows = max(len(rank.states[sequence.id].last) for rank in self.ranks)
         charges = exchange(max(len(part) for part in parts), len(self.ranks))
         self.steps.append(Step(len(sequence.tokens), tree, tuple(seconds), rows, charges))
         merged = np.empty((len(tree), answers[0].shape[1]), dtype=np.int32)
@@ -132,7 +132,7 @@ def replay(shard: CausalModel, collectives: LoneRank, single: Recording, clock: 
         tree = step.tree.take(range(len(step.tree)))  # of its own, as ranks have it: a tree remembers its visibility
         runner.forward(sequence, tree).pack()
         seconds = clock() - begin
-        rows = len(runner.residences[sequence.id].last)
+        rows = len(runner.states[sequence.id].last)
         charges = collectives.charges - before + exchange(len(step.tree), collectives.num_ranks)
         steps.append(Step(step.length, step.tree, (seconds,), rows, charges))
     return Recording(single.sequence, steps, single.rest_s)

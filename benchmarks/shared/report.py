@@ -113,7 +113,7 @@ def encode(engine: Engine, texts: Sequence[str], max_new_tokens: int) -> list[li
             f"--max-new-tokens {max_new_tokens} leaves no room for a prompt: the model's context has "
             f"{engine.checkpoint.max_length} tokens"
         )
-    return [engine.preparation.encode(text)[:room] for text in texts]
+    return [engine.request_builder.encode(text)[:room] for text in texts]
 
 
 @torch.inference_mode()

@@ -62,7 +62,7 @@ class TimedEngine(Engine):
         super().submit(request)
         assert isinstance(self.runner, SingleDevice)
         generation = self._turns[-1]
-        self._watch(self.runner.residences[request.id].sampler, "answers", ANSWERS)
+        self._watch(self.runner.states[request.id].sampler, "answers", ANSWERS)
         self._watch(generation.decoder, "plan", "planning")
         self._watch(generation.decoder, "commit", "verifying")
         self._watch(generation, "absorb", "text")

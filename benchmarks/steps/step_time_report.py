@@ -34,7 +34,7 @@ class StepTimeResults:
     exchange: Cost | None = None
 
     @property
-    def ways(self) -> list[str]:
+    def variants(self) -> list[str]:
         return list(dict.fromkeys(point.way for point in self.points))
 
     @property
@@ -88,8 +88,8 @@ def describe(results: StepTimeResults) -> str:
 
 
 def describe_curve(results: StepTimeResults, cached: int) -> str:
-    columns = ["rows", "floor", *(cell for way in results.ways for cell in (way, "share"))]
-    curves = [results.times(way, cached) for way in results.ways]
+    columns = ["rows", "floor", *(cell for way in results.variants for cell in (way, "share"))]
+    curves = [results.times(way, cached) for way in results.variants]
     table = []
     for rows in curves[0]:
         floor_s = results.floor.seconds(rows, cached)
@@ -106,7 +106,7 @@ def describe_curve(results: StepTimeResults, cached: int) -> str:
 
 def describe_one_row(results: StepTimeResults) -> str:
     """The step of one row against the bandwidth, and what more rows cost."""
-    curves = [(way, cached, results.times(way, cached)) for way in results.ways for cached in results.cached]
+    curves = [(way, cached, results.times(way, cached)) for way in results.variants for cached in results.cached]
     compared = [rows for rows in COMPARED if rows in curves[0][2]]
     table = []
     for way, cached, curve in curves:
@@ -156,11 +156,11 @@ def plot(results: StepTimeResults) -> Figure:
     """A panel for each number of cached tokens: a line for each way, and the floor."""
     figure, panels = make_axes(len(results.cached), width=3.2 + 3.2 * len(results.cached))
     for axes, cached in zip(panels, results.cached):
-        for way, colour, marker in zip(results.ways, COLOURS, MARKERS):
+        for way, colour, marker in zip(results.variants, COLOURS, MARKERS):
             curve = results.times(way, cached)
             times = [1000 * point.median_s for point in curve.values()]
             axes.plot(list(curve), times, color=colour, marker=marker, label=way)
-        sizes = list(results.times(results.ways[0], cached))
+        sizes = list(results.times(results.variants[0], cached))
         floor = [1000 * results.floor.seconds(rows, cached) for rows in sizes]
         axes.plot(sizes, floor, color="#555555", linestyle=":", label="floor")
         axes.set_xscale("log", base=2)

@@ -14,7 +14,7 @@ from lp.model.kernels import AttentionKind
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """compile: on or off."""
 
     attention: AttentionKind
@@ -26,8 +26,8 @@ class Way:
         return f"{model.attention_kind}, {fast if self.compile is CompileMode.on else 'eager'}"
 
 
-def run_in(way: Way, model: PreTrainedModel, max_length: int, eos: list[int], folder: Path) -> CausalModel:
-    """A model run in this way; ways share its weights. folder: where compiled code is kept.
+def run_in(way: Variant, model: PreTrainedModel, max_length: int, eos: list[int], folder: Path) -> CausalModel:
+    """A model run in this way; variants share its weights. folder: where compiled code is kept.
 
     Raises ValueError if the way cannot be had here.
     """

@@ -97,7 +97,7 @@ def _and(amounts: Mapping[str, float]) -> str:
     return " and ".join(f"{amount:g} {kind}{'s' if amount != 1 else ''}" for kind, amount in amounts.items())
 
 
-def settle_demand(
+def resolve_demand(
     num_ranks: int, cpus: float, placement: Placement, device: str, nodes: Sequence[Mapping[str, float]]
 ) -> Demand:
     """A GPU for each rank if model.device is cuda, or if it is auto and these nodes could give them.

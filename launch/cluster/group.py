@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from launch.cluster import nodes
 from launch.cluster.connect import resources
-from launch.cluster.demand import settle_demand
+from launch.cluster.demand import resolve_demand
 from launch.cluster.launcher import RayLauncher
 from launch.cluster.reservation import Reservation
 from launch.cluster.settings import RaySettings
@@ -31,7 +31,7 @@ def open_group(settings: RayRuntimeSettings) -> Supervisor:
     """
     wanted, ranks = settings.ray, num_ranks(settings.parallel)
     available = resources().nodes
-    demand = settle_demand(ranks, wanted.cpus_per_rank, wanted.placement, settings.model.device, available)
+    demand = resolve_demand(ranks, wanted.cpus_per_rank, wanted.placement, settings.model.device, available)
     reservation = Reservation(demand)
     try:
         reservation.wait(wanted.ready_s)

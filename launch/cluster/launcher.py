@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError, RayError
 from launch.cluster import nodes
 from launch.cluster.reservation import Reservation
 from launch.supervisor.launcher import OnExit
-from launch.supervisor.rank_spec import RankOrder
+from launch.supervisor.rank_spec import RankSpec
 
 RETRY_S = 0.5
 
@@ -30,15 +30,15 @@ class RankActor:
     def begin(self) -> None:
         """Answers once the process is there."""
 
-    def serve(self, order: str, key: bytes) -> int:
-        """order: a RankOrder as JSON. Returns the rank's exit code."""
+    def serve(self, spec: str, key: bytes) -> int:
+        """spec: a RankSpec as JSON. Returns the rank's exit code."""
         from launch.program import (
             process,  # not before: it loads torch, which must know by then which GPUs are the actor's
         )
         from launch.supervisor.rank import serve_rank
 
         process.set_logging(self._rank)
-        return serve_rank(RankOrder.from_json(order), key)
+        return serve_rank(RankSpec.from_json(spec), key)
 
 
 class RayLauncher:
@@ -54,12 +54,12 @@ class RayLauncher:
         self._changed = threading.Lock()
         self._is_closed = False
 
-    def start(self, order: RankOrder, key: bytes, on_exit: OnExit) -> None:
-        model = {**order.settings["model"], "device": self._reservation.demand.device}
-        text = replace(order, settings={**order.settings, "model": model}).to_json()
-        actor = self._new_actor(order.rank)
+    def start(self, spec: RankSpec, key: bytes, on_exit: OnExit) -> None:
+        model = {**spec.settings["model"], "device": self._reservation.demand.device}
+        text = replace(spec, settings={**spec.settings, "model": model}).to_json()
+        actor = self._new_actor(spec.rank)
         threading.Thread(
-            target=self._watch, args=(actor, order.rank, text, key, on_exit), name=f"rank {order.rank}", daemon=True
+            target=self._watch, args=(actor, spec.rank, text, key, on_exit), name=f"rank {spec.rank}", daemon=True
         ).start()
 
     def kill(self, rank: int) -> None:
@@ -88,13 +88,13 @@ class RayLauncher:
             self._actors[rank] = actor
         return actor
 
-    def _watch(self, actor: Any, rank: int, order: str, key: bytes, on_exit: OnExit) -> None:
+    def _watch(self, actor: Any, rank: int, spec: str, key: bytes, on_exit: OnExit) -> None:
         """The thread of one rank's process, from its start to its end."""
         try:
             while not self._has_begun(actor, rank):
                 time.sleep(RETRY_S)  # its node has just died, and Ray has not moved its bundle yet
                 actor = self._new_actor(rank)
-            how = f"it ended with exit code {ray.get(actor.serve.remote(order, key))}"
+            how = f"it ended with exit code {ray.get(actor.serve.remote(spec, key))}"
         except RayError as error:
             how = nodes.in_short(error)
         if self._is_current(actor, rank):

@@ -13,7 +13,7 @@ from launch.cluster.group import RayRuntimeSettings
 from launch.generate import GenerateSettings, output_of
 from launch.output.printer import Printer
 from launch.program import configuration
-from launch.program.settings_json import to_plain
+from launch.program.settings_json import to_json_values
 from launch.prompts import collect
 from launch.server.settings import ServerSettings
 from launch.supervisor.settings import SupervisorSettings
@@ -41,23 +41,23 @@ def register() -> None:
 def serve(settings: RayServeSettings) -> int:
     """Exit code 0 after SIGTERM or SIGINT, once running requests have ended. Raises ValueError."""
     settings.server.check()
-    settle(settings)
+    resolve(settings)
     connect.join(settings.ray.address)
     if settings.ray.uses_ray_serve:
         from launch.cluster.ray_serve import run  # not before: it loads Ray Serve
 
         return run(settings, Signals())
-    order = {"settings": to_plain(settings, RayServeSettings)}
+    order = {"settings": to_json_values(settings, RayServeSettings)}
     return drive("serve", order, _nothing, Signals().next)
 
 
 def generate(settings: RayGenerateSettings) -> int:
     """Exit code as launch/generate.py's. Raises ValueError, and OSError if the output cannot be written."""
     named = collect.collect(settings.prompt, settings.prompt_file, settings.prompts)
-    settle(settings)
+    resolve(settings)
     connect.join(settings.ray.address)
     order = {
-        "settings": to_plain(settings, RayGenerateSettings),
+        "settings": to_json_values(settings, RayGenerateSettings),
         "prompts": [dataclasses.astuple(prompt) for prompt in named],
     }
     signals = Signals()
@@ -71,7 +71,7 @@ def generate(settings: RayGenerateSettings) -> int:
     return code
 
 
-def settle(settings: RayRuntimeSettings) -> None:
+def resolve(settings: RayRuntimeSettings) -> None:
     """Checks what can be without a cluster, and calls the checkpoint by a name that is good on every node.
 
     Raises ValueError.

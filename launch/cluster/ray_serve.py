@@ -23,7 +23,7 @@ from launch.cluster.front_end import Signals
 from launch.cluster.program_settings import RayServeSettings
 from launch.cluster.replica import LAST_ANSWERS_S, LOOK_S, NAME, Anchor, Group, applications, end_all, why_not_up
 from launch.program import configuration
-from launch.program.settings_json import to_plain
+from launch.program.settings_json import to_json_values
 from launch.server.run import bind
 
 log = logging.getLogger("lookahead")
@@ -39,7 +39,7 @@ def build(arguments: Mapping[str, Any]) -> Application:
     program_settings.register()
     values = [f"{key}={value}" for key, value in arguments.items()]
     settings = configuration.load("ray_serve", RayServeSettings, values)
-    program_settings.settle(settings)
+    program_settings.resolve(settings)
     return _application(settings, anchor=None)
 
 
@@ -81,4 +81,4 @@ def _application(settings: RayServeSettings, anchor: Any) -> Application:
         graceful_shutdown_timeout_s=server.drain_s + LAST_ANSWERS_S,
         **scaling,
     )
-    return deployment.bind(json.dumps(to_plain(settings, RayServeSettings)), anchor)
+    return deployment.bind(json.dumps(to_json_values(settings, RayServeSettings)), anchor)

@@ -16,7 +16,7 @@ from ray.serve.exceptions import RayServeException
 
 from launch.cluster.group import open_group
 from launch.cluster.program_settings import RayServeSettings
-from launch.program.settings_json import from_plain
+from launch.program.settings_json import from_json_values
 from launch.server.app import make_app
 from launch.server.context import Context
 
@@ -44,7 +44,7 @@ class Group:
         """order: RayServeSettings as JSON. anchor: the driver's, with whose end all replicas end; None: they stay."""
         self._failure: str | None = None
         self._is_open = False  # Ray Serve calls __del__ even if this raises
-        settings = from_plain(json.loads(order), RayServeSettings)
+        settings = from_json_values(json.loads(order), RayServeSettings)
         self._context = Context(open_group(settings), settings.server)
         self._is_open = True
         self._worker = threading.Thread(target=self._drive, name="engine", daemon=True)

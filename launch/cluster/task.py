@@ -12,7 +12,7 @@ from launch.cluster.group import open_group
 from launch.cluster.program_settings import RayGenerateSettings, RayServeSettings
 from launch.generate import PromptFeed
 from launch.output.printer import Printer
-from launch.program.settings_json import from_plain
+from launch.program.settings_json import from_json_values
 from launch.prompts.collect import NamedPrompt
 from launch.server.run import Server, bind
 from launch.sweep.points import mode_of, num_ranks
@@ -26,9 +26,9 @@ log = logging.getLogger("lookahead")
 def make(kind: str, order: dict[str, Any]) -> Task:
     """order: {"settings": ..., "prompts": of generate, as lists of a NamedPrompt's fields}."""
     if kind == "serve":
-        return ServeTask(from_plain(order["settings"], RayServeSettings))
+        return ServeTask(from_json_values(order["settings"], RayServeSettings))
     named = [NamedPrompt(*prompt) for prompt in order["prompts"]]
-    return GenerateTask(from_plain(order["settings"], RayGenerateSettings), named)
+    return GenerateTask(from_json_values(order["settings"], RayGenerateSettings), named)
 
 
 class ServeTask:
@@ -72,7 +72,7 @@ class GenerateTask:
         backend = open_group(self._settings)
         with Printer(Relay(show)) as printer:
             where = {"parallel": mode_of(parallel, ranks), "ranks": ranks}
-            feed = PromptFeed(backend.preparation, where, self._named, self._settings, printer)
+            feed = PromptFeed(backend.request_builder, where, self._named, self._settings, printer)
             self._inbox = GroupFeed(feed)
             backend.run(self._inbox, self._inbox.emit, self._inbox.lose)
         for prompt in feed.failed:

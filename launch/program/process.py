@@ -42,7 +42,7 @@ def keep_memory() -> None:
         mallopt(option, value)
 
 
-def settle_memory() -> None:
+def freeze_heap() -> None:
     """Tells Python's garbage collector to leave alone what is there: a model and its libraries are hundreds of
     thousands of objects, and looking at all of them takes tenths of a second in the midst of a text. Not for ever:
     some libraries (triton 3.9) report whatever is left at the program's end, at length.

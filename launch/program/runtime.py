@@ -13,7 +13,7 @@ from omegaconf import MISSING
 from torch.distributed import Store
 
 from launch.program import process
-from lp.calibration.calibrate import settle_step_times
+from lp.calibration.calibrate import resolve_step_times
 from lp.calibration.measure import StepTimesSource
 from lp.engine import Engine
 from lp.methods import Auto, DecodeLimits
@@ -21,7 +21,7 @@ from lp.model import checkpoint
 from lp.model.attention import AttentionSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, Reader
-from lp.request_builder import Preparation
+from lp.request_builder import RequestBuilder
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
 from lp.step_cost import StepTimes
@@ -77,14 +77,14 @@ def running(settings: RuntimeSettings, mesh: Mesh | None = None, store: Store | 
     mesh = mesh or make_mesh(settings.parallel, settings.model.device)
     process.set_threads(mesh, settings.parallel.threads)
     with closing(Parallelism.join(settings.parallel, mesh, store)) as parallelism:
-        loaded, preparation = load(settings, mesh, parallelism.reader)
+        loaded, request_builder = load(settings, mesh, parallelism.reader)
         channel = Channel(connect(settings.parallel, mesh, store))
         if mesh.rank != 0:
             process.follow_quietly()  # not before: until the ranks have met, a signal must be able to end this one
         try:
             runner = parallelism.runner(loaded.model, channel, settings.attention.prefill_chunk)
             step_times = step_times_of(settings, loaded.model, runner, channel, mesh)
-            engine = Engine(loaded, runner, preparation, settings.parallel.debug, step_times)
+            engine = Engine(loaded, runner, request_builder, settings.parallel.debug, step_times)
             yield Runtime(mesh, parallelism, channel, engine)
         except (ValueError, OSError):
             if channel.is_leader and not channel.has_shared:  # the others still wait for a first command
@@ -102,7 +102,7 @@ def step_times_of(
     if not isinstance(decode, Auto) or decode.rows:
         return None
     mode = [dict(mesh.axes), mesh.num_local_ranks, str(parallel.exchange), parallel.delay_us]
-    return settle_step_times(settings.step_times, model, runner, decode.max_rows, mode, channel.tell)
+    return resolve_step_times(settings.step_times, model, runner, decode.max_rows, mode, channel.tell)
 
 
 def follow(runtime: Runtime) -> int:
@@ -111,12 +111,12 @@ def follow(runtime: Runtime) -> int:
     return 0
 
 
-def load(settings: RuntimeSettings, mesh: Mesh, reader: Reader | None) -> tuple[checkpoint.Checkpoint, Preparation]:
+def load(settings: RuntimeSettings, mesh: Mesh, reader: Reader | None) -> tuple[checkpoint.Checkpoint, RequestBuilder]:
     """What a rank holds of the model, and what makes requests for it. Raises ValueError."""
     started = time.monotonic()
     model_settings = replace(settings.model, device=str(mesh.device))
     loaded = checkpoint.load(model_settings, settings.attention.kind, reader)
-    preparation = Preparation(loaded, settings.decode, settings.sampling, settings.limits)
+    request_builder = RequestBuilder(loaded, settings.decode, settings.sampling, settings.limits)
     log.info(
         "loaded %s: %.1f MB of %s weights a rank on %s, context of %d tokens, in %.1f s",
         loaded.name,
@@ -129,5 +129,5 @@ def load(settings: RuntimeSettings, mesh: Mesh, reader: Reader | None) -> tuple[
     if mesh.num_ranks > 1:
         degrees = " x ".join(f"{axis}={degree}" for axis, degree in mesh.axes.items() if degree > 1)
         log.info("%d ranks: %s", mesh.num_ranks, degrees)
-    process.settle_memory()
-    return loaded, preparation
+    process.freeze_heap()
+    return loaded, request_builder

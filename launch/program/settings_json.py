@@ -14,14 +14,14 @@ from lp import methods
 Settings = TypeVar("Settings", bound=RuntimeSettings)
 
 
-def to_plain(settings: RuntimeSettings, schema: type[RuntimeSettings]) -> dict[str, Any]:
+def to_json_values(settings: RuntimeSettings, schema: type[RuntimeSettings]) -> dict[str, Any]:
     """What `schema` has of the settings, as JSON values."""
     names = {field.name for field in dataclasses.fields(schema)}
     values = {**dataclasses.asdict(settings), "decode": methods.to_dict(settings.decode)}
     return json.loads(json.dumps({key: value for key, value in values.items() if key in names}))
 
 
-def from_plain(values: dict[str, Any], schema: type[Settings]) -> Settings:
+def from_json_values(values: dict[str, Any], schema: type[Settings]) -> Settings:
     """The inverse; what is left out has its default."""
     sampling = {**values["sampling"]}
     sampling["logit_bias"] = {int(token): bias for token, bias in sampling["logit_bias"].items()}  # JSON's are strings

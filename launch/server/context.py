@@ -29,14 +29,14 @@ class Context:
     def __init__(self, backend: Backend, settings: ServerSettings):
         self.settings = settings
         self.backend = backend
-        self.checkpoint = backend.preparation.checkpoint
+        self.checkpoint = backend.request_builder.checkpoint
         self.model_name = settings.model_name or self.checkpoint.name
         self.started_at = int(time.time())
         self.metrics = Metrics(self.model_name)
         self.service = Service(settings.max_running, settings.max_waiting, self.metrics)
         self.metrics.watch(lambda: self.service.num_running, lambda: self.service.num_waiting)
         self.metrics.watch_ranks(backend.status, lambda: backend.num_losses)
-        self.conversion = Conversion(backend.preparation, self.model_name, settings.default_max_tokens)
+        self.conversion = Conversion(backend.request_builder, self.model_name, settings.default_max_tokens)
         self.names = TokenNames(self.checkpoint.tokenizer)
         # The tokenizer is not made for two callers at a time, and a long text must not hold up the event loop.
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")

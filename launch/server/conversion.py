@@ -11,11 +11,11 @@ from jinja2 import TemplateError
 from launch.server import errors
 from launch.server.body import named_field
 from launch.server.errors import ApiError
-from launch.server.protocol import ChatBody, CompletionBody, Generation, Message
+from launch.server.protocol import ChatBody, CompletionBody, GenerationBody, Message
 from lp import methods
-from lp.model.checkpoint_info import Description
+from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Request
-from lp.request_builder import Preparation
+from lp.request_builder import RequestBuilder
 from lp.sampling.settings import Sampling
 from lp.stopping import Stopping
 
@@ -37,14 +37,14 @@ class Prepared:
 class Conversion:
     """Turns bodies into requests for one engine's model."""
 
-    def __init__(self, preparation: Preparation, model_name: str, default_max_tokens: int):
-        self.preparation = preparation
+    def __init__(self, request_builder: RequestBuilder, model_name: str, default_max_tokens: int):
+        self.request_builder = request_builder
         self.model_name = model_name
         self.default_max_tokens = default_max_tokens
 
     @property
-    def checkpoint(self) -> Description:
-        return self.preparation.checkpoint
+    def checkpoint(self) -> CheckpointInfo:
+        return self.request_builder.checkpoint
 
     def prepare(self, body: CompletionBody | ChatBody, owner: str | None) -> Prepared:
         """owner: who may share drafts with the request. Raises ApiError."""
@@ -82,8 +82,8 @@ class Conversion:
 
     def _tokens(self, body: CompletionBody | ChatBody) -> list[int]:
         if isinstance(body, ChatBody):
-            return self.preparation.encode(self.chat_tokens(body.messages))
-        return self.preparation.encode(body.prompt)
+            return self.request_builder.encode(self.chat_tokens(body.messages))
+        return self.request_builder.encode(body.prompt)
 
     def _default_max_tokens(self, tokens: list[int]) -> int:
         room = self.checkpoint.max_length - len(tokens)
@@ -92,19 +92,19 @@ class Conversion:
     def _request(
         self, body: CompletionBody | ChatBody, tokens: list[int], most_tokens: int | None, owner: str | None
     ) -> Request:
-        decode = None if body.decode is None else methods.from_dict(body.decode, self.preparation.decode)
+        decode = None if body.decode is None else methods.from_dict(body.decode, self.request_builder.decode)
         stopping = Stopping(most_tokens, body.stop, body.stop_token_ids or [], bool(body.ignore_eos))
         kind = "chatcmpl" if isinstance(body, ChatBody) else "cmpl"
         request_id = f"{kind}-{secrets.token_hex(12)}"
-        return self.preparation.request(tokens, decode, self._sampling(body), stopping, request_id, owner)
+        return self.request_builder.build(tokens, decode, self._sampling(body), stopping, request_id, owner)
 
-    def _sampling(self, body: Generation) -> Sampling:
+    def _sampling(self, body: GenerationBody) -> Sampling:
         """What the body says; the rest is left to this server's defaults."""
         given: dict[str, Any] = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
         return Sampling(**given, min_new_tokens=body.min_tokens, logprobs=body.num_logprobs)
 
-    def _refusal(self, error: ValueError, body: Generation, num_tokens: int, most_tokens: int | None) -> ApiError:
-        """What lp.Preparation refuses, in the API's words."""
+    def _refusal(self, error: ValueError, body: GenerationBody, num_tokens: int, most_tokens: int | None) -> ApiError:
+        """What lp.RequestBuilder refuses, in the API's words."""
         message = str(error)
         for ours, theirs in NAMES_OF_THE_API.items():
             message = message.replace(ours, theirs)

@@ -29,7 +29,7 @@ class StreamOptions(Body):
     include_obfuscation: Ignored = None
 
 
-class Generation(Body):
+class GenerationBody(Body):
     """What completions and chat completions share."""
 
     model: str | None = None
@@ -77,7 +77,7 @@ class Generation(Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @model_validator(mode="after")
-    def _check_together(self) -> Generation:
+    def _check_together(self) -> GenerationBody:
         if self.stream_options and not self.stream:
             raise refused("stream_options is only allowed with stream=true")
         most = self.most_tokens
@@ -88,7 +88,7 @@ class Generation(Body):
         return self
 
 
-class CompletionBody(Generation):
+class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: PromptField
@@ -121,7 +121,7 @@ class Message(Body):
     tool_calls: Off = None
 
 
-class ChatBody(Generation):
+class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)

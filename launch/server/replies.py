@@ -10,7 +10,7 @@ from launch.server.conversion import Prepared
 from launch.server.tokens import TokenNames
 from lp import methods
 from lp.detokenizer import Detokenizer
-from lp.model.checkpoint_info import Description
+from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Completion, Progress, TokenLogprob
 from lp.statistics import Statistics
 
@@ -82,7 +82,7 @@ class CompletionReply(Reply):
 
     kind = chunk_kind = "text_completion"
 
-    def __init__(self, prepared: Prepared, model_name: str, names: TokenNames, checkpoint: Description):
+    def __init__(self, prepared: Prepared, model_name: str, names: TokenNames, checkpoint: CheckpointInfo):
         super().__init__(prepared, model_name, names)
         self._detokenizer = Detokenizer(checkpoint.tokenizer, prepared.request.prompt)
         self._offset = 0  # characters of the tokens so far

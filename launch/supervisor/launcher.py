@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from launch.supervisor.rank_spec import RankOrder
+from launch.supervisor.rank_spec import RankSpec
 
 OnExit = Callable[[int, str], None]
 """Told, from any thread, that the process of a rank has ended, and how: 'it was ended by SIGKILL'."""
@@ -19,7 +19,7 @@ class Launcher(Protocol):
 
     host: str
 
-    def start(self, order: RankOrder, key: bytes, on_exit: OnExit) -> None:
+    def start(self, spec: RankSpec, key: bytes, on_exit: OnExit) -> None:
         """Starts a rank's process, which may take its time to come; `on_exit` is called once, when it has ended.
 
         Raises OSError or ValueError if it cannot be started.

@@ -10,7 +10,7 @@ import threading
 from typing import IO
 
 from launch.supervisor.launcher import OnExit
-from launch.supervisor.rank_spec import KEY_VARIABLE, RankOrder
+from launch.supervisor.rank_spec import KEY_VARIABLE, RankSpec
 
 _LEAVE_S = 5.0
 
@@ -23,7 +23,7 @@ class LocalLauncher:
     def __init__(self) -> None:
         self._processes: dict[int, subprocess.Popen[str]] = {}
 
-    def start(self, order: RankOrder, key: bytes, on_exit: OnExit) -> None:
+    def start(self, spec: RankSpec, key: bytes, on_exit: OnExit) -> None:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "launch.supervisor.rank"],  # -P: not what lies in the current folder
             stdin=subprocess.PIPE,
@@ -34,16 +34,16 @@ class LocalLauncher:
             env={**os.environ, KEY_VARIABLE: key.hex(), "TOKENIZERS_PARALLELISM": "false"},
             start_new_session=True,  # Ctrl-C at a terminal is for the front end alone
         )
-        self._processes[order.rank] = process
+        self._processes[spec.rank] = process
         assert process.stdin and process.stderr
         try:
             with process.stdin as stdin:
-                stdin.write(order.to_json() + "\n")
+                stdin.write(spec.to_json() + "\n")
         except BrokenPipeError:
             pass  # it has ended already, and will be reported
-        watcher = threading.Thread(target=_watch, args=(process, order.rank, on_exit), daemon=True)
+        watcher = threading.Thread(target=_watch, args=(process, spec.rank, on_exit), daemon=True)
         watcher.start()
-        threading.Thread(target=_pass_on, args=(process.stderr, order.rank), daemon=True).start()
+        threading.Thread(target=_pass_on, args=(process.stderr, spec.rank), daemon=True).start()
 
     def kill(self, rank: int) -> None:
         if process := self._processes.get(rank):

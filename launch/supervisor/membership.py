@@ -125,7 +125,7 @@ class Membership:
 
     def is_ready(self, rank: int, now: float) -> list[Action]:
         self._enter(self.slots[rank], State.ready, now)
-        return self._settle(now)
+        return self._admit_ready(now)
 
     def heard(self, rank: int, now: float) -> None:
         self.slots[rank].last_sign = now
@@ -138,7 +138,7 @@ class Membership:
         slot = self.slots[rank]
         if number == self.number and slot.state is State.serving:
             slot.has_joined = slot.has_served = True
-        return self._settle(now)
+        return self._admit_ready(now)
 
     def left(self, rank: int, number: int, now: float) -> list[Action]:
         """The leader has come to the end of a step and told everything until then."""
@@ -216,7 +216,7 @@ class Membership:
         if all(slot.state is State.failed for slot in self.slots) or self._is_hopeless():
             return self._give_up(f"rank {ranks[0]} cannot be started: {message}", self.slots[ranks[0]].is_final)
         if not self.epoch or not set(ranks) & set(self.epoch.members):
-            return self._settle(now)
+            return self._admit_ready(now)
         why = f"rank {ranks[0]} was lost ({message})"
         if not self.can_shrink:
             self._end_epoch()
@@ -224,7 +224,7 @@ class Membership:
         if self._serving():
             return self._reform(now)
         self._end_epoch()
-        return [Fail(f"{why}, and there was no other rank; try again"), *self._settle(now)]
+        return [Fail(f"{why}, and there was no other rank; try again"), *self._admit_ready(now)]
 
     def _dismiss(self, lost: list[int]) -> list[Action]:
         """All that still run; those that were lost, and do, have failed for all that."""
@@ -242,7 +242,7 @@ class Membership:
         self.is_over = True
         return [Fail(message), GiveUp(message, is_final)]
 
-    def _settle(self, now: float) -> list[Action]:
+    def _admit_ready(self, now: float) -> list[Action]:
         """Takes in who is ready, as soon as nothing else is under way."""
         ready = [slot.rank for slot in self.slots if slot.state is State.ready]
         if self.is_over or not ready:

@@ -1,4 +1,4 @@
-"""One rank of a group that has a front end: `python -m launch.supervisor.rank`, with a RankOrder on standard input.
+"""One rank of a group that has a front end: `python -m launch.supervisor.rank`, with a RankSpec on standard input.
 
 Started by launchers (launch/supervisor/local.py, Ray's actors call `serve_rank`), not by users. Exit codes: 0 when the
 group is shut down, 2 for what a user can mend, 3 if the group goes on without this rank, else 1.
@@ -16,8 +16,8 @@ from torch.distributed import Store, TCPStore
 
 from launch.program import process, runtime
 from launch.program.runtime import RuntimeSettings
-from launch.program.settings_json import from_plain
-from launch.supervisor.rank_spec import KEY_VARIABLE, RankOrder
+from launch.program.settings_json import from_json_values
+from launch.supervisor.rank_spec import KEY_VARIABLE, RankSpec
 from lp.engine import Engine
 from lp.request import Progress
 from lp.runner import SingleDevice
@@ -33,24 +33,24 @@ FENCED = 3
 
 
 def main() -> int:
-    order = RankOrder.from_json(sys.stdin.readline())
-    process.set_logging(order.rank)
-    return serve_rank(order, bytes.fromhex(os.environ.pop(KEY_VARIABLE)))
+    spec = RankSpec.from_json(sys.stdin.readline())
+    process.set_logging(spec.rank)
+    return serve_rank(spec, bytes.fromhex(os.environ.pop(KEY_VARIABLE)))
 
 
-def serve_rank(order: RankOrder, key: bytes) -> int:
+def serve_rank(spec: RankSpec, key: bytes) -> int:
     """Does all that a rank does, until it is sent away; the exit code. key: what the front end knows this rank by."""
     process.keep_memory()
     process.follow_quietly()
     try:
-        link = Link.connect(order.front_end, key)
+        link = Link.connect(spec.front_end, key)
     except ConnectionError as error:
         process.log.error("error: %s", error)
         return 1
     with closing(link):
-        member = Member(link, order.rank)
+        member = Member(link, spec.rank)
         try:
-            _Rank(order, member).serve()
+            _Rank(spec, member).serve()
             return 0
         except Fenced as error:
             process.log.info("leaving: %s", error)
@@ -62,13 +62,13 @@ def serve_rank(order: RankOrder, key: bytes) -> int:
         except ValueError as error:
             return _failed(member, str(error), 2)
         except Exception as error:
-            member.say({"failed": f"{type(error).__name__}: {error}", "is_final": False})
+            member.send({"failed": f"{type(error).__name__}: {error}", "is_final": False})
             raise
 
 
 def _failed(member: Member, message: str, code: int) -> int:
     """code: 2 for what will be the same at the next try."""
-    member.say({"failed": message, "is_final": code == 2})
+    member.send({"failed": message, "is_final": code == 2})
     process.log.error("error: %s", message)
     return code
 
@@ -76,13 +76,13 @@ def _failed(member: Member, message: str, code: int) -> int:
 class _Rank:
     """The model and the group of one rank."""
 
-    def __init__(self, order: RankOrder, member: Member) -> None:
-        self.order, self.member = order, member
-        self.settings = from_plain(order.settings, RuntimeSettings)
-        self.mesh = _mesh(order, self.settings)
+    def __init__(self, spec: RankSpec, member: Member) -> None:
+        self.spec, self.member = spec, member
+        self.settings = from_json_values(spec.settings, RuntimeSettings)
+        self.mesh = _mesh(spec, self.settings)
         process.set_threads(self.mesh, self.settings.parallel.threads)
         timeout = timedelta(seconds=self.settings.parallel.timeout_s)
-        self.store: Store = TCPStore(*order.store, is_master=False, wait_for_workers=False, timeout=timeout)
+        self.store: Store = TCPStore(*spec.store, is_master=False, wait_for_workers=False, timeout=timeout)
 
     def serve(self) -> None:
         if self.mesh.degree("tp") * self.mesh.degree("pp") == 1:
@@ -92,20 +92,20 @@ class _Rank:
 
     def _serve_whole(self) -> None:
         """The whole model is here: ranks may come and go."""
-        loaded, preparation = runtime.load(self.settings, self.mesh, reader=None)
+        loaded, request_builder = runtime.load(self.settings, self.mesh, reader=None)
         alone = SingleDevice(loaded.model, self.settings.attention.prefill_chunk)
-        engine = Engine(loaded, alone, preparation, self.settings.parallel.debug)
-        self.member.say({"ready": {"device": str(self.mesh.device)}})
+        engine = Engine(loaded, alone, request_builder, self.settings.parallel.debug)
+        self.member.send({"ready": {"device": str(self.mesh.device)}})
 
         def join(epoch: Epoch) -> AbstractContextManager[Channel]:
-            mesh = epoch.mesh(self.mesh, self.order.rank)
+            mesh = epoch.mesh(self.mesh, self.spec.rank)
             return joined(epoch, mesh, self.settings.parallel, self.store, self.member.is_over)
 
         def take_up(epoch: Epoch, channel: Channel) -> list[Progress]:
             runner = alone if channel.num_ranks == 1 else LookaheadParallel(alone, channel)
-            times = engine.experience.step_times
+            times = engine.history.step_times
             if epoch.is_first:
-                mesh = epoch.mesh(self.mesh, self.order.rank)
+                mesh = epoch.mesh(self.mesh, self.spec.rank)
                 times = runtime.step_times_of(self.settings, loaded.model, runner, channel, mesh)
             return resume(engine, runner, channel, epoch, times)
 
@@ -113,18 +113,18 @@ class _Rank:
 
     def _serve_part(self) -> None:
         """Without all its ranks, such a group can do nothing: it serves in one epoch and ends with it."""
-        self.member.say({"ready": {"device": str(self.mesh.device)}})
+        self.member.send({"ready": {"device": str(self.mesh.device)}})
         epoch = self.member.next_epoch()
         with runtime.running(self.settings, self.mesh, epoch.store(self.store)) as running:
             engine, channel = running.engine, running.channel
-            waiting = resume(engine, engine.runner, channel, epoch, engine.experience.step_times)
+            waiting = resume(engine, engine.runner, channel, epoch, engine.history.step_times)
             self.member.serve_in(epoch, engine, channel, waiting)
 
 
-def _mesh(order: RankOrder, settings: RuntimeSettings) -> Mesh:
-    device = choose_device(settings.model.device, order.local_rank, order.num_local_ranks, torch.cuda.device_count())
-    degrees = settings.parallel.settle(order.num_ranks)
-    return Mesh(degrees, order.rank, order.num_ranks, order.local_rank, order.num_local_ranks, device)
+def _mesh(spec: RankSpec, settings: RuntimeSettings) -> Mesh:
+    device = choose_device(settings.model.device, spec.local_rank, spec.num_local_ranks, torch.cuda.device_count())
+    degrees = settings.parallel.resolve_degrees(spec.num_ranks)
+    return Mesh(degrees, spec.rank, spec.num_ranks, spec.local_rank, spec.num_local_ranks, device)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ KEY_VARIABLE = "LOOKAHEAD_LINK_KEY"
 
 
 @dataclass(frozen=True)
-class RankOrder:
+class RankSpec:
     """settings: RuntimeSettings as JSON values. front_end, store: (host, port) of each."""
 
     rank: int
@@ -26,7 +26,7 @@ class RankOrder:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def from_json(text: str) -> RankOrder:
+    def from_json(text: str) -> RankSpec:
         values = json.loads(text)
         places = {name: (values[name][0], values[name][1]) for name in ("front_end", "store")}
-        return RankOrder(**{**values, **places})
+        return RankSpec(**{**values, **places})

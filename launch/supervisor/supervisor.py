@@ -19,17 +19,17 @@ from torch.distributed import TCPStore
 
 from launch.backend import BackendFailed
 from launch.program.runtime import RuntimeSettings
-from launch.program.settings_json import to_plain
+from launch.program.settings_json import to_json_values
 from launch.supervisor.launcher import Launcher
 from launch.supervisor.ledger import Ledger
 from launch.supervisor.membership import Action, Begin, Fail, GiveUp, Kill, Membership, Regroup, Say, Start
-from launch.supervisor.rank_spec import RankOrder
+from launch.supervisor.rank_spec import RankSpec
 from launch.supervisor.settings import SupervisorSettings
-from lp.model.checkpoint_info import describe
+from lp.model.checkpoint_info import read_checkpoint_info
 from lp.request import Progress
-from lp.request_builder import Preparation
+from lp.request_builder import RequestBuilder
 from parallel import build
-from parallel.group.link import Doorway, Link, LinkClosed, Message
+from parallel.group.link import Link, LinkClosed, Listener, Message
 from parallel.group.loop import IDLE_S, Inbox
 
 log = logging.getLogger("lookahead")
@@ -54,10 +54,10 @@ class Supervisor:
     def __init__(self, settings: RuntimeSettings, supervision: SupervisorSettings, launcher: Launcher) -> None:
         supervision.check()
         num_ranks = settings.parallel.wanted_ranks
-        degrees = settings.parallel.settle(num_ranks)
-        known = describe(settings.model.path, settings.model.max_length)
+        degrees = settings.parallel.resolve_degrees(num_ranks)
+        known = read_checkpoint_info(settings.model.path, settings.model.max_length)
         build.check(known.config, degrees)
-        self.preparation = Preparation(known, settings.decode, settings.sampling, settings.limits)
+        self.request_builder = RequestBuilder(known, settings.decode, settings.sampling, settings.limits)
         self._settings, self._launcher = settings, launcher
         self._emit: Callable[[Progress], None]
         self._fail: Callable[[str], None]
@@ -72,7 +72,7 @@ class Supervisor:
         self._shutting_down = False
         self._ended = threading.Event()
         self._key = secrets.token_bytes(32)
-        self._doorway = Doorway(launcher.host, self._key, self._welcome)
+        self._listener = Listener(launcher.host, self._key, self._on_connect)
         self._store = _open_store(launcher.host)
         self.num_losses = 0
 
@@ -170,12 +170,12 @@ class Supervisor:
     def _start(self, rank: int) -> None:
         num_ranks = len(self._group.slots)
         local_rank, num_local_ranks = self._launcher.place(rank, num_ranks)
-        order = RankOrder(
-            rank, num_ranks, local_rank, num_local_ranks, to_plain(self._settings, RuntimeSettings),
-            self._doorway.address, (self._doorway.address[0], self._store.port),
+        spec = RankSpec(
+            rank, num_ranks, local_rank, num_local_ranks, to_json_values(self._settings, RuntimeSettings),
+            self._listener.address, (self._listener.address[0], self._store.port),
         )  # fmt: skip
         try:
-            self._launcher.start(order, self._key, self._on_exit)
+            self._launcher.start(spec, self._key, self._on_exit)
         except (OSError, ValueError) as error:
             self._do(self._group.ended(rank, f"it cannot be started: {error}", time.monotonic()))
 
@@ -194,7 +194,7 @@ class Supervisor:
                 self._send_home(self._links)
             self._changed.notify_all()
 
-    def _welcome(self, link: Link) -> None:
+    def _on_connect(self, link: Link) -> None:
         """The thread of a rank's link."""
         heard = threading.Event()
         with suppress(LinkClosed):
@@ -208,13 +208,13 @@ class Supervisor:
                 self._do(self._group.came(rank, time.monotonic()))
             with suppress(LinkClosed):
                 while True:
-                    self._hear(rank, link, link.receive())
+                    self._on_message(rank, link, link.receive())
             heard.set()
             with self._changed:
                 if self._links.get(rank) is link:
                     self._group.disconnected(rank, time.monotonic())
 
-    def _hear(self, rank: int, link: Link, message: Message) -> None:
+    def _on_message(self, rank: int, link: Link, message: Message) -> None:
         now = time.monotonic()
         with self._changed:
             if self._links.get(rank) is not link:
@@ -249,7 +249,7 @@ class Supervisor:
             self._send_home(rank for rank in self._links if rank not in members)
             self._changed.wait_for(lambda: not self._links, LEAVE_S)
         self._ended.set()
-        self._doorway.close()
+        self._listener.close()
         self._launcher.close()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass
-class Order:
+class JobSpec:
     """What the ranks are to do. engine, settings: of the point. cores: of each rank. timeout_s: for all of it."""
 
     engine: str
@@ -26,9 +26,9 @@ class Handover:
     folder: Path
 
     @property
-    def order(self) -> Path:
-        """An Order as JSON."""
-        return self.folder / "order.json"
+    def spec(self) -> Path:
+        """An JobSpec as JSON."""
+        return self.folder / "job.json"
 
     @property
     def texts(self) -> Path:
@@ -43,5 +43,5 @@ class Handover:
         """Why a rank has failed, in its own words."""
         return self.folder / f"error-{rank}.txt"
 
-    def read_order(self) -> Order:
-        return Order(**json.loads(self.order.read_text(encoding="utf-8")))
+    def read_spec(self) -> JobSpec:
+        return JobSpec(**json.loads(self.spec.read_text(encoding="utf-8")))

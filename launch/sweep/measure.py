@@ -97,13 +97,13 @@ class Feed(Inbox):
     def __init__(self, runtime: Runtime, settings: BenchSettings, problems: list[Problem], meter: Meter):
         self.meter = meter
         self.concurrency = settings.concurrency
-        preparation = runtime.engine.preparation
+        request_builder = runtime.engine.request_builder
         stopping = Stopping(settings.workload.max_new_tokens, ignore_eos=settings.ignore_eos)
         context = runtime.engine.checkpoint.max_length
 
         def request(problem: Problem, name: str) -> Request:
-            tokens = fit(preparation.encode(problem.prompt), context, settings.workload.max_new_tokens)
-            return preparation.request(tokens, stopping=stopping, request_id=name)
+            tokens = fit(request_builder.encode(problem.prompt), context, settings.workload.max_new_tokens)
+            return request_builder.build(tokens, stopping=stopping, request_id=name)
 
         self.waiting = [request(problem, str(number)) for number, problem in enumerate(problems)][::-1]
         self.warm_up: Request | None = request(problems[0], WARM_UP)

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from launch.sweep.records import Engine, Point
-from launch.sweep.settings import BenchSettings, to_plain
+from launch.sweep.settings import BenchSettings, to_json_values
 from lp.methods import Auto, Autoregressive, DecodeLimits, DecodeSettings
 from lp.model.attention import AttentionSettings
-from parallel.degrees import AXES, Mode, settle_degrees
+from parallel.degrees import AXES, Mode, resolve_degrees
 from parallel.mesh import ParallelSettings
 
 RANKS_PER_CORE = 8
@@ -45,7 +45,7 @@ def runtime_point(settings: BenchSettings) -> Point:
     parallel = dataclasses.replace(settings.parallel, ranks=ranks, mode=Mode(settings.parallel.mode))
     if parallel.mode is Mode.single:  # what ranks would say to each other, and how, makes no difference
         parallel = ParallelSettings(Mode.single, parallel.lp, parallel.tp, parallel.pp, ranks)
-    decisive = to_plain(dataclasses.replace(settings, parallel=parallel, assistant=None))
+    decisive = to_json_values(dataclasses.replace(settings, parallel=parallel, assistant=None))
     return Point("runtime", mode_of(parallel, ranks), ranks, method_of(settings.decode), decisive)
 
 
@@ -54,7 +54,7 @@ def baseline_point(settings: BenchSettings, name: Engine) -> Point:
     assistant = settings.assistant if name == "assisted" else None
     plain = dataclasses.replace(settings, decode=Autoregressive(), parallel=ParallelSettings(), concurrency=1)
     plain = dataclasses.replace(plain, attention=AttentionSettings(), limits=DecodeLimits(), assistant=assistant)
-    return Point(name, "single", 1, NAMES[name], to_plain(plain))
+    return Point(name, "single", 1, NAMES[name], to_json_values(plain))
 
 
 def num_ranks(parallel: ParallelSettings) -> int:
@@ -70,13 +70,13 @@ def check_ranks(point: Point, num_cores: int) -> None:
         raise ValueError(
             f"{point.ranks} ranks are too many for {num_cores} core(s): use parallel.ranks={most} or fewer"
         )
-    settle_degrees(Mode(parallel["mode"]), parallel, point.ranks)
+    resolve_degrees(Mode(parallel["mode"]), parallel, point.ranks)
 
 
 def mode_of(parallel: ParallelSettings, ranks: int) -> str:
     """single, lp, tp, pp or lp x tp; of degrees that cannot be, the mode that was asked for."""
     try:
-        degrees = parallel.settle(ranks)
+        degrees = parallel.resolve_degrees(ranks)
     except ValueError:
         return str(parallel.mode)
     return " x ".join(axis for axis in AXES if degrees.get(axis, 1) > 1) or "single"
@@ -91,7 +91,7 @@ def method_of(decode: DecodeSettings) -> str:
     return f"{decode.method} ({', '.join(sizes)})" if sizes else decode.method
 
 
-def order(points: Sequence[Point], rounds: int, done: set[tuple[str, int]]) -> Iterator[tuple[int, Point]]:
+def schedule(points: Sequence[Point], rounds: int, done: set[tuple[str, int]]) -> Iterator[tuple[int, Point]]:
     """Round by round, each beginning one point later than the one before; what is done is left out."""
     for number in range(rounds):
         first = number % len(points)

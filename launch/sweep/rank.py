@@ -13,17 +13,17 @@ import signal
 import sys
 from pathlib import Path
 
-from launch.sweep.handover import Handover, Order
+from launch.sweep.handover import Handover, JobSpec
 
 ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 def main() -> int:
     handover, rank = Handover(Path(sys.argv[1])), int(sys.argv[2])
-    order = handover.read_order()
-    _prepare(order.cores[rank], order.timeout_s)
+    spec = handover.read_spec()
+    _prepare(spec.cores[rank], spec.timeout_s)
     try:
-        _measure(order, handover, rank)
+        _measure(spec, handover, rank)
     except Exception as error:
         is_for_users = isinstance(error, ValueError | OSError | RuntimeError)
         message = str(error) if is_for_users else f"{type(error).__name__}: {error}"
@@ -44,16 +44,16 @@ def _prepare(cores: list[int], timeout_s: float) -> None:
     os.environ |= {**ENVIRONMENT, "OMP_NUM_THREADS": str(len(cores))}
 
 
-def _measure(order: Order, handover: Handover, rank: int) -> None:
+def _measure(spec: JobSpec, handover: Handover, rank: int) -> None:
     from launch.program import process  # not before: threads that torch starts stay on the cores that it was started on
     from launch.sweep import baseline, measure
-    from launch.sweep.settings import from_plain
+    from launch.sweep.settings import from_json_values
 
     process.keep_memory()
     process.set_logging(rank)
-    settings = from_plain(order.settings)
-    settings.parallel.threads = len(order.cores[rank])
-    outcome = measure.run(settings) if order.engine == "runtime" else baseline.run(settings, order.engine)
+    settings = from_json_values(spec.settings)
+    settings.parallel.threads = len(spec.cores[rank])
+    outcome = measure.run(settings) if spec.engine == "runtime" else baseline.run(settings, spec.engine)
     handover.figures(rank).write_text(json.dumps(dataclasses.asdict(outcome.figures)), encoding="utf-8")
     if rank == 0:
         handover.texts.write_text(json.dumps(outcome.of_texts()), encoding="utf-8")

@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from launch.sweep.handover import Handover, Order
+from launch.sweep.handover import Handover, JobSpec
 from launch.sweep.points import check_ranks
 from launch.sweep.records import Point, RankFigures, Run, Text
 
@@ -56,8 +56,8 @@ def measure(point: Point, round_number: int, timeout_s: float, logs: Path) -> Ru
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lookahead-parallel-") as folder:
         handover = Handover(Path(folder))
-        order = Order(point.engine, point.settings, cores, timeout_s)
-        handover.order.write_text(json.dumps(dataclasses.asdict(order)), encoding="utf-8")
+        spec = JobSpec(point.engine, point.settings, cores, timeout_s)
+        handover.spec.write_text(json.dumps(dataclasses.asdict(spec)), encoding="utf-8")
         try:
             check_ranks(point, len(available))
             _launch(point.ranks, handover.folder, rank_logs)

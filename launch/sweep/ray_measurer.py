@@ -22,10 +22,10 @@ from ray.exceptions import RayError
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from launch.cluster import connect, nodes
-from launch.cluster.demand import settle_demand
+from launch.cluster.demand import resolve_demand
 from launch.cluster.reservation import Reservation
 from launch.cluster.settings import RaySettings
-from launch.sweep.handover import Handover, Order
+from launch.sweep.handover import Handover, JobSpec
 from launch.sweep.points import check_ranks
 from launch.sweep.ranks import RankLogs, collect, explain, share_cores
 from launch.sweep.ray_rank import PointRank
@@ -68,16 +68,16 @@ class RayMeasurer:
         settings = _for_all_nodes(point.settings)
         cores, device = float(settings["cores_per_rank"]), settings["model"]["device"]
         available = connect.resources().nodes
-        demand = settle_demand(point.ranks, cores, self._settings.placement, device, available)
+        demand = resolve_demand(point.ranks, cores, self._settings.placement, device, available)
         settings["model"]["device"] = demand.device
         reservation = Reservation(demand)
         try:
             reservation.queue(self._settings.ready_s)
             nodes.check(reservation, settings["model"]["path"], self._settings.ready_s)
             ranks = [_start(reservation, rank) for rank in range(point.ranks)]
-            order = Order(point.engine, settings, self._lay_out(point, run, ranks), timeout_s)
+            spec = JobSpec(point.engine, settings, self._lay_out(point, run, ranks), timeout_s)
             begin = time.monotonic()
-            _run_to_end(ranks, order, handover, logs)
+            _run_to_end(ranks, spec, handover, logs)
             return begin
         finally:
             reservation.release()
@@ -115,21 +115,21 @@ def _start(reservation: Reservation, rank: int) -> Any:
     return ray.remote(PointRank).options(**options, scheduling_strategy=reservation.strategy(rank)).remote(rank)
 
 
-def _run_to_end(ranks: list[Any], order: Order, handover: Handover, logs: RankLogs) -> None:
+def _run_to_end(ranks: list[Any], spec: JobSpec, handover: Handover, logs: RankLogs) -> None:
     """Puts what the ranks wrote into `handover` and `logs`. Raises ChildFailedError if one failed; as soon as one has,
     the others are ended.
     """
     host, port = ray.get(ranks[0].host_store.remote(len(ranks)))
-    text = json.dumps(dataclasses.asdict(order))
+    text = json.dumps(dataclasses.asdict(spec))
     running: dict[Any, int] = {
         actor.run.remote(text, _environment(rank, len(ranks), host, port)): rank for rank, actor in enumerate(ranks)
     }
     failures: dict[int, ProcessFailure] = {}
-    deadline = time.monotonic() + order.timeout_s + LATE_S
+    deadline = time.monotonic() + spec.timeout_s + LATE_S
     while running:
         done, _ = ray.wait(list(running), timeout=max(0.0, deadline - time.monotonic()))
         if not done:
-            raise ValueError(f"not done after point_timeout_s={order.timeout_s:g}, and a node no longer answers")
+            raise ValueError(f"not done after point_timeout_s={spec.timeout_s:g}, and a node no longer answers")
         rank = running.pop(done[0])
         failure = _take_in(done[0], rank, handover, logs)
         if failure and not failures:

@@ -53,12 +53,12 @@ class PointRank:
         return host, self._store.port
 
     def run(self, order: str, environment: dict[str, str]) -> dict[str, Any]:
-        """Runs the rank to its end. order: an Order as JSON. Returns its pid, its exit code, what it said on standard
+        """Runs the rank to its end. order: an JobSpec as JSON. Returns its pid, its exit code, what it said on standard
         error, and the texts of the files it wrote.
         """
         with tempfile.TemporaryDirectory(prefix="lookahead-parallel-") as folder:
             handover = Handover(Path(folder))
-            handover.order.write_text(order, encoding="utf-8")
+            handover.spec.write_text(order, encoding="utf-8")
             with open(handover.folder / "log", "w+b") as said:
                 # -P: not what lies in the current folder
                 self._process = subprocess.Popen(

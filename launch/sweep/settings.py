@@ -86,13 +86,15 @@ def check(settings: BenchSettings) -> None:
         raise ValueError(f"parallel={parallel.mode} on how many ranks? Give parallel.ranks=N")
 
 
-def to_plain(settings: BenchSettings) -> dict[str, Any]:
+def to_json_values(settings: BenchSettings) -> dict[str, Any]:
     """All that decides a point's result, as JSON values."""
     return {
-        key: value for key, value in settings_json.to_plain(settings, BenchSettings).items() if key not in SWEEP_WIDE
+        key: value
+        for key, value in settings_json.to_json_values(settings, BenchSettings).items()
+        if key not in SWEEP_WIDE
     }
 
 
-def from_plain(values: dict[str, Any]) -> BenchSettings:
+def from_json_values(values: dict[str, Any]) -> BenchSettings:
     """The inverse; what is the whole sweep's has its default."""
-    return settings_json.from_plain(values, BenchSettings)
+    return settings_json.from_json_values(values, BenchSettings)

@@ -18,7 +18,7 @@ from launch.prompts import workloads
 from launch.sweep import ranks
 from launch.sweep.hardware import describe_hardware
 from launch.sweep.html import write_report
-from launch.sweep.points import make_points, order
+from launch.sweep.points import make_points, schedule
 from launch.sweep.records import Point, Run
 from launch.sweep.settings import BenchSettings, check_all
 from launch.sweep.store import SweepFolder, latest
@@ -54,7 +54,7 @@ def run(spanned: Sequence[BenchSettings], measure: Measure = ranks.measure) -> i
 def _measure_all(points: Sequence[Point], shared: BenchSettings, folder: SweepFolder, measure: Measure) -> bool:
     """Whether it was interrupted."""
     done = {(run.point, run.round) for run in folder.runs() if run.status == "done"}
-    open_points = list(order(points, shared.rounds, done))
+    open_points = list(schedule(points, shared.rounds, done))
     if done:
         log.info("%s holds %d measurements already; %d are left", folder.path, len(done), len(open_points))
     hardware = describe_hardware()

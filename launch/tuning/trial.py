@@ -13,7 +13,7 @@ from launch.sweep.outcome import fit
 from launch.tuning.predicted_speed import Steps
 from lp.methods import Auto, Autoregressive
 from lp.request import Progress, Request
-from lp.request_builder import Preparation
+from lp.request_builder import RequestBuilder
 from lp.stopping import Stopping
 from parallel.group.loop import Command, Inbox
 
@@ -21,19 +21,19 @@ WARM_UP = "warm-up"
 """How the ids of requests begin whose steps do not count."""
 
 
-def make_requests(preparation: Preparation, problems: Sequence[Problem], stopping: Stopping) -> list[Request]:
+def make_requests(request_builder: RequestBuilder, problems: Sequence[Problem], stopping: Stopping) -> list[Request]:
     """Two of each prompt, with one seed, and two of the first prompt before them. Raises ValueError naming the prompt
     that cannot be used.
 
     stopping: with max_new_tokens; prompts are cut to leave room for them.
     """
     assert stopping.max_new_tokens is not None
-    context = preparation.checkpoint.max_length
+    context = request_builder.checkpoint.max_length
     requests: list[Request] = []
     for name, problem in [(WARM_UP, problems[0]), *((problem.id, problem) for problem in problems)]:
         try:
-            tokens = fit(preparation.encode(problem.prompt), context, stopping.max_new_tokens)
-            request = preparation.request(tokens, stopping=stopping, request_id=f"{name} {Auto.method}")
+            tokens = fit(request_builder.encode(problem.prompt), context, stopping.max_new_tokens)
+            request = request_builder.build(tokens, stopping=stopping, request_id=f"{name} {Auto.method}")
         except ValueError as error:
             raise ValueError(f"{problem.where}: {error}") from None
         plain = dataclasses.replace(request, id=f"{name} {Autoregressive.method}", decode=Autoregressive())

@@ -31,7 +31,7 @@ Tell = Callable[[Any], Any]
 """Makes of each rank's JSON value that of rank 0."""
 
 
-def settle_step_times(
+def resolve_step_times(
     source: StepTimesSource,
     model: CausalModel,
     runner: Runner,

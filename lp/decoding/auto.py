@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from lp.decoding.base import Drafted
 from lp.decoding.window import Window
-from lp.drafting.backoff import Rest
+from lp.drafting.backoff import SpeculationBackoff
 from lp.drafting.growth import Growth, grow
-from lp.drafting.history import Experience
+from lp.drafting.history import DraftHistory
 from lp.drafting.sources import Sources
 from lp.methods import Auto
 from lp.tree import TokenTree, TreeBuilder, chain
@@ -26,31 +26,31 @@ class AutoDecoder:
         prompt: Sequence[int],
         seed: int,
         temperature: float,
-        experience: Experience,
+        history: DraftHistory,
         owner: str | None = None,
     ):
         """owner: whose requests may share n-grams, if the settings say so."""
         self._num_candidates = settings.candidates if settings.recycled_drafts else 0
-        self.lessons = experience.lessons(settings, temperature)
-        shared = experience.shared(owner) if settings.shared_drafts and owner is not None else None
-        self.sources = Sources(self.lessons.kinds, prompt, settings, temperature > 0, shared)
+        self.profile = history.profile(settings, temperature)
+        shared = history.shared(owner) if settings.shared_drafts and owner is not None else None
+        self.sources = Sources(self.profile.kinds, prompt, settings, temperature > 0, shared)
         self._prompt, self._seed, self._levels = prompt, seed, settings.ngram - 1
         self._history = zlib.crc32(repr(prompt).encode())
         """A checksum of all that the sources have learnt from."""
         self._window: Window | None = None
-        self._stretch = self.lessons.windows.choose()
+        self._trial = self.profile.windows.choose()
         self._growth = Growth([])
         self._tree: TokenTree
-        self._rest = Rest(self.lessons.pace, self.lessons.habit)
+        self._backoff = SpeculationBackoff(self.profile.cost, self.profile.backoff)
         self._num_plain = 0
         """Tokens since it last looked ahead, of which the sources know nothing yet."""
 
     @property
     def num_candidates(self) -> int:
-        return 0 if self._rest.num_left else self._num_candidates
+        return 0 if self._backoff.num_left else self._num_candidates
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
-        self._tree = chain(tokens[-1:]) if self._rest.num_left else self._look_ahead(tokens, room, wanted)
+        self._tree = chain(tokens[-1:]) if self._backoff.num_left else self._look_ahead(tokens, room, wanted)
         return self._tree
 
     def _look_ahead(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
@@ -58,17 +58,17 @@ class AutoDecoder:
             self.sources.move_to(tokens[: -self._num_plain])
             self.sources.learn_text(tokens[-self._num_plain :])
             self._num_plain, self._window = 0, None
-        if not self._stretch.num_left:
-            self._stretch = self.lessons.windows.choose()
-        self._window = self._sized(self._stretch.size.columns, room)
+        if not self._trial.num_left:
+            self._trial = self.profile.windows.choose()
+        self._window = self._sized(self._trial.size.columns, room)
         num_cells = self._window.num_cells if self._window else 0
         self.sources.move_to(tokens)
         self._growth = grow(
             self.sources.context,
             self.sources.propose,
-            self.lessons.estimates.probabilities,
+            self.profile.estimates.probabilities,
             max_depth=max(0, min(room, wanted - 1)),
-            pace=self.lessons.pace,
+            cost=self.profile.cost,
             other_rows=num_cells,
         )
         builder = TreeBuilder(tokens[-1])
@@ -89,7 +89,7 @@ class AutoDecoder:
         return window if window.depth <= room else None
 
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, Drafted]:
-        if self._rest.num_left:
+        if self._backoff.num_left:
             return self._take_plain(int(answers.targets[0]))
         accepted = verify(self._tree, answers.targets)
         known = answers.targets if answers.candidates is None else answers.candidates
@@ -101,23 +101,23 @@ class AutoDecoder:
             self.sources.learn_answers(self._tree, answers.candidates, accepted.rows)
         self.sources.learn_text(accepted.tokens)
         seconds = self._modelled_s()
-        self.lessons.windows.learn(self._stretch, len(accepted.tokens), seconds)
-        self._rest.looked_ahead(len(accepted.tokens), seconds)
+        self.profile.windows.learn(self._trial, len(accepted.tokens), seconds)
+        self._backoff.looked_ahead(len(accepted.tokens), seconds)
         return accepted, self._drafted(accepted)
 
     def _take_plain(self, token: int) -> tuple[Accepted, Drafted]:
-        self._rest.took_plain_step()
+        self._backoff.took_plain_step()
         self._num_plain += 1
         return Accepted([token], [0], []), Drafted(Counter(), [])
 
     def _modelled_s(self) -> float:
         """Of the step."""
-        pace = self.lessons.pace
-        return pace.seconds[pace.largest_part(len(self._tree), int(self._tree.depths.max()))]
+        cost = self.profile.cost
+        return cost.seconds[cost.largest_part(len(self._tree), int(self._tree.depths.max()))]
 
     def _learn_from(self, accepted: Accepted) -> None:
         """What the sources proposed along the right path, in the tree or not, against what came."""
-        estimates, proposals = self.lessons.estimates, self._growth.proposals
+        estimates, proposals = self.profile.estimates, self._growth.proposals
         for rows, token in zip([[0], *accepted.drafted], accepted.tokens, strict=True):
             row = next((row for row in rows if row < len(self._growth.tokens)), None)
             if row is None:  # from here on it was the window that knew
@@ -127,7 +127,7 @@ class AutoDecoder:
 
     def _drafted(self, accepted: Accepted) -> Drafted:
         """A window cell counts as a draft when it was accepted and no draft of the same path was there."""
-        sources, kinds = self.lessons.kinds.sources, self._growth.kinds
+        sources, kinds = self.profile.kinds.sources, self._growth.kinds
         proposed: Counter[str] = Counter()
         right: list[str] = []
         for kind in kinds[1:]:
@@ -141,7 +141,7 @@ class AutoDecoder:
 
     def fingerprint(self) -> int:
         """What the sources know follows from what they were given, so that alone is looked at."""
-        lessons, cells = self.lessons, self._window.cells if self._window else []
-        learnt = [lessons.estimates.probabilities, lessons.windows.state(), self._rest.state()]
-        state = [self._history, *learnt, self._stretch, cells]
+        profile, cells = self.profile, self._window.cells if self._window else []
+        learnt = [profile.estimates.probabilities, profile.windows.state(), self._backoff.state()]
+        state = [self._history, *learnt, self._trial, cells]
         return zlib.crc32(repr(state).encode()) >> 1

@@ -17,7 +17,7 @@ from lp.decoding.base import Decoder, Drafted
 from lp.decoding.ngrams import NGramPool
 from lp.decoding.tries import merge
 from lp.decoding.window import Window
-from lp.drafting.history import Experience
+from lp.drafting.history import DraftHistory
 from lp.methods import Auto, Autoregressive, DecodeSettings, Jacobi, Lookahead, PromptLookup
 from lp.tree import TokenTree, TreeBuilder
 from lp.verification import Accepted, Answers, as_guesses, verify
@@ -28,15 +28,15 @@ def make_decoder(
     prompt: Sequence[int],
     seed: int,
     temperature: float,
-    experience: Experience,
+    history: DraftHistory,
     owner: str | None = None,
 ) -> Decoder:
     """seed: of the tokens that fill window cells and Jacobi guesses that have no guess yet. temperature: 0 is greedy.
-    experience: of the engine. owner: whose requests these are, if they may share what they know.
+    history: of the engine. owner: whose requests these are, if they may share what they know.
     """
     match settings:
         case Auto():
-            return AutoDecoder(settings, prompt, seed, temperature, experience, owner)
+            return AutoDecoder(settings, prompt, seed, temperature, history, owner)
         case Autoregressive():
             return LookaheadDecoder(None, None, 0)
         case Jacobi():
@@ -96,7 +96,7 @@ class LookaheadDecoder:
             self.window = None  # it would stand beyond the model's last position, and room only shrinks
         if self.window:
             self.window.plan(builder)
-        self.tree = builder.build(quiet_from=None if self.position_noise else self._num_verified)
+        self.tree = builder.build(greedy_from=None if self.position_noise else self._num_verified)
         return self.tree
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 
 from lp.drafting.contexts import extend, last_token
-from lp.drafting.pace import Pace
+from lp.step_cost import StepCost
 
 LEAST = 1e-3
 """A node less likely than this is not worth its bookkeeping."""
@@ -79,7 +79,7 @@ def grow(
     propose: Callable[[int, int], Proposals],
     probabilities: list[float],
     max_depth: int,
-    pace: Pace,
+    cost: StepCost,
     other_rows: int,
 ) -> Growth:
     """Grows a tree under the last token of `context`.
@@ -95,11 +95,11 @@ def grow(
     growth.proposals.append(propose(context, 0))
     if max_depth:
         frontier.add(0, 1.0, growth.proposals[0])
-    most_rows, largest_part = pace.most_rows - other_rows, pace.largest_part(1 + other_rows, 0)
-    best_speed, best_rows, expected, deepest = 1.0 / pace.seconds[largest_part], 1, 1.0, 0
+    most_rows, largest_part = cost.most_rows - other_rows, cost.largest_part(1 + other_rows, 0)
+    best_speed, best_rows, expected, deepest = 1.0 / cost.seconds[largest_part], 1, 1.0, 0
     for probability, parent, kind, token in frontier:
         row = len(tokens)
-        if row >= most_rows or probability < best_speed * pace.slopes[largest_part] / pace.num_parts:
+        if row >= most_rows or probability < best_speed * cost.slopes[largest_part] / cost.num_parts:
             break
         if (parent, token) in taken:
             continue
@@ -112,8 +112,8 @@ def grow(
         contexts.append(context)
         expected += probability
         deepest = max(deepest, depth)
-        largest_part = pace.largest_part(row + 1 + other_rows, deepest)
-        if (speed := expected / pace.seconds[largest_part]) >= best_speed:
+        largest_part = cost.largest_part(row + 1 + other_rows, deepest)
+        if (speed := expected / cost.seconds[largest_part]) >= best_speed:
             best_speed, best_rows, growth.expected = speed, row + 1, expected
         proposals = propose(context, depth) if depth < max_depth else []
         growth.proposals.append(proposals)

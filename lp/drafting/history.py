@@ -7,64 +7,85 @@ it, but for n-grams that requests of one owner have agreed to share.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
-from lp.drafting.backoff import Habit
+from lp.drafting.backoff import SharedBackoff
 from lp.drafting.contexts import ContextIndex
-from lp.drafting.estimates import Estimates
-from lp.drafting.pace import Pace
 from lp.drafting.sources import SUFFIX_LENGTHS, Kinds
 from lp.drafting.window_size import WindowChoice
 from lp.methods import Auto
-from lp.step_cost import StepTimes
+from lp.step_cost import StepCost, StepTimes
 
 MOST_OWNERS = 64
 LARGEST_SHARED = 1 << 18
 """Contexts kept for one owner."""
 UNKNOWN_ROWS = 32
 """Rows of a step where nothing is known of what they cost: nearly free on most machines."""
+DECAY = 0.99
+"""What a trial still counts when the next one of its kind comes: the last hundred or so matter."""
+PRIOR_TRIALS = 3.0
+
+
+class Estimates:
+    """Probabilities by kind: a kind is a source's match and the rank of a candidate in it."""
+
+    def __init__(self, priors: Sequence[float]):
+        self.probabilities = list(priors)
+        self._hits = [PRIOR_TRIALS * prior for prior in priors]
+        self._trials = [PRIOR_TRIALS] * len(priors)
+
+    def learn(self, first: int, candidates: Sequence[int], right: int) -> None:
+        """Ranked candidates, of the kinds `first`, `first` + 1, ... , were up for a place that `right` came to."""
+        probabilities, all_hits, all_trials = self.probabilities, self._hits, self._trials
+        for kind, candidate in enumerate(candidates, first):
+            all_trials[kind] = trials = DECAY * all_trials[kind] + 1
+            all_hits[kind] = hits = DECAY * all_hits[kind] + (candidate == right)
+            probabilities[kind] = hits / trials
 
 
 @dataclass(frozen=True)
-class Lessons:
+class DraftProfile:
     """What requests of one kind have taught."""
 
     kinds: Kinds
-    pace: Pace
+    cost: StepCost
     estimates: Estimates
     windows: WindowChoice
-    habit: Habit
+    backoff: SharedBackoff
 
 
-class Experience:
+class DraftHistory:
     """Of one engine. step_times: of its runner, None if they are not known; the same on all ranks."""
 
     def __init__(self, step_times: StepTimes | None = None):
         self.step_times = step_times
-        self._lessons: dict[tuple[object, ...], Lessons] = {}
+        self._profiles: dict[tuple[object, ...], DraftProfile] = {}
         self._shared: OrderedDict[str, ContextIndex] = OrderedDict()
 
-    def lessons(self, settings: Auto, temperature: float) -> Lessons:
+    def profile(self, settings: Auto, temperature: float) -> DraftProfile:
         """For requests with these settings, sampled in this way."""
         regime = 0 if temperature == 0 else 1 if temperature < 0.9 else 2
         key = (*astuple(settings), regime)
-        if key not in self._lessons:
-            self._lessons[key] = self._fresh(settings)
-        return self._lessons[key]
+        if key not in self._profiles:
+            self._profiles[key] = self._fresh(settings)
+        return self._profiles[key]
 
-    def _fresh(self, settings: Auto) -> Lessons:
-        kinds, pace = Kinds(settings.candidates), self._pace(settings)
+    def _fresh(self, settings: Auto) -> DraftProfile:
+        kinds, cost = Kinds(settings.candidates), self._cost(settings)
         levels = settings.ngram - 1
-        largest = min(settings.max_window, pace.most_rows // 2 // levels) if settings.window_drafts else 0
+        largest = min(settings.max_window, cost.most_rows // 2 // levels) if settings.window_drafts else 0
         columns = sorted({0, largest // 3, 2 * largest // 3, largest})
-        return Lessons(kinds, pace, Estimates(kinds.priors()), WindowChoice(columns, levels, pace), Habit())
+        return DraftProfile(
+            kinds, cost, Estimates(kinds.priors()), WindowChoice(columns, levels, cost), SharedBackoff()
+        )
 
-    def _pace(self, settings: Auto) -> Pace:
+    def _cost(self, settings: Auto) -> StepCost:
         if settings.rows:
-            return Pace(StepTimes.flat(), settings.rows)
+            return StepCost(StepTimes.flat(), settings.rows)
         if self.step_times is None:
-            return Pace(StepTimes.flat(), min(settings.max_rows, UNKNOWN_ROWS))
-        return Pace(self.step_times, settings.max_rows)
+            return StepCost(StepTimes.flat(), min(settings.max_rows, UNKNOWN_ROWS))
+        return StepCost(self.step_times, settings.max_rows)
 
     def shared(self, owner: str) -> ContextIndex:
         """What one owner's requests share; the owners not seen for longest are forgotten first."""

@@ -1,4 +1,4 @@
-"""How large a lookahead window pays: sizes are tried for a stretch of steps each, and the one that yields most tokens
+"""How large a lookahead window pays: sizes are tried for a trial of steps each, and the one that yields most tokens
 per second of modelled time is stayed with. The dearer a trial, the rarer it is.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lp.drafting.pace import Pace
+from lp.step_cost import StepCost
 
 TRIAL = 16
 """Steps of a trial: a window needs some to fill before it yields anything."""
@@ -48,7 +48,7 @@ class Size:
 
 
 @dataclass
-class Stretch:
+class WindowTrial:
     """Steps in a row of one request for which a size was chosen, so that its window has the time to fill."""
 
     size: Size
@@ -58,10 +58,10 @@ class Stretch:
 class WindowChoice:
     """Chooses among numbers of columns, for all requests of one kind: what one of them tries, all learn from."""
 
-    def __init__(self, columns: Sequence[int], levels: int, pace: Pace):
-        """columns: to choose from, ascending from 0. levels: of the window. pace: says what a step with it costs."""
-        parts = [pace.largest_part(1 + number * levels, number and number + levels - 1) for number in columns]
-        costs = [pace.seconds[part] / pace.seconds[1] - 1 for part in parts]
+    def __init__(self, columns: Sequence[int], levels: int, cost: StepCost):
+        """columns: to choose from, ascending from 0. levels: of the window. cost: says what a step with it costs."""
+        parts = [cost.largest_part(1 + number * levels, number and number + levels - 1) for number in columns]
+        costs = [cost.seconds[part] / cost.seconds[1] - 1 for part in parts]
         self.sizes = [
             Size(number, max(SHORTEST_REST, round(TRIAL * cost / SHARE)))
             for number, cost in zip(columns, costs, strict=True)
@@ -72,15 +72,15 @@ class WindowChoice:
         )
         self._num_steps = 0
 
-    def choose(self) -> Stretch:
+    def choose(self) -> WindowTrial:
         """What a request does next: the size that has yielded most, unless the trial of another is due."""
         self._best = max(self.sizes, key=lambda size: (size.speed, size is self._best))
         due = [size for size in self.sizes if self._num_steps - size.last_used >= self._rest(size)]
         if not due:
-            return Stretch(self._best, STAY)
+            return WindowTrial(self._best, STAY)
         trial = min(due, key=lambda size: size.last_used)
         trial.last_used = self._num_steps  # no second request is to try it at the same time
-        return Stretch(trial, TRIAL)
+        return WindowTrial(trial, TRIAL)
 
     def _rest(self, size: Size) -> float:
         """Steps between its trials: the more it falls behind the best, the more of them."""
@@ -89,12 +89,12 @@ class WindowChoice:
         behind = 1 - size.speed / self._best.speed if size.speed else 0.0
         return max(size.rest, TRIAL * behind / SHARE)
 
-    def learn(self, stretch: Stretch, tokens: int, seconds: float) -> None:
-        """What a step of a stretch yielded, and its modelled time."""
+    def learn(self, trial: WindowTrial, tokens: int, seconds: float) -> None:
+        """What a step of a trial yielded, and its modelled time."""
         self._num_steps += 1
-        stretch.num_left -= 1
-        stretch.size.last_used = self._num_steps
-        stretch.size.learn(tokens, seconds)
+        trial.num_left -= 1
+        trial.size.last_used = self._num_steps
+        trial.size.learn(tokens, seconds)
 
     def state(self) -> list[object]:
         """All there is, for checksums."""

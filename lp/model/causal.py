@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from lp.model import attention
 from lp.model.attention import MaskKey, TreeStep
-from lp.model.kernels import AttentionKind, settle_kind
+from lp.model.kernels import AttentionKind, resolve_kind
 from lp.model.kv_cache import KVCache
 from lp.tree import TokenTree
 
@@ -79,7 +79,7 @@ class CausalModel:
         self.layers = list(range(self.num_layers)) if layers is None else layers
         self.vocab_size: int = text_config.vocab_size
         head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
-        self.attention_kind = settle_kind(kind, self.device, self.dtype, head_dim)
+        self.attention_kind = resolve_kind(kind, self.device, self.dtype, head_dim)
 
     def make_cache(self, capacity: int) -> KVCache:
         """An empty cache with room for so many tokens, which grows if it must."""
@@ -100,7 +100,7 @@ class CausalModel:
         """
         if self.fast and cache.is_written:
             return self._forward_fast(self.fast, tree, cache, num_logits)
-        return self.forward_seen(tree, cache, num_logits)[0]
+        return self.forward_eager(tree, cache, num_logits)[0]
 
     @torch.inference_mode()
     def _forward_fast(self, fast: FastForward, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
@@ -111,7 +111,7 @@ class CausalModel:
         return fast(tokens, step.positions, num_logits, cache.length, masks, *stores)
 
     @torch.inference_mode()
-    def forward_seen(
+    def forward_eager(
         self, tree: TokenTree, cache: KVCache, num_logits: int, incoming: Tensor | None = None
     ) -> tuple[Tensor, TreeStep]:
         """The model's own `forward`, and the step that says which layers have read the tree's visibility.

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lp.cache_files import folder
 from lp.model.causal import CausalModel
-from lp.model.checkpoint_info import CheckpointError, Description, describe, one_line
+from lp.model.checkpoint_info import CheckpointError, CheckpointInfo, one_line, read_checkpoint_info
 from lp.model.exactness import check_tree
 from lp.model.fast.choose import CompileMode, make_fast
 from lp.model.kernels import AttentionKind
@@ -38,7 +38,7 @@ class ModelSettings:
 
 
 @dataclass
-class Checkpoint(Description):
+class Checkpoint(CheckpointInfo):
     """A model that has been found exact, and what belongs to it."""
 
     model: CausalModel
@@ -79,7 +79,7 @@ def load(
     reader: reads a part of the model, for a rank that holds no more; None reads all of it.
     """
     dtype, device = pick_dtype(settings.dtype), pick_device(settings.device)
-    path, known = os.path.expanduser(settings.path), describe(settings.path, settings.max_length)
+    path, known = os.path.expanduser(settings.path), read_checkpoint_info(settings.path, settings.max_length)
     if reader is None:
         check_fits(path, known.config, dtype, device, known.max_length)
     model, layers = (reader or read_whole)(path, known.config, dtype, device)

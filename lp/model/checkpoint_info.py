@@ -43,7 +43,7 @@ class CheckpointError(ValueError):
 
 
 @dataclass
-class Description:
+class CheckpointInfo:
     """A checkpoint whose architecture is known to be exact.
 
     generation: the defaults of `generate`. max_length: positions that the model knows, or fewer if so wished. eos:
@@ -62,7 +62,7 @@ class Description:
         return self.config.get_text_config(decoder=True).vocab_size
 
 
-def describe(path: str, max_length: int | None = None) -> Description:
+def read_checkpoint_info(path: str, max_length: int | None = None) -> CheckpointInfo:
     """path: folder or hub id. max_length: None is the model's own limit. Raises CheckpointError,
     UnsupportedArchitecture or ValueError, each with one message for the user.
     """
@@ -75,7 +75,7 @@ def describe(path: str, max_length: int | None = None) -> Description:
     _warn_of_ignored(generation, path)
     tokenizer = _read_tokenizer(path)
     name = Path(os.path.abspath(path)).name
-    return Description(name, config, tokenizer, generation, length, _eos(generation, config, tokenizer))
+    return CheckpointInfo(name, config, tokenizer, generation, length, _eos(generation, config, tokenizer))
 
 
 def _check_folder(path: str) -> None:

@@ -102,7 +102,7 @@ def _tree_logits(model: CausalModel, trunk: list[int], tree: TokenTree) -> tuple
     cache = model.make_cache(len(trunk) + len(tree))
     model.forward(chain(trunk), cache, num_logits=1)
     cache.keep(range(len(trunk)))
-    return model.forward_seen(tree, cache, num_logits=len(tree))
+    return model.forward_eager(tree, cache, num_logits=len(tree))
 
 
 @torch.inference_mode()

@@ -56,13 +56,13 @@ class LayerAttention:
     softcap: float | None = None
 
 
-def settle_kind(kind: AttentionKind, device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionKind:
+def resolve_kind(kind: AttentionKind, device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionKind:
     """What auto stands for; any other kind as it is. Raises UnsupportedAttention for one that cannot be used here."""
     if kind is AttentionKind.auto:
         usable = (AttentionKind.two_part, AttentionKind.flash, AttentionKind.varlen)
         return next((one for one in usable if not _obstacle(one, device, dtype, head_dim)), AttentionKind.sdpa)
     if obstacle := _obstacle(kind, device, dtype, head_dim):
-        instead = settle_kind(AttentionKind.auto, device, dtype, head_dim)
+        instead = resolve_kind(AttentionKind.auto, device, dtype, head_dim)
         raise UnsupportedAttention(
             f"attention={kind} cannot be used: {obstacle}; use attention=auto, which is {instead} here"
         )

@@ -68,11 +68,11 @@ class NoiseTable:
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
 
-    def of(self, positions: np.ndarray, quiet: np.ndarray) -> Tensor:
+    def of(self, positions: np.ndarray, greedy: np.ndarray) -> Tensor:
         """[R, V] the noise of R positions, zeros for rows that are quiet ([R] bool)."""
         slots = [
-            0 if is_quiet else self._slot(position)
-            for position, is_quiet in zip(positions.tolist(), quiet, strict=True)
+            0 if is_greedy else self._slot(position)
+            for position, is_greedy in zip(positions.tolist(), greedy, strict=True)
         ]
         return self._values[torch.tensor(slots, device=self._values.device)]
 

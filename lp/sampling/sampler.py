@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import FloatTensor, LongTensor, Tensor
 
-from lp.sampling.full_vocabulary import Chooser, Rows, Thorough
+from lp.sampling.full_vocabulary import Chooser, FullVocabulary, Rows
 from lp.sampling.noise import NoiseTable
 from lp.sampling.processors import RepetitionPenalty, biases, context_processors, warpers
 from lp.sampling.settings import Sampling
-from lp.sampling.shortlist import Truncation
+from lp.sampling.shortlist import Shortlist
 from lp.sampling.top_k import best_tokens
 from lp.tree import PREFIX, TokenTree
 from lp.verification import Answers
@@ -59,8 +59,8 @@ class Sampler:
         """
         if self.noise:
             self.noise.forget(before=len(tokens))
-        quiet = np.zeros(len(tree), dtype=bool) if tree.quiet is None else tree.quiet
-        rows = Rows(self._in_context(logits_RV, tree, tokens), tree.depths + len(tokens), quiet)
+        greedy = np.zeros(len(tree), dtype=bool) if tree.greedy is None else tree.greedy
+        rows = Rows(self._in_context(logits_RV, tree, tokens), tree.depths + len(tokens), greedy)
         packed = self._packed(logits_RV, rows, num_candidates, self.choosers(num_candidates))
         return Answers.unpack(packed, num_candidates)
 
@@ -68,8 +68,8 @@ class Sampler:
         """From the quick one to the thorough one."""
         num_tokens = min(max(1, num_candidates), self.vocab_size)
         if num_tokens not in self._choosers:
-            quick = truncations(self.sampling, self.vocab_size, num_tokens) if self.noise else []
-            self._choosers[num_tokens] = [*quick, Thorough(self.warpers, self.noise, num_tokens)]
+            quick = shortlists(self.sampling, self.vocab_size, num_tokens) if self.noise else []
+            self._choosers[num_tokens] = [*quick, FullVocabulary(self.warpers, self.noise, num_tokens)]
         return self._choosers[num_tokens]
 
     def scores(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Tensor:
@@ -131,7 +131,7 @@ def paths(tree: TokenTree, tokens: Sequence[int]) -> np.ndarray:
     return filled
 
 
-def truncations(sampling: Sampling, vocab_size: int, num_tokens: int) -> list[Truncation]:
+def shortlists(sampling: Sampling, vocab_size: int, num_tokens: int) -> list[Shortlist]:
     """Choosers that look among a row's best, fewest first; none where looking at everything takes no longer."""
     seed, temperature, top_k = sampling.seed, sampling.temperature, sampling.top_k
     top_p, min_p = sampling.top_p, sampling.min_p
@@ -140,7 +140,7 @@ def truncations(sampling: Sampling, vocab_size: int, num_tokens: int) -> list[Tr
         return []
     largest = vocab_size // (2 if top_p < 1 else 100)  # of the warpers only top-p sorts
     sizes = [size for size in SHORTLISTS if num_tokens <= size <= largest]
-    return [Truncation(size, seed, temperature, top_k, top_p, min_p, num_tokens) for size in sizes]
+    return [Shortlist(size, seed, temperature, top_k, top_p, min_p, num_tokens) for size in sizes]
 
 
 def _no_context(scores_RV: Tensor) -> LongTensor:

@@ -14,7 +14,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper
 
 from lp.sampling.full_vocabulary import Choice, Rows
 from lp.sampling.noise import gumbel_at
-from lp.sampling.top_k import shortlist
+from lp.sampling.top_k import top_tokens
 from lp.verification import NOT_A_TOKEN
 
 ROUNDING = 1e-5
@@ -23,11 +23,11 @@ FAR = 1e4
 """Puts tokens that may not be drawn behind those that may, in the order of their scores."""
 
 
-class Left(NamedTuple):
-    """What the warpers leave of a shortlist.
+class Truncated(NamedTuple):
+    """What the warpers leave of a top_tokens.
 
     scores: [R, N], -inf for what they drop. is_doubtful: [R, N] tokens of which it is not sure that they are left.
-    is_all: [R] bool, nothing is left of the tokens beyond the shortlist.
+    is_all: [R] bool, nothing is left of the tokens beyond the top_tokens.
     """
 
     scores: Tensor
@@ -35,7 +35,7 @@ class Left(NamedTuple):
     is_all: Tensor
 
 
-class Truncation:
+class Shortlist:
     """Gives the tokens that transformers' warpers and the noise give, for rows where the N best tokens tell.
 
     They do if a warper drops one of them: then it drops all that are worse.
@@ -54,12 +54,12 @@ class Truncation:
         self.num_tokens = num_tokens
 
     def __call__(self, rows: Rows) -> Choice:
-        tokens_RN, scores_RN, beyond = shortlist(rows.scores, self.num_best)
+        tokens_RN, scores_RN, beyond = top_tokens(rows.scores, self.num_best)
         scores_RN = scores_RN / self.temperature
         is_known_RN = scores_RN > beyond / self.temperature
         left = self._truncate(rows, tokens_RN, scores_RN, is_known_RN)
         noise_RN = gumbel_at(self.seed, rows.positions.tolist(), tokens_RN)
-        noise_RN[torch.from_numpy(rows.quiet).to(noise_RN.device)] = 0
+        noise_RN[torch.from_numpy(rows.greedy).to(noise_RN.device)] = 0
         order_RN = torch.where(left.scores.isneginf(), scores_RN - FAR, scores_RN + noise_RN)
         best_RK = order_RN.sort(dim=1, descending=True, stable=True).indices[:, : self.num_tokens]
         are_numbers_R = ~scores_RN.isnan().any(dim=1)
@@ -67,7 +67,7 @@ class Truncation:
         is_doubtful_R = left.is_doubtful.gather(1, best_RK[:, :1])[:, 0]
         return Choice(tokens_RK, left.is_all & ~is_doubtful_R | ~are_numbers_R)
 
-    def _truncate(self, rows: Rows, tokens_RN: Tensor, scores_RN: Tensor, is_known_RN: Tensor) -> Left:
+    def _truncate(self, rows: Rows, tokens_RN: Tensor, scores_RN: Tensor, is_known_RN: Tensor) -> Truncated:
         """is_known_RN: tokens that are better than every token left out; the others may have equals there."""
         no_context = cast(LongTensor, tokens_RN[:, :0])
         left_RN = scores_RN.masked_fill(~is_known_RN, -torch.inf)
@@ -81,7 +81,7 @@ class Truncation:
             left_RN, is_doubtful_RN = self._apply_top_p(left_RN, shares_RN)
         if self.min_p:
             left_RN = self.min_p(no_context, cast(FloatTensor, left_RN))
-        return Left(left_RN, is_doubtful_RN, is_all_R & (is_known_RN & left_RN.isneginf()).any(dim=1))
+        return Truncated(left_RN, is_doubtful_RN, is_all_R & (is_known_RN & left_RN.isneginf()).any(dim=1))
 
     def _shares(self, rows: Rows, tokens_RN: Tensor) -> Tensor:
         """[R, N] probabilities under the whole distribution."""

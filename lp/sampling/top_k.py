@@ -29,7 +29,7 @@ class Best(NamedTuple):
     are_numbers: Tensor
 
 
-class Shortlist(NamedTuple):
+class TopTokens(NamedTuple):
     """tokens: [R, N] int64 ascending, a row's N best. values: [R, N] their scores.
     beyond: [R, 1] no token that was left out is better; of tokens as good as that, some may have been left out.
     """
@@ -72,7 +72,7 @@ def _best_blocks(scores_RV: Tensor, num_blocks: int, num_tokens: int) -> tuple[T
     return torch.cat([values, scores_RV[:, num_blocks * BLOCK :]], dim=1), torch.cat([tokens, rest], dim=1)
 
 
-def shortlist(scores_RV: Tensor, num_tokens: int) -> Shortlist:
+def top_tokens(scores_RV: Tensor, num_tokens: int) -> TopTokens:
     """The N = num_tokens best tokens of each row, N < V. NaN counts as the best, and makes `beyond` NaN."""
     num_blocks = scores_RV.shape[1] // STRIDED_BLOCK
     if num_blocks > num_tokens:
@@ -82,7 +82,7 @@ def shortlist(scores_RV: Tensor, num_tokens: int) -> Shortlist:
         tokens = scores_RV.topk(num_tokens, dim=1, sorted=False).indices
     tokens = tokens.sort(dim=1).values
     values = scores_RV.gather(1, tokens)
-    return Shortlist(tokens, values, values.amin(dim=1, keepdim=True))
+    return TopTokens(tokens, values, values.amin(dim=1, keepdim=True))
 
 
 def _in_best_strided_blocks(scores_RV: Tensor, num_blocks: int, num_chosen: int) -> Tensor:

@@ -21,8 +21,8 @@ from torch.distributed import PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
 
 from parallel.comm.base import EpochOver, IsOver, RankLost, name_ranks, never
-from parallel.comm.roll_call import missing_ranks
-from parallel.comm.spin_wait import LIVENESS_S, Patience
+from parallel.comm.roll_call import find_missing_ranks
+from parallel.comm.spin_wait import LIVENESS_S, SpinWait
 
 _NCCL_LAST_RESORT_S = 30.0  # NCCL's own watchdog would end the process without a message: it must come after us
 _POLL_S = 20e-6
@@ -107,13 +107,13 @@ class GuardedGroup:
         kept = tensor.clone()
         self._guard(lambda: self._unsent.append((self._open().send([kept], to, 0), kept)))
         while self._unsent and (self._unsent[0][0].is_completed() or len(self._unsent) > _MOST_UNSENT):
-            self._guard(self._settle_oldest)
+            self._guard(self._await_oldest_message)
 
     def close(self) -> None:
         """Leaves the group once everything sent has left; may be called twice."""
         with suppress(RankLost):  # who is lost needs no message
             while self._unsent:
-                self._guard(self._settle_oldest)
+                self._guard(self._await_oldest_message)
         self._leave()
 
     def _abandon(self) -> None:
@@ -126,7 +126,7 @@ class GuardedGroup:
         self._unsent.clear()  # a message holds the connections, too
         self._group = None
 
-    def _settle_oldest(self) -> None:
+    def _await_oldest_message(self) -> None:
         """Waits until the message has left."""
         self._finish(self._unsent[0][0], self.timeout_s)
         self._unsent.popleft()
@@ -153,9 +153,9 @@ class GuardedGroup:
 
     def _await(self, is_done: Callable[[], bool]) -> None:
         """For what cannot be given up once it waits inside of torch."""
-        patience, next_look = Patience(), LIVENESS_S
+        spin_wait, next_look = SpinWait(), LIVENESS_S
         while not is_done():
-            waited = patience.pause()
+            waited = spin_wait.pause()
             if waited > next_look:
                 self._check_epoch()
                 next_look = waited + LIVENESS_S
@@ -191,7 +191,7 @@ class GuardedGroup:
         if self._group is not None and self.device.type == "cuda":
             self._group.abort()
         self._leave()
-        missing = tuple(self.ranks[place] for place in missing_ranks(self._store, self.rank, len(self.ranks)))
+        missing = tuple(self.ranks[place] for place in find_missing_ranks(self._store, self.rank, len(self.ranks)))
         cause = reason.splitlines()[0]
         if not missing:
             return RankLost(

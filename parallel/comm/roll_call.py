@@ -16,7 +16,7 @@ _PERIOD_S = 0.02
 _STORE_ANSWER_S = 1.0
 
 
-def missing_ranks(store: Store, rank: int, num_ranks: int) -> tuple[int, ...]:
+def find_missing_ranks(store: Store, rank: int, num_ranks: int) -> tuple[int, ...]:
     """Answers for this rank, then waits up to ROLL_CALL_S for the others; returns those that did not answer, ascending.
 
     A Store that does not answer counts as the loss of rank 0, which hosts it (or sits beside its host).

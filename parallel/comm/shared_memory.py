@@ -18,7 +18,7 @@ from parallel.comm.mailbox import SLOT_BYTES, Mailbox, Message
 from parallel.comm.peers import Peers
 from parallel.comm.rendezvous import await_keys
 from parallel.comm.shared_file import SharedFile
-from parallel.comm.spin_wait import LIVENESS_S, Patience
+from parallel.comm.spin_wait import LIVENESS_S, SpinWait
 from parallel.comm.traffic import Traffic
 
 _GATHER, _BROADCAST = 1, 2
@@ -104,10 +104,10 @@ class SharedMemoryExchange:
         return messages
 
     def _await(self, mailbox: Mailbox, rank: int, timeout_s: float) -> Message:
-        patience = Patience()
+        spin_wait = SpinWait()
         next_look = LIVENESS_S
         while (message := mailbox.read(rank, self._number)) is None:
-            waited = patience.pause()
+            waited = spin_wait.pause()
             if waited > next_look:
                 if self._is_over():
                     raise EpochOver

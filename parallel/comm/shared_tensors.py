@@ -20,7 +20,7 @@ from parallel.comm.base import never
 from parallel.comm.peers import Peers
 from parallel.comm.shared_file import SharedFile
 from parallel.comm.shared_memory import shared_path
-from parallel.comm.spin_wait import LIVENESS_S, Patience
+from parallel.comm.spin_wait import LIVENESS_S, SpinWait
 from parallel.comm.traffic import Traffic
 
 _SLOT_BYTES = 1 << 20  # of a round; larger tensors go in several
@@ -124,10 +124,10 @@ class SharedMemoryCollectives:
 
     def _wait(self, word: np.ndarray, number: int, place: int) -> None:
         """Until the word that rank `place` writes has come to `number`. Raises RankLost."""
-        patience = Patience()
+        spin_wait = SpinWait()
         next_look = LIVENESS_S
         while word[0] < number:
-            waited = patience.pause()
+            waited = spin_wait.pause()
             if waited > next_look:
                 self._check_present(word, number)
                 next_look = waited + LIVENESS_S

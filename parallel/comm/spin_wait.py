@@ -15,7 +15,7 @@ LONGEST_NAP_S = 0.005
 LIVENESS_S = 0.02  # how often a wait is the occasion to look whether there is anything left to wait for
 
 
-class Patience:
+class SpinWait:
     """One wait; call `pause` each time that the awaited write has not been seen."""
 
     def __init__(self) -> None:

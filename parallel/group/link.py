@@ -81,16 +81,16 @@ class Link:
                 return
 
 
-class Doorway:
-    """Where ranks connect. Each that knows the key is handed to `welcome`, in a thread of its own."""
+class Listener:
+    """Where ranks connect. Each that knows the key is handed to `on_connect`, in a thread of its own."""
 
-    def __init__(self, host: str, key: bytes, welcome: Callable[[Link], None]) -> None:
+    def __init__(self, host: str, key: bytes, on_connect: Callable[[Link], None]) -> None:
         """host: an address of this machine. Raises OSError."""
         self._key = key
-        self._welcome = welcome
+        self._on_connect = on_connect
         self._listener = socket.create_server((host, 0), backlog=128)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        threading.Thread(target=self._accept_all, name="doorway", daemon=True).start()
+        threading.Thread(target=self._accept_all, name="listener", daemon=True).start()
 
     def close(self) -> None:
         """Lets nobody in any more."""
@@ -115,4 +115,4 @@ class Doorway:
             log.debug("a connection was refused: %s", error)
             connection.close()
             return
-        self._welcome(Link(connection))
+        self._on_connect(Link(connection))

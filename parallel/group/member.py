@@ -56,11 +56,11 @@ class Member:
         self._current = 0
         self._commands: deque[tuple[int, Command]] = deque()
         self._end: Exception | None = None
-        self.say({"hello": {"rank": rank, "host": socket.gethostname(), "pid": os.getpid()}})
+        self.send({"hello": {"rank": rank, "host": socket.gethostname(), "pid": os.getpid()}})
         for run in (self._listen, self._say_alive):
             threading.Thread(target=run, name=f"member {run.__name__}", daemon=True).start()
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         self._link.send(message)
 
     def is_over(self) -> bool:
@@ -80,10 +80,10 @@ class Member:
                     self.serve_in(epoch, engine, channel, replayed)
                 return
             except EpochOver:
-                self.say({"left": epoch.number})
+                self.send({"left": epoch.number})
             except RankLost as error:
                 lost = [epoch.members[place] for place in error.ranks]
-                self.say({"lost": {"epoch": epoch.number, "ranks": lost, "reason": str(error)}})
+                self.send({"lost": {"epoch": epoch.number, "ranks": lost, "reason": str(error)}})
 
     def next_epoch(self) -> Epoch:
         """Waits for an epoch that has not begun yet. Raises Fenced and FrontEndGone."""
@@ -103,9 +103,9 @@ class Member:
 
         def emit(progress: Progress) -> None:
             if channel.is_leader:
-                self.say({"progress": progress.to_dict(), "epoch": epoch.number})
+                self.send({"progress": progress.to_dict(), "epoch": epoch.number})
 
-        self.say({"joined": epoch.number})
+        self.send({"joined": epoch.number})
         for progress in replayed:
             emit(progress)
         loop.run(engine, channel, self if channel.is_leader else None, emit)
@@ -145,5 +145,5 @@ class Member:
 
     def _say_alive(self) -> None:
         while self._end is None:
-            self.say({"alive": {}})
+            self.send({"alive": {}})
             time.sleep(ALIVE_S)

@@ -13,7 +13,7 @@ from lp.runner import ForwardRunner
 from lp.tree import TokenTree
 from lp.verification import Answers
 from parallel.comm.channel import Channel
-from parallel.runners.partition import Shares
+from parallel.runners.partition import TreePartitioner
 
 
 class LookaheadParallel(ForwardRunner):
@@ -29,7 +29,7 @@ class LookaheadParallel(ForwardRunner):
         self.channel = channel
         self.ranks_per_replica = ranks_per_replica
         self.num_parts = channel.num_ranks // ranks_per_replica
-        self._shares: defaultdict[str, Shares] = defaultdict(lambda: Shares(self.num_parts))
+        self._partitioners: defaultdict[str, TreePartitioner] = defaultdict(lambda: TreePartitioner(self.num_parts))
         """Of the sequences that have had a step: some may have been opened by the runner of an earlier epoch."""
 
     @property
@@ -41,11 +41,11 @@ class LookaheadParallel(ForwardRunner):
 
     def close(self, sequence: Sequence) -> None:
         self.inner.close(sequence)
-        self._shares.pop(sequence.id, None)
+        self._partitioners.pop(sequence.id, None)
 
     def forward(self, sequence: Sequence, tree: TokenTree) -> Answers:
         """Every replica's answers for its part, merged; of a row in several parts the lowest rank's answer counts."""
-        parts = self._shares[sequence.id].split(tree, sequence.tokens)
+        parts = self._partitioners[sequence.id].split(tree, sequence.tokens)
         mine = self.inner.forward(sequence, tree.take(parts[self.channel.rank // self.ranks_per_replica])).pack()
         largest = max(len(part) for part in parts)
         payload = np.zeros((largest, mine.shape[1]), dtype=np.int32)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from lp.tree import TokenTree, chain, descend
 
 
-class Shares:
+class TreePartitioner:
     """How the trees of one sequence are split, step after step. Tokens that were accepted from a part of one replica
     are a trunk that the others have yet to compute, and those get so much less of the next tree.
     """

@@ -17,7 +17,7 @@ from torch import Tensor
 from lp.model.causal import CausalModel
 from lp.model.kv_cache import KVCache
 from lp.request import Sequence
-from lp.runner import Residence
+from lp.runner import SequenceState
 from lp.sampling.sampler import Sampler
 from lp.tree import TokenTree
 from lp.verification import Answers
@@ -44,32 +44,32 @@ class PipelineParallel:
         self.channel = channel
         self.prefill_chunk = prefill_chunk
         self.depth = pipeline.num_ranks
-        self.residences: dict[str, Residence] = {}
+        self.states: dict[str, SequenceState] = {}
         self._awaited: deque[tuple[str, int]] = deque()
         """Steps under way whose results the last stage has yet to send: sequence, length of the message."""
         self._results: dict[str, np.ndarray] = {}
 
     @property
     def cache_bytes(self) -> int:
-        return sum(residence.cache.num_bytes for residence in self.residences.values())
+        return sum(state.cache.num_bytes for state in self.states.values())
 
     def open(self, sequence: Sequence) -> None:
         model = self.model
         sampler = Sampler(sequence.sampling, sequence.prompt_length, model.eos, model.vocab_size, str(model.device))
-        self.residences[sequence.id] = Residence(model.make_cache(len(sequence.tokens) + 1), sampler)
+        self.states[sequence.id] = SequenceState(model.make_cache(len(sequence.tokens) + 1), sampler)
 
     def close(self, sequence: Sequence) -> None:
-        del self.residences[sequence.id]
+        del self.states[sequence.id]
 
     def start(self, sequence: Sequence, tree: TokenTree) -> None:
         """Computes this stage's layers; waits for the stage before, but not for answers."""
-        residence = self.residences[sequence.id]
-        for part in residence.catch_up(sequence.tokens, self.prefill_chunk):
-            self._forward(part, residence.cache, num_logits=1)
-        rows = residence.hang(tree, sequence.tokens)
-        logits, headers = self._forward(rows, residence.cache, len(tree), sequence.fingerprint)
+        state = self.states[sequence.id]
+        for part in state.prefill(sequence.tokens, self.prefill_chunk):
+            self._forward(part, state.cache, num_logits=1)
+        rows = state.attach(tree, sequence.tokens)
+        logits, headers = self._forward(rows, state.cache, len(tree), sequence.fingerprint)
         if self._is_last:
-            answers = residence.sampler.answers(logits, tree, sequence.tokens, sequence.num_candidates)
+            answers = state.sampler.answers(logits, tree, sequence.tokens, sequence.num_candidates)
             self._publish(sequence, np.concatenate([headers.ravel(), answers.pack().ravel()]))
         else:
             self._awaited.append((sequence.id, headers.size + len(tree) * _num_columns(sequence)))
@@ -100,7 +100,7 @@ class PipelineParallel:
         if not self._is_first:
             headers, incoming = self._receive_hidden(len(tree))
         headers[self.pipeline.rank] = self.channel.header(fingerprint)
-        logits, step = self.model.forward_seen(tree, cache, num_logits if self._is_last else 1, incoming)
+        logits, step = self.model.forward_eager(tree, cache, num_logits if self._is_last else 1, incoming)
         if not self._is_last:
             assert step.outgoing is not None, "a stage before the last has stand-ins for later layers"
             self._send_hidden(headers, step.outgoing)

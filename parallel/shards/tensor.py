@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from lp.model.checkpoint import Reader
 from lp.model.exactness import UnsupportedArchitecture
 from parallel.comm.collectives import Collectives
-from parallel.shards.weight_files import Stretch
+from parallel.shards.weight_files import Shard
 from parallel.shards.weights import empty_model, fill, name_of
 
 COLUMN, ROW = "colwise", "rowwise"
@@ -38,7 +38,7 @@ def read_sharded(collectives: Collectives) -> Reader:
         check_degree(config, collectives.num_ranks)
         model = empty_model(config, dtype)
         styles = plan(model, collectives.num_ranks)
-        fill(model, path, dtype, device, stretches(model, styles, collectives.rank, collectives.num_ranks))
+        fill(model, path, dtype, device, shards(model, styles, collectives.rank, collectives.num_ranks))
         connect(model, styles, collectives)
         return model, list(range(config.get_text_config(decoder=True).num_hidden_layers))
 
@@ -117,7 +117,7 @@ def _embeddings(model: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
     return embedding, head
 
 
-def stretches(model: nn.Module, styles: Mapping[str, str], rank: int, degree: int) -> dict[str, Stretch]:
+def shards(model: nn.Module, styles: Mapping[str, str], rank: int, degree: int) -> dict[str, Shard]:
     """What a rank holds of the parameters of split modules. Raises ValueError for a size that does not divide."""
     found = {}
     for name, style in styles.items():
@@ -131,7 +131,7 @@ def stretches(model: nn.Module, styles: Mapping[str, str], rank: int, degree: in
                     f"parallel.tp={degree} does not divide {name}, which has {tensor.shape[dim]} "
                     f"{'outputs' if along_rows else 'inputs'}: use a degree that does, or parallel=lp"
                 )
-            found[f"{name}.{parameter}"] = Stretch(dim, rank, degree)
+            found[f"{name}.{parameter}"] = Shard(dim, rank, degree)
     return found
 
 

@@ -28,7 +28,7 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Shard:
     """The `index`-th of `count` equal stretches of a tensor along a dimension."""
 
     dim: int
@@ -72,7 +72,7 @@ class WeightFiles:
         return {name: key for key, (name, converter) in renamed.items() if converter is None}
 
     def read(
-        self, key: str, expected: Sequence[int], stretch: Stretch | None, dtype: torch.dtype, device: torch.device
+        self, key: str, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         """A tensor, or a stretch of it, in memory of its own; what is not floating point keeps its dtype.
 
@@ -84,7 +84,7 @@ class WeightFiles:
                 f"the weights of {self.path!r} do not fit its config.json: {key} has shape {list(part.get_shape())}, "
                 f"not {list(expected)}"
             )
-        view = part[stretch.bounds(expected) if stretch else ...]  # perhaps of the whole mapped file
+        view = part[shard.bounds(expected) if shard else ...]  # perhaps of the whole mapped file
         dtype = dtype if view.is_floating_point() else view.dtype
         return torch.empty(view.shape, dtype=dtype, device=device).copy_(view)
 

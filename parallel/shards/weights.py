@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lp.model.checkpoint_info import CheckpointError
-from parallel.shards.weight_files import Stretch, WeightFiles
+from parallel.shards.weight_files import Shard, WeightFiles
 
 
 def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -36,19 +36,19 @@ def fill(
     path: str,
     dtype: torch.dtype,
     device: torch.device,
-    stretches: Mapping[str, Stretch] | None = None,
+    shards: Mapping[str, Shard] | None = None,
 ) -> None:
     """Gives every parameter of an empty model its memory and content.
 
-    path: folder or hub id. stretches: what is held of the tensors that are not held whole, by the parameter's name.
+    path: folder or hub id. shards: what is held of the tensors that are not held whole, by the parameter's name.
     Raises CheckpointError.
     """
-    stretches = stretches or {}
-    read: dict[tuple[str, Stretch | None], Tensor] = {}
+    shards = shards or {}
+    read: dict[tuple[str, Shard | None], Tensor] = {}
     with WeightFiles(path) as files:
         keys = _keys(model, files)
         for name, tensor in list(model.state_dict().items()):
-            wanted = keys[name], stretches.get(name)
+            wanted = keys[name], shards.get(name)
             if wanted not in read:
                 read[wanted] = files.read(wanted[0], tensor.shape, wanted[1], dtype, device)
             _assign(model, name, read[wanted])

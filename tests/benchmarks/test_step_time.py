@@ -54,7 +54,7 @@ def test_a_checkpoint_is_measured_and_taken_apart(
     assert [(point["way"], point["cached"], point["rows"]) for point in figures["points"]] == places
     lines = [json.loads(line) for line in next(output.glob("*.jsonl")).read_text().splitlines()]
     assert all(len(line["seconds"]) == 4 and min(line["seconds"]) > 0 for line in lines) and len(lines) == len(places)
-    assert len(figures["splits"]) == 8  # two ways, two lengths, one row and 64
+    assert len(figures["splits"]) == 8  # two variants, two lengths, one row and 64
     for one in figures["splits"]:
         parts = [one["attention"], one["products"], one["head"]]
         assert min(parts) > 0 and sum(parts) + one["rest"] == pytest.approx(one["whole"])
@@ -86,7 +86,7 @@ def test_more_positions_than_a_checkpoint_has_are_refused(
 def test_a_model_that_can_be_run_in_no_way_ends_the_program(
     run: Callable[..., Path], checkpoint_folder: Callable[[str], Path]
 ) -> None:
-    with pytest.raises(SystemExit, match=r"in none of these ways:\nattention flash"):
+    with pytest.raises(SystemExit, match=r"in none of these variants:\nattention flash"):
         run("--model", str(checkpoint_folder("llama")), "--attention", "flash", "--compile", "off", "--rows", "1")
 
 

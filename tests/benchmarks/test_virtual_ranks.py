@@ -19,7 +19,7 @@ from launch.sweep.settings import BenchSettings
 from lp import Engine, Lookahead, Sampling, Stopping
 from lp.model.checkpoint import ModelSettings, load
 from parallel.comm.channel import HEADER
-from parallel.runners.partition import Shares
+from parallel.runners.partition import TreePartitioner
 from parallel.shards.tensor import read_sharded
 
 PROMPT = [(3 + 7 * i) % 41 + 2 for i in range(20)]
@@ -41,7 +41,7 @@ def test_parts_are_those_of_lookahead_parallelism(num_ranks: int, llama: Engine)
     alone = llama.generate(PROMPT, decode=HOW, sampling=Sampling(temperature=0.0, seed=0), stopping=Stopping(24))
     assert completion.token_ids == alone.token_ids
     assert len(runner.steps) == completion.stats.steps
-    shares = Shares(num_ranks)
+    shares = TreePartitioner(num_ranks)
     parts = [shares.split(step.tree, runner.sequence.tokens[: step.length]) for step in runner.steps]
     for step, shared in zip(runner.steps, parts, strict=True):
         largest = max(map(len, shared))

@@ -51,7 +51,7 @@ def test_size_and_card() -> None:
 
 def test_all_methods_give_the_text_of_generate(engine: Engine) -> None:
     model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
-    prompt = torch.tensor([engine.preparation.encode(PROMPT)])
+    prompt = torch.tensor([engine.request_builder.encode(PROMPT)])
     expected = model.generate(prompt, max_new_tokens=64, do_sample=False)[0, prompt.shape[1] :].tolist()
     for decode in (Autoregressive(), Jacobi(), PromptLookup(), Lookahead(), Lookahead(15, 5, 15)):
         completion = engine.generate(PROMPT, max_new_tokens=64, decode=decode, sampling=Sampling(seed=1))

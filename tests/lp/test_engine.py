@@ -24,7 +24,7 @@ def test_requests_take_turns_and_do_not_disturb_each_other(llama: Engine) -> Non
     order: list[str] = []
     for number, prompt in enumerate(prompts):
         stopping = Stopping(max_new_tokens=20)
-        llama.submit(llama.preparation.request(prompt, Lookahead(), GREEDY, stopping, request_id=str(number)))
+        llama.submit(llama.request_builder.build(prompt, Lookahead(), GREEDY, stopping, request_id=str(number)))
     while not llama.is_idle:
         progress = llama.step()
         tokens.setdefault(progress.request_id, []).extend(progress.tokens)
@@ -64,7 +64,7 @@ def test_steps_of_several_requests_under_way_at_once(llama: Engine) -> None:
     engine = Engine(llama.checkpoint, runner)
     for number, prompt in enumerate(prompts):
         stopping = Stopping(max_new_tokens=12)
-        engine.submit(engine.preparation.request(prompt, Lookahead(), GREEDY, stopping, request_id=str(number)))
+        engine.submit(engine.request_builder.build(prompt, Lookahead(), GREEDY, stopping, request_id=str(number)))
     assert engine.step().request_id == "0" and runner.under_way == ["1"]
     assert engine.cancel("1") and runner.under_way == []  # one whose step is under way
     assert engine.cancel("3") and engine.num_running == 2  # one that has not begun
@@ -73,7 +73,7 @@ def test_steps_of_several_requests_under_way_at_once(llama: Engine) -> None:
         progress = engine.step()
         tokens.setdefault(progress.request_id, []).extend(progress.tokens)
     assert tokens["0"] == alone[0][-len(tokens["0"]) :] and tokens["2"] == alone[2]
-    assert runner.most == 2 and not runner.residences
+    assert runner.most == 2 and not runner.states
 
 
 def test_streams_side_by_side(llama: Engine) -> None:

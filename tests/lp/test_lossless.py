@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
 from lp.methods import DecodeSettings
 from lp.request import Completion
-from lp.request_builder import Preparation
+from lp.request_builder import RequestBuilder
 from lp.runner import SingleDevice
 from tests.models import ARCHITECTURES, CONTEXT, SLIDING_WINDOW, VOCAB_SIZE, generate_greedily
 
@@ -109,7 +109,7 @@ def test_each_source_of_auto_alone(temperature: float, source: str, llama: Engin
     expected = llama.generate(prompt, decode=Autoregressive(), sampling=sampling, stopping=stopping).token_ids
     accepted: Counter[str] = Counter()
     for _ in range(2):
-        request = llama.preparation.request(prompt, auto, sampling, stopping, owner="ann")
+        request = llama.request_builder.build(prompt, auto, sampling, stopping, owner="ann")
         completion = Completion()
         llama.submit(request)
         while completion.finish_reason is None:
@@ -130,7 +130,7 @@ def test_long_prompts_are_read_in_chunks(
         prompt = make_prompt(length)
         expected = generate_greedily(reference_of(architecture), prompt, 16)
         for chunk in (7, 64, length - 1, length):
-            engine = Engine(checkpoint, SingleDevice(checkpoint.model, chunk), Preparation(checkpoint))
+            engine = Engine(checkpoint, SingleDevice(checkpoint.model, chunk), RequestBuilder(checkpoint))
             assert decode(engine, prompt, Lookahead(7, 5, 7), 16) == expected, (length, chunk)
 
 

@@ -13,19 +13,19 @@ from transformers import GenerationConfig
 from lp import Auto, Autoregressive, DecodeLimits, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping, methods
 from lp.methods import DecodeSettings
 from lp.request import Request
-from lp.request_builder import Preparation
+from lp.request_builder import RequestBuilder
 from lp.sampling.settings import LARGEST_SEED
 from tests.models import BOS, CONTEXT, EOS, VOCAB_SIZE
 
 
 @pytest.fixture
-def preparation(llama: Engine) -> Preparation:
-    return Preparation(llama.checkpoint)
+def request_builder(llama: Engine) -> RequestBuilder:
+    return RequestBuilder(llama.checkpoint)
 
 
-def test_defaults_are_filled_in(preparation: Preparation) -> None:
-    request = preparation.request("def f(x):")
-    assert request.prompt == preparation.checkpoint.tokenizer.encode("def f(x):")
+def test_defaults_are_filled_in(request_builder: RequestBuilder) -> None:
+    request = request_builder.build("def f(x):")
+    assert request.prompt == request_builder.checkpoint.tokenizer.encode("def f(x):")
     assert request.decode == Auto()
     assert request.stopping.max_new_tokens == CONTEXT - len(request.prompt)
     left_open = {f.name for f in dataclasses.fields(Sampling) if getattr(request.sampling, f.name) is None}
@@ -33,23 +33,23 @@ def test_defaults_are_filled_in(preparation: Preparation) -> None:
     assert request.sampling.temperature == 0.0
 
 
-def test_requests_have_numbers_and_draw_seeds(preparation: Preparation) -> None:
-    first, second = preparation.request("a"), preparation.request("a")
+def test_requests_have_numbers_and_draw_seeds(request_builder: RequestBuilder) -> None:
+    first, second = request_builder.build("a"), request_builder.build("a")
     assert first.id != second.id
     assert first.sampling.seed != second.sampling.seed
-    assert preparation.request("a", request_id="mine").id == "mine"
+    assert request_builder.build("a", request_id="mine").id == "mine"
 
 
 def test_a_request_wins_over_the_server_and_the_server_over_the_checkpoint(llama: Engine) -> None:
-    preparation = Preparation(llama.checkpoint, Jacobi(3), Sampling(temperature=0.5, top_k=7, seed=11))
-    assert preparation.request("a").decode == Jacobi(3)
-    sampling = preparation.request("a", PromptLookup(), Sampling(top_k=9, top_p=0.5)).sampling
+    request_builder = RequestBuilder(llama.checkpoint, Jacobi(3), Sampling(temperature=0.5, top_k=7, seed=11))
+    assert request_builder.build("a").decode == Jacobi(3)
+    sampling = request_builder.build("a", PromptLookup(), Sampling(top_k=9, top_p=0.5)).sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (0.5, 9, 0.5, 11)
 
 
-def test_what_one_request_changes_no_other_sees(preparation: Preparation) -> None:
-    preparation.request("a").sampling.logit_bias[3] = 5.0
-    assert preparation.request("a").sampling.logit_bias == {}
+def test_what_one_request_changes_no_other_sees(request_builder: RequestBuilder) -> None:
+    request_builder.build("a").sampling.logit_bias[3] = 5.0
+    assert request_builder.build("a").sampling.logit_bias == {}
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_the_checkpoints_generation_config_gives_defaults(config: dict[str, Any]
         ("x" * (CONTEXT + 5), f"the prompt has {CONTEXT + 5} tokens"),
     ],
 )
-def test_prompts_that_cannot_be_used(preparation: Preparation, prompt: Any, message: str) -> None:
+def test_prompts_that_cannot_be_used(request_builder: RequestBuilder, prompt: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        preparation.request(prompt)
+        request_builder.build(prompt)
 
 
 @pytest.mark.parametrize(
@@ -112,11 +112,11 @@ def test_prompts_that_cannot_be_used(preparation: Preparation, prompt: Any, mess
         (Sampling(logit_bias={3: math.nan}), "logit_bias of token 3 is nan"),
     ],
 )
-def test_sampling_out_of_range(preparation: Preparation, sampling: Sampling, message: str) -> None:
+def test_sampling_out_of_range(request_builder: RequestBuilder, sampling: Sampling, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        preparation.request("a", sampling=sampling)
+        request_builder.build("a", sampling=sampling)
     with pytest.raises(ValueError, match=message):
-        Preparation(preparation.checkpoint, sampling=sampling)
+        RequestBuilder(request_builder.checkpoint, sampling=sampling)
 
 
 @pytest.mark.parametrize(
@@ -135,31 +135,31 @@ def test_sampling_out_of_range(preparation: Preparation, sampling: Sampling, mes
         (Lookahead(128, 32, 200), "up to 10169 rows a step, more than the limit of 4096; use a smaller"),
     ],
 )
-def test_decode_settings_out_of_range(preparation: Preparation, settings: DecodeSettings, message: str) -> None:
+def test_decode_settings_out_of_range(request_builder: RequestBuilder, settings: DecodeSettings, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        preparation.request("a", settings)
+        request_builder.build("a", settings)
     with pytest.raises(ValueError, match=message):
-        Preparation(preparation.checkpoint, settings)
+        RequestBuilder(request_builder.checkpoint, settings)
 
 
 def test_limits_are_the_servers(llama: Engine) -> None:
-    preparation = Preparation(llama.checkpoint, Autoregressive(), limits=DecodeLimits(window=4))
-    preparation.request("a", Lookahead(window=4))
+    request_builder = RequestBuilder(llama.checkpoint, Autoregressive(), limits=DecodeLimits(window=4))
+    request_builder.build("a", Lookahead(window=4))
     with pytest.raises(ValueError, match=r"decode.window=5 .* from 1 to 4"):
-        preparation.request("a", Lookahead(window=5))
+        request_builder.build("a", Lookahead(window=5))
 
 
-def test_more_new_tokens_than_there_is_room_for(preparation: Preparation) -> None:
+def test_more_new_tokens_than_there_is_room_for(request_builder: RequestBuilder) -> None:
     message = f"10 tokens and max_new_tokens={CONTEXT} do not fit .* ask for at most {CONTEXT - 10} new tokens"
     with pytest.raises(ValueError, match=message):
-        preparation.request([5] * 10, stopping=Stopping(max_new_tokens=CONTEXT))
-    exact = preparation.request([5] * 10, stopping=Stopping(max_new_tokens=CONTEXT - 10))
+        request_builder.build([5] * 10, stopping=Stopping(max_new_tokens=CONTEXT))
+    exact = request_builder.build([5] * 10, stopping=Stopping(max_new_tokens=CONTEXT - 10))
     assert exact.stopping.max_new_tokens == CONTEXT - 10
 
 
-def test_more_tokens_at_least_than_at_most(preparation: Preparation) -> None:
+def test_more_tokens_at_least_than_at_most(request_builder: RequestBuilder) -> None:
     with pytest.raises(ValueError, match="min_new_tokens=6 is more than max_new_tokens=5"):
-        preparation.request("a", sampling=Sampling(min_new_tokens=6), stopping=Stopping(max_new_tokens=5))
+        request_builder.build("a", sampling=Sampling(min_new_tokens=6), stopping=Stopping(max_new_tokens=5))
 
 
 def test_the_last_place_in_the_context_can_be_filled(llama: Engine) -> None:
@@ -176,10 +176,10 @@ def test_special_tokens_may_be_prompts(llama: Engine) -> None:
     [Autoregressive(), Jacobi(3), PromptLookup(3, 4, False), Lookahead(3, 4, 5, window_drafts=False)],
     ids=lambda settings: settings.method,
 )
-def test_a_request_crosses_ranks_as_json(preparation: Preparation, settings: DecodeSettings) -> None:
+def test_a_request_crosses_ranks_as_json(request_builder: RequestBuilder, settings: DecodeSettings) -> None:
     sampling = Sampling(temperature=0.7, logit_bias={3: -1.5, 4: 2.0}, seed=LARGEST_SEED, logprobs=2)
     stopping = Stopping(9, ["é\n", "</x>"], [7], ignore_eos=True)
-    request = preparation.request("héllo 😀", settings, sampling, stopping)
+    request = request_builder.build("héllo 😀", settings, sampling, stopping)
     assert Request.from_dict(json.loads(json.dumps(request.to_dict()))) == request
 
 

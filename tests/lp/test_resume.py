@@ -34,7 +34,7 @@ def engine(llama: Engine) -> Engine:
 
 def request_of(engine: Engine, decode: DecodeSettings, sampling: Sampling, name: str = "it", **stopping) -> Request:
     stop = Stopping(NUM_TOKENS, **{"ignore_eos": True, **stopping})
-    return engine.preparation.request(PROMPT, decode, sampling, stop, request_id=name)
+    return engine.request_builder.build(PROMPT, decode, sampling, stop, request_id=name)
 
 
 def finish(engine: Engine, name: str, done: Completion) -> Completion:
@@ -76,7 +76,7 @@ def test_tokens_and_text_are_those_of_the_undisturbed_run(
             done = finish(another, "it", taken_up(replayed))
             assert (done.token_ids, done.text) == (expected.token_ids, expected.text), (num_known, caches_stay)
             assert done.stats.tokens == NUM_TOKENS
-            assert another.is_idle and not runner.residences
+            assert another.is_idle and not runner.states
 
 
 def test_a_step_that_was_given_up_leaves_nothing_behind(engine: Engine) -> None:
@@ -99,7 +99,7 @@ def test_an_end_among_the_tokens_ends_the_request(engine: Engine) -> None:
     cut = request_of(engine, Autoregressive(), GREEDY, stop=[stop])
     (replayed,) = engine.resume(engine.runner, [(cut, expected.token_ids)], None)
     assert replayed.finish_reason == "stop" and replayed.text == expected.text[: expected.text.find(stop)]
-    assert engine.is_idle and not engine.runner.residences  # type: ignore[attr-defined]
+    assert engine.is_idle and not engine.runner.states  # type: ignore[attr-defined]
 
 
 def test_requests_that_are_not_named_are_dropped_and_others_keep_their_turns(engine: Engine) -> None:
@@ -110,7 +110,7 @@ def test_requests_that_are_not_named_are_dropped_and_others_keep_their_turns(eng
     generated = {progress.request_id: progress.tokens for progress in (engine.step() for _ in names)}
     assert engine.generated() == generated
     engine.resume(engine.runner, [(requests[name], generated[name]) for name in ("c", "a")], None)
-    assert sorted(engine.runner.residences) == ["a", "c"]  # type: ignore[attr-defined]
+    assert sorted(engine.runner.states) == ["a", "c"]  # type: ignore[attr-defined]
     assert [engine.step().request_id for _ in range(4)] == ["c", "a", "c", "a"]
     assert engine.resume(engine.runner, [], None) == [] and engine.is_idle
 

@@ -65,12 +65,12 @@ def test_a_trunk_goes_above(seed: int) -> None:
     assert tree.under([]) is tree
 
 
-def test_rows_stay_quiet_under_a_trunk_which_is_not() -> None:
+def test_rows_stay_greedy_under_a_trunk_which_is_not() -> None:
     builder = TreeBuilder(1)
     builder.add(5, builder.add(6, 0))
-    quiet = builder.build(quiet_from=2).under([7, 8]).quiet
-    assert quiet is not None and quiet.tolist() == [False, False, False, False, True]
-    assert builder.build().under([7, 8]).quiet is None
+    greedy = builder.build(greedy_from=2).under([7, 8]).greedy
+    assert greedy is not None and greedy.tolist() == [False, False, False, False, True]
+    assert builder.build().under([7, 8]).greedy is None
 
 
 def test_rows_can_be_added_many_at_a_time() -> None:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from parallel.degrees import Mode, settle_degrees
+from parallel.degrees import Mode, resolve_degrees
 from parallel.mesh import Mesh, ParallelSettings, make_mesh
 
 
@@ -30,7 +30,7 @@ from parallel.mesh import Mesh, ParallelSettings, make_mesh
     ],
 )
 def test_degrees_are_settled(mode: str, given: dict[str, int], num_ranks: int, expected: dict[str, int]):
-    assert settle_degrees(Mode(mode), given, num_ranks) == expected
+    assert resolve_degrees(Mode(mode), given, num_ranks) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_impossible_degrees_are_refused_with_the_numbers(
     mode: str, given: dict[str, int], num_ranks: int, message: str
 ):
     with pytest.raises(ValueError, match=message):
-        settle_degrees(Mode(mode), given, num_ranks)
+        resolve_degrees(Mode(mode), given, num_ranks)
 
 
 def test_every_rank_has_a_place_of_its_own_and_its_peers_share_the_rest():

@@ -55,7 +55,7 @@ def make_fast(model: CausalModel, mode: CompileMode, folder: Path | None) -> Non
 
 def _compile(model: CausalModel, folder: Path | None) -> None:
     cache, trees = _cached(model), [chain([1]), _branching(model)]
-    own = [model.forward_seen(tree, cache, len(tree)) for tree in trees]
+    own = [model.forward_eager(tree, cache, len(tree)) for tree in trees]
     mask_keys = list(own[0][1].masks)
     make = _capture if model.device.type == "cuda" else partial(_compile_for_cpu, cache=cache, folder=folder)
     errors = [0.0]
@@ -97,7 +97,7 @@ def _capture(model: CausalModel, mask_keys: list[MaskKey], fresh: bool) -> FastF
 def _cached(model: CausalModel) -> KVCache:
     """A cache with a few tokens of made-up text."""
     cache = model.make_cache(capacity=32)
-    model.forward_seen(chain([token % model.vocab_size for token in range(3, 10)]), cache, num_logits=1)
+    model.forward_eager(chain([token % model.vocab_size for token in range(3, 10)]), cache, num_logits=1)
     cache.keep(range(7))
     return cache
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launch.cluster.demand import Demand, settle_demand
+from launch.cluster.demand import Demand, resolve_demand
 from launch.cluster.settings import Placement, RaySettings
 
 NODE = {"CPU": 8.0, "GPU": 2.0}
@@ -64,12 +64,12 @@ def test_what_is_missing_is_said_with_its_numbers(wanted: Demand, nodes: list, f
     ],
 )
 def test_device_is_settled_by_what_the_cluster_could_give(device: str, ranks: int, placement: str, settled: str):
-    assert settle_demand(ranks, 1.0, Placement(placement), device, [NODE, NODE]).device == settled
+    assert resolve_demand(ranks, 1.0, Placement(placement), device, [NODE, NODE]).device == settled
 
 
 def test_the_number_of_a_gpu_is_not_the_users_to_choose():
     with pytest.raises(ValueError, match=r"model\.device=cuda:1.*use model\.device=cuda$"):
-        settle_demand(1, 1.0, Placement.pack, "cuda:1", [NODE])
+        resolve_demand(1, 1.0, Placement.pack, "cuda:1", [NODE])
 
 
 @pytest.mark.parametrize(

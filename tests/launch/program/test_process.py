@@ -12,7 +12,7 @@ import atexit, gc
 from launch import process
 
 atexit.register(lambda: print(gc.get_freeze_count()))  # runs last
-process.settle_memory()
+process.freeze_heap()
 print(gc.get_freeze_count() > 1000)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -18,7 +18,7 @@ from launch.server.settings import ServerSettings
 from lp import Engine
 from lp.model.checkpoint import Checkpoint
 from lp.request import Sequence
-from lp.request_builder import Preparation
+from lp.request_builder import RequestBuilder
 from lp.runner import SingleDevice
 from lp.tree import TokenTree
 from lp.verification import Answers
@@ -87,7 +87,7 @@ class Running:
 @contextmanager
 def serving(checkpoint: Checkpoint, **settings) -> Iterator[Running]:
     gate = Gate(checkpoint)
-    engine = Engine(checkpoint, gate, Preparation(checkpoint))
+    engine = Engine(checkpoint, gate, RequestBuilder(checkpoint))
     typed = ServerSettings(**{"port": 0, **settings})
     server = Server(EngineBackend(engine, Channel(LocalExchange())), typed, bind(typed))
     exit_code: list[int] = []

@@ -17,10 +17,10 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from launch.sweep.handover import Handover
 from launch.sweep.html import write_report
-from launch.sweep.points import check_ranks, make_points, mode_of, num_ranks, order
+from launch.sweep.points import check_ranks, make_points, mode_of, num_ranks, schedule
 from launch.sweep.ranks import RankLogs, explain, share_cores, usable_cores
 from launch.sweep.records import Point, RankFigures, Run, Text
-from launch.sweep.settings import BenchSettings, check, from_plain, to_plain
+from launch.sweep.settings import BenchSettings, check, from_json_values, to_json_values
 from launch.sweep.store import SweepFolder, latest
 from launch.sweep.summary import summarise
 from launch.sweep.table import markdown, print_table
@@ -60,8 +60,8 @@ def test_a_point_is_known_by_what_decides_its_result() -> None:
 def test_settings_survive_the_way_to_the_ranks() -> None:
     there = settings("lp", Lookahead(3, 4, 5), ranks=2, concurrency=2, temperature=0.7)
     there.sampling.logit_bias = {5: 1.5}
-    back = from_plain(json.loads(json.dumps(to_plain(there))))
-    assert to_plain(back) == to_plain(there) and isinstance(back.decode, Lookahead)
+    back = from_json_values(json.loads(json.dumps(to_json_values(there))))
+    assert to_json_values(back) == to_json_values(there) and isinstance(back.decode, Lookahead)
 
 
 def test_ranks_and_modes() -> None:
@@ -91,10 +91,10 @@ def test_ranks_that_cannot_be_are_refused() -> None:
 def test_rounds_interleave_and_what_is_done_is_left_out() -> None:
     points = make_points([settings("single"), settings("lp", ranks=2)])
     a, b, c, d = (point.key for point in points)
-    assert [(n, p.key) for n, p in order(points, 2, set())] == [
+    assert [(n, p.key) for n, p in schedule(points, 2, set())] == [
         (0, a), (0, b), (0, c), (0, d), (1, b), (1, c), (1, d), (1, a),
     ]  # fmt: skip
-    assert [(n, p.key) for n, p in order(points, 2, {(a, 0), (b, 0), (c, 0), (d, 0), (c, 1)})] == [
+    assert [(n, p.key) for n, p in schedule(points, 2, {(a, 0), (b, 0), (c, 0), (d, 0), (c, 1)})] == [
         (1, b),
         (1, d),
         (1, a),

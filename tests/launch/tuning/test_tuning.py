@@ -68,7 +68,7 @@ PROBLEMS = [Problem(str(n), "code", text, None, f"line {n}") for n, text in enum
 
 
 def test_each_prompt_is_continued_twice_with_one_seed(llama: Engine) -> None:
-    requests = make_requests(llama.preparation, PROBLEMS, Stopping(8))
+    requests = make_requests(llama.request_builder, PROBLEMS, Stopping(8))
     assert [request.id for request in requests] == [
         f"{name} {method}" for name in ("warm-up", "0", "1") for method in ("auto", "autoregressive")
     ]
@@ -79,7 +79,7 @@ def test_each_prompt_is_continued_twice_with_one_seed(llama: Engine) -> None:
 
 def test_a_prompt_that_cannot_be_used_is_named(llama: Engine) -> None:
     with pytest.raises(ValueError, match=r"line 0: workload\.max_new_tokens=100000 leaves no room"):
-        make_requests(llama.preparation, PROBLEMS, Stopping(100_000))
+        make_requests(llama.request_builder, PROBLEMS, Stopping(100_000))
 
 
 def serve(trial: Trial, engine: Engine) -> None:
@@ -97,7 +97,7 @@ def serve(trial: Trial, engine: Engine) -> None:
 
 
 def test_steps_that_hold_a_prompt_do_not_count(llama: Engine) -> None:
-    requests = make_requests(llama.preparation, PROBLEMS, Stopping(8, ignore_eos=True))
+    requests = make_requests(llama.request_builder, PROBLEMS, Stopping(8, ignore_eos=True))
     ended: list[int] = []
     trial = Trial(requests, lambda: ended.append(1))
     serve(trial, llama)
@@ -110,7 +110,7 @@ def test_steps_that_hold_a_prompt_do_not_count(llama: Engine) -> None:
 
 
 def test_a_signal_ends_the_text_at_hand_and_leaves_out_the_rest(llama: Engine) -> None:
-    requests = make_requests(llama.preparation, PROBLEMS, Stopping(8, ignore_eos=True))
+    requests = make_requests(llama.request_builder, PROBLEMS, Stopping(8, ignore_eos=True))
     trial = Trial(requests, lambda: trial.interrupt(15) if len(trial.steps["auto"].rows) else None)
     serve(trial, llama)
     assert trial.interrupted_by == 15
@@ -119,7 +119,7 @@ def test_a_signal_ends_the_text_at_hand_and_leaves_out_the_rest(llama: Engine) -
 
 @pytest.mark.parametrize(("reason", "failed"), [("error", True), ("length", False)])
 def test_an_answer_that_is_no_number_ends_it(reason: FinishReason, failed: bool, llama: Engine) -> None:
-    requests = make_requests(llama.preparation, PROBLEMS, Stopping(8))
+    requests = make_requests(llama.request_builder, PROBLEMS, Stopping(8))
     trial = Trial(requests, lambda: None)
     trial.take(0.0)
     stats = llama.generate("def f(x):", max_new_tokens=2).stats

@@ -12,12 +12,12 @@ import pytest
 from lp import Engine
 from lp.cache_files import VARIABLE
 from lp.calibration import calibrate
-from lp.calibration.calibrate import settle_step_times
+from lp.calibration.calibrate import resolve_step_times
 from lp.calibration.measure import StepTimesSource
 from lp.step_cost import StepTimes
 
 
-class Settled:
+class Resolved:
     """Settles the step times of an engine in a cache of its own, with measurements that are made up and counted."""
 
     def __init__(self, engine: Engine, root: Path):
@@ -30,8 +30,8 @@ class Settled:
         self.num_measured += 1
         return StepTimes((1, 8), (0.001, 0.001 + self.num_measured / 1000))
 
-    def settle(self, source: str = "auto", most_rows: int = 8, mode: Any = "single") -> StepTimes | None:
-        return settle_step_times(
+    def resolve(self, source: str = "auto", most_rows: int = 8, mode: Any = "single") -> StepTimes | None:
+        return resolve_step_times(
             StepTimesSource(source), self.engine.checkpoint.model, self.engine.runner, most_rows, mode
         )
 
@@ -42,77 +42,77 @@ class Settled:
 
 
 @pytest.fixture
-def settled(llama: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settled:
+def resolved(llama: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resolved:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    made = Settled(llama, tmp_path)
+    made = Resolved(llama, tmp_path)
     monkeypatch.setattr(calibrate, "measure_step_times", made.measure)
     monkeypatch.setattr(calibrate, "still_holds", lambda *_: made.still_hold)
     return made
 
 
-def test_they_are_measured_once(settled: Settled, caplog: pytest.LogCaptureFixture) -> None:
+def test_they_are_measured_once(resolved: Resolved, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lookahead")
-    first = settled.settle()
-    assert (settled.settle(), settled.num_measured) == (first, 1)
-    assert settled.file.name.startswith("LlamaForCausalLM-float32-")
+    first = resolved.resolve()
+    assert (resolved.resolve(), resolved.num_measured) == (first, 1)
+    assert resolved.file.name.startswith("LlamaForCausalLM-float32-")
     assert caplog.text.count("measuring the time of a step") == 1
     assert caplog.text.count("1: 1.00, 8: 2.00") == 1
 
 
-def test_measured_anew_if_asked_and_kept(settled: Settled) -> None:
-    settled.settle()
-    anew = settled.settle("measure")
-    assert settled.num_measured == 2 and anew is not None and anew.seconds[-1] == 0.003
-    assert settled.settle() == anew
+def test_measured_anew_if_asked_and_kept(resolved: Resolved) -> None:
+    resolved.resolve()
+    anew = resolved.resolve("measure")
+    assert resolved.num_measured == 2 and anew is not None and anew.seconds[-1] == 0.003
+    assert resolved.resolve() == anew
 
 
-def test_figures_that_hold_no_more_are_replaced(settled: Settled) -> None:
-    first = settled.settle()
-    settled.still_hold = False
-    anew = settled.settle()
-    settled.still_hold = True
-    assert settled.num_measured == 2 and anew != first
-    assert settled.settle() == anew
+def test_figures_that_hold_no_more_are_replaced(resolved: Resolved) -> None:
+    first = resolved.resolve()
+    resolved.still_hold = False
+    anew = resolved.resolve()
+    resolved.still_hold = True
+    assert resolved.num_measured == 2 and anew != first
+    assert resolved.resolve() == anew
 
 
-def test_off_is_none_and_leaves_no_trace(settled: Settled) -> None:
-    assert settled.settle("off") is None
-    assert (settled.num_measured, list(settled.root.iterdir())) == (0, [])
+def test_off_is_none_and_leaves_no_trace(resolved: Resolved) -> None:
+    assert resolved.resolve("off") is None
+    assert (resolved.num_measured, list(resolved.root.iterdir())) == (0, [])
 
 
 @pytest.mark.parametrize("change", [{"most_rows": 9}, {"mode": [{"lp": 2}, 2, "auto", 0.0]}])
-def test_what_matters_has_figures_of_its_own(change: dict[str, Any], settled: Settled) -> None:
-    settled.settle()
-    settled.settle(**change)
-    assert settled.num_measured == 2
-    assert len(list((settled.root / "step-times").iterdir())) == 2
+def test_what_matters_has_figures_of_its_own(change: dict[str, Any], resolved: Resolved) -> None:
+    resolved.resolve()
+    resolved.resolve(**change)
+    assert resolved.num_measured == 2
+    assert len(list((resolved.root / "step-times").iterdir())) == 2
 
 
-def test_another_machine_or_model_has_figures_of_its_own(settled: Settled, monkeypatch: pytest.MonkeyPatch) -> None:
-    settled.settle()
+def test_another_machine_or_model_has_figures_of_its_own(resolved: Resolved, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved.resolve()
     monkeypatch.setattr(calibrate, "device_name", lambda device: "another processor")
-    settled.settle()
-    monkeypatch.setattr(settled.engine.checkpoint.model.model.config, "rope_theta", 1234.5, raising=False)
-    settled.settle()
-    assert settled.num_measured == 3
+    resolved.resolve()
+    monkeypatch.setattr(resolved.engine.checkpoint.model.model.config, "rope_theta", 1234.5, raising=False)
+    resolved.resolve()
+    assert resolved.num_measured == 3
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1, 2]", '{"rows": [1], "seconds": [-1]}', json.dumps({"a": "b"})])
 def test_a_corrupt_or_foreign_file_is_ignored_and_replaced(
-    content: str, settled: Settled, caplog: pytest.LogCaptureFixture
+    content: str, resolved: Resolved, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = settled.settle()
-    settled.file.write_text(content)
-    second = settled.settle()
+    first = resolved.resolve()
+    resolved.file.write_text(content)
+    second = resolved.resolve()
     assert caplog.text.count("is ignored") == 1
-    assert settled.num_measured == 2 and second != first
-    assert StepTimes.from_dict(json.loads(settled.file.read_text())) == second
+    assert resolved.num_measured == 2 and second != first
+    assert StepTimes.from_dict(json.loads(resolved.file.read_text())) == second
 
 
 def test_without_a_place_to_keep_them_they_are_measured_each_time(
-    settled: Settled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    resolved: Resolved, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(VARIABLE, "/dev/null/inside")
-    assert settled.settle() != settled.settle()
-    assert settled.num_measured == 2
+    assert resolved.resolve() != resolved.resolve()
+    assert resolved.num_measured == 2
     assert "nothing is kept for later runs" in caplog.text

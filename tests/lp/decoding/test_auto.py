@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lp.drafting.history import Experience
+from lp.drafting.history import DraftHistory
 from lp.methods import Auto
 from lp.step_cost import StepTimes
 from tests.lp.drafting.made_up import by_rule, counting, decode, sums, unguessable
@@ -43,9 +43,9 @@ def test_text_that_can_be_guessed_is_faster(curve: str) -> None:
 
 
 def test_it_takes_up_drafting_when_the_text_becomes_easy() -> None:
-    times, experience = CURVES["a CPU"], Experience(CURVES["a CPU"])
-    decode(unguessable, 400, Auto(), times, experience)
-    run = decode(counting, 300, Auto(), times, experience)
+    times, history = CURVES["a CPU"], DraftHistory(CURVES["a CPU"])
+    decode(unguessable, 400, Auto(), times, history)
+    run = decode(counting, 300, Auto(), times, history)
     assert times.at(1) * run.num_new / run.seconds > 1.5
 
 
@@ -87,10 +87,10 @@ def test_rows_bound_every_step(rows: int) -> None:
 
 def test_the_same_requests_in_the_same_order_give_the_same_states() -> None:
     def states() -> list[int]:
-        experience, found = Experience(CURVES["a CPU"]), list[int]()
+        history, found = DraftHistory(CURVES["a CPU"]), list[int]()
         for model in (sums, counting, unguessable):
             for temperature in (0.0, 0.7):
-                run = decode(model, 80, Auto(), None, experience, temperature=temperature, fingerprints=True)
+                run = decode(model, 80, Auto(), None, history, temperature=temperature, fingerprints=True)
                 found += run.fingerprints
         return found
 
@@ -100,22 +100,22 @@ def test_the_same_requests_in_the_same_order_give_the_same_states() -> None:
 
 
 def test_the_fingerprint_tells_what_was_learnt_before() -> None:
-    fresh, taught = Experience(), Experience()
-    decode(counting, 50, Auto(), experience=taught)
+    fresh, taught = DraftHistory(), DraftHistory()
+    decode(counting, 50, Auto(), history=taught)
     first, second = (
-        decode(counting, 30, Auto(), experience=known, fingerprints=True).fingerprints[0] for known in (fresh, taught)
+        decode(counting, 30, Auto(), history=known, fingerprints=True).fingerprints[0] for known in (fresh, taught)
     )
     assert first != second
 
 
 def test_a_new_request_begins_with_what_was_learnt_but_with_no_text_of_others() -> None:
-    experience = Experience()
+    history = DraftHistory()
     settings = with_sources("suffix_drafts", rows=16)
-    decode(counting, 300, settings, experience=experience)
-    estimates = experience.lessons(settings, 0.0).estimates
-    kinds = experience.lessons(settings, 0.0).kinds
+    decode(counting, 300, settings, history=history)
+    estimates = history.profile(settings, 0.0).estimates
+    kinds = history.profile(settings, 0.0).kinds
     assert estimates.probabilities != kinds.priors()
-    run = decode(counting, 30, settings, experience=experience, prompt=[40])
+    run = decode(counting, 30, settings, history=history, prompt=[40])
     assert set(run.rows) == {1}, "nothing of the first request's text is known to the second"
 
 
@@ -126,22 +126,22 @@ def test_a_new_request_begins_with_what_was_learnt_but_with_no_text_of_others() 
 def test_ngrams_are_shared_by_requests_of_one_owner_alone(
     first: str | None, second: str | None, shared: bool, is_known: bool
 ) -> None:
-    experience = Experience()
+    history = DraftHistory()
     settings = Auto(False, False, False, shared_drafts=shared, rows=16)
-    decode(sums, 200, settings, experience=experience, owner=first)
-    run = decode(sums, 200, settings, experience=experience, owner=second)
+    decode(sums, 200, settings, history=history, owner=first)
+    run = decode(sums, 200, settings, history=history, owner=second)
     assert (run.accepted["shared"] > 50) == is_known
     assert (run.tokens_per_step > 2) == is_known
 
 
 def test_owners_that_were_not_seen_for_long_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lp.drafting.history.MOST_OWNERS", 2)
-    experience = Experience()
+    history = DraftHistory()
     settings = Auto(False, False, False, shared_drafts=True, rows=16)
     for owner in ("ann", "bob", "cid"):
-        decode(sums, 100, settings, experience=experience, owner=owner)
-    assert len(experience.shared("cid")) and len(experience.shared("bob"))
-    assert not len(experience.shared("ann"))
+        decode(sums, 100, settings, history=history, owner=owner)
+    assert len(history.shared("cid")) and len(history.shared("bob"))
+    assert not len(history.shared("ann"))
 
 
 def test_a_prompt_of_one_token_will_do() -> None:

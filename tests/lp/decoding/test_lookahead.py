@@ -10,7 +10,7 @@ import pytest
 from lp import Auto, Autoregressive, Jacobi, Lookahead, PromptLookup
 from lp.decoding.base import Decoder
 from lp.decoding.lookahead import LookaheadDecoder, make_decoder
-from lp.drafting.history import Experience
+from lp.drafting.history import DraftHistory
 from lp.methods import DecodeSettings
 from lp.tree import TokenTree
 from lp.verification import Answers
@@ -22,7 +22,7 @@ METHODS: list[DecodeSettings] = [
 
 
 def decoder_of(settings: DecodeSettings, prompt: list[int], seed: int = 0) -> Decoder:
-    return make_decoder(settings, prompt, seed, 0.0, Experience())
+    return make_decoder(settings, prompt, seed, 0.0, DraftHistory())
 
 
 def answered(targets: list[int] | np.ndarray, num_candidates: int = 0) -> Answers:
@@ -147,7 +147,7 @@ def test_window_cells_are_quiet_if_the_paper_is_to_be_followed() -> None:
         decoder_of(Lookahead(3, 3, 2, position_noise=noise), PROMPT).plan(PROMPT, 50, 50) for noise in (True, False)
     )
     num_cells = 3
-    assert by_position.quiet is None and as_in_the_paper.quiet is not None
-    assert as_in_the_paper.quiet.tolist() == [False] * (len(as_in_the_paper) - num_cells) + [True] * num_cells
+    assert by_position.greedy is None and as_in_the_paper.greedy is not None
+    assert as_in_the_paper.greedy.tolist() == [False] * (len(as_in_the_paper) - num_cells) + [True] * num_cells
     part = as_in_the_paper.take([0, len(as_in_the_paper) - num_cells])
-    assert part.quiet is not None and part.quiet.tolist() == [False, True]
+    assert part.greedy is not None and part.greedy.tolist() == [False, True]

@@ -11,7 +11,7 @@ import numpy as np
 
 from lp.decoding.base import Decoder
 from lp.decoding.lookahead import make_decoder
-from lp.drafting.history import Experience
+from lp.drafting.history import DraftHistory
 from lp.methods import Auto
 from lp.step_cost import StepTimes
 from lp.tree import TokenTree
@@ -85,15 +85,15 @@ def decode(
     num_tokens: int,
     settings: Auto,
     times: StepTimes | None = None,
-    experience: Experience | None = None,
+    history: DraftHistory | None = None,
     owner: str | None = None,
     prompt: list[int] = PROMPT,
     temperature: float = 0.0,
     fingerprints: bool = False,
 ) -> Run:
     """Runs a decoder until there are so many new tokens, and checks that they are those of the model."""
-    experience = experience or Experience(times)
-    decoder: Decoder = make_decoder(settings, prompt, 0, temperature, experience, owner)
+    history = history or DraftHistory(times)
+    decoder: Decoder = make_decoder(settings, prompt, 0, temperature, history, owner)
     run = Run(list(prompt), len(prompt))
     while left := num_tokens - run.num_new:
         tree = decoder.plan(run.tokens, room=left + 20, wanted=left)

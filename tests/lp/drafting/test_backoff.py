@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lp.drafting.backoff import GLANCE, LONGEST, SHORTEST, TRIAL, Habit, Rest
-from lp.drafting.pace import Pace
-from lp.step_cost import StepTimes
+from lp.drafting.backoff import GLANCE, LONGEST, SHORTEST, TRIAL, SharedBackoff, SpeculationBackoff
+from lp.step_cost import StepCost, StepTimes
 
-CPU = Pace(StepTimes((1, 2, 64), (0.010, 0.020, 0.060)), 64)
+CPU = StepCost(StepTimes((1, 2, 64), (0.010, 0.020, 0.060)), 64)
 
 
-def rests(rest: Rest, num_steps: int, look: Callable[[int], tuple[int, float]]) -> list[int]:
+def rests(rest: SpeculationBackoff, num_steps: int, look: Callable[[int], tuple[int, float]]) -> list[int]:
     """Lengths of the rests in so many steps; look: tokens and seconds of a step that looks ahead, by its number."""
     found = []
     for number in range(num_steps):
@@ -25,18 +24,18 @@ def rests(rest: Rest, num_steps: int, look: Callable[[int], tuple[int, float]]) 
 
 
 def test_rests_grow_as_long_as_nothing_is_gained() -> None:
-    found = rests(Rest(CPU, Habit()), 600, lambda number: (1, 0.010))
+    found = rests(SpeculationBackoff(CPU, SharedBackoff()), 600, lambda number: (1, 0.010))
     assert found[:4] == [SHORTEST, 32, LONGEST, LONGEST] and max(found) == LONGEST
     assert TRIAL + len(found) * GLANCE < 0.1 * 600
 
 
 def test_drafts_that_cost_more_than_they_yield_are_rested_from() -> None:
-    assert rests(Rest(CPU, Habit()), 100, lambda number: (2, 0.025))
-    assert not rests(Rest(CPU, Habit()), 100, lambda number: (2, 0.015))
+    assert rests(SpeculationBackoff(CPU, SharedBackoff()), 100, lambda number: (2, 0.025))
+    assert not rests(SpeculationBackoff(CPU, SharedBackoff()), 100, lambda number: (2, 0.015))
 
 
 def test_once_it_pays_there_are_no_more_rests_and_later_ones_begin_short() -> None:
-    rest = Rest(CPU, Habit())
+    rest = SpeculationBackoff(CPU, SharedBackoff())
     assert rests(rest, 100, lambda number: (1, 0.010))
     while rest.num_left:
         rest.took_plain_step()
@@ -45,12 +44,12 @@ def test_once_it_pays_there_are_no_more_rests_and_later_ones_begin_short() -> No
 
 
 def test_there_is_no_rest_where_every_step_costs_the_same() -> None:
-    assert not rests(Rest(Pace(StepTimes.flat(), 64), Habit()), 500, lambda number: (1, 1.0))
+    assert not rests(SpeculationBackoff(StepCost(StepTimes.flat(), 64), SharedBackoff()), 500, lambda number: (1, 1.0))
 
 
 def test_the_next_request_looks_less_long_where_the_last_found_nothing() -> None:
-    habit = Habit()
-    rests(Rest(CPU, habit), 100, lambda number: (1, 0.010))
-    assert rests(Rest(CPU, habit), GLANCE, lambda number: (1, 0.010)) == [SHORTEST]
-    rests(Rest(CPU, habit), 100, lambda number: (3, 0.020))
-    assert not rests(Rest(CPU, habit), TRIAL - 1, lambda number: (1, 0.010))
+    shared = SharedBackoff()
+    rests(SpeculationBackoff(CPU, shared), 100, lambda number: (1, 0.010))
+    assert rests(SpeculationBackoff(CPU, shared), GLANCE, lambda number: (1, 0.010)) == [SHORTEST]
+    rests(SpeculationBackoff(CPU, shared), 100, lambda number: (3, 0.020))
+    assert not rests(SpeculationBackoff(CPU, shared), TRIAL - 1, lambda number: (1, 0.010))

@@ -6,8 +6,7 @@ import pytest
 
 from lp.drafting.contexts import LONGEST, context_of, mask
 from lp.drafting.growth import Growth, Proposals, grow
-from lp.drafting.pace import Pace
-from lp.step_cost import StepTimes
+from lp.step_cost import StepCost, StepTimes
 
 FLAT = StepTimes.flat()
 LIKELY, UNLIKELY, OTHER = 0, 2, 4
@@ -28,7 +27,7 @@ def grown(
         return by_context.get(context & mask(min(depth + 1, LONGEST)), [])
 
     settings = {"max_depth": 10, "other_rows": 0, **options}
-    return grow(context_of([9, 9, 9, 9, 1]), propose, PROBABILITIES, pace=Pace(times, most_rows), **settings)
+    return grow(context_of([9, 9, 9, 9, 1]), propose, PROBABILITIES, cost=StepCost(times, most_rows), **settings)
 
 
 def test_nodes_come_in_the_order_of_their_paths_probability() -> None:

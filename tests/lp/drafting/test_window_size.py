@@ -6,9 +6,8 @@ from collections import Counter
 
 import pytest
 
-from lp.drafting.pace import Pace
 from lp.drafting.window_size import TRIAL, WindowChoice
-from lp.step_cost import StepTimes
+from lp.step_cost import StepCost, StepTimes
 
 LEVELS = 4
 COLUMNS = (0, 5, 10)
@@ -17,17 +16,17 @@ DEAR = StepTimes((1, 2, 128), (1.0, 1.5, 3.0))
 
 
 def choice_by(times: StepTimes) -> WindowChoice:
-    return WindowChoice(COLUMNS, LEVELS, Pace(times, 128))
+    return WindowChoice(COLUMNS, LEVELS, StepCost(times, 128))
 
 
 def use(choice: WindowChoice, times: StepTimes, yields: dict[int, int], num_steps: int) -> Counter[int]:
     """Steps with each number of columns, if a step yields so many tokens by the number of columns."""
     used: Counter[int] = Counter()
     while used.total() < num_steps:
-        stretch = choice.choose()
-        columns = stretch.size.columns
-        while stretch.num_left:
-            choice.learn(stretch, yields[columns], times.at(1 + columns * LEVELS))
+        trial = choice.choose()
+        columns = trial.size.columns
+        while trial.num_left:
+            choice.learn(trial, yields[columns], times.at(1 + columns * LEVELS))
             used[columns] += 1
     return used
 

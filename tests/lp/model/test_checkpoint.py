@@ -184,7 +184,7 @@ def test_several_ends_of_sequence(folder: Path) -> None:
 def test_generation_defaults_come_with_it(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.4, "top_k": 3}))
     engine = Engine.from_pretrained(str(folder), device="cpu")
-    sampling = engine.preparation.request("a").sampling
+    sampling = engine.request_builder.build("a").sampling
     assert (sampling.temperature, sampling.top_k) == (0.4, 3)
 
 

@@ -15,7 +15,7 @@ from lp import Sampling
 from lp.sampling.noise import gumbel
 from lp.sampling.processors import warpers
 from lp.sampling.sampler import Sampler
-from lp.sampling.shortlist import Truncation
+from lp.sampling.shortlist import Shortlist
 from lp.tree import TokenTree, chain
 from lp.verification import NOT_A_TOKEN
 
@@ -57,14 +57,14 @@ def make_sampling(temperature: float, **settings: float) -> Sampling:
 
 def make_tree() -> TokenTree:
     """Every third row is quiet."""
-    return dataclasses.replace(chain([5] * NUM_ROWS), quiet=np.arange(NUM_ROWS) % 3 == 0)
+    return dataclasses.replace(chain([5] * NUM_ROWS), greedy=np.arange(NUM_ROWS) % 3 == 0)
 
 
 def noisy(sampling: Sampling, logits: Tensor, tree: TokenTree) -> Tensor:
     """[R, V] by transformers' warpers and all of the noise."""
     scores = warpers(sampling)(cast(LongTensor, torch.empty(len(tree), 0)), cast(FloatTensor, logits)).clone()
-    assert tree.quiet is not None and sampling.seed is not None
-    for row, (depth, is_quiet) in enumerate(zip(tree.depths.tolist(), tree.quiet, strict=True)):
+    assert tree.greedy is not None and sampling.seed is not None
+    for row, (depth, is_quiet) in enumerate(zip(tree.depths.tolist(), tree.greedy, strict=True)):
         if not is_quiet:
             scores[row] += gumbel(sampling.seed, len(TOKENS) + depth, VOCAB_SIZE)
     return scores
@@ -112,7 +112,7 @@ def test_a_vocabulary_smaller_than_the_candidates(temperature: float) -> None:
 def test_a_trained_models_rows_are_settled_by_the_shortest_list(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = Sampler(make_sampling(0.8, **TRUNCATIONS[name]), 2, [], VOCAB_SIZE, "cpu")
     quick, *_, thorough = sampler.choosers(num_candidates=0)
-    assert isinstance(quick, Truncation)
+    assert isinstance(quick, Shortlist)
     seen: list[int] = []
     counted = [quick, lambda rows: seen.append(len(rows.scores)) or thorough(rows)]
     monkeypatch.setattr(sampler, "choosers", lambda num_candidates: counted)

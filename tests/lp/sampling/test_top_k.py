@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lp.sampling.top_k import BLOCK, STRIDED_BLOCK, best_tokens, shortlist
+from lp.sampling.top_k import BLOCK, STRIDED_BLOCK, best_tokens, top_tokens
 
 
 @pytest.mark.parametrize("vocab_size", [5, BLOCK, 3 * BLOCK, 20 * BLOCK + 7, 40 * BLOCK - 1])
@@ -36,7 +36,7 @@ def test_rows_with_a_nan_are_named(vocab_size: int) -> None:
 def test_a_shortlist_holds_the_best(vocab_size: int, spread: int) -> None:
     """Few different scores: many that are equal; many: none."""
     scores = torch.randint(spread, (17, vocab_size), generator=torch.Generator().manual_seed(vocab_size)).float()
-    found = shortlist(scores, 64)
+    found = top_tokens(scores, 64)
     assert (found.tokens.diff(dim=1) > 0).all()
     assert torch.equal(found.values, scores.gather(1, found.tokens))
     assert torch.equal(found.values.sort(dim=1, descending=True).values, scores.topk(64, dim=1).values)
@@ -48,4 +48,4 @@ def test_a_shortlist_holds_the_best(vocab_size: int, spread: int) -> None:
 def test_a_nan_is_on_the_shortlist() -> None:
     scores = torch.randn(2, 5000)
     scores[1, 4321] = float("nan")
-    assert shortlist(scores, 64).beyond.isnan()[:, 0].tolist() == [False, True]
+    assert top_tokens(scores, 64).beyond.isnan()[:, 0].tolist() == [False, True]

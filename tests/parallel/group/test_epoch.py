@@ -33,7 +33,7 @@ def requests_of(engine: Engine) -> list[Request]:
     stop = Stopping(NUM_TOKENS, ignore_eos=True)
     kinds: list[tuple[DecodeSettings, Sampling]] = [(Lookahead(5, 4, 5), GREEDY), (Auto(rows=20), SAMPLED)]
     return [
-        engine.preparation.request(prompt, decode, sampling, stop, request_id=str(number))
+        engine.request_builder.build(prompt, decode, sampling, stop, request_id=str(number))
         for number, (prompt, (decode, sampling)) in enumerate(zip(PROMPTS, kinds, strict=True))
     ]
 

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from parallel.group.link import Doorway, Link, LinkClosed
+from parallel.group.link import Link, LinkClosed, Listener
 
 KEY = b"a key that both know"
 
@@ -21,13 +21,13 @@ def arrived() -> queue.Queue[Link]:
 
 
 @pytest.fixture
-def doorway(arrived: queue.Queue[Link]) -> Iterator[Doorway]:
-    with closing(Doorway("127.0.0.1", KEY, arrived.put)) as doorway:
+def doorway(arrived: queue.Queue[Link]) -> Iterator[Listener]:
+    with closing(Listener("127.0.0.1", KEY, arrived.put)) as doorway:
         yield doorway
 
 
 @pytest.fixture
-def ends(doorway: Doorway, arrived: queue.Queue[Link]) -> Iterator[tuple[Link, Link]]:
+def ends(doorway: Listener, arrived: queue.Queue[Link]) -> Iterator[tuple[Link, Link]]:
     with closing(Link.connect(doorway.address, KEY)) as rank, closing(arrived.get(timeout=5)) as front_end:
         yield rank, front_end
 
@@ -67,18 +67,18 @@ def test_sending_does_not_wait_for_a_side_that_does_not_read(ends: tuple[Link, L
     assert time.monotonic() - begin < 5.0
 
 
-def test_who_does_not_know_the_key_is_not_let_in(doorway: Doorway, arrived: queue.Queue[Link]) -> None:
+def test_who_does_not_know_the_key_is_not_let_in(doorway: Listener, arrived: queue.Queue[Link]) -> None:
     with pytest.raises(ConnectionError, match=r"the front end at 127\.0\.0\.1:\d+ cannot be reached"):
         Link.connect(doorway.address, b"another key")
     assert arrived.empty()
 
 
-def test_a_stranger_who_says_nothing_holds_up_nobody(doorway: Doorway, arrived: queue.Queue[Link]) -> None:
+def test_a_stranger_who_says_nothing_holds_up_nobody(doorway: Listener, arrived: queue.Queue[Link]) -> None:
     with socket.create_connection(doorway.address), closing(Link.connect(doorway.address, KEY)):
         arrived.get(timeout=5).close()
 
 
-def test_nobody_is_let_in_after_closing(doorway: Doorway) -> None:
+def test_nobody_is_let_in_after_closing(doorway: Listener) -> None:
     doorway.close()
     with pytest.raises(ConnectionError, match="cannot be reached"):
         Link.connect(doorway.address, KEY)

@@ -39,7 +39,7 @@ class Script:
 def serve(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, list[int]], dict[str, str]]:
     """Two requests side by side, one of which is cancelled, and a third that comes later."""
     engine = parallel_engine(channel, folder)
-    make = engine.preparation.request
+    make = engine.request_builder.request
 
     def submit(name: str, prompt: list[int]) -> Command:
         request = make(prompt, Lookahead(), Sampling(0.0, seed=1), Stopping(30, ignore_eos=True), request_id=name)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from lp.decoding.lookahead import make_decoder
-from lp.drafting.history import Experience
+from lp.drafting.history import DraftHistory
 from lp.methods import Lookahead
 from lp.tree import PREFIX, TokenTree, TreeBuilder
 from lp.verification import Answers
-from parallel.runners.partition import Shares, partition
+from parallel.runners.partition import TreePartitioner, partition
 
 
 def random_tree(num_rows: int, seed: int) -> TokenTree:
@@ -25,7 +25,7 @@ def lookahead_tree(window: int, ngram: int, guesses: int) -> TokenTree:
     """A tree as decoding plans it, with a full window and drafts for its root."""
     random = np.random.default_rng(0)
     tokens = random.integers(0, 4, 200).tolist()
-    decoder = make_decoder(Lookahead(window, ngram, guesses), tokens, 0, 0.0, Experience())
+    decoder = make_decoder(Lookahead(window, ngram, guesses), tokens, 0, 0.0, DraftHistory())
     for _ in range(ngram):
         tree = decoder.plan(tokens, room=1000, wanted=1000)
         accepted, _ = decoder.commit(tokens, Answers(random.integers(0, 4, len(tree))))
@@ -104,7 +104,7 @@ def two_chains(root: int, length: int) -> TokenTree:
 
 
 def test_who_did_not_compute_what_was_accepted_gets_less_of_the_next_tree() -> None:
-    shares = Shares(2)
+    shares = TreePartitioner(2)
     tokens = [1, 2, 3]
     first = shares.split(two_chains(3, 6), tokens)
     assert sorted(map(len, first)) == [7, 7]
@@ -119,6 +119,6 @@ def test_who_did_not_compute_what_was_accepted_gets_less_of_the_next_tree() -> N
 
 
 def test_a_sequence_taken_up_again_from_an_earlier_token_has_no_trunks() -> None:
-    shares = Shares(2)
+    shares = TreePartitioner(2)
     shares.split(two_chains(3, 6), [1, 2, 3])
     assert sorted(map(len, shares.split(two_chains(2, 6), [1, 2]))) == [7, 7]

@@ -82,7 +82,7 @@ def stage_engine(channel: Channel, pipeline: Collectives, folder: str) -> tuple[
 
 def request(engine: Engine, name: str, decode: DecodeSettings = METHODS[1], sampling: Sampling = GREEDY) -> Request:
     stopping = Stopping(NEW_TOKENS, ignore_eos=True)
-    return engine.preparation.request(FIVE[name], decode, sampling, stopping, request_id=name)
+    return engine.request_builder.build(FIVE[name], decode, sampling, stopping, request_id=name)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def serve_five(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, lis
         tokens[progress.request_id] += progress.tokens
         if "1" in runner.under_way and len(tokens["1"]) >= 3:
             assert engine.cancel("1")
-    assert not runner.residences and not runner.under_way
+    assert not runner.states and not runner.under_way
     return tokens, runner.most, channel.num_steps
 
 
@@ -196,7 +196,7 @@ def costs(mesh: Mesh, channel: Channel, folder: str) -> Costs:
     engine, runner = stage_engine(channel, pipeline, folder)
     engine.submit(request(engine, "0", Autoregressive()))
     steps = engine.step().stats.steps
-    cached = runner.residences["0"].cache.num_bytes
+    cached = runner.states["0"].cache.num_bytes
     while not engine.is_idle:
         steps = engine.step().stats.steps
     model = engine.checkpoint.model

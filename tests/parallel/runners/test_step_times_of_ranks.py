@@ -11,7 +11,7 @@ import pytest
 
 from lp.cache_files import VARIABLE
 from lp.calibration import measure
-from lp.calibration.calibrate import settle_step_times
+from lp.calibration.calibrate import resolve_step_times
 from lp.calibration.measure import StepTimesSource
 from lp.model.checkpoint import ModelSettings, load
 from lp.runner import SingleDevice
@@ -21,27 +21,27 @@ from tests.parallel.ranks import run_ranks
 Result = tuple[dict[str, list[float]], int, bool]
 
 
-def settle(mesh, channel, folder: str, roots: list[str]) -> Result:
+def resolve(mesh, channel, folder: str, roots: list[str]) -> Result:
     """The times, the steps that they took to measure, and whether the ranks would wait for a command to go home."""
     os.environ[VARIABLE] = roots[mesh.rank]
     measure.LARGEST_CHANGE = float("inf")  # steps of so small a model may take any time on a busy machine
     model = load(ModelSettings(path=folder, device="cpu")).model
     runner = LookaheadParallel(SingleDevice(model), channel)
-    times = settle_step_times(StepTimesSource.auto, model, runner, 16, [dict(mesh.axes)], channel.tell)
+    times = resolve_step_times(StepTimesSource.auto, model, runner, 16, [dict(mesh.axes)], channel.tell)
     assert times is not None
     return times.to_dict(), channel.num_steps, channel.has_shared
 
 
 @pytest.fixture
-def settled(checkpoint_folder: Callable[[str], Path]) -> Callable[[list[Path]], list[Result]]:
+def resolved(checkpoint_folder: Callable[[str], Path]) -> Callable[[list[Path]], list[Result]]:
     """Settles on two ranks, each with a cache of its own."""
     folder = str(checkpoint_folder("llama"))
-    return lambda roots: run_ranks(settle, 2, folder, [str(root) for root in roots], exchange="gloo")
+    return lambda roots: run_ranks(resolve, 2, folder, [str(root) for root in roots], exchange="gloo")
 
 
-def test_the_cache_of_rank_0_alone_decides(settled: Callable[[list[Path]], list[Result]], tmp_path: Path) -> None:
+def test_the_cache_of_rank_0_alone_decides(resolved: Callable[[list[Path]], list[Result]], tmp_path: Path) -> None:
     one, two, other = tmp_path / "one", tmp_path / "two", tmp_path / "other"
-    (times, num_steps, has_shared), second = settled([one, two])
+    (times, num_steps, has_shared), second = resolved([one, two])
     assert second == (times, num_steps, has_shared)
     assert num_steps > 0 and not has_shared
     assert times["rows"] == [1, 2, 4, 8, 12, 16]
@@ -49,12 +49,12 @@ def test_the_cache_of_rank_0_alone_decides(settled: Callable[[list[Path]], list[
     assert json.loads(kept.read_text()) == times
 
     num_checks = 2 * measure.FEWEST_ROUNDS * measure.NUM_LIKE
-    assert settled([one, other]) == [(times, num_checks, False)] * 2
+    assert resolved([one, other]) == [(times, num_checks, False)] * 2
     assert list((other / "step-times").iterdir()) == []
 
     (kept,) = (two / "step-times").iterdir()
     old = {"rows": [1], "seconds": [123.0]}
     kept.write_text(json.dumps(old))
-    (anew, num_steps, _), second = settled([tmp_path / "empty", two])
+    (anew, num_steps, _), second = resolved([tmp_path / "empty", two])
     assert second[0] == anew and anew != old and num_steps > 0
     assert json.loads(kept.read_text()) == anew

@@ -52,7 +52,7 @@ def test_one_stage_after_another_is_the_whole_model(architecture: str, num_stage
     tree = branching_tree()
     hidden, logits = None, torch.empty(0)
     for stage in stages:
-        logits, step = stage.forward_seen(tree, stage.make_cache(len(tree)), len(tree), hidden)
+        logits, step = stage.forward_eager(tree, stage.make_cache(len(tree)), len(tree), hidden)
         hidden = step.outgoing
     assert torch.equal(logits, whole.forward(tree, whole.make_cache(len(tree)), len(tree)))
 

@@ -23,8 +23,8 @@ from parallel.comm.collectives import Collectives, LocalCollectives
 from parallel.comm.connect import connect_axis
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 from parallel.runners.lookahead import LookaheadParallel
-from parallel.shards.tensor import check_degree, plan, read_sharded, stretches
-from parallel.shards.weight_files import Stretch
+from parallel.shards.tensor import check_degree, plan, read_sharded, shards
+from parallel.shards.weight_files import Shard
 from parallel.shards.weights import empty_model, num_weight_bytes
 from tests.models import SIZES, generate_greedily, load_reference, save_checkpoint
 from tests.parallel.ranks import run_ranks
@@ -178,7 +178,7 @@ def test_a_rank_of_a_real_size_holds_its_share(degree: int, tied: bool) -> None:
     )
     check_degree(config, degree)
     model = empty_model(config, torch.bfloat16)
-    split = stretches(model, plan(model, degree), 0, degree)
+    split = shards(model, plan(model, degree), 0, degree)
     sizes = {name: weight.nbytes for name, weight in model.named_parameters()}
     held = sum(size / degree if name in split else size for name, size in sizes.items())
     assert 1 / degree <= held / sum(sizes.values()) < 1.001 / degree
@@ -244,8 +244,8 @@ def test_the_embedding_is_split_with_the_head_whatever_the_plan(
     changed_plan = {**(config.base_model_tp_plan or {}), "embed_tokens": "embedding_rowwise"}
     monkeypatch.setattr(type(config), "base_model_tp_plan", changed_plan)
     model = empty_model(config, torch.float32)
-    split = stretches(model, plan(model, 2), 1, 2)
-    assert split["model.embed_tokens.weight"] == split["lm_head.weight"] == Stretch(0, 1, 2)
+    split = shards(model, plan(model, 2), 1, 2)
+    assert split["model.embed_tokens.weight"] == split["lm_head.weight"] == Shard(0, 1, 2)
 
 
 def test_a_module_that_does_not_divide_is_named(tmp_path: Path) -> None:
@@ -254,4 +254,4 @@ def test_a_module_that_does_not_divide_is_named(tmp_path: Path) -> None:
     model = empty_model(config, torch.float32)
     message = r"tp=2 does not divide model\.layers\.0\.mlp\.gate_proj, which has 63 outputs: .*parallel=lp"
     with pytest.raises(ValueError, match=message):
-        stretches(model, plan(model, 2), 0, 2)
+        shards(model, plan(model, 2), 0, 2)

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from lp.model.checkpoint_info import CheckpointError
 from parallel.comm.channel import Channel
 from parallel.mesh import Mesh
-from parallel.shards.weight_files import Stretch
+from parallel.shards.weight_files import Shard
 from parallel.shards.weights import empty_model, fill, num_weight_bytes
 from tests.models import load_reference, save_checkpoint
 from tests.parallel.ranks import run_ranks
@@ -28,11 +28,9 @@ UP = "model.layers.1.mlp.up_proj.weight"
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
-def read(
-    folder: Path, dtype: torch.dtype = torch.float32, stretches: dict[str, Stretch] | None = None
-) -> PreTrainedModel:
+def read(folder: Path, dtype: torch.dtype = torch.float32, shards: dict[str, Shard] | None = None) -> PreTrainedModel:
     model = empty_model(AutoConfig.from_pretrained(folder), dtype)
-    fill(model, str(folder), dtype, CPU, stretches)
+    fill(model, str(folder), dtype, CPU, shards)
     return model
 
 
@@ -82,7 +80,7 @@ def test_another_dtype(tmp_path: Path) -> None:
 def test_stretches_have_memory_of_their_own(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path)
     whole = load_reference(folder)
-    model = read(folder, stretches={UP: Stretch(0, 1, 4), DOWN: Stretch(1, 3, 4)})
+    model = read(folder, shards={UP: Shard(0, 1, 4), DOWN: Shard(1, 3, 4)})
     for name, dim, index in ((UP, 0, 1), (DOWN, 1, 3)):
         found = model.get_parameter(name)
         assert torch.equal(found, whole.get_parameter(name).chunk(4, dim)[index])
@@ -180,7 +178,7 @@ def growth(mesh: Mesh, channel: Channel, folder: str) -> tuple[int, int]:
     model = empty_model(AutoConfig.from_pretrained(folder), torch.float32)
     matrices = [name for name, parameter in model.named_parameters() if parameter.dim() == 2]
     before = psutil.Process().memory_info()
-    fill(model, folder, torch.float32, CPU, {name: Stretch(0, 1, 4) for name in matrices})
+    fill(model, folder, torch.float32, CPU, {name: Shard(0, 1, 4) for name in matrices})
     after = psutil.Process().memory_info()
     return (after.rss - after.shared) - (before.rss - before.shared), num_weight_bytes(model)
 

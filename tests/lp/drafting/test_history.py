@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from lp.drafting.estimates import Estimates
+from lp.drafting.history import Estimates
 
 
 def test_priors_hold_at_first() -> None:
