@@ -1,30 +1,47 @@
 """The engine: requests in, token streams out. It knows nothing of HTTP, of configuration files or of ranks.
 
-Several requests are served in turn, a step each, so that a long one does not starve a short one; a runner may take
-several steps at the same time, of different requests. Given the same
-requests in the same order, every rank that runs an engine goes through the same states.
+Its loop is `step`: schedule, plan, run, commit. Given the same requests in the same order, every rank that runs an
+engine goes through the same states.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from lp.calibration.calibrate import resolve_step_times
+from lp.assembly import Alone, EngineSettings, Place, find_step_times
 from lp.calibration.measure import StepTimesSource
 from lp.drafting.history import DraftHistory
 from lp.generation import Generation
-from lp.methods import Auto, DecodeLimits, DecodeSettings
+from lp.methods import DecodeLimits, DecodeSettings
 from lp.model.checkpoint import Checkpoint, ModelSettings, load
 from lp.model.fast.choose import CompileMode
 from lp.request import Completion, Progress, Request, Sequence
 from lp.request_builder import Prompt, RequestBuilder
-from lp.runner import Runner, SingleDevice
+from lp.runner import Runner, StepInput
 from lp.sampling.settings import Sampling
+from lp.scheduler import Scheduler
+from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from lp.stopping import Stopping
+from lp.verification import Answers
 
 NOT_A_NUMBER = "the model answered with something that is not a number (NaN); try dtype=float32 or bfloat16"
+
+
+@dataclass
+class Batch:
+    """Generations whose steps are under way together. answers: of each step, once they have been waited for."""
+
+    generations: list[Generation]
+    answers: list[Answers] | None = None
+
+    def remove(self, generation: Generation) -> None:
+        """Takes out a generation whose answers are there and are not wanted any more."""
+        assert self.answers is not None
+        at = self.generations.index(generation)
+        del self.generations[at], self.answers[at]
 
 
 class Engine:
@@ -41,17 +58,32 @@ class Engine:
         fingerprints: bool = False,
         step_times: StepTimes | None = None,
     ):
-        """fingerprints: give every step a checksum of the decoder's state, for ranks to compare. step_times: of the
-        runner, the same on all ranks; None where they are not known.
+        """fingerprints: give every step a checksum of the decoder's state, for ranks to compare. step_times: those of
+        the runner, the same on all ranks; None where they are not known.
         """
         self.checkpoint = checkpoint
         self.runner = runner or SingleDevice(checkpoint.model)
         self.request_builder = request_builder or RequestBuilder(checkpoint)
         self.fingerprints = fingerprints
         self.history = DraftHistory(step_times)
-        self._turns: deque[Generation] = deque()  # whose next step has not begun
-        self._under_way: deque[Generation] = deque()
+        self.scheduler = Scheduler()
+        self._under_way: deque[Batch] = deque()
         self._streams: dict[str, deque[Progress]] = {}
+
+    @classmethod
+    def assemble(cls, settings: EngineSettings, place: Place | None = None) -> Engine:
+        """Reads the weights, meets the other ranks, measures step times where they are needed.
+
+        place: where this rank stands among others; None is a single device by itself. Raises ValueError with a message
+        for the user, and whatever the place raises where ranks do not meet.
+        """
+        place = place or Alone()
+        checkpoint = load(settings.model, settings.attention.kind, place.reader)
+        request_builder = RequestBuilder(checkpoint, settings.decode, settings.sampling, settings.limits)
+        place.on_loaded(checkpoint)
+        runner = place.runner(checkpoint.model, settings.attention.prefill_chunk)
+        times = find_step_times(request_builder, settings.step_times, checkpoint.model, runner, place.mode, place.tell)
+        return cls(checkpoint, runner, request_builder, place.fingerprints, times)
 
     @classmethod
     def from_pretrained(
@@ -66,15 +98,12 @@ class Engine:
     ) -> Engine:
         """An engine on one device. Raises ValueError with a message for the user if the checkpoint cannot be used.
 
-        compile: see CompileMode. step_times: where what decode=auto chooses by comes from.
+        compile: see CompileMode. step_times: where the step times that decode=auto chooses by come from.
         """
-        settings = ModelSettings(path=str(path), dtype=dtype, device=device, compile=CompileMode(compile))
-        checkpoint = load(settings)
-        request_builder, runner = RequestBuilder(checkpoint, decode, limits=limits), SingleDevice(checkpoint.model)
-        default, times = request_builder.decode, None
-        if isinstance(default, Auto) and not default.rows:
-            times = resolve_step_times(StepTimesSource(step_times), checkpoint.model, runner, default.max_rows)
-        return cls(checkpoint, runner, request_builder, step_times=times)
+        model = ModelSettings(path=str(path), dtype=dtype, device=device, compile=CompileMode(compile))
+        settings = EngineSettings(model, decode, limits=limits or DecodeLimits())
+        settings.step_times = StepTimesSource(step_times)
+        return cls.assemble(settings)
 
     @property
     def is_idle(self) -> bool:
@@ -82,29 +111,46 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        return len(self._turns) + len(self._under_way)
+        return sum(1 for _ in self._generations())
+
+    def _generations(self) -> Iterator[Generation]:
+        """All that are being served: those whose turn is to come, then those with a step under way."""
+        yield from self.scheduler
+        for batch in self._under_way:
+            yield from batch.generations
 
     def submit(self, request: Request) -> None:
         """Takes a request in; its first step is the last in turn."""
         generation = Generation(request, self.checkpoint, self.history)
         self.runner.open(generation.sequence)
-        self._turns.append(generation)
+        self.scheduler.add(generation)
 
     def cancel(self, request_id: str) -> Progress | None:
         """Ends a request at once. None if it is not running (any more)."""
-        for generations in (self._turns, self._under_way):
-            for generation in generations:
-                if generation.sequence.id == request_id:
-                    generations.remove(generation)
-                    if generations is self._under_way:
-                        self.runner.finish(generation.sequence)
-                    self.runner.close(generation.sequence)
-                    return generation.cancelled()
-        return None
+        generation = next((found for found in self._generations() if found.sequence.id == request_id), None)
+        if generation is None:
+            return None
+        if generation in self.scheduler:
+            self.scheduler.remove([generation])
+        else:
+            self._withdraw(generation)
+        self.runner.close(generation.sequence)
+        return generation.cancelled()
+
+    def _withdraw(self, generation: Generation) -> None:
+        """Takes out a generation with a step under way: its answers, and those of earlier batches, are waited for."""
+        for batch in list(self._under_way):
+            if batch.answers is None:
+                batch.answers = self.runner.finish()
+            if generation in batch.generations:
+                batch.remove(generation)
+                if not batch.generations:
+                    self._under_way.remove(batch)
+                return
 
     def generated(self) -> dict[str, list[int]]:
-        """Tokens so far of every request that is running, by its id."""
-        sequences = [generation.sequence for generation in (*self._turns, *self._under_way)]
+        """The tokens so far of every request that is running, by its id."""
+        sequences = [generation.sequence for generation in self._generations()]
         return {sequence.id: sequence.tokens[sequence.prompt_length :] for sequence in sequences}
 
     def resume(
@@ -112,22 +158,23 @@ class Engine:
     ) -> list[Progress]:
         """Goes on from token ids alone, whatever was under way.
 
-        runner: the one until now, or another that holds the same sequences. step_times: of the runner, or of one like
-        it. requests: all that run from now on, with the tokens that they have. Caches of theirs that the runner holds
-        are used; other requests are dropped, and what had been learnt about drafts is forgotten, so that engines with
-        different pasts become the same. Returns what each request has, from its first token on; its end may be there.
+        runner: the one until now, or another that holds the same sequences. step_times: those of the runner, or of one
+        like it. requests: all that run from now on, with the tokens that they have. KV caches that the runner holds of
+        them are used. Other requests are dropped, and what was learnt about drafts is forgotten, so that engines with
+        different pasts become the same. Returns what each request has, from its first token on; it may be complete.
         """
-        held = {generation.sequence.id: generation.sequence for generation in (*self._turns, *self._under_way)}
-        self._turns.clear()
+        held = {generation.sequence.id: generation.sequence for generation in self._generations()}
+        self.runner.abandon()
+        self.scheduler.clear()
         self._under_way.clear()
         self.runner, self.history = runner, DraftHistory(step_times)
-        replayed = [self._take_up(request, tokens, held.pop(request.id, None)) for request, tokens in requests]
+        replayed = [self._resume_one(request, tokens, held.pop(request.id, None)) for request, tokens in requests]
         for sequence in held.values():
             runner.close(sequence)
         return replayed
 
-    def _take_up(self, request: Request, tokens: list[int], held: Sequence | None) -> Progress:
-        """held: as the runner knows the sequence, if it does."""
+    def _resume_one(self, request: Request, tokens: list[int], held: Sequence | None) -> Progress:
+        """held: the sequence as the runner knows it, if it does."""
         generation = Generation(request, self.checkpoint, self.history, tokens)
         if held is None:
             self.runner.open(generation.sequence)
@@ -135,33 +182,34 @@ class Engine:
         if progress.finish_reason:
             self.runner.close(generation.sequence)
         else:
-            self._turns.append(generation)
+            self.scheduler.add(generation)
         return progress
 
-    def step(self) -> Progress:
-        """Brings the next step to its end, after setting as many under way as the runner takes."""
-        while self._turns and len(self._under_way) < self.runner.depth:
-            self._start(self._turns[0])  # it keeps its turn meanwhile: should this fail, it can still be cancelled
-            self._under_way.append(self._turns.popleft())
-        generation = self._under_way.popleft()  # should its step fail, there is nothing left to wait for
-        answers = self.runner.finish(generation.sequence)
-        accepted, drafted = generation.decoder.commit(generation.sequence.tokens, answers)
-        progress = generation.absorb(answers, accepted, drafted)
+    def step(self) -> list[Progress]:
+        """Brings the oldest batch of steps to its end, after setting as many under way as the runner takes."""
+        while len(self._under_way) < self.runner.depth and (generations := self.scheduler.next_batch()):
+            self.runner.start([self._plan(generation) for generation in generations])
+            self.scheduler.remove(generations)  # not before: if their start fails, they can still be cancelled
+            self._under_way.append(Batch(generations))
+        batch = self._under_way.popleft()  # if finishing it fails, there is nothing left to wait for
+        answers = batch.answers or self.runner.finish()
+        return [self._commit(generation, found) for generation, found in zip(batch.generations, answers, strict=True)]
+
+    def _plan(self, generation: Generation) -> StepInput:
+        """Plans a generation's next step."""
+        fingerprint = generation.fingerprint() if self.fingerprints else 0
+        room = self.checkpoint.max_length - len(generation.sequence.tokens)
+        tree = generation.plan(room)
+        return StepInput(generation.sequence, tree, generation.decoder.num_candidates, fingerprint)
+
+    def _commit(self, generation: Generation, answers: Answers) -> Progress:
+        """Takes what a step has yielded; a generation that goes on is last in turn again."""
+        progress = generation.commit(answers)
         if progress.finish_reason:
             self.runner.close(generation.sequence)
         else:
-            self._turns.append(generation)
+            self.scheduler.add(generation)
         return progress
-
-    def _start(self, generation: Generation) -> None:
-        sequence = generation.sequence
-        generation.stats.start_step()
-        if self.fingerprints:
-            sequence.fingerprint = generation.fingerprint()
-        room = self.checkpoint.max_length - len(sequence.tokens)
-        generation.tree = generation.decoder.plan(sequence.tokens, room, wanted=generation.stop.num_left)
-        sequence.num_candidates = generation.decoder.num_candidates
-        self.runner.start(sequence, generation.tree)
 
     def stream(
         self,
@@ -187,9 +235,9 @@ class Engine:
         try:
             while True:
                 while not unread:
-                    progress = self.step()
-                    if progress.request_id in self._streams:  # another stream may have had its turn
-                        self._streams[progress.request_id].append(progress)
+                    for progress in self.step():
+                        if progress.request_id in self._streams:  # another stream may have had its turn
+                            self._streams[progress.request_id].append(progress)
                 progress = unread.popleft()
                 if progress.finish_reason == "error":
                     raise FloatingPointError(f"after {progress.stats.tokens} tokens {NOT_A_NUMBER}")

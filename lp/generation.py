@@ -8,16 +8,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 
-from lp.decoding.base import Decoder, Drafted
-from lp.decoding.lookahead import make_decoder
+from lp.decoding.base import Decoder
+from lp.decoding.make import make_decoder
 from lp.detokenizer import Detokenizer
 from lp.drafting.history import DraftHistory
 from lp.model.checkpoint import Checkpoint
 from lp.request import Progress, Request, Sequence, TokenLogprob
 from lp.statistics import Statistics
 from lp.stopping import FinishReason, StopConditions, TextStream
-from lp.tree import chain
-from lp.verification import NOT_A_TOKEN, Accepted, Answers
+from lp.tree import TokenTree, chain
+from lp.verification import NOT_A_TOKEN, Accepted, Answers, Drafted
 
 
 class Generation:
@@ -37,11 +37,20 @@ class Generation:
         self.text = TextStream(Detokenizer(checkpoint.tokenizer, request.prompt), request.stopping.stop)
         self.stop = StopConditions(request.stopping, checkpoint.eos, request.stopping.max_new_tokens)
         self.stats = Statistics(prompt_tokens=len(request.prompt))
-        self.tree = chain([])
-        """Of the step under way."""
+        self.tree = chain([])  # the tree of the step under way
+
+    def plan(self, room: int) -> TokenTree:
+        """The tree of the next step. room: positions that the model has after the sequence's last token."""
+        self.stats.start_step()
+        self.tree = self.decoder.plan(self.sequence.tokens, room, wanted=self.stop.num_left)
+        return self.tree
+
+    def commit(self, answers: Answers) -> Progress:
+        """Takes what the step has yielded."""
+        return self.absorb(answers, *self.decoder.commit(self.sequence.tokens, answers))
 
     def absorb(self, answers: Answers, accepted: Accepted, drafted: Drafted) -> Progress:
-        """Takes what a step yields."""
+        """Takes the accepted tokens, up to the one that ends the sequence."""
         tokens, reason = self._take(accepted.tokens)
         self.stats.end_step(len(self.tree), len(tokens), drafted)
         logprobs = _logprobs(answers, accepted.rows[: len(tokens)])

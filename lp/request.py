@@ -48,16 +48,13 @@ class Request:
 class Sequence:
     """Token ids: the whole state of a generation. Caches, windows and pools can be rebuilt from them and the seed.
 
-    num_candidates: best tokens that the decoder wants to know for each row of the step at hand. fingerprint: checksum
-    of the decoder's state, when ranks are asked to compare theirs; else 0.
+    prompt_length: how many of the tokens are the prompt.
     """
 
     id: str
     tokens: list[int]
     prompt_length: int
     sampling: Sampling
-    num_candidates: int = 0
-    fingerprint: int = 0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lp.decoding.base import Drafted
+from lp.verification import Drafted
 
 COUNTED = (
     "prompt_tokens", "tokens", "steps", "rows", "accepted_lengths", "proposed", "accepted", "ttft_s", "decode_s",

@@ -4,6 +4,7 @@ deterministic in both (docs/design.md, "Sampling"). Knows nothing of models or r
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +27,17 @@ class Accepted(NamedTuple):
     tokens: list[int]
     rows: list[int]
     drafted: list[list[int]]
+
+
+@dataclass
+class Drafted:
+    """The draft tokens of one step, by the source that they came from.
+
+    proposed: how many each source proposed. accepted: the source of each accepted token but the last, in order.
+    """
+
+    proposed: Counter[str]
+    accepted: list[str]
 
 
 @dataclass(frozen=True)

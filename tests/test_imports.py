@@ -1,4 +1,4 @@
-"""The direction of imports, lp <- parallel <- launch, and what no module may reach for.
+"""The direction of imports: lp <- parallel <- launch, the arrows between the rooms of each, and what nobody may use.
 
 Sources are parsed, not imported, so that what is imported inside a function or by name counts as well.
 """
@@ -21,6 +21,48 @@ FORBIDDEN = {
     "lp": ("parallel", "launch", "torch.distributed", "hydra", "omegaconf", "ray", *WEB),
     "parallel": ("launch", "hydra", "omegaconf", "ray", *WEB),
 }
+# What assembles and drives the parts of lp: no room of lp knows it.
+ENGINE = tuple(
+    f"lp.{name}" for name in ("assembly", "engine", "generation", "request_builder", "scheduler", "single_device")
+)
+COMMANDS = tuple(f"launch.{name}" for name in ("bench", "demo", "ray_job", "serve", "tune"))
+# By room, what it must not import of its own package.
+INNER = {
+    "lp.model": ("lp.calibration", "lp.decoding", "lp.drafting", "lp.request", "lp.runner", "lp.sampling", *ENGINE),
+    "lp.sampling": ("lp.calibration", "lp.decoding", "lp.drafting", "lp.model", "lp.request", "lp.runner", *ENGINE),
+    "lp.drafting": ("lp.calibration", "lp.decoding", "lp.model", "lp.request", "lp.runner", "lp.sampling", *ENGINE),
+    "lp.decoding": ("lp.calibration", "lp.model", "lp.request", "lp.runner", "lp.sampling", *ENGINE),
+    "lp.calibration": ("lp.decoding", "lp.drafting", *ENGINE),
+    "parallel.comm": ("parallel.build", "parallel.group", "parallel.runners", "parallel.shards", "lp"),
+    "parallel.shards": ("parallel.build", "parallel.group", "parallel.runners"),
+    "parallel.runners": ("parallel.build", "parallel.group", "parallel.shards"),
+    "parallel.group": ("parallel.build", "parallel.runners", "parallel.shards"),
+    "launch.program": (
+        "launch.backend", "launch.cluster", "launch.output", "launch.prompts", "launch.server", "launch.supervisor",
+        "launch.sweep", "launch.tuning", "launch.generate", *COMMANDS,
+    ),
+    "launch.prompts": (
+        "launch.backend", "launch.cluster", "launch.output", "launch.program", "launch.server", "launch.supervisor",
+        "launch.sweep", "launch.tuning", "launch.generate", *COMMANDS,
+    ),
+    "launch.output": (
+        "launch.backend", "launch.cluster", "launch.program", "launch.prompts", "launch.server", "launch.supervisor",
+        "launch.sweep", "launch.tuning", "launch.generate", *COMMANDS,
+    ),
+    "launch.server": (
+        "launch.cluster", "launch.output", "launch.program", "launch.prompts", "launch.supervisor", "launch.sweep",
+        "launch.tuning", "launch.generate", "ray", *COMMANDS,
+    ),
+    "launch.supervisor": (
+        "launch.cluster", "launch.output", "launch.prompts", "launch.server", "launch.sweep", "launch.tuning",
+        "launch.generate", "ray", *COMMANDS,
+    ),
+    "launch.tuning": (
+        "launch.cluster", "launch.output", "launch.server", "launch.supervisor", "launch.generate", "ray", *COMMANDS,
+    ),
+    "launch.cluster": ("launch.sweep", "launch.tuning", *COMMANDS),
+    "launch.sweep": ("launch.output", "launch.server", "launch.supervisor", "launch.tuning", "launch.generate", *COMMANDS),
+}  # fmt: skip
 PICKLES = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "torch.load", "torch.save")
 OBJECT_COLLECTIVE = re.compile(r"(all_gather|broadcast|gather|recv|scatter|send)_object(_list)?")
 
@@ -31,7 +73,8 @@ READS_RANKS = "parallel.mesh"
 def faults(source: str, module: str, *, is_package: bool = False) -> list[str]:
     """What is wrong with the source of `module` (dotted), each with its line; empty if nothing is."""
     tree = ast.parse(source)
-    forbidden = FORBIDDEN.get(module.partition(".")[0], ())
+    rooms = [room for room in INNER if is_within(module, room)]
+    forbidden = [*FORBIDDEN.get(module.partition(".")[0], ()), *(name for room in rooms for name in INNER[room])]
     found = set()
     for line, name in used_names(tree, module if is_package else module.rpartition(".")[0]):
         if any(is_within(name, package) for package in forbidden):
@@ -120,6 +163,14 @@ def test_source_keeps_the_rules(path: Path):
     ("module", "source"),
     [
         ("lp.engine", "import parallel"),
+        ("lp.drafting.suffix", "from lp.model.causal import CausalModel"),
+        ("lp.drafting.suffix", "from lp.decoding.make import make_decoder"),
+        ("lp.model.causal", "from lp.drafting.history import DraftHistory"),
+        ("lp.model.fast.choose", "def late():\n    import lp.engine"),
+        ("parallel.comm.channel", "from parallel.runners.lookahead import LookaheadParallel"),
+        ("parallel.comm.channel", "from lp.request import Request"),
+        ("launch.server.run", "from launch.sweep.points import make_points"),
+        ("launch.server.run", "import ray"),
         ("lp.engine", "from parallel.mesh import Mesh"),
         ("lp.engine", "from launch import serve"),
         ("lp.engine", "def late():\n    import launch.serve"),
@@ -168,6 +219,7 @@ def test_breach_by_relative_import_is_found():
     ("module", "source"),
     [
         ("lp.engine", "import torch\nfrom lp.tree import TokenTree\nfrom .window import Window"),
+        ("lp.decoding.auto", "from lp.drafting.history import DraftHistory\nfrom lp.tree import TokenTree"),
         ("lp.engine", "import raylib, parallelism, hydraulics"),
         ("lp.engine", "'''Knows nothing of RANK, pickle or torch.distributed.'''"),
         ("parallel.mesh", "import os\nrank = int(os.environ['RANK'])"),

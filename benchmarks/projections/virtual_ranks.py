@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,8 @@ from lp.methods import DecodeSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint
 from lp.request import Sequence
-from lp.runner import ForwardRunner, SingleDevice
+from lp.runner import ForwardRunner, StepInput
+from lp.single_device import SingleDevice
 from lp.tree import TokenTree
 from lp.verification import Answers
 from parallel.comm.channel import HEADER
@@ -71,7 +72,7 @@ class VirtualLookaheadParallel(ForwardRunner):
         self.clock = clock
         self.sequence: Sequence
         self.steps: list[Step]
-        self.shares: TreePartitioner
+        self.partitioner: TreePartitioner
 
     @property
     def cache_bytes(self) -> int:
@@ -80,7 +81,7 @@ class VirtualLookaheadParallel(ForwardRunner):
 
     def open(self, sequence: Sequence) -> None:
         self.sequence, self.steps = sequence, []
-        self.shares = TreePartitioner(len(self.ranks))
+        self.partitioner = TreePartitioner(len(self.ranks))
         for rank in self.ranks:
             rank.open(sequence)
 
@@ -88,12 +89,13 @@ class VirtualLookaheadParallel(ForwardRunner):
         for rank in self.ranks:
             rank.close(sequence)
 
-    def forward(self, sequence: Sequence, tree: TokenTree) -> Answers:
-        parts = self.shares.split(tree, sequence.tokens)
+    def forward(self, step: StepInput) -> Answers:
+        sequence, tree = step.sequence, step.tree
+        parts = self.partitioner.split(tree, sequence.tokens)
         seconds, answers = [], []
         for rank, part in zip(self.ranks, parts, strict=True):
             begin = self.clock()
-            answers.append(rank.forward(sequence, tree.take(part)).pack())
+            answers.append(rank.forward(replace(step, tree=tree.take(part))).pack())
             seconds.append(self.clock() - begin)
         rows = max(len(rank.states[sequence.id].last) for rank in self.ranks)
         charges = exchange(max(len(part) for part in parts), len(self.ranks))
@@ -101,7 +103,7 @@ class VirtualLookaheadParallel(ForwardRunner):
         merged = np.empty((len(tree), answers[0].shape[1]), dtype=np.int32)
         for part, answered in reversed(list(zip(parts, answers, strict=True))):
             merged[part] = answered
-        return Answers.unpack(merged, sequence.num_candidates)
+        return Answers.unpack(merged, step.num_candidates)
 
 
 def record(
@@ -130,7 +132,7 @@ def replay(shard: CausalModel, collectives: LoneRank, single: Recording, clock: 
         sequence.tokens = single.sequence.tokens[: step.length]
         before, begin = collectives.charges, clock()
         tree = step.tree.take(range(len(step.tree)))  # of its own, as ranks have it: a tree remembers its visibility
-        runner.forward(sequence, tree).pack()
+        runner.forward(StepInput(sequence, tree)).pack()
         seconds = clock() - begin
         rows = len(runner.states[sequence.id].last)
         charges = collectives.charges - before + exchange(len(step.tree), collectives.num_ranks)

@@ -19,8 +19,8 @@ from lp import Engine
 from lp.methods import Auto
 from lp.model.checkpoint import Checkpoint
 from lp.request import Request
-from lp.runner import SingleDevice
 from lp.sampling.settings import Sampling
+from lp.single_device import SingleDevice
 from lp.stopping import Stopping
 from lp.tree import TokenTree
 
@@ -61,7 +61,7 @@ class TimedEngine(Engine):
     def submit(self, request: Request) -> None:
         super().submit(request)
         assert isinstance(self.runner, SingleDevice)
-        generation = self._turns[-1]
+        *_, generation = self.scheduler
         self._watch(self.runner.states[request.id].sampler, "answers", ANSWERS)
         self._watch(generation.decoder, "plan", "planning")
         self._watch(generation.decoder, "commit", "verifying")

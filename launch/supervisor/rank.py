@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import AbstractContextManager, closing
+from dataclasses import replace
 from datetime import timedelta
+from typing import cast
 
 import torch
 from torch.distributed import Store, TCPStore
@@ -18,16 +20,18 @@ from launch.program import process, runtime
 from launch.program.runtime import RuntimeSettings
 from launch.program.settings_json import from_json_values
 from launch.supervisor.rank_spec import KEY_VARIABLE, RankSpec
+from lp.assembly import find_step_times
+from lp.calibration.measure import StepTimesSource
 from lp.engine import Engine
 from lp.request import Progress
-from lp.runner import SingleDevice
+from lp.single_device import SingleDevice
+from parallel.build import EpochPlace, describe_mode, share_steps
 from parallel.comm.base import RankLost
 from parallel.comm.channel import Channel, StateDiverged
 from parallel.group.epoch import Epoch, joined, resume
 from parallel.group.link import Link
 from parallel.group.member import Fenced, FrontEndGone, Member
 from parallel.mesh import Mesh, choose_device
-from parallel.runners.lookahead import LookaheadParallel
 
 FENCED = 3
 
@@ -92,24 +96,27 @@ class _Rank:
 
     def _serve_whole(self) -> None:
         """The whole model is here: ranks may come and go."""
-        loaded, request_builder = runtime.load(self.settings, self.mesh, reader=None)
-        alone = SingleDevice(loaded.model, self.settings.attention.prefill_chunk)
-        engine = Engine(loaded, alone, request_builder, self.settings.parallel.debug)
+        settings = self.settings.on(self.mesh)
+        place = EpochPlace(settings.parallel, runtime.report_loaded(settings, self.mesh))
+        # Step times depend on how many ranks share a step, and so are found in the first epoch.
+        engine = Engine.assemble(replace(settings, step_times=StepTimesSource.off), place)
+        alone, model = cast(SingleDevice, engine.runner), engine.checkpoint.model
         self.member.send({"ready": {"device": str(self.mesh.device)}})
 
         def join(epoch: Epoch) -> AbstractContextManager[Channel]:
             mesh = epoch.mesh(self.mesh, self.spec.rank)
-            return joined(epoch, mesh, self.settings.parallel, self.store, self.member.is_over)
+            return joined(epoch, mesh, settings.parallel, self.store, self.member.is_over)
 
-        def take_up(epoch: Epoch, channel: Channel) -> list[Progress]:
-            runner = alone if channel.num_ranks == 1 else LookaheadParallel(alone, channel)
+        def resume_in(epoch: Epoch, channel: Channel) -> list[Progress]:
+            runner = share_steps(alone, channel)
             times = engine.history.step_times
             if epoch.is_first:
-                mesh = epoch.mesh(self.mesh, self.spec.rank)
-                times = runtime.step_times_of(self.settings, loaded.model, runner, channel, mesh)
+                mode = describe_mode(settings.parallel, epoch.mesh(self.mesh, self.spec.rank))
+                builder = engine.request_builder
+                times = find_step_times(builder, settings.step_times, model, runner, mode, channel.tell)
             return resume(engine, runner, channel, epoch, times)
 
-        self.member.serve(engine, join, take_up)
+        self.member.serve(engine, join, resume_in)
 
     def _serve_part(self) -> None:
         """Without all its ranks, such a group can do nothing: it serves in one epoch and ends with it."""

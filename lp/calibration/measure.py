@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 
 from lp.request import Sequence as TokenSequence
-from lp.runner import Runner
+from lp.runner import Runner, StepInput
 from lp.sampling.settings import Sampling
 from lp.step_cost import DEPTH, StepTimes
 from lp.tree import TokenTree, TreeBuilder
@@ -92,7 +92,7 @@ def _stopwatch(runner: Runner, vocab_size: int, max_length: int) -> Iterator[Cal
     """Seconds of a step by its rows, on a sequence that is there as long as the body runs."""
     num_cached = _num_cached(max_length)
     tokens = [token % vocab_size for token in range(1, num_cached + 1)]
-    sequence = TokenSequence("step-times", tokens, num_cached, Sampling(temperature=0.0, seed=0), CANDIDATES)
+    sequence = TokenSequence("step-times", tokens, num_cached, Sampling(temperature=0.0, seed=0))
     num_new = min(1 + ACCEPTED, max(0, max_length - num_cached - DEPTH))
     runner.open(sequence)
     try:
@@ -121,8 +121,8 @@ def _time_step(runner: Runner, sequence: TokenSequence, num_rows: int, vocab_siz
     for _ in range(NUM_LIKE):
         tree = bushy_tree(sequence.tokens[-1], num_rows, vocab_size)
         begin = time.perf_counter()
-        runner.start(sequence, tree)
-        runner.finish(sequence)
+        runner.start([StepInput(sequence, tree, CANDIDATES)])
+        runner.finish()
         end = time.perf_counter()
         sequence.tokens += [*tree.tokens[1:num_new].tolist(), 0][:num_new]
     del sequence.tokens[num_tokens:]

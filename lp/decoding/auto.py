@@ -6,15 +6,15 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 
-from lp.decoding.base import Drafted
 from lp.decoding.window import Window
 from lp.drafting.backoff import SpeculationBackoff
+from lp.drafting.base import Lesson, SequenceStart, StepAnswers
 from lp.drafting.growth import Growth, grow
 from lp.drafting.history import DraftHistory
 from lp.drafting.sources import Sources
 from lp.methods import Auto
 from lp.tree import TokenTree, TreeBuilder, chain
-from lp.verification import Accepted, Answers, verify
+from lp.verification import Accepted, Answers, Drafted, verify
 
 
 class AutoDecoder:
@@ -33,7 +33,7 @@ class AutoDecoder:
         self._num_candidates = settings.candidates if settings.recycled_drafts else 0
         self.profile = history.profile(settings, temperature)
         shared = history.shared(owner) if settings.shared_drafts and owner is not None else None
-        self.sources = Sources(self.profile.kinds, prompt, settings, temperature > 0, shared)
+        self.sources = Sources(self.profile.kinds, SequenceStart(settings, prompt, temperature > 0, shared))
         self._prompt, self._seed, self._levels = prompt, seed, settings.ngram - 1
         self._history = zlib.crc32(repr(prompt).encode())
         """A checksum of all that the sources have learnt from."""
@@ -56,7 +56,7 @@ class AutoDecoder:
     def _look_ahead(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
         if self._num_plain:
             self.sources.move_to(tokens[: -self._num_plain])
-            self.sources.learn_text(tokens[-self._num_plain :])
+            self.sources.learn(Lesson(self.sources.root, tokens[-self._num_plain :]))
             self._num_plain, self._window = 0, None
         if not self._trial.num_left:
             self._trial = self.profile.windows.choose()
@@ -64,7 +64,7 @@ class AutoDecoder:
         num_cells = self._window.num_cells if self._window else 0
         self.sources.move_to(tokens)
         self._growth = grow(
-            self.sources.context,
+            self.sources.root.context,
             self.sources.propose,
             self.profile.estimates.probabilities,
             max_depth=max(0, min(room, wanted - 1)),
@@ -96,10 +96,10 @@ class AutoDecoder:
         self._history = zlib.crc32(known.tobytes(), self._history)
         ngrams = self._window.commit(answers.targets, len(accepted.tokens)) if self._window else []
         self._learn_from(accepted)
-        self.sources.learn_ngrams(ngrams)
+        kept = None
         if answers.candidates is not None:
-            self.sources.learn_answers(self._tree, answers.candidates, accepted.rows)
-        self.sources.learn_text(accepted.tokens)
+            kept = StepAnswers(self._tree, answers.candidates, accepted.rows)
+        self.sources.learn(Lesson(self.sources.root, accepted.tokens, ngrams, kept))
         seconds = self._modelled_s()
         self.profile.windows.learn(self._trial, len(accepted.tokens), seconds)
         self._backoff.looked_ahead(len(accepted.tokens), seconds)

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from lp.tree import TokenTree
-from lp.verification import Accepted, Answers
-
-
-@dataclass
-class Drafted:
-    """Draft tokens of one step by the source they came from.
-
-    accepted: the source of each accepted token but the bonus token, in order.
-    """
-
-    proposed: Counter[str]
-    accepted: list[str]
+from lp.verification import Accepted, Answers, Drafted
 
 
 class Decoder(Protocol):

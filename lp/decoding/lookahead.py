@@ -1,52 +1,21 @@
-"""The decoding methods and the one loop body they share: plan a token tree, commit the targets.
+"""Decoding with an n-gram pool and a lookahead window, or one of them, or neither (arXiv 2402.02057, section 3).
 
-A method is what it hangs under the root: nothing (autoregressive), a chain of Jacobi guesses (jacobi), n-grams found
-in the text so far (prompt_lookup), or those, the window's n-grams and the window itself (lookahead); auto is a package
-of its own. Knows nothing of models, devices or ranks.
+With both this is `lookahead`; without a window `prompt_lookup`; without either `autoregressive`. Only drafts are
+verified; what the window's cells got right comes to use by way of the pool.
 """
 
 from __future__ import annotations
 
-import random
 import zlib
 from collections import Counter
 from collections.abc import Sequence
 
-from lp.decoding.auto import AutoDecoder
-from lp.decoding.base import Decoder, Drafted
 from lp.decoding.ngrams import NGramPool
 from lp.decoding.tries import merge
 from lp.decoding.window import Window
-from lp.drafting.history import DraftHistory
-from lp.methods import Auto, Autoregressive, DecodeSettings, Jacobi, Lookahead, PromptLookup
+from lp.methods import Lookahead, PromptLookup
 from lp.tree import TokenTree, TreeBuilder
-from lp.verification import Accepted, Answers, as_guesses, verify
-
-
-def make_decoder(
-    settings: DecodeSettings,
-    prompt: Sequence[int],
-    seed: int,
-    temperature: float,
-    history: DraftHistory,
-    owner: str | None = None,
-) -> Decoder:
-    """seed: of the tokens that fill window cells and Jacobi guesses that have no guess yet. temperature: 0 is greedy.
-    history: of the engine. owner: whose requests these are, if they may share what they know.
-    """
-    match settings:
-        case Auto():
-            return AutoDecoder(settings, prompt, seed, temperature, history, owner)
-        case Autoregressive():
-            return LookaheadDecoder(None, None, 0)
-        case Jacobi():
-            return JacobiDecoder(settings, prompt, seed)
-        case PromptLookup():
-            return LookaheadDecoder(None, PoolFeed(settings, prompt, windowed=False), settings.guesses)
-        case Lookahead():
-            window = Window(settings.window, settings.ngram - 1, prompt, seed)
-            feed = PoolFeed(settings, prompt, windowed=settings.window_drafts)
-            return LookaheadDecoder(window, feed, settings.guesses, settings.position_noise)
+from lp.verification import Accepted, Answers, Drafted, verify
 
 
 class PoolFeed:
@@ -115,36 +84,3 @@ class LookaheadDecoder:
         window = self.window.cells if self.window else []
         pool = list(self.feed.pool.items()) if self.feed else []
         return zlib.crc32(repr((window, pool)).encode()) >> 1
-
-
-class JacobiDecoder:
-    """A chain of guesses under the root; every step replaces each guess by the model's answer to the one before."""
-
-    num_candidates = 0
-
-    def __init__(self, settings: Jacobi, prompt: Sequence[int], seed: int):
-        self.random = random.Random(seed)
-        self.source = list(prompt)
-        self.size = settings.window
-        self.guesses = self._fresh(self.size)
-        self.tree: TokenTree
-
-    def _fresh(self, count: int) -> list[int]:
-        return self.random.choices(self.source, k=count)
-
-    def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
-        builder = TreeBuilder(tokens[-1])
-        row = 0
-        for guess in self.guesses[: min(room, wanted - 1)]:
-            row = builder.add(guess, row)
-        self.tree = builder.build()
-        return self.tree
-
-    def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, Drafted]:
-        accepted = verify(self.tree, answers.targets)
-        improved = as_guesses(answers.targets)[len(accepted.tokens) :].tolist()
-        self.guesses = improved + self._fresh(self.size - len(improved))
-        return accepted, Drafted(Counter(jacobi=len(self.tree) - 1), ["jacobi"] * len(accepted.drafted))
-
-    def fingerprint(self) -> int:
-        return zlib.crc32(repr(self.guesses).encode()) >> 1

@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 
+from lp.drafting.base import Proposals
 from lp.drafting.contexts import extend, last_token
 from lp.step_cost import StepCost
 
 LEAST = 1e-3
 """A node less likely than this is not worth its bookkeeping."""
-
-Proposals = list[tuple[int, Sequence[int]]]
-"""What may follow a context: ranked candidates, and the kind of the first of them. The next has the next kind."""
 
 
 @dataclass

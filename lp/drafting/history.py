@@ -12,14 +12,13 @@ from dataclasses import astuple, dataclass
 
 from lp.drafting.backoff import SharedBackoff
 from lp.drafting.contexts import ContextIndex
-from lp.drafting.sources import SUFFIX_LENGTHS, Kinds
+from lp.drafting.shared import make_shared_index
+from lp.drafting.sources import Kinds
 from lp.drafting.window_size import WindowChoice
 from lp.methods import Auto
 from lp.step_cost import StepCost, StepTimes
 
 MOST_OWNERS = 64
-LARGEST_SHARED = 1 << 18
-"""Contexts kept for one owner."""
 UNKNOWN_ROWS = 32
 """Rows of a step where nothing is known of what they cost: nearly free on most machines."""
 DECAY = 0.99
@@ -72,13 +71,11 @@ class DraftHistory:
         return self._profiles[key]
 
     def _fresh(self, settings: Auto) -> DraftProfile:
-        kinds, cost = Kinds(settings.candidates), self._cost(settings)
+        kinds, cost = Kinds(settings), self._cost(settings)
         levels = settings.ngram - 1
         largest = min(settings.max_window, cost.most_rows // 2 // levels) if settings.window_drafts else 0
         columns = sorted({0, largest // 3, 2 * largest // 3, largest})
-        return DraftProfile(
-            kinds, cost, Estimates(kinds.priors()), WindowChoice(columns, levels, cost), SharedBackoff()
-        )
+        return DraftProfile(kinds, cost, Estimates(kinds.priors), WindowChoice(columns, levels, cost), SharedBackoff())
 
     def _cost(self, settings: Auto) -> StepCost:
         if settings.rows:
@@ -89,7 +86,7 @@ class DraftHistory:
 
     def shared(self, owner: str) -> ContextIndex:
         """What one owner's requests share; the owners not seen for longest are forgotten first."""
-        index = self._shared.setdefault(owner, ContextIndex(SUFFIX_LENGTHS, LARGEST_SHARED))
+        index = self._shared.setdefault(owner, make_shared_index())
         self._shared.move_to_end(owner)
         if len(self._shared) > MOST_OWNERS:
             self._shared.popitem(last=False)

@@ -13,14 +13,18 @@ from enum import IntEnum
 
 import numpy as np
 
-from lp.drafting.contexts import BITS, mask
+from lp.drafting.base import Lesson, Proposals, SequenceStart
+from lp.drafting.contexts import BITS, mask, pairs
+from lp.methods import Auto
 
 TOKEN, PAIR = mask(1), mask(2)
+# Bits by which a position is shifted in a key, so that it stands above the pair.
 PLACE = 2 * BITS
-"""Where a position stands in a key, above the pair."""
 
+# Answers of each kind of match that are kept; the oldest are forgotten first.
+CAPACITY = 1 << 17
+# Answers kept by position before those that the text has passed are dropped.
 MOST_PLACES = 4096
-"""Answers kept by position before those that the text has passed are dropped."""
 
 
 class Match(IntEnum):
@@ -33,30 +37,66 @@ class Match(IntEnum):
     place = 4
 
 
-class RecycledAnswers:
-    """The newest answers of each kind, in bounded memory."""
+# The probability to expect of the best candidate of each match before any has been seen.
+CLOSENESS = {
+    Match.pair_and_place: 0.6,
+    Match.token_and_place: 0.5,
+    Match.pair: 0.5,
+    Match.token: 0.4,
+    Match.place: 0.2,
+}
 
-    def __init__(self, capacity: int, by_place: bool):
-        """capacity: answers of each kind; the oldest are forgotten first. by_place: under sampling."""
-        self.capacity = capacity
+
+class RecycledAnswers:
+    """See DraftSource. Keeps the newest answers in bounded memory; its kinds are the match and the candidate's rank."""
+
+    name = "recycled"
+
+    def __init__(self, num_candidates: int, by_place: bool, capacity: int = CAPACITY):
+        """num_candidates: K. by_place: keep answers by position as well, as pays under sampling."""
+        self.num_candidates = num_candidates
         self.by_place = by_place
+        self.capacity = capacity
         self._pairs: dict[int, tuple[int, ...]] = {}
         self._tokens: dict[int, tuple[int, ...]] = {}
         self._pairs_at: dict[int, tuple[int, ...]] = {}
         self._tokens_at: dict[int, tuple[int, ...]] = {}
         self._places: dict[int, tuple[int, ...]] = {}
 
-    def add(self, pairs: list[int], positions: list[int], answers: np.ndarray, right_rows: Sequence[int]) -> None:
-        """answers: [R, K] for each row, the best tokens after its pair (a context of two), which ends at a position.
+    @staticmethod
+    def kinds(settings: Auto) -> list[float]:
+        return [CLOSENESS[match] * 0.45**rank for match in Match for rank in range(settings.candidates)]
 
-        Of rows that are alike an earlier one counts more, and most one of `right_rows`, the later the more.
+    @classmethod
+    def begin(cls, start: SequenceStart) -> RecycledAnswers | None:
+        return cls(start.settings.candidates, start.is_sampled) if start.settings.recycled_drafts else None
+
+    def propose(self, path: int, position: int) -> Proposals:
+        return [(match * self.num_candidates, answers) for match, answers in self.lookup(path, position)]
+
+    def learn(self, lesson: Lesson) -> None:
+        """Keeps the answers of all rows; where rows are alike, those whose path was right are preferred."""
+        if lesson.answers is None:
+            return
+        root, (tree, candidates, right_rows) = lesson.root, lesson.answers
+        tokens = tree.tokens.tolist()
+        ends = pairs([tokens[parent] for parent in tree.parents.tolist()], tokens)
+        ends[0] = root.context & PAIR  # the token before the root is not in the tree
+        self.add(ends, [root.position + depth for depth in tree.depths.tolist()], candidates, right_rows)
+        self.forget(before=root.position)
+
+    def add(self, pairs: list[int], positions: list[int], answers: np.ndarray, right_rows: Sequence[int]) -> None:
+        """Keeps the answers of R rows, [R, K] best tokens each.
+
+        pairs: contexts of two tokens, in which the rows' paths end. positions: of the rows, in the sequence. Where rows
+        have the same key, the last of `right_rows` among them is kept, or else the first row.
         """
         tokens, places = [pair & TOKEN for pair in pairs], [position << PLACE for position in positions]
         tables = [(self._pairs, pairs), (self._tokens, tokens), (self._places, places)]
         if self.by_place:
             tables.append((self._pairs_at, [place | pair for place, pair in zip(places, pairs, strict=True)]))
             tables.append((self._tokens_at, [place | token for place, token in zip(places, tokens, strict=True)]))
-        best = list(zip(*answers.T.tolist(), strict=True))  # tuples, which the garbage collector soon lets be
+        best = list(zip(*answers.T.tolist(), strict=True))  # tuples: the garbage collector soon stops tracking them
         for table, keys in tables:
             table.update(zip(reversed(keys), reversed(best), strict=True))
             for row in right_rows:

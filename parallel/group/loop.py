@@ -51,7 +51,8 @@ def run(engine: Engine, channel: Channel, inbox: Inbox | None, emit: Callable[[P
         if not engine.is_idle:
             if inbox:
                 channel.announce(inbox.has_waiting())
-            emit(engine.step())
+            for progress in engine.step():
+                emit(progress)
 
 
 def _commands_due(channel: Channel, inbox: Inbox | None) -> bool:

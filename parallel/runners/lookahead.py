@@ -1,16 +1,19 @@
 """Lookahead parallelism (arXiv 2402.02057, section 3.4): every rank holds the whole model and computes a part of the
 token tree; one exchange of small integers then gives every rank all answers. Nothing else is communicated.
+
+A rank's answers travel as int32 [L, C]: L rows of the largest part (shorter parts are padded), C columns of packed
+answers (see Answers.pack). Gathered they are [ranks, L, C]; merged, [R, C] for the R rows of the whole tree.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 
 from lp.request import Sequence
-from lp.runner import ForwardRunner
-from lp.tree import TokenTree
+from lp.runner import ForwardRunner, StepInput
 from lp.verification import Answers
 from parallel.comm.channel import Channel
 from parallel.runners.partition import TreePartitioner
@@ -43,16 +46,17 @@ class LookaheadParallel(ForwardRunner):
         self.inner.close(sequence)
         self._partitioners.pop(sequence.id, None)
 
-    def forward(self, sequence: Sequence, tree: TokenTree) -> Answers:
+    def forward(self, step: StepInput) -> Answers:
         """Every replica's answers for its part, merged; of a row in several parts the lowest rank's answer counts."""
-        parts = self._partitioners[sequence.id].split(tree, sequence.tokens)
-        mine = self.inner.forward(sequence, tree.take(parts[self.channel.rank // self.ranks_per_replica])).pack()
-        largest = max(len(part) for part in parts)
-        payload = np.zeros((largest, mine.shape[1]), dtype=np.int32)
-        payload[: len(mine)] = mine
-        gathered = self.channel.gather(payload.ravel(), sequence.fingerprint).reshape(-1, *payload.shape)
+        tree = step.tree
+        parts = self._partitioners[step.sequence.id].split(tree, step.sequence.tokens)
+        own_part = parts[self.channel.rank // self.ranks_per_replica]
+        own = self.inner.forward(replace(step, tree=tree.take(own_part))).pack()
+        payload = np.zeros((max(map(len, parts)), own.shape[1]), dtype=np.int32)
+        payload[: len(own)] = own
+        gathered = self.channel.gather(payload.ravel(), step.fingerprint).reshape(-1, *payload.shape)
         by_replica = gathered[:: self.ranks_per_replica]
-        merged = np.empty((len(tree), mine.shape[1]), dtype=np.int32)
+        merged = np.empty((len(tree), own.shape[1]), dtype=np.int32)
         for part, answers in reversed(list(zip(parts, by_replica, strict=True))):
             merged[part] = answers[: len(part)]
-        return Answers.unpack(merged, sequence.num_candidates)
+        return Answers.unpack(merged, step.num_candidates)

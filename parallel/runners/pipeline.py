@@ -3,6 +3,10 @@
 All ranks plan the same trees and keep the same rows in their caches. A step's hidden states go from stage to stage; the
 last stage chooses the tokens and sends them to all others. As many steps as there are stages may be under way, each of
 another sequence: with one sequence the stages wait for one another. Knows nothing of how a model is cut into stages.
+
+Messages of a step of R rows, on S stages, C columns of packed answers (see Answers.pack), H integers of a header:
+from stage to stage bytes of the headers int32 [S, H], then of the hidden states [R, hidden] in the model's dtype;
+from the last stage to all others int32 [S * H + R * C], the headers and then the answers.
 """
 
 from __future__ import annotations
@@ -17,8 +21,8 @@ from torch import Tensor
 from lp.model.causal import CausalModel
 from lp.model.kv_cache import KVCache
 from lp.request import Sequence
-from lp.runner import SequenceState
-from lp.sampling.sampler import Sampler
+from lp.runner import StepInput
+from lp.single_device import SequenceState
 from lp.tree import TokenTree
 from lp.verification import Answers
 from parallel.comm.channel import HEADER, Channel
@@ -45,43 +49,55 @@ class PipelineParallel:
         self.prefill_chunk = prefill_chunk
         self.depth = pipeline.num_ranks
         self.states: dict[str, SequenceState] = {}
-        self._awaited: deque[tuple[str, int]] = deque()
-        """Steps under way whose results the last stage has yet to send: sequence, length of the message."""
-        self._results: dict[str, np.ndarray] = {}
+        self._under_way: deque[list[StepInput]] = deque()
+        # On the last stage: results of steps that have not been finished yet.
+        self._published: deque[np.ndarray] = deque()
 
     @property
     def cache_bytes(self) -> int:
         return sum(state.cache.num_bytes for state in self.states.values())
 
     def open(self, sequence: Sequence) -> None:
-        model = self.model
-        sampler = Sampler(sequence.sampling, sequence.prompt_length, model.eos, model.vocab_size, str(model.device))
-        self.states[sequence.id] = SequenceState(model.make_cache(len(sequence.tokens) + 1), sampler)
+        self.states[sequence.id] = SequenceState.begin(sequence, self.model)
 
     def close(self, sequence: Sequence) -> None:
         del self.states[sequence.id]
 
-    def start(self, sequence: Sequence, tree: TokenTree) -> None:
+    def start(self, steps: list[StepInput]) -> None:
         """Computes this stage's layers; waits for the stage before, but not for answers."""
-        state = self.states[sequence.id]
-        for part in state.prefill(sequence.tokens, self.prefill_chunk):
-            self._forward(part, state.cache, num_logits=1)
-        rows = state.attach(tree, sequence.tokens)
-        logits, headers = self._forward(rows, state.cache, len(tree), sequence.fingerprint)
-        if self._is_last:
-            answers = state.sampler.answers(logits, tree, sequence.tokens, sequence.num_candidates)
-            self._publish(sequence, np.concatenate([headers.ravel(), answers.pack().ravel()]))
-        else:
-            self._awaited.append((sequence.id, headers.size + len(tree) * _num_columns(sequence)))
+        for step in steps:
+            self._compute(step)
+        self._under_way.append(steps)
 
-    def finish(self, sequence: Sequence) -> Answers:
+    def finish(self) -> list[Answers]:
         """Waits for the last stage. Raises StateDiverged, on all ranks alike, and RankLost."""
-        while sequence.id not in self._results:
-            other, length = self._awaited.popleft()
-            self._results[other] = self.pipeline.receive((length,), torch.int32, self.depth - 1).cpu().numpy()
-        headers, packed = np.split(self._results.pop(sequence.id), [self.depth * HEADER])
+        return [self._result(step) for step in self._under_way.popleft()]
+
+    def abandon(self) -> None:
+        while self._under_way:
+            self.finish()
+
+    def _compute(self, step: StepInput) -> None:
+        tokens, state = step.sequence.tokens, self.states[step.sequence.id]
+        for part in state.prefill(tokens, self.prefill_chunk):
+            self._forward(part, state.cache, num_logits=1)
+        rows = state.attach(step.tree, tokens)
+        logits, headers = self._forward(rows, state.cache, len(step.tree), step.fingerprint)
+        if self._is_last:
+            answers = state.sampler.answers(logits, step.tree, tokens, step.num_candidates)
+            self._publish(np.concatenate([headers.ravel(), answers.pack().ravel()]))
+
+    def _result(self, step: StepInput) -> Answers:
+        """What the last stage has sent of a step; steps come in the order in which they were started."""
+        num_columns = _num_columns(step)
+        if self._is_last:
+            result = self._published.popleft()
+        else:
+            length = self.depth * HEADER + len(step.tree) * num_columns
+            result = self.pipeline.receive((length,), torch.int32, self.depth - 1).cpu().numpy()
+        headers, packed = np.split(result, [self.depth * HEADER])
         self.channel.heard(headers.reshape(self.depth, HEADER))
-        return Answers.unpack(packed.reshape(-1, _num_columns(sequence)), sequence.num_candidates)
+        return Answers.unpack(packed.reshape(-1, num_columns), step.num_candidates)
 
     @property
     def _is_first(self) -> bool:
@@ -120,14 +136,14 @@ class PipelineParallel:
         headers = message[:num_header_bytes].view(torch.int32).view(self.depth, HEADER).cpu().numpy()
         return headers, message[num_header_bytes:].view(self.model.dtype).view(1, num_rows, config.hidden_size)
 
-    def _publish(self, sequence: Sequence, result: np.ndarray) -> None:
+    def _publish(self, result: np.ndarray) -> None:
         """Gives every rank the result of a step, the first stage first: it is the one that goes on."""
         for stage in range(self.depth - 1):
             self.pipeline.send(torch.from_numpy(result).to(self.model.device), stage)
-        self._results[sequence.id] = result
+        self._published.append(result)
 
 
-def _num_columns(sequence: Sequence) -> int:
-    """Of packed answers, see Answers.pack."""
-    num_top = sequence.sampling.logprobs
-    return max(1, sequence.num_candidates) + (0 if num_top is None else 1 + 2 * num_top)
+def _num_columns(step: StepInput) -> int:
+    """Columns of packed answers, see Answers.pack."""
+    num_top = step.sequence.sampling.logprobs
+    return max(1, step.num_candidates) + (0 if num_top is None else 1 + 2 * num_top)

@@ -10,8 +10,8 @@ import torch
 
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.request import Sequence
-from lp.runner import SingleDevice
-from lp.tree import TokenTree
+from lp.runner import StepInput
+from lp.single_device import SingleDevice
 from lp.verification import Answers
 
 GREEDY = Sampling(temperature=0.0, seed=0)
@@ -43,14 +43,14 @@ class TwoAtATime(SingleDevice):
         self.under_way: list[str] = []
         self.most = 0
 
-    def start(self, sequence: Sequence, tree: TokenTree) -> None:
-        self.under_way.append(sequence.id)
+    def start(self, steps: list[StepInput]) -> None:
+        self.under_way += [step.sequence.id for step in steps]
         self.most = max(self.most, len(self.under_way))
-        super().start(sequence, tree)
+        super().start(steps)
 
-    def finish(self, sequence: Sequence) -> Answers:
-        self.under_way.remove(sequence.id)
-        return super().finish(sequence)
+    def finish(self) -> list[Answers]:
+        del self.under_way[0]
+        return super().finish()
 
     def close(self, sequence: Sequence) -> None:
         assert sequence.id not in self.under_way, "a sequence is let go whose step is under way"
@@ -65,12 +65,12 @@ def test_steps_of_several_requests_under_way_at_once(llama: Engine) -> None:
     for number, prompt in enumerate(prompts):
         stopping = Stopping(max_new_tokens=12)
         engine.submit(engine.request_builder.build(prompt, Lookahead(), GREEDY, stopping, request_id=str(number)))
-    assert engine.step().request_id == "0" and runner.under_way == ["1"]
+    assert engine.step()[0].request_id == "0" and runner.under_way == ["1"]
     assert engine.cancel("1") and runner.under_way == []  # one whose step is under way
     assert engine.cancel("3") and engine.num_running == 2  # one that has not begun
     tokens: dict[str, list[int]] = {}
     while not engine.is_idle:
-        progress = engine.step()
+        (progress,) = engine.step()
         tokens.setdefault(progress.request_id, []).extend(progress.tokens)
     assert tokens["0"] == alone[0][-len(tokens["0"]) :] and tokens["2"] == alone[2]
     assert runner.most == 2 and not runner.states

@@ -14,7 +14,7 @@ from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sa
 from lp.methods import DecodeSettings
 from lp.request import Completion
 from lp.request_builder import RequestBuilder
-from lp.runner import SingleDevice
+from lp.single_device import SingleDevice
 from tests.models import ARCHITECTURES, CONTEXT, SLIDING_WINDOW, VOCAB_SIZE, generate_greedily
 
 GREEDY = Sampling(temperature=0.0)

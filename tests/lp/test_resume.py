@@ -9,7 +9,7 @@ import pytest
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
 from lp.methods import DecodeSettings
 from lp.request import Completion, Progress, Request
-from lp.runner import SingleDevice
+from lp.single_device import SingleDevice
 from lp.statistics import Statistics
 
 PROMPT = [5, 9, 5, 9, 5, 7, 30, 31, 32, 5, 9]
@@ -39,7 +39,7 @@ def request_of(engine: Engine, decode: DecodeSettings, sampling: Sampling, name:
 
 def finish(engine: Engine, name: str, done: Completion) -> Completion:
     while done.finish_reason is None:
-        progress = engine.step()
+        (progress,) = engine.step()
         if progress.request_id == name:
             done.extend(progress)
     return done
@@ -85,7 +85,8 @@ def test_a_step_that_was_given_up_leaves_nothing_behind(engine: Engine) -> None:
     engine.submit(request)
     engine.step()
     assert isinstance(engine.runner, SingleDevice)
-    engine._start(engine._turns[0])  # its answers never come
+    (generation,) = engine.scheduler
+    engine.runner.start([engine._plan(generation)])  # its answers never come
     (replayed,) = engine.resume(engine.runner, [(request, engine.generated()["it"])], None)
     assert finish(engine, "it", taken_up(replayed)).token_ids == expected.token_ids
 
@@ -107,11 +108,11 @@ def test_requests_that_are_not_named_are_dropped_and_others_keep_their_turns(eng
     requests = {name: request_of(engine, Autoregressive(), GREEDY, name) for name in names}
     for request in requests.values():
         engine.submit(request)
-    generated = {progress.request_id: progress.tokens for progress in (engine.step() for _ in names)}
+    generated = {progress.request_id: progress.tokens for _ in names for progress in engine.step()}
     assert engine.generated() == generated
     engine.resume(engine.runner, [(requests[name], generated[name]) for name in ("c", "a")], None)
     assert sorted(engine.runner.states) == ["a", "c"]  # type: ignore[attr-defined]
-    assert [engine.step().request_id for _ in range(4)] == ["c", "a", "c", "a"]
+    assert [engine.step()[0].request_id for _ in range(4)] == ["c", "a", "c", "a"]
     assert engine.resume(engine.runner, [], None) == [] and engine.is_idle
 
 
@@ -123,15 +124,15 @@ def test_what_was_learnt_is_forgotten_so_that_engines_become_the_same(
     for one in (engine, other):
         one.resume(one.runner, [(request, [5, 9, 5])], None)
     for _ in range(5):
-        assert engine._turns[0].fingerprint() == other._turns[0].fingerprint()
-        assert engine.step().tokens == other.step().tokens
+        assert next(iter(engine.scheduler)).fingerprint() == next(iter(other.scheduler)).fingerprint()
+        assert engine.step()[0].tokens == other.step()[0].tokens
 
 
 def test_progress_survives_json(engine: Engine) -> None:
     request = request_of(engine, Auto(rows=24), Sampling(temperature=0.0, seed=0, logprobs=2))
     engine.submit(request)
     for _ in range(3):
-        progress = engine.step()
+        (progress,) = engine.step()
         told = Progress.from_dict(progress.to_dict())
         assert (told.tokens, told.text, told.logprobs) == (progress.tokens, progress.text, progress.logprobs)
         assert told.stats.to_dict() == progress.stats.to_dict()

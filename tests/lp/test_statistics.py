@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from lp import Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
-from lp.decoding.base import Drafted
 from lp.methods import DecodeSettings
 from lp.statistics import Statistics
+from lp.verification import Drafted
 
 PROMPT = [5, 6, 7, 8, 9, 10] * 8
 

@@ -17,10 +17,9 @@ from launch.server.run import Server, bind
 from launch.server.settings import ServerSettings
 from lp import Engine
 from lp.model.checkpoint import Checkpoint
-from lp.request import Sequence
 from lp.request_builder import RequestBuilder
-from lp.runner import SingleDevice
-from lp.tree import TokenTree
+from lp.runner import StepInput
+from lp.single_device import SingleDevice
 from lp.verification import Answers
 from parallel.comm.channel import Channel
 from parallel.comm.local import LocalExchange
@@ -37,11 +36,11 @@ class Gate(SingleDevice):
         self.open_gate.set()
         self.error: Exception | None = None
 
-    def forward(self, sequence: Sequence, tree: TokenTree) -> Answers:
+    def forward(self, step: StepInput) -> Answers:
         assert self.open_gate.wait(30)
         if self.error:
             raise self.error
-        return super().forward(sequence, tree)
+        return super().forward(step)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from launch.backend import EngineBackend
 from launch.server.run import serve
 from launch.server.settings import ServerSettings
 from lp import Engine
-from lp.runner import SingleDevice
+from lp.single_device import SingleDevice
 from parallel.comm.channel import Channel
 from parallel.comm.local import LocalExchange
 
@@ -23,9 +23,9 @@ class SlowRunner(SingleDevice):
         super().__init__(model)
         self.step_s = step_s
 
-    def forward(self, sequence, tree):
+    def forward(self, step):
         time.sleep(self.step_s)
-        return super().forward(sequence, tree)
+        return super().forward(step)
 
 
 def main() -> int:

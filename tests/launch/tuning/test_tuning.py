@@ -93,7 +93,8 @@ def serve(trial: Trial, engine: Engine) -> None:
         assert trial._current
         engine.submit(trial._current)
         while not engine.is_idle and not trial.has_waiting():
-            trial.emit(engine.step())
+            for progress in engine.step():
+                trial.emit(progress)
 
 
 def test_steps_that_hold_a_prompt_do_not_count(llama: Engine) -> None:

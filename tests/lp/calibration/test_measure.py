@@ -12,7 +12,7 @@ from lp import Engine
 from lp.calibration import measure
 from lp.calibration.measure import bushy_tree, measure_step_times, still_holds
 from lp.request import Sequence
-from lp.tree import TokenTree
+from lp.runner import StepInput
 from lp.verification import Answers
 
 
@@ -34,13 +34,17 @@ class Machine:
         self.sequences.append(sequence)
         self.is_open = True
 
-    def start(self, sequence: Sequence, tree: TokenTree) -> None:
-        assert self.is_open and tree.tokens[0] == sequence.tokens[-1]
-        self.sizes.append(len(tree))
+    def start(self, steps: list[StepInput]) -> None:
+        (step,) = steps
+        assert self.is_open and step.tree.tokens[0] == step.sequence.tokens[-1] and step.num_candidates == 8
+        self.sizes.append(len(step.tree))
 
-    def finish(self, sequence: Sequence) -> Answers:
+    def finish(self) -> list[Answers]:
         self.now += self.seconds(self.sizes[-1], len(self.sizes))
-        return Answers(np.zeros(self.sizes[-1], dtype=np.int64))
+        return [Answers(np.zeros(self.sizes[-1], dtype=np.int64))]
+
+    def abandon(self) -> None:
+        pass
 
     def close(self, sequence: Sequence) -> None:
         self.is_open = False
@@ -66,7 +70,7 @@ def test_each_size_gets_its_time(machine_of: Make) -> None:
     assert times.seconds == pytest.approx([0.001 + rows / 10_000 for rows in times.rows])
     assert not machine.is_open
     (sequence,) = machine.sequences
-    assert (len(sequence.tokens), sequence.num_candidates, sequence.sampling.temperature) == (256, 8, 0.0)
+    assert (len(sequence.tokens), sequence.sampling.temperature) == (256, 0.0)
     assert max(Counter(machine.sizes).values()) == 2 * (1 + measure.MOST_ROUNDS)
 
 
@@ -75,7 +79,7 @@ def test_steps_take_up_where_some_drafts_of_the_last_were_right(monkeypatch: pyt
     machine = Machine(lambda rows, _: 0.001)
     seen: list[list[int]] = []
     start = machine.start
-    monkeypatch.setattr(machine, "start", lambda s, tree: (seen.append(list(s.tokens)), start(s, tree)))
+    monkeypatch.setattr(machine, "start", lambda steps: (seen.append(list(steps[0].sequence.tokens)), start(steps)))
     measure_step_times(machine, 300, 4096, most_rows=8)
     by_size = {rows: seen[place + 1][256:] for place, rows in enumerate(machine.sizes) if len(seen[place]) == 256}
     assert by_size == {1: [0], 2: [1, 0], 4: [1, 2, 3, 0], 8: [1, 2, 3, 0]}

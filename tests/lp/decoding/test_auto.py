@@ -114,7 +114,7 @@ def test_a_new_request_begins_with_what_was_learnt_but_with_no_text_of_others() 
     decode(counting, 300, settings, history=history)
     estimates = history.profile(settings, 0.0).estimates
     kinds = history.profile(settings, 0.0).kinds
-    assert estimates.probabilities != kinds.priors()
+    assert estimates.probabilities != kinds.priors
     run = decode(counting, 30, settings, history=history, prompt=[40])
     assert set(run.rows) == {1}, "nothing of the first request's text is known to the second"
 

@@ -9,7 +9,8 @@ import pytest
 
 from lp import Auto, Autoregressive, Jacobi, Lookahead, PromptLookup
 from lp.decoding.base import Decoder
-from lp.decoding.lookahead import LookaheadDecoder, make_decoder
+from lp.decoding.lookahead import LookaheadDecoder
+from lp.decoding.make import make_decoder
 from lp.drafting.history import DraftHistory
 from lp.methods import DecodeSettings
 from lp.tree import TokenTree

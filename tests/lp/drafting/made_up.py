@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lp.decoding.base import Decoder
-from lp.decoding.lookahead import make_decoder
+from lp.decoding.make import make_decoder
 from lp.drafting.history import DraftHistory
 from lp.methods import Auto
 from lp.step_cost import StepTimes

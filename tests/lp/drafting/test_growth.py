@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from lp.drafting.base import Proposals
 from lp.drafting.contexts import LONGEST, context_of, mask
-from lp.drafting.growth import Growth, Proposals, grow
+from lp.drafting.growth import Growth, grow
 from lp.step_cost import StepCost, StepTimes
 
 FLAT = StepTimes.flat()

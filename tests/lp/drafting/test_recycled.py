@@ -12,7 +12,7 @@ from lp.drafting.recycled import Match, RecycledAnswers
 
 def answers(by_place: bool, capacity: int = 100) -> RecycledAnswers:
     """Of three rows: 4 after 5 at 30, 2 after 3 at 20 and 2 after 1 at 10."""
-    found = RecycledAnswers(capacity, by_place)
+    found = RecycledAnswers(2, by_place, capacity)
     found.add(pairs([5, 3, 1], [4, 2, 2]), [30, 20, 10], np.array([[41, 42], [23, 24], [21, 22]]), [])
     return found
 
@@ -60,7 +60,7 @@ def test_the_newest_answer_counts() -> None:
 def test_of_rows_that_are_alike_right_ones_count_most_and_then_the_first() -> None:
     alike, places, best = pairs([1, 1, 1], [2, 2, 2]), [11, 11, 11], np.array([[1, 2], [3, 4], [5, 6]])
     for right_rows, expected in [([], (1, 2)), ([1], (3, 4)), ([1, 2], (5, 6))]:
-        found = RecycledAnswers(100, by_place=True)
+        found = RecycledAnswers(2, by_place=True)
         found.add(alike, places, best, right_rows)
         assert lookup(found, 1, 2, 11) == [(Match.pair_and_place, expected), (Match.pair, expected)]
 

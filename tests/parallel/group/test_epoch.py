@@ -16,7 +16,7 @@ from torch.distributed import TCPStore
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.methods import Auto, DecodeSettings
 from lp.request import Request
-from lp.runner import SingleDevice
+from lp.single_device import SingleDevice
 from parallel.comm.base import EpochOver, RankLost
 from parallel.group.epoch import Epoch, joined, resume
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
@@ -67,7 +67,7 @@ def lose_one(mesh: Mesh, channel, exchange: str, folder: str, victim: int, num_s
                         return tokens
                     if mesh.rank == victim and number == num_steps:
                         os.kill(os.getpid(), signal.SIGKILL)
-                    progress = engine.step()
+                    (progress,) = engine.step()
                     tokens[progress.request_id] = tokens[progress.request_id] + progress.tokens
         except RankLost:
             lost.set()

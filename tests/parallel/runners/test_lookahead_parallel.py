@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling
 from lp.methods import DecodeSettings
 from lp.model.checkpoint import ModelSettings, load
-from lp.runner import SingleDevice
+from lp.single_device import SingleDevice
 from parallel.comm.channel import Channel, StateDiverged
 from parallel.mesh import Mesh
 from parallel.runners.lookahead import LookaheadParallel

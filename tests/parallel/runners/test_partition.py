@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lp.decoding.lookahead import make_decoder
+from lp.decoding.make import make_decoder
 from lp.drafting.history import DraftHistory
 from lp.methods import Lookahead
 from lp.tree import PREFIX, TokenTree, TreeBuilder

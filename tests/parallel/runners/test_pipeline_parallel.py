@@ -18,7 +18,7 @@ from lp.methods import DecodeSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.request import Request, Sequence
-from lp.tree import TokenTree
+from lp.runner import StepInput
 from lp.verification import Answers
 from parallel.comm.base import RankLost
 from parallel.comm.channel import Channel, StateDiverged
@@ -54,14 +54,14 @@ class Recorded(PipelineParallel):
         self.under_way: list[str] = []
         self.most = 0
 
-    def start(self, sequence: Sequence, tree: TokenTree) -> None:
-        super().start(sequence, tree)
-        self.under_way.append(sequence.id)
+    def start(self, steps: list[StepInput]) -> None:
+        super().start(steps)
+        self.under_way += [step.sequence.id for step in steps]
         self.most = max(self.most, len(self.under_way))
 
-    def finish(self, sequence: Sequence) -> Answers:
-        self.under_way.remove(sequence.id)
-        return super().finish(sequence)
+    def finish(self) -> list[Answers]:
+        del self.under_way[0]
+        return super().finish()
 
     def close(self, sequence: Sequence) -> None:
         assert sequence.id not in self.under_way, "a sequence is let go whose step is under way"
@@ -152,7 +152,7 @@ def serve_five(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, lis
         engine.submit(request(engine, name))
     tokens: dict[str, list[int]] = {name: [] for name in FIVE}
     while not engine.is_idle:
-        progress = engine.step()
+        (progress,) = engine.step()
         tokens[progress.request_id] += progress.tokens
         if "1" in runner.under_way and len(tokens["1"]) >= 3:
             assert engine.cancel("1")
@@ -195,10 +195,10 @@ def costs(mesh: Mesh, channel: Channel, folder: str) -> Costs:
     pipeline = connect_stages(mesh)
     engine, runner = stage_engine(channel, pipeline, folder)
     engine.submit(request(engine, "0", Autoregressive()))
-    steps = engine.step().stats.steps
+    steps = engine.step()[0].stats.steps
     cached = runner.states["0"].cache.num_bytes
     while not engine.is_idle:
-        steps = engine.step().stats.steps
+        steps = engine.step()[0].stats.steps
     model = engine.checkpoint.model
     sent = pipeline.traffic
     return Costs(len(model.layers), num_weight_bytes(model.model), cached, steps, sent.num_collectives, sent.bytes_sent)
@@ -259,7 +259,7 @@ def diverge(mesh: Mesh, channel: Channel, folder: str) -> tuple[int, int, str]:
     engine, _ = stage_engine(channel, connect_stages(mesh), folder)
     engine.submit(request(engine, "0"))
     engine.submit(request(engine, "1", sampling=replace(GREEDY, seed=mesh.rank == 1)))
-    first = engine.step().request_id
+    first = engine.step()[0].request_id
     with pytest.raises(StateDiverged) as caught:
         engine.step()
     return caught.value.rank, caught.value.step, first

@@ -14,7 +14,7 @@ from lp.calibration import measure
 from lp.calibration.calibrate import resolve_step_times
 from lp.calibration.measure import StepTimesSource
 from lp.model.checkpoint import ModelSettings, load
-from lp.runner import SingleDevice
+from lp.single_device import SingleDevice
 from parallel.runners.lookahead import LookaheadParallel
 from tests.parallel.ranks import run_ranks
 

@@ -16,7 +16,7 @@ from lp.methods import DecodeSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.exactness import UnsupportedArchitecture
-from lp.runner import SingleDevice
+from lp.single_device import SingleDevice
 from lp.tree import TreeBuilder
 from parallel.comm.channel import Channel
 from parallel.comm.collectives import Collectives, LocalCollectives

@@ -16,7 +16,7 @@ from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast.choose import CompileMode
 from lp.model.fast.cuda_graphs import MOST_CACHES, CapturedForward
 from lp.model.fast.traced import TracedForward
-from lp.runner import SingleDevice
+from lp.single_device import SingleDevice
 from tests.lp.test_lossless import make_prompt
 from tests.lp.test_tree import random_tree
 

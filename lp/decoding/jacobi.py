@@ -1,0 +1,45 @@
+"""Plain Jacobi decoding (arXiv 2402.02057, section 2): a chain of guesses that every step improves and moves along."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+
+from lp.methods import Jacobi
+from lp.tree import TokenTree, TreeBuilder
+from lp.verification import Accepted, Answers, Drafted, as_guesses, verify
+
+
+class JacobiDecoder:
+    """A chain of guesses under the root; every step replaces each guess by the model's answer to the one before."""
+
+    num_candidates = 0
+
+    def __init__(self, settings: Jacobi, prompt: Sequence[int], seed: int):
+        self.random = random.Random(seed)
+        self.source = list(prompt)
+        self.size = settings.window
+        self.guesses = self._fresh(self.size)
+        self.tree: TokenTree
+
+    def _fresh(self, count: int) -> list[int]:
+        return self.random.choices(self.source, k=count)
+
+    def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
+        builder = TreeBuilder(tokens[-1])
+        row = 0
+        for guess in self.guesses[: min(room, wanted - 1)]:
+            row = builder.add(guess, row)
+        self.tree = builder.build()
+        return self.tree
+
+    def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, Drafted]:
+        accepted = verify(self.tree, answers.targets)
+        improved = as_guesses(answers.targets)[len(accepted.tokens) :].tolist()
+        self.guesses = improved + self._fresh(self.size - len(improved))
+        return accepted, Drafted(Counter(jacobi=len(self.tree) - 1), ["jacobi"] * len(accepted.drafted))
+
+    def fingerprint(self) -> int:
+        return zlib.crc32(repr(self.guesses).encode()) >> 1

@@ -1,0 +1,39 @@
+"""Makes the decoder that a request asks for: a new decoding method is one more file, and one more case here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lp.decoding.auto import AutoDecoder
+from lp.decoding.base import Decoder
+from lp.decoding.jacobi import JacobiDecoder
+from lp.decoding.lookahead import LookaheadDecoder, PoolFeed
+from lp.decoding.window import Window
+from lp.drafting.history import DraftHistory
+from lp.methods import Auto, Autoregressive, DecodeSettings, Jacobi, Lookahead, PromptLookup
+
+
+def make_decoder(
+    settings: DecodeSettings,
+    prompt: Sequence[int],
+    seed: int,
+    temperature: float,
+    history: DraftHistory,
+    owner: str | None = None,
+) -> Decoder:
+    """seed: of the tokens that fill window cells and Jacobi guesses that have no guess yet. temperature: 0 is greedy.
+    history: of the engine. owner: whose requests these are, if they may share what they know.
+    """
+    match settings:
+        case Auto():
+            return AutoDecoder(settings, prompt, seed, temperature, history, owner)
+        case Autoregressive():
+            return LookaheadDecoder(None, None, 0)
+        case Jacobi():
+            return JacobiDecoder(settings, prompt, seed)
+        case PromptLookup():
+            return LookaheadDecoder(None, PoolFeed(settings, prompt, windowed=False), settings.guesses)
+        case Lookahead():
+            window = Window(settings.window, settings.ngram - 1, prompt, seed)
+            feed = PoolFeed(settings, prompt, windowed=settings.window_drafts)
+            return LookaheadDecoder(window, feed, settings.guesses, settings.position_noise)

@@ -1,0 +1,41 @@
+"""Shared n-grams: what followed the same last tokens in other requests of the same owner, who has agreed to it."""
+
+from __future__ import annotations
+
+from lp.drafting.base import Lesson, Proposals, SequenceStart
+from lp.drafting.contexts import FOLLOWERS, ContextIndex, context_of
+from lp.drafting.suffix import LENGTHS, text_kinds
+from lp.methods import Auto
+
+# Contexts kept for one owner.
+CAPACITY = 1 << 18
+
+
+def make_shared_index() -> ContextIndex:
+    """An empty index for one owner's requests."""
+    return ContextIndex(LENGTHS, CAPACITY)
+
+
+class SharedNGrams:
+    """See DraftSource. Its kinds are those of the suffix index, counted apart."""
+
+    name = "shared"
+
+    def __init__(self, index: ContextIndex, start: SequenceStart):
+        self._index = index
+        self._index.add_text(context_of(start.prompt[:1]), start.prompt[1:])
+
+    @staticmethod
+    def kinds(settings: Auto) -> list[float]:
+        return text_kinds()
+
+    @classmethod
+    def begin(cls, start: SequenceStart) -> SharedNGrams | None:
+        return None if start.shared is None else cls(start.shared, start)
+
+    def propose(self, path: int, position: int) -> Proposals:
+        found = self._index.lookup(path)
+        return [(found[0] * FOLLOWERS, found[1])] if found else []
+
+    def learn(self, lesson: Lesson) -> None:
+        self._index.add_text(lesson.root.context, lesson.accepted)

@@ -1,0 +1,42 @@
+"""The suffix index: what followed the same last tokens in the prompt or the output. The longest match counts."""
+
+from __future__ import annotations
+
+from lp.drafting.base import Lesson, Proposals, SequenceStart
+from lp.drafting.contexts import FOLLOWERS, ContextIndex, context_of
+from lp.methods import Auto
+
+# Lengths of the contexts by which a text is indexed.
+LENGTHS = (1, 2, 3, 4, 6, 8)
+CAPACITY = 1 << 20
+
+
+def text_kinds() -> list[float]:
+    """What to expect of text that followed the same tokens: longer matches and better ranks are worth more."""
+    by_rank = [0.3**rank for rank in range(FOLLOWERS)]
+    return [min(0.9, 0.3 + 0.1 * length) * share for length in LENGTHS for share in by_rank]
+
+
+class SuffixIndex:
+    """See DraftSource. Its kinds are the length of the match and the candidate's rank, the newest first."""
+
+    name = "suffix"
+
+    def __init__(self, start: SequenceStart):
+        self._index = ContextIndex(LENGTHS, CAPACITY)
+        self._index.add_text(context_of(start.prompt[:1]), start.prompt[1:])
+
+    @staticmethod
+    def kinds(settings: Auto) -> list[float]:
+        return text_kinds()
+
+    @classmethod
+    def begin(cls, start: SequenceStart) -> SuffixIndex | None:
+        return cls(start) if start.settings.suffix_drafts else None
+
+    def propose(self, path: int, position: int) -> Proposals:
+        found = self._index.lookup(path)
+        return [(found[0] * FOLLOWERS, found[1])] if found else []
+
+    def learn(self, lesson: Lesson) -> None:
+        self._index.add_text(lesson.root.context, lesson.accepted)

@@ -1,0 +1,38 @@
+"""The n-grams that the lookahead window has yielded (arXiv 2402.02057, section 3.1), by their first tokens."""
+
+from __future__ import annotations
+
+from lp.drafting.base import Lesson, Proposals, SequenceStart
+from lp.drafting.contexts import FOLLOWERS, ContextIndex, context_of
+from lp.methods import Auto
+
+# Lengths of the contexts by which n-grams are indexed.
+LENGTHS = (1, 2, 3, 4)
+CAPACITY = 1 << 20
+
+
+class WindowNGrams:
+    """See DraftSource. Its kinds are the length of the match and the candidate's rank, the newest first."""
+
+    name = "window"
+
+    def __init__(self, ngram: int):
+        """ngram: N, tokens of an n-gram."""
+        self._index = ContextIndex(LENGTHS[: ngram - 1], CAPACITY)
+
+    @staticmethod
+    def kinds(settings: Auto) -> list[float]:
+        by_rank = [0.3**rank for rank in range(FOLLOWERS)]
+        return [(0.15 + 0.1 * length) * share for length in LENGTHS for share in by_rank]
+
+    @classmethod
+    def begin(cls, start: SequenceStart) -> WindowNGrams | None:
+        return cls(start.settings.ngram) if start.settings.window_drafts else None
+
+    def propose(self, path: int, position: int) -> Proposals:
+        found = self._index.lookup(path)
+        return [(found[0] * FOLLOWERS, found[1])] if found else []
+
+    def learn(self, lesson: Lesson) -> None:
+        for ngram in lesson.ngrams:
+            self._index.add(context_of(ngram[:-1]), ngram[-1])
