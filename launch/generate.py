@@ -25,7 +25,7 @@ from launch.prompts.collect import NamedPrompt
 from lp.engine import NOT_A_NUMBER
 from lp.request import Completion, Progress, Request
 from lp.request_builder import RequestBuilder
-from lp.stopping import Stopping
+from lp.text.stopping import Stopping
 from parallel.group import loop
 from parallel.group.loop import Command
 

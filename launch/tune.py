@@ -28,7 +28,7 @@ from launch.tuning.trial import Trial, make_requests
 from lp.calibration.measure import StepTimesSource
 from lp.engine import NOT_A_NUMBER
 from lp.methods import Auto
-from lp.stopping import Stopping
+from lp.text.stopping import Stopping
 from parallel.group import loop
 
 log = logging.getLogger("lookahead")

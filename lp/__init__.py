@@ -4,7 +4,7 @@ from lp.engine import Engine
 from lp.methods import Auto, Autoregressive, DecodeLimits, Jacobi, Lookahead, PromptLookup
 from lp.request import Completion, Progress
 from lp.sampling.settings import Sampling
-from lp.stopping import Stopping
+from lp.text.stopping import Stopping
 
 __all__ = [
     "Auto",

@@ -24,7 +24,7 @@ from lp.sampling.settings import Sampling
 from lp.scheduler import Scheduler
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
-from lp.stopping import Stopping
+from lp.text.stopping import Stopping
 from lp.verification import Answers
 
 NOT_A_NUMBER = "the model answered with something that is not a number (NaN); try dtype=float32 or bfloat16"

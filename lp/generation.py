@@ -10,12 +10,12 @@ from collections.abc import Iterable
 
 from lp.decoding.base import Decoder
 from lp.decoding.make import make_decoder
-from lp.detokenizer import Detokenizer
 from lp.drafting.history import DraftHistory
 from lp.model.checkpoint import Checkpoint
 from lp.request import Progress, Request, Sequence, TokenLogprob
 from lp.statistics import Statistics
-from lp.stopping import FinishReason, StopConditions, TextStream
+from lp.text.detokenizer import Detokenizer
+from lp.text.stopping import FinishReason, StopConditions, TextStream
 from lp.tree import TokenTree, chain
 from lp.verification import NOT_A_TOKEN, Accepted, Answers, Drafted
 

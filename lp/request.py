@@ -10,7 +10,7 @@ from lp import methods
 from lp.methods import DecodeSettings
 from lp.sampling.settings import Sampling
 from lp.statistics import Statistics
-from lp.stopping import FinishReason, Stopping
+from lp.text.stopping import FinishReason, Stopping
 
 
 @dataclass

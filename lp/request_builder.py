@@ -12,7 +12,7 @@ from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Request
 from lp.sampling.settings import Sampling
-from lp.stopping import Stopping
+from lp.text.stopping import Stopping
 
 Prompt = str | list[int]
 

@@ -61,7 +61,9 @@ INNER = {
         "launch.cluster", "launch.output", "launch.server", "launch.supervisor", "launch.generate", "ray", *COMMANDS,
     ),
     "launch.cluster": ("launch.sweep", "launch.tuning", *COMMANDS),
-    "launch.sweep": ("launch.output", "launch.server", "launch.supervisor", "launch.tuning", "launch.generate", *COMMANDS),
+    "launch.sweep": (
+        "launch.output", "launch.server", "launch.supervisor", "launch.tuning", "launch.generate", *COMMANDS,
+    ),
 }  # fmt: skip
 PICKLES = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "torch.load", "torch.save")
 OBJECT_COLLECTIVE = re.compile(r"(all_gather|broadcast|gather|recv|scatter|send)_object(_list)?")

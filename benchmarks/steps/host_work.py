@@ -21,7 +21,7 @@ from lp.model.checkpoint import Checkpoint
 from lp.request import Request
 from lp.sampling.settings import Sampling
 from lp.single_device import SingleDevice
-from lp.stopping import Stopping
+from lp.text.stopping import Stopping
 from lp.tree import TokenTree
 
 FORWARD, ANSWERS, REST = "forward", "answers", "rest"

@@ -17,7 +17,7 @@ from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Request
 from lp.request_builder import RequestBuilder
 from lp.sampling.settings import Sampling
-from lp.stopping import Stopping
+from lp.text.stopping import Stopping
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 SAMPLING += ("no_repeat_ngram", "logit_bias", "seed")

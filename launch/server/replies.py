@@ -9,10 +9,10 @@ from typing import Any
 from launch.server.conversion import Prepared
 from launch.server.tokens import TokenNames
 from lp import methods
-from lp.detokenizer import Detokenizer
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Completion, Progress, TokenLogprob
 from lp.statistics import Statistics
+from lp.text.detokenizer import Detokenizer
 
 LOWEST_LOGPROB = -9999.0
 """What OpenAI's API says for impossible tokens; JSON has no infinity."""

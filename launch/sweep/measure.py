@@ -16,7 +16,7 @@ from launch.sweep.outcome import Outcome, digest, fit, peak_bytes
 from launch.sweep.records import RankFigures, Text
 from launch.sweep.settings import BenchSettings
 from lp.request import Completion, Progress, Request
-from lp.stopping import Stopping
+from lp.text.stopping import Stopping
 from parallel.group import loop
 from parallel.group.loop import Command, Inbox
 from parallel.shards.weights import num_weight_bytes

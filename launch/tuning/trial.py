@@ -14,7 +14,7 @@ from launch.tuning.predicted_speed import Steps
 from lp.methods import Auto, Autoregressive
 from lp.request import Progress, Request
 from lp.request_builder import RequestBuilder
-from lp.stopping import Stopping
+from lp.text.stopping import Stopping
 from parallel.group.loop import Command, Inbox
 
 WARM_UP = "warm-up"

@@ -9,7 +9,7 @@ import pytest
 from lp import Autoregressive, Engine, Sampling, Stopping
 from lp.model.checkpoint import Checkpoint
 from tests.launch.server.harness import Running, serving
-from tests.lp.test_detokenizer import build_byte_fallback_tokenizer
+from tests.lp.text.test_detokenizer import build_byte_fallback_tokenizer
 
 PROMPT = "def fibonacci(n):"
 

@@ -7,7 +7,7 @@ from lp.methods import Autoregressive
 from lp.request import Progress, Request, TokenLogprob
 from lp.sampling.settings import Sampling
 from lp.statistics import Statistics
-from lp.stopping import FinishReason, Stopping
+from lp.text.stopping import FinishReason, Stopping
 
 
 def submit(name: str) -> dict:

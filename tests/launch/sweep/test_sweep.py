@@ -16,14 +16,14 @@ from rich.console import Console
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from launch.sweep.handover import Handover
-from launch.sweep.html import write_report
 from launch.sweep.points import check_ranks, make_points, mode_of, num_ranks, schedule
 from launch.sweep.ranks import RankLogs, explain, share_cores, usable_cores
 from launch.sweep.records import Point, RankFigures, Run, Text
+from launch.sweep.report.html import write_report
+from launch.sweep.report.summary import summarise
+from launch.sweep.report.table import markdown, print_table
 from launch.sweep.settings import BenchSettings, check, from_json_values, to_json_values
 from launch.sweep.store import SweepFolder, latest
-from launch.sweep.summary import summarise
-from launch.sweep.table import markdown, print_table
 from lp import Autoregressive, Lookahead
 from lp.model.checkpoint import ModelSettings
 from lp.sampling.settings import Sampling

@@ -15,7 +15,7 @@ from lp.drafting.window_size import Size
 from lp.methods import Autoregressive
 from lp.request import Progress
 from lp.step_cost import StepTimes
-from lp.stopping import FinishReason, Stopping
+from lp.text.stopping import FinishReason, Stopping
 
 TIMES = StepTimes((1, 11), (0.010, 0.020))
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from lp.detokenizer import Detokenizer
+from lp.text.detokenizer import Detokenizer
 from tests.models import BOS, EOS, VOCAB_SIZE, build_tokenizer
 
 REPLACEMENT = "�"

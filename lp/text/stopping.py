@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lp.detokenizer import Detokenizer
+from lp.text.detokenizer import Detokenizer
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 """error: the model answered with something that is not a number."""

@@ -8,8 +8,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from lp import Engine, Lookahead, Sampling, Stopping
-from lp.detokenizer import Detokenizer
-from lp.stopping import FinishReason, StopConditions, TextStream
+from lp.text.detokenizer import Detokenizer
+from lp.text.stopping import FinishReason, StopConditions, TextStream
 from tests.models import EOS, VOCAB_SIZE, build_tokenizer
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from tabulate import tabulate
 
-from launch.sweep.summary import Spread, Summary
+from launch.sweep.report.summary import Spread, Summary
 
 SPEED = ("point", "tokens/s", "least-most", "over AR", "over generate", "tokens/step", "rows/step", "same texts")
 COST = ("point", "comm. ms/step", "share", "collectives/step", "bytes/step", "weights MB", "cache MB", "peak MB")

@@ -6,7 +6,7 @@ import io
 import re
 from collections.abc import Callable, Sequence
 
-from launch.sweep.summary import Spread, Summary
+from launch.sweep.report.summary import Spread, Summary
 
 try:
     from matplotlib.figure import Figure

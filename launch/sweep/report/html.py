@@ -9,8 +9,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from launch.sweep.records import Point, Run
-from launch.sweep.summary import Summary
-from launch.sweep.table import TABLES, notes
+from launch.sweep.report.summary import Summary
+from launch.sweep.report.table import TABLES, notes
 
 TEMPLATE = "report.html.j2"
 
@@ -19,7 +19,7 @@ def write_report(
     path: Path, points: Sequence[Point], runs: Sequence[Run], summaries: Sequence[Summary], title: str
 ) -> None:
     """Replaces the file as a whole. Raises OSError if it cannot be written, ImportError without matplotlib."""
-    from launch.sweep.plots import all_plots  # late, as matplotlib takes a second
+    from launch.sweep.report.plots import all_plots  # late, as matplotlib takes a second
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
