@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python 3.11 or later with its venv module, and pip's network; they set up the rest.
+# `make demo` and `make test` need Python 3.11 or later with its venv module, and a network for pip. They set up the rest.
 
 PYTHON   ?= python3
 VENV     ?= .venv
@@ -13,7 +13,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
-# Tests start ranks of their own, so a core has work enough with one worker. Past eight, memory would set the limit.
+# Tests start ranks of their own, so one worker keeps a core busy. With more than eight workers, memory would be the limit.
 CORES   := $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 WORKERS ?= $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
 
@@ -22,7 +22,7 @@ STAMP := $(VENV)/.installed-$(shell pwd -P | cksum | cut -d' ' -f1)
 RUN   := $(VENV)/bin/python
 LOG   := $(VENV)/install.log
 
-# $(call pip_install,WHAT): pip's output goes to the log; downloads of 10 MB and more are shown, and the end if pip fails.
+# $(call pip_install,WHAT): pip's output goes to the log. Downloads of 10 MB and more are shown, and the log's end if pip fails.
 define pip_install
 PYTHONUNBUFFERED=1 $(RUN) -m pip install --progress-bar off --disable-pip-version-check $(PIP_ARGS) -c constraints.txt $(1) \
     2>&1 | tee -a $(LOG) | { grep -E 'Downloading .*\([0-9]{2,}(\.[0-9]+)? [MG]B\)' || true; } || \
@@ -36,7 +36,7 @@ help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo "Variables: PYTHON=$(PYTHON), EXTRAS=$(EXTRAS), PIP_ARGS (for pip install), WORKERS=$(WORKERS) (of make test), ARGS"
 
-setup: $(STAMP)  ## Make the virtual environment; the other targets do it by themselves
+setup: $(STAMP)  ## Create the virtual environment (the other targets do so themselves)
 
 $(STAMP): pyproject.toml constraints.txt
 	@if ! $(RUN) -m pip --version >/dev/null 2>&1; then \
@@ -54,7 +54,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 	@echo "set-up done: $$($(RUN) -c 'import torch; print("torch", torch.__version__, "with CUDA" if torch.cuda.is_available() else "on the CPU")')"
 
-demo: $(STAMP)  ## Stream text by lookahead on two ranks, then compare with autoregressive decoding
+demo: $(STAMP)  ## Stream text by lookahead on two ranks, then compare methods
 	@HF_HUB_OFFLINE=1 $(RUN) -m launch.demo $(ARGS)
 
 test: $(STAMP)  ## Run the tests (ARGS="-k name", WORKERS=0 for one process)
@@ -69,7 +69,7 @@ lint: $(STAMP)  ## Check the style (ruff), the format (ruff) and the types (pyri
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m pyright
 
-format: $(STAMP)  ## Sort the imports and format the sources
+format: $(STAMP)  ## Sort imports and format the sources
 	@$(RUN) -m ruff check --quiet --select I --fix .
 	@$(RUN) -m ruff format .
 
@@ -78,7 +78,7 @@ train-demo: $(STAMP)  ## Train the demo model for MINUTES=90
 	@MALLOC_TRIM_THRESHOLD_=-1 MALLOC_MMAP_MAX_=0 MALLOC_TOP_PAD_=268435456 \
 	    $(RUN) demo/train.py --minutes $(MINUTES) $(ARGS)
 
-bench: $(STAMP)  ## Measure tokens per step and the speed, on our own prompts or on PROMPTS=file.jsonl
+bench: $(STAMP)  ## Measure tokens per step and speed, on our own prompts or on PROMPTS=file.jsonl
 	@HF_HUB_OFFLINE=1 $(RUN) -m benchmarks.tokens_per_step $(if $(PROMPTS),--prompts "$(PROMPTS)") $(ARGS)
 
 clean:  ## Remove caches and build results

@@ -1,4 +1,4 @@
-"""The demo model's text: Python sources that are on the machine anyway, and the tokenizer learned from them.
+"""The demo model's training text, Python sources that are on the machine anyway, and the tokenizer learned from them.
 
 Knows nothing of the model or of training.
 """
@@ -13,16 +13,16 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 BOS, EOS = "<s>", "</s>"
+# Packages of the standard library that the model never sees in training; neither does it see their tests.
 HELD_OUT = ("json", "asyncio", "email", "unittest")
-"""Standard-library packages, and their tests, that the model never sees in training."""
+# Packages that are installed with torch; both are under BSD-3-Clause.
 PACKAGES = ("networkx", "sympy")
-"""Installed with torch; both BSD-3-Clause."""
+# In bytes. Longer files are tables, not programs.
 LONGEST_FILE = 300_000
-"""Bytes. Longer files are tables, not programs."""
 
 
 def standard_library() -> tuple[list[Path], list[Path]]:
-    """The running interpreter's own sources, as (training, held-out) files."""
+    """Returns the running interpreter's own sources, as (training, held-out) files."""
     root = Path(sysconfig.get_paths()["stdlib"])
     training, held_out = [], []
     for file in sorted(root.rglob("*.py")):
@@ -35,7 +35,7 @@ def standard_library() -> tuple[list[Path], list[Path]]:
 
 
 def package_sources(name: str) -> list[Path]:
-    """Sources of an installed package without its tests; none if it is not installed."""
+    """Returns the sources of an installed package without its tests; an empty list if it is not installed."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         return []
@@ -44,7 +44,7 @@ def package_sources(name: str) -> list[Path]:
 
 
 def read(files: Iterable[Path]) -> Iterator[str]:
-    """Text of the files that are UTF-8 programs of a sensible length."""
+    """Yields the text of each file that is a UTF-8 program of a sensible length."""
     for file in files:
         data = file.read_bytes()
         if not 40 <= len(data) <= LONGEST_FILE:
@@ -56,7 +56,7 @@ def read(files: Iterable[Path]) -> Iterator[str]:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE: any bytes can be encoded, and every prompt starts with BOS."""
+    """Trains a byte-level BPE: any bytes can be encoded, and every prompt starts with BOS."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

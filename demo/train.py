@@ -1,9 +1,9 @@
-"""Trains the demo model: a small Llama on Python sources, on one CPU or GPU, for a stated number of minutes.
+"""Trains the demo model, a small Llama on Python sources, on one CPU or GPU for a given number of minutes.
 
     make train-demo MINUTES=90
-    python demo/train.py --minutes 30 --start demo/python-11m    # more of the same; the rate rises anew
+    python demo/train.py --minutes 30 --start demo/python-11m    # trains it further; the rate rises anew
 
-Hidden matrices learn by Muon, the rest by AdamW; the learning rate rises, stays, and falls linearly with the time
+Muon trains the hidden matrices, AdamW the rest. The learning rate rises, stays level, and falls linearly with the time
 spent. The last tenth of the time uses long sequences, so that the whole context length has been trained.
 """
 
@@ -34,7 +34,7 @@ MUON_RATE, ADAM_RATE = 0.02, 3e-3
 
 @dataclass(frozen=True)
 class Report:
-    """What was done, over all runs if one started from another; it becomes training.json beside the weights."""
+    """What the training did, summed over all runs if one started from another. It is saved as training.json."""
 
     minutes: float
     steps: int
@@ -51,7 +51,7 @@ class Report:
 
 
 def learning_rate(progress: float) -> float:
-    """The factor on the learning rates after a share `progress` of the time: up, flat, down to zero."""
+    """Returns the factor on the learning rates after a share `progress` of the time: up, level, down to zero."""
     return min(1.0, progress / WARMUP_SHARE, max(0.0, 1.0 - progress) / DECAY_SHARE)
 
 
@@ -91,7 +91,7 @@ def make_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
 
 
 class Stream:
-    """Token ids of a set of texts, one after another, and random crops of them."""
+    """The token ids of a set of texts, one after another. Returns random crops of them, or consecutive pieces."""
 
     def __init__(self, tokenizer, texts: list[str], seed: int = 0):
         encoded = tokenizer.encode_batch(texts)
@@ -101,12 +101,12 @@ class Stream:
         self.random = np.random.default_rng(seed)
 
     def crops(self, length: int) -> Tensor:
-        """[B, length] token ids, B so that every batch has TOKENS_A_STEP tokens."""
+        """Returns [B, length + 1] token ids; B is chosen so that every batch trains on TOKENS_A_STEP tokens."""
         starts = self.random.integers(0, len(self.tokens) - length - 1, TOKENS_A_STEP // length)
         return torch.from_numpy(np.stack([self.tokens[s : s + length + 1] for s in starts]))
 
     def in_order(self, length: int, most: int) -> list[Tensor]:
-        """The first `most` tokens as consecutive [1, length + 1] pieces."""
+        """Returns the first `most` tokens as consecutive [1, length + 1] pieces."""
         ends = range(length + 1, min(most, len(self.tokens)), length)
         return [torch.from_numpy(self.tokens[None, end - length - 1 : end]) for end in ends]
 
@@ -168,7 +168,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=90.0, help="how long to train (default: %(default)s)")
     parser.add_argument("--vocab-size", type=int, default=4096, help="tokens of the BPE (default: %(default)s)")
     parser.add_argument(
-        "--start", type=Path, help="checkpoint folder of an earlier run to go on from, tokenizer included"
+        "--start", type=Path, help="checkpoint folder of an earlier run to continue, with its tokenizer"
     )
     parser.add_argument(
         "--output", type=Path, default=Path(__file__).parent / "python-11m", help="folder for the checkpoint"

@@ -1,4 +1,4 @@
-"""The commands of examples/deploy that start our programs, read out of files of every kind found there.
+"""The commands of the examples and documents that start our programs, read out of files of every kind found there.
 
 Knows how each kind of file writes a command, and nothing of what our programs take.
 """
@@ -15,7 +15,9 @@ from typing import Any
 
 import yaml
 
-DEPLOY = Path(__file__).resolve().parents[2] / "examples" / "deploy"
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "examples" / "deploy"
+DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "usage.md"]
 
 _PROGRAM = re.compile(r"(?:\S*/)?launch/(\w+)\.py")
 _VARIABLE = re.compile(r"\$\{?\w+\}?")
@@ -35,13 +37,10 @@ class Command:
 
 
 def find_commands() -> list[Command]:
-    """All of them, those in comments and in the README included."""
-    return [
-        command
-        for file in sorted(DEPLOY.rglob("*"))
-        if file.is_file()
-        for command in _commands_of(file, str(file.relative_to(DEPLOY)))
-    ]
+    """All commands of examples/deploy, those in comments and in its README included, and those of DOCUMENTS."""
+    examples = [(file, str(file.relative_to(DEPLOY))) for file in sorted(DEPLOY.rglob("*")) if file.is_file()]
+    documents = [(file, f"{file.name} of the project") for file in DOCUMENTS]
+    return [command for file, name in examples + documents for command in _commands_of(file, name)]
 
 
 def documents(file: Path) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Every command of the examples is one that our programs take: its settings compose, and are in range."""
+"""Every command of the examples and documents is one that our programs take: its settings compose, and are in range."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launch import bench
 from launch.program import configuration, process
 from tests.examples.commands import Command, find_commands
 
@@ -24,7 +25,12 @@ def load(command: Command, monkeypatch: pytest.MonkeyPatch) -> Any:
         loaded.append(configuration.load(name, schema, sys.argv[1:] if arguments is None else arguments))
         return 0
 
+    def measure() -> int:
+        loaded.extend(configuration.typed(point, bench.BenchSettings) for point in bench.compose_points())
+        return 0
+
     monkeypatch.setattr(process, "main", main)
+    monkeypatch.setattr(bench, "measure", measure)
     monkeypatch.setattr(sys, "argv", [command.program, *command.arguments])
     assert import_module(f"launch.{command.program}").main() == 0
     return loaded[0]
@@ -52,6 +58,8 @@ def test_a_wrong_setting_is_found(wrong: str, monkeypatch: pytest.MonkeyPatch):
 
 def test_each_example_that_starts_a_program_is_read():
     assert {command.file for command in COMMANDS} >= {
+        "README.md of the project",
+        "usage.md of the project",
         "README.md",
         "docker/Dockerfile",
         "kuberay/rayjob.yaml",

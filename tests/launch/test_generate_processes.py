@@ -16,7 +16,7 @@ from tests.launch import commands
 
 
 def test_torchrun_with_two_ranks_gives_the_same_tokens(folder: str, tmp_path: Path) -> None:
-    """The command of the README, on a tiny checkpoint."""
+    """The command of docs/usage.md, on a tiny checkpoint."""
     shared = [f"model.path={folder}", "prompt=def fibonacci(n):", "max_new_tokens=40", "format=json"]
     window = ["decode=lookahead", "decode.window=7", "decode.ngram=5", "decode.guesses=7"]
     alone = commands.run("generate", [*shared, "decode=autoregressive"], tmp_path)
@@ -134,7 +134,7 @@ def test_a_killed_rank_is_named_by_the_others(folder: str, tmp_path: Path) -> No
 
 
 def test_python_face(folder: str) -> None:
-    """The example of the README."""
+    """The example of docs/usage.md."""
     code = (
         "from lp import Engine, Lookahead\n"
         f"engine = Engine.from_pretrained({folder!r}, dtype='float32')\n"
