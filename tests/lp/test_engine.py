@@ -26,7 +26,7 @@ def test_requests_take_turns_and_do_not_disturb_each_other(llama: Engine) -> Non
         stopping = Stopping(max_new_tokens=20)
         llama.submit(llama.request_builder.build(prompt, Lookahead(), GREEDY, stopping, request_id=str(number)))
     while not llama.is_idle:
-        progress = llama.step()
+        (progress,) = llama.step()
         tokens.setdefault(progress.request_id, []).extend(progress.tokens)
         order.append(progress.request_id)
     assert order[:6] == ["0", "1", "2"] * 2
