@@ -8,8 +8,6 @@ import pytest
 
 from tests.docs.links import ROOT, anchors, faults
 
-# docs/design.md still names files by the places that they had before modules moved.
-OUTDATED = pytest.mark.xfail(reason="docs/design.md names files that have moved", strict=True)
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").glob("*.md")),
@@ -18,11 +16,7 @@ DOCUMENTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "document",
-    [pytest.param(file, marks=OUTDATED if file.name == "design.md" else ()) for file in DOCUMENTS],
-    ids=[str(file.relative_to(ROOT)) for file in DOCUMENTS],
-)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
 def test_a_document_names_what_exists(document: Path):
     assert faults(document.read_text(encoding="utf-8"), document.parent) == []
 
