@@ -1,4 +1,4 @@
-"""Measurements of this project, a command each: `python -m benchmarks` lists them.
+"""Measurements of this project. `python -m benchmarks` lists them.
 
-Files of this folder are commands; what they share lies in the folders beside them.
+Each file in this folder is a command, except `__main__.py`; the folders beside them hold their helpers.
 """

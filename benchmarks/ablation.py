@@ -1,14 +1,16 @@
-"""The paper's ablation (arXiv 2402.02057, table 3): which branch of lookahead decoding is worth what.
+"""Measures what each branch of lookahead decoding is worth, as the paper's ablation does.
 
     python -m benchmarks.ablation --prompts prompts.jsonl --limit 50
 
-The paper writes a setting as (N, W, G): (5, 1, 30) has 5-grams, a window of one column and 30 guesses. So
-(5, 1, 30) leaves next to no lookahead branch, (5, 30, 1) next to no verification branch, (5, 15, 15) balances them.
-Settings on the command line and in the table are in the paper's order; the rest of this project writes (W, N, G).
+This is table 3 of arXiv 2402.02057. The paper writes a setting as (N, W, G): (5, 1, 30) has 5-grams, a window of one
+column and 30 guesses. So (5, 1, 30) nearly removes the lookahead branch, (5, 30, 1) nearly removes the verification
+branch, and (5, 15, 15) balances them. Settings on the command line and in the table are in the paper's order; the rest
+of this project writes (W, N, G).
 
-Each is run with and without the prompt as reference, which is whether the prompt's n-grams are in the pool. Prompt
-look-up has no window: its pool is the generated text, and the prompt. Lookahead's pool has the generated text's
-n-grams with --generated-drafts alone: the paper's has not, this project's has by default. Greedy.
+Each setting is run with and without the prompt as reference, that is, with and without the prompt's n-grams in the
+pool. Prompt look-up has no window: its pool is the generated text and, as reference, the prompt. Lookahead's pool has
+the generated text's n-grams only with --generated-drafts: the paper's pool does not have them, this project's has them
+by default. Decoding is greedy.
 """
 
 from __future__ import annotations
@@ -19,30 +21,26 @@ from dataclasses import asdict, dataclass
 
 from matplotlib.figure import Figure
 
-from benchmarks.shared.greedy import Totals, check_all, compare, demand_same_texts
+from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, MethodTotals
+from benchmarks.shared.greedy import check_methods, compare_on_prompts
+from benchmarks.shared.options import make_prompts_parser, pair, parse, triple
 from benchmarks.shared.plots import COLOURS, make_axes
-from benchmarks.shared.report import (
-    encode,
-    load_engine,
-    make_parser,
-    markdown_table,
-    parse,
-    publish,
-    read_prompts,
-    triple,
-)
+from benchmarks.shared.report import markdown_table, publish
 from lp import Autoregressive, Lookahead, PromptLookup
 from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A line of the table. with_prompt: is the prompt the reference; None for a method that knows no reference."""
+class AblationEntry:
+    """A line of the table to come.
+
+    with_prompt: whether the prompt is the reference; None for a method that has no reference.
+    """
 
     method: str
     with_prompt: bool | None
-    how: DecodeSettings
+    decode: DecodeSettings
 
     @property
     def name(self) -> str:
@@ -50,8 +48,8 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """speed_up: tokens per second over those of autoregressive decoding in the same run."""
+class AblationRow:
+    """A line of the table. speed_up: tokens per second divided by those of autoregressive decoding in the same run."""
 
     method: str
     with_prompt: bool | None
@@ -66,75 +64,67 @@ def main() -> None:
     parser = make_arguments()
     arguments = parse(parser)
     entries = make_entries(arguments)
-    methods = {entry.name: entry.how for entry in entries}
-    try:
-        check_all(methods)
-    except ValueError as error:
-        parser.error(str(error))
-    texts = read_prompts(arguments.prompts, arguments.limit)
-    engine = load_engine(arguments.model, arguments.dtype, arguments.device)
-    prompts = encode(engine, texts, arguments.max_new_tokens)
-    totals = compare(engine, methods, prompts, arguments.max_new_tokens)
-    outcomes = summarise(entries, totals)
-    name = engine.checkpoint.name
+    methods = {entry.name: entry.decode for entry in entries}
+    check_methods(parser, methods.values())
+    comparison = compare_on_prompts(arguments, methods)
+    outcomes = summarise(entries, comparison.totals)
+    name = comparison.engine.checkpoint.name
     publish(
         arguments.output,
         f"ablation-{name}-{arguments.dtype}{'-generated' if arguments.generated_drafts else ''}",
         f"Ablation of lookahead decoding: {name}, {arguments.dtype}",
-        describe(outcomes, len(prompts), arguments.max_new_tokens),
+        describe(outcomes, comparison.num_prompts, arguments.max_new_tokens),
         {"outcomes": [asdict(outcome) for outcome in outcomes]},
         plot(outcomes),
     )
-    demand_same_texts(engine, totals, len(prompts))
+    comparison.demand_same_texts()
 
 
 def make_arguments() -> argparse.ArgumentParser:
-    parser = make_parser(__doc__)
+    parser = make_prompts_parser(__doc__)
     parser.set_defaults(limit=50)
-    parser.add_argument("--dtype", default="float32", choices=DTYPES)
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="format of the model (default %(default)s)")
     parser.add_argument(
         "--settings",
         type=triple,
         nargs="+",
         default=[(5, 1, 30), (5, 30, 1), (5, 15, 15)],
         metavar="N,W,G",
-        help="of lookahead, in the paper's order (default 5,1,30 5,30,1 5,15,15)",
+        help="settings of lookahead decoding, in the paper's order (default 5,1,30 5,30,1 5,15,15)",
     )
     parser.add_argument(
-        "--lookup", type=pair, nargs="+", default=[(5, 30)], metavar="N,G", help="of prompt look-up (default 5,30)"
+        "--lookup",
+        type=pair,
+        nargs="+",
+        default=[(5, 30)],
+        metavar="N,G",
+        help="settings of prompt look-up (default 5,30)",
     )
-    parser.add_argument("--generated-drafts", action="store_true", help="lookahead's pool has the generated text too")
+    parser.add_argument(
+        "--generated-drafts", action="store_true", help="add the generated text's n-grams to lookahead's pool"
+    )
     return parser
 
 
-def pair(text: str) -> tuple[int, int]:
-    """N, G."""
-    try:
-        ngram, guesses = (int(number) for number in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not two whole numbers with a comma between") from None
-    return ngram, guesses
-
-
-def make_entries(arguments: argparse.Namespace) -> list[Entry]:
-    """Autoregressive decoding first: it is what the others are compared with."""
-    entries = [Entry("autoregressive", None, Autoregressive())]
+def make_entries(arguments: argparse.Namespace) -> list[AblationEntry]:
+    """Autoregressive decoding comes first: the others are compared with it."""
+    entries = [AblationEntry(AUTOREGRESSIVE, None, Autoregressive())]
     for ngram, guesses in arguments.lookup:
         for with_prompt in (False, True):
-            how = PromptLookup(ngram, guesses, prompt_drafts=with_prompt)
-            entries.append(Entry(f"prompt look-up ({ngram}, {guesses})", with_prompt, how))
+            decode = PromptLookup(ngram, guesses, prompt_drafts=with_prompt)
+            entries.append(AblationEntry(f"prompt look-up ({ngram}, {guesses})", with_prompt, decode))
     for ngram, window, guesses in arguments.settings:
         for with_prompt in (False, True):
             feeds = {"prompt_drafts": with_prompt, "generated_drafts": arguments.generated_drafts}
-            how = Lookahead(window, ngram, guesses, **feeds)
-            entries.append(Entry(f"lookahead ({ngram}, {window}, {guesses})", with_prompt, how))
+            decode = Lookahead(window, ngram, guesses, **feeds)
+            entries.append(AblationEntry(f"lookahead ({ngram}, {window}, {guesses})", with_prompt, decode))
     return entries
 
 
-def summarise(entries: list[Entry], totals: Mapping[str, Totals]) -> list[Outcome]:
+def summarise(entries: list[AblationEntry], totals: Mapping[str, MethodTotals]) -> list[AblationRow]:
     base = totals[entries[0].name]
     return [
-        Outcome(
+        AblationRow(
             entry.method,
             entry.with_prompt,
             round(total.tokens_per_step, 3),
@@ -148,7 +138,7 @@ def summarise(entries: list[Entry], totals: Mapping[str, Totals]) -> list[Outcom
     ]
 
 
-def describe(outcomes: list[Outcome], num_prompts: int, max_new_tokens: int) -> str:
+def describe(outcomes: list[AblationRow], num_prompts: int, max_new_tokens: int) -> str:
     columns = ["(N, W, G)", "prompt as reference", "tokens/step", "rows/step", "tokens/s", "speed-up", "same text"]
     rows = [
         (
@@ -164,25 +154,25 @@ def describe(outcomes: list[Outcome], num_prompts: int, max_new_tokens: int) -> 
     ]
     return (
         f"{num_prompts} prompts, up to {max_new_tokens} new tokens each, greedy. Settings are (N, W, G) as in the "
-        "paper, (N, G) for prompt look-up. Speed-up: tokens per second over those of autoregressive decoding in the "
-        "same run, the prompt's reading included. Same text: as autoregressive decoding's.\n\n"
+        "paper, (N, G) for prompt look-up. Speed-up: tokens per second divided by those of autoregressive decoding in "
+        "the same run; both include the prefill. Same text: number of texts that equal autoregressive decoding's.\n\n"
         + markdown_table(columns, rows, num_text=2)
     )
 
 
-def plot(outcomes: list[Outcome]) -> Figure:
-    """Tokens per step, and beside it the speed-up, without and with the prompt as reference."""
+def plot(outcomes: list[AblationRow]) -> Figure:
+    """A panel of tokens per step and one of the speed-up, without and with the prompt as reference."""
     methods = list(dict.fromkeys(outcome.method for outcome in outcomes if outcome.with_prompt is not None))
     figure, panels = make_axes(2, height=0.9 + 0.5 * len(methods))
     values = {"tokens per step": "tokens_per_step", "speed-up over autoregressive": "speed_up"}
     for axes, (title, value) in zip(panels, values.items(), strict=True):
         for shift, (with_prompt, label) in ((0.19, (False, "without prompt")), (-0.19, (True, "with prompt"))):
-            mine = {
+            drawn = {
                 outcome.method: getattr(outcome, value) for outcome in outcomes if outcome.with_prompt is with_prompt
             }
             places = [len(methods) - number + shift for number in range(len(methods))]
             bars = axes.barh(
-                places, [mine[method] for method in methods], 0.36, color=COLOURS[int(with_prompt)], label=label
+                places, [drawn[method] for method in methods], 0.36, color=COLOURS[int(with_prompt)], label=label
             )
             axes.bar_label(bars, fmt="%.2f", padding=2, fontsize=7)
         axes.axvline(1.0, color="black", linewidth=0.8)

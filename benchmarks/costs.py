@@ -1,11 +1,11 @@
-"""The memory and the arithmetic that each mode of parallelism costs a rank.
+"""Computes what each mode of parallelism costs a rank in memory, operations and communication.
 
     python -m benchmarks.costs --model FOLDER_OR_HUB_ID --dtype bfloat16 --context 4096
 
-Computed from the model's configuration (benchmarks/projections/arithmetic.py); no weights are needed. Where the model
-is a folder with weights, what this machine can show of it is measured as well: the bytes of the weights and of the
-cache, and, by running a step of one rank, its operations and its collectives. Degrees that do not divide the model are
-left out, and named.
+The figures follow from the model's configuration (benchmarks/projections/rank_cost.py); no weights are needed. Where
+the model is a folder with weights, the command also measures what this machine can show: the bytes of the weights and
+of the cache and, by running a step of one rank, its operations and its collectives. Degrees that do not divide the
+model are left out, and the output names them.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from huggingface_hub.errors import StrictDataclassError
 from matplotlib.figure import Figure
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
-from benchmarks.projections.arithmetic import Cost, cost_of, full_tree
-from benchmarks.projections.cost_checks import Check, check
+from benchmarks.projections.measured_cost import CostCheck, check_cost
+from benchmarks.projections.rank_cost import RankCost, cost_of, full_tree
+from benchmarks.shared.greedy import check_methods
+from benchmarks.shared.options import add_output, make_parser, parse, triple
 from benchmarks.shared.plots import COLOURS, make_axes
-from benchmarks.shared.report import add_output, markdown_table, parse, progress, publish, triple
+from benchmarks.shared.report import bullets, markdown_table, progress, publish
+from benchmarks.shared.shapes import read_config
 from lp import Lookahead
-from lp.methods import DecodeLimits
-from lp.methods import check as check_decoding
 from lp.model.checkpoint import DTYPES
 from parallel.degrees import AXES
 
@@ -35,10 +35,7 @@ DEGREES = ["single", "lp=2", "lp=4", "lp=8", "tp=2", "tp=4", "tp=8", "pp=2", "pp
 def main() -> None:
     parser = make_arguments()
     arguments = parse(parser)
-    try:
-        check_decoding(Lookahead(*arguments.setting), DecodeLimits())
-    except ValueError as error:
-        parser.error(str(error))
+    check_methods(parser, [Lookahead(*arguments.setting)])
     if arguments.context < 1:
         parser.error(f"--context must be at least 1, not {arguments.context}")
     config = read_config(arguments.model)
@@ -55,12 +52,18 @@ def main() -> None:
 
 
 def make_arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", default="demo/python-11m", help="folder or hub id (default demo/python-11m)")
-    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="default %(default)s")
+    parser.add_argument(
+        "--dtype", default="bfloat16", choices=DTYPES, help="format of weights and cache (default %(default)s)"
+    )
     parser.add_argument("--context", type=int, default=1024, help="cached tokens (default %(default)s)")
     parser.add_argument(
-        "--setting", type=triple, default=(15, 5, 15), metavar="W,N,G", help="of lookahead (default 15,5,15)"
+        "--setting",
+        type=triple,
+        default=(15, 5, 15),
+        metavar="W,N,G",
+        help="setting of lookahead decoding (default 15,5,15)",
     )
     parser.add_argument(
         "--degrees",
@@ -76,26 +79,19 @@ def make_arguments() -> argparse.ArgumentParser:
 
 
 def degrees(text: str) -> dict[str, int]:
-    """By the name of the axis; none for `single`. The type of an option."""
+    """Reads degrees by the name of their axis; `single` has none. The type of an option."""
     pairs = [pair.partition("=") for pair in text.split(",")] if text != "single" else []
     if any(axis not in AXES or not degree.isdecimal() or int(degree) < 1 for axis, _, degree in pairs):
         raise argparse.ArgumentTypeError(f"{text!r} is neither `single` nor degrees of {'/'.join(AXES)} like lp=2,tp=2")
     return {axis: int(degree) for axis, _, degree in pairs}
 
 
-def read_config(model: str) -> PreTrainedConfig:
-    """Ends the program with a message if there is none that can be used."""
-    try:
-        return AutoConfig.from_pretrained(model, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise SystemExit(f"the configuration of {model!r} cannot be used: {reason}") from None
-
-
-def cost_all(config: PreTrainedConfig, arguments: argparse.Namespace) -> tuple[list[Cost], list[Check], list[str]]:
-    """Costs; what was measured of them; and which degrees are left out, and why."""
-    costs: list[Cost] = []
-    checks: list[Check] = []
+def cost_all(
+    config: PreTrainedConfig, arguments: argparse.Namespace
+) -> tuple[list[RankCost], list[CostCheck], list[str]]:
+    """The costs, the checks of those that can be measured, and notes on which degrees are left out and why."""
+    costs: list[RankCost] = []
+    checks: list[CostCheck] = []
     notes: list[str] = []
     tree, dtype = full_tree(*arguments.setting), DTYPES[arguments.dtype]
     has_weights = any(Path(arguments.model).glob("*.safetensors")) and not arguments.no_checks
@@ -108,11 +104,11 @@ def cost_all(config: PreTrainedConfig, arguments: argparse.Namespace) -> tuple[l
             continue
         costs.append(cost)
         if has_weights:
-            checks += check(arguments.model, arguments.dtype, wanted, cost, tree, arguments.context)
+            checks += check_cost(arguments.model, arguments.dtype, wanted, cost, tree, arguments.context)
     return costs, checks, notes
 
 
-def describe(costs: list[Cost], checks: list[Check], notes: list[str], arguments: argparse.Namespace) -> str:
+def describe(costs: list[RankCost], checks: list[CostCheck], notes: list[str], arguments: argparse.Namespace) -> str:
     unit, divisor = unit_of(costs)
     rows = [
         (
@@ -131,12 +127,12 @@ def describe(costs: list[Cost], checks: list[Check], notes: list[str], arguments
     memory = [f"weights, {unit}", f"KV cache, {unit}"]
     columns = ["mode", "ranks", *memory, "rows", "GFLOP/step", "collectives/step", "KB sent/step"]
     parts = [
-        f"Of one rank, the one with most: computed. Lookahead decoding at (W, N, G) = ({window}, {ngram}, {guesses}): "
-        f"the whole tree, no row shared by two n-grams, on {arguments.context} cached tokens. Under lp a rank "
-        "computes, besides these rows, the tokens of the last step that another rank computed: tokens per step less "
-        "one, at most. Collectives: those of a step that follow one another, a pipeline's messages likewise. "
-        "KB: what the rank sends.",
-        *(["\n".join(f"- {note}" for note in notes)] if notes else []),
+        "Computed for the rank with the highest cost. Lookahead decoding at (W, N, G) = "
+        f"({window}, {ngram}, {guesses}), with the whole tree and no row shared by two n-grams, on "
+        f"{arguments.context} cached tokens. Under lp a rank computes, besides these rows, the tokens of the last step "
+        "that another rank computed: at most the tokens per step minus one. Collectives: the longest sequence of "
+        "collectives, or of a pipeline's messages, that follow one another in a step. KB: what the rank sends.",
+        *([bullets(notes)] if notes else []),
         markdown_table(columns, rows),
     ]
     if checks:
@@ -148,13 +144,13 @@ def describe(costs: list[Cost], checks: list[Check], notes: list[str], arguments
     return "\n\n".join(parts)
 
 
-def unit_of(costs: list[Cost]) -> tuple[str, float]:
-    """The unit in which memory is told, and its bytes."""
+def unit_of(costs: list[RankCost]) -> tuple[str, float]:
+    """The unit in which memory is given, and its size in bytes."""
     return ("GB", 1e9) if max((cost.weight_bytes for cost in costs), default=0) >= 1e9 else ("MB", 1e6)
 
 
-def plot(costs: list[Cost]) -> Figure:
-    """Memory of a rank, and the operations of a step, by mode."""
+def plot(costs: list[RankCost]) -> Figure:
+    """A panel of a rank's memory and one of its operations in a step, by mode."""
     figure, (memory, arithmetic) = make_axes(2, height=0.9 + 0.28 * len(costs))
     unit, divisor = unit_of(costs)
     places = [-number for number in range(len(costs))]

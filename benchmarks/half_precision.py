@@ -1,11 +1,11 @@
-"""How often 16-bit texts differ from plain decoding in the same precision, and how near the tie was where they part.
+"""Counts how often greedy texts in 16 bits differ between methods, and how near the ties were.
 
     python -m benchmarks.half_precision --prompts prompts.jsonl --limit 100 --max-new-tokens 128
 
-In 16 bits the logits of a row depend on how many rows are computed with it, by a rounding error. Where the two best
-tokens are nearer than that, greedy decoding may choose the other one, and the texts part. Compared are the greedy texts
-of transformers' `generate`, of autoregressive decoding and of lookahead decoding. The gap is the best logit less the
-second best, by transformers in the same precision, where two texts part.
+In 16 bits the logits of a row depend, by a rounding error, on how many rows are computed with it. Where the two best
+tokens are nearer to each other than that, greedy decoding may choose the other one, and the texts part. The benchmark
+compares the greedy texts of transformers' `generate`, of autoregressive decoding and of lookahead decoding. The gap is
+the best logit minus the second best where two texts part, as transformers computes them in the same precision.
 """
 
 from __future__ import annotations
@@ -16,32 +16,29 @@ from dataclasses import asdict, dataclass
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.shared.report import (
-    encode,
-    generate,
-    load_both,
-    make_parser,
-    markdown_table,
-    progress,
-    publish,
-    read_prompts,
-)
-from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
+from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, GENERATE, decode_text, generate_tokens
+from benchmarks.shared.inputs import encode, load_engine_and_reference, read_prompts
+from benchmarks.shared.options import make_prompts_parser, parse
+from benchmarks.shared.report import markdown_table, progress, publish
+from lp import Autoregressive, Engine, Lookahead, Sampling
 from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES
 
 METHODS: dict[str, DecodeSettings] = {
-    "autoregressive": Autoregressive(),
+    AUTOREGRESSIVE: Autoregressive(),
     "lookahead (7, 5, 7)": Lookahead(7, 5, 7),
     "lookahead (15, 5, 15)": Lookahead(15, 5, 15),
 }
-GENERATE = "transformers generate"
-PAIRS = [(method, GENERATE) for method in METHODS] + [(method, "autoregressive") for method in list(METHODS)[1:]]
+# Each text that is compared, and what it is compared with.
+PAIRS = [(method, GENERATE) for method in METHODS] + [(method, AUTOREGRESSIVE) for method in list(METHODS)[1:]]
 
 
 @dataclass
 class Parting:
-    """Where a text leaves the one it is compared with. gap: None if one of them merely ends."""
+    """Where a text leaves the one that it is compared with.
+
+    prompt, token: their numbers. gap: see above; None if one of the texts merely ends.
+    """
 
     prompt: int
     token: int
@@ -49,8 +46,8 @@ class Parting:
 
 
 @dataclass
-class Comparison:
-    """Texts of one method against those of another."""
+class TextComparison:
+    """The texts of one method compared with those of another."""
 
     dtype: str
     method: str
@@ -60,41 +57,43 @@ class Comparison:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16"], choices=DTYPES)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    parser = make_prompts_parser(__doc__)
+    parser.add_argument(
+        "--dtypes",
+        nargs="+",
+        default=["bfloat16", "float16"],
+        choices=DTYPES,
+        help="formats of the model (default bfloat16 float16)",
+    )
+    arguments = parse(parser)
     texts = read_prompts(arguments.prompts, arguments.limit)
-    comparisons: list[Comparison] = []
-    ordinary: dict[str, float] = {}
+    comparisons: list[TextComparison] = []
+    median_gaps: dict[str, float] = {}
     for dtype in arguments.dtypes:
-        engine, model = load_both(arguments.model, dtype, arguments.device)
+        engine, model = load_engine_and_reference(arguments.model, dtype, arguments.device)
         prompts = encode(engine, texts, arguments.max_new_tokens)
-        found, ordinary[dtype] = compare(engine, model, prompts, dtype, arguments.max_new_tokens)
+        found, median_gaps[dtype] = compare(engine, model, prompts, dtype, arguments.max_new_tokens)
         comparisons += found
     publish(
         arguments.output,
         f"half_precision-{engine.checkpoint.name}",
         f"Greedy texts in 16 bits: {engine.checkpoint.name}",
-        describe(comparisons, ordinary, arguments.max_new_tokens),
-        {"comparisons": [asdict(comparison) for comparison in comparisons], "median_gap": ordinary},
+        describe(comparisons, median_gaps, arguments.max_new_tokens),
+        {"comparisons": [asdict(comparison) for comparison in comparisons], "median_gap": median_gaps},
     )
 
 
 def compare(
     engine: Engine, model: PreTrainedModel, prompts: list[list[int]], dtype: str, max_new_tokens: int
-) -> tuple[list[Comparison], float]:
-    """All pairs, and the median gap over all positions of all texts."""
-    comparisons = {pair: Comparison(dtype, *pair, len(prompts), []) for pair in PAIRS}
+) -> tuple[list[TextComparison], float]:
+    """The comparison of each of PAIRS, and the median gap over all positions of all texts."""
+    comparisons = {pair: TextComparison(dtype, *pair, len(prompts), []) for pair in PAIRS}
     gaps: list[float] = []
     for number, prompt in enumerate(progress(prompts, dtype)):
-        texts = {GENERATE: generate(model, prompt, max_new_tokens=max_new_tokens, do_sample=False)}
-        for name, how in METHODS.items():
-            completion = engine.generate(
-                prompt, decode=how, sampling=Sampling(temperature=0.0), stopping=Stopping(max_new_tokens)
-            )
-            texts[name] = completion.token_ids
-        known = {name: gaps_of(model, prompt, texts[name]) for name in (GENERATE, "autoregressive")}
+        texts = {GENERATE: generate_tokens(model, prompt, max_new_tokens=max_new_tokens, do_sample=False)}
+        for name, decode in METHODS.items():
+            texts[name] = decode_text(engine, prompt, decode, Sampling(temperature=0.0), max_new_tokens).tokens
+        known = {name: gaps_of(model, prompt, texts[name]) for name in (GENERATE, AUTOREGRESSIVE)}
         gaps += known[GENERATE]
         for (method, against), comparison in comparisons.items():
             at = first_difference(texts[method], texts[against])
@@ -106,21 +105,21 @@ def compare(
 
 @torch.inference_mode()
 def gaps_of(model: PreTrainedModel, prompt: list[int], text: list[int]) -> list[float]:
-    """Of each token of the text: the best logit less the second best."""
+    """The best logit minus the second best, for each token of the text."""
     inputs = torch.tensor([prompt + text[:-1]], device=model.device)
     best = model(inputs, logits_to_keep=len(text)).logits[0].float().topk(2).values
     return (best[:, 0] - best[:, 1]).tolist()
 
 
 def first_difference(text: list[int], other: list[int]) -> int | None:
-    """The place of the first token that differs, or where one of two texts goes on; None if they are the same."""
+    """The index of the first token that differs, or the end of the shorter text; None if the texts are the same."""
     if text == other:
         return None
     pairs = enumerate(zip(text, other))
     return next((at for at, (one, two) in pairs if one != two), min(len(text), len(other)))
 
 
-def describe(comparisons: list[Comparison], ordinary: dict[str, float], max_new_tokens: int) -> str:
+def describe(comparisons: list[TextComparison], median_gaps: dict[str, float], max_new_tokens: int) -> str:
     columns = ["dtype", "text of", "against", "differ", "rate", "median gap", "largest gap", "median token"]
     rows = []
     for comparison in comparisons:
@@ -138,10 +137,10 @@ def describe(comparisons: list[Comparison], ordinary: dict[str, float], max_new_
                 f"{statistics.median(parting.token for parting in partings):.0f}" if partings else "-",
             )
         )
-    usual = ", ".join(f"{gap:.2f} in {dtype}" for dtype, gap in ordinary.items())
+    usual = ", ".join(f"{gap:.2f} in {dtype}" for dtype, gap in median_gaps.items())
     return (
-        f"Up to {max_new_tokens} new tokens for each prompt. Gap: best logit less second best where two texts part; "
-        f"over all tokens its median is {usual}. Token: how far into the text they part.\n\n"
+        f"Up to {max_new_tokens} new tokens for each prompt. Gap: the best logit minus the second best where two "
+        f"texts part; its median over all tokens is {usual}. Token: the index at which they part.\n\n"
         + markdown_table(columns, rows, num_text=3)
     )
 

@@ -1,10 +1,11 @@
-"""Tokens per second of lookahead and tensor parallelism on two ranks, by the latency of the network between them.
+"""Compares lookahead and tensor parallelism on two ranks, by the latency of the network between them.
 
     python -m benchmarks.network_delay --model FOLDER --delays 0 50 200 1000
 
-The latency is added to every collective (`parallel.delay_us`). Where the kernel has netem, a real one does as well: two
-network namespaces joined by a veth pair, `tc qdisc add dev VETH root netem delay 200us` in each, a rank in either, and
-`parallel.exchange=gloo`. Runs launch/bench.py; a run that was stopped goes on with the same --sweep folder.
+The latency is added to every collective (`parallel.delay_us`). Where the kernel has netem, a real delay can take its
+place: join two network namespaces by a veth pair, run `tc qdisc add dev VETH root netem delay 200us` in each, and start
+one rank in each with `parallel.exchange=gloo`. The command runs launch/bench.py; to resume a run that was stopped, give
+the same --sweep folder again.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.shared.options import add_output, make_parser, parse
 from benchmarks.shared.plots import COLOURS, MARKERS, make_axes
-from benchmarks.shared.report import add_output, markdown_table, parse, publish
+from benchmarks.shared.report import markdown_table, publish
 from launch.sweep.records import Point, Run
 from launch.sweep.store import latest
 
@@ -28,8 +30,8 @@ MODES = ("lp", "tp")
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Medians over the rounds. ms_per_step: in communication, of the rank with the most."""
+class DelayMeasurement:
+    """Medians over the rounds. ms_per_step: milliseconds in communication on the rank that spends the most."""
 
     mode: str
     method: str
@@ -40,22 +42,24 @@ class Measured:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", default="demo/python-11m", help="checkpoint folder (default %(default)s)")
-    parser.add_argument("--dtype", default="float32", help="of the model (default %(default)s)")
-    parser.add_argument("--delays", type=float, nargs="+", default=[0, 50, 200, 1000], help="microseconds")
+    parser.add_argument("--dtype", default="float32", help="format of the model (default %(default)s)")
+    parser.add_argument(
+        "--delays", type=float, nargs="+", default=[0, 50, 200, 1000], help="microseconds (default 0 50 200 1000)"
+    )
     parser.add_argument("--decode", default="lookahead", help="decoding method (default %(default)s)")
     parser.add_argument("--limit", type=int, default=4, help="prompts of our own workload (default %(default)s)")
-    parser.add_argument("--max-new-tokens", type=int, default=64, help="of each text (default %(default)s)")
+    parser.add_argument("--max-new-tokens", type=int, default=64, help="new tokens of each text (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each point (default %(default)s)")
-    parser.add_argument("--sweep", type=Path, required=True, help="folder of the sweep; one that is there is continued")
+    parser.add_argument("--sweep", type=Path, required=True, help="folder of the sweep; an existing one is resumed")
     add_output(parser)
     arguments = parse(parser)
     if any(delay < 0 for delay in arguments.delays):
         parser.error("--delays are microseconds, 0 for none")
     points, runs = sweep(arguments)
-    measured = read(points, runs)
-    alone = single(points, runs)
+    measured = read_measurements(points, runs)
+    alone = single_rank_speed(points, runs)
     body, figure = describe(measured, alone)
     publish(
         arguments.output,
@@ -68,7 +72,7 @@ def main() -> None:
 
 
 def sweep(arguments: argparse.Namespace) -> tuple[list[Point], list[Run]]:
-    """Ends the program if the sweep fails."""
+    """Runs the sweep and reads its points and their latest runs. Ends the program if there are no results."""
     delays = ",".join(f"{delay:g}" for delay in arguments.delays)
     command = [sys.executable, str(BENCH), "-m", f"model.path={Path(arguments.model).resolve()}"]
     command += [f"model.dtype={arguments.dtype}", f"decode={arguments.decode}", f"rounds={arguments.rounds}"]
@@ -83,8 +87,8 @@ def sweep(arguments: argparse.Namespace) -> tuple[list[Point], list[Run]]:
     return points, latest([Run.from_dict(json.loads(line)) for line in lines])
 
 
-def read(points: list[Point], runs: list[Run]) -> list[Measured]:
-    """The parallel points that have been measured, by mode and delay."""
+def read_measurements(points: list[Point], runs: list[Run]) -> list[DelayMeasurement]:
+    """The parallel points that were measured, sorted by mode and delay."""
     found = []
     for point in points:
         done = [run for run in runs if run.point == point.key and run.status == "done"]
@@ -92,22 +96,24 @@ def read(points: list[Point], runs: list[Run]) -> list[Measured]:
             busiest = [max(rank.communication_s for rank in run.ranks) / run.steps for run in done]
             collectives = max(rank.num_collectives for rank in done[0].ranks) / done[0].steps
             delay_us, speed = point.settings["parallel"]["delay_us"], median(run.tokens_per_s for run in done)
-            found.append(Measured(point.mode, point.method, delay_us, speed, collectives, 1000 * median(busiest)))
+            found.append(
+                DelayMeasurement(point.mode, point.method, delay_us, speed, collectives, 1000 * median(busiest))
+            )
     return sorted(found, key=lambda measured: (measured.mode, measured.delay_us))
 
 
-def single(points: list[Point], runs: list[Run]) -> float | None:
+def single_rank_speed(points: list[Point], runs: list[Run]) -> float | None:
     """Tokens per second of autoregressive decoding on one rank."""
     keys = {point.key for point in points if point.mode == "single" and point.engine == "runtime"}
     speeds = [run.tokens_per_s for run in runs if run.point in keys and run.status == "done"]
     return median(speeds) if speeds else None
 
 
-def crossover(measured: list[Measured]) -> tuple[float | None, str]:
-    """The latency from which lp is the faster, and how it was found.
+def crossover(measured: list[DelayMeasurement]) -> tuple[float | None, str]:
+    """The latency above which lp is faster than tp, and how it was found.
 
-    Time per token grows in a straight line with the latency; between two measured latencies it is interpolated, beyond
-    the largest it is extrapolated by the last two.
+    Time per token grows linearly with the latency. So the crossover is interpolated between two measured latencies, or
+    extrapolated from the last two if it lies beyond them.
     """
     times = {mode: {m.delay_us: 1 / m.tokens_per_s for m in measured if m.mode == mode} for mode in MODES}
     delays = sorted(set(times["lp"]) & set(times["tp"]))
@@ -127,8 +133,8 @@ def crossover(measured: list[Measured]) -> tuple[float | None, str]:
     return None, "tp is faster at every measured latency"
 
 
-def describe(measured: list[Measured], alone: float | None) -> tuple[str, Any]:
-    """The text, and the plot."""
+def describe(measured: list[DelayMeasurement], alone: float | None) -> tuple[str, Any]:
+    """The report's text and its plot."""
     by_place = {(m.mode, m.delay_us): m for m in measured}
     columns = ["latency, us", *(f"{mode}: {what}" for mode in MODES for what in ("tokens/s", "ms/step", "coll./step"))]
     rows = []
@@ -142,21 +148,24 @@ def describe(measured: list[Measured], alone: float | None) -> tuple[str, Any]:
     latency, how = crossover(measured)
     found = f"Crossover at {latency:.0f} us ({how})." if latency is not None else f"No crossover: {how}."
     beside = "" if alone is None else f" One rank, autoregressive: {alone:.1f} tokens/s."
-    note = f"Two ranks, {measured[0].method if measured else ''}. ms/step is spent in communication, waiting included."
+    note = f"Two ranks, {measured[0].method if measured else ''}. ms/step: time in communication, with waiting."
     body = "\n\n".join([f"{note} {found}{beside}", markdown_table([*columns, "lp / tp"], rows)])
     return body, plot(measured, alone, latency)
 
 
-def _cells(measured: Measured) -> list[str]:
+def _cells(measured: DelayMeasurement) -> list[str]:
     return [f"{measured.tokens_per_s:.1f}", f"{measured.ms_per_step:.2f}", f"{measured.collectives_per_step:.0f}"]
 
 
-def plot(measured: list[Measured], alone: float | None, latency: float | None) -> Any:
+def plot(measured: list[DelayMeasurement], alone: float | None, latency: float | None) -> Any:
+    """Tokens per second against latency. alone: the speed of one rank. latency: the crossover."""
     figure, (axes,) = make_axes()
     for mode, colour, marker in zip(MODES, COLOURS, MARKERS):
-        mine = [m for m in measured if m.mode == mode]
+        shown = [m for m in measured if m.mode == mode]
         label = f"{mode}, 2 ranks"
-        axes.plot([m.delay_us for m in mine], [m.tokens_per_s for m in mine], color=colour, marker=marker, label=label)
+        axes.plot(
+            [m.delay_us for m in shown], [m.tokens_per_s for m in shown], color=colour, marker=marker, label=label
+        )
     if alone is not None:
         axes.axhline(alone, color="#555555", linestyle=":", label="autoregressive, 1 rank")
     if latency is not None:

@@ -1,15 +1,16 @@
-"""Lookahead and tensor parallelism on 1 to 8 devices, PROJECTED from a machine that has fewer.
+"""Projects lookahead and tensor parallelism on 1 to 8 devices from a machine that has fewer.
 
     python -m benchmarks.projection --prompts prompts.jsonl --limit 5
 
-Real texts are decoded; one device computes each rank's part of every step by itself, in turn. A step is charged its
-slowest part and its communication: a latency for each collective and the bytes over a link
-(benchmarks/projections/network.py). Under lookahead parallelism (lp) that is one exchange of answers; under tensor
-parallelism (tp) also the collectives of every layer. Parts take the median of --repeats recordings.
+One device decodes real texts and computes each rank's part of every step, one part after the other. A step is charged
+its slowest part and its communication: a latency for each collective, and the time of the bytes over a link
+(benchmarks/projections/network.py). Under lookahead parallelism (lp) the communication is one exchange of answers;
+under tensor parallelism (tp) it also includes the collectives of every layer. The time of a part is the median of
+--repeats recordings.
 
-So a projection supposes that devices do not disturb one another (memory bandwidth, heat, noise), and that a collective
-takes the same latency however many ranks there are. As many real ranks as this machine has room for are measured beside
-it. Degrees of tp that do not divide the model are left out, and named.
+So a projection supposes that devices do not disturb one another (memory bandwidth, heat, noise), and that the latency
+of a collective does not depend on the number of ranks. The command also measures as many real ranks as this machine has
+room for. Degrees of tp that do not divide the model are left out, and the output names them.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.projections.network import LoneRank, Network
-from benchmarks.projections.projecting import Case, Projection, project
-from benchmarks.projections.projection_report import AUTOREGRESSIVE, describe, plot, to_json
+from benchmarks.projections.lone_rank import LoneRank
+from benchmarks.projections.network import Network
+from benchmarks.projections.projected_speed import Projection, ProjectionCase, project
+from benchmarks.projections.projection_report import describe, plot, to_json
 from benchmarks.projections.real_ranks import measure_all, room_for_ranks
-from benchmarks.projections.virtual_ranks import Recording, record, replay
-from benchmarks.shared.greedy import WARM_UP, check_all
-from benchmarks.shared.report import load_engine, make_parser, parse, progress, publish, read_prompts, triple
+from benchmarks.projections.virtual_ranks import RecordedText, record, replay
+from benchmarks.shared.decoded_texts import AUTOREGRESSIVE
+from benchmarks.shared.greedy import WARM_UP, check_methods
+from benchmarks.shared.inputs import load_engine, read_prompts
+from benchmarks.shared.options import make_prompts_parser, parse, triple
+from benchmarks.shared.report import progress, publish
 from launch.prompts.workloads import WorkloadSettings
 from launch.sweep.settings import BenchSettings
 from lp import Autoregressive, Engine, Lookahead, Sampling
@@ -39,8 +44,8 @@ EXCHANGE_COST = Path(__file__).with_name("results") / "exchange_cost-2-ranks.jso
 
 
 @dataclass(frozen=True)
-class Shard:
-    """What one rank of a tensor-parallel group holds."""
+class TensorShard:
+    """What one rank of a tensor-parallel group holds, and the collectives that its model calls."""
 
     model: CausalModel
     collectives: LoneRank
@@ -58,7 +63,7 @@ def main() -> None:
     shards, notes = load_shards(arguments)
     projections = project_all(engine, methods, shards, prompts, arguments)
     cases = [one.case for one in projections if one.case.ranks <= arguments.measure_up_to]
-    measured, failures = measure_all(cases, methods, settings_of(arguments))
+    measured, failures = measure_all(cases, methods, real_rank_settings(arguments))
     notes = [
         f"{len(texts)} prompts, up to {arguments.max_new_tokens} new tokens each, greedy; medians of "
         f"{arguments.repeats} recordings.",
@@ -81,17 +86,19 @@ def main() -> None:
 
 
 def make_arguments() -> argparse.ArgumentParser:
-    parser = make_parser(__doc__)
+    parser = make_prompts_parser(__doc__)
     parser.set_defaults(limit=5)
-    parser.add_argument("--dtype", default="float32", choices=DTYPES)
-    parser.add_argument("--ranks", type=int, nargs="+", default=list(range(1, 9)), metavar="R")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="format of the model (default %(default)s)")
+    parser.add_argument(
+        "--ranks", type=int, nargs="+", default=list(range(1, 9)), metavar="R", help="default 1 2 3 4 5 6 7 8"
+    )
     parser.add_argument(
         "--settings",
         type=triple,
         nargs="+",
         default=[(7, 5, 7), (15, 5, 15), (30, 5, 30)],
         metavar="W,N,G",
-        help="of lookahead; more than one lets spare devices buy more window (default 7,5,7 15,5,15 30,5,30)",
+        help="settings of lookahead; with several, more devices can use larger windows (default 7,5,7 15,5,15 30,5,30)",
     )
     parser.add_argument("--repeats", type=int, default=3, help="recordings of each text (default %(default)s)")
     parser.add_argument(
@@ -99,10 +106,15 @@ def make_arguments() -> argparse.ArgumentParser:
         type=float,
         nargs="+",
         metavar="US",
-        help="charged for a collective, a panel for each (default: shared memory in benchmarks/results/exchange_cost)",
+        help="charged for a collective, a panel for each (default: of shared memory, from benchmarks/results)",
     )
-    parser.add_argument("--gb-per-s", type=float, default=10.0, help="of each rank's link (default %(default)s)")
-    parser.add_argument("--measure-up-to", type=int, metavar="R", help="real ranks (default: one a core, or a GPU)")
+    parser.add_argument("--gb-per-s", type=float, default=10.0, help="speed of each rank's link (default %(default)s)")
+    parser.add_argument(
+        "--measure-up-to",
+        type=int,
+        metavar="R",
+        help="most real ranks to measure (default: one for each GPU, or for every --threads cores)",
+    )
     return parser
 
 
@@ -122,14 +134,11 @@ def check_arguments(
     arguments.ranks = sorted(set(arguments.ranks))
     if arguments.measure_up_to is None:
         arguments.measure_up_to = room_for_ranks(arguments.device, arguments.threads)
-    try:
-        check_all(methods)
-    except ValueError as error:
-        parser.error(str(error))
+    check_methods(parser, methods.values())
 
 
 def known_latency_us(parser: argparse.ArgumentParser) -> float:
-    """Median of an exchange in shared memory after 5 ms of work, as benchmarks.exchange_cost has measured it."""
+    """The median that benchmarks.exchange_cost measured for an exchange in shared memory after 5 ms of work."""
     try:
         costs = json.loads(EXCHANGE_COST.read_text(encoding="utf-8"))["costs"]
         return next(cost["median_us"] for cost in costs if cost["exchange"] == "shm" and cost["work_ms"] == 5)
@@ -138,7 +147,7 @@ def known_latency_us(parser: argparse.ArgumentParser) -> float:
 
 
 def encode_whole(engine: Engine, texts: list[str], max_new_tokens: int) -> list[list[int]]:
-    """Token ids. Ends the program if a prompt does not fit: real ranks are given texts, so none is cut."""
+    """Token ids of each text. Ends the program if one does not fit: real ranks get the texts, so none can be cut."""
     prompts = [engine.request_builder.encode(text) for text in texts]
     context = engine.checkpoint.max_length
     for number, prompt in enumerate(prompts, start=1):
@@ -150,14 +159,14 @@ def encode_whole(engine: Engine, texts: list[str], max_new_tokens: int) -> list[
     return prompts
 
 
-def load_shards(arguments: argparse.Namespace) -> tuple[dict[int, Shard], list[str]]:
-    """By the degree; and which degrees are left out, and why."""
+def load_shards(arguments: argparse.Namespace) -> tuple[dict[int, TensorShard], list[str]]:
+    """A shard for each degree, and notes on which degrees are left out and why."""
     shards, notes = {}, []
     for degree in [ranks for ranks in arguments.ranks if ranks > 1]:
         collectives = LoneRank(degree)
         settings = ModelSettings(arguments.model, arguments.dtype, arguments.device)
         try:
-            shards[degree] = Shard(load(settings, reader=read_sharded(collectives)).model, collectives)
+            shards[degree] = TensorShard(load(settings, reader=read_sharded(collectives)).model, collectives)
         except ValueError as error:
             notes.append(f"tp on {degree} devices is left out: {error}")
     return shards, notes
@@ -166,23 +175,26 @@ def load_shards(arguments: argparse.Namespace) -> tuple[dict[int, Shard], list[s
 def project_all(
     engine: Engine,
     methods: dict[str, DecodeSettings],
-    shards: dict[int, Shard],
+    shards: dict[int, TensorShard],
     prompts: list[list[int]],
     arguments: argparse.Namespace,
 ) -> list[Projection]:
-    """single, lp, tp, each by its ranks. All cases take turns on a text, recording after recording."""
+    """Projections of single, lp and tp, each sorted by ranks. All cases take turns on a text, once in each repeat."""
     several = [ranks for ranks in arguments.ranks if ranks > 1]
 
-    def one_round(prompt: list[int], max_new_tokens: int) -> Iterator[tuple[Case, Recording]]:
-        for name, how in methods.items():
-            single = record(engine.checkpoint, 1, how, prompt, max_new_tokens)
-            yield Case("single", 1, name), single
+    def one_round(prompt: list[int], max_new_tokens: int) -> Iterator[tuple[ProjectionCase, RecordedText]]:
+        for name, decode in methods.items():
+            single = record(engine.checkpoint, 1, decode, prompt, max_new_tokens)
+            yield ProjectionCase("single", 1, name), single
             for ranks in several if name != AUTOREGRESSIVE else []:
-                yield Case("lp", ranks, name), record(engine.checkpoint, ranks, how, prompt, max_new_tokens)
+                yield (
+                    ProjectionCase("lp", ranks, name),
+                    record(engine.checkpoint, ranks, decode, prompt, max_new_tokens),
+                )
             for degree, shard in shards.items():
-                yield Case("tp", degree, name), replay(shard.model, shard.collectives, single)
+                yield ProjectionCase("tp", degree, name), replay(shard.model, shard.collectives, single)
 
-    cases: dict[Case, list[list[Recording]]] = {case: [] for case, _ in one_round(prompts[0], WARM_UP)}
+    cases: dict[ProjectionCase, list[list[RecordedText]]] = {case: [] for case, _ in one_round(prompts[0], WARM_UP)}
     for prompt in progress(prompts, "recording steps"):
         for texts in cases.values():
             texts.append([])
@@ -193,8 +205,8 @@ def project_all(
     return sorted(found, key=lambda one: (["single", "lp", "tp"].index(one.case.mode), one.case.ranks))
 
 
-def settings_of(arguments: argparse.Namespace) -> BenchSettings:
-    """Of real ranks, to do what the projection does."""
+def real_rank_settings(arguments: argparse.Namespace) -> BenchSettings:
+    """Settings with which real ranks do what the projection does."""
     return BenchSettings(
         model=ModelSettings(arguments.model, arguments.dtype, arguments.device),
         sampling=Sampling(temperature=0.0),

@@ -1,13 +1,16 @@
-"""What choosing the tokens of a step costs: processors, noise, arg max and the transfer back, by vocabulary and rows.
+"""Measures the time to choose a step's tokens, by sampling settings, vocabulary size and rows.
 
     python -m benchmarks.sampling_cost
     python -m benchmarks.sampling_cost --device cuda --rows 1 16 64 128
 
-The logits are made up: their sizes fall with their ranks as a trained model's do (`sharp`), so that at temperature 0.8
-95% of the probability are on some tens of tokens; or they are those of a model that knows nothing (`flat`), where top-p
-has to keep most of the vocabulary. Each step of a setting has noise of its own to make: the text grows by --accepted
-tokens. As a comparison, transformers' warpers alone on the same logits, without drawing. All settings take turns within
-one run, and the median of their times counts. Prints a table and writes it to --output.
+A measurement covers processors, noise, arg max and the transfer back to the host. The logits are made up: `sharp` ones,
+sorted by size, fall as a trained model's do, so that at temperature 0.8 some tens of tokens hold 95% of the
+probability; `flat` ones are those of an untrained model, where top-p has to keep most of the vocabulary. The text grows
+by --accepted tokens per step, so each step has new noise to make. For comparison, transformers' warpers process the
+same logits, without drawing a token. All settings take turns within one run, and the table shows the median of their
+times. Prints a table and writes it to --output.
+
+Shapes: R rows of the step's tree, V vocabulary, L tokens of the text.
 """
 
 from __future__ import annotations
@@ -25,19 +28,20 @@ import torch
 from torch import FloatTensor, LongTensor, Tensor
 from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor
 
-from benchmarks.shared.report import add_output, markdown_table, parse, progress, publish
+from benchmarks.shared.options import add_output, add_threads, make_parser, parse
+from benchmarks.shared.report import markdown_table, progress, publish
 from lp import Sampling
 from lp.sampling.processors import context_processors, warpers
 from lp.sampling.sampler import Sampler
 from lp.tree import TokenTree, TreeBuilder
 
-TEXT = 512
-"""Tokens of the sequence before the first step."""
+# Tokens of the text before the first step.
+TEXT_LENGTH = 512
 
 
 @dataclass(frozen=True)
-class Setting:
-    """logits: of which kind. num_candidates: best tokens asked for besides the target."""
+class SamplingSetting:
+    """What is measured. logits: their kind. num_candidates: best tokens asked for besides the target."""
 
     name: str
     sampling: Sampling
@@ -46,22 +50,25 @@ class Setting:
 
 
 SETTINGS = [
-    Setting("greedy", Sampling(temperature=0.0)),
-    Setting("greedy, 8 candidates", Sampling(temperature=0.0), num_candidates=8),
-    Setting("greedy, repetition penalty 1.1", Sampling(temperature=0.0, repetition_penalty=1.1)),
-    Setting("T=0.8", Sampling(temperature=0.8)),
-    Setting("T=0.8, 8 candidates", Sampling(temperature=0.8), num_candidates=8),
-    Setting("T=0.8, top-k 50", Sampling(temperature=0.8, top_k=50)),
-    Setting("T=0.8, top-p 0.95", Sampling(temperature=0.8, top_p=0.95)),
-    Setting("T=0.8, top-k 50, top-p 0.95", Sampling(temperature=0.8, top_k=50, top_p=0.95)),
-    Setting("T=0.8, min-p 0.05", Sampling(temperature=0.8, min_p=0.05)),
-    Setting("T=0.8, top-p 0.95, flat", Sampling(temperature=0.8, top_p=0.95), logits="flat"),
+    SamplingSetting("greedy", Sampling(temperature=0.0)),
+    SamplingSetting("greedy, 8 candidates", Sampling(temperature=0.0), num_candidates=8),
+    SamplingSetting("greedy, repetition penalty 1.1", Sampling(temperature=0.0, repetition_penalty=1.1)),
+    SamplingSetting("T=0.8", Sampling(temperature=0.8)),
+    SamplingSetting("T=0.8, 8 candidates", Sampling(temperature=0.8), num_candidates=8),
+    SamplingSetting("T=0.8, top-k 50", Sampling(temperature=0.8, top_k=50)),
+    SamplingSetting("T=0.8, top-p 0.95", Sampling(temperature=0.8, top_p=0.95)),
+    SamplingSetting("T=0.8, top-k 50, top-p 0.95", Sampling(temperature=0.8, top_k=50, top_p=0.95)),
+    SamplingSetting("T=0.8, min-p 0.05", Sampling(temperature=0.8, min_p=0.05)),
+    SamplingSetting("T=0.8, top-p 0.95, flat", Sampling(temperature=0.8, top_p=0.95), logits="flat"),
 ]
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Milliseconds of a step. warpers_ms: of transformers' processors alone, None where there are none."""
+class SamplingCost:
+    """Milliseconds that a step takes.
+
+    warpers_ms: milliseconds of transformers' processors alone; None for a setting that needs none.
+    """
 
     setting: str
     vocab_size: int
@@ -85,15 +92,22 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument(
-        "--vocab", type=int, nargs="+", default=[32_000, 151_936], help="sizes of it (default 32000 151936)"
+        "--vocab", type=int, nargs="+", default=[32_000, 151_936], help="vocabulary sizes (default 32000 151936)"
     )
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 128], help="of a step's tree (default 1 16 128)")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[1, 16, 128], help="rows of a step's tree (default 1 16 128)"
+    )
     parser.add_argument("--accepted", type=int, default=3, help="tokens by which a step grows the text (default 3)")
-    parser.add_argument("--seconds", type=float, default=6.0, help="for all settings of one size (default 6)")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="(default cpu)")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=6.0,
+        help="time to spend on each vocabulary size and number of rows (default 6)",
+    )
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="default cpu")
+    add_threads(parser)
     add_output(parser)
     arguments = parse(parser)
     for name in ("vocab", "rows", "accepted"):
@@ -104,11 +118,11 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def measure(vocab_size: int, num_rows: int, device: torch.device, accepted: int, seconds: float) -> list[Cost]:
-    """Every setting once in each round, and its warpers in the first rounds: they can be slow."""
+def measure(vocab_size: int, num_rows: int, device: torch.device, accepted: int, seconds: float) -> list[SamplingCost]:
+    """Measures every setting once in each round, and its warpers, which can be slow, only in the first rounds."""
     tree = make_tree(num_rows)
     logits = {kind: make_logits(kind, num_rows, vocab_size).to(device) for kind in ("sharp", "flat")}
-    steps = [Steps(setting, logits[setting.logits], tree, accepted) for setting in SETTINGS]
+    steps = [SettingSteps(setting, logits[setting.logits], tree, accepted) for setting in SETTINGS]
     for each in steps:
         each.answer()
         each.warp()
@@ -123,7 +137,7 @@ def measure(vocab_size: int, num_rows: int, device: torch.device, accepted: int,
         if number >= 4 and time.perf_counter() > end:
             break
     return [
-        Cost(
+        SamplingCost(
             each.setting.name,
             vocab_size,
             num_rows,
@@ -134,19 +148,19 @@ def measure(vocab_size: int, num_rows: int, device: torch.device, accepted: int,
     ]
 
 
-class Steps:
-    """One setting's steps, one after the other in a growing text."""
+class SettingSteps:
+    """The steps of one setting, one after the other in a growing text."""
 
-    def __init__(self, setting: Setting, logits_RV: Tensor, tree: TokenTree, accepted: int):
+    def __init__(self, setting: SamplingSetting, logits_RV: Tensor, tree: TokenTree, accepted: int):
         self.setting = setting
         self.logits_RV = logits_RV
         self.tree = tree
         self.accepted = accepted
-        self.text = np.random.default_rng(0).integers(0, logits_RV.shape[1], TEXT).tolist()
+        self.text = np.random.default_rng(0).integers(0, logits_RV.shape[1], TEXT_LENGTH).tolist()
         sampling = dataclasses.replace(setting.sampling, seed=1).with_defaults(GenerationConfig())
         device, vocab_size = str(logits_RV.device), logits_RV.shape[1]
-        self.sampler = Sampler(sampling, TEXT, [2], vocab_size, device)
-        self.processors = [*context_processors(sampling, TEXT, [2], device), *warpers(sampling)]
+        self.sampler = Sampler(sampling, TEXT_LENGTH, [2], vocab_size, device)
+        self.processors = [*context_processors(sampling, TEXT_LENGTH, [2], device), *warpers(sampling)]
         if self.sampler.repetition:
             self.processors.insert(0, RepetitionPenaltyLogitsProcessor(self.sampler.repetition.penalty))
         self.paths_RL = cast(LongTensor, torch.tensor([self.text] * len(tree), device=logits_RV.device))
@@ -166,7 +180,7 @@ class Steps:
 
 
 def timed(work: Callable[[], None], device: torch.device) -> float:
-    """Milliseconds until the device is done."""
+    """Milliseconds until the device has done the work."""
     begin = time.perf_counter()
     work()
     if device.type == "cuda":
@@ -175,7 +189,7 @@ def timed(work: Callable[[], None], device: torch.device) -> float:
 
 
 def make_tree(num_rows: int) -> TokenTree:
-    """About four rows of each depth, as drafts and a window give."""
+    """A tree with about four rows at each depth, as drafts and a window give."""
     builder = TreeBuilder(5)
     for row in range(1, num_rows):
         builder.add(row, max(0, row - 4))
@@ -183,7 +197,7 @@ def make_tree(num_rows: int) -> TokenTree:
 
 
 def make_logits(kind: str, num_rows: int, vocab_size: int) -> Tensor:
-    """[R, V] float32."""
+    """Made-up logits of one kind, [R, V] float32."""
     generator = torch.Generator().manual_seed(0)
     scatter = torch.randn(num_rows, vocab_size, generator=generator)
     if kind == "flat":
@@ -193,25 +207,25 @@ def make_logits(kind: str, num_rows: int, vocab_size: int) -> Tensor:
     return falling[orders] + 0.3 * scatter
 
 
-def describe(costs: list[Cost], accepted: int) -> str:
-    """One row for each setting; milliseconds of a step, and microseconds of one of its rows."""
+def describe(costs: list[SamplingCost], accepted: int) -> str:
+    """Tables with a line for each setting: milliseconds of a step and microseconds of one of its rows."""
     sizes = list(dict.fromkeys((cost.vocab_size, cost.rows) for cost in costs))
     found = {(cost.setting, cost.vocab_size, cost.rows): cost for cost in costs}
     tables = [
-        "Milliseconds of a step, in brackets microseconds of a row. The text grows by "
-        f"{accepted} tokens a step, so that noise has to be made for as many positions."
+        "Milliseconds per step, in brackets microseconds per row. The text grows by "
+        f"{accepted} tokens per step, so each step makes noise for as many positions."
     ]
     columns = ["", *(f"{vocab_size:,} x {rows}" for vocab_size, rows in sizes)]
     rows = [[setting.name, *(per_row(found[setting.name, *size]) for size in sizes)] for setting in SETTINGS]
     tables.append(markdown_table(columns, rows))
-    tables.append("transformers' processors alone, without drawing or transfer, on the same logits:")
+    tables.append("transformers' processors alone on the same logits, without drawing or transfer:")
     compared = [setting for setting in SETTINGS if found[setting.name, *sizes[0]].warpers_ms is not None]
     baselines = [[one.name, *(f"{found[one.name, *size].warpers_ms:.2f}" for size in sizes)] for one in compared]
     tables.append(markdown_table(columns, baselines))
     return "\n\n".join(tables)
 
 
-def per_row(cost: Cost) -> str:
+def per_row(cost: SamplingCost) -> str:
     return f"{cost.ms:.2f} ({cost.ms / cost.rows * 1e3:.0f})"
 
 

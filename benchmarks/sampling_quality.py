@@ -1,9 +1,10 @@
-"""Does lookahead decoding change what is sampled? The comparison of arXiv 2402.02057, table 2, on summaries.
+"""Checks by ROUGE that lookahead decoding does not change what is sampled.
 
     python -m benchmarks.sampling_quality [--workload cnn_dailymail --prompts cnn.jsonl]
 
-For each temperature: plain sampling, sampling by lookahead decoding with the same seeds, and transformers' own sampling
-(other random numbers), by ROUGE F1 against the references. The first two must be the same texts in float32.
+This is the comparison of arXiv 2402.02057, table 2. At each temperature it compares plain sampling, sampling by
+lookahead decoding with the same seeds, and transformers' own sampling (with other random numbers), by ROUGE F1 against
+reference summaries. In float32 the first two must give the same texts; otherwise the exit status is 1.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from typing import Any
 import torch
 
 from benchmarks.paper.rouge import KINDS, rouge
-from benchmarks.shared.report import encode, generate, load_both, make_parser, markdown_table, parse, progress, publish
-from launch.prompts import workloads
+from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, GENERATE, decode_text, generate_tokens
+from benchmarks.shared.inputs import encode, load_engine_and_reference, read_problems
+from benchmarks.shared.options import make_prompts_parser, parse
+from benchmarks.shared.report import markdown_table, progress, publish
 from launch.prompts.workloads import OWN, Problem, WorkloadSettings
-from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
+from lp import Autoregressive, Engine, Lookahead, Sampling
 from lp.methods import DecodeSettings
 
-OURS: dict[str, DecodeSettings] = {"autoregressive": Autoregressive(), "lookahead (15, 5, 15)": Lookahead(15, 5, 15)}
-TRANSFORMERS = "transformers generate"
+OURS: dict[str, DecodeSettings] = {AUTOREGRESSIVE: Autoregressive(), "lookahead (15, 5, 15)": Lookahead(15, 5, 15)}
 
 
 @dataclass
-class Sampled:
+class SampledTexts:
     """All texts of one method at one temperature."""
 
     method: str
@@ -42,21 +44,20 @@ class Sampled:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--workload", default="own", help="the data set that --prompts holds (default: our own)")
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser = make_prompts_parser(__doc__)
+    parser.add_argument("--workload", default="own", help="data set that --prompts holds (default: our own workload)")
+    parser.add_argument(
+        "--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="0 is greedy decoding (default 0 1)"
+    )
     arguments = parse(parser)
     settings = WorkloadSettings(arguments.workload, arguments.prompts, max_new_tokens=arguments.max_new_tokens)
-    try:
-        problems = [problem for problem in workloads.load(settings) if is_summary(problem)]
-    except ValueError as error:
-        raise SystemExit(str(error)) from None
+    problems = [problem for problem in read_problems(settings) if is_summary(problem)]
     if not (problems := problems[: arguments.limit]):
         raise SystemExit("no problem of this workload has a reference to compare with")
     references = [problem.reference or "" for problem in problems]
-    engine, model = load_both(arguments.model, "float32", arguments.device)
+    engine, model = load_engine_and_reference(arguments.model, "float32", arguments.device)
     prompts = encode(engine, [problem.prompt for problem in problems], arguments.max_new_tokens)
-    found: list[Sampled] = []
+    found: list[SampledTexts] = []
     for temperature in arguments.temperatures:
         found += sample_all(engine, model, prompts, temperature, arguments.max_new_tokens)
     differing = different_texts(found)
@@ -68,27 +69,28 @@ def main() -> None:
         {"rows": [{**asdict(row), **rouge(row.texts, references)} for row in found]},
     )
     if differing:
-        raise SystemExit(f"{differing} texts of lookahead decoding are not those of plain sampling, which they must be")
+        raise SystemExit(
+            f"{differing} texts of lookahead decoding differ from those of plain sampling; all must be the same"
+        )
 
 
 def is_summary(problem: Problem) -> bool:
-    """Whether there is a reference; of our own workload, whose problems are of several kinds, a summary."""
+    """Whether a problem has a reference summary. Our own workload also has problems of other kinds."""
     return problem.reference is not None and (problem.category == "summary" or not problem.where.startswith(str(OWN)))
 
 
 def sample_all(
     engine: Engine, model: Any, prompts: list[list[int]], temperature: float, max_new_tokens: int
-) -> list[Sampled]:
-    """The methods take turns on every prompt, whose number is its seed."""
-    rows = [Sampled(name, temperature) for name in (*OURS, TRANSFORMERS)]
+) -> list[SampledTexts]:
+    """The texts of each method. The methods take turns on every prompt, and the prompt's number is its seed."""
+    rows = [SampledTexts(name, temperature) for name in (*OURS, GENERATE)]
     for seed, prompt in enumerate(progress(prompts, f"temperature {temperature:g}")):
         for row in rows:
             begin = time.perf_counter()
             if row.method in OURS:
                 sampling = Sampling(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
-                stopping = Stopping(max_new_tokens)
-                completion = engine.generate(prompt, decode=OURS[row.method], sampling=sampling, stopping=stopping)
-                tokens, steps = completion.token_ids, completion.stats.steps
+                text = decode_text(engine, prompt, OURS[row.method], sampling, max_new_tokens)
+                tokens, steps = text.tokens, text.steps
             else:
                 tokens = _by_transformers(model, prompt, temperature, seed, max_new_tokens)
                 steps = len(tokens)
@@ -102,18 +104,18 @@ def sample_all(
 def _by_transformers(model: Any, prompt: list[int], temperature: float, seed: int, max_new_tokens: int) -> list[int]:
     torch.manual_seed(seed)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-    return generate(model, prompt, max_new_tokens=max_new_tokens, **sampling)
+    return generate_tokens(model, prompt, max_new_tokens=max_new_tokens, **sampling)
 
 
-def different_texts(rows: list[Sampled]) -> int:
-    """Texts of lookahead decoding that are not those of plain sampling at the same temperature."""
-    plain = {row.temperature: row.texts for row in rows if row.method == "autoregressive"}
+def different_texts(rows: list[SampledTexts]) -> int:
+    """The number of texts of lookahead decoding that differ from plain sampling at the same temperature."""
+    plain = {row.temperature: row.texts for row in rows if row.method == AUTOREGRESSIVE}
     ours = [row for row in rows if row.method in OURS]
     return sum(a != b for row in ours for a, b in zip(row.texts, plain[row.temperature], strict=True))
 
 
-def describe(rows: list[Sampled], references: list[str], max_new_tokens: int) -> str:
-    plain = {row.temperature: row.tokens_per_s for row in rows if row.method == "autoregressive"}
+def describe(rows: list[SampledTexts], references: list[str], max_new_tokens: int) -> str:
+    plain = {row.temperature: row.tokens_per_s for row in rows if row.method == AUTOREGRESSIVE}
     columns = ["method", "temperature", *KINDS.values(), "tokens per step", "speed-up"]
     table = [
         [
@@ -127,8 +129,8 @@ def describe(rows: list[Sampled], references: list[str], max_new_tokens: int) ->
     ]
     intro = (
         f"{len(references)} problems with a reference, up to {max_new_tokens} new tokens each. ROUGE F1 in percent; "
-        "speed-up over autoregressive decoding at the same temperature, in the same run. The demo model has seen code "
-        "alone, so its scores are low; what counts is that the lines agree."
+        "speed-up over autoregressive decoding at the same temperature, in the same run. The demo model was trained on "
+        "code alone, so its scores are low; what counts is that the methods agree."
     )
     return "\n\n".join([intro, markdown_table(columns, table)])
 

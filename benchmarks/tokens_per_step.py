@@ -1,10 +1,12 @@
-"""Tokens per step, rows per step and tokens per second of each decoding method, on the prompts of a JSONL file.
+"""Measures tokens per step, rows per step and tokens per second of each decoding method.
 
     python -m benchmarks.tokens_per_step --prompts prompts.jsonl --limit 100 --max-new-tokens 128
 
-Rows that are given are used whatever they cost; "arg max" fills the window without the noise of its positions, as the
-paper does. The methods, transformers' own greedy `generate` and its prompt look-up take turns on every prompt, in an
-order that rotates. In float32 every text must be the same (with a temperature, the same as autoregressive decoding's);
+The prompts are those of a JSONL file. A method that names a number of rows uses that many, whatever they cost; "arg
+max" fills the window without the noise of its positions, as the paper does. The methods, transformers' own `generate`
+and its prompt look-up take turns on every prompt, in an order that rotates.
+
+In float32 every method must give the same text as `generate`, or, with a temperature, as autoregressive decoding;
 otherwise the exit status is 1. Prints a table and writes it, with all figures, to --output.
 """
 
@@ -14,27 +16,28 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.shared.report import (
-    encode,
-    generate,
-    load_both,
-    make_parser,
-    markdown_table,
-    progress,
-    publish,
-    read_prompts,
+from benchmarks.shared.decoded_texts import (
+    AUTOREGRESSIVE,
+    GENERATE,
+    DecodedText,
+    add_up,
+    decode_text,
+    generate_tokens,
+    take_turns,
 )
-from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
+from benchmarks.shared.inputs import encode, load_engine_and_reference, read_prompts
+from benchmarks.shared.options import make_prompts_parser, parse
+from benchmarks.shared.report import markdown_table, publish
+from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling
 from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES
 
-AUTOREGRESSIVE = "autoregressive"
 METHODS: dict[str, DecodeSettings] = {
     AUTOREGRESSIVE: Autoregressive(),
     "auto": Auto(),
@@ -46,25 +49,16 @@ METHODS: dict[str, DecodeSettings] = {
     "lookahead (15, 5, 15)": Lookahead(15, 5, 15),
     "lookahead (15, 5, 15), arg max": Lookahead(15, 5, 15, position_noise=False),
 }
-GENERATE = "transformers generate"
 GENERATE_LOOKUP = "transformers prompt lookup (10)"
 
 
 @dataclass
-class Run:
-    """One text by one method."""
+class MethodFigures:
+    """What all texts of one method show.
 
-    tokens: list[int]
-    steps: int
-    rows: int
-    seconds: float = 0.0
-    proposed: dict[str, int] = field(default_factory=dict)
-    accepted: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass
-class Figures:
-    """All texts of one method. speed_up: its tokens per second over those of transformers' `generate`."""
+    speed_up: its tokens per second divided by those of transformers' `generate`. same_text: number of texts that are
+    the expected ones. proposed, accepted: draft tokens by their source.
+    """
 
     method: str
     tokens: int
@@ -79,21 +73,23 @@ class Figures:
     accepted: dict[str, int]
 
 
-Contender = Callable[[list[int], int], Run]
+# Decodes a prompt with a seed.
+DecodePrompt = Callable[[list[int], int], DecodedText]
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--dtype", default="float32", choices=DTYPES)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, default=0, help="of the first prompt; the next have the next (default 0)")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    engine, model = load_both(arguments.model, arguments.dtype, arguments.device)
-    contenders = make_contenders(engine, model, arguments.temperature, arguments.max_new_tokens)
+    parser = make_prompts_parser(__doc__)
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="format of the model (default %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy decoding (default %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the first prompt; each next prompt takes the next (default 0)"
+    )
+    arguments = parse(parser, keep_memory=False)
+    engine, model = load_engine_and_reference(arguments.model, arguments.dtype, arguments.device)
+    methods = make_methods(engine, model, arguments.temperature, arguments.max_new_tokens)
     prompts = encode(engine, read_prompts(arguments.prompts, arguments.limit), arguments.max_new_tokens)
-    runs = run_all(contenders, prompts, arguments.seed)
-    figures = summarise(runs, expected=AUTOREGRESSIVE if arguments.temperature else GENERATE)
+    texts = decode_all(methods, prompts, arguments.seed)
+    figures = summarise(texts, expected=AUTOREGRESSIVE if arguments.temperature else GENERATE)
     num_different = sum(len(prompts) - row.same_text for row in figures if row.method in METHODS)
     publish(
         arguments.output,
@@ -101,41 +97,45 @@ def main() -> None:
         f"Tokens per step: {engine.checkpoint.name}, {arguments.dtype}, temperature {arguments.temperature:g}",
         describe(figures, len(prompts), arguments.max_new_tokens, sampled=arguments.temperature > 0),
         {
-            "settings": {name: asdict(how) for name, how in METHODS.items()},
+            "settings": {name: asdict(decode) for name, decode in METHODS.items()},
             "figures": [asdict(row) for row in figures],
-            "prompts": {name: [{**asdict(run), "tokens": len(run.tokens)} for run in runs[name]] for name in runs},
+            "prompts": {
+                name: [{**asdict(text), "tokens": len(text.tokens)} for text in own] for name, own in texts.items()
+            },
         },
     )
     if num_different and arguments.dtype == "float32":
-        print(f"{num_different} texts are not the same, which in float32 they must be", file=sys.stderr)
+        print(f"in float32 all texts must be the same, but {num_different} differ", file=sys.stderr)
         raise SystemExit(1)
 
 
-def make_contenders(
+def make_methods(
     engine: Engine, model: PreTrainedModel, temperature: float, max_new_tokens: int
-) -> dict[str, Contender]:
+) -> dict[str, DecodePrompt]:
+    """By name: transformers' two methods first, then METHODS."""
     generation: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature > 0}
     if temperature:
         generation |= {"temperature": temperature, "top_k": 0}
 
-    def by_engine(how: DecodeSettings) -> Contender:
-        def run(prompt: list[int], seed: int) -> Run:
+    def by_engine(decode: DecodeSettings) -> DecodePrompt:
+        def decode_prompt(prompt: list[int], seed: int) -> DecodedText:
             sampling = Sampling(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
-            completion = engine.generate(prompt, decode=how, sampling=sampling, stopping=Stopping(max_new_tokens))
-            stats = completion.stats
-            return Run(completion.token_ids, stats.steps, stats.rows, 0.0, dict(stats.proposed), dict(stats.accepted))
+            return decode_text(engine, prompt, decode, sampling, max_new_tokens)
 
-        return run
+        return decode_prompt
 
-    def by_generate(**more: Any) -> Contender:
+    def by_generate(**more: Any) -> DecodePrompt:
         return lambda prompt, seed: generate_counted(model, prompt, seed, {**generation, **more})
 
-    contenders = {GENERATE: by_generate(), GENERATE_LOOKUP: by_generate(prompt_lookup_num_tokens=10)}
-    return contenders | {name: by_engine(how) for name, how in METHODS.items()}
+    methods = {GENERATE: by_generate(), GENERATE_LOOKUP: by_generate(prompt_lookup_num_tokens=10)}
+    return methods | {name: by_engine(decode) for name, decode in METHODS.items()}
 
 
-def generate_counted(model: PreTrainedModel, prompt: list[int], seed: int, settings: dict[str, Any]) -> Run:
-    """A text by transformers, with its forward passes counted; the prompt's rows are not, as in lp's statistics."""
+def generate_counted(model: PreTrainedModel, prompt: list[int], seed: int, settings: dict[str, Any]) -> DecodedText:
+    """A text by transformers, with its forward passes counted.
+
+    The prompt's rows are not counted, as in lp's statistics.
+    """
     rows: list[int] = []
 
     def count(module, arguments, keywords):
@@ -144,51 +144,49 @@ def generate_counted(model: PreTrainedModel, prompt: list[int], seed: int, setti
     torch.manual_seed(seed)
     hook = model.register_forward_pre_hook(count, with_kwargs=True)
     try:
-        tokens = generate(model, prompt, **settings)
+        tokens = generate_tokens(model, prompt, **settings)
     finally:
         hook.remove()
-    return Run(tokens, len(rows), sum(rows) - len(prompt) + 1)
+    return DecodedText(tokens, len(rows), sum(rows) - len(prompt) + 1)
 
 
-def run_all(contenders: dict[str, Contender], prompts: list[list[int]], seed: int) -> dict[str, list[Run]]:
-    for contender in contenders.values():
-        contender(prompts[0], seed)  # not counted: the first text pays for what is made once
-    names = list(contenders)
-    runs: dict[str, list[Run]] = {name: [] for name in names}
-    for number, prompt in enumerate(progress(prompts, "tokens per step")):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+def decode_all(methods: dict[str, DecodePrompt], prompts: list[list[int]], seed: int) -> dict[str, list[DecodedText]]:
+    """The texts of each method, timed by one clock for all methods."""
+    for decode in methods.values():
+        decode(prompts[0], seed)  # not counted: the first text pays for what is made only once
+
+    def timed(decode: DecodePrompt) -> DecodePrompt:
+        def decode_timed(prompt: list[int], number: int) -> DecodedText:
             begin = time.perf_counter()
-            run = contenders[name](prompt, seed + number)
-            run.seconds = time.perf_counter() - begin
-            runs[name].append(run)
-    return runs
+            text = decode(prompt, seed + number)
+            text.seconds = time.perf_counter() - begin
+            return text
+
+        return decode_timed
+
+    return take_turns({name: timed(decode) for name, decode in methods.items()}, prompts)
 
 
-def summarise(runs: dict[str, list[Run]], expected: str) -> list[Figures]:
-    """expected: the method whose texts the others' must be."""
-
-    def tokens_per_s(name: str) -> float:
-        return sum(len(run.tokens) for run in runs[name]) / sum(run.seconds for run in runs[name])
-
+def summarise(texts: dict[str, list[DecodedText]], expected: str) -> list[MethodFigures]:
+    """expected: the method whose texts all others should give."""
+    totals = {name: add_up(own, texts[expected]) for name, own in texts.items()}
     figures = []
-    for name, mine in runs.items():
-        tokens, steps = sum(len(run.tokens) for run in mine), sum(run.steps for run in mine)
+    for name, total in totals.items():
         proposed, accepted = Counter[str](), Counter[str]()
-        for run in mine:
-            proposed.update(run.proposed)
-            accepted.update(run.accepted)
+        for text in texts[name]:
+            proposed.update(text.proposed)
+            accepted.update(text.accepted)
         figures.append(
-            Figures(
+            MethodFigures(
                 method=name,
-                tokens=tokens,
-                steps=steps,
-                seconds=round(sum(run.seconds for run in mine), 3),
-                tokens_per_step=round(tokens / steps, 3),
-                rows_per_step=round(sum(run.rows for run in mine) / steps, 2),
-                tokens_per_s=round(tokens_per_s(name), 2),
-                speed_up=round(tokens_per_s(name) / tokens_per_s(GENERATE), 3),
-                same_text=sum(run.tokens == right.tokens for run, right in zip(mine, runs[expected], strict=True)),
+                tokens=total.tokens,
+                steps=total.steps,
+                seconds=round(total.seconds, 3),
+                tokens_per_step=round(total.tokens_per_step, 3),
+                rows_per_step=round(total.rows_per_step, 2),
+                tokens_per_s=round(total.tokens_per_s, 2),
+                speed_up=round(total.tokens_per_s / totals[GENERATE].tokens_per_s, 3),
+                same_text=total.same_text,
                 proposed=dict(proposed),
                 accepted=dict(accepted),
             )
@@ -196,7 +194,7 @@ def summarise(runs: dict[str, list[Run]], expected: str) -> list[Figures]:
     return figures
 
 
-def describe(figures: list[Figures], num_prompts: int, max_new_tokens: int, sampled: bool) -> str:
+def describe(figures: list[MethodFigures], num_prompts: int, max_new_tokens: int, sampled: bool) -> str:
     columns = ["method", "tokens/step", "rows/step", "tokens/s", "speed-up", "same text"]
     rows = [
         (
@@ -218,10 +216,11 @@ def describe(figures: list[Figures], num_prompts: int, max_new_tokens: int, samp
     reference = AUTOREGRESSIVE if sampled else GENERATE
     return "\n\n".join(
         [
-            f"{num_prompts} prompts, up to {max_new_tokens} new tokens each. Speed-up: tokens per second over those of "
-            f"`{GENERATE}` in the same run, the prompt's reading included. Same text: as `{reference}`.",
+            f"{num_prompts} prompts, up to {max_new_tokens} new tokens each. Speed-up: tokens per second divided by "
+            f"those of `{GENERATE}` in the same run; both include the prefill. Same text: number of texts that equal "
+            f"those of `{reference}`.",
             markdown_table(columns, rows),
-            "Draft tokens accepted / proposed, by source (a window cell counts once it is accepted):",
+            "Draft tokens accepted / proposed, by source (a window cell is counted only if it is accepted):",
             markdown_table(["method", *sources], drafts),
         ]
     )

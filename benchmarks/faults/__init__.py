@@ -1,1 +1,1 @@
-"""Servers whose ranks are killed, and the clients that watch, for benchmarks.rank_loss and benchmarks.soak."""
+"""Servers whose ranks are killed, and clients that watch them, for benchmarks.rank_loss and benchmarks.soak."""

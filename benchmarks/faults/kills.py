@@ -1,4 +1,4 @@
-"""Ranks killed at random moments of streams, one at a time: is each stream whole, and how long did its client wait?"""
+"""Kills ranks at random moments of streams, one at a time, and judges each stream and its client's wait."""
 
 from __future__ import annotations
 
@@ -11,28 +11,34 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.faults.observed_stream import ObservedStream, gap_s, observe_stream
 from benchmarks.faults.rank_server import RankServer, ServerTrouble
 from benchmarks.faults.requests import KINDS, body
-from benchmarks.faults.stream import Stream, gap_s, stream
 
 PHASES = ("prefill", "decode")
+# Share of the undisturbed stream within which a moment lies: a stream may be quicker than the undisturbed one.
 LATEST = 0.8
-"""Share of the undisturbed stream within which a moment lies: a stream may be quicker than the undisturbed one."""
+# Streams tried for one kill, if some end before their moment comes.
 MOST_TRIES = 3
-"""Streams for one kill, if some end before their moment comes."""
 
 
 @dataclass(frozen=True)
-class Moment:
-    """`fraction` of the usual pause after event number `event`; event 0 is the sending of the request."""
+class KillMoment:
+    """A moment of a stream: a `fraction` of the usual pause after event number `event`.
+
+    Event 0 is the sending of the request.
+    """
 
     event: int
     fraction: float
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is killed, when, in which kind of request. progress: where in the stream, from 0 to 1."""
+class KillPlan:
+    """Which rank is killed, when, and during which kind of request.
+
+    progress: how far the stream has come, from 0 to 1. fraction: see KillMoment.
+    """
 
     kind: str
     phase: str
@@ -40,18 +46,20 @@ class Plan:
     progress: float
     fraction: float
 
-    def moment(self, undisturbed: Stream) -> Moment:
+    def moment(self, undisturbed: ObservedStream) -> KillMoment:
         if self.phase == "prefill":
-            return Moment(0, LATEST * self.fraction)
+            return KillMoment(0, LATEST * self.fraction)
         last = max(1, int(LATEST * len(undisturbed.times)))
-        return Moment(1 + int(self.progress * (last - 1)), self.fraction)
+        return KillMoment(1 + int(self.progress * (last - 1)), self.fraction)
 
 
 @dataclass(frozen=True)
-class Kill:
-    """What came of one. phase: in which the stream was as the rank died. gap_s: see `rank_loss_stream.gap_s`.
+class KillResult:
+    """What happened after one kill.
 
-    recovery_s: from the kill until all ranks serve again. error: what the client was told, if the stream was cut short.
+    phase: of the stream when the rank died. event: number of events before the kill. gap_s: see
+    `observed_stream.gap_s`. recovery_s: seconds from the kill until all ranks serve again. error: what the client was
+    told if the stream was cut short.
     """
 
     exchange: str
@@ -67,21 +75,27 @@ class Kill:
     error: str | None
 
 
-def plans(num_ranks: int, seed: int) -> Iterator[Plan]:
-    """Without end. Kinds and phases take turns; the first rank and the last come first, then ranks at random."""
+def plans(num_ranks: int, seed: int) -> Iterator[KillPlan]:
+    """An endless series of plans.
+
+    Kinds and phases take turns. The first rank and the last are killed first, then ranks at random.
+    """
     draw = random.Random(f"{num_ranks} {seed}")
     kinds, number = list(KINDS), 0
     while True:
         victim = [0, num_ranks - 1][number] if number < 2 else draw.randrange(num_ranks)
         phase = PHASES[number % len(PHASES)]
-        yield Plan(kinds[number // len(PHASES) % len(kinds)], phase, victim, draw.random(), draw.random())
+        yield KillPlan(kinds[number // len(PHASES) % len(kinds)], phase, victim, draw.random(), draw.random())
         number += 1
 
 
 class Killer:
-    """Kills a rank at a moment of a stream, whose events it is told. killed_at: by time.monotonic(), once it has."""
+    """Kills a rank at a moment of a stream. Its owner reports the stream's events to `on_event`.
 
-    def __init__(self, pid: int, moment: Moment, undisturbed: Stream):
+    killed_at: when it killed the rank, by time.monotonic(); None before.
+    """
+
+    def __init__(self, pid: int, moment: KillMoment, undisturbed: ObservedStream):
         self.killed_at: float | None = None
         self._pid = pid
         self._moment = moment
@@ -93,7 +107,7 @@ class Killer:
             self._timer.start()
 
     def finish(self) -> float | None:
-        """When it killed. Waits for a moment that has begun."""
+        """When it killed the rank, or None. Waits for the kill if its event has come."""
         if self._timer.ident is not None:
             self._timer.join()
         return self.killed_at
@@ -103,28 +117,30 @@ class Killer:
         os.kill(self._pid, signal.SIGKILL)
 
 
-def undisturbed_stream(server: RankServer, request: dict[str, Any]) -> Stream:
-    """What a request gives with all ranks there. Raises ServerTrouble if it gives no whole stream."""
-    stream(server.url, request)  # the first of its kind is slower
-    seen = stream(server.url, request)
+def undisturbed_stream(server: RankServer, request: dict[str, Any]) -> ObservedStream:
+    """The stream of a request while all ranks serve. Raises ServerTrouble if the stream is cut short."""
+    observe_stream(server.url, request)  # the first of its kind is slower
+    seen = observe_stream(server.url, request)
     if not seen.is_complete:
         raise ServerTrouble(f"a stream that nobody disturbed was cut short: {seen.error}")
     return seen
 
 
-class Trial:
-    """A server under kills of one rank at a time."""
+class KillTrial:
+    """A server whose ranks are killed one at a time."""
 
     def __init__(self, server: RankServer, exchange: str, prompt: list[int], max_tokens: int):
         self._server = server
         self._exchange = exchange
         self._prompt = prompt
         self._max_tokens = max_tokens
-        self._undisturbed: dict[str, Stream] = {}
+        self._undisturbed: dict[str, ObservedStream] = {}
 
-    def kill(self, plan: Plan) -> Kill:
-        """Returns when all ranks are back. Raises ServerTrouble if they do not come, if another than the one that was
-        killed has gone, or if no stream lasts long enough.
+    def kill(self, plan: KillPlan) -> KillResult:
+        """Carries out one plan. Returns when all ranks are back.
+
+        Raises ServerTrouble if they do not come back, if another rank than the killed one has gone, or if no stream
+        lasts long enough.
         """
         request = body(plan.kind, self._prompt, self._max_tokens)
         if plan.kind not in self._undisturbed:
@@ -135,7 +151,7 @@ class Trial:
             before = self._server.status().pids
             pid = before.pop(plan.victim)
             killer = Killer(pid, moment, undisturbed)
-            seen = stream(self._server.url, request, killer.on_event)
+            seen = observe_stream(self._server.url, request, killer.on_event)
             killed_at = killer.finish()
             if killed_at is None:
                 continue  # the stream had fewer events this time
@@ -143,15 +159,19 @@ class Trial:
             self._check_others(before)
             if killed_at < seen.ended_at:
                 return self._judge(plan, seen, undisturbed, killed_at, time.monotonic() - killed_at)
-        raise ServerTrouble(f"{MOST_TRIES} streams ended before event {moment.event}: --max-new-tokens is too small")
+        raise ServerTrouble(f"{MOST_TRIES} streams ended before event {moment.event}: raise --max-new-tokens")
 
     def _check_others(self, before: dict[int, int]) -> None:
         after = self._server.status().pids
         if gone := [rank for rank in before if after.get(rank) != before[rank]]:
-            raise ServerTrouble(f"ranks {gone} were not killed and are gone. The log ends:\n{self._server.log[-2000:]}")
+            raise ServerTrouble(
+                f"ranks {gone} are gone although they were not killed. The log ends:\n{self._server.log[-2000:]}"
+            )
 
-    def _judge(self, plan: Plan, seen: Stream, undisturbed: Stream, killed_at: float, recovery_s: float) -> Kill:
-        return Kill(
+    def _judge(
+        self, plan: KillPlan, seen: ObservedStream, undisturbed: ObservedStream, killed_at: float, recovery_s: float
+    ) -> KillResult:
+        return KillResult(
             self._exchange,
             self._server.num_ranks,
             plan.kind,

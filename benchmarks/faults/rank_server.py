@@ -1,7 +1,7 @@
-"""A server that starts its own ranks (`launcher=local`, or on a Ray cluster), as a process, and what may be done to it
-from outside. All its ranks are processes of this machine.
+"""A server process that starts its own ranks (`launcher=local`, or on a Ray cluster), watched and killed from outside.
 
-Known by its command line, its log, GET /status and the process ids found there; by nothing of its inside.
+All its ranks are processes of this machine. This module uses only the command line, the log, GET /status and the
+process ids shown there; it imports nothing of the server.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ import httpx
 import psutil
 
 LAUNCH = Path(__file__).resolve().parents[2] / "launch"
+# Seconds that a server may take to start, and lost ranks to come back: on few cores their imports take turns.
 START_S = 180.0
-"""What a server gets to start, and lost ranks to be back: on few cores their imports take turns."""
 STOP_S = 40.0
+# Seconds that the ranks may take to end after their server.
 LEAVE_S = 5.0
-"""What its ranks get to be gone after it."""
+# Seconds between two checks of a condition.
 LOOK_S = 0.05
-"""How often a condition is looked at."""
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_PREFIX = "lookahead-parallel-"
 
 
 class ServerTrouble(Exception):
-    """The server did not do what a measurement rests on; its message holds the end of the server's log."""
+    """The server did not do what a measurement needs. The message holds the end of the server's log."""
 
 
 @dataclass(frozen=True)
-class Member:
+class RankStatus:
     """One rank as GET /status shows it. pid: None while it has no process."""
 
     rank: int
@@ -49,20 +49,20 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Status:
-    """epoch: None while nobody serves."""
+class ServerStatus:
+    """What GET /status shows. epoch: None while no rank serves."""
 
     epoch: int | None
-    ranks: list[Member]
+    ranks: list[RankStatus]
 
     @property
     def pids(self) -> dict[int, int]:
-        """Of the ranks that take part in the steps."""
+        """The process ids of the ranks that take part in the steps, by rank."""
         return {member.rank: member.pid for member in self.ranks if member.state == "serving" and member.pid}
 
 
 class RankServer:
-    """The server with `num_ranks` ranks, once it has said where it listens."""
+    """A server with `num_ranks` ranks. The constructor waits until the server's log shows its address."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path, num_ranks: int):
         self.process = process
@@ -75,13 +75,16 @@ class RankServer:
     def log(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace")
 
-    def status(self) -> Status:
+    def status(self) -> ServerStatus:
         body: dict[str, Any] = self._client.get("/status").raise_for_status().json()
-        members = [Member(member["rank"], member["state"], member.get("pid")) for member in body["ranks"]]
-        return Status(body["epoch"], sorted(members, key=lambda member: member.rank))
+        members = [RankStatus(member["rank"], member["state"], member.get("pid")) for member in body["ranks"]]
+        return ServerStatus(body["epoch"], sorted(members, key=lambda member: member.rank))
 
-    def wait_until(self, holds: Callable[[Status], bool], what: str, within_s: float = START_S) -> Status:
-        """The status for which the condition holds. Raises ServerTrouble if that takes longer than `within_s`."""
+    def wait_until(self, holds: Callable[[ServerStatus], bool], what: str, within_s: float = START_S) -> ServerStatus:
+        """Waits for a status for which `holds` is true. Raises ServerTrouble if that takes longer than `within_s`.
+
+        what: the condition in words.
+        """
         deadline = time.monotonic() + within_s
         while not holds(status := self.status()):
             self._check_alive()
@@ -91,15 +94,15 @@ class RankServer:
         return status
 
     def wait_for_all(self, gone: Sequence[int] = (), within_s: float = START_S) -> None:
-        """Until all ranks serve, none of them as one of the processes `gone`."""
+        """Waits until all ranks serve and none of them is one of the processes `gone`."""
 
-        def all_serve(status: Status) -> bool:
+        def all_serve(status: ServerStatus) -> bool:
             return len(status.pids) == self.num_ranks and not set(gone) & set(status.pids.values())
 
         self.wait_until(all_serve, "all ranks serve", within_s)
 
     def signal(self, ranks: Sequence[int], number: signal.Signals = signal.SIGKILL) -> list[int]:
-        """Sends a signal to the processes of these ranks, all at once, when all serve; gives their process ids."""
+        """Waits until these ranks serve and sends a signal to all of them at once. Returns their process ids."""
         status = self.wait_until(lambda status: status.pids.keys() >= {*ranks}, f"ranks {[*ranks]} serve")
         pids = [status.pids[rank] for rank in ranks]
         for pid in pids:
@@ -107,7 +110,10 @@ class RankServer:
         return pids
 
     def stop(self) -> None:
-        """Ends the server as an operator does, with SIGTERM. Raises ServerTrouble unless it ends well and alone."""
+        """Ends the server with SIGTERM, as an operator does.
+
+        Raises ServerTrouble if it fails or leaves processes behind.
+        """
         processes = [*{*self.family(), *self._rank_processes()}]
         self._client.close()
         self.process.terminate()
@@ -122,11 +128,11 @@ class RankServer:
             raise self._trouble(f"it ended with exit code {code}, and {len(left)} processes were left")
 
     def family(self) -> list[psutil.Process]:
-        """The server's process and all that it has started."""
+        """The server's process and all processes that it has started."""
         return family(self.process.pid)
 
     def _rank_processes(self) -> list[psutil.Process]:
-        """On a Ray cluster they are no children of the server's process."""
+        """The ranks' processes. On a Ray cluster they are not children of the server's process."""
         found = []
         for pid in self.status().pids.values():
             with suppress(psutil.NoSuchProcess):
@@ -140,7 +146,7 @@ class RankServer:
                 return found[1]
             self._check_alive()
             time.sleep(LOOK_S)
-        raise self._trouble(f"it did not say within {START_S:g} s where it listens")
+        raise self._trouble(f"it did not show within {START_S:g} s where it listens")
 
     def _check_alive(self) -> None:
         if (code := self.process.poll()) is not None:
@@ -150,24 +156,31 @@ class RankServer:
         return ServerTrouble(f"the server: {what}. Its log ends:\n{self.log[-2000:]}")
 
 
-class Launcher(StrEnum):
-    """What starts the ranks. ray: the cluster that RAY_ADDRESS names, or that of this machine (`ray start --head`)."""
+class LauncherKind(StrEnum):
+    """What starts the ranks.
+
+    ray: the Ray cluster that RAY_ADDRESS names, or that of this machine (`ray start --head`).
+    """
 
     local = "local"
     ray = "ray"
 
 
-def serve_command(model: Path, num_ranks: int, *settings: str, launcher: Launcher = Launcher.local) -> list[str]:
-    """settings: `key=value`, after those that name the model and the ranks."""
-    programs = {Launcher.local: ["serve.py", "launcher=local"], Launcher.ray: ["ray_job.py", "task=serve"]}
+def serve_command(
+    model: Path, num_ranks: int, *settings: str, launcher: LauncherKind = LauncherKind.local
+) -> list[str]:
+    """The command line of a server. settings: `key=value`, added to those that name the model and the ranks."""
+    programs = {LauncherKind.local: ["serve.py", "launcher=local"], LauncherKind.ray: ["ray_job.py", "task=serve"]}
     program, argument = programs[launcher]
     command = [sys.executable, str(LAUNCH / program), argument, "model=checkpoint", f"model.path={model.resolve()}"]
     return [*command, f"parallel.ranks={num_ranks}", "server.port=0", *settings]
 
 
 @contextmanager
-def started(model: Path, num_ranks: int, *settings: str, launcher: Launcher = Launcher.local) -> Iterator[RankServer]:
-    """A server all of whose ranks serve; what is left of it at the end is killed. Raises ServerTrouble."""
+def started(
+    model: Path, num_ranks: int, *settings: str, launcher: LauncherKind = LauncherKind.local
+) -> Iterator[RankServer]:
+    """A server whose ranks all serve. At the end its processes are killed. Raises ServerTrouble."""
     command = serve_command(model, num_ranks, *settings, launcher=launcher)
     with TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
@@ -183,15 +196,17 @@ def started(model: Path, num_ranks: int, *settings: str, launcher: Launcher = La
 
 
 @contextmanager
-def serving(model: Path, num_ranks: int, *settings: str, launcher: Launcher = Launcher.local) -> Iterator[RankServer]:
-    """As `started`, and ended as an operator does it. Raises ServerTrouble if it does not end well, too."""
+def serving(
+    model: Path, num_ranks: int, *settings: str, launcher: LauncherKind = LauncherKind.local
+) -> Iterator[RankServer]:
+    """Like `started`, but ends the server as an operator does. Raises ServerTrouble also if it does not end well."""
     with started(model, num_ranks, *settings, launcher=launcher) as server:
         yield server
         server.stop()
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A process and all that it has started; empty if it is gone."""
+    """A process and all processes that it has started; empty if it is gone."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -200,19 +215,19 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def kill_processes(processes: list[psutil.Process]) -> None:
-    """Those that still run."""
+    """Kills those of the processes that still run."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()
 
 
 def shared_memory_files() -> set[str]:
-    """Names of the runtime's files in shared memory, on systems where such files need names."""
+    """The names of the runtime's files in shared memory, on systems where such files need names."""
     return {path.name for path in SHARED_MEMORY.glob(f"{SHARED_MEMORY_PREFIX}*")}
 
 
 def count_mappings(process: psutil.Process) -> int:
-    """Of the runtime's shared memory, by this process; none if it has ended."""
+    """How many mappings of the runtime's shared memory a process holds; 0 if it has ended."""
     try:
         return Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8").count(SHARED_MEMORY_PREFIX)
     except OSError:

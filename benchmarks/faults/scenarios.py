@@ -1,7 +1,7 @@
-"""What else may befall ranks in the midst of a stream: several killed, one stopped, all killed, one taken in again.
+"""Faults of ranks during a stream beyond a single kill: several killed, one stopped, all killed, one readmitted.
 
-Streams are slow (one token a step, a latency added to every exchange), so that what is done to the ranks, and a restart
-where that is the point, falls within them.
+The streams are slow (one token per step, a latency added to every exchange), so that a fault, and where needed the
+restart of a rank, happens before the stream ends.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from typing import TypeAlias
 
 import psutil
 
-from benchmarks.faults.rank_server import LOOK_S, Launcher, RankServer, ServerTrouble, serving
+from benchmarks.faults.observed_stream import ObservedStream, gap_s, observe_stream
+from benchmarks.faults.rank_server import LOOK_S, LauncherKind, RankServer, ServerTrouble, serving
 from benchmarks.faults.requests import body
-from benchmarks.faults.stream import Stream, gap_s, stream
 
 PROMPT = "def running_mean(values, width):\n"
+# Number of the event after which the ranks are disturbed.
 AT_EVENT = 10
-"""Events of a stream before anything is done to the ranks."""
+# Seconds between a kill and a second one during the recovery.
 SECOND_KILL_S = 0.03
-"""From one kill to another that shall fall into the recovery."""
 STOPPED_S = 10.0
+# Seconds that a stopped rank has, once it runs again, to see that it is no member any more and to end.
 LEAVE_S = 10.0
-"""What a rank that was stopped gets, once it wakes, to see that it is no member any more, and to leave."""
 LP = ("parallel=lp", "parallel.delay_us=10000")
 MOST_TRIES = 3
+# Seconds within which the clients of a group that cannot survive must get an error.
 ERROR_WITHIN_S = 2.0
-"""Within which the requests of groups that cannot survive must be told so."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """seen: what came to pass, for the report. gap_s: of the client, if its stream was to survive."""
+class ScenarioVerdict:
+    """seen: what happened, for the report. gap_s: the client's gap, if its stream was meant to survive."""
 
     passed: bool
     seen: str
@@ -45,20 +45,20 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Disturbed:
-    """at: when it was disturbed, by time.monotonic(). gone: processes that shall not come back."""
+class DisturbedStream:
+    """at: when the ranks were disturbed, by time.monotonic(). gone: processes that must not come back."""
 
-    stream: Stream
+    stream: ObservedStream
     at: float
     gone: list[int]
 
 
-Act: TypeAlias = Callable[[], list[int]]
-"""What is done to the ranks; gives the processes that shall not come back."""
+# What is done to the ranks. It returns the processes that must not come back.
+Disturbance: TypeAlias = Callable[[], list[int]]
 
 
-class Stage:
-    """A server, a slow request and what that gives if nobody disturbs it."""
+class ScenarioStage:
+    """A server, a slow request, and the stream that the request gives if nothing disturbs it."""
 
     def __init__(self, server: RankServer, max_tokens: int):
         self.server = server
@@ -67,38 +67,43 @@ class Stage:
         if not self._undisturbed.is_complete:
             raise ServerTrouble(f"a stream that nobody disturbed was cut short: {self._undisturbed.error}")
 
-    def stream(self, on_event: Callable[[int], None] = lambda number: None) -> Stream:
-        return stream(self.server.url, self._request, on_event)
+    def stream(self, on_event: Callable[[int], None] = lambda number: None) -> ObservedStream:
+        return observe_stream(self.server.url, self._request, on_event)
 
-    def disturb(self, act: Act) -> Disturbed:
-        """The stream beside which `act` runs."""
-        acts: list[Future[tuple[float, list[int]]]] = []
+    def disturb(self, disturbance: Disturbance) -> DisturbedStream:
+        """Streams the request and disturbs the ranks after event AT_EVENT."""
+        running: list[Future[tuple[float, list[int]]]] = []
         with ThreadPoolExecutor(1) as pool:
-            seen = self.stream(lambda number: acts.append(pool.submit(_begun_at, act)) if number == AT_EVENT else None)
-            return Disturbed(seen, *acts[0].result())
 
-    def is_whole(self, seen: Stream) -> bool:
+            def on_event(number: int) -> None:
+                if number == AT_EVENT:
+                    running.append(pool.submit(_timed, disturbance))
+
+            seen = self.stream(on_event)
+            return DisturbedStream(seen, *running[0].result())
+
+    def is_whole(self, seen: ObservedStream) -> bool:
         return seen.says_the_same(self._undisturbed)
 
-    def tell(self, seen: Stream) -> str:
+    def describe(self, seen: ObservedStream) -> str:
         return (
             "the same tokens" if self.is_whole(seen) else f"NOT the undisturbed stream: {seen.error or 'other tokens'}"
         )
 
-    def gap_s(self, seen: Disturbed) -> float:
+    def gap_s(self, seen: DisturbedStream) -> float:
         return gap_s(seen.stream, self._undisturbed, seen.at)
 
 
-def survives(stage: Stage, act: Act) -> Verdict:
-    """The stream goes on as if nothing had been done; then all ranks are there again."""
-    seen = stage.disturb(act)
+def survives(stage: ScenarioStage, disturbance: Disturbance) -> ScenarioVerdict:
+    """The stream must continue as if nothing had happened, and all ranks must come back."""
+    seen = stage.disturb(disturbance)
     stage.server.wait_for_all(seen.gone)
-    told = f"{stage.tell(seen.stream)}; all ranks there after {time.monotonic() - seen.at:.1f} s"
-    return Verdict(stage.is_whole(seen.stream), told, stage.gap_s(seen))
+    told = f"{stage.describe(seen.stream)}; all ranks back after {time.monotonic() - seen.at:.1f} s"
+    return ScenarioVerdict(stage.is_whole(seen.stream), told, stage.gap_s(seen))
 
 
-def fails_and_is_rebuilt(stage: Stage, ranks: Sequence[int]) -> Verdict:
-    """The client is told soon that these were killed; afterwards the same request is answered as before."""
+def fails_and_is_rebuilt(stage: ScenarioStage, ranks: Sequence[int]) -> ScenarioVerdict:
+    """These ranks are killed. The client must get an error soon, and the same request must then work as before."""
     old = list(stage.server.status().pids.values())
     seen = stage.disturb(lambda: stage.server.signal(ranks))
     told_s = seen.stream.ended_at - seen.at
@@ -106,62 +111,64 @@ def fails_and_is_rebuilt(stage: Stage, ranks: Sequence[int]) -> Verdict:
     back_s = time.monotonic() - seen.at
     again = stage.stream()
     passed = seen.stream.error is not None and told_s <= ERROR_WITHIN_S and stage.is_whole(again)
-    told = f"after {told_s:.2f} s {seen.stream.error!r}; all ranks there after {back_s:.1f} s, then {stage.tell(again)}"
-    return Verdict(passed, told)
+    told = (
+        f"after {told_s:.2f} s {seen.stream.error!r}; all ranks back after {back_s:.1f} s, then {stage.describe(again)}"
+    )
+    return ScenarioVerdict(passed, told)
 
 
-def two_at_once(stage: Stage) -> Verdict:
+def two_at_once(stage: ScenarioStage) -> ScenarioVerdict:
     return survives(stage, lambda: stage.server.signal([0, stage.server.num_ranks // 2]))
 
 
-def second_during_recovery(stage: Stage) -> Verdict:
-    def act() -> list[int]:
+def second_during_recovery(stage: ScenarioStage) -> ScenarioVerdict:
+    def kill_two() -> list[int]:
         pids = stage.server.status().pids
         for rank in (stage.server.num_ranks - 1, 0):
             os.kill(pids[rank], signal.SIGKILL)
             time.sleep(SECOND_KILL_S)
         return [pids[0], pids[stage.server.num_ranks - 1]]
 
-    return survives(stage, act)
+    return survives(stage, kill_two)
 
 
-def last_but_one(stage: Stage) -> Verdict:
-    """The leader is among those killed; the one left goes on alone."""
+def last_but_one(stage: ScenarioStage) -> ScenarioVerdict:
+    """All ranks but the last are killed, the leader among them; the last one continues alone."""
     return survives(stage, lambda: stage.server.signal(range(stage.server.num_ranks - 1)))
 
 
-def stopped(stage: Stage, seconds: float = STOPPED_S) -> Verdict:
-    """A rank hangs for a while, and wakes."""
+def stopped(stage: ScenarioStage, seconds: float = STOPPED_S) -> ScenarioVerdict:
+    """A rank hangs for a while and then runs again."""
     leaves: list[bool] = []
 
-    def act() -> list[int]:
+    def stop() -> list[int]:
         pids = stage.server.signal([stage.server.num_ranks - 1], signal.SIGSTOP)
         time.sleep(seconds)
-        leaves.append(_leaves_once_woken(pids[0]))
+        leaves.append(_leaves_once_resumed(pids[0]))
         return pids
 
-    verdict = survives(stage, act)
-    left = "the rank that was stopped has left" if leaves[0] else "the rank that was stopped STAYED"
-    return Verdict(verdict.passed and leaves[0], f"{verdict.seen}; {left}", verdict.gap_s)
+    verdict = survives(stage, stop)
+    left = "the stopped rank has left" if leaves[0] else "the stopped rank STAYED"
+    return ScenarioVerdict(verdict.passed and leaves[0], f"{verdict.seen}; {left}", verdict.gap_s)
 
 
-def taken_in_again(stage: Stage) -> Verdict:
-    """A rank is lost, started again, and comes back while a request streams, whichever that is by then.
+def taken_in_again(stage: ScenarioStage) -> ScenarioVerdict:
+    """A rank is killed and restarted, and is taken in again while one of several requests streams.
 
-    gap_s: of the client of that request, as the rank is taken in. Once more if it came between two requests.
+    gap_s: the gap of the client of that request. The scenario is repeated if the rank came back between two requests.
     """
     for _ in range(MOST_TRIES):
-        if verdict := _taken_in(stage):
+        if verdict := _try_to_take_in(stage):
             return verdict
-    return Verdict(False, f"{MOST_TRIES} times the rank came back between two streams")
+    return ScenarioVerdict(False, f"{MOST_TRIES} times the rank came back between two streams")
 
 
-def _taken_in(stage: Stage) -> Verdict | None:
-    """None if that was between two streams."""
+def _try_to_take_in(stage: ScenarioStage) -> ScenarioVerdict | None:
+    """One try; None if the rank came back between two streams."""
     gone = stage.server.signal([stage.server.num_ranks - 1])
     begin = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(_done_at, lambda: stage.server.wait_for_all(gone))
+        coming = pool.submit(_finished_at, lambda: stage.server.wait_for_all(gone))
         streams = [stage.stream()]
         while not coming.done():
             streams.append(stage.stream())
@@ -174,24 +181,24 @@ def _taken_in(stage: Stage) -> Verdict | None:
         f"{len(streams)} streams one after another, {others} of them not whole; it served after {came_at - begin:.1f} s"
     )
     if into is None:
-        return Verdict(False, told)
-    return Verdict(not others, told, stage.gap_s(Disturbed(into, came_at - 2 * LOOK_S, gone)))
+        return ScenarioVerdict(False, told)
+    return ScenarioVerdict(not others, told, stage.gap_s(DisturbedStream(into, came_at - 2 * LOOK_S, gone)))
 
 
-def all_killed(stage: Stage) -> Verdict:
+def all_killed(stage: ScenarioStage) -> ScenarioVerdict:
     return fails_and_is_rebuilt(stage, range(stage.server.num_ranks))
 
 
-def one_of_a_split_model(stage: Stage) -> Verdict:
+def one_of_a_split_model(stage: ScenarioStage) -> ScenarioVerdict:
     return fails_and_is_rebuilt(stage, [stage.server.num_ranks - 1])
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """settings: of the server. max_tokens: of the stream."""
+    """A fault to play. settings: those of the server. max_tokens: length of the stream."""
 
     name: str
-    run: Callable[[Stage], Verdict]
+    run: Callable[[ScenarioStage], ScenarioVerdict]
     ranks: int
     max_tokens: int = 256
     settings: tuple[str, ...] = LP
@@ -210,8 +217,8 @@ SCENARIOS = [
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of a scenario."""
+class ScenarioResult:
+    """What happened in a scenario, and whether it passed."""
 
     scenario: str
     exchange: str
@@ -221,29 +228,33 @@ class Outcome:
     gap_s: float | None
 
 
-def play(model: Path, scenario: Scenario, exchange: str, settings: Sequence[str], launcher: Launcher) -> Outcome:
-    """On a server of its own. A server that fails to come, to recover or to end fails the scenario."""
+def play(
+    model: Path, scenario: Scenario, exchange: str, settings: Sequence[str], launcher: LauncherKind
+) -> ScenarioResult:
+    """Plays a scenario on its own server. If the server fails to start, recover or end, the scenario has failed."""
     settings = [f"parallel.exchange={exchange}", *scenario.settings, *settings]
     try:
         with serving(model, scenario.ranks, *settings, launcher=launcher) as server:
-            verdict = scenario.run(Stage(server, scenario.max_tokens))
+            verdict = scenario.run(ScenarioStage(server, scenario.max_tokens))
     except ServerTrouble as trouble:
-        verdict = Verdict(False, str(trouble).replace("\n", " "))
-    return Outcome(scenario.name, exchange, scenario.ranks, verdict.passed, verdict.seen, verdict.gap_s)
+        verdict = ScenarioVerdict(False, str(trouble).replace("\n", " "))
+    return ScenarioResult(scenario.name, exchange, scenario.ranks, verdict.passed, verdict.seen, verdict.gap_s)
 
 
-def _begun_at(act: Act) -> tuple[float, list[int]]:
+def _timed(disturbance: Disturbance) -> tuple[float, list[int]]:
+    """When the disturbance began, and what it returned."""
     begin = time.monotonic()
-    return begin, act()
+    return begin, disturbance()
 
 
-def _done_at(wait: Callable[[], None]) -> float:
+def _finished_at(wait: Callable[[], None]) -> float:
+    """When the wait was over."""
     wait()
     return time.monotonic()
 
 
-def _leaves_once_woken(pid: int) -> bool:
-    """Whether the process is gone `LEAVE_S` after it has been woken, or is already."""
+def _leaves_once_resumed(pid: int) -> bool:
+    """Resumes a stopped process and tells whether it is gone within `LEAVE_S`."""
     try:
         process = psutil.Process(pid)
         process.resume()

@@ -1,6 +1,6 @@
-"""A steady load on a server whose right answers are known: clients that ask, compare and ask again.
+"""A steady load on a server: clients that ask, compare the answer with the known right one, and ask again.
 
-Knows HTTP, and nothing of ranks.
+This module knows HTTP but no ranks.
 """
 
 from __future__ import annotations
@@ -15,24 +15,28 @@ from typing import Any
 
 import httpx
 
+from benchmarks.faults.observed_stream import STREAMED, TIMEOUT_S, ObservedStream
 from benchmarks.faults.requests import body
-from benchmarks.faults.stream import STREAMED, TIMEOUT_S, Stream
 
+# Tokens of short and of long answers.
 SHORT, LONG = 24, 256
-"""Tokens of the answers."""
 
 
 @dataclass(frozen=True)
-class Question:
-    """A request of the load, as it is sent again and again."""
+class LoadQuestion:
+    """A request of the load, which is sent again and again."""
 
     name: str
     body: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Answer:
-    """wrong: what was not as it should be, else None. longest_pause_s: without an event; of a whole one, all of it."""
+class LoadAnswer:
+    """One answer as its client judged it.
+
+    longest_pause_s: the longest time without an event; for an answer that is not streamed, all its time. wrong: what
+    was wrong with it, or None.
+    """
 
     question: str
     is_streamed: bool
@@ -42,18 +46,21 @@ class Answer:
 
 
 @dataclass
-class Load:
-    """`num_clients` clients that draw their questions at random, half of the answers streamed, until told to stop."""
+class SoakLoad:
+    """Clients that draw their questions at random until a given time. Half of the answers are streamed.
+
+    right: the right answers, by the questions' names. answers: all that were judged.
+    """
 
     url: str
-    questions: list[Question]
+    questions: list[LoadQuestion]
     num_clients: int
     seed: int
-    right: dict[str, Stream] = field(default_factory=dict)
-    answers: list[Answer] = field(default_factory=list)
+    right: dict[str, ObservedStream] = field(default_factory=dict)
+    answers: list[LoadAnswer] = field(default_factory=list)
 
     async def learn(self) -> None:
-        """The right answers, from a server that nobody disturbs. Raises ValueError if there is none to a question."""
+        """Gets the right answers from the undisturbed server. Raises ValueError if a question has no answer."""
         async with self._client() as client:
             for question in self.questions:
                 self.right[question.name] = await ask(client, question.body, streams=True)
@@ -61,7 +68,7 @@ class Load:
                     raise ValueError(f"{question.name}: no answer ({self.right[question.name].error})")
 
     async def run(self, until: float) -> None:
-        """Asks until that time (time.monotonic()), and waits for the answers that are under way."""
+        """Asks until the given time (time.monotonic()) and waits for the answers that are under way."""
         await asyncio.gather(*(self._ask_on(number, until) for number in range(self.num_clients)))
 
     async def _ask_on(self, number: int, until: float) -> None:
@@ -72,29 +79,29 @@ class Load:
                 seen = await ask(client, question.body, streams)
                 self.answers.append(self.judge(question.name, streams, seen))
 
-    def judge(self, name: str, streams: bool, seen: Stream) -> Answer:
+    def judge(self, name: str, streams: bool, seen: ObservedStream) -> LoadAnswer:
         times = [seen.sent_at, *seen.times, seen.ended_at]
         longest = max(later - earlier for earlier, later in pairwise(times))
         wrong = None if seen.says_the_same(self.right[name]) else seen.error or f"another answer: {seen.text!r}"
-        return Answer(name, streams, seen.ended_at - seen.sent_at, longest, wrong)
+        return LoadAnswer(name, streams, seen.ended_at - seen.sent_at, longest, wrong)
 
     def _client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S)
 
 
-def questions(prompts: list[str]) -> list[Question]:
-    """Short and long ones, greedy and sampled, of each prompt."""
+def questions(prompts: list[str]) -> list[LoadQuestion]:
+    """Short and long, greedy and sampled questions on each prompt."""
     return [
-        Question(f"{size}, {kind}, prompt {number}", body(kind, prompt, max_tokens))
+        LoadQuestion(f"{size}, {kind}, prompt {number}", body(kind, prompt, max_tokens))
         for number, prompt in enumerate(prompts)
         for kind in ("greedy", "sampled")
         for size, max_tokens in (("short", SHORT), ("long", LONG))
     ]
 
 
-async def ask(client: httpx.AsyncClient, request: dict[str, Any], streams: bool) -> Stream:
-    """The answer, whole or streamed; what goes wrong is its `error`."""
-    seen = Stream(time.monotonic())
+async def ask(client: httpx.AsyncClient, request: dict[str, Any], streams: bool) -> ObservedStream:
+    """Asks once and returns the answer, streamed or whole. If something goes wrong, its `error` says what."""
+    seen = ObservedStream(time.monotonic())
     try:
         if streams:
             await _stream(client, request, seen)
@@ -107,7 +114,7 @@ async def ask(client: httpx.AsyncClient, request: dict[str, Any], streams: bool)
     return seen
 
 
-async def _stream(client: httpx.AsyncClient, request: dict[str, Any], seen: Stream) -> None:
+async def _stream(client: httpx.AsyncClient, request: dict[str, Any], seen: ObservedStream) -> None:
     async with client.stream("POST", "/v1/completions", json={**request, **STREAMED}) as response:
         if response.status_code != httpx.codes.OK:
             seen.take(json.loads(await response.aread()))

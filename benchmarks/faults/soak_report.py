@@ -1,4 +1,4 @@
-"""What a soak has shown: answers, what the front end held over time, and what of it is a failure."""
+"""The report of a soak: the answers, the front end's resources over time, and what counts as a failure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.faults.soak_load import Answer
-from benchmarks.shared.report import markdown_table
+from benchmarks.faults.soak_load import LoadAnswer
+from benchmarks.shared.report import describe_failures, markdown_table
 
+# Share of a soak after which the front end has filled its caches, connection pools and thread pools.
 SETTLED = 0.25
-"""Share of a soak after which the front end has filled what it keeps: caches, pools of connections, threads."""
+# Share by which a quantity may grow from the time it settled to the end.
 MOST_GROWTH = 0.1
-"""By which share of itself a quantity may be larger at the end than when it had settled."""
+# How much each quantity varies from moment to moment, as requests come and ranks are on their way back.
 SLACK = {"memory_mb": 16.0, "files": 8.0, "threads": 4.0, "processes": 2.0, "mappings": 3.0}
-"""What each quantity moves by from moment to moment, as requests come and ranks are on their way back."""
 NAMES = {
     "memory_mb": "memory (RSS), MB",
     "files": "open files and sockets",
@@ -28,8 +28,11 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Holding:
-    """What the front end holds at a moment. mappings: of our shared memory, by the front end and its ranks."""
+class ResourceSample:
+    """The resources that the front end holds at one moment.
+
+    processes: those under the front end. mappings: of our shared memory, by the front end and its ranks together.
+    """
 
     at_s: float
     memory_mb: float
@@ -40,9 +43,11 @@ class Holding:
 
 
 @dataclass(frozen=True)
-class Soak:
-    """killed: the rank of each kill. held_back: kills left out since too few ranks served. epochs: the last's number.
-    left: what outlived the server.
+class SoakResult:
+    """What happened in a soak.
+
+    killed: the rank of each kill. held_back: kills left out because too few ranks served. epochs: number of the last
+    epoch. left: files in shared memory that outlived the server.
     """
 
     minutes: float
@@ -53,13 +58,13 @@ class Soak:
     killed: list[int]
     held_back: int
     epochs: int | None
-    answers: list[Answer]
-    holdings: list[Holding]
+    answers: list[LoadAnswer]
+    holdings: list[ResourceSample]
     left: list[str]
 
 
-def find_failures(soak: Soak) -> list[str]:
-    """One line each."""
+def find_failures(soak: SoakResult) -> list[str]:
+    """A line for each failure."""
     failures = [f"{answer.question}: {answer.wrong}" for answer in soak.answers if answer.wrong]
     if not soak.answers:
         failures.append("nothing was answered")
@@ -72,35 +77,35 @@ def find_failures(soak: Soak) -> list[str]:
     return failures + [f"left behind: {name}" for name in soak.left]
 
 
-def levels(holdings: list[Holding], quantity: str) -> tuple[float, float]:
-    """Medians of a quantity in the quarter after it had settled, and in the last quarter."""
+def levels(holdings: list[ResourceSample], quantity: str) -> tuple[float, float]:
+    """The medians of a quantity in the quarter after it settled, and in the last quarter."""
     values = [getattr(holding, quantity) for holding in holdings]
     quarter = max(1, int(SETTLED * len(values)))
     return median(values[quarter : 2 * quarter] or values), median(values[-quarter:])
 
 
-def describe(soak: Soak, failures: list[str]) -> str:
+def describe(soak: SoakResult, failures: list[str]) -> str:
     return "\n\n".join(
         [
             f"{soak.ranks} ranks over {soak.exchange}, {soak.clients} clients, {soak.minutes:g} minutes: "
             f"{len(soak.killed)} ranks killed, one every {soak.every_s:g} s"
-            + (f", {soak.held_back} kills left out as one rank served at the time" if soak.held_back else "")
-            + f"; {soak.epochs} epochs. Seconds are the clients'; the longest pause is between events of a stream.",
+            + (f", {soak.held_back} kills left out because only one rank served then" if soak.held_back else "")
+            + f"; {soak.epochs} epochs. Clients measure the seconds. Longest pause: between two events of a stream.",
             markdown_table(
                 ["answers", "number", "wrong or lost", "median, s", "99%, s", "longest, s", "longest pause, s"],
                 list(_answer_rows(soak.answers)),
             ),
-            "What the front end holds, as medians over a quarter of the time:",
+            "What the front end holds (medians over a quarter of the time, and the most):",
             markdown_table(
                 ["", "second quarter", "last quarter", "most"],
                 [_holding_row(soak.holdings, quantity) for quantity in NAMES],
             ),
-            "\n".join(["FAILED:", "", *(f"- {line}" for line in failures)]) if failures else "Nothing failed.",
+            describe_failures(failures),
         ]
     )
 
 
-def _answer_rows(answers: list[Answer]) -> Iterator[list[Any]]:
+def _answer_rows(answers: list[LoadAnswer]) -> Iterator[list[Any]]:
     for size in ("short", "long"):
         for how, streamed in (("streamed", True), ("whole", False)):
             chosen = [a for a in answers if a.question.startswith(size) and a.is_streamed == streamed]
@@ -112,6 +117,6 @@ def _answer_rows(answers: list[Answer]) -> Iterator[list[Any]]:
                 yield [f"{size}, {how}", len(chosen), wrong, *(f"{figure:.2f}" for figure in figures), pause]
 
 
-def _holding_row(holdings: list[Holding], quantity: str) -> list[str]:
+def _holding_row(holdings: list[ResourceSample], quantity: str) -> list[str]:
     most = max(getattr(holding, quantity) for holding in holdings)
     return [NAMES[quantity], *(f"{figure:.0f}" for figure in (*levels(holdings, quantity), most))]

@@ -1,1 +1,1 @@
-"""What comes from the paper itself: its formula for tokens per step, its measure of summaries."""
+"""What the paper itself uses: its formula for tokens per step, and its measure of summaries."""

@@ -1,14 +1,14 @@
-"""The paper's formula for the tokens of a step (arXiv 2402.02057, section 4), and its fit to measurements.
+"""The paper's formula for tokens per step (arXiv 2402.02057, section 4), and its fit to measurements.
 
 b speculations of gamma tokens each, of which every token is right with probability alpha, yield
 
     E = (gamma + 1) - sum over i = 1 ... gamma of (1 - alpha^i)^b
 
-tokens in a step of batched speculation. Lookahead decoding has such a step once in f steps, the others yield one token:
+tokens in a step of batched speculation. Lookahead decoding has such a step once in f steps; the others yield one token:
 
     S = (f - 1 + E) / f
 
-with b = W = G and gamma = N - 1. alpha and f stand for the model and the text.
+with b = W = G and gamma = N - 1. alpha and f depend on the model and the text.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from scipy.optimize import curve_fit
 
 
 @dataclass(frozen=True)
-class Fit:
-    """residual: root mean square of measured less fitted tokens per step. largest: the largest such difference."""
+class FormulaFit:
+    """The formula's parameters, and how far it is from the measured tokens per step.
+
+    residual: root mean square of the differences. largest: the largest difference.
+    """
 
     alpha: float
     f: float
@@ -31,7 +34,7 @@ class Fit:
 
 
 def expected_tokens(alpha: float, speculations: ArrayLike, length: ArrayLike) -> NDArray[np.float64]:
-    """E of b `speculations` of gamma tokens (`length`), element by element."""
+    """E, element by element, for b = `speculations` and gamma = `length`."""
     b, gamma = np.broadcast_arrays(np.asarray(speculations, dtype=float), np.asarray(length, dtype=int))
     i = np.arange(1, gamma.max(initial=1) + 1)
     wrong = (1 - alpha**i) ** b[..., None]
@@ -39,14 +42,14 @@ def expected_tokens(alpha: float, speculations: ArrayLike, length: ArrayLike) ->
 
 
 def step_compression(alpha: float, f: float, speculations: ArrayLike, length: ArrayLike) -> NDArray[np.float64]:
-    """S, tokens per step, element by element."""
+    """S, element by element: tokens per step."""
     return (f - 1 + expected_tokens(alpha, speculations, length)) / f
 
 
-def fit(speculations: ArrayLike, length: ArrayLike, measured: ArrayLike) -> Fit:
-    """The alpha in (0, 1) and f >= 1 whose S comes nearest to the measured tokens per step, by least squares.
+def fit(speculations: ArrayLike, length: ArrayLike, measured: ArrayLike) -> FormulaFit:
+    """Finds the alpha in (0, 1) and the f >= 1 whose S is nearest to the measured tokens per step, by least squares.
 
-    Raises ValueError for fewer than three measurements, which two parameters would always fit.
+    Raises ValueError for fewer than three measurements, because two parameters would always fit them.
     """
     found = np.asarray(measured, dtype=float)
     if found.size < 3:
@@ -59,4 +62,4 @@ def fit(speculations: ArrayLike, length: ArrayLike, measured: ArrayLike) -> Fit:
     parameters, _ = curve_fit(law, points, found, p0=(0.5, 2.0), bounds=([1e-6, 1.0], [1 - 1e-6, 1e6]))
     alpha, f = (float(value) for value in parameters)
     differences = found - law(points, alpha, f)
-    return Fit(alpha, f, float(np.sqrt(np.mean(differences**2))), float(np.abs(differences).max()))
+    return FormulaFit(alpha, f, float(np.sqrt(np.mean(differences**2))), float(np.abs(differences).max()))

@@ -1,4 +1,4 @@
-"""ROUGE of generated summaries: what compares lookahead sampling with plain sampling in the paper's table 2."""
+"""ROUGE of generated summaries. The paper's table 2 uses it to compare lookahead sampling with plain sampling."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ try:
 except ImportError as error:
     raise ImportError("ROUGE needs rouge-score: pip install 'lookahead-parallel[bench]'") from error
 
+# What is scored: words, pairs of words, longest common subsequences. Names of the library, and of papers.
 KINDS = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
-"""What is scored: words, pairs of words, longest common subsequences. The library's names, and those of papers."""
 
 
 def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Mean F1 in percent, by the papers' names of KINDS.
+    """Mean F1 in percent, by the names that papers use (KINDS).
 
-    English words are cut to their stems, as is usual for summaries (option -m of the original ROUGE 1.5.5).
-    Raises ValueError if there are no texts, or not as many references.
+    English words are reduced to their stems, as is usual for summaries (option -m of the original ROUGE 1.5.5).
+    Raises ValueError if there are no texts, or if there are not as many references.
     """
     if not predictions or len(predictions) != len(references):
         raise ValueError(f"{len(predictions)} texts cannot be compared with {len(references)} references")

@@ -1,1 +1,1 @@
-"""What more devices than there are would do, from recorded steps and from arithmetic."""
+"""What several devices would cost and do, from a model's configuration and from recorded steps."""

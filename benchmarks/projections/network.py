@@ -1,16 +1,12 @@
-"""What communication is charged in a projection, and the place of ranks that do not exist.
+"""What a projection charges for communication.
 
-A collective costs a latency, and the bytes that a ring algorithm moves over each rank's link: for n bytes a rank and R
-ranks, 2 n (R - 1) / R in an all-reduce, n (R - 1) in an all-gather.
+A collective costs a latency, and the time of the bytes that a ring algorithm moves over each rank's link. For n bytes
+per rank and R ranks these are 2 n (R - 1) / R bytes in an all-reduce and n (R - 1) bytes in an all-gather.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import Tensor
-
-from parallel.comm.collectives import LocalCollectives
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,7 @@ class Charges:
 
 @dataclass(frozen=True)
 class Network:
-    """latency_us: microseconds of a collective. gb_per_s: 10^9 bytes a second over the link of each rank."""
+    """latency_us: microseconds of a collective. gb_per_s: 10^9 bytes per second over the link of each rank."""
 
     latency_us: float
     gb_per_s: float
@@ -39,35 +35,10 @@ class Network:
 
 
 def all_reduce(num_bytes: int, num_ranks: int) -> Charges:
-    """num_bytes: of the tensor. Nothing is charged to a rank that is alone."""
+    """Charges of an all-reduce of a tensor of `num_bytes`. A single rank is charged nothing."""
     return Charges(1, 2 * num_bytes * (num_ranks - 1) / num_ranks) if num_ranks > 1 else Charges()
 
 
 def all_gather(num_bytes: int, num_ranks: int) -> Charges:
-    """num_bytes: of one rank's tensor."""
+    """Charges of an all-gather. num_bytes: size of one rank's tensor. A single rank is charged nothing."""
     return Charges(1, num_bytes * (num_ranks - 1)) if num_ranks > 1 else Charges()
-
-
-class LoneRank(LocalCollectives):
-    """Rank 0 of an axis whose other ranks do not exist: their parts of a sum are missing, and of what is gathered there
-    are copies of its own. A model on it computes nothing of meaning, in the time that a rank's share takes.
-    """
-
-    def __init__(self, num_ranks: int) -> None:
-        super().__init__()
-        self.num_ranks = num_ranks
-        self.charges = Charges()
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        self._count(tensor)
-        self.charges += all_reduce(tensor.nbytes, self.num_ranks)
-        return tensor
-
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        self._count(tensor)
-        self.charges += all_gather(tensor.nbytes, self.num_ranks)
-        return tensor.expand(self.num_ranks, *tensor.shape)
-
-    def _count(self, tensor: Tensor) -> None:
-        self.traffic.num_collectives += 1
-        self.traffic.bytes_sent += tensor.nbytes

@@ -1,4 +1,4 @@
-"""The table and the plot of a projection, which say at every place what is projected and what was measured."""
+"""The tables and the plot of a projection. They say everywhere what is projected and what was measured."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.projections.network import Network
-from benchmarks.projections.projecting import Case, Projection, fastest
+from benchmarks.projections.projected_speed import Projection, ProjectionCase, fastest
+from benchmarks.shared.decoded_texts import AUTOREGRESSIVE
 from benchmarks.shared.plots import COLOURS, MARKERS, make_axes
-from benchmarks.shared.report import markdown_table
+from benchmarks.shared.report import bullets, markdown_table
 
-AUTOREGRESSIVE = "autoregressive"
+# Reds for lp and other colours for tp, as in the sweep's report.
 LINE_COLOURS = [COLOURS[1], COLOURS[4], COLOURS[2], COLOURS[3]]
-"""lp in reds and tp beside it, as in the sweep's report."""
 
 
-def to_json(one: Projection, networks: Sequence[Network], measured: Mapping[Case, float]) -> dict[str, Any]:
+def to_json(one: Projection, networks: Sequence[Network], measured: Mapping[ProjectionCase, float]) -> dict[str, Any]:
+    """One projection for the result file, with its speed on each network."""
     return {
         **asdict(one),
         "case": one.case._asdict(),
@@ -28,18 +29,21 @@ def to_json(one: Projection, networks: Sequence[Network], measured: Mapping[Case
 
 
 def describe(
-    projections: Sequence[Projection], measured: Mapping[Case, float], networks: Sequence[Network], notes: Sequence[str]
+    projections: Sequence[Projection],
+    measured: Mapping[ProjectionCase, float],
+    networks: Sequence[Network],
+    notes: Sequence[str],
 ) -> str:
     latencies = " / ".join(f"{network.latency_us:g}" for network in networks)
     return "\n\n".join(
         [
             "**A projection.** Each rank's part of every step was computed by itself on one device. A step is charged "
             f"its slowest part and, for each collective, a latency of {latencies} us and its bytes over a link of "
-            f"{networks[0].gb_per_s:g} GB/s. Tokens per second: the prompts' reading included. Rows and ms: of a "
-            "step's slowest part, collectives and KB over a rank's link: as counted, all without the prompts. "
-            "Speed-up: over autoregressive decoding on one device. Real ranks: the same prompts on ranks of this "
-            "machine, nothing projected.",
-            "\n".join(f"- {note}" for note in notes),
+            f"{networks[0].gb_per_s:g} GB/s. Tokens per second include the prefill; all figures per step exclude it. "
+            "Rows: of a step's largest part. ms: of its slowest part. Collectives, and KB over a rank's link: as "
+            "counted. Speed-up: over autoregressive decoding on one device. Real ranks: the same prompts on ranks of "
+            "this machine, with nothing projected.",
+            bullets(notes),
             _table(projections, measured, networks),
             "The best method for each number of devices; tp may choose autoregressive decoding:",
             _best_table(projections, networks),
@@ -47,7 +51,9 @@ def describe(
     )
 
 
-def _table(projections: Sequence[Projection], measured: Mapping[Case, float], networks: Sequence[Network]) -> str:
+def _table(
+    projections: Sequence[Projection], measured: Mapping[ProjectionCase, float], networks: Sequence[Network]
+) -> str:
     base = next(one for one in projections if one.case.method == AUTOREGRESSIVE)
     columns = ["mode", "method", "devices", "tokens/step", "rows", "ms/step", "collectives/step", "KB/step"]
     for network in networks:
@@ -102,11 +108,14 @@ def _best_table(projections: Sequence[Projection], networks: Sequence[Network]) 
 
 
 def plot(
-    projections: Sequence[Projection], measured: Mapping[Case, float], networks: Sequence[Network], method: str
+    projections: Sequence[Projection],
+    measured: Mapping[ProjectionCase, float],
+    networks: Sequence[Network],
+    method: str,
 ) -> Figure:
-    """Tokens per second against devices, a panel for each latency. method: the one that is drawn besides the best.
+    """Tokens per second against the number of devices, with a panel for each latency.
 
-    What was measured stands, hollow, in the first panel.
+    method: drawn besides the best one. Measured speeds are hollow marks in the first panel.
     """
     figure, panels = make_axes(len(networks), width=3.2 + 3.2 * len(networks))
     for axes, network in zip(panels, networks, strict=True):
@@ -125,7 +134,7 @@ def plot(
                 axes.plot(list(known), list(known.values()), linestyle="", fillstyle="none", markersize=9, **style)
         base = next(one for one in projections if one.case.method == AUTOREGRESSIVE)
         axes.axhline(base.tokens_per_s(network), color="black", linewidth=0.8, linestyle=":")
-        axes.set_title(f"PROJECTED, {network.latency_us:g} µs a collective")
+        axes.set_title(f"PROJECTED, {network.latency_us:g} µs per collective")
         axes.set_xlabel("devices")
         axes.set_xticks(sorted({one.case.ranks for one in projections}))
     panels[0].set_ylabel("tokens per second")

@@ -1,4 +1,4 @@
-"""The speed of real ranks on this machine, started and pinned as the sweep does it (launch/sweep/ranks.py)."""
+"""Measures real ranks on this machine, started and pinned as the sweep does it (launch/sweep/ranks.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.projections.projecting import Case
+from benchmarks.projections.projected_speed import ProjectionCase
 from benchmarks.shared.report import progress
 from launch.sweep.points import runtime_point
 from launch.sweep.ranks import measure, usable_cores
@@ -21,13 +21,13 @@ from parallel.mesh import ParallelSettings
 
 
 def measure_all(
-    cases: Iterable[Case], methods: Mapping[str, DecodeSettings], settings: BenchSettings
-) -> tuple[dict[Case, float], list[str]]:
-    """Tokens per second of each case, the prompts' reading included; and which of them failed, and how.
+    cases: Iterable[ProjectionCase], methods: Mapping[str, DecodeSettings], settings: BenchSettings
+) -> tuple[dict[ProjectionCase, float], list[str]]:
+    """Tokens per second of each case, the prefill included, and a line for each case that failed.
 
-    settings: of all cases, but for mode, ranks and method.
+    settings: shared by all cases; mode, ranks and method are replaced.
     """
-    measured: dict[Case, float] = {}
+    measured: dict[ProjectionCase, float] = {}
     failures: list[str] = []
     for case in progress(list(cases), "real ranks", unit="run"):
         parallel = ParallelSettings(Mode(case.mode), ranks=case.ranks)

@@ -1,7 +1,8 @@
-"""One device does the work of several ranks: each rank's part of every step by itself, in turn, and timed.
+"""One device computes and times each rank's part of every step, one part after the other.
 
-What comes out is a record of each step; what to make of it is the projection's matter
-(benchmarks/projections/projecting.py).
+The result is a record of each step; benchmarks/projections/projected_speed.py computes a speed from it.
+
+Shapes: R rows of a step's tree, P rows of one rank's part, K + 1 answers of a row: its target and its K candidates.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.projections.network import Charges, LoneRank, all_gather
+from benchmarks.projections.lone_rank import LoneRank
+from benchmarks.projections.network import Charges, all_gather
 from lp import Engine, Sampling, Stopping
 from lp.methods import DecodeSettings
 from lp.model.causal import CausalModel
@@ -25,20 +27,22 @@ from lp.verification import Answers
 from parallel.comm.channel import HEADER
 from parallel.runners.partition import TreePartitioner
 
-Clock = Callable[[], float]
+# A clock that is read by calling it.
+ReadSeconds = Callable[[], float]
 
 
-def exchange(largest_part: int, num_ranks: int) -> Charges:
-    """A step's exchange between all ranks: a header and a 32-bit target for each row of the largest part."""
+def exchange_charges(largest_part: int, num_ranks: int) -> Charges:
+    """Charges of a step's exchange: a header and, for each row of the largest part, a 32-bit target."""
     return all_gather((HEADER + largest_part) * 4, num_ranks)
 
 
 @dataclass(frozen=True)
-class Step:
-    """One step, which its ranks would do at the same time.
+class RecordedStep:
+    """One step, whose parts real ranks would compute at the same time.
 
-    length: tokens of the sequence before it. tree: planned under the last of them. seconds: of each rank's part. rows:
-    of the largest part, with the tokens that its cache lacked. charges: the step's communication.
+    length: tokens of the sequence before the step. tree: planned under the last of these tokens. seconds: one time for
+    each rank's part. rows: rows of the largest part, with the tokens that its cache lacked. charges: the step's
+    communication.
     """
 
     length: int
@@ -49,11 +53,14 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Recording:
-    """One text. rest_s: seconds outside of the parts (planning, partition, verification), which every rank spends."""
+class RecordedText:
+    """The steps of one text.
+
+    rest_s: seconds outside the parts (planning, partition, verification), which every rank would spend.
+    """
 
     sequence: Sequence
-    steps: list[Step]
+    steps: list[RecordedStep]
     rest_s: float
 
     @property
@@ -62,21 +69,23 @@ class Recording:
 
 
 class VirtualLookaheadParallel(ForwardRunner):
-    """Lookahead parallelism without the exchange, for one sequence at a time. Every rank has a KV cache of its own, as
-    it must feed the accepted tokens that other ranks computed; the weights, which ranks only read, are there once.
+    """Lookahead parallelism without the exchange, for one sequence at a time.
+
+    Every rank has its own KV cache, because a rank must compute the accepted tokens that other ranks computed before.
+    The ranks share the weights, which they only read.
     """
 
-    def __init__(self, model: CausalModel, num_ranks: int, clock: Clock = time.perf_counter):
+    def __init__(self, model: CausalModel, num_ranks: int, clock: ReadSeconds = time.perf_counter):
         super().__init__()
         self.ranks = [SingleDevice(model) for _ in range(num_ranks)]
         self.clock = clock
         self.sequence: Sequence
-        self.steps: list[Step]
+        self.steps: list[RecordedStep]
         self.partitioner: TreePartitioner
 
     @property
     def cache_bytes(self) -> int:
-        """Of the rank that holds most."""
+        """Bytes of the largest of the ranks' caches."""
         return max(rank.cache_bytes for rank in self.ranks)
 
     def open(self, sequence: Sequence) -> None:
@@ -92,37 +101,42 @@ class VirtualLookaheadParallel(ForwardRunner):
     def forward(self, step: StepInput) -> Answers:
         sequence, tree = step.sequence, step.tree
         parts = self.partitioner.split(tree, sequence.tokens)
-        seconds, answers = [], []
+        seconds, answers_PK = [], []
         for rank, part in zip(self.ranks, parts, strict=True):
             begin = self.clock()
-            answers.append(rank.forward(replace(step, tree=tree.take(part))).pack())
+            answers_PK.append(rank.forward(replace(step, tree=tree.take(part))).pack())
             seconds.append(self.clock() - begin)
         rows = max(len(rank.states[sequence.id].last) for rank in self.ranks)
-        charges = exchange(max(len(part) for part in parts), len(self.ranks))
-        self.steps.append(Step(len(sequence.tokens), tree, tuple(seconds), rows, charges))
-        merged = np.empty((len(tree), answers[0].shape[1]), dtype=np.int32)
-        for part, answered in reversed(list(zip(parts, answers, strict=True))):
-            merged[part] = answered
-        return Answers.unpack(merged, step.num_candidates)
+        charges = exchange_charges(max(len(part) for part in parts), len(self.ranks))
+        self.steps.append(RecordedStep(len(sequence.tokens), tree, tuple(seconds), rows, charges))
+        merged_RK = np.empty((len(tree), answers_PK[0].shape[1]), dtype=np.int32)
+        for part, answered_PK in reversed(list(zip(parts, answers_PK, strict=True))):
+            merged_RK[part] = answered_PK
+        return Answers.unpack(merged_RK, step.num_candidates)
 
 
 def record(
-    checkpoint: Checkpoint, num_ranks: int, how: DecodeSettings, prompt: list[int], max_new_tokens: int
-) -> Recording:
-    """A greedy text under lookahead parallelism. Raises ValueError if prompt and new tokens do not fit the context."""
+    checkpoint: Checkpoint, num_ranks: int, decode: DecodeSettings, prompt: list[int], max_new_tokens: int
+) -> RecordedText:
+    """Records a greedy text under lookahead parallelism.
+
+    Raises ValueError if the prompt and the new tokens do not fit the context.
+    """
     runner = VirtualLookaheadParallel(checkpoint.model, num_ranks)
     engine = Engine(checkpoint, runner)
     sampling = Sampling(temperature=0.0, seed=0)
-    completion = engine.generate(prompt, decode=how, sampling=sampling, stopping=Stopping(max_new_tokens))
+    completion = engine.generate(prompt, decode=decode, sampling=sampling, stopping=Stopping(max_new_tokens))
     timed = sum(sum(step.seconds) for step in runner.steps)
-    return Recording(runner.sequence, runner.steps, completion.stats.decode_s - timed)
+    return RecordedText(runner.sequence, runner.steps, completion.stats.decode_s - timed)
 
 
-def replay(shard: CausalModel, collectives: LoneRank, single: Recording, clock: Clock = time.perf_counter) -> Recording:
-    """One tensor-parallel rank on the steps of a text recorded on a single device.
+def replay(
+    shard: CausalModel, collectives: LoneRank, single: RecordedText, clock: ReadSeconds = time.perf_counter
+) -> RecordedText:
+    """Repeats the steps of a text, which a single device recorded, on one tensor-parallel rank.
 
-    shard: read with these collectives. Its answers mean nothing, which does not matter to its time: what a cache keeps
-    depends on the text alone. The other ranks' shards are as large, so one stands for all.
+    shard: a model that was read with these collectives. Its answers mean nothing, but that does not change its time:
+    what the cache keeps depends on the text alone. One shard stands for all, because all are equally large.
     """
     runner = SingleDevice(shard)
     sequence = Sequence("replay", [], single.sequence.prompt_length, single.sequence.sampling)
@@ -131,10 +145,10 @@ def replay(shard: CausalModel, collectives: LoneRank, single: Recording, clock: 
     for step in single.steps:
         sequence.tokens = single.sequence.tokens[: step.length]
         before, begin = collectives.charges, clock()
-        tree = step.tree.take(range(len(step.tree)))  # of its own, as ranks have it: a tree remembers its visibility
+        tree = step.tree.take(range(len(step.tree)))  # a copy, as ranks have: a tree remembers its visibility
         runner.forward(StepInput(sequence, tree)).pack()
         seconds = clock() - begin
         rows = len(runner.states[sequence.id].last)
-        charges = collectives.charges - before + exchange(len(step.tree), collectives.num_ranks)
-        steps.append(Step(step.length, step.tree, (seconds,), rows, charges))
-    return Recording(single.sequence, steps, single.rest_s)
+        charges = collectives.charges - before + exchange_charges(len(step.tree), collectives.num_ranks)
+        steps.append(RecordedStep(step.length, step.tree, (seconds,), rows, charges))
+    return RecordedText(single.sequence, steps, single.rest_s)

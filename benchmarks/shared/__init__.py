@@ -1,1 +1,1 @@
-"""What many benchmarks share: prompts and models in, tables, plots and result files out."""
+"""What many benchmarks share: options, prompts and models, decoded texts, timing of exchanges, tables and plots."""

@@ -1,4 +1,4 @@
-"""One look for all plots: small, on white, in colours that colour-blind readers can tell apart, text kept as text."""
+"""The common look of all plots: small, on white, in colours that colour-blind readers can tell apart."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+# Okabe and Ito's palette, in an order in which neighbours differ in lightness too.
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"]
-"""Okabe and Ito's palette, in an order in which neighbours differ in lightness too."""
+# Series also differ in shape, for prints in grey.
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
-"""Series differ in shape as well, for prints in grey."""
+# "svg.fonttype" keeps text as text; with the fixed salt the same figures always make the same file.
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -28,11 +29,10 @@ STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "lookahead",
 }
-"""The salt makes the same figures the same file."""
 
 
 def make_axes(num_panels: int = 1, width: float = 6.4, height: float = 3.6) -> tuple[Figure, list[Axes]]:
-    """A figure of panels side by side that share the y axis. Sizes in inches."""
+    """A figure with panels side by side that share the y axis. Sizes are in inches."""
     matplotlib.rcParams.update(STYLE)
     figure = Figure(figsize=(width, height), layout="constrained")
     panels = figure.subplots(1, num_panels, sharey=True, squeeze=False)

@@ -1,1 +1,1 @@
-"""What one step costs and what its time is made of, for benchmarks.step_time."""
+"""How long one step takes and what its time is made of, for benchmarks.step_time."""

@@ -1,7 +1,7 @@
-"""What the host does in a step of a real generation beside the forward: planning the tree, verifying, text.
+"""Measures what the host does in a step of a real generation besides the forward: planning, verifying, text.
 
-The engine's own parts are timed from outside, each call by the clock. The mask is made right after the tree is planned,
-where the forward would make it.
+The engine's own parts are timed from outside, call by call. The mask is made right after the tree is planned, so that
+its time is not part of the forward.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from lp.text.stopping import Stopping
 from lp.tree import TokenTree
 
 FORWARD, ANSWERS, REST = "forward", "answers", "rest"
+# The parts that need no model: planning the tree, its mask, verifying the targets and learning from them, turning
+# tokens into text, and the rest, such as keeping rows in the cache.
 HOST = ("planning", "mask", "verifying", "text", REST)
-"""What needs no model: the tree to compute, who sees whom in it, what of it was right and what that teaches,
-characters; and what is no part by itself, such as keeping rows in the cache."""
 
 
 @dataclass(frozen=True)
 class HostWork:
-    """Of the steps after the prompt's. seconds: of a step on average, by part."""
+    """The steps after the prefill. seconds: average for one step, by part."""
 
     steps: int
     rows_per_step: float
@@ -45,15 +45,15 @@ class HostWork:
 
     @property
     def host_s(self) -> float:
-        """All but the forward and the choice of tokens from its logits."""
+        """Seconds of all parts but the forward and the choice of tokens from its logits."""
         return sum(self.seconds[part] for part in HOST)
 
 
 class TimedEngine(Engine):
-    """An engine on one device whose parts are timed. seconds: so far, by part."""
+    """An engine on one device that times its parts. seconds: spent so far, by part."""
 
     def __init__(self, checkpoint: Checkpoint):
-        model = copy.copy(checkpoint.model)  # a stopwatch goes around a method of this one alone
+        model = copy.copy(checkpoint.model)  # timing changes a method of this copy alone
         super().__init__(replace(checkpoint, model=model), SingleDevice(model))
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._watch(model, "forward", FORWARD)
@@ -68,13 +68,15 @@ class TimedEngine(Engine):
         self._watch(generation, "absorb", "text")
 
     def _watch(self, owner: Any, method: str, part: str) -> None:
+        """Replaces a method of `owner` by one that adds its time to `part`."""
         call: Callable[..., Any] = getattr(owner, method)
 
         def timed(*arguments: Any, **others: Any) -> Any:
             begin = time.perf_counter()
             result = call(*arguments, **others)
             if part == FORWARD and self.checkpoint.model.device.type == "cuda":
-                torch.cuda.synchronize()  # else its kernels would count for who first needs their results
+                # Otherwise its kernels would count for the part that first needs their results.
+                torch.cuda.synchronize()
             made = time.perf_counter()
             self.seconds[part] += made - begin
             if isinstance(result, TokenTree):
@@ -86,7 +88,10 @@ class TimedEngine(Engine):
 
 
 def measure_host_work(checkpoint: Checkpoint, prompts: list[list[int]], num_rows: int, max_new_tokens: int) -> HostWork:
-    """Greedy texts of decode=auto at so many rows a step. Raises ValueError for prompts that do not fit."""
+    """Measures greedy texts of decode=auto at `num_rows` rows per step.
+
+    Raises ValueError for prompts that do not fit the model, and if no text lasts longer than the prefill.
+    """
     engine = TimedEngine(checkpoint)
     decode = Auto(rows=num_rows, max_rows=num_rows)
     sampling, stopping = Sampling(temperature=0.0, seed=0), Stopping(max_new_tokens, ignore_eos=True)
@@ -94,7 +99,7 @@ def measure_host_work(checkpoint: Checkpoint, prompts: list[list[int]], num_rows
     steps = rows = tokens = 0
     for prompt in prompts:
         progress = engine.stream(prompt, decode=decode, sampling=sampling, stopping=stopping)
-        stats = next(progress).stats  # of all steps so far; the first holds the prompt
+        stats = next(progress).stats  # the engine keeps adding to them; the first step is the prefill
         before = stats.rows, stats.tokens
         engine.seconds.clear()
         begin = time.perf_counter()
@@ -107,6 +112,6 @@ def measure_host_work(checkpoint: Checkpoint, prompts: list[list[int]], num_rows
         rows += stats.rows - before[0]
         tokens += stats.tokens - before[1]
     if not steps:
-        raise ValueError(f"texts of {max_new_tokens} tokens were over with the first step; ask for more tokens")
+        raise ValueError(f"texts of {max_new_tokens} tokens were over with the first step: ask for more tokens")
     seconds = {part: parts[part] / steps for part in (FORWARD, ANSWERS, *HOST)}
     return HostWork(steps, rows / steps, tokens / steps, seconds)

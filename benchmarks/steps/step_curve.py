@@ -1,4 +1,4 @@
-"""Measures forwards of growing numbers of rows, each way of running a model beside the others."""
+"""Measures forward passes by their number of rows, in each variant of the model, side by side."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from functools import partial
 from statistics import median, quantiles
 
 from benchmarks.shared.report import progress
-from benchmarks.steps.floor import Gauge, Rates, time_once
+from benchmarks.steps.machine_rates import MachineRates, RateGauge, time_once
 from lp.calibration.measure import bushy_tree
 from lp.model.causal import CausalModel
 from lp.model.kv_cache import KVCache
-from lp.tree import TokenTree, chain
+from lp.tree import TokenTree
 
-PREFILL_CHUNK = 512
+# Forwards that are timed in a row, after one that is not: in a generation, steps also follow similar steps.
 TIMED = 2
-"""Forwards that are timed at a visit, after one that is not: steps of a generation follow upon their like."""
 
 
 @dataclass(frozen=True)
-class Point:
-    """Forwards of so many rows on so many cached tokens, answers for all of them. seconds: of each."""
+class StepTimeSample:
+    """Forwards of some rows on some cached tokens, with logits for all rows.
+
+    way: the variant's name. seconds: one reading for each forward.
+    """
 
     way: str
     cached: int
@@ -33,20 +35,20 @@ class Point:
 
     @property
     def middle_s(self) -> tuple[float, float]:
-        """Between which the middle half of the forwards lies."""
+        """The bounds of the middle half of the readings."""
         low, _, high = quantiles(self.seconds, n=4, method="inclusive")
         return low, high
 
 
-def measure(
-    models: dict[str, CausalModel], caches: dict[int, KVCache], sizes: list[int], rounds: int, gauge: Gauge
-) -> tuple[list[Point], Rates]:
-    """Round by round over all points and the machine's own rates, so that whatever else keeps the machine busy for a
-    while slows all alike. The first round is a warm-up.
+def measure_curve(
+    models: dict[str, CausalModel], caches: dict[int, KVCache], sizes: list[int], rounds: int, gauge: RateGauge
+) -> tuple[list[StepTimeSample], MachineRates]:
+    """Measures all sizes and the machine's own rates in rounds, so that other work on the machine slows all alike.
 
-    models: by way. caches: by the number of their tokens. sizes: numbers of rows.
+    The first round is a warm-up. models: by the variants' names. caches: by the number of their tokens. sizes: numbers
+    of rows.
     """
-    points = [Point(way, cached, rows) for cached in caches for rows in sizes for way in models]
+    points = [StepTimeSample(way, cached, rows) for cached in caches for rows in sizes for way in models]
     bytes_per_s, flops_per_s = [], []
     for number in progress(range(1 + rounds), "measuring", unit="round"):
         bytes_per_s.append(gauge.read_bytes_per_s())
@@ -55,21 +57,14 @@ def measure(
             seconds = time_forwards(models[point.way], caches[point.cached], point.rows, TIMED)
             if number:
                 point.seconds.extend(seconds)
-    return points, Rates(median(bytes_per_s[1:]), median(flops_per_s[1:]))
-
-
-def fill_cache(model: CausalModel, num_tokens: int, num_rows: int) -> KVCache:
-    """A cache of made-up tokens, with room for a step's rows behind them."""
-    cache = model.make_cache(num_tokens + num_rows)
-    while rows := min(num_tokens - cache.length, PREFILL_CHUNK):
-        tokens = range(cache.length, cache.length + rows)
-        model.forward_eager(chain([token % model.vocab_size for token in tokens]), cache, num_logits=1)
-        cache.keep(range(rows))
-    return cache
+    return points, MachineRates(median(bytes_per_s[1:]), median(flops_per_s[1:]))
 
 
 def time_forwards(model: CausalModel, cache: KVCache, num_rows: int, num_timed: int) -> list[float]:
-    """Seconds of each, after one that is not timed. A tree's rows are looked up once: planning is not the model's."""
+    """Seconds of each of `num_timed` forwards, after one that is not timed.
+
+    All use the same tree, because planning is not the model's work.
+    """
     tree = make_tree(model, num_rows)
     run = partial(model.forward, tree, cache, num_rows)
     run()
@@ -80,7 +75,7 @@ def make_tree(model: CausalModel, num_rows: int) -> TokenTree:
     return bushy_tree(1, num_rows, model.vocab_size)
 
 
-def fastest_way(points: list[Point]) -> str:
-    """At the most rows, on the fewest cached tokens."""
+def fastest_variant(points: list[StepTimeSample]) -> str:
+    """The name of the variant that is fastest at the most rows, on the fewest cached tokens."""
     most = max(point.rows for point in points)
     return min((point for point in points if point.rows == most), key=lambda point: (point.cached, point.median_s)).way

@@ -1,4 +1,4 @@
-"""Step times in tables and a plot."""
+"""Shows step times in tables and a plot."""
 
 from __future__ import annotations
 
@@ -7,42 +7,46 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks.exchange_cost import Cost
+from benchmarks.shared.exchange_timing import ExchangeCost
 from benchmarks.shared.plots import COLOURS, MARKERS, make_axes
-from benchmarks.shared.report import markdown_table
-from benchmarks.steps.floor import Floor
+from benchmarks.shared.report import bullets, markdown_table
+from benchmarks.steps.forward_parts import ForwardParts
 from benchmarks.steps.host_work import ANSWERS, FORWARD, HostWork
-from benchmarks.steps.step_curve import Point
-from benchmarks.steps.step_split import Split
+from benchmarks.steps.step_curve import StepTimeSample
+from benchmarks.steps.step_floor import StepFloor
 
+# Numbers of rows whose time is compared with that of one row.
 COMPARED = (16, 64, 128, 256)
-"""Rows whose time is compared with that of one."""
 
 
 @dataclass(frozen=True)
 class StepTimeResults:
-    """shape: the model on one line. notes: what could not be measured, and why. splits, host, exchange: what a step is
-    made of, as far as it was measured.
+    """All that benchmarks.step_time measures.
+
+    shape: the model described on one line. notes: what could not be measured, and why. splits, host, exchange: what a
+    step is made of, as far as it was measured.
     """
 
     shape: str
-    points: list[Point]
-    floor: Floor
+    points: list[StepTimeSample]
+    floor: StepFloor
     notes: list[str]
-    splits: list[Split] = field(default_factory=list)
+    splits: list[ForwardParts] = field(default_factory=list)
     host: HostWork | None = None
-    exchange: Cost | None = None
+    exchange: ExchangeCost | None = None
 
     @property
     def variants(self) -> list[str]:
+        """The variants' names."""
         return list(dict.fromkeys(point.way for point in self.points))
 
     @property
     def cached(self) -> list[int]:
+        """The numbers of cached tokens."""
         return list(dict.fromkeys(point.cached for point in self.points))
 
-    def times(self, way: str, cached: int) -> dict[int, Point]:
-        """By rows."""
+    def times(self, way: str, cached: int) -> dict[int, StepTimeSample]:
+        """The samples of one variant, by their number of rows."""
         return {point.rows: point for point in self.points if (point.way, point.cached) == (way, cached)}
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,11 +71,12 @@ class StepTimeResults:
 def describe(results: StepTimeResults) -> str:
     rates = results.floor.rates
     parts = [
-        f"{results.shape}. The floor: the longer of reading the weights and the cached keys and values once, at "
-        f"{rates.bytes_per_s / 1e9:.1f} GB/s, and of the operations, at {rates.flops_per_s / 1e9:,.0f} GFLOP/s, both "
-        "measured in the same rounds; a model that fits the processor's caches can be below it. A time is the median "
-        "in milliseconds (in brackets: the middle half of the readings), with the share of it that the floor is.",
-        *(["\n".join(f"- {note}" for note in results.notes)] if results.notes else []),
+        f"{results.shape}. The floor is the longer of two times: reading the weights and the cached keys and values "
+        f"once, at {rates.bytes_per_s / 1e9:.1f} GB/s, and doing the operations, at "
+        f"{rates.flops_per_s / 1e9:,.0f} GFLOP/s. Both rates were measured in the same rounds as the steps; a model "
+        "that fits the processor's caches can be faster than the floor. Each time is the median in milliseconds, in "
+        "brackets the middle half of the readings. Share: the floor divided by the time.",
+        *([bullets(results.notes)] if results.notes else []),
         *(describe_curve(results, cached) for cached in results.cached),
         describe_one_row(results),
     ]
@@ -81,13 +86,14 @@ def describe(results: StepTimeResults) -> str:
         parts.append(describe_host(results.host))
     if results.exchange:
         parts.append(
-            f"Communication under lp: one exchange a step, {results.exchange.median_us:.0f} microseconds (median) from "
-            f"the arrival of the last rank, after {results.exchange.work_ms:.1f} ms of work on each."
+            f"Communication under lp: one exchange per step, {results.exchange.median_us:.0f} microseconds (median) "
+            f"from the arrival of the last rank, after {results.exchange.work_ms:.1f} ms of work on each rank."
         )
     return "\n\n".join(parts)
 
 
 def describe_curve(results: StepTimeResults, cached: int) -> str:
+    """The time of a step by its rows, and the floor."""
     columns = ["rows", "floor", *(cell for way in results.variants for cell in (way, "share"))]
     curves = [results.times(way, cached) for way in results.variants]
     table = []
@@ -105,7 +111,7 @@ def describe_curve(results: StepTimeResults, cached: int) -> str:
 
 
 def describe_one_row(results: StepTimeResults) -> str:
-    """The step of one row against the bandwidth, and what more rows cost."""
+    """The bandwidth that a step of one row reaches, and what more rows cost."""
     curves = [(way, cached, results.times(way, cached)) for way in results.variants for cached in results.cached]
     compared = [rows for rows in COMPARED if rows in curves[0][2]]
     table = []
@@ -117,7 +123,7 @@ def describe_one_row(results: StepTimeResults) -> str:
         share = speed / results.floor.rates.bytes_per_s
         more = [f"{curve[rows].median_s / one:.2f}" for rows in compared]
         table.append([way, cached, f"{1000 * one:.2f}", f"{speed / 1e9:.1f}", f"{share:.0%}", *more])
-    columns = ["way", "cached", "1 row, ms", "GB/s", "of bandwidth", *(f"{rows} rows / 1" for rows in compared)]
+    columns = ["variant", "cached", "1 row, ms", "GB/s", "of bandwidth", *(f"{rows} rows / 1" for rows in compared)]
     return f"One row, and what more rows cost:\n\n{markdown_table(columns, table)}"
 
 
@@ -132,10 +138,10 @@ def describe_splits(results: StepTimeResults) -> str:
         ]
         for one in results.splits
     ]
-    columns = ["way", "cached", "rows", "forward", "attention", "products", "head", "rest"]
+    columns = ["variant", "cached", "rows", "forward", "attention", "products", "head", "rest"]
     return (
-        "Where a forward's time goes, in milliseconds, each part the least of a few readings "
-        f"(benchmarks/steps/step_split.py says how):\n\n{markdown_table(columns, table)}"
+        "Where a forward's time goes, in milliseconds. Each part is the least of a few readings "
+        f"(benchmarks/steps/forward_parts.py explains them):\n\n{markdown_table(columns, table)}"
     )
 
 
@@ -143,8 +149,9 @@ def describe_host(host: HostWork) -> str:
     table = [[part, f"{1000 * seconds:.3f}", f"{seconds / host.step_s:.1%}"] for part, seconds in host.seconds.items()]
     return (
         f"A step of a real generation, {host.rows_per_step:.0f} rows and {host.tokens_per_step:.2f} tokens on average "
-        f"over {host.steps} steps: {FORWARD} and {ANSWERS} (tokens from logits, and their way to the host) apart, the "
-        f"host's work is {host.host_s / host.step_s:.1%} of it.\n\n{markdown_table(['part', 'ms', 'share'], table)}"
+        f"over {host.steps} steps. Without {FORWARD} and {ANSWERS} (choosing tokens from logits and copying them to "
+        f"the host), the host's work is {host.host_s / host.step_s:.1%} of it.\n\n"
+        f"{markdown_table(['part', 'ms', 'share'], table)}"
     )
 
 
@@ -153,7 +160,7 @@ def _part(seconds: float, whole: float) -> str:
 
 
 def plot(results: StepTimeResults) -> Figure:
-    """A panel for each number of cached tokens: a line for each way, and the floor."""
+    """A panel for each number of cached tokens, with a line for each variant and one for the floor."""
     figure, panels = make_axes(len(results.cached), width=3.2 + 3.2 * len(results.cached))
     for axes, cached in zip(panels, results.cached):
         for way, colour, marker in zip(results.variants, COLOURS, MARKERS):

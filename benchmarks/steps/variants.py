@@ -1,4 +1,4 @@
-"""Ways of running one model: each kind of attention, transformers' own code and the fast forward."""
+"""The variants in which one model can be run: each kind of attention, with eager code or with the fast forward."""
 
 from __future__ import annotations
 
@@ -14,31 +14,35 @@ from lp.model.kernels import AttentionKind
 
 
 @dataclass(frozen=True)
-class Variant:
-    """compile: on or off."""
+class ModelVariant:
+    """A kind of attention, and whether the fast forward is used. compile: on or off."""
 
     attention: AttentionKind
     compile: CompileMode
 
     def name(self, model: CausalModel) -> str:
-        """With the attention that auto stands for, and what the fast forward is on the model's device."""
+        """The name in tables: the attention that the model really uses, and the kind of forward on its device."""
         fast = "graphs" if model.device.type == "cuda" else "compiled"
         return f"{model.attention_kind}, {fast if self.compile is CompileMode.on else 'eager'}"
 
 
-def run_in(way: Variant, model: PreTrainedModel, max_length: int, eos: list[int], folder: Path) -> CausalModel:
-    """A model run in this way; variants share its weights. folder: where compiled code is kept.
+def make_variant(
+    variant: ModelVariant, model: PreTrainedModel, max_length: int, eos: list[int], folder: Path
+) -> CausalModel:
+    """The model in this variant; all variants share its weights. folder: where compiled code is kept.
 
-    Raises ValueError if the way cannot be had here.
+    Raises ValueError if the variant is not available here.
     """
-    causal = CausalModel(model, max_length, eos, way.attention)
-    make_fast(causal, way.compile, folder)
+    causal = CausalModel(model, max_length, eos, variant.attention)
+    make_fast(causal, variant.compile, folder)
     return causal
 
 
-def marked(model: CausalModel, folder: Path) -> CausalModel:
-    """The same, whose parts a profiler can tell apart: compiled code with marks, which cost time, and in place of
-    graphs, which hide them, the kernels that they replay. folder: empty, for what is compiled.
+def with_marks(model: CausalModel, folder: Path) -> CausalModel:
+    """The same model in a form whose parts a profiler can tell apart.
+
+    Compiled code gets marks, which cost time. In place of graphs, which hide their parts, the kernels are run one by
+    one. folder: an empty folder for compiled code.
     """
     own = CausalModel(model.model, model.max_length, model.eos, model.attention_kind)
     if model.fast and model.device.type == "cpu":

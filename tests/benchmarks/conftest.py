@@ -1,4 +1,4 @@
-"""Runs the main of a benchmark as its command would, on a tiny model and two prompts."""
+"""A fixture that runs a benchmark as its command does, on a tiny model and two prompts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 def on_prompts(
     tmp_path: Path, checkpoint_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Path]:
-    """Calls a benchmark's main on two prompts; gives the folder of its results."""
+    """A function that calls a benchmark's main on two prompts and returns the folder of its results."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "def f(x):"}\n{"prompt": "class Point:"}\n')
 

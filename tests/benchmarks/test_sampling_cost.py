@@ -1,4 +1,4 @@
-"""The benchmark of sampling runs and writes what it prints. Its figures are not judged."""
+"""The benchmark of sampling costs runs and writes what it prints. Its figures are not judged."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.faults import scenarios as scenarios
+from benchmarks.faults import scenarios
 from benchmarks.faults.rank_server import RankServer, started
-from benchmarks.faults.scenarios import Stage
+from benchmarks.faults.scenarios import ScenarioStage
 
 pytestmark = pytest.mark.slow
 
@@ -26,13 +26,13 @@ def two(model: Path) -> Iterator[RankServer]:
 
 
 def test_the_leader_is_lost_and_the_last_rank_goes_on(two: RankServer) -> None:
-    verdict = scenarios.last_but_one(Stage(two, max_tokens=128))
+    verdict = scenarios.last_but_one(ScenarioStage(two, max_tokens=128))
     assert verdict.passed, verdict.seen
 
 
 def test_all_killed_is_said_to_the_client_and_the_service_is_back(two: RankServer) -> None:
     two.wait_for_all()
-    verdict = scenarios.all_killed(Stage(two, max_tokens=128))
+    verdict = scenarios.all_killed(ScenarioStage(two, max_tokens=128))
     assert verdict.passed, verdict.seen
     assert "there was no other rank" in verdict.seen
 

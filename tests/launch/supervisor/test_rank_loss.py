@@ -9,11 +9,11 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.faults import scenarios as scenarios
-from benchmarks.faults.kills import Plan, Trial
+from benchmarks.faults import scenarios
+from benchmarks.faults.kills import KillPlan, KillTrial
 from benchmarks.faults.rank_server import RankServer, serving, shared_memory_files
 from benchmarks.faults.requests import long_prompt
-from benchmarks.faults.scenarios import Stage
+from benchmarks.faults.scenarios import ScenarioStage
 
 pytestmark = pytest.mark.slow
 
@@ -31,13 +31,13 @@ def three(model: Path) -> Iterator[RankServer]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(three: RankServer) -> Stage:
+def undisturbed(three: RankServer) -> ScenarioStage:
     three.wait_for_all()
-    return Stage(three, TOKENS)
+    return ScenarioStage(three, TOKENS)
 
 
 @pytest.fixture
-def stage(undisturbed: Stage) -> Stage:
+def stage(undisturbed: ScenarioStage) -> ScenarioStage:
     undisturbed.server.wait_for_all()
     return undisturbed
 
@@ -56,23 +56,23 @@ def test_a_rank_killed_in_the_prefill(three: RankServer) -> None:
     """The last one, under a request with log-probabilities, which is taken up at what the client has."""
     three.wait_for_all()
     epoch = three.status().epoch or 0
-    trial = Trial(three, "shm", long_prompt(three.url, 600, TOKENS), TOKENS)
-    kill = trial.kill(Plan("log-probabilities", "prefill", victim=2, progress=0.0, fraction=0.5))
+    trial = KillTrial(three, "shm", long_prompt(three.url, 600, TOKENS), TOKENS)
+    kill = trial.kill(KillPlan("log-probabilities", "prefill", victim=2, progress=0.0, fraction=0.5))
     assert kill.is_identical, kill
     assert kill.phase == "prefill"
     assert (three.status().epoch or 0) >= epoch + 2  # one without the rank, one with it again
 
 
-def test_two_of_three_killed_at_once_leave_one_that_goes_on(stage: Stage) -> None:
+def test_two_of_three_killed_at_once_leave_one_that_goes_on(stage: ScenarioStage) -> None:
     verdict = scenarios.last_but_one(stage)
     assert verdict.passed, verdict.seen
 
 
-def test_a_restarted_rank_is_taken_in_while_requests_stream(stage: Stage) -> None:
+def test_a_restarted_rank_is_taken_in_while_requests_stream(stage: ScenarioStage) -> None:
     verdict = scenarios.taken_in_again(stage)
     assert verdict.passed, verdict.seen
 
 
-def test_a_rank_that_hangs_is_left_out_and_leaves_when_it_wakes(stage: Stage) -> None:
+def test_a_rank_that_hangs_is_left_out_and_leaves_when_it_wakes(stage: ScenarioStage) -> None:
     verdict = scenarios.stopped(stage, seconds=5.0)
     assert verdict.passed, verdict.seen

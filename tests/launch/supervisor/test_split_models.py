@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults import scenarios as scenarios
+from benchmarks.faults import scenarios
 from benchmarks.faults.rank_server import serving
-from benchmarks.faults.scenarios import Stage
+from benchmarks.faults.scenarios import ScenarioStage
 
 
 @pytest.mark.slow
 def test_a_lost_rank_ends_requests_with_a_clear_error_within_2_s(model: Path) -> None:
     with serving(model, 2, "parallel=tp", "parallel.delay_us=2000") as server:
-        verdict = scenarios.one_of_a_split_model(Stage(server, max_tokens=128))
+        verdict = scenarios.one_of_a_split_model(ScenarioStage(server, max_tokens=128))
     assert verdict.passed, verdict.seen
     assert "rank 1 was lost" in verdict.seen

@@ -1,4 +1,4 @@
-"""A server of the test process with ranks that are there only to be killed: it answers whatever becomes of them."""
+"""A server in the test's own process whose ranks exist only to be killed: it answers whether they live or not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.faults.rank_server import Launcher, Member, RankServer, Status
+from benchmarks.faults.rank_server import LauncherKind, RankServer, RankStatus, ServerStatus
 from lp.model.checkpoint import ModelSettings, load
 from tests.launch.server import harness
 
@@ -17,19 +17,21 @@ LIFE_S = "120"
 
 
 class PretendedRanks(RankServer):
-    """One that is killed is back as soon as one looks."""
+    """A killed rank is back when its status is read next."""
 
     def __init__(self, url: str, num_ranks: int):
         self.url, self.num_ranks = url, num_ranks
         self.epoch = 1
         self._ranks = [self._start() for _ in range(num_ranks)]
 
-    def status(self) -> Status:
+    def status(self) -> ServerStatus:
         for rank, process in enumerate(self._ranks):
             if process.poll() is not None:
                 self._ranks[rank] = self._start()
                 self.epoch += 1
-        return Status(self.epoch, [Member(rank, "serving", process.pid) for rank, process in enumerate(self._ranks)])
+        return ServerStatus(
+            self.epoch, [RankStatus(rank, "serving", process.pid) for rank, process in enumerate(self._ranks)]
+        )
 
     def family(self) -> list[psutil.Process]:
         return [psutil.Process(), *(psutil.Process(process.pid) for process in self._ranks)]
@@ -44,8 +46,10 @@ class PretendedRanks(RankServer):
 
 
 @contextmanager
-def serving(model: Path, num_ranks: int, *settings: str, launcher: Launcher = Launcher.local) -> Iterator[RankServer]:
-    """In the place of `rank_loss_server.serving`."""
+def serving(
+    model: Path, num_ranks: int, *settings: str, launcher: LauncherKind = LauncherKind.local
+) -> Iterator[RankServer]:
+    """Takes the place of `rank_server.serving`."""
     with harness.serving(load(ModelSettings(path=str(model), device="cpu"))) as running:
         ranks = PretendedRanks(running.url, num_ranks)
         try:

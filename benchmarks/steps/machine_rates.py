@@ -1,8 +1,4 @@
-"""The least time that a step can take on a machine: every weight and cached key and value read once, or every
-operation done, whichever is longer, at the rates that the machine itself shows.
-
-Where weights fit the processor's caches, a step may be faster than this floor.
-"""
+"""The rates that a machine itself shows: bytes per second that it can read, operations per second that it can do."""
 
 from __future__ import annotations
 
@@ -15,20 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from benchmarks.projections.arithmetic import Share
-
+# Bytes of the buffer that is read: far more than caches hold.
 BUFFER = 1 << 30
-"""Bytes of the buffer that is read: far more than caches hold."""
-PRODUCT = {"cpu": 512, "cuda": 8192}
-"""Size of the square matrices that are multiplied, by the type of device: small enough for a core's cache, large enough
-for a GPU.
-"""
+# Size of the square matrices that are multiplied, by the type of device: small enough for a core's cache, large enough
+# for a GPU.
+PRODUCT_SIZE = {"cpu": 512, "cuda": 8192}
+# Matrix products in one reading.
 NUM_PRODUCTS = 8
-"""Of a reading."""
 
 
 def time_once(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds until the device has done it."""
+    """Seconds until the device has done what `run` asks of it."""
     _wait(device)
     begin = time.perf_counter()
     run()
@@ -42,26 +35,26 @@ def _wait(device: torch.device) -> None:
 
 
 @dataclass(frozen=True)
-class Rates:
-    """Of a machine, at its best. flops_per_s: of matrix products."""
+class MachineRates:
+    """The best rates of a machine. flops_per_s: in matrix products."""
 
     bytes_per_s: float
     flops_per_s: float
 
 
-class Gauge:
-    """Takes a machine's rates a reading at a time, so that it can take turns with what is compared with them."""
+class RateGauge:
+    """Reads a machine's rates one reading at a time, so that it can take turns with what is compared with them."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, num_bytes: int = BUFFER):
         self.device = device
         self._buffer = torch.ones(num_bytes // 8, dtype=torch.int64, device=device)
         self._copy = torch.empty_like(self._buffer) if device.type == "cuda" else None
-        size = PRODUCT[device.type]
+        size = PRODUCT_SIZE[device.type]
         self._products = _products(torch.full((size, size), 1 / size, dtype=dtype, device=device))
         self._flops = 2 * NUM_PRODUCTS * size**3
 
     def read_bytes_per_s(self) -> float:
-        """On a CPU by reading, as a step does its weights; on a GPU by copying, bytes read and written."""
+        """A CPU reads the buffer, as a step reads its weights; a GPU copies it, which counts bytes read and written."""
         copy = self._copy
         num_bytes = self._buffer.numel() * self._buffer.element_size()
         if copy is None:
@@ -70,7 +63,7 @@ class Gauge:
 
     @torch.inference_mode()
     def read_flops_per_s(self) -> float:
-        """By square products in the model's own format, in the fastest way that there is."""
+        """Multiplies square matrices in the model's own format, in the fastest way that there is."""
         return max(self._flops / time_once(partial(_repeat, product), self.device) for product in self._products)
 
 
@@ -83,7 +76,7 @@ def _products(matrix: Tensor) -> list[Callable[[], Tensor]]:
         packed = torch.ops.mkldnn._reorder_linear_weight(matrix, len(matrix))
         by_packed = partial(torch.ops.mkldnn._linear_pointwise, matrix, packed, None, "none", [], "")
         by_packed()
-    except (RuntimeError, AttributeError):  # a CPU, or a build of torch, without it
+    except (RuntimeError, AttributeError):  # this CPU, or this build of torch, does not have it
         return [plain]
     return [plain, by_packed]
 
@@ -91,20 +84,3 @@ def _products(matrix: Tensor) -> list[Callable[[], Tensor]]:
 def _repeat(run: Callable[[], object]) -> None:
     for _ in range(NUM_PRODUCTS):
         run()
-
-
-@dataclass(frozen=True)
-class Floor:
-    """Of one model on one machine. itemsize: bytes of a weight and of an element of the cache."""
-
-    share: Share
-    itemsize: int
-    rates: Rates
-
-    def num_bytes(self, num_rows: int, cached: int) -> int:
-        """What a step has to read: the matrices that rows are multiplied with, keys and values."""
-        return self.share.multiplied * self.itemsize + self.share.cache_bytes(cached + num_rows, self.itemsize)
-
-    def seconds(self, num_rows: int, cached: int) -> float:
-        moving = self.num_bytes(num_rows, cached) / self.rates.bytes_per_s
-        return max(moving, self.share.flops(num_rows, cached) / self.rates.flops_per_s)

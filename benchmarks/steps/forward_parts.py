@@ -1,10 +1,10 @@
-"""Splits a forward into attention, matrix products, head and the rest.
+"""Measures the parts of a forward pass: attention, matrix products, head and the rest.
 
-Attention is run by itself, layer after layer, on what the layers were given. Products are marked for torch's profiler;
-the last of a forward is the head. The rest is what is then left of a forward that nobody looks into: norms, rotary
-embeddings, activations, the cache, Python, and on a GPU the time it waits for the host. So the profiler's own cost,
-which falls on what has many small operations, is in none of the parts. On a GPU attention and products are the time
-of their kernels.
+Attention is run by itself, layer after layer, on the inputs that the layers had. Matrix products are marked for torch's
+profiler; the last one of a forward is the head. The rest is the remaining time of a forward that runs without the
+profiler: norms, rotary embeddings, activations, the cache, Python and, on a GPU, the wait for the host. So none of the
+parts contains the profiler's own cost, which is high for code with many small operations. On a GPU, attention and
+products are the time of their kernels.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.steps.floor import time_once
+from benchmarks.steps.machine_rates import time_once
 from lp.model.attention import TreeStep
 from lp.model.causal import CausalModel
 from lp.model.kernels import LayerAttention
 from lp.model.kv_cache import KVCache
 from lp.tree import TokenTree
 
-PRODUCT = re.compile(r"aten::(linear|addmm|_grouped_mm)$|.*_gemm_|aoti_torch_\w+_(linear|addmm|mm)")
-"""Products with weights, by the profiler's names; attention's own products are called otherwise."""
+# The profiler's names of products with weights. Attention's own products have other names.
+WEIGHT_PRODUCT = re.compile(r"aten::(linear|addmm|_grouped_mm)$|.*_gemm_|aoti_torch_\w+_(linear|addmm|mm)")
 ROUNDS = 7
 
 
 @dataclass(frozen=True)
-class Split:
-    """Seconds of one forward's parts; the rest may be below zero by what the parts are off."""
+class ForwardParts:
+    """Seconds of one forward's parts. way: the variant's name.
+
+    The rest may be slightly below zero, because the parts are measured separately.
+    """
 
     way: str
     cached: int
@@ -50,8 +53,8 @@ class Split:
 
 
 @dataclass(kw_only=True)
-class RecordingStep(TreeStep):
-    """Keeps what attention is asked for in each layer, to do it again."""
+class AttentionRecorder(TreeStep):
+    """Records the call of attention in each layer, so that it can be repeated."""
 
     calls: list[Callable[[], Tensor]] = field(default_factory=list)
 
@@ -61,21 +64,24 @@ class RecordingStep(TreeStep):
 
 
 @torch.inference_mode()
-def split(way: str, model: CausalModel, with_marks: CausalModel, cache: KVCache, tree: TokenTree) -> Split:
-    """The least of a few rounds: what else the machine does only adds. with_marks: the same model for the profiler."""
+def measure_parts(way: str, model: CausalModel, marked: CausalModel, cache: KVCache, tree: TokenTree) -> ForwardParts:
+    """Takes the least of a few rounds, because other work on the machine only adds time.
+
+    marked: the same model with marks for the profiler.
+    """
     num_rows = len(tree)
     forward = partial(model.forward, tree, cache, num_rows)
-    looked_into = partial(with_marks.forward, tree, cache, num_rows)
+    profiled = partial(marked.forward, tree, cache, num_rows)
     attention = attention_alone(model, tree, cache)
     whole, alone, products = [], [], []
     for number in range(1 + ROUNDS):
-        readings = _time(forward, model), _time_device(attention, model), product_times(looked_into, model)
+        readings = _time(forward, model), _time_device(attention, model), product_times(profiled, model)
         if number:
             for taken, reading in zip((whole, alone, products), readings):
                 taken.append(reading)
     head = min(times[-1] for times in products)
     matrices = min(sum(times[:-1]) for times in products)
-    return Split(way, cache.length, num_rows, min(whole), min(alone), matrices, head)
+    return ForwardParts(way, cache.length, num_rows, min(whole), min(alone), matrices, head)
 
 
 def _time(run: Callable[[], object], model: CausalModel) -> float:
@@ -84,11 +90,11 @@ def _time(run: Callable[[], object], model: CausalModel) -> float:
 
 
 def attention_alone(model: CausalModel, tree: TokenTree, cache: KVCache) -> Callable[[], None]:
-    """The attention of all layers over this tree, on what each is given in a forward."""
+    """A call that repeats the attention of all layers over this tree, on the inputs of each layer in a forward."""
     device = model.device
     positions = torch.from_numpy(tree.depths).to(device) + cache.length
     visibility = torch.from_numpy(tree.visibility).to(device)
-    step = RecordingStep(
+    step = AttentionRecorder(
         model.attention_kind, cached=cache.length, positions=positions, visibility=visibility, dtype=model.dtype
     )
     tokens = torch.from_numpy(tree.tokens).to(device)[None]
@@ -106,31 +112,32 @@ def attention_alone(model: CausalModel, tree: TokenTree, cache: KVCache) -> Call
 
 
 def _time_device(run: Callable[[], None], model: CausalModel) -> float:
-    """On a GPU the time of the kernels: what the host takes to start them one by one is no part of a graph."""
+    """Seconds of a run; on a GPU only of its kernels, as graphs do not pay for starting them one by one."""
     if model.device.type == "cpu":
         return _time(run, model)
     return sum(event.device_time_total for event in _profiled(run, model) if not is_of_host(event)) / 1e6
 
 
 def product_times(run: Callable[[], object], model: CausalModel) -> list[float]:
-    """Seconds of each product with weights, in order."""
+    """Seconds of each product with weights, in the order of their execution."""
     outermost = [event for event in _profiled(run, model) if is_of_host(event) and is_outermost_product(event)]
     on_gpu = model.device.type == "cuda"
     return [(event.device_time_total if on_gpu else event.cpu_time_total) / 1e6 for event in outermost]
 
 
 def is_of_host(event: FunctionEvent) -> bool:
-    """An operation, and not one of the kernels that it has started on a GPU."""
+    """Whether the event is an operation and not one of the kernels that it starts on a GPU."""
     return event.device_type == DeviceType.CPU
 
 
 def is_outermost_product(event: FunctionEvent) -> bool:
+    """Whether the event is a product with weights that is not part of another one."""
     above = event.cpu_parent
     while above is not None:
-        if PRODUCT.match(above.name):
+        if WEIGHT_PRODUCT.match(above.name):
             return False
         above = above.cpu_parent
-    return PRODUCT.match(event.name) is not None
+    return WEIGHT_PRODUCT.match(event.name) is not None
 
 
 def _profiled(run: Callable[[], object], model: CausalModel) -> list[FunctionEvent]:

@@ -1,4 +1,4 @@
-"""The paper's experiments run as commands, on a tiny model and two prompts, and write table, figures and plot."""
+"""The paper's experiments run on a tiny model and two prompts and write a table, figures and a plot."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import ablation, costs, projection, scaling_law
-from benchmarks.projections.projecting import Case
-from benchmarks.scaling_law import Measured
+from benchmarks.projections.projected_speed import ProjectionCase
+from benchmarks.scaling_law import ScalingPoint
 from benchmarks.shared import greedy
 from tests.benchmarks.results import read, read_plot
 
@@ -33,8 +33,8 @@ def test_scaling_law(on_prompts: Callable[..., Path]) -> None:
 
 
 def test_the_law_is_fitted_to_balanced_points_alone() -> None:
-    balanced = [Measured(w, 5, w, 1 + w / 100, 10.0 * w) for w in (1, 2, 3)]
-    odd = Measured(30, 5, 1, 9.0, 120.0)
+    balanced = [ScalingPoint(w, 5, w, 1 + w / 100, 10.0 * w) for w in (1, 2, 3)]
+    odd = ScalingPoint(30, 5, 1, 9.0, 120.0)
     assert scaling_law.fit_all([*balanced, odd]) == scaling_law.fit_all(balanced)
     assert scaling_law.fit_all(balanced[:2]) == {}
     text = scaling_law.describe([*balanced[:2], odd], {}, 1, 1)
@@ -64,27 +64,31 @@ def test_the_ablations_pool_has_what_it_says() -> None:
             "lookahead (5, 15, 15)",
         ]
         for entry in entries[3:]:
-            how = entry.how
-            assert isinstance(how, ablation.Lookahead)
-            assert (how.prompt_drafts, how.generated_drafts, how.window_drafts) == (entry.with_prompt, more, True)
+            decode = entry.decode
+            assert isinstance(decode, ablation.Lookahead)
+            assert (decode.prompt_drafts, decode.generated_drafts, decode.window_drafts) == (
+                entry.with_prompt,
+                more,
+                True,
+            )
 
 
 def test_other_texts_fail_in_float32(on_prompts: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    generate = greedy.generate
+    decode_greedily = greedy.decode_greedily
 
-    def wrong(engine, how, prompt, max_new_tokens):
-        text = generate(engine, how, prompt, max_new_tokens)
-        if how == scaling_law.Lookahead(3, 3, 3, prompt_drafts=False, generated_drafts=False):
+    def wrong(engine, decode, prompt, max_new_tokens):
+        text = decode_greedily(engine, decode, prompt, max_new_tokens)
+        if decode == scaling_law.Lookahead(3, 3, 3, prompt_drafts=False, generated_drafts=False):
             text.tokens[-1] += 1
         return text
 
-    monkeypatch.setattr(greedy, "generate", wrong)
+    monkeypatch.setattr(greedy, "decode_greedily", wrong)
     with pytest.raises(SystemExit, match=r"all texts must be the same, but those of \(3, 3, 3\) differ"):
         on_prompts(scaling_law.main, "--windows", "2", "3", "--ngrams", "3")
 
 
 def test_projection(on_prompts: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Case] = []
+    asked: list[ProjectionCase] = []
 
     def measured(cases, methods, settings):
         asked.extend(cases)

@@ -1,6 +1,6 @@
 """One streamed completion as its client sees it: what came, when, and how long the client waited.
 
-Knows HTTP, and nothing of ranks.
+This module knows HTTP but no ranks.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 @dataclass
-class Stream:
-    """times: of its events, by time.monotonic(). tokens: their names, of a request with log-probabilities.
+class ObservedStream:
+    """What a client saw of one completion.
 
-    num_tokens: as the server counted them. error: the message with which it was cut short.
+    sent_at, times, ended_at: of the request, of each event and of the end, by time.monotonic(). tokens: their names, if
+    the request asked for log-probabilities. num_tokens: as the server counted them. error: the message that cut the
+    stream short.
     """
 
     sent_at: float
@@ -39,23 +41,23 @@ class Stream:
     def is_complete(self) -> bool:
         return self.error is None and self.finish_reason is not None and self.num_tokens is not None
 
-    def says_the_same(self, other: Stream) -> bool:
-        """Whether both are complete, with the same tokens."""
-        mine, its = ((s.text, s.tokens, s.num_tokens, s.finish_reason) for s in (self, other))
-        return self.is_complete and other.is_complete and mine == its
+    def says_the_same(self, other: ObservedStream) -> bool:
+        """Whether both streams are complete and have the same tokens."""
+        own, others = ((s.text, s.tokens, s.num_tokens, s.finish_reason) for s in (self, other))
+        return self.is_complete and other.is_complete and own == others
 
     @property
     def first_pause_s(self) -> float:
-        """Seconds until the first event: the prefill."""
+        """Seconds until the first event, which is the prefill."""
         return self.times[0] - self.sent_at
 
     @property
     def usual_pause_s(self) -> float:
-        """Median of the seconds between events."""
+        """The median of the seconds between two events."""
         return median(later - earlier for earlier, later in pairwise(self.times))
 
     def take(self, chunk: dict[str, Any]) -> None:
-        """A chunk, a whole answer or an error. Raises KeyError if it is none of these."""
+        """Adds a chunk, a whole answer or an error. Raises KeyError if it is none of these."""
         if "error" in chunk:
             self.error = chunk["error"]["message"]
             return
@@ -68,18 +70,20 @@ class Stream:
             self.num_tokens = chunk["usage"]["completion_tokens"]
 
     def take_line(self, line: str) -> None:
-        """One line of the event stream."""
+        """Adds one line of the event stream."""
         data = line.removeprefix("data: ")
         if data and data != "[DONE]":
             self.take(json.loads(data))
 
 
-def stream(url: str, body: dict[str, Any], on_event: Callable[[int], None] = lambda number: None) -> Stream:
-    """Streams POST /v1/completions to its end, whatever that is.
+def observe_stream(
+    url: str, body: dict[str, Any], on_event: Callable[[int], None] = lambda number: None
+) -> ObservedStream:
+    """Streams POST /v1/completions until it ends or fails.
 
-    on_event: called with the number of events so far: with 0 as the request is sent, and after each event.
+    on_event: called with the number of events so far: with 0 when the request is sent, and after each event.
     """
-    seen = Stream(time.monotonic())
+    seen = ObservedStream(time.monotonic())
     on_event(0)
     try:
         with httpx.stream("POST", f"{url}/v1/completions", json={**body, **STREAMED}, timeout=TIMEOUT_S) as response:
@@ -96,8 +100,8 @@ def stream(url: str, body: dict[str, Any], on_event: Callable[[int], None] = lam
     return seen
 
 
-def gap_s(disturbed: Stream, undisturbed: Stream, at: float) -> float:
-    """The client's longest wait for an event after the time `at`, less what it waits for that event in any case."""
+def gap_s(disturbed: ObservedStream, undisturbed: ObservedStream, at: float) -> float:
+    """The client's longest extra wait for an event after the time `at`, beyond what it usually waits for that event."""
     begins = [disturbed.sent_at, *disturbed.times]
     usual = [undisturbed.first_pause_s] + [undisturbed.usual_pause_s] * (len(disturbed.times) - 1)
     pauses = zip(begins, disturbed.times, usual)

@@ -1,8 +1,9 @@
-"""What a rank holds, computes and sends in each mode of parallelism: from a model's configuration, without its weights.
+"""What a rank holds, computes and sends in each mode of parallelism, from a model's configuration alone.
 
-The model is built without memory and cut by parallel/shards/tensor.py's and parallel/shards/stages.py's own plans; the
-rest is counting. Of ranks that differ, the one with most counts. A row costs two operations for each weight that it is
-multiplied with and, for each layer, query head and key that it may see, four for each element of a head.
+The model is built without memory for its weights and cut by the plans of parallel/shards/tensor.py and
+parallel/shards/stages.py; the rest is counting. Where ranks differ, the highest cost is given. A row costs two
+operations for each weight that it is multiplied with and, for each layer, query head and key that it may see, four
+operations for each element of a head.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from parallel.shards.weights import empty_model
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Of one rank.
+class RankCost:
+    """What one rank costs.
 
-    rows: of its part of the tree. flops: of a step. collectives: those of a step that follow one another; a message
-    counts as one. bytes_sent: payload that it sends in a step.
+    rows: rows of its part of the tree. flops: operations of a step. collectives: those of a step that follow one
+    another; a pipeline's message counts as one. bytes_sent: payload that the rank sends in a step.
     """
 
     mode: str
@@ -48,11 +49,11 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Share:
-    """What one rank has of a model, before it is known how many rows it computes.
+class RankShare:
+    """What one rank holds of a model, and what each row costs it.
 
     multiplied: weights that each row is multiplied with. windows: the sliding window of each layer, or None.
-    collectives, sent: those within the replica for a step, and how many numbers each row makes this rank send in them.
+    collectives: those of a step within the replica. sent: numbers that the rank sends in them for each row.
     """
 
     weight_bytes: int
@@ -65,17 +66,17 @@ class Share:
     sent: int
 
     def cache_bytes(self, context: int, itemsize: int) -> int:
-        """Keys and values of that many tokens."""
+        """Bytes of the keys and values of `context` tokens."""
         return 2 * context * len(self.windows) * self.kv_heads * self.head_dim * itemsize
 
     def flops(self, rows: int, context: int) -> int:
-        """Of a forward of the rows on top of a cached context."""
+        """Operations of a forward pass of the rows on top of a cached context."""
         keys = sum(rows + (context if window is None else min(context, window - 1)) for window in self.windows)
         return 2 * rows * self.multiplied + 4 * rows * keys * self.query_heads * self.head_dim
 
 
 def full_tree(window: int, ngram: int, guesses: int) -> TokenTree:
-    """The largest tree of lookahead decoding: all cells of the window, and guesses that share no row."""
+    """The largest tree of lookahead decoding: all cells of the window, and guesses that have no row in common."""
     builder = TreeBuilder(0)
     merge(builder, [Continuation((token,) * (ngram - 1), "pool") for token in range(guesses)], ngram - 1)
     cells = Window(window, ngram - 1, [0], seed=0)
@@ -86,8 +87,11 @@ def full_tree(window: int, ngram: int, guesses: int) -> TokenTree:
 
 def cost_of(
     config: PreTrainedConfig, dtype: torch.dtype, degrees: Mapping[str, int], tree: TokenTree, context: int
-) -> Cost:
-    """degrees: of lp, tp and pp. Raises ValueError if they do not go together, or do not divide the model."""
+) -> RankCost:
+    """The cost of the rank with the highest cost. degrees: of lp, tp and pp, by axis.
+
+    Raises ValueError if the degrees cannot be combined, or do not divide the model.
+    """
     resolve_degrees(Mode.auto, degrees, math.prod(degrees.values()))
     lp, tp, pp = (degrees.get(axis, 1) for axis in ("lp", "tp", "pp"))
     rows = max(len(part) for part in partition(tree, lp))
@@ -97,7 +101,7 @@ def cost_of(
         collectives, sent = collectives + 1, sent + 4 * (HEADER + rows)
     if pp > 1:
         collectives, sent = pp, _sent_in_pipeline(config, dtype, pp, rows)
-    return Cost(
+    return RankCost(
         mode=" x ".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1) or "single",
         ranks=lp * tp * pp,
         weight_bytes=max(share.weight_bytes for share in shares),
@@ -109,8 +113,11 @@ def cost_of(
     )
 
 
-def share_of(config: PreTrainedConfig, dtype: torch.dtype, tp: int = 1, stage: int = 0, pp: int = 1) -> Share:
-    """Of rank 0 of `tp`, or of a stage of `pp`; only one of them is above 1. Raises ValueError."""
+def share_of(config: PreTrainedConfig, dtype: torch.dtype, tp: int = 1, stage: int = 0, pp: int = 1) -> RankShare:
+    """The share of rank 0 of `tp` ranks, or of one stage of `pp`; only one of the two may be above 1.
+
+    Raises ValueError if the degrees do not divide the model.
+    """
     build.check(config, {"tp": tp, "pp": pp})
     text: Any = config.get_text_config(decoder=True)
     model, layers = empty_model(config, dtype), list(range(text.num_hidden_layers))
@@ -125,7 +132,7 @@ def share_of(config: PreTrainedConfig, dtype: torch.dtype, tp: int = 1, stage: i
     split_embeddings = [name for name in styles if isinstance(model.get_submodule(name), nn.Embedding)]
     zero_row = text.hidden_size * dtype.itemsize * len(split_embeddings)
     sent = [_sent_for_a_row(model.get_submodule(name), style, tp) for name, style in styles.items()]
-    return Share(
+    return RankShare(
         weight_bytes=sum(numel * weights[name] for name, numel in numels.items() if name not in tied) + zero_row,
         multiplied=_multiplied(model, numels, text),
         windows=[_sliding_window(text, layer) for layer in layers],
@@ -138,19 +145,22 @@ def share_of(config: PreTrainedConfig, dtype: torch.dtype, tp: int = 1, stage: i
 
 
 def _sliding_window(text: Any, layer: int) -> int | None:
-    """Of a layer; None if it sees everything."""
+    """The sliding window of a layer; None if the layer sees all tokens."""
     types = getattr(text, "layer_types", None)
     return getattr(text, "sliding_window", None) if types is None or types[layer] == "sliding_attention" else None
 
 
 def _numels(model: PreTrainedModel, styles: Mapping[str, str], tp: int) -> dict[str, int]:
-    """Numbers that rank 0 holds of each parameter."""
+    """How many numbers of each parameter rank 0 holds."""
     split = shards(model, styles, 0, tp)
     return {name: weight.numel() // (tp if name in split else 1) for name, weight in model.named_parameters()}
 
 
 def _multiplied(model: PreTrainedModel, numels: Mapping[str, int], text: Any) -> int:
-    """Matrices, but not those that rows are looked up in; of a layer's experts, as many as a row is sent to."""
+    """Weights that each row is multiplied with.
+
+    Embeddings are only looked up, so they do not count. Of a layer's experts only those that a row is sent to count.
+    """
     total = 0
     for name, weight in model.named_parameters():
         if weight.dim() < 2 or isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Embedding):
@@ -161,7 +171,7 @@ def _multiplied(model: PreTrainedModel, numels: Mapping[str, int], text: Any) ->
 
 
 def _sent_for_a_row(module: nn.Module, style: str, tp: int) -> int:
-    """Numbers that a split module's collective sends for a row; 0 if it has none."""
+    """How many numbers a split module's collective sends for a row; 0 if the module has no collective."""
     if isinstance(module, nn.Embedding):
         return module.embedding_dim
     assert isinstance(module, nn.Linear)
@@ -171,7 +181,10 @@ def _sent_for_a_row(module: nn.Module, style: str, tp: int) -> int:
 
 
 def _sent_in_pipeline(config: PreTrainedConfig, dtype: torch.dtype, pp: int, rows: int) -> int:
-    """Bytes by the stage that sends most: hidden states to the next, or answers to all others; headers with both."""
+    """Bytes sent by the stage that sends most.
+
+    A stage sends hidden states to the next one, the last stage sends answers to all others; both add headers.
+    """
     hidden = rows * config.get_text_config(decoder=True).hidden_size * dtype.itemsize
     headers = 4 * HEADER * pp
     return max(hidden + headers, (pp - 1) * (4 * rows + headers))

@@ -1,4 +1,4 @@
-"""The model whose steps are measured: a checkpoint's, or one of a shape with random weights."""
+"""The model whose steps are measured: a checkpoint, or random weights of a shape."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig
 
-from benchmarks.random_model import TOKENIZER, check_room, make_model
+from benchmarks.shared.random_weights import TOKENIZER, check_room, make_model
 from benchmarks.shared.shapes import read_config
 from lp import cache_files
 from lp.model.causal import CausalModel
@@ -20,10 +20,10 @@ from lp.model.fast.choose import CompileMode
 
 
 @contextmanager
-def loaded(path: str, dtype: str, device: str, num_positions: int) -> Iterator[tuple[Checkpoint, Path]]:
-    """A checkpoint, not compiled, and the folder where its compiled code is kept for other runs, too.
+def load_measured(path: str, dtype: str, device: str, num_positions: int) -> Iterator[tuple[Checkpoint, Path]]:
+    """A checkpoint, not compiled yet, and the folder that keeps its compiled code for later runs.
 
-    Raises ValueError if it cannot be used or has no room for so many positions.
+    Raises ValueError if the checkpoint cannot be used or has fewer than `num_positions` positions.
     """
     checkpoint = load(ModelSettings(path, dtype, device, compile=CompileMode.off))
     if num_positions > (most := checkpoint.max_length):
@@ -36,13 +36,14 @@ def loaded(path: str, dtype: str, device: str, num_positions: int) -> Iterator[t
 
 
 @contextmanager
-def made(
+def make_measured(
     shape: str, dtype: str, device: str, num_positions: int, num_cached: int, num_compiled: int
 ) -> Iterator[tuple[Checkpoint, Path]]:
-    """A model with random weights and the demo model's tokenizer, and a folder for what is compiled.
+    """A model with random weights and the demo model's tokenizer, and a temporary folder for its compiled code.
 
-    Ends the program if it does not fit: caches of `num_cached` tokens in all, and on a CPU `num_compiled` forwards,
-    each with packed weights for one row and for more. Raises ValueError if the architecture cannot be used.
+    Ends the program if the model does not fit the device together with caches of `num_cached` tokens in all and, on a
+    CPU, `num_compiled` compiled forwards, which each pack the weights twice: for one row and for more.
+    Raises ValueError if the architecture cannot be used.
     """
     config, on = read_config(shape), pick_device(device)
     check_config(config)

@@ -1,4 +1,4 @@
-"""What is computed from a configuration is what a model of that configuration holds, computes and sends."""
+"""The computed costs equal what a model of the same configuration holds, computes and sends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoConfig, LlamaConfig
 
-from benchmarks.projections.arithmetic import cost_of, full_tree
-from benchmarks.projections.cost_checks import check
+from benchmarks.projections.measured_cost import check_cost
+from benchmarks.projections.rank_cost import cost_of, full_tree
 from parallel.comm.channel import HEADER
 from parallel.runners.partition import partition
 from tests.models import save_checkpoint
@@ -32,7 +32,7 @@ def test_computed_is_measured(
 ) -> None:
     path = str(checkpoint_folder(architecture))
     cost = cost_of(AutoConfig.from_pretrained(path), torch.float32, degrees, TREE, CONTEXT)
-    checks = check(path, "float32", degrees, cost, TREE, CONTEXT)
+    checks = check_cost(path, "float32", degrees, cost, TREE, CONTEXT)
     assert len(checks) == (1 if "pp" in degrees else 5 if "tp" in degrees else 3)
     for one in checks:
         assert one.computed == one.measured, one
@@ -43,7 +43,7 @@ def test_models_that_cannot_be_split_have_a_cost_on_one_device(architecture: str
     path = str(save_checkpoint(tmp_path, architecture, num_key_value_heads=4))
     config = AutoConfig.from_pretrained(path)
     cost = cost_of(config, torch.float32, {}, TREE, CONTEXT)
-    for one in check(path, "float32", {}, cost, TREE, CONTEXT):
+    for one in check_cost(path, "float32", {}, cost, TREE, CONTEXT):
         assert one.computed == one.measured, one
     with pytest.raises(ValueError, match="parallel"):
         cost_of(config, torch.float32, {"tp": 2}, TREE, CONTEXT)
@@ -53,7 +53,7 @@ def test_tied_embeddings_are_held_once_but_by_both_ends_of_a_pipeline(tmp_path: 
     path = str(save_checkpoint(tmp_path, "llama", tie_word_embeddings=True))
     for degrees in MODES:
         cost = cost_of(AutoConfig.from_pretrained(path), torch.float32, degrees, TREE, CONTEXT)
-        assert all(one.computed == one.measured for one in check(path, "float32", degrees, cost, TREE, CONTEXT))
+        assert all(one.computed == one.measured for one in check_cost(path, "float32", degrees, cost, TREE, CONTEXT))
 
 
 def test_a_model_too_large_for_this_machine_is_only_counted() -> None:

@@ -1,4 +1,4 @@
-"""The arithmetic of a projection: slowest parts, medians, latencies and bytes, on recordings made by hand."""
+"""The arithmetic of a projection on recordings made by hand: slowest parts, medians, latencies and bytes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.projections.network import Charges, LoneRank, Network, all_gather, all_reduce
-from benchmarks.projections.projecting import Case, Phase, Projection, fastest, project
-from benchmarks.projections.virtual_ranks import Recording, Step
+from benchmarks.projections.lone_rank import LoneRank
+from benchmarks.projections.network import Charges, Network, all_gather, all_reduce
+from benchmarks.projections.projected_speed import Projection, ProjectionCase, StepTotals, fastest, project
+from benchmarks.projections.virtual_ranks import RecordedStep, RecordedText
 from lp.request import Sequence
 from lp.sampling.settings import Sampling
 from lp.tree import chain
@@ -16,13 +17,14 @@ from lp.tree import chain
 NETWORK = Network(latency_us=100, gb_per_s=2)
 
 
-def recording(seconds: list[tuple[float, ...]], rest_s: float, charges: Charges = Charges(1, 500)) -> Recording:  # noqa: B008
-    """Of a prompt of two tokens, and two tokens more for each step."""
+def recording(seconds: list[tuple[float, ...]], rest_s: float, charges: Charges = Charges(1, 500)) -> RecordedText:  # noqa: B008
+    """A recording of a prompt of two tokens and two new tokens for each step."""
     tokens = list(range(2 + 2 * len(seconds)))
     steps = [
-        Step(2 + 2 * number, chain([0]), parts, 10 * (number + 1), charges) for number, parts in enumerate(seconds)
+        RecordedStep(2 + 2 * number, chain([0]), parts, 10 * (number + 1), charges)
+        for number, parts in enumerate(seconds)
     ]
-    return Recording(Sequence("a", tokens, 2, Sampling()), steps, rest_s)
+    return RecordedText(Sequence("a", tokens, 2, Sampling()), steps, rest_s)
 
 
 def test_collectives_cost_latency_and_bytes() -> None:
@@ -42,9 +44,9 @@ def test_a_lone_rank_counts_what_it_would_send() -> None:
 
 
 def test_a_step_is_charged_its_slowest_part() -> None:
-    found = project(Case("lp", 2, "m"), [[recording([(3.0, 5.0), (2.0, 1.0), (1.0, 4.0)], rest_s=0.5)]])
-    assert found.prompts == Phase(1, 5.0, 10, Charges(1, 500))
-    assert found.decoding == Phase(2, 6.0, 20 + 30, Charges(2, 1000))
+    found = project(ProjectionCase("lp", 2, "m"), [[recording([(3.0, 5.0), (2.0, 1.0), (1.0, 4.0)], rest_s=0.5)]])
+    assert found.prompts == StepTotals(1, 5.0, 10, Charges(1, 500))
+    assert found.decoding == StepTotals(2, 6.0, 20 + 30, Charges(2, 1000))
     assert found.tokens == 6 and found.tokens_per_step == 2
     seconds = 5 + 6 + 0.5 + 3 * 100e-6 + 1500 / 2e9
     assert found.tokens_per_s(NETWORK) == pytest.approx(6 / seconds)
@@ -52,14 +54,14 @@ def test_a_step_is_charged_its_slowest_part() -> None:
 
 def test_each_part_takes_the_median_of_its_own_times() -> None:
     texts = [[recording([(1.0, 9.0)], 1.0), recording([(7.0, 2.0)], 5.0), recording([(2.0, 3.0)], 3.0)]]
-    found = project(Case("lp", 2, "m"), texts)
-    assert found.prompts.compute_s == 3.0  # of medians 2 and 3; a noisy reading of either counts for nothing
+    found = project(ProjectionCase("lp", 2, "m"), texts)
+    assert found.prompts.compute_s == 3.0  # the medians are 2 and 3; a single noisy reading does not matter
     assert found.rest_s == 3.0
 
 
 def test_texts_add_up() -> None:
     texts = [[recording([(1.0,), (2.0,)], 0.25)], [recording([(4.0,)], 0.5)]]
-    found = project(Case("single", 1, "m"), texts)
+    found = project(ProjectionCase("single", 1, "m"), texts)
     assert (found.prompts.steps, found.decoding.steps, found.tokens) == (2, 1, 6)
     assert (found.prompts.compute_s, found.decoding.compute_s, found.rest_s) == (5.0, 2.0, 0.75)
 
@@ -67,7 +69,11 @@ def test_texts_add_up() -> None:
 def test_the_fastest_of_each_degree_depends_on_the_latency() -> None:
     def projection(mode: str, ranks: int, method: str, compute_s: float, collectives: int) -> Projection:
         return Projection(
-            Case(mode, ranks, method), 100, Phase(), Phase(10, compute_s, 0, Charges(collectives, 0)), 0.0
+            ProjectionCase(mode, ranks, method),
+            100,
+            StepTotals(),
+            StepTotals(10, compute_s, 0, Charges(collectives, 0)),
+            0.0,
         )
 
     known = [

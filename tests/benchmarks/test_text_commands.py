@@ -1,4 +1,4 @@
-"""The benchmarks run, on a tiny model and few prompts, and write what they print. Their figures are not judged."""
+"""Benchmarks run on a tiny model and two prompts and write what they print. Their figures are not judged."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def test_a_text_that_differs_fails_the_benchmark(
     generate_counted = tokens_per_step.generate_counted
 
     def other(*arguments):
-        run = generate_counted(*arguments)
-        run.tokens[-1] += 1
-        return run
+        text = generate_counted(*arguments)
+        text.tokens[-1] += 1
+        return text
 
     monkeypatch.setattr(tokens_per_step, "generate_counted", other)
     with pytest.raises(SystemExit) as stopped:

@@ -1,4 +1,4 @@
-"""ROUGE against values worked out by hand, and its refusals."""
+"""ROUGE agrees with values computed by hand, and bad input is refused."""
 
 from __future__ import annotations
 
@@ -47,3 +47,12 @@ def test_a_missing_library_is_named_with_the_extra_to_install(monkeypatch: pytes
     monkeypatch.delitem(sys.modules, "benchmarks.paper.rouge")
     with pytest.raises(ImportError, match=r"pip install 'lookahead-parallel\[bench\]'"):
         importlib.import_module("benchmarks.paper.rouge")
+
+
+def test_rouge_of_known_texts() -> None:
+    scores = rouge(["the cat sat", "dogs"], ["the cat ran", "dogs"])
+    assert scores["ROUGE-1"] == pytest.approx(100 * (2 / 3 + 1) / 2)
+    assert scores["ROUGE-2"] == pytest.approx(100 * (1 / 2 + 0) / 2)  # one word has no pairs
+    assert scores["ROUGE-L"] == pytest.approx(100 * (2 / 3 + 1) / 2)
+    with pytest.raises(ValueError, match="1 texts cannot be compared with 2 references"):
+        rouge(["a"], ["a", "b"])

@@ -1,4 +1,4 @@
-"""The paper's formula against its own definition, and the fit against known parameters."""
+"""The paper's formula agrees with its definition, and the fit finds known parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WINDOWS, LENGTHS = np.array(list(itertools.product((1, 3, 7, 15, 60), (2, 4, 7))
 
 
 def by_enumeration(alpha: float, speculations: int, length: int) -> float:
-    """Over all ways in which tokens can be right or wrong: the longest right beginning, and the bonus token."""
+    """The expected length of the longest right beginning plus one, over all ways in which tokens can be right."""
     total = 0.0
     for rights in itertools.product((True, False), repeat=speculations * length):
         drafts = [rights[start : start + length] for start in range(0, len(rights), length)]

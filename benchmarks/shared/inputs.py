@@ -1,0 +1,54 @@
+"""Prompts and models that the benchmarks read. A command ends with a message if one of them cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from launch.prompts import workloads
+from launch.prompts.workloads import Problem, WorkloadSettings
+from lp import Engine
+from lp.model.checkpoint import DTYPES
+
+
+def read_problems(settings: WorkloadSettings) -> list[Problem]:
+    """The problems of a workload. Ends the program with a message, which names the line, if its file is malformed."""
+    try:
+        return workloads.load(settings)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+
+
+def read_prompts(path: str | None, limit: int) -> list[str]:
+    """The first `limit` texts of a JSONL file, or of the project's own workload if `path` is None.
+
+    Ends the program as `read_problems` does.
+    """
+    return [problem.prompt for problem in read_problems(WorkloadSettings(path=path, limit=limit))]
+
+
+def load_engine(path: str, dtype: str, device: str) -> Engine:
+    """An engine on a checkpoint. Ends the program with a message if the checkpoint cannot be used."""
+    try:
+        return Engine.from_pretrained(path, dtype, device)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+
+
+def load_engine_and_reference(path: str, dtype: str, device: str) -> tuple[Engine, PreTrainedModel]:
+    """An engine on a checkpoint, and the same checkpoint as transformers runs it without this project."""
+    engine = Engine.from_pretrained(path, dtype, device)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype])
+    return engine, model.to(engine.checkpoint.model.device).eval()
+
+
+def encode(engine: Engine, texts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
+    """Token ids of each text, cut off where they would leave no room for the new tokens."""
+    room = engine.checkpoint.max_length - max_new_tokens
+    if room < 1:
+        raise SystemExit(
+            f"--max-new-tokens {max_new_tokens} leaves no room for a prompt: the model's context has "
+            f"{engine.checkpoint.max_length} tokens"
+        )
+    return [engine.request_builder.encode(text)[:room] for text in texts]

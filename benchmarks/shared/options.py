@@ -1,0 +1,104 @@
+"""The command-line options of the benchmarks: those that many share, and how their values are read and checked."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from launch.program import process
+
+
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser that shows a command's docstring as it is written."""
+    return argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{Path(sys.argv[0]).stem}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def make_prompts_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the options that every benchmark on prompts has."""
+    parser = make_parser(description)
+    parser.add_argument(
+        "--prompts",
+        help="JSONL file with a text under the key `prompt` in each line (default: launch/prompts/own_workload.jsonl)",
+    )
+    parser.add_argument("--model", default="demo/python-11m", help="checkpoint folder (default demo/python-11m)")
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=100,
+        help="number of prompts taken from the start of the file (default %(default)s)",
+    )
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=128, help="new tokens for each prompt, at most (default %(default)s)"
+    )
+    parser.add_argument("--device", default="cpu", help="auto, cpu or cuda (default cpu)")
+    add_threads(parser)
+    add_output(parser)
+    return parser
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--threads", type=int, default=1, help="threads that torch uses (default %(default)s)")
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("benchmarks/results"),
+        help="folder for the result files (default %(default)s)",
+    )
+
+
+def parse(parser: argparse.ArgumentParser, keep_memory: bool = True) -> argparse.Namespace:
+    """Parses the arguments and rejects at once what would otherwise fail only at the end of a long run.
+
+    keep_memory: tells the C library to keep freed memory, as the programs in launch/ do.
+    """
+    arguments = parser.parse_args()
+    for name in ("limit", "max_new_tokens", "threads"):
+        if getattr(arguments, name, 1) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, not {getattr(arguments, name)}")
+    try:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--output {arguments.output} is not a folder that can be made: {error.strerror}")
+    if not os.access(arguments.output, os.W_OK):
+        parser.error(f"--output {arguments.output} is a folder that cannot be written to")
+    torch.set_num_threads(getattr(arguments, "threads", torch.get_num_threads()))
+    if keep_memory:
+        process.keep_memory()
+    return arguments
+
+
+def pair(text: str) -> tuple[int, int]:
+    """Reads two whole numbers with a comma between them: the type of an option."""
+    try:
+        first, second = (int(number) for number in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not two whole numbers with a comma between") from None
+    return first, second
+
+
+def triple(text: str) -> tuple[int, int, int]:
+    """Reads three whole numbers with commas between them: the type of an option."""
+    try:
+        first, second, third = (int(number) for number in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not three whole numbers with commas between") from None
+    return first, second, third
+
+
+def ascending_numbers(text: str) -> list[int]:
+    """Reads whole numbers above 0 with commas between them and sorts them: the type of an option."""
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers above 0, like 1,2,4")
+    return sorted({int(part) for part in parts})

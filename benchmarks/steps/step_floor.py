@@ -1,0 +1,30 @@
+"""The least time that a step can take on a machine.
+
+A step must read every weight and every cached key and value once, and do every operation. Its floor is the longer of
+the two at the machine's own rates (benchmarks/steps/machine_rates.py). Where weights fit the processor's caches, a step
+may be faster than this floor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.projections.rank_cost import RankShare
+from benchmarks.steps.machine_rates import MachineRates
+
+
+@dataclass(frozen=True)
+class StepFloor:
+    """The floor of one model on one machine. itemsize: bytes of a weight and of an element of the cache."""
+
+    share: RankShare
+    itemsize: int
+    rates: MachineRates
+
+    def num_bytes(self, num_rows: int, cached: int) -> int:
+        """Bytes that a step has to read: the matrices that rows are multiplied with, keys and values."""
+        return self.share.multiplied * self.itemsize + self.share.cache_bytes(cached + num_rows, self.itemsize)
+
+    def seconds(self, num_rows: int, cached: int) -> float:
+        moving = self.num_bytes(num_rows, cached) / self.rates.bytes_per_s
+        return max(moving, self.share.flops(num_rows, cached) / self.rates.flops_per_s)

@@ -1,0 +1,77 @@
+"""Every file on top of benchmarks/ is a command, and `python -m benchmarks` lists and runs the commands."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import __main__ as commands
+
+NAMES = sorted(path.stem for path in commands.FOLDER.glob("*.py") if not path.stem.startswith("_"))
+HELPERS = sorted(path for path in commands.FOLDER.rglob("*.py") if path.parent != commands.FOLDER)
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
+    commands.main()
+
+
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]], ids=str)
+def test_every_command_is_listed_with_one_sentence(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(monkeypatch, *arguments)
+    listed = capsys.readouterr().out
+    assert "python -m benchmarks NAME --help" in listed
+    lines = {line.split()[0]: line for line in listed.splitlines() if line.startswith("    ")}
+    assert {name for name in lines if name != "python"} == set(NAMES)
+    for name in NAMES:
+        sentence = lines[name].split(maxsplit=1)[1]
+        assert sentence.endswith(".") and 20 < len(sentence) < 100
+
+
+def test_an_unknown_name_gets_the_list_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        call(monkeypatch, "tokens_per_second")
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert "there is no benchmark 'tokens_per_second'" in said and all(f"    {name} " in said for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_command_explains_itself(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module(f"benchmarks.{name}")
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    with pytest.raises(SystemExit) as stopped:
+        module.main()
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: python -m benchmarks.{name}")
+    assert f"    python -m benchmarks.{name} " in shown  # an example
+
+
+def test_a_command_runs_by_its_name() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "random_model", "--help"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: python -m benchmarks.random_model")
+
+
+@pytest.mark.parametrize("path", HELPERS, ids=lambda path: str(path.relative_to(commands.FOLDER)))
+def test_helpers_use_no_command(path: Path) -> None:
+    imported = {
+        node.module
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module
+    }
+    assert not imported & {"benchmarks", *(f"benchmarks.{name}" for name in NAMES)}
