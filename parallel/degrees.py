@@ -1,6 +1,6 @@
-"""How many ranks lie along each axis of the mesh: lookahead (lp), pipeline (pp) and tensor parallelism (tp).
+"""Resolves how many ranks lie along each axis of the mesh: lookahead (lp), pipeline (pp) and tensor parallelism (tp).
 
-Knows the numbers alone, not the ranks.
+Knows only the numbers, not the ranks.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ import math
 from collections.abc import Mapping
 from enum import StrEnum
 
+# The axes from the outermost to the innermost: neighbouring ranks share a tensor-parallel group.
 AXES = ("lp", "pp", "tp")
-"""From the outermost to the innermost: neighbouring ranks share a tensor-parallel group."""
 
 
 class Mode(StrEnum):
-    """The axis that takes the ranks for which no degree says otherwise. auto: lp. single: there is one rank."""
+    """The axis that takes all ranks that the given degrees leave over.
+
+    auto: pp if its given degree is above 1, otherwise lp. single: there is one rank.
+    """
 
     auto = "auto"
     single = "single"
@@ -24,24 +27,24 @@ class Mode(StrEnum):
 
 
 def resolve_degrees(mode: Mode, given: Mapping[str, int | None], num_ranks: int) -> dict[str, int]:
-    """The degree of each axis; what is left out has one rank.
+    """Returns the degree of each axis in use; an axis that is left out has degree 1.
 
-    given: what the settings say of each axis, None for nothing. Raises ValueError, with the numbers and the mend, if
-    the degrees are impossible together or do not fit the number of ranks.
+    given: each axis's degree in the settings, None if they do not give one. Raises ValueError if the degrees cannot be
+    combined or do not fit the number of ranks; its message names the numbers and the remedy.
     """
     _check_single(mode, num_ranks)
     filler = _filler(mode, given)
     degrees = {axis: 1 if (degree := given.get(axis)) is None else degree for axis in AXES}
     if given.get(filler) is None:
         degrees[filler] = max(1, num_ranks // max(1, math.prod(degrees.values())))
-    settled = {axis: degree for axis, degree in degrees.items() if degree != 1 or axis == filler}
-    _check_combination(settled)
-    check_product(settled, num_ranks)
-    return settled
+    resolved = {axis: degree for axis, degree in degrees.items() if degree != 1 or axis == filler}
+    _check_combination(resolved)
+    check_product(resolved, num_ranks)
+    return resolved
 
 
 def _filler(mode: Mode, given: Mapping[str, int | None]) -> str:
-    """The axis that takes the ranks of which no degree speaks."""
+    """Returns the axis that takes all ranks that the given degrees leave over."""
     if mode in (Mode.tp, Mode.pp):
         return mode.value
     return "pp" if mode is Mode.auto and (given.get("pp") or 1) > 1 else "lp"

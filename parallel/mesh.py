@@ -1,7 +1,7 @@
-"""Which rank this process is, which device it computes on, and the named axes along which the ranks are laid out.
+"""Says which rank this process is, on which device it computes, and along which named axes the ranks are laid out.
 
-The only place that reads the rank environment (RANK, WORLD_SIZE, ...), as torchrun sets it, and so also the place where
-the ranks first meet. Knows nothing of what they do together.
+This is the only module that reads the rank environment (RANK, WORLD_SIZE, ...), as torchrun sets it; therefore it also
+opens the Store at which the ranks first meet. Knows nothing of what they do together.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from enum import StrEnum
 import torch
 from torch.distributed import DistError, PrefixStore, Store, rendezvous
 
-from parallel.comm.base import RankLost
 from parallel.degrees import AXES, Mode, check_product, resolve_degrees
+from parallel.errors import RankLost
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MAST
 
 
 class ExchangeKind(StrEnum):
-    """auto: shm if all ranks run on one host, else gloo."""
+    """What carries the ranks' messages. auto: shm if all ranks run on one host, otherwise gloo."""
 
     auto = "auto"
     shm = "shm"
@@ -38,15 +38,15 @@ class ExchangeKind(StrEnum):
 
 @dataclass
 class ParallelSettings:
-    """How the ranks of a run work together.
+    """The settings that say how the ranks of a run work together.
 
-    mode: see Mode. lp: replicas that share each step's token tree. tp: ranks among which the weights of one replica are
-    split. pp: ranks among which its layers are split. None: as mode says. ranks: how many there are; None is as many as
-    were started. exchange: what carries their messages. delay_us: microseconds added to every message, to try out a
-    slower network. timeout_s: seconds that a rank waits for the
-    others before it gives them up. debug: compare a fingerprint of every rank's state in each step. threads: CPU
-    threads of each rank; None shares the cores that the process may use evenly among the ranks of a host, whatever
-    OMP_NUM_THREADS says (torchrun sets it to 1 by itself); only a rank alone on its host keeps OMP_NUM_THREADS.
+    mode: see Mode. lp: replicas among which each step's token tree is split. tp: ranks among which the weights of one
+    replica are split. pp: ranks among which its layers are split. A degree that is None follows from the mode. ranks:
+    number of ranks; None takes as many as were started. exchange: what carries their messages. delay_us: microseconds
+    added to every message, to try out a slower network. timeout_s: seconds that a rank waits for the others before it
+    gives them up. debug: compare a fingerprint of every rank's state in each step. threads: CPU threads of each rank;
+    None shares the cores that the process may use evenly among the ranks of a host, whatever OMP_NUM_THREADS says
+    (torchrun sets it to 1 by itself); only a rank alone on its host keeps OMP_NUM_THREADS.
     """
 
     mode: Mode = Mode.auto
@@ -62,11 +62,11 @@ class ParallelSettings:
 
     @property
     def wanted_ranks(self) -> int:
-        """For whoever starts them: `ranks`, or what the degrees multiply to."""
+        """The number of ranks to start: `ranks`, or the product of the degrees."""
         return self.ranks or max(1, math.prod(degree or 1 for degree in (self.lp, self.tp, self.pp)))
 
     def resolve_degrees(self, num_ranks: int) -> dict[str, int]:
-        """The degree of each axis; see resolve_degrees. Raises ValueError, also for settings out of range."""
+        """Returns the degree of each axis; see resolve_degrees. Raises ValueError, also for settings out of range."""
         self._check()
         return resolve_degrees(Mode(self.mode), {"lp": self.lp, "tp": self.tp, "pp": self.pp}, num_ranks)
 
@@ -84,8 +84,9 @@ class ParallelSettings:
 class Mesh:
     """This process's place among the ranks.
 
-    axes: degree of each named axis, e.g. {"lp": 2, "tp": 2}; one left out has one rank. Their product is the number of
-    ranks. device: the one that this rank computes on. Raises ValueError if the degrees do not fit the number of ranks.
+    axes: degree of each named axis, e.g. {"lp": 2, "tp": 2}; an axis that is left out has degree 1. The product of the
+    degrees is the number of ranks. device: the device on which this rank computes. Raises ValueError if the degrees do
+    not fit the number of ranks.
     """
 
     axes: Mapping[str, int]
@@ -99,33 +100,33 @@ class Mesh:
         check_product(self.axes, self.num_ranks)
 
     def degree(self, axis: str) -> int:
-        """Number of ranks along the axis; 1 for an axis that the mesh does not have."""
+        """Returns the number of ranks along the axis; 1 for an axis that the mesh does not have."""
         return self.axes.get(axis, 1)
 
     def index(self, axis: str) -> int:
-        """This rank's place along the axis, from 0."""
+        """Returns this rank's place along the axis, counted from 0."""
         return self.rank // self._stride(axis) % self.degree(axis)
 
     def peers(self, axis: str) -> list[int]:
-        """Ranks along the axis, this one among them: those that differ from it in that place alone."""
+        """Returns the ranks that differ from this one at most in their place along the axis, in the order of places."""
         first = self.rank - self.index(axis) * self._stride(axis)
         return [first + place * self._stride(axis) for place in range(self.degree(axis))]
 
     def _stride(self, axis: str) -> int:
-        """Ranks between neighbours along the axis: the last axis lies innermost."""
+        """Returns how far apart the numbers of neighbours along the axis are; the last axis is the innermost."""
         return math.prod(self.degree(inner) for inner in AXES[AXES.index(axis) + 1 :])
 
     @property
     def mode(self) -> str:
-        """The parallelism in use: single, lp, tp, pp or lp x tp."""
+        """The name of the parallelism in use: single, lp, tp, pp or lp x tp."""
         return " x ".join(axis for axis in AXES if self.degree(axis) > 1) or "single"
 
 
 def make_mesh(settings: ParallelSettings, device: str = "auto", environment: Mapping[str, str] = os.environ) -> Mesh:
-    """The mesh of this process, from the settings and the rank environment.
+    """Makes the mesh of this process from the settings and the rank environment.
 
-    device: "auto", "cpu", "cuda" or "cuda:N". Raises ValueError, with the numbers and the mend, if they contradict
-    each other.
+    device: "auto", "cpu", "cuda" or "cuda:N". Raises ValueError if they contradict each other; its message names the
+    numbers and the remedy.
     """
     rank, num_ranks, local_rank, num_local_ranks = _read_ranks(environment)
     axes = settings.resolve_degrees(num_ranks)
@@ -141,9 +142,9 @@ def make_mesh(settings: ParallelSettings, device: str = "auto", environment: Map
 
 
 def choose_device(name: str, local_rank: int, num_local_ranks: int, num_gpus: int) -> torch.device:
-    """The device of one rank of a host: "cuda" gives each local rank its own GPU, "auto" does so if there are enough.
+    """Chooses one rank's device: "cuda" gives each local rank a GPU of its own, "auto" does so if there are enough.
 
-    "cuda:N" is for a rank alone on its host. Raises ValueError for an unknown name, and if there are too few GPUs.
+    "cuda:N" is for a rank that is alone on its host. Raises ValueError for an unknown name and for too few GPUs.
     """
     if numbered := re.fullmatch(r"cuda:(\d+)", name):
         return _numbered_gpu(int(numbered[1]), num_local_ranks, num_gpus)
@@ -167,8 +168,8 @@ def choose_device(name: str, local_rank: int, num_local_ranks: int, num_gpus: in
 def _numbered_gpu(index: int, num_local_ranks: int, num_gpus: int) -> torch.device:
     if num_local_ranks > 1:
         raise ValueError(
-            f"model.device=cuda:{index} is one GPU, but {num_local_ranks} ranks run on this host, each of which needs "
-            "its own: use model.device=cuda"
+            f"model.device=cuda:{index} is one GPU, but {num_local_ranks} ranks run on this host, and each needs a GPU "
+            "of its own: use model.device=cuda"
         )
     if num_gpus == 0:
         raise ValueError(f"model.device=cuda:{index}, but {_NO_GPU}")
@@ -178,7 +179,7 @@ def _numbered_gpu(index: int, num_local_ranks: int, num_gpus: int) -> torch.devi
 
 
 def open_store(mesh: Mesh, timeout_s: float) -> Store:
-    """The Store at which the ranks meet: torchrun's own, or one that rank 0 opens at MASTER_ADDR:MASTER_PORT.
+    """Opens the Store at which the ranks meet: torchrun's own, or one that rank 0 serves at MASTER_ADDR:MASTER_PORT.
 
     timeout_s: seconds to wait for the other ranks, also in later calls of the Store. Raises RankLost if they do not
     come.
@@ -188,15 +189,15 @@ def open_store(mesh: Mesh, timeout_s: float) -> Store:
         store, _, _ = next(rendezvous("env://", mesh.rank, mesh.num_ranks, timeout=timeout))
     except DistError as error:
         raise RankLost(
-            f"the {mesh.num_ranks} ranks did not meet at MASTER_ADDR:MASTER_PORT within {timeout_s:g} s: {error}. See "
-            "that all were started, with the same address, and that its port is free and open between the hosts."
+            f"the {mesh.num_ranks} ranks did not meet at MASTER_ADDR:MASTER_PORT within {timeout_s:g} s: {error}. "
+            "Check that all were started with the same address, and that its port is free and open between the hosts."
         ) from error
     store.set_timeout(timeout)
     return PrefixStore("lookahead_parallel", store)
 
 
 def _read_ranks(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
-    """(rank, num_ranks, local_rank, num_local_ranks); without a rank environment this process is the only rank."""
+    """Returns (rank, num_ranks, local_rank, num_local_ranks). Without a rank environment there is one rank."""
     if environment.get("RANK", "0") == "0" and environment.get("WORLD_SIZE", "1") == "1":
         return 0, 1, 0, 1
     missing = [name for name in _RANK_VARIABLES if not environment.get(name)]
@@ -227,16 +228,16 @@ def _check_ranks(settings: ParallelSettings, num_ranks: int) -> None:
     if settings.ranks not in (None, num_ranks):
         raise ValueError(
             f"parallel.ranks={settings.ranks}, but {num_ranks} were started (WORLD_SIZE={num_ranks}): start "
-            f"{settings.ranks} (torchrun --nproc-per-node {settings.ranks}), or leave it out"
+            f"{settings.ranks} (torchrun --nproc-per-node {settings.ranks}), or leave the setting out"
         )
 
 
 def is_rank(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether somebody has started this process as one of several ranks."""
+    """Says whether this process was started as one of several ranks."""
     return environment.get("WORLD_SIZE", "1") != "1"
 
 
 def read_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """This process's rank for messages that come before there is a mesh; 0 if the environment does not say."""
+    """Returns this process's rank before there is a mesh, for messages; 0 if the environment does not name it."""
     rank = environment.get("RANK", "0")
     return int(rank) if rank.isdecimal() else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from benchmarks.projections.network import Charges, all_gather, all_reduce
-from parallel.comm.collectives import LocalCollectives
+from parallel.comm.base import LocalCollectives
 
 
 class LoneRank(LocalCollectives):

@@ -18,8 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from launch.program import configuration
 from launch.program.configuration import UsageError
-from parallel.comm.base import RankLost
-from parallel.comm.channel import StateDiverged
+from parallel.errors import RankLost, StateDiverged
 from parallel.mesh import Mesh, read_rank
 
 log = logging.getLogger("lookahead")

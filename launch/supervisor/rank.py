@@ -26,8 +26,8 @@ from lp.engine import Engine
 from lp.request import Progress
 from lp.single_device import SingleDevice
 from parallel.build import EpochPlace, describe_mode, share_steps
-from parallel.comm.base import RankLost
-from parallel.comm.channel import Channel, StateDiverged
+from parallel.comm.channel import Channel
+from parallel.errors import RankLost, StateDiverged
 from parallel.group.epoch import Epoch, joined, resume
 from parallel.group.link import Link
 from parallel.group.member import Fenced, FrontEndGone, Member

@@ -1,4 +1,4 @@
-"""How ranks talk: exchanges of small integers, collectives of tensors, and who has stopped answering.
+"""How ranks talk: they exchange integers and tensors, and notice when a rank no longer answers.
 
 Knows no model, no token tree and no runner.
 """

@@ -1,7 +1,9 @@
-"""The face of an exchange: how the ranks of one run hand small integers to each other.
+"""The two ways in which ranks talk: an `Exchange` of integers between all, and `Collectives` of tensors along one axis.
 
-It knows nothing of token trees or commands, and nothing of how the integers travel: see local.py, shared_memory.py and
-process_group.py for that, and connect.py for the choice between them.
+Here are their protocols and their versions for a single rank. Knows nothing of what is sent, nor of how it travels:
+shared_memory.py, shared_tensors.py and process_group.py do that, and connect.py chooses among them.
+
+Shapes: N ranks, I integers of one rank.
 """
 
 from __future__ import annotations
@@ -10,39 +12,26 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from parallel.comm.traffic import Traffic
 
-
-class RankLost(RuntimeError):
-    """A rank has died, has left, or did not arrive in time; the run cannot go on.
-
-    `ranks` holds the ranks in question, ascending; it is empty when they could not be told.
-    """
-
-    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
-        super().__init__(message)
-        self.ranks = ranks
-
-
-class EpochOver(Exception):
-    """The ranks that take part are about to change: the step under way is given up, and a new exchange follows."""
-
-
+# Says whether the ranks are about to change. A rank that waits for another asks it some fifty times a second, and gives
+# up the wait with EpochOver when the answer is yes.
 IsOver = Callable[[], bool]
-"""Asked by whoever waits for another rank, some fifty times a second: should EpochOver end the wait?"""
 
 
 def never() -> bool:
-    """Where the same ranks take part from beginning to end."""
+    """The `IsOver` of a run in which the same ranks take part from beginning to end."""
     return False
 
 
 class Exchange(Protocol):
     """Collectives over all ranks of a run. Every rank must make the same calls in the same order.
-    All of them raise EpochOver where the ranks may change.
 
-    traffic: of this rank; `all_gather` and `broadcast` are one collective each.
+    All of them raise EpochOver in a run whose ranks may change. traffic: what this rank has sent; each call of
+    `all_gather` and `broadcast` counts as one collective.
     """
 
     rank: int
@@ -52,8 +41,8 @@ class Exchange(Protocol):
     def all_gather(self, mine: np.ndarray, timeout_s: float | None = None) -> np.ndarray:
         """Gives every rank the integers of all ranks.
 
-        mine: int32 [n], n equal on all ranks. timeout_s: seconds to wait for the others, the exchange's own if None.
-        Returns a new int32 [num_ranks, n]. Raises RankLost.
+        mine: int32 [I], with the same I on all ranks. timeout_s: seconds to wait for the others; None takes the
+        exchange's own limit. Returns a new int32 [N, I]. Raises RankLost.
         """
         ...
 
@@ -66,6 +55,78 @@ class Exchange(Protocol):
         ...
 
 
-def name_ranks(ranks: tuple[int, ...]) -> str:
-    """'rank 1', or 'ranks 1, 3'."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+class Collectives(Protocol):
+    """Collectives of the ranks along one axis of the mesh. All of them must make the same calls in the same order.
+
+    rank: this rank's place along the axis. Every call may raise RankLost, which names ranks as the whole run counts
+    them.
+    """
+
+    rank: int
+    num_ranks: int
+    traffic: Traffic
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Returns the sum over the ranks, equal to the bit on all of them. May overwrite `tensor`."""
+        ...
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Returns the tensors of all ranks, which have one shape, as [N, *shape]."""
+        ...
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        """Sends to one rank, which must `receive` with the same shape and dtype. `tensor` may be overwritten after."""
+        ...
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
+        """Returns the next tensor that rank `source` has sent to this rank, on this rank's device."""
+        ...
+
+    def close(self) -> None:
+        """Leaves the others and frees what is held; may be called twice."""
+        ...
+
+
+class LocalExchange:
+    """The `Exchange` of a run with one rank: answers each collective with this rank's own data."""
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.num_ranks = 1
+        self.traffic = Traffic()
+
+    def all_gather(self, mine: np.ndarray, timeout_s: float | None = None) -> np.ndarray:
+        self.traffic.num_collectives += 1
+        return mine[None].copy()
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        assert data is not None, "rank 0 must pass the bytes that it broadcasts"
+        self.traffic.num_collectives += 1
+        return data
+
+    def close(self) -> None:
+        """There is nothing to leave."""
+
+
+class LocalCollectives:
+    """The `Collectives` along an axis with one rank: nothing is sent, and nothing is counted."""
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.num_ranks = 1
+        self.traffic = Traffic()
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        return tensor[None]
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        raise AssertionError("there is no other rank to send to")
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
+        raise AssertionError("there is no other rank to receive from")
+
+    def close(self) -> None:
+        """There is nothing to leave."""

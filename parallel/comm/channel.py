@@ -1,8 +1,10 @@
-"""What a runner and a serving loop say to each other across ranks, in exactly one collective a step.
+"""What the runners and the serving loops of all ranks say to each other, in exactly one collective per step.
 
-The step's all-gather carries, ahead of each rank's payload, rank 0's word that commands follow, and a fingerprint of
-the rank's state. Commands (new, cancelled and finished requests, shutdown) travel as JSON between steps, and only when
-announced. Knows nothing of what payloads and commands mean.
+Ahead of each rank's payload, the step's all-gather carries two integers: whether commands follow, which only rank 0
+decides, and a fingerprint of the rank's state. Commands (new, cancelled and finished requests, shutdown) travel as JSON
+between steps, and only when announced. Knows nothing of what payloads and commands mean.
+
+Shapes: N ranks, I integers of one rank's payload, H integers ahead of it (HEADER).
 """
 
 from __future__ import annotations
@@ -14,26 +16,18 @@ import numpy as np
 
 from parallel.comm.base import Exchange
 from parallel.comm.traffic import Traffic
+from parallel.errors import StateDiverged
 
+# Integers ahead of the payload: whether commands follow (0 or 1), and the fingerprint.
 HEADER = 2
-"""Integers ahead of the payload: commands follow (0 or 1), fingerprint."""
-
-
-class StateDiverged(RuntimeError):
-    """The ranks no longer hold the same state; `rank` is the first that differs from rank 0, `step` counts from 1."""
-
-    def __init__(self, message: str, rank: int = -1, step: int = -1) -> None:
-        super().__init__(message)
-        self.rank = rank
-        self.step = step
 
 
 class Channel:
-    """One rank's end of an exchange. Rank 0 leads: it alone announces and issues commands.
+    """One rank's end of an exchange. Rank 0 is the leader: it alone announces and issues commands.
 
-    `commands_due`: after a step, whether rank 0 has announced commands, so that every rank must call `share` next.
-    `has_shared`: whether there were any commands yet. `num_steps`: steps of which all ranks have heard. `traffic`: of
-    the steps' exchanges; commands are not counted.
+    commands_due: whether rank 0 announced commands in the last step, so that every rank must call `share` next.
+    has_shared: whether any commands were shared yet. num_steps: steps whose headers all ranks have seen. traffic: what
+    the steps' exchanges cost; commands are not counted.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -57,30 +51,30 @@ class Channel:
         return self._exchange.rank == 0
 
     def announce(self, pending: bool) -> None:
-        """On rank 0: says with the next step's exchange whether commands follow after that step."""
+        """Lets the next step's exchange say whether commands follow that step. Only rank 0 calls this."""
         assert self.is_leader, "only rank 0 announces commands"
         self._announced = pending
 
     def gather(self, payload: np.ndarray, fingerprint: int = 0) -> np.ndarray:
         """Gives every rank the payloads of all ranks and notes in `commands_due` what rank 0 announced.
 
-        payload: int32 [n], n equal on all ranks. fingerprint: a checksum of this rank's state, of which the low 32
-        bits count; 0 on all ranks switches the comparison off. Returns int32 [num_ranks, n]. Raises StateDiverged, on
-        all ranks alike, if the fingerprints differ, and RankLost.
+        payload: int32 [I], with the same I on all ranks. fingerprint: a checksum of this rank's state, whose low 32
+        bits are compared; 0 on all ranks switches the comparison off. Returns int32 [N, I]. Raises RankLost, and
+        StateDiverged on all ranks alike if the fingerprints differ.
         """
-        message = np.concatenate([self.header(fingerprint), payload])
+        message = np.concatenate([self.header(fingerprint), payload])  # [H + I]
         with self.traffic.counted(message.nbytes):
-            gathered = self._exchange.all_gather(message)
+            gathered = self._exchange.all_gather(message)  # [N, H + I]
         self.heard(gathered[:, :HEADER])
         return gathered[:, HEADER:]
 
     def header(self, fingerprint: int = 0) -> np.ndarray:
-        """int32 [HEADER]: what this rank says ahead of a step's payload."""
+        """Returns what this rank says ahead of a step's payload: int32 [H]."""
         bits = np.array([fingerprint & 0xFFFFFFFF], dtype=np.uint32).view(np.int32)
         return np.concatenate([[np.int32(self._announced)], bits])
 
     def heard(self, headers: np.ndarray) -> None:
-        """Takes in what all ranks said of a step, int32 [num_ranks, HEADER]. Raises StateDiverged, on all alike."""
+        """Takes in the headers of all ranks for a step, int32 [N, H]. Raises StateDiverged, on all ranks alike."""
         self.num_steps += 1
         self.commands_due = bool(headers[0, 0])
         self._check_fingerprints(headers[:, 1])
@@ -88,9 +82,9 @@ class Channel:
     def share(self, commands: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
         """Gives every rank the commands of rank 0, which must be JSON values; the other ranks pass None.
 
-        Clears what was announced. Raises RankLost.
+        Clears the announcement. Raises RankLost.
         """
-        assert (commands is not None) == self.is_leader, "rank 0 and no other passes the commands"
+        assert (commands is not None) == self.is_leader, "only rank 0 passes commands"
         data = None if commands is None else json.dumps(commands, separators=(",", ":")).encode()
         received = self._exchange.broadcast(data)
         self.has_shared = True
@@ -98,14 +92,14 @@ class Channel:
         return json.loads(received)
 
     def tell(self, value: Any) -> Any:
-        """Gives every rank rank 0's value, which must be a JSON value, before any command; others' are ignored.
+        """Gives every rank the value of rank 0, a JSON value, before any command. Other ranks' values are ignored.
 
         Raises RankLost.
         """
         return json.loads(self._exchange.broadcast(json.dumps(value).encode() if self.is_leader else None))
 
     def compare(self, mine: np.ndarray) -> np.ndarray:
-        """Gives every rank the integers of all, before any step or between two: int32 [n] to int32 [num_ranks, n].
+        """Gives every rank the integers of all ranks, before any step or between two: int32 [I] to int32 [N, I].
 
         Raises RankLost.
         """
@@ -123,8 +117,8 @@ class Channel:
         mine, leader = (int(value) & 0xFFFFFFFF for value in (fingerprints[rank], fingerprints[0]))
         raise StateDiverged(
             f"in step {self.num_steps} the state of rank {rank} differs from that of rank 0 (fingerprint "
-            f"{mine:#010x}, not {leader:#010x}). This is a bug in lookahead-parallel: please report it, "
-            "with the command that you ran.",
+            f"{mine:#010x}, not {leader:#010x}). This is a bug in lookahead-parallel: please report it together with "
+            "the command that you ran.",
             rank,
             self.num_steps,
         )

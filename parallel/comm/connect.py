@@ -1,4 +1,4 @@
-"""Brings the ranks of a run together and chooses the exchange between all, and the collectives along each axis.
+"""Brings the ranks of a run together; chooses the exchange between all of them and the collectives along each axis.
 
 Knows nothing of what will be sent.
 """
@@ -12,23 +12,21 @@ from pathlib import Path
 import torch
 from torch.distributed import PrefixStore, Store, is_nccl_available
 
-from parallel.comm.base import Exchange, IsOver, RankLost, name_ranks, never
-from parallel.comm.collectives import Collectives, LocalCollectives
-from parallel.comm.collectives_process_group import ProcessGroupCollectives
+from parallel.comm.base import Collectives, Exchange, IsOver, LocalCollectives, LocalExchange, never
 from parallel.comm.delay import DelayedCollectives, DelayedExchange
-from parallel.comm.local import LocalExchange
-from parallel.comm.process_group import ProcessGroupExchange
-from parallel.comm.rendezvous import await_keys
+from parallel.comm.peers import await_keys
+from parallel.comm.process_group import ProcessGroupCollectives, ProcessGroupExchange
 from parallel.comm.shared_memory import SharedMemoryExchange
 from parallel.comm.shared_tensors import SharedMemoryCollectives, keeps_order
+from parallel.errors import RankLost, name_ranks
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
 
 
 def connect(settings: ParallelSettings, mesh: Mesh, store: Store | None = None, is_over: IsOver = never) -> Exchange:
-    """The exchange between all ranks of the mesh; every rank calls this once, at about the same time.
+    """Makes the exchange between all ranks of the mesh. Every rank calls this once, at about the same time.
 
-    store: where they meet; None is where the rank environment says. Raises ValueError for an exchange that these ranks
-    cannot use, RankLost if the ranks do not meet within `settings.timeout_s` seconds, EpochOver.
+    store: where they meet; None takes the place that the rank environment names. Raises ValueError for an exchange that
+    these ranks cannot use, RankLost if the ranks do not meet within `settings.timeout_s` seconds, and EpochOver.
     """
     kind = ExchangeKind(settings.exchange)
     _check_nccl(kind, mesh.device)
@@ -48,9 +46,10 @@ def connect(settings: ParallelSettings, mesh: Mesh, store: Store | None = None, 
 
 
 def connect_axis(settings: ParallelSettings, mesh: Mesh, axis: str, store: Store | None = None) -> Collectives:
-    """The collectives of this rank and its peers along an axis; all ranks call this once, at about the same time.
+    """Makes the collectives of this rank and its peers along an axis. All ranks call this once, at about the same time.
 
-    store: as in `connect`. Raises as `connect` does, but for EpochOver: who holds a part of a model holds no other.
+    store: as in `connect`. Raises ValueError and RankLost as `connect` does, but never EpochOver: where each rank holds
+    a part of the model, the ranks cannot change.
     """
     kind = ExchangeKind(settings.exchange)
     _check_nccl(kind, mesh.device)
@@ -71,7 +70,10 @@ def connect_axis(settings: ParallelSettings, mesh: Mesh, axis: str, store: Store
 
 
 def choose_collectives(kind: ExchangeKind, hosts: list[str], device: torch.device) -> ExchangeKind:
-    """Tensors on GPUs go by NCCL, unless gloo is asked for; those on the CPU as messages do, where memory allows it."""
+    """Settles `auto` for tensors: NCCL on GPUs unless gloo is asked for, otherwise what the exchange would take.
+
+    Shared memory gives way to gloo on a processor that does not keep the order of its writes.
+    """
     if device.type == "cuda":
         return ExchangeKind.gloo if kind is ExchangeKind.gloo else ExchangeKind.nccl
     chosen = choose_exchange(kind, hosts)
@@ -79,7 +81,7 @@ def choose_collectives(kind: ExchangeKind, hosts: list[str], device: torch.devic
 
 
 def choose_exchange(kind: ExchangeKind, hosts: list[str]) -> ExchangeKind:
-    """Settles `auto` for ranks on these hosts (one entry for each rank), and refuses shm between several hosts."""
+    """Settles `auto` for ranks on these hosts (one entry per rank). Raises ValueError for shm between several hosts."""
     one_host = len(set(hosts)) == 1
     if kind is ExchangeKind.auto:
         return ExchangeKind.shm if one_host else ExchangeKind.gloo
@@ -92,7 +94,7 @@ def choose_exchange(kind: ExchangeKind, hosts: list[str]) -> ExchangeKind:
 
 
 def identify_host() -> str:
-    """Equal for two processes exactly if they can share memory through a file and see each other's process ids."""
+    """Returns a text that is the same in two processes exactly if they can share memory and see each other's pids."""
     parts = [socket.gethostname()]
     boot_id, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
     if boot_id.exists() and namespace.exists():
@@ -111,7 +113,7 @@ def _check_nccl(kind: ExchangeKind, device: torch.device) -> None:
 
 
 def _compare_hosts(store: Store, mesh: Mesh, ranks: list[int], timeout_s: float, is_over: IsOver) -> list[str]:
-    """The host of each of these ranks, which all call this."""
+    """Returns the host of each of these ranks, all of which call this."""
     keys = {rank: f"host/{rank}" for rank in ranks}
     store.set(keys[mesh.rank], identify_host())
     if late := await_keys(store, list(keys.values()), timeout_s, is_over):

@@ -1,7 +1,7 @@
-"""The latency of a slower network, added to every collective: for experiments on one host.
+"""Adds the latency of a slower network to every collective, for experiments on one host.
 
-The wait is busy, as sleeping is too coarse, and comes after the collective: where a message was sent while its receiver
-was still at work, a real network would have hidden some of it.
+The wait is busy, because sleeping is too coarse, and comes after the collective. It is pessimistic where a message is
+sent while its receiver is still computing: a real network would hide some of the latency.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parallel.comm.base import Exchange
-from parallel.comm.collectives import Collectives
+from parallel.comm.base import Collectives, Exchange
 from parallel.comm.traffic import Traffic
 
 
 def wait_busily(delay_us: float) -> None:
+    """Occupies this core for `delay_us` microseconds."""
     end = time.perf_counter() + delay_us * 1e-6
     while time.perf_counter() < end:
         pass
@@ -51,7 +51,7 @@ class DelayedExchange:
 
 
 class DelayedCollectives:
-    """`Collectives` that take `delay_us` microseconds longer; of a message, its receiver waits."""
+    """`Collectives` that take `delay_us` microseconds longer; for a message, only its receiver waits."""
 
     def __init__(self, inner: Collectives, delay_us: float) -> None:
         self.rank = inner.rank

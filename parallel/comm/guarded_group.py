@@ -1,6 +1,6 @@
-"""A process group of torch.distributed whose failures become RankLost and leave nobody waiting.
+"""A process group of torch.distributed that reports its failures as RankLost and leaves no rank waiting.
 
-It holds its own group and leaves torch's default group alone. Knows nothing of what is sent.
+It does not touch torch's default group. Knows nothing of what is sent.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
 
-from parallel.comm.base import EpochOver, IsOver, RankLost, name_ranks, never
-from parallel.comm.roll_call import find_missing_ranks
-from parallel.comm.spin_wait import LIVENESS_S, SpinWait
+from parallel.comm.base import IsOver, never
+from parallel.comm.peers import find_missing_ranks
+from parallel.comm.spin_wait import wait_for
+from parallel.errors import EpochOver, RankLost, name_ranks
 
-_NCCL_LAST_RESORT_S = 30.0  # NCCL's own watchdog would end the process without a message: it must come after us
+_NCCL_LAST_RESORT_S = 30.0  # how long NCCL's watchdog, which ends the process without a message, waits after us
 _POLL_S = 20e-6
-_MOST_UNSENT = 32  # messages that are still kept because they may not have left
+_MOST_UNSENT = 32  # messages that are kept at most because they may not have left yet
 
 _Result = TypeVar("_Result")
 
 
 class ProcessGroup(Protocol):
-    """What is used of torch's ProcessGroupGloo and ProcessGroupNCCL, whose type stubs leave it out."""
+    """The part of torch's ProcessGroupGloo and ProcessGroupNCCL that is used here; torch's type stubs leave it out."""
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any) -> c10d.Work: ...
 
@@ -48,11 +49,12 @@ class ProcessGroup(Protocol):
 
 
 class GuardedGroup:
-    """All its ranks construct it at the same time with the same Store, which must live as long as this.
+    """A process group of some ranks of the run. All of them construct it at the same time with the same Store.
 
-    ranks: who takes part, as ranks of the run. backend: "gloo" or "nccl". device: where tensors lie for NCCL; for gloo
-    they lie on the CPU. timeout_s: seconds that a collective waits for the others. is_over: given where somebody else
-    knows who is lost, so that no roll is called. Raises RankLost if the others do not come, and EpochOver.
+    The Store must live as long as the group. ranks: who takes part, as the run counts them. backend: "gloo" or "nccl".
+    device: where tensors lie for NCCL; for gloo they lie on the CPU. timeout_s: seconds that a collective waits for the
+    others. is_over: passed where somebody else finds out which ranks are lost; without it, a failure is followed by a
+    roll call. Raises RankLost if the others do not come, and EpochOver.
     """
 
     def __init__(
@@ -78,56 +80,56 @@ class GuardedGroup:
                 lambda: _make_group(PrefixStore(backend, store), self.rank, len(ranks), backend, timeout_s)
             )
         )
-        self.all_reduce(torch.zeros(1, device=self.device))  # connections are made at first use: better now
+        self.all_reduce(torch.zeros(1, device=self.device))  # the first use makes the connections: better now
 
     def all_gather(self, tensor: Tensor, timeout_s: float | None = None) -> Tensor:
-        """[ranks, *shape] on this group's device."""
+        """Returns the tensors of all ranks, which have one shape, as [ranks, *shape] on this group's device."""
         gathered = torch.empty((len(self.ranks), *tensor.shape), dtype=tensor.dtype, device=self.device)
         options = c10d.AllgatherOptions()
         self._run(lambda group: group.allgather([list(gathered.unbind())], [tensor], options), options, timeout_s)
         return gathered
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sums in place."""
+        """Replaces the tensor by its sum over the ranks."""
         options = c10d.AllreduceOptions()
         self._run(lambda group: group.allreduce([tensor], options), options)
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Overwrites the tensor with that of the first rank."""
+        """Overwrites the tensor with the first rank's."""
         options = c10d.BroadcastOptions()
         options.rootRank = 0
         self._run(lambda group: group.broadcast([tensor], options), options)
 
     def receive(self, tensor: Tensor, source: int) -> None:
-        """Overwrites the tensor with the next that was sent here by the group's rank `source`."""
+        """Overwrites the tensor with the next one that the group's rank `source` has sent to this rank."""
         self._run(lambda group: group.recv([tensor], source, 0), None)
 
     def send(self, tensor: Tensor, to: int) -> None:
-        """Sends a copy to the group's rank `to`; waits for earlier messages alone, and only if too many are kept."""
+        """Sends a copy to the group's rank `to`. Waits only for earlier messages, and only if too many are kept."""
         kept = tensor.clone()
         self._guard(lambda: self._unsent.append((self._open().send([kept], to, 0), kept)))
         while self._unsent and (self._unsent[0][0].is_completed() or len(self._unsent) > _MOST_UNSENT):
             self._guard(self._await_oldest_message)
 
     def close(self) -> None:
-        """Leaves the group once everything sent has left; may be called twice."""
-        with suppress(RankLost):  # who is lost needs no message
+        """Leaves the group once every message has left; may be called twice."""
+        with suppress(RankLost):  # a rank that is lost needs no message
             while self._unsent:
                 self._guard(self._await_oldest_message)
         self._leave()
 
     def _abandon(self) -> None:
-        """Leaves at once. A group with a collective under way ends only at its own timeout: in another thread."""
+        """Leaves at once. A thread gives the group up, as one with a collective under way ends only at its timeout."""
         leaving = _Leaving(self._group, self._unsent, is_aborted=self.device.type == "cuda")
         self._group, self._unsent = None, deque()
         threading.Thread(target=leaving.run, daemon=True).start()
 
     def _leave(self) -> None:
-        self._unsent.clear()  # a message holds the connections, too
+        self._unsent.clear()  # a message keeps the connections open, too
         self._group = None
 
     def _await_oldest_message(self) -> None:
-        """Waits until the message has left."""
+        """Waits until the oldest message has left."""
         self._finish(self._unsent[0][0], self.timeout_s)
         self._unsent.popleft()
 
@@ -144,35 +146,26 @@ class GuardedGroup:
         return self._group
 
     def _finish(self, work: c10d.Work, timeout_s: float) -> None:
-        """Waits for the collective on the host; gloo keeps the time itself."""
+        """Waits on the host until the collective has finished; gloo watches the time limit itself."""
         if self._is_over is not never:
-            self._await(work.is_completed)
+            wait_for(work.is_completed, self._check_epoch)  # a wait inside torch could not be given up
         work.wait()
         if self.device.type == "cuda":
             _wait_for_device(self.device, timeout_s, self._check_epoch)
-
-    def _await(self, is_done: Callable[[], bool]) -> None:
-        """For what cannot be given up once it waits inside of torch."""
-        spin_wait, next_look = SpinWait(), LIVENESS_S
-        while not is_done():
-            waited = spin_wait.pause()
-            if waited > next_look:
-                self._check_epoch()
-                next_look = waited + LIVENESS_S
 
     def _check_epoch(self) -> None:
         if self._is_over():
             raise EpochOver
 
     def _in_thread(self, make: Callable[[], _Result]) -> _Result:
-        """What `make` returns, unless the epoch is over first."""
+        """Returns what `make` returns, unless the epoch is over first."""
         made: Future[_Result] = Future()
         threading.Thread(target=_fulfil, args=(made, make), daemon=True).start()
-        self._await(made.done)
+        wait_for(made.done, self._check_epoch)
         return made.result()
 
     def _guard(self, attempt: Callable[[], _Result]) -> _Result:
-        """Makes an attempt at something that needs all ranks and turns its failure into RankLost."""
+        """Attempts something that needs all ranks and turns its failure into RankLost."""
         try:
             return attempt()
         except EpochOver:
@@ -180,11 +173,11 @@ class GuardedGroup:
             raise
         except RuntimeError as error:
             reason = str(error)
-        # Outside of the handler: the error's traceback would keep the group alive, which must go first of all.
+        # Outside the handler: there, the error's traceback would keep the group alive, which must be closed first.
         raise self._lost(reason)
 
     def _lost(self, reason: str) -> RankLost:
-        """Closes the connections, so that ranks waiting for this one learn of the loss too, and calls the roll."""
+        """Closes the connections, so that ranks waiting for this one notice the loss too, and calls the roll."""
         if self._is_over is not never:
             self._abandon()
             return RankLost(f"a collective failed: {reason.splitlines()[0]}")
@@ -195,8 +188,8 @@ class GuardedGroup:
         cause = reason.splitlines()[0]
         if not missing:
             return RankLost(
-                f"a collective failed although every rank is alive: a rank was late or the "
-                f"network failed ({cause}). If a step may take that long, raise parallel.timeout_s."
+                "a collective failed although every rank is alive: either a rank was late or the network failed "
+                f"({cause}). If a step may take that long, raise parallel.timeout_s."
             )
         return RankLost(
             f"{name_ranks(missing)} lost: no answer to the roll call after a failed collective ({cause}). See that "
@@ -208,7 +201,7 @@ class GuardedGroup:
 def _make_group(store: Store, rank: int, num_ranks: int, backend: str, timeout_s: float) -> ProcessGroup:
     if backend == "gloo":
         return cast(ProcessGroup, c10d.ProcessGroupGloo(store, rank, num_ranks, timedelta(seconds=timeout_s)))
-    # Failures are noticed here and reported by name; without this, NCCL's watchdog would abort the process first.
+    # Failures are noticed here and reported with the rank; without this, NCCL's watchdog would abort the process first.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     options = c10d.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s + _NCCL_LAST_RESORT_S)
@@ -216,9 +209,9 @@ def _make_group(store: Store, rank: int, num_ranks: int, backend: str, timeout_s
 
 
 class _Leaving:
-    """The last reference to a group; gives it up where waiting for it does no harm."""
+    """The last reference to a group, which its thread gives up: there, waiting for the group's end does no harm."""
 
-    def __init__(self, group: ProcessGroup | None, unsent: deque[tuple[c10d.Work, Tensor]], is_aborted: bool):
+    def __init__(self, group: ProcessGroup | None, unsent: deque[tuple[c10d.Work, Tensor]], is_aborted: bool) -> None:
         self.group, self.unsent, self.is_aborted = group, unsent, is_aborted
 
     def run(self) -> None:
@@ -236,9 +229,9 @@ def _fulfil(future: Future[_Result], make: Callable[[], _Result]) -> None:
 
 
 def _wait_for_device(device: torch.device, timeout_s: float, check: Callable[[], None]) -> None:
-    """Waits for the device's current stream, but not for ever, as a plain synchronisation would.
+    """Waits for the device's current stream, with a limit that a plain synchronisation does not have.
 
-    check: called now and then; may raise.
+    check: called at each poll; may raise.
     """
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))

@@ -1,11 +1,11 @@
-"""One file of shared memory through which the ranks of one host pass numbered messages.
+"""A file of shared memory through which the ranks of one host pass numbered messages.
 
-Every rank owns two slots, for odd and for even message numbers, and writes nowhere else. A slot shows its message's
-number, kind, lengths and bytes, and a checksum over all of them, which the reader computes again over its own copy: on
-processors that reorder memory operations (ARM), a number that becomes visible before its bytes reads as "not there
-yet".
+Every rank owns two slots, for odd and for even message numbers, and writes nowhere else. A slot holds its message's
+number, kind, lengths and bytes, and a checksum over all of them. The reader computes the checksum again over its own
+copy. On processors that reorder memory operations (ARM), the number may become visible before the bytes: then the
+checksums differ, and the message counts as not there yet.
 
-Knows layout and visibility only; who waits for whom is shared_memory.py's matter.
+Knows only how messages lie in the file and when they can be read; shared_memory.py waits for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from parallel.comm.shared_file import SharedFile
 
-SLOT_BYTES = 64 * 1024  # payload of one message; longer ones go in several
+SLOT_BYTES = 64 * 1024  # payload of one message; a longer payload takes several
 _WORD = 8
 _HEADER_WORDS = 5  # number, checksum, kind, total length, length of this part
 _HEADER_BYTES = _HEADER_WORDS * _WORD
@@ -29,7 +29,10 @@ _NUM_BUFFERS = 2
 
 
 class Message(NamedTuple):
-    """kind: the collective it belongs to. total: bytes of the whole payload, of which `part` may be only a stretch."""
+    """A message as it was read.
+
+    kind: the collective that it belongs to. total: bytes of the whole payload. part: the bytes in this message.
+    """
 
     kind: int
     total: int
@@ -37,11 +40,11 @@ class Message(NamedTuple):
 
 
 class Mailbox:
-    """A mapped mailbox file for `num_ranks` ranks, seen from `rank`."""
+    """The mapped mailbox file of `num_ranks` ranks, as `rank` uses it."""
 
     def __init__(self, path: str, rank: int, num_ranks: int) -> None:
         self._rank = rank
-        self._first_slot = num_ranks * _WORD  # before the slots, one word for each rank: has it left?
+        self._first_slot = num_ranks * _WORD  # before the slots, each rank has a word that says whether it has left
         descriptor = os.open(path, os.O_RDWR)
         try:
             self._memory = mmap.mmap(descriptor, _file_bytes(num_ranks))
@@ -52,11 +55,11 @@ class Mailbox:
 
     @staticmethod
     def create(num_ranks: int) -> SharedFile:
-        """Makes the file of an empty mailbox. The caller closes it."""
+        """Creates the file of an empty mailbox. The caller closes it."""
         return SharedFile(_file_bytes(num_ranks))
 
     def publish(self, number: int, kind: int, total: int, part: memoryview) -> None:
-        """Shows message `number` to all ranks. Every rank must have read this rank's message `number - 2`."""
+        """Shows this rank's message `number` to all ranks, which must have read its message `number - 2`."""
         start = self._slot(self._rank, number)
         end = start + _HEADER_BYTES + len(part)
         checked = start + _CHECKED_AT
@@ -66,7 +69,7 @@ class Mailbox:
         self._words[start // _WORD] = number
 
     def read(self, rank: int, number: int) -> Message | None:
-        """A copy of that rank's message `number`, or None as long as it is not (wholly) visible."""
+        """Returns a copy of that rank's message `number`, or None as long as not all of it is visible."""
         start = self._slot(rank, number)
         word = start // _WORD
         if self._words[word] != number:
@@ -85,6 +88,7 @@ class Mailbox:
         self._words[self._rank] = 1
 
     def has_left(self, rank: int) -> bool:
+        """Says whether that rank will publish nothing more."""
         return self._words[rank] != 0
 
     def close(self) -> None:

@@ -1,12 +1,13 @@
-"""The exchange over torch.distributed, for ranks on several hosts: gloo, or NCCL when the ranks hold GPUs.
+"""The exchange and the collectives over torch.distributed: gloo, or NCCL for ranks on GPUs.
 
-Only integer tensors travel, no pickled objects. Knows nothing of what the integers mean.
+Only tensors travel, no pickled objects. Knows nothing of what they mean.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.distributed import Store
 
 from parallel.comm.base import IsOver, never
@@ -15,7 +16,7 @@ from parallel.comm.traffic import Traffic
 
 
 class ProcessGroupExchange:
-    """See `Exchange`, and GuardedGroup for the arguments."""
+    """The `Exchange` of ranks that need not be on one host; see GuardedGroup for the arguments."""
 
     def __init__(
         self,
@@ -33,12 +34,12 @@ class ProcessGroupExchange:
         self._group = GuardedGroup(store, list(range(num_ranks)), rank, backend, device, timeout_s, is_over)
 
     def all_gather(self, mine: np.ndarray, timeout_s: float | None = None) -> np.ndarray:
-        assert mine.dtype == np.int32 and mine.ndim == 1, "an all-gather takes int32 [n]"
+        assert mine.dtype == np.int32 and mine.ndim == 1, "an all-gather takes int32 [I]"
         with self.traffic.counted(mine.nbytes):
             return self._group.all_gather(torch.from_numpy(mine).to(self._group.device), timeout_s).cpu().numpy()
 
     def broadcast(self, data: bytes | None) -> bytes:
-        assert (data is not None) == (self.rank == 0), "rank 0 and no other passes the bytes of a broadcast"
+        assert (data is not None) == (self.rank == 0), "only rank 0 passes the bytes of a broadcast"
         with self.traffic.counted(len(data or b"")):
             length = torch.tensor([len(data or b"")], device=self._group.device)
             self._group.broadcast(length)
@@ -51,3 +52,43 @@ class ProcessGroupExchange:
 
     def close(self) -> None:
         self._group.close()
+
+
+class ProcessGroupCollectives:
+    """The `Collectives` of ranks that need not be on one host; see GuardedGroup for the arguments."""
+
+    def __init__(
+        self, store: Store, ranks: list[int], rank: int, backend: str, device: torch.device, timeout_s: float
+    ) -> None:
+        self._group = GuardedGroup(store, ranks, rank, backend, device, timeout_s)
+        self.rank = self._group.rank
+        self.num_ranks = len(ranks)
+        self.traffic = Traffic()
+        self._device = device
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        with self.traffic.counted(tensor.nbytes):
+            summed = self._to_group(tensor)
+            self._group.all_reduce(summed)
+            return summed.to(self._device)
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        with self.traffic.counted(tensor.nbytes):
+            return self._group.all_gather(self._to_group(tensor)).to(self._device)
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        with self.traffic.counted(tensor.nbytes):
+            self._group.send(self._to_group(tensor), to)
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
+        with self.traffic.counted(0, num_collectives=0):
+            received = torch.empty(shape, dtype=dtype, device=self._group.device)
+            self._group.receive(received, source)
+            return received.to(self._device)
+
+    def close(self) -> None:
+        self._group.close()
+
+    def _to_group(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor on the group's device, contiguous."""
+        return tensor.to(self._group.device).contiguous()

@@ -1,35 +1,34 @@
-"""The exchange between ranks of one host: a mailbox in shared memory (mailbox.py), no process group, no threads.
+"""The exchange between ranks of one host: a mailbox in shared memory (mailbox.py), without process group or threads.
 
-A collective is one or more rounds. In each round every rank publishes one message and reads those of all others, so a
-rank can be at most one round ahead and two buffers suffice. Knows nothing of what the integers mean.
+A collective takes one or more rounds. In each round every rank publishes one message and reads those of all others, so
+a rank can be at most one round ahead and two buffers suffice. Knows nothing of what the integers mean.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from functools import partial
 
 import numpy as np
 from torch.distributed import Store
 
-from parallel.comm.base import EpochOver, IsOver, RankLost, never
+from parallel.comm.base import IsOver, never
 from parallel.comm.mailbox import SLOT_BYTES, Mailbox, Message
 from parallel.comm.peers import Peers
-from parallel.comm.rendezvous import await_keys
-from parallel.comm.shared_file import SharedFile
-from parallel.comm.spin_wait import LIVENESS_S, SpinWait
+from parallel.comm.shared_file import shared_path
+from parallel.comm.spin_wait import wait_for
 from parallel.comm.traffic import Traffic
+from parallel.errors import EpochOver
 
 _GATHER, _BROADCAST = 1, 2
 _NAMES = {_GATHER: "an all-gather", _BROADCAST: "a broadcast"}
-_PATH_KEY = "mailbox_path"
 
 
 class SharedMemoryExchange:
-    """See `Exchange`. All ranks construct it at the same time with the same Store; afterwards the Store is not needed.
+    """The `Exchange` of ranks that all run on one host.
 
-    timeout_s: seconds that a collective waits for the others. Raises RankLost if the others do not come.
+    All ranks construct it at the same time with the same Store, which is not needed afterwards. timeout_s: seconds that
+    a collective waits for the others. Raises RankLost if the others do not come.
     """
 
     def __init__(self, store: Store, rank: int, num_ranks: int, timeout_s: float, is_over: IsOver = never) -> None:
@@ -49,7 +48,7 @@ class SharedMemoryExchange:
             return self._all_gather(mine, self._timeout_s if timeout_s is None else timeout_s)
 
     def broadcast(self, data: bytes | None) -> bytes:
-        assert (data is not None) == (self.rank == 0), "rank 0 and no other passes the bytes of a broadcast"
+        assert (data is not None) == (self.rank == 0), "only rank 0 passes the bytes of a broadcast"
         with self.traffic.counted(len(data or b"")):
             return self._broadcast(memoryview(data or b""))
 
@@ -60,12 +59,12 @@ class SharedMemoryExchange:
             self._mailbox = None
 
     def _meet(self) -> None:
-        """The first collective carries the process ids, so that a rank that dies later can be noticed."""
+        """Exchanges the process ids, so that every rank can notice when another dies."""
         pids = self._all_gather(np.array([os.getpid()], dtype=np.int32), self._timeout_s)[:, 0].tolist()
         self._peers = Peers(list(range(self.num_ranks)), pids)
 
     def _all_gather(self, mine: np.ndarray, timeout_s: float) -> np.ndarray:
-        assert mine.dtype == np.int32 and mine.ndim == 1, "an all-gather takes int32 [n]"
+        assert mine.dtype == np.int32 and mine.ndim == 1, "an all-gather takes int32 [I]"
         gathered = np.empty((self.num_ranks, mine.size), dtype=np.int32)
         target = gathered.view(np.uint8)
         source = memoryview(mine.tobytes())
@@ -87,12 +86,12 @@ class SharedMemoryExchange:
                 return bytes(received)
 
     def _round(self, kind: int, total: int, part: memoryview, timeout_s: float) -> list[Message]:
-        """Publishes one part and returns the messages of all ranks, this one's included."""
+        """Publishes one part of this rank's payload and returns the messages of all ranks, this one's included."""
         assert self._mailbox is not None, "this exchange is closed"
         self._number += 1
         self._mailbox.publish(self._number, kind, total, part)
         messages = [
-            Message(kind, total, part) if rank == self.rank else self._await(self._mailbox, rank, timeout_s)
+            Message(kind, total, part) if rank == self.rank else self._receive(self._mailbox, rank, timeout_s)
             for rank in range(self.num_ranks)
         ]
         for rank, message in enumerate(messages):
@@ -103,31 +102,28 @@ class SharedMemoryExchange:
                 )
         return messages
 
+    def _receive(self, mailbox: Mailbox, rank: int, timeout_s: float) -> Message:
+        """Returns that rank's message of this round, once it is there. Raises RankLost and EpochOver."""
+        # Read before any wait is set up, which takes longer than reading.
+        return mailbox.read(rank, self._number) or self._await(mailbox, rank, timeout_s)
+
     def _await(self, mailbox: Mailbox, rank: int, timeout_s: float) -> Message:
-        spin_wait = SpinWait()
-        next_look = LIVENESS_S
-        while (message := mailbox.read(rank, self._number)) is None:
-            waited = spin_wait.pause()
-            if waited > next_look:
-                if self._is_over():
-                    raise EpochOver
-                self._check_present(mailbox)
-                next_look = waited + LIVENESS_S
-            if waited > timeout_s:
-                raise self._peers.late(self._missing(mailbox), timeout_s)
-        return message
+        read, look = partial(mailbox.read, rank, self._number), partial(self._look, mailbox)
+        try:
+            return wait_for(read, look, timeout_s)
+        except TimeoutError:
+            missing = [other for other in range(self.num_ranks) if self._is_missing(mailbox, other)]
+            raise self._peers.late(missing, timeout_s) from None
 
-    def _missing(self, mailbox: Mailbox) -> list[int]:
-        others = (rank for rank in range(self.num_ranks) if rank != self.rank)
-        return [rank for rank in others if mailbox.read(rank, self._number) is None]
+    def _look(self, mailbox: Mailbox) -> None:
+        """Raises what ends a wait that is in vain."""
+        if self._is_over():
+            raise EpochOver
+        self._peers.check_present(mailbox.has_left, partial(self._is_missing, mailbox))
 
-    def _check_present(self, mailbox: Mailbox) -> None:
-        """Raises RankLost for an awaited rank that will never come."""
-        for rank in self._peers.known:
-            gone = "it has left the run" if mailbox.has_left(rank) else self._peers.why_gone(rank)
-            # Read last: what a rank published before it went is still valid.
-            if gone and rank in self._missing(mailbox):
-                raise self._peers.lost(rank, gone)
+    def _is_missing(self, mailbox: Mailbox, rank: int) -> bool:
+        """Says whether this round's message of that rank has not arrived yet."""
+        return rank != self.rank and mailbox.read(rank, self._number) is None
 
     def _check_size(self, rank: int, message: Message, total: int) -> None:
         if message.total != total:
@@ -135,25 +131,3 @@ class SharedMemoryExchange:
                 f"rank {rank} sent {message.total} bytes to an all-gather where rank {self.rank} sent {total}: the "
                 "ranks no longer do the same (parallel.debug=true names the step at which they part)"
             )
-
-
-@contextmanager
-def shared_path(
-    store: Store, rank: int, leader: int, timeout_s: float, is_over: IsOver, create: Callable[[], SharedFile]
-) -> Iterator[str]:
-    """The path of a file that the leader creates, as long as the body runs: there, every rank maps it and they meet.
-
-    Ranks as the run counts them. Raises RankLost and EpochOver.
-    """
-    if rank == leader:
-        with closing(create()) as file:
-            store.set(_PATH_KEY, file.path)
-            yield file.path
-    elif await_keys(store, [_PATH_KEY], timeout_s, is_over):
-        raise RankLost(
-            f"rank {leader} did not set up the shared memory within {timeout_s:g} s. See rank {leader}'s own output, "
-            "then start the run again.",
-            (leader,),
-        )
-    else:
-        yield store.get(_PATH_KEY).decode()

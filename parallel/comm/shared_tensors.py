@@ -1,8 +1,10 @@
 """Collectives along an axis through shared memory, for ranks of one host that compute on the CPU.
 
 Each rank owns two slots, for odd and even rounds, which the others read in place; each ordered pair of ranks has a ring
-of slots for messages. A number that is written after the payload says that the payload is there, so the processor must
-keep the order of writes (x86 does; see `keeps_order`).
+of slots for messages. A number written after the payload says that the payload is complete, so the processor must keep
+the order of writes (x86 does; see `keeps_order`).
+
+Shapes: N ranks, B bytes of a slot of a round, S slots of a ring, C bytes of each.
 """
 
 from __future__ import annotations
@@ -18,26 +20,26 @@ from torch.distributed import Store
 
 from parallel.comm.base import never
 from parallel.comm.peers import Peers
-from parallel.comm.shared_file import SharedFile
-from parallel.comm.shared_memory import shared_path
-from parallel.comm.spin_wait import LIVENESS_S, SpinWait
+from parallel.comm.shared_file import SharedFile, shared_path
+from parallel.comm.spin_wait import wait_for
 from parallel.comm.traffic import Traffic
 
-_SLOT_BYTES = 1 << 20  # of a round; larger tensors go in several
+_SLOT_BYTES = 1 << 20  # what a round carries; larger tensors take several
 _RING_SLOTS = 16
 _RING_SLOT_BYTES = 1 << 16
-_LINE = 8  # words between two words that different ranks write: a cache line each
+_LINE = 8  # each word that a rank writes has a cache line of its own: so many words
 
 
 def keeps_order() -> bool:
-    """Whether this processor shows writes to others in the order in which they were made."""
+    """Says whether this processor shows its writes to others in the order in which it made them."""
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
 class SharedMemoryCollectives:
-    """See `Collectives`. All ranks construct it at the same time with the same Store, which is not needed afterwards.
+    """The `Collectives` of ranks that all run on one host.
 
-    ranks: who takes part, as ranks of the run. timeout_s: seconds that a rank waits for another. Raises RankLost.
+    All ranks construct it at the same time with the same Store, which is not needed afterwards. ranks: who takes part,
+    as the run counts them. timeout_s: seconds that a rank waits for another. Raises RankLost.
     """
 
     def __init__(self, store: Store, ranks: list[int], rank: int, timeout_s: float) -> None:
@@ -91,7 +93,7 @@ class SharedMemoryCollectives:
             content = tensor.contiguous().view(-1).view(torch.uint8)
             for begin in range(0, len(content), _RING_SLOT_BYTES):
                 number = int(self._written[self.rank, to])
-                self._wait(self._read[self.rank, to : to + 1], number + 1 - _RING_SLOTS, to)
+                self._await(self._read[self.rank, to : to + 1], number + 1 - _RING_SLOTS, to)
                 part = content[begin : begin + _RING_SLOT_BYTES]
                 self._rings[self.rank, to, number % _RING_SLOTS, : len(part)] = part
                 self._written[self.rank, to] = number + 1
@@ -102,7 +104,7 @@ class SharedMemoryCollectives:
             content = received.view(-1).view(torch.uint8)
             for begin in range(0, len(content), _RING_SLOT_BYTES):
                 number = int(self._read[source, self.rank])
-                self._wait(self._written[source, self.rank : self.rank + 1], number + 1, source)
+                self._await(self._written[source, self.rank : self.rank + 1], number + 1, source)
                 part = content[begin : begin + _RING_SLOT_BYTES]
                 part.copy_(self._rings[source, self.rank, number % _RING_SLOTS, : len(part)])
                 self._read[source, self.rank] = number + 1
@@ -112,38 +114,32 @@ class SharedMemoryCollectives:
         self._left[self.rank] = 1
 
     def _exchange(self, mine: Tensor) -> list[Tensor]:
-        """Publishes one part; views of the parts of all ranks, which stay valid until the round after the next."""
+        """Publishes one part and returns views of the parts of all ranks, valid until the round after the next."""
         self._round += 1
         number, buffer, size = self._round, self._round % 2, mine.nbytes
         self._slots[self.rank, buffer, :size] = mine.view(torch.uint8)
         self._rounds[self.rank] = number
         for place in range(self.num_ranks):
             if place != self.rank:
-                self._wait(self._rounds[place : place + 1], number, place)
+                self._await(self._rounds[place : place + 1], number, place)
         return [self._slots[place, buffer, :size].view(mine.dtype) for place in range(self.num_ranks)]
 
-    def _wait(self, word: np.ndarray, number: int, place: int) -> None:
-        """Until the word that rank `place` writes has come to `number`. Raises RankLost."""
-        spin_wait = SpinWait()
-        next_look = LIVENESS_S
-        while word[0] < number:
-            waited = spin_wait.pause()
-            if waited > next_look:
-                self._check_present(word, number)
-                next_look = waited + LIVENESS_S
-            if waited > self._timeout_s:
-                raise self._peers.late([place], self._timeout_s)
+    def _await(self, word: np.ndarray, number: int, place: int) -> None:
+        """Waits until the word [1] that the rank at this place writes has come to `number`. Raises RankLost."""
+        if word[0] >= number:
+            return
+        try:
+            wait_for(lambda: word[0] >= number, lambda: self._look(word, number), self._timeout_s)
+        except TimeoutError:
+            raise self._peers.late([place], self._timeout_s) from None
 
-    def _check_present(self, word: np.ndarray, number: int) -> None:
-        """Raises RankLost for a rank that has gone: whoever else is waited for would wait for it, too."""
-        for place in self._peers.known:
-            gone = "it has left the run" if self._left[place] else self._peers.why_gone(place)
-            if gone and word[0] < number:  # read last: what a rank published before it went is still valid
-                raise self._peers.lost(place, gone)
+    def _look(self, word: np.ndarray, number: int) -> None:
+        """Raises RankLost if any rank has gone: the awaited rank would wait for that one, too."""
+        self._peers.check_present(lambda place: self._left[place] != 0, lambda place: word[0] < number)
 
 
 class _Layout:
-    """Where things lie in the file: first the words, then the slots of the rounds, then the rings."""
+    """The layout of the file: first the words, then the slots of the rounds, then the rings."""
 
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
@@ -153,14 +149,17 @@ class _Layout:
         self.num_bytes = self.num_words * 8 + self.slots_bytes + self.rings_bytes
 
     def split_words(self, words: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """By rank: has it left, its last round. By sender and receiver: parts written, parts read."""
+        """Returns four views of the words (int64).
+
+        By rank [N]: whether it has left, and its last round. By sender and receiver [N, N]: parts written, parts read.
+        """
         n = self.num_ranks
         strided = words.reshape(-1, _LINE)[:, 0]
         left, rounds, pairs = strided[:n], strided[n : 2 * n], strided[2 * n :].reshape(2, n, n)
         return left, rounds, pairs[0], pairs[1]
 
     def split_content(self, content: Tensor) -> tuple[Tensor, Tensor]:
-        """[ranks, 2, bytes] and [ranks, ranks, slots, bytes]."""
+        """Returns the slots of the rounds [N, 2, B], and the rings by sender and receiver [N, N, S, C] (uint8)."""
         slots, rings = content[: self.slots_bytes], content[self.slots_bytes : self.slots_bytes + self.rings_bytes]
         n = self.num_ranks
         return slots.view(n, 2, _SLOT_BYTES), rings.view(n, n, _RING_SLOTS, _RING_SLOT_BYTES)

@@ -1,4 +1,4 @@
-"""What communication cost a rank: counted where it happens, not estimated."""
+"""What communication costs a rank, counted where it happens rather than estimated."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 @dataclass
 class Traffic:
-    """Counts of one rank.
+    """The counts of one rank.
 
-    num_collectives: finished ones; a message to one rank counts as one, on the side that sends it. bytes_sent: payload
-    that this rank contributed, without headers and copies. seconds: host time inside of them, waiting included.
+    num_collectives: collectives that have finished; a message to one rank counts as one, for its sender. bytes_sent:
+    payload that this rank contributed, without headers and copies. seconds: host time spent in them, waiting included.
     """
 
     num_collectives: int = 0
@@ -22,7 +22,7 @@ class Traffic:
 
     @contextmanager
     def counted(self, num_bytes: int, num_collectives: int = 1) -> Iterator[None]:
-        """Counts the collective in its body once it has succeeded."""
+        """Counts the collective in the body of `with` once it has succeeded."""
         begin = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - begin

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from lp.engine import Engine
 from lp.request import Progress, Request
-from parallel.comm.base import EpochOver
 from parallel.comm.channel import Channel
+from parallel.errors import EpochOver
 
 IDLE_S = 1.0
 """How long rank 0 waits for commands before it tells the others that it is still there."""

@@ -22,8 +22,8 @@ from contextlib import AbstractContextManager, suppress
 
 from lp.engine import Engine
 from lp.request import Progress
-from parallel.comm.base import EpochOver, RankLost
 from parallel.comm.channel import Channel
+from parallel.errors import EpochOver, RankLost
 from parallel.group import loop
 from parallel.group.epoch import Epoch
 from parallel.group.link import Link, LinkClosed, Message

@@ -25,8 +25,8 @@ from lp.runner import StepInput
 from lp.single_device import SequenceState
 from lp.tree import TokenTree
 from lp.verification import Answers
+from parallel.comm.base import Collectives
 from parallel.comm.channel import HEADER, Channel
-from parallel.comm.collectives import Collectives
 
 
 class PipelineParallel:

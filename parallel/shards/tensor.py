@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from lp.model.checkpoint import Reader
 from lp.model.exactness import UnsupportedArchitecture
-from parallel.comm.collectives import Collectives
+from parallel.comm.base import Collectives
 from parallel.shards.weight_files import Shard
 from parallel.shards.weights import empty_model, fill, name_of
 

@@ -17,7 +17,7 @@ from launch import generate
 from launch.generate import GenerateSettings
 from launch.program import configuration, process, runtime
 from lp import Engine
-from parallel.comm.local import LocalExchange
+from parallel.comm.base import LocalExchange
 from parallel.mesh import Mesh
 
 KEYS = [

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
+from parallel.comm.base import LocalExchange
 from parallel.comm.connect import choose_exchange, connect, identify_host
-from parallel.comm.local import LocalExchange
 from parallel.mesh import ExchangeKind, Mesh, Mode, ParallelSettings, choose_device, make_mesh
 
 TWO_RANKS = {

@@ -21,8 +21,8 @@ from lp.request_builder import RequestBuilder
 from lp.runner import StepInput
 from lp.single_device import SingleDevice
 from lp.verification import Answers
+from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
-from parallel.comm.local import LocalExchange
 
 AUTOREGRESSIVE = {"decode": {"method": "autoregressive"}}
 

@@ -12,8 +12,8 @@ from launch.server.run import serve
 from launch.server.settings import ServerSettings
 from lp import Engine
 from lp.single_device import SingleDevice
+from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
-from parallel.comm.local import LocalExchange
 
 
 class SlowRunner(SingleDevice):

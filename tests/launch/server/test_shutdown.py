@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from parallel.comm.base import RankLost
+from parallel.errors import RankLost
 from tests.launch.server.harness import AUTOREGRESSIVE, assert_error, eventually, serving
 
 ROOT = Path(__file__).resolve().parents[3]

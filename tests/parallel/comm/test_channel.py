@@ -1,12 +1,13 @@
-"""The channel: payloads, commands and the comparison of states, in one collective a step."""
+"""The channel carries payloads, commands and the comparison of states, in one collective per step."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from parallel.comm.channel import Channel, StateDiverged
-from parallel.comm.local import LocalExchange
+from parallel.comm.base import LocalExchange
+from parallel.comm.channel import Channel
+from parallel.errors import StateDiverged
 from tests.parallel.ranks import run_ranks
 
 COMMANDS = {
@@ -20,8 +21,8 @@ COMMANDS = {
 
 
 def follow_commands(mesh, channel):
-    """Ten steps; what each rank learned, by step."""
-    learned = {}
+    """Makes ten steps and returns the commands that this rank received, by step."""
+    received = {}
     for step in range(10):
         if channel.is_leader:
             channel.announce(step in COMMANDS)
@@ -33,15 +34,15 @@ def follow_commands(mesh, channel):
         assert gathered.tolist() == expected and gathered.dtype == np.int32
         assert channel.commands_due == (step in COMMANDS)
         if channel.commands_due:
-            learned[step] = channel.share(COMMANDS[step] if channel.is_leader else None)
+            received[step] = channel.share(COMMANDS[step] if channel.is_leader else None)
             assert not channel.commands_due
     assert (channel.rank, channel.num_ranks, channel.num_steps) == (mesh.rank, mesh.num_ranks, 10)
     assert channel.traffic.bytes_sent > 0 or mesh.num_ranks == 1
-    return learned
+    return received
 
 
 @pytest.mark.parametrize(("num_ranks", "exchange"), [(1, "auto"), (2, "shm"), (3, "shm"), (2, "gloo")])
-def test_every_rank_learns_the_commands_at_the_same_step(num_ranks: int, exchange: str):
+def test_every_rank_receives_the_commands_at_the_same_step(num_ranks: int, exchange: str):
     assert run_ranks(follow_commands, num_ranks, exchange=exchange) == [COMMANDS] * num_ranks
 
 
@@ -51,7 +52,7 @@ def share_without_announcement(mesh, channel):
     assert channel.share([] if channel.is_leader else None) == []
 
 
-def test_commands_may_be_shared_between_steps_whatever_their_size():
+def test_commands_of_any_size_may_be_shared_between_steps():
     run_ranks(share_without_announcement, 2)
 
 
@@ -66,7 +67,7 @@ def diverge(mesh, channel, culprits: list[int], wrong_step: int):
 
 
 @pytest.mark.parametrize(("culprits", "first"), [([2], 2), ([1, 2], 1)])
-def test_divergence_names_the_first_rank_and_step(culprits: list[int], first: int):
+def test_a_divergence_names_the_first_rank_and_the_step(culprits: list[int], first: int):
     reports = run_ranks(diverge, 3, culprits, 4)
     assert len(set(reports)) == 1
     message, rank, step = reports[0]
@@ -78,7 +79,7 @@ def test_equal_states_do_not_diverge():
     assert run_ranks(diverge, 2, [], 4) == [None, None]
 
 
-def test_alone_nothing_is_sent():
+def test_a_single_rank_receives_what_it_said_itself():
     channel = Channel(LocalExchange())
     assert channel.is_leader and channel.num_ranks == 1
     channel.announce(True)
@@ -90,7 +91,7 @@ def test_alone_nothing_is_sent():
     channel.close()
 
 
-def test_announcement_can_be_withdrawn():
+def test_an_announcement_can_be_withdrawn():
     channel = Channel(LocalExchange())
     channel.announce(True)
     channel.announce(False)
@@ -98,6 +99,6 @@ def test_announcement_can_be_withdrawn():
     assert not channel.commands_due
 
 
-def test_only_json_travels():
+def test_commands_that_are_not_json_are_refused():
     with pytest.raises(TypeError):
         Channel(LocalExchange()).share([{"object": object()}])

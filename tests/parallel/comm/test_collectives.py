@@ -1,4 +1,4 @@
-"""Collectives along an axis, on real ranks: right, the same to the bit on all of them, counted, and never hanging."""
+"""Collectives along an axis give real ranks right results, equal to the bit on all; they are counted and never hang."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import time
 import pytest
 import torch
 
-from parallel.comm.base import RankLost
+from parallel.comm.base import Collectives, LocalCollectives
 from parallel.comm.channel import Channel
-from parallel.comm.collectives import Collectives, LocalCollectives
 from parallel.comm.connect import choose_collectives, connect_axis
+from parallel.errors import RankLost
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 from tests.parallel.ranks import run_ranks, run_ranks_to_end
 
@@ -20,8 +20,10 @@ SHAPES = [(1,), (3, 5), (64, 384), (0, 4), (700, 1000)]
 DTYPES = [torch.float32, torch.bfloat16, torch.int32]
 
 
-def along(mesh: Mesh, exchange: str, axis: str = "tp", tp: int | None = None, delay_us: float = 0.0) -> Collectives:
-    """Collectives of all ranks, or of groups of `tp`."""
+def connect_all(
+    mesh: Mesh, exchange: str, axis: str = "tp", tp: int | None = None, delay_us: float = 0.0
+) -> Collectives:
+    """Makes the collectives of all ranks, or of groups of `tp` ranks."""
     tp = tp or mesh.num_ranks
     axes = {"lp": mesh.num_ranks // tp, axis: tp}
     placed = Mesh(axes, mesh.rank, mesh.num_ranks, mesh.local_rank, mesh.num_local_ranks)
@@ -35,7 +37,7 @@ def tensor_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
 
 
 def reduce_and_gather(mesh: Mesh, channel: Channel, exchange: str) -> list[bytes]:
-    collectives = along(mesh, exchange)
+    collectives = connect_all(mesh, exchange)
     sums, num_bytes = [], 0
     for shape in SHAPES:
         for dtype in DTYPES:
@@ -57,13 +59,13 @@ def reduce_and_gather(mesh: Mesh, channel: Channel, exchange: str) -> list[bytes
 
 
 @pytest.mark.parametrize(("num_ranks", "exchange"), [(2, "shm"), (3, "shm"), (4, "shm"), (2, "gloo"), (3, "gloo")])
-def test_sums_are_right_and_the_same_to_the_bit(num_ranks: int, exchange: str) -> None:
+def test_sums_are_right_and_equal_to_the_bit_on_all_ranks(num_ranks: int, exchange: str) -> None:
     results = run_ranks(reduce_and_gather, num_ranks, exchange)
     assert all(result == results[0] for result in results)
 
 
 def send_and_leave(mesh: Mesh, channel: Channel, exchange: str) -> list[int]:
-    collectives = along(mesh, exchange, "pp")
+    collectives = connect_all(mesh, exchange, "pp")
     if mesh.rank == 1:
         collectives.send(torch.arange(5), 0)
         collectives.close()
@@ -79,20 +81,20 @@ def test_a_message_arrives_although_its_sender_leaves(exchange: str) -> None:
 
 def pass_around(mesh: Mesh, channel: Channel, exchange: str) -> None:
     """Each rank sends many messages to each other rank before it receives any."""
-    collectives = along(mesh, exchange, "pp")
+    collectives = connect_all(mesh, exchange, "pp")
     others = [rank for rank in range(mesh.num_ranks) if rank != mesh.rank]
     shapes = [(7,), (1, 3000), (0,), (2, 5)]
     for shape in shapes:
         for other in others:
             message = torch.full(shape, mesh.rank + 0.5)
             collectives.send(message, other)
-            message.fill_(-1)  # what was sent is not touched by this
+            message.fill_(-1)  # must not change what was sent
     for shape in shapes:
         for other in others:
             received = collectives.receive(shape, torch.float32, other)
             assert torch.equal(received, torch.full(shape, other + 0.5))
     assert collectives.traffic.num_collectives == len(shapes) * len(others)
-    channel.share([] if mesh.rank == 0 else None)  # gloo: the first to leave breaks the connections of all
+    channel.share([] if mesh.rank == 0 else None)  # with gloo, the first rank that leaves breaks the connections of all
     collectives.close()
 
 
@@ -101,9 +103,9 @@ def test_messages_arrive_in_order(num_ranks: int, exchange: str) -> None:
     run_ranks(pass_around, num_ranks, exchange)
 
 
-def one_way(mesh: Mesh, channel: Channel, exchange: str) -> int:
-    """Far more than the rings hold, to a receiver that is late."""
-    collectives = along(mesh, exchange, "pp")
+def send_ahead(mesh: Mesh, channel: Channel, exchange: str) -> int:
+    """Sends far more than the rings hold to a receiver that is late."""
+    collectives = connect_all(mesh, exchange, "pp")
     total = 0
     for number in range(40):
         if mesh.rank == 0:
@@ -117,21 +119,21 @@ def one_way(mesh: Mesh, channel: Channel, exchange: str) -> int:
 
 @pytest.mark.parametrize("exchange", ["shm", "gloo"])
 def test_a_sender_that_is_ahead_waits_for_the_receiver(exchange: str) -> None:
-    assert run_ranks(one_way, 2, exchange)[1] == 50_000 * sum(range(40))
+    assert run_ranks(send_ahead, 2, exchange)[1] == 50_000 * sum(range(40))
 
 
-def in_groups(mesh: Mesh, channel: Channel, exchange: str) -> list[float]:
-    collectives = along(mesh, exchange, tp=2)
+def sum_in_groups(mesh: Mesh, channel: Channel, exchange: str) -> list[float]:
+    collectives = connect_all(mesh, exchange, tp=2)
     return [float(collectives.all_reduce(torch.tensor([10.0**mesh.rank]))) for _ in range(20)]
 
 
 @pytest.mark.parametrize("exchange", ["shm", "gloo"])
 def test_groups_do_not_mix(exchange: str) -> None:
-    assert run_ranks(in_groups, 4, exchange) == [[11.0] * 20] * 2 + [[1100.0] * 20] * 2
+    assert run_ranks(sum_in_groups, 4, exchange) == [[11.0] * 20] * 2 + [[1100.0] * 20] * 2
 
 
 def wait_for_the_dead(mesh: Mesh, channel: Channel, exchange: str) -> str:
-    collectives = along(mesh, exchange, tp=2)
+    collectives = connect_all(mesh, exchange, tp=2)
     collectives.all_reduce(torch.zeros(1))
     if mesh.rank == 3:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -146,13 +148,13 @@ def wait_for_the_dead(mesh: Mesh, channel: Channel, exchange: str) -> str:
 
 
 @pytest.mark.parametrize("exchange", ["shm", "gloo"])
-def test_a_dead_rank_is_named_as_the_run_counts(exchange: str) -> None:
+def test_a_dead_rank_is_named_by_its_number_in_the_run(exchange: str) -> None:
     outcomes = run_ranks_to_end(wait_for_the_dead, 4, exchange, doomed=(3,))
     assert [outcome.result for outcome in outcomes[:3]] == ["unharmed", "unharmed", "rank 3"], outcomes[2].error
 
 
-def timed(mesh: Mesh, channel: Channel, delay_us: float) -> float:
-    collectives = along(mesh, "shm", delay_us=delay_us)
+def seconds_of_sums(mesh: Mesh, channel: Channel, delay_us: float) -> float:
+    collectives = connect_all(mesh, "shm", delay_us=delay_us)
     for _ in range(50):
         collectives.all_reduce(torch.zeros(4))
     assert collectives.traffic.num_collectives == 50
@@ -160,7 +162,7 @@ def timed(mesh: Mesh, channel: Channel, delay_us: float) -> float:
 
 
 def test_a_delay_is_added_and_counted() -> None:
-    for seconds in run_ranks(timed, 2, 2000.0):
+    for seconds in run_ranks(seconds_of_sums, 2, 2000.0):
         assert seconds >= 50 * 2000e-6
 
 
@@ -172,7 +174,7 @@ def test_an_axis_of_one_rank_sends_nothing() -> None:
     assert collectives.traffic.num_collectives == 0
 
 
-def test_choice_of_collectives() -> None:
+def test_collectives_are_chosen_by_device_and_hosts() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
     assert choose_collectives(ExchangeKind.auto, ["a", "b"], cpu) is ExchangeKind.gloo
     assert choose_collectives(ExchangeKind.auto, ["a", "a"], gpu) is ExchangeKind.nccl

@@ -1,4 +1,4 @@
-"""Every exchange hands over what was sent, whatever the sizes and the number of ranks."""
+"""Every exchange delivers what was sent, whatever the sizes and the number of ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch.distributed
 
-from parallel.comm.local import LocalExchange
+from parallel.comm.base import LocalExchange
 from parallel.comm.mailbox import SLOT_BYTES, Mailbox
 from tests.parallel.ranks import run_ranks
 
@@ -19,22 +19,22 @@ KINDS = ("shm", "gloo")
 SLOT_INTS = SLOT_BYTES // 4
 
 
-def shown_by(rank: int, round_number: int, size: int) -> np.ndarray:
+def integers_of(rank: int, round_number: int, size: int) -> np.ndarray:
     return np.random.default_rng((rank, round_number)).integers(-(2**31), 2**31, size).astype(np.int32)
 
 
 def gather_and_broadcast(mesh, channel, num_rounds: int, max_size: int):
-    """Each rank checks everything that it receives; returns its counters and what it should have counted."""
+    """Checks everything that this rank receives; returns its counts and the counts that are expected."""
     exchange = channel._exchange
     sizes = np.random.default_rng(0).integers(0, max_size + 1, num_rounds).tolist()
     special = {1: 0, 2: SLOT_INTS - 1, 3: SLOT_INTS, 4: SLOT_INTS + 1, 5: 3 * SLOT_INTS}
     bytes_sent = 0
     for number, size in enumerate(sizes):
         size = special.get(number, size)
-        gathered = exchange.all_gather(shown_by(mesh.rank, number, size))
+        gathered = exchange.all_gather(integers_of(mesh.rank, number, size))
         assert gathered.shape == (mesh.num_ranks, size) and gathered.dtype == np.int32
         for rank in range(mesh.num_ranks):
-            assert (gathered[rank] == shown_by(rank, number, size)).all(), (number, rank)
+            assert (gathered[rank] == integers_of(rank, number, size)).all(), (number, rank)
         bytes_sent += 4 * size
     for length in (0, 1, 5, SLOT_BYTES - 1, SLOT_BYTES, SLOT_BYTES + 1, 3 * 2**20 + 7, 0):
         data = np.random.default_rng(length).bytes(length)
@@ -57,7 +57,7 @@ def test_all_ranks_receive_what_was_sent(kind: str, num_ranks: int):
 
 
 def count_quickly(mesh, channel, num_rounds: int):
-    """Unevenly busy ranks: a slot overwritten too early would show a wrong round."""
+    """Counts in ranks that are unevenly busy: a slot overwritten too early would show a wrong round."""
     exchange = channel._exchange
     random = np.random.default_rng(mesh.rank)
     for number in range(num_rounds):
@@ -73,23 +73,23 @@ def test_many_rounds_in_shared_memory(num_ranks: int):
     assert all(run_ranks(count_quickly, num_ranks, 12_000 // num_ranks, exchange="shm"))
 
 
-def what_is_left(mesh, channel):
-    channel.gather(np.zeros(1, np.int32))  # rank 0 unlinks once all have met
+def find_leftovers(mesh, channel):
+    channel.gather(np.zeros(1, np.int32))  # rank 0 takes the path away once all have met
     mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "lookahead-parallel-" in line]
     return [line.endswith("(deleted)") for line in mapped], torch.distributed.is_initialized()
 
 
 def test_shared_memory_leaves_no_file_and_makes_no_process_group():
-    for deleted, has_group in run_ranks(what_is_left, 2, exchange="shm"):
+    for deleted, has_group in run_ranks(find_leftovers, 2, exchange="shm"):
         assert deleted == [True] and not has_group
 
 
-def say_different_sizes(mesh, channel):
+def send_different_sizes(mesh, channel):
     with pytest.raises(RuntimeError, match=r"rank . sent . bytes to an all-gather where rank . sent ."):
         channel._exchange.all_gather(np.zeros(1 + mesh.rank, np.int32))
 
 
-def do_different_things(mesh, channel):
+def make_different_calls(mesh, channel):
     with pytest.raises(RuntimeError, match=r"rank . is in an? .* while rank . is in an? .*no longer do the same"):
         if mesh.rank == 0:
             channel._exchange.broadcast(b"1")
@@ -97,8 +97,8 @@ def do_different_things(mesh, channel):
             channel._exchange.all_gather(np.zeros(1, np.int32))
 
 
-@pytest.mark.parametrize("fn", [say_different_sizes, do_different_things])
-def test_ranks_that_disagree_are_told(fn):
+@pytest.mark.parametrize("fn", [send_different_sizes, make_different_calls])
+def test_ranks_that_no_longer_do_the_same_are_told_so(fn):
     run_ranks(fn, 2, exchange="shm")
 
 
@@ -115,7 +115,7 @@ def test_waiting_costs_little_processor_time():
     assert max(run_ranks(wait_for_a_slow_rank, 2, exchange="shm")) < 0.3
 
 
-def test_own_store_of_rank_0_will_do():
+def test_ranks_can_meet_at_a_store_that_rank_0_hosts():
     assert all(run_ranks(count_quickly, 2, 10, exchange="shm", own_store=True))
     assert all(run_ranks(count_quickly, 2, 10, exchange="gloo", own_store=True))
 
@@ -128,7 +128,7 @@ def kind_of_exchange(mesh, channel):
     return type(channel._exchange).__name__
 
 
-def test_local_exchange():
+def test_a_single_rank_receives_its_own_data():
     exchange = LocalExchange()
     mine = np.arange(3, dtype=np.int32)
     gathered = exchange.all_gather(mine)
@@ -145,7 +145,7 @@ def test_local_exchange():
     exchange.close()
 
 
-def test_mailbox_hides_a_message_whose_bytes_are_not_yet_visible():
+def test_a_mailbox_hides_a_message_whose_bytes_are_not_yet_visible():
     with closing(Mailbox.create(2)) as file:
         writer, reader = Mailbox(file.path, 0, 2), Mailbox(file.path, 1, 2)
     assert reader.read(0, 1) is None
@@ -154,7 +154,7 @@ def test_mailbox_hides_a_message_whose_bytes_are_not_yet_visible():
     assert message is not None and (message.kind, message.total, bytes(message.part)) == (7, 3, b"abc")
     first_byte = reader._bytes.tobytes().index(b"abc")
     reader._bytes[first_byte] = ord("x")
-    assert reader.read(0, 1) is None, "a message whose bytes and checksum differ was shown"
+    assert reader.read(0, 1) is None, "a message was shown although its checksum is not that of its bytes"
     assert reader.read(0, 3) is None
     assert not reader.has_left(0)
     writer.leave()
@@ -163,7 +163,7 @@ def test_mailbox_hides_a_message_whose_bytes_are_not_yet_visible():
     reader.close()
 
 
-def test_without_unnamed_files_a_named_one_serves_until_it_is_closed(monkeypatch, tmp_path):
+def test_where_files_need_a_name_the_file_is_deleted_when_it_is_closed(monkeypatch, tmp_path):
     monkeypatch.delattr("os.memfd_create")
     monkeypatch.setattr("parallel.comm.shared_file.MEMORY_FOLDER", str(tmp_path / "absent"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

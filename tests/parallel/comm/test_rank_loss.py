@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.distributed import HashStore, TCPStore
 
-from parallel.comm.base import RankLost
 from parallel.comm.connect import connect
 from parallel.comm.process_group import ProcessGroupExchange
 from parallel.comm.shared_memory import SharedMemoryExchange
+from parallel.errors import RankLost
 from parallel.mesh import Mesh, ParallelSettings
 from tests.parallel.ranks import free_port, run_ranks_to_end
 
@@ -22,7 +22,7 @@ NUM_ROUNDS_BEFORE = 50
 
 
 def run_until_one_is_lost(mesh, channel, victim: int, signal_number: int, timeout_s: float | None):
-    """On the survivors: (message, ranks named, seconds until then) of the RankLost that ends the run."""
+    """Returns, on the survivors, the RankLost that ends the run: (message, ranks, round, seconds until it came)."""
     exchange = channel._exchange
     for number in range(1_000_000):
         if mesh.rank == victim and number == NUM_ROUNDS_BEFORE:
@@ -46,15 +46,15 @@ def survivors_reports(num_ranks: int, victim: int, signal_number: int, timeout_s
 
 
 @pytest.mark.parametrize(("num_ranks", "victim"), [(2, 1), (2, 0), (4, 2)])
-def test_killed_rank_is_named_at_once_in_shared_memory(num_ranks: int, victim: int):
+def test_a_killed_rank_is_named_at_once_in_shared_memory(num_ranks: int, victim: int):
     for message, ranks, number, seconds in survivors_reports(num_ranks, victim, signal.SIGKILL, None, exchange="shm"):
         assert ranks == (victim,) and f"rank {victim} is lost" in message and "start the run again" in message
         assert number == NUM_ROUNDS_BEFORE
-        assert seconds < 1.0  # some 20 ms, more on a machine that is busy elsewhere
+        assert seconds < 1.0  # about 20 ms, more on a machine that is busy elsewhere
 
 
 @pytest.mark.parametrize(("num_ranks", "victim"), [(2, 1), (2, 0), (4, 2)])
-def test_killed_rank_is_named_over_gloo(num_ranks: int, victim: int):
+def test_a_killed_rank_is_named_over_gloo(num_ranks: int, victim: int):
     for message, ranks, _, seconds in survivors_reports(num_ranks, victim, signal.SIGKILL, None, exchange="gloo"):
         assert ranks == (victim,) and f"rank {victim} lost" in message and "start the run again" in message
         assert seconds < 6.0  # the roll call takes 2 s
@@ -62,7 +62,7 @@ def test_killed_rank_is_named_over_gloo(num_ranks: int, victim: int):
 
 @pytest.mark.parametrize("exchange", ["shm", "gloo"])
 @pytest.mark.parametrize(("num_ranks", "victim"), [(2, 0), (3, 1)])
-def test_stopped_rank_is_named_after_the_timeout(num_ranks: int, victim: int, exchange: str):
+def test_a_stopped_rank_is_named_after_the_timeout(num_ranks: int, victim: int, exchange: str):
     for message, ranks, number, seconds in survivors_reports(num_ranks, victim, signal.SIGSTOP, 1.0, exchange=exchange):
         assert ranks == (victim,) and f"rank {victim}" in message and "parallel.timeout_s" in message
         assert number == NUM_ROUNDS_BEFORE
@@ -73,7 +73,7 @@ def test_stopped_rank_is_named_after_the_timeout(num_ranks: int, victim: int, ex
 
 @pytest.mark.parametrize("exchange", ["shm", "gloo"])
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP])
-def test_loss_of_the_rank_that_hosts_the_store(exchange: str, signal_number: int):
+def test_the_rank_that_hosts_the_store_is_named_when_it_is_lost(exchange: str, signal_number: int):
     for _, ranks, _, seconds in survivors_reports(3, 0, signal_number, 1.0, exchange=exchange, own_store=True):
         assert ranks == (0,)
         assert seconds < 6.0
@@ -83,7 +83,7 @@ def leave_early(mesh, channel):
     channel.gather(np.zeros(1, np.int32))
     if mesh.rank == 1:
         channel.close()
-        time.sleep(4.0)  # alive, but gone from the run
+        time.sleep(4.0)  # alive, but no longer part of the run
         return None
     begin = time.monotonic()
     with pytest.raises(RankLost) as caught:
@@ -91,7 +91,7 @@ def leave_early(mesh, channel):
     return str(caught.value), caught.value.ranks, time.monotonic() - begin
 
 
-def test_rank_that_left_is_named_in_shared_memory():
+def test_a_rank_that_left_is_named_in_shared_memory():
     message, ranks, seconds = run_ranks_to_end(leave_early, 2, exchange="shm")[0].result
     assert ranks == (1,) and "rank 1 is lost: it has left the run" in message
     assert seconds < 1.0
@@ -112,7 +112,7 @@ def test_followers_notice_that_the_leader_died(exchange: str):
     assert [outcome.result for outcome in outcomes[1:]] == [(0,), (0,)]
 
 
-def test_rank_that_never_comes_to_the_rendezvous_is_named(monkeypatch):
+def test_a_rank_that_never_comes_to_the_rendezvous_is_named(monkeypatch):
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
@@ -122,7 +122,7 @@ def test_rank_that_never_comes_to_the_rendezvous_is_named(monkeypatch):
     assert caught.value.ranks == (1,)
 
 
-def test_ranks_that_do_not_meet_are_told_where_they_should_have(monkeypatch):
+def test_ranks_that_do_not_meet_are_told_where_they_should_meet(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
@@ -130,7 +130,7 @@ def test_ranks_that_do_not_meet_are_told_where_they_should_have(monkeypatch):
         connect(ParallelSettings(timeout_s=0.3), Mesh(axes={"lp": 2}, rank=0, num_ranks=2))
 
 
-def test_rank_lost_while_shared_memory_is_set_up_is_named_and_no_file_is_left(monkeypatch, tmp_path):
+def test_a_rank_lost_while_shared_memory_is_set_up_is_named_and_no_file_is_left(monkeypatch, tmp_path):
     monkeypatch.delattr("os.memfd_create")
     monkeypatch.setattr("parallel.comm.shared_file.MEMORY_FOLDER", str(tmp_path))
     with pytest.raises(RankLost, match=r"rank 1 did not arrive within 0\.3 s \(not yet connected\)") as caught:
@@ -142,7 +142,7 @@ def test_rank_lost_while_shared_memory_is_set_up_is_named_and_no_file_is_left(mo
     assert not list(tmp_path.iterdir())
 
 
-def test_rank_lost_while_gloo_is_set_up_is_named():
+def test_a_rank_lost_while_gloo_is_set_up_is_named():
     with pytest.raises(RankLost, match="rank 1 lost") as caught:
         ProcessGroupExchange(HashStore(), 0, 2, "gloo", torch.device("cpu"), 0.3)
     assert caught.value.ranks == (1,)

@@ -17,7 +17,7 @@ from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.methods import Auto, DecodeSettings
 from lp.request import Request
 from lp.single_device import SingleDevice
-from parallel.comm.base import EpochOver, RankLost
+from parallel.errors import EpochOver, RankLost
 from parallel.group.epoch import Epoch, joined, resume
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 from parallel.runners.lookahead import LookaheadParallel

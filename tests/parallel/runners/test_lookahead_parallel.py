@@ -14,7 +14,8 @@ from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sa
 from lp.methods import DecodeSettings
 from lp.model.checkpoint import ModelSettings, load
 from lp.single_device import SingleDevice
-from parallel.comm.channel import Channel, StateDiverged
+from parallel.comm.channel import Channel
+from parallel.errors import StateDiverged
 from parallel.mesh import Mesh
 from parallel.runners.lookahead import LookaheadParallel
 from tests.parallel.ranks import run_ranks

@@ -20,10 +20,10 @@ from lp.model.checkpoint import ModelSettings, load
 from lp.request import Request, Sequence
 from lp.runner import StepInput
 from lp.verification import Answers
-from parallel.comm.base import RankLost
-from parallel.comm.channel import Channel, StateDiverged
-from parallel.comm.collectives import Collectives
+from parallel.comm.base import Collectives
+from parallel.comm.channel import Channel
 from parallel.comm.connect import connect_axis
+from parallel.errors import RankLost, StateDiverged
 from parallel.group import loop
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 from parallel.runners.pipeline import PipelineParallel

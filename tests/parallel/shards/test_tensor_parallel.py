@@ -18,8 +18,8 @@ from lp.model.checkpoint import ModelSettings, load
 from lp.model.exactness import UnsupportedArchitecture
 from lp.single_device import SingleDevice
 from lp.tree import TreeBuilder
+from parallel.comm.base import Collectives, LocalCollectives
 from parallel.comm.channel import Channel
-from parallel.comm.collectives import Collectives, LocalCollectives
 from parallel.comm.connect import connect_axis
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 from parallel.runners.lookahead import LookaheadParallel
