@@ -13,12 +13,14 @@ from lp.request import Progress
 from lp.request_builder import RequestBuilder
 from parallel.comm.channel import Channel
 from parallel.group import loop
-from parallel.group.loop import Inbox
+from parallel.group.commands import Inbox
 
 
 class State(StrEnum):
-    """Of a rank. starting: its process runs. loading: it has connected. ready: it could serve. serving: it is a member.
-    silent: it is left out, as it does not answer. down: it has ended and will be started again. failed: it is given up.
+    """The state of a rank.
+
+    starting: its process runs. loading: it has connected. ready: it could serve. serving: it is a member. silent: it is
+    left out, as it does not answer. down: it has ended and will be started again. failed: it is given up.
     """
 
     starting = "starting"
@@ -31,7 +33,10 @@ class State(StrEnum):
 
 
 class BackendFailed(RuntimeError):
-    """It can serve no more; the message is for the user. exit_code: of the program; 2 for what the user can mend."""
+    """The backend can serve no more; the message is for the user.
+
+    exit_code: the program's; 2 for an error that the user can mend.
+    """
 
     def __init__(self, message: str, exit_code: int = 1):
         super().__init__(message)
@@ -39,7 +44,7 @@ class BackendFailed(RuntimeError):
 
 
 class Backend(Protocol):
-    """request_builder: makes the requests."""
+    """Answers requests. request_builder: makes them."""
 
     request_builder: RequestBuilder
 
@@ -50,7 +55,7 @@ class Backend(Protocol):
 
     @property
     def num_losses(self) -> int:
-        """Ranks lost so far."""
+        """The number of ranks lost so far."""
         ...
 
     def status(self) -> dict[str, Any]:
@@ -58,16 +63,16 @@ class Backend(Protocol):
         ...
 
     def run(self, inbox: Inbox, emit: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
-        """Serves until the inbox says shutdown.
+        """Serves until the inbox hands out a shutdown.
 
-        emit: gets what is new of each request. fail: told why all running requests are lost; others may follow. Raises
-        BackendFailed.
+        emit: gets what is new of each request. fail: called with the reason when all running requests are lost; later
+        requests may be answered. Raises BackendFailed.
         """
         ...
 
 
 class EngineBackend:
-    """The engine of rank 0, whose other ranks run `parallel.group.loop.run` meanwhile. Should one be lost, all end."""
+    """The engine of rank 0. The other ranks run `parallel.group.loop.serve`; if one is lost, all end."""
 
     is_serving = True
     num_losses = 0
@@ -88,4 +93,4 @@ class EngineBackend:
         return {"epoch": None, "ranks": ranks}
 
     def run(self, inbox: Inbox, emit: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
-        loop.run(self._engine, self._channel, inbox, emit)
+        loop.serve(self._engine, self._channel, inbox, emit)

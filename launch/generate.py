@@ -22,12 +22,12 @@ from launch.program import configuration, process
 from launch.program.runtime import RuntimeSettings, follow, running
 from launch.prompts import collect
 from launch.prompts.collect import NamedPrompt
+from launch.prompts.queue import PromptQueue
 from lp.engine import NOT_A_NUMBER
 from lp.request import Completion, Progress, Request
 from lp.request_builder import RequestBuilder
 from lp.text.stopping import Stopping
 from parallel.group import loop
-from parallel.group.loop import Command
 
 log = logging.getLogger("lookahead")
 
@@ -45,7 +45,7 @@ class Color(StrEnum):
 
 @dataclass
 class GenerateSettings(RuntimeSettings):
-    """prompt, prompt_file, prompts: a text, a text file, a JSONL file; one of them must be given.
+    """prompt, prompt_file, prompts: a text, a text file or a JSONL file; exactly one of them must be given.
 
     max_new_tokens, stop, stop_token_ids, ignore_eos: see lp.Stopping. format, color: see launch.output.terminal.
     """
@@ -62,10 +62,10 @@ class GenerateSettings(RuntimeSettings):
     color: Color = Color.auto
 
 
-class PromptFeed:
-    """Rank 0's inbox: one prompt after another, then shutdown. Collects what comes out and gives it to the printer.
+class Continuations:
+    """What becomes of the prompts: hands them to its queue, and what comes out of them to the printer.
 
-    A signal, or output that cannot be written, ends the prompt at hand with what it has and leaves out the rest.
+    Output that cannot be written ends the queue, as a signal does. queue: the inbox of rank 0.
     """
 
     def __init__(
@@ -77,45 +77,48 @@ class PromptFeed:
         printer: Printer,
     ):
         """where: what records say of the ranks. Raises ValueError naming the prompt that cannot be used."""
-        self.where = where
-        self.printer = printer
-        self.waiting = _requests(request_builder, named, settings)[::-1]
-        self.current: tuple[NamedPrompt, Request, Completion] | None = None
-        self.interrupted_by: int | None = None
-        self.failed: list[NamedPrompt] = []
-
-    def interrupt(self, signal_number: int, frame: Any = None) -> None:
-        """A signal handler."""
-        self.interrupted_by = signal_number
-
-    def has_waiting(self) -> bool:
-        return self.interrupted_by is not None or self.printer.error is not None
-
-    def take(self, wait_s: float) -> list[Command]:
-        if self.current:
-            return [{"cancel": self.current[1].id}]
-        if self.has_waiting() or not self.waiting:
-            return [{"shutdown": True}]
-        prompt, request = self.waiting.pop()
-        self.current = prompt, request, Completion()
-        self.printer.begin(prompt.text)
-        return [{"submit": request.to_dict()}]
+        requests = _requests(request_builder, named, settings)
+        self.queue = PromptQueue(requests, on_begin=self._begin)
+        self._where = where
+        self._printer = printer
+        self._prompts = dict(zip((request.id for request in requests), named, strict=True))
+        self._current: tuple[Request, Completion] | None = None
+        self._failures: list[str] = []
 
     def emit(self, progress: Progress) -> None:
-        assert self.current
-        prompt, request, completion = self.current
+        """Takes what a step added to the current prompt."""
+        assert self._current
+        request, completion = self._current
         completion.extend(progress)
-        self.printer.progress(progress)
+        self._printer.progress(progress)
         if progress.finish_reason == "error":
-            self.failed.append(prompt)
+            self._fail(request, NOT_A_NUMBER)
         if progress.finish_reason:
-            self.current = None
-            self.printer.end(completion, _record(self.where, prompt, request, completion))
+            self._printer.end(completion, _record(self._where, self._prompts[request.id], request, completion))
+        if self._printer.error:
+            self.queue.stop()
+        self.queue.emit(progress)
+
+    def lose(self, reason: str) -> None:
+        """The current prompt has no ranks any more: it is left out, the rest may follow."""
+        for request in self.queue.lose():
+            self._fail(request, reason)
+
+    def conclude(self) -> int:
+        """Logs which prompts failed. Returns the program's exit code: 0, 1 if one failed, or 128 + the signal."""
+        for failure in self._failures:
+            log.error("error: %s", failure)
+        return 128 + self.queue.interrupted_by if self.queue.interrupted_by else int(bool(self._failures))
+
+    def _begin(self, request: Request) -> None:
+        self._current = request, Completion()
+        self._printer.begin(self._prompts[request.id].text)
+
+    def _fail(self, request: Request, reason: str) -> None:
+        self._failures.append(f"{self._prompts[request.id].where}: {reason}")
 
 
-def _requests(
-    request_builder: RequestBuilder, named: list[NamedPrompt], settings: GenerateSettings
-) -> list[tuple[NamedPrompt, Request]]:
+def _requests(request_builder: RequestBuilder, named: list[NamedPrompt], settings: GenerateSettings) -> list[Request]:
     """All requests, checked before the first is run. Raises ValueError naming the prompt that cannot be used."""
     stopping = Stopping(settings.max_new_tokens, settings.stop, settings.stop_token_ids, settings.ignore_eos)
     made = []
@@ -124,7 +127,7 @@ def _requests(
             request = request_builder.build(prompt.text, stopping=stopping, request_id=str(number))
         except ValueError as error:
             raise ValueError(f"{prompt.where}: {error}") from None
-        made.append((prompt, request))
+        made.append(request)
     return made
 
 
@@ -151,7 +154,7 @@ def _record(where: Mapping[str, Any], prompt: NamedPrompt, request: Request, com
 
 
 def output_of(settings: GenerateSettings, num_prompts: int) -> Output:
-    """What shows the results as the settings want it."""
+    """Shows the results as the settings say."""
     if settings.format is Format.text:
         return TextOutput(settings.color.value, settings.show_prompt)
     return JSONOutput(num_prompts)
@@ -168,17 +171,15 @@ def run(settings: GenerateSettings) -> int:
             return follow(runtime)
         where = {"parallel": runtime.mesh.mode, "ranks": runtime.mesh.num_ranks}
         with Printer(output_of(settings, len(named))) as printer:
-            feed = PromptFeed(runtime.engine.request_builder, where, named, settings, printer)
-            signal.signal(signal.SIGINT, feed.interrupt)
-            signal.signal(signal.SIGTERM, feed.interrupt)
-            loop.run(runtime.engine, runtime.channel, feed, feed.emit)
+            texts = Continuations(runtime.engine.request_builder, where, named, settings, printer)
+            signal.signal(signal.SIGINT, texts.queue.interrupt)
+            signal.signal(signal.SIGTERM, texts.queue.interrupt)
+            loop.serve(runtime.engine, runtime.channel, texts.queue, texts.emit)
     if isinstance(printer.error, BrokenPipeError):
         return 128 + signal.SIGPIPE
     if printer.error:
         raise printer.error
-    for prompt in feed.failed:
-        log.error("error: %s: %s", prompt.where, NOT_A_NUMBER)
-    return 128 + feed.interrupted_by if feed.interrupted_by else int(bool(feed.failed))
+    return texts.conclude()
 
 
 def main() -> int:

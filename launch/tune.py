@@ -1,4 +1,4 @@
-"""Shows what decode=auto goes by on this machine, and what comes of it.
+"""Shows by what decode=auto chooses on this machine, and what speed comes of it.
 
     python launch/tune.py model.path=FOLDER
     torchrun --nproc-per-node 2 launch/tune.py parallel=lp workload=humaneval workload.path=FILE.jsonl
@@ -36,7 +36,7 @@ log = logging.getLogger("lookahead")
 
 @dataclass
 class TuneSettings(RuntimeSettings):
-    """workload: the prompts. ignore_eos: let all texts have the same length."""
+    """workload: the prompts. ignore_eos: whether all texts get the same length."""
 
     workload: WorkloadSettings = field(default_factory=WorkloadSettings)
     ignore_eos: bool = False
@@ -44,7 +44,7 @@ class TuneSettings(RuntimeSettings):
 
 
 def check(settings: TuneSettings) -> Auto:
-    """What is to be tuned. Raises ValueError for settings that leave nothing to choose or to compare."""
+    """The method to tune. Raises ValueError for settings that leave nothing to choose or to compare."""
     decode = settings.decode
     if not isinstance(decode, Auto):
         raise ValueError(f"decode={decode.method} has a fixed size; leave it out: what is tuned is decode=auto")
@@ -68,11 +68,11 @@ def run(settings: TuneSettings) -> int:
         requests = make_requests(runtime.engine.request_builder, problems, stopping)
         with tqdm(total=len(requests), unit="text", file=sys.stderr, disable=None) as bar:
             trial = Trial(requests, bar.update)
-            signal.signal(signal.SIGINT, trial.interrupt)
-            signal.signal(signal.SIGTERM, trial.interrupt)
-            loop.run(runtime.engine, runtime.channel, trial, trial.emit)
-    if trial.interrupted_by:
-        return 128 + trial.interrupted_by
+            signal.signal(signal.SIGINT, trial.queue.interrupt)
+            signal.signal(signal.SIGTERM, trial.queue.interrupt)
+            loop.serve(runtime.engine, runtime.channel, trial.queue, trial.emit)
+    if trial.queue.interrupted_by:
+        return 128 + trial.queue.interrupted_by
     if trial.failed:
         log.error("error: %s", NOT_A_NUMBER)
         return 1

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from launch.cluster.front_end import Event, Task
 from launch.cluster.group import open_group
 from launch.cluster.program_settings import RayGenerateSettings, RayServeSettings
-from launch.generate import PromptFeed
+from launch.generate import Continuations
 from launch.output.printer import Printer
 from launch.program.settings_json import from_json_values
 from launch.prompts.collect import NamedPrompt
+from launch.prompts.queue import PromptQueue
 from launch.server.run import Server, bind
 from launch.sweep.points import mode_of, num_ranks
-from lp.engine import NOT_A_NUMBER
 from lp.request import Completion, Progress
-from parallel.group.loop import Command
-
-log = logging.getLogger("lookahead")
 
 
 def make(kind: str, order: dict[str, Any]) -> Task:
@@ -64,7 +59,7 @@ class GenerateTask:
     def __init__(self, settings: RayGenerateSettings, named: list[NamedPrompt]):
         self._settings = settings
         self._named = named
-        self._inbox: GroupFeed | None = None
+        self._queue: PromptQueue | None = None
 
     def run(self, show: Callable[[Event], None]) -> int:
         parallel = self._settings.parallel
@@ -72,62 +67,16 @@ class GenerateTask:
         backend = open_group(self._settings)
         with Printer(Relay(show)) as printer:
             where = {"parallel": mode_of(parallel, ranks), "ranks": ranks}
-            feed = PromptFeed(backend.request_builder, where, self._named, self._settings, printer)
-            self._inbox = GroupFeed(feed)
-            backend.run(self._inbox, self._inbox.emit, self._inbox.lose)
-        for prompt in feed.failed:
-            log.error("error: %s: %s", prompt.where, self._inbox.reasons.get(prompt.id, NOT_A_NUMBER))
-        return 128 + feed.interrupted_by if feed.interrupted_by else int(bool(feed.failed))
+            texts = Continuations(backend.request_builder, where, self._named, self._settings, printer)
+            self._queue = texts.queue
+            backend.run(texts.queue, texts.emit, texts.lose)
+        return texts.conclude()
 
     def interrupt(self, number: int) -> bool:
-        if not self._inbox:
+        if not self._queue:
             return False
-        self._inbox.interrupt(number)
+        self._queue.interrupt(number)
         return True
-
-
-class GroupFeed:
-    """A PromptFeed for a supervisor, which asks it all the time and from another thread than it tells of progress.
-
-    reasons: why prompts were lost, by id.
-    """
-
-    def __init__(self, feed: PromptFeed):
-        self.reasons: dict[str, str] = {}
-        self._feed = feed
-        self._changed = threading.Condition()
-        self._is_cancelling = False
-
-    def take(self, wait_s: float) -> list[Command]:
-        with self._changed:
-            self._changed.wait_for(self.has_waiting, wait_s)
-            if not self.has_waiting():
-                return []
-            self._is_cancelling = self._feed.current is not None
-            return self._feed.take(0.0)
-
-    def has_waiting(self) -> bool:
-        return self._feed.current is None or (self._feed.has_waiting() and not self._is_cancelling)
-
-    def emit(self, progress: Progress) -> None:
-        with self._changed:
-            self._feed.emit(progress)
-            self._changed.notify_all()
-
-    def lose(self, message: str) -> None:
-        """The prompt at hand has no ranks any more."""
-        with self._changed:
-            if self._feed.current:
-                prompt, _, _ = self._feed.current
-                self.reasons[prompt.id] = message
-                self._feed.failed.append(prompt)
-                self._feed.current = None
-            self._changed.notify_all()
-
-    def interrupt(self, number: int) -> None:
-        with self._changed:
-            self._feed.interrupt(number)
-            self._changed.notify_all()
 
 
 class Relay:

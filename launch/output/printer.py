@@ -1,4 +1,4 @@
-"""Shows results from a thread of its own: a reader that pauses holds up neither the steps nor the other ranks."""
+"""Shows results from a thread of its own, so that a reader that pauses holds up neither the steps nor other ranks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from lp.request import Completion, Progress
 
 
 class Printer:
-    """An Output that hands on to `output`, in order and without waiting. Closed by `with`, which waits for the rest.
+    """An Output that passes everything on to another `output`, in order and without waiting for it.
 
-    error: what ended the writing early; nothing is shown after it.
+    Leaving its `with` block waits until the rest is shown. error: what ended the writing early; nothing is shown after
+    it.
     """
 
     def __init__(self, output: Output):
@@ -54,7 +55,7 @@ class Printer:
 
 
 def _give_up_rest(stream: TextIO) -> None:
-    """What a stream holds but cannot write is dropped: Python would try again at the end, and change the exit code."""
+    """Drops what a stream holds but cannot write; else Python would try again at exit and change the exit code."""
     try:
         stream.flush()
     except OSError:

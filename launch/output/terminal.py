@@ -11,12 +11,12 @@ from tqdm import tqdm
 
 from lp.request import Completion, Progress
 
+# The styles, taken in turn, for the text of a step that yielded several tokens. The text of a single token is plain.
 RUN_STYLES = ("bold green", "bold cyan")
-"""Text of a step that yielded several tokens, in turn; what came one token at a time is plain."""
 
 
 class Output(Protocol):
-    """Gets a prompt's progress, then its result."""
+    """Shows prompts: for each its beginning, its progress and its result."""
 
     def begin(self, prompt: str) -> None: ...
 
@@ -26,7 +26,7 @@ class Output(Protocol):
 
 
 class _Console(Console):
-    """A console that leaves it to the caller what becomes of a reader that has left; rich would end the thread."""
+    """A console that raises if its reader has left; rich would end the thread."""
 
     def on_broken_pipe(self) -> None:
         raise
@@ -44,7 +44,7 @@ class TextOutput:
         self.num_runs = 0
 
     def _write(self, text: str, style: str | None) -> None:
-        if not self.console.is_terminal:  # a terminal is spared control characters; a file gets the text as it is
+        if not self.console.is_terminal:  # a file gets the text as it is, with its control characters
             self.console.file.write(text)
             return self.console.file.flush()
         self.console.print(text, style=style, end="", markup=False, highlight=False, emoji=False)
@@ -75,7 +75,7 @@ class TextOutput:
 
 
 class JSONOutput:
-    """One JSON object a prompt on standard output and nothing else there; progress on standard error."""
+    """Writes one JSON object for each prompt to standard output, and a progress bar to standard error."""
 
     def __init__(self, num_prompts: int):
         self.bar = tqdm(total=num_prompts, unit="prompt", file=sys.stderr, disable=None if num_prompts > 1 else True)

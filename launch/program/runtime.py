@@ -19,7 +19,7 @@ from lp.model.checkpoint import Checkpoint, ModelSettings
 from parallel.build import MeshPlace, OnLoaded
 from parallel.comm.channel import Channel
 from parallel.comm.traffic import Traffic
-from parallel.group import loop
+from parallel.group import commands, loop
 from parallel.mesh import Mesh, ParallelSettings, make_mesh
 from parallel.shards.weights import num_weight_bytes
 
@@ -82,7 +82,7 @@ def running(settings: RuntimeSettings, mesh: Mesh | None = None, store: Store | 
             yield Runtime(place, Engine.assemble(settings.on(mesh), place))
         except (ValueError, OSError):
             if place.has_met and place.channel.is_leader and not place.channel.has_shared:
-                place.channel.share([{"shutdown": True}])  # the others still wait for a first command
+                place.channel.share(commands.encode([commands.Shutdown()]))  # the others still wait for a first command
             raise
 
 
@@ -110,5 +110,5 @@ def report_loaded(settings: RuntimeSettings, mesh: Mesh) -> OnLoaded:
 
 def follow(runtime: Runtime) -> int:
     """Serves as a rank other than 0, until rank 0 says that it is over."""
-    loop.run(runtime.engine, runtime.channel, inbox=None, emit=lambda progress: None)
+    loop.serve(runtime.engine, runtime.channel, inbox=None, emit=lambda progress: None)
     return 0

@@ -20,7 +20,10 @@ class NamedPrompt:
 
 
 def collect(prompt: str | None, prompt_file: str | None, prompts: str | None) -> list[NamedPrompt]:
-    """Exactly one of the three must be given. Raises ValueError naming the file and line that cannot be used."""
+    """The prompts to continue. Exactly one of the three sources must be given.
+
+    Raises ValueError naming the file and line that cannot be used.
+    """
     given = [key for key, value in (("prompt", prompt), ("prompt_file", prompt_file), ("prompts", prompts)) if value]
     if len(given) != 1:
         found = f"got {' and '.join(given)}" if given else "none has any text"
@@ -46,7 +49,10 @@ def _read(path: str) -> str:
 
 
 def _lines(path: str) -> Iterator[NamedPrompt]:
-    """A line is a JSON object with `prompt` (or Spec-Bench's `turns`: the first is taken) and, if it likes, `id`."""
+    """The prompts of a file whose lines are JSON objects.
+
+    A line has `prompt` (or `turns`, as Spec-Bench does, whose first is taken) and may have `id`.
+    """
     for line in json_lines(path, "prompts"):
         text = _text(line.value)
         if not isinstance(text, str) or not text:

@@ -1,7 +1,8 @@
 """Data sets as they are published: which keys a line has, and how it becomes a prompt.
 
-Prompts are those usual for base models, which have not been taught to follow instructions. Of lists the first entry
-counts: of a conversation the first turn, of several tests or answers the first one. Knows nothing of files.
+The prompts are the usual ones for base models, which have not been taught to follow instructions. Only the first
+entry of a list is used: the first turn of a conversation, the first of several tests or answers. Knows nothing of
+files.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
+# The lines of any data set may instead be {"id", "category", "prompt" or "turns", "reference"}.
 PLAIN_TEMPLATES = ("{prompt}", "{turns}")
-"""Any data set's lines may instead have {"id", "category", "prompt" or "turns", "reference"}."""
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """title: name, authors and publisher's file. templates: of prompts, over the keys of a line; the first whose keys
-    are all there is taken. reference, id: the keys of what a person answered and of a problem's name.
+    """How to read one data set.
+
+    title: its name, authors and the publisher's file. templates: how a prompt is made of the keys of a line; the first
+    template whose keys are all there is used. reference: the key of an answer by a person. id: the key of a problem's
+    name.
     """
 
     title: str
@@ -26,14 +30,14 @@ class DataSet:
     id: str = "id"
 
     def template(self, record: dict[str, Any]) -> str | None:
-        """The one for this line, published or plain; None if there is none."""
+        """The template for this line, published or plain; None if none fits."""
         for template in (*self.templates, *PLAIN_TEMPLATES):
             if all(key in record for key in template_keys(template)):
                 return template
         return None
 
     def expected_keys(self) -> str:
-        """For messages: what a line must have for a prompt."""
+        """The keys that a line must have, for error messages."""
         templates = dict.fromkeys((*self.templates, *PLAIN_TEMPLATES))
         return ", or ".join(" and ".join(template_keys(template)) for template in templates)
 
@@ -43,7 +47,7 @@ def template_keys(template: str) -> list[str]:
 
 
 def first(value: Any) -> Any:
-    """Of lists, and of lists of lists, the first entry; None of an empty one."""
+    """The first entry of a list, or of nested lists; None for an empty list. Any other value is returned as it is."""
     while isinstance(value, list):
         value = value[0] if value else None
     return value

@@ -1,4 +1,4 @@
-"""JSONL files that a user gives, one JSON value a line. Knows nothing of what the values mean."""
+"""Reads JSONL files that a user gives: one JSON value on each line. Knows nothing of what the values mean."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class JSONLine:
-    """A line's value. number: from 1. where: file and line, as error messages name them."""
+    """The value of a line. number: counted from 1. where: file and line, as error messages name them."""
 
     number: int
     where: str

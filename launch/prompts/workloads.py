@@ -1,7 +1,7 @@
 """The benchmark's prompts: well-known data sets from JSONL files given by path, and a small workload of our own.
 
-A data set is read as it is published or in a plain form (launch/prompts/data_sets.py); of a conversation, the first
-turn. Knows nothing of tokens: who decodes cuts a prompt to the model's context.
+A data set is read as it is published or in a plain form (launch/prompts/data_sets.py). A conversation gives its first
+turn. Knows nothing of tokens: whoever decodes a prompt cuts it to the model's context.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ OWN = Path(__file__).with_name("own_workload.jsonl")
 
 @dataclass
 class WorkloadSettings:
-    """name: one of DATA_SETS. path: its JSONL file; `own` needs none. limit: problems taken, from the file's beginning;
-    None is all. max_new_tokens: of each text.
+    """Which prompts to take.
+
+    name: one of DATA_SETS. path: its JSONL file; `own` needs none. limit: the number of problems taken from the file's
+    beginning; None takes all. max_new_tokens: the length of each text.
     """
 
     name: str = "own"
@@ -43,7 +45,10 @@ class Problem:
 
 
 def load(settings: WorkloadSettings) -> list[Problem]:
-    """At least one problem. Raises ValueError naming the setting, or the file and line, that cannot be used."""
+    """The problems of a workload, at least one.
+
+    Raises ValueError naming the setting, or the file and line, that cannot be used.
+    """
     if settings.name not in DATA_SETS:
         raise ValueError(f"workload.name={settings.name} is unknown; it is one of {', '.join(DATA_SETS)}")
     for key in ("limit", "max_new_tokens"):

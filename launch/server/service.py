@@ -1,7 +1,7 @@
 """The thread-safe front of an engine: requests of an event loop on one side, the engine's thread on the other.
 
 Holds requests back so that at most `max_running` are in the engine, first come first served. On the engine's side it is
-the `Inbox` of `parallel.group.loop`. Knows nothing of HTTP.
+the `Inbox` of `parallel.group.commands`. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
 
 from launch.server.metrics import Clock, Metrics
 from lp.engine import NOT_A_NUMBER
 from lp.request import Progress, Request
 from lp.statistics import Statistics
+from parallel.group.commands import Cancel, Command, Shutdown, Submit
 
 
 class ServiceError(Exception):
@@ -174,19 +174,19 @@ class Service:
             self._deadline = time.monotonic() + within_s
             self._changed.notify_all()
 
-    def take(self, wait_s: float) -> list[dict[str, Any]]:
+    def take(self, wait_s: float) -> list[Command]:
         """The commands that are due; waits up to `wait_s` for the first."""
         with self._changed:
             self._changed.wait_for(self.has_waiting, wait_s)
             self._cancel_the_late()
-            commands: list[dict[str, Any]] = [{"cancel": request_id} for request_id in self._cancelled]
+            commands: list[Command] = [Cancel(request_id) for request_id in self._cancelled]
             self._cancelled.clear()
             while self._waiting and len(self._running) < self.max_running:
                 request_id, ticket = self._waiting.popitem(last=False)
                 self._running[request_id] = ticket
-                commands.append({"submit": ticket.request.to_dict()})
+                commands.append(Submit(ticket.request))
             if self.is_draining and not self._running:
-                commands.append({"shutdown": True})
+                commands.append(Shutdown())
             return commands
 
     def has_waiting(self) -> bool:

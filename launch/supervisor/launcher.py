@@ -1,4 +1,4 @@
-"""The face of what starts the processes of ranks: on this machine (local.py), or on a cluster."""
+"""What starts and ends the processes of ranks: on this machine (local.py) or on a cluster."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Protocol
 
 from launch.supervisor.rank_spec import RankSpec
 
+# Called from any thread when the process of a rank has ended: with the rank, and with how it ended, such as
+# 'it was ended by SIGKILL'.
 OnExit = Callable[[int, str], None]
-"""Told, from any thread, that the process of a rank has ended, and how: 'it was ended by SIGKILL'."""
 
 
 class Launcher(Protocol):
@@ -20,20 +21,20 @@ class Launcher(Protocol):
     host: str
 
     def start(self, spec: RankSpec, key: bytes, on_exit: OnExit) -> None:
-        """Starts a rank's process, which may take its time to come; `on_exit` is called once, when it has ended.
+        """Starts a rank's process, without waiting for it. `on_exit` is called once, when the process has ended.
 
         Raises OSError or ValueError if it cannot be started.
         """
         ...
 
     def kill(self, rank: int) -> None:
-        """Ends a rank's process at once, if there is one, even one that is stopped."""
+        """Ends a rank's process at once, even a stopped one. Does nothing if there is none."""
         ...
 
     def place(self, rank: int, num_ranks: int) -> tuple[int, int]:
-        """(local rank, ranks of its host) of a rank."""
+        """The local rank of a rank, and the number of ranks on its host."""
         ...
 
     def close(self) -> None:
-        """Ends all that is left and frees what was reserved."""
+        """Ends all processes that are left and frees what was reserved."""
         ...

@@ -1,26 +1,28 @@
-"""What a front end knows of the requests in its group: enough to go on with them, whoever is lost.
+"""What a front end knows of the requests in its group: enough to continue them, whichever ranks are lost.
 
-Ranks may tell the same tokens again after a loss; what was delivered once is not delivered a second time. Knows nothing
-of how ranks are reached.
+After a loss, ranks may tell the same tokens again; what was delivered once is not delivered a second time. Knows
+nothing of how ranks are reached.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from lp.request import Progress
+from lp.request import Progress, Request
 from lp.statistics import Statistics
-from parallel.group.loop import Command
+from parallel.group.commands import Cancel, Command, Submit
+from parallel.group.epoch import RunningRequest
 
 
 @dataclass
 class _Entry:
-    """A request under way. tokens, num_characters: delivered. told_tokens, told_characters: by the epoch's leader, who
-    begins with the first. before: what earlier epochs cost.
+    """A running request.
+
+    tokens, num_characters: what was delivered to the client. told_tokens, told_characters: how much the epoch's leader
+    has told, which begins again with the first token. before: what the request cost in earlier epochs.
     """
 
-    request: dict[str, Any]
+    request: Request
     tokens: list[int] = field(default_factory=list)
     num_characters: int = 0
     told_tokens: int = 0
@@ -31,36 +33,36 @@ class _Entry:
 
 
 class Ledger:
-    """Requests by id, from the command that submits them to the progress that ends them."""
+    """The running requests by id, from the command that submits each to the progress that ends it."""
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._epoch = 0
 
     def note(self, command: Command) -> None:
-        """Takes a command on its way to the ranks."""
-        if "submit" in command:
-            request = command["submit"]
-            stats = Statistics(prompt_tokens=len(request["prompt"]))
-            self._entries[request["id"]] = _Entry(request, stats=stats, before=stats)
-        elif entry := self._entries.get(command.get("cancel", "")):
-            entry.is_cancelled = True
+        """Notes a command on its way to the ranks."""
+        match command:
+            case Submit(request):
+                stats = Statistics(prompt_tokens=len(request.prompt))
+                self._entries[request.id] = _Entry(request, stats=stats, before=stats)
+            case Cancel(request_id) if entry := self._entries.get(request_id):
+                entry.is_cancelled = True
 
-    def begin(self, epoch: int) -> list[dict[str, Any]]:
-        """From now on the leader of this epoch counts; what it must know to go on."""
+    def begin(self, epoch: int) -> list[RunningRequest]:
+        """Begins an epoch: only what its leader tells counts from now on. Returns what the leader must know."""
         self._epoch = epoch
         for entry in self._entries.values():
             entry.told_tokens = entry.told_characters = 0
             entry.before = entry.stats
-        return [{"request": entry.request, "tokens": [*entry.tokens]} for entry in self._entries.values()]
+        return [RunningRequest(entry.request, [*entry.tokens]) for entry in self._entries.values()]
 
     def end_cancelled(self) -> list[Progress]:
-        """The ends of requests that were cancelled and whose ranks have not said so; to be asked where they cannot."""
+        """Ends the cancelled requests whose end no rank has told. For the time when no rank can tell it."""
         ended = [request_id for request_id, entry in self._entries.items() if entry.is_cancelled]
         return [Progress(name, [], "", None, "cancelled", self._entries.pop(name).stats) for name in ended]
 
     def take(self, epoch: int, progress: Progress) -> Progress | None:
-        """What is new of what a leader tells; None if nothing is, or if its epoch is over."""
+        """The new part of what a leader tells; None if nothing is new, or if the leader's epoch is over."""
         entry = self._entries.get(progress.request_id)
         if entry is None or epoch != self._epoch:
             return None
@@ -79,5 +81,5 @@ class Ledger:
         return replace(progress, tokens=tokens, text=text, logprobs=logprobs, stats=entry.stats)
 
     def drop_all(self) -> None:
-        """Nobody is left to go on with them."""
+        """Forgets all requests, as no rank is left to continue them."""
         self._entries.clear()

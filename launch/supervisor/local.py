@@ -1,4 +1,4 @@
-"""Starts ranks as processes of this machine. What they write to standard error is passed on with their rank ahead."""
+"""Starts ranks as processes of this machine. What a rank writes to standard error is passed on after its number."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import IO
 from launch.supervisor.launcher import OnExit
 from launch.supervisor.rank_spec import KEY_VARIABLE, RankSpec
 
+# Seconds that a killed process gets to end.
 _LEAVE_S = 5.0
 
 
@@ -25,7 +26,7 @@ class LocalLauncher:
 
     def start(self, spec: RankSpec, key: bytes, on_exit: OnExit) -> None:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "launch.supervisor.rank"],  # -P: not what lies in the current folder
+            [sys.executable, "-P", "-m", "launch.supervisor.rank"],  # -P: import nothing from the current folder
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -1,7 +1,7 @@
-"""Who takes part: the states of the ranks and what follows from what happens to them.
+"""Which ranks take part: the states of the ranks, and what follows from what happens to them.
 
-A state machine without threads, processes or clocks: it is told of events and of the time, and answers with what is to
-be done.
+A state machine without threads, processes or clocks: it is told of events and of the time, and it answers with the
+actions to take.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from launch.backend import State
 from launch.supervisor.settings import SupervisorSettings
 from parallel.group.epoch import Epoch
 
+# Seconds between a failed collective and the next epoch, so that the end of a process can be noticed first.
 LOOK_AROUND_S = 0.1
-"""After a failed collective: time for the end of a process to be noticed, before all that are left form anew."""
+# A rank that ends after fewer seconds of serving has failed once more in a row.
 STEADY_S = 5.0
-"""A rank that serves for less has failed again."""
 LONGEST_BACKOFF_S = 30.0
-
 
 RUNNING = (State.starting, State.loading, State.ready, State.serving, State.silent)
 ABLE = (State.ready, State.serving)
@@ -25,8 +24,13 @@ ABLE = (State.ready, State.serving)
 
 @dataclass
 class Slot:
-    """A rank's place. since: when its state began. last_sign: when it was last heard of. start_at: when it is to be
-    started again.
+    """What is known of one rank.
+
+    since: when its state began. last_sign: when it was last heard from. start_at: when it is to be started again.
+    num_failures: starts in a row that failed, or that ended soon after. has_joined: whether it has joined the current
+    epoch. has_served: whether it has joined any epoch since it was started. is_dismissed: whether the group ended it,
+    because the group could not go on without another rank. message: why it failed last, in its own words if it had
+    any. is_final: whether it would fail in the same way again.
     """
 
     rank: int
@@ -35,17 +39,11 @@ class Slot:
     last_sign: float = 0.0
     start_at: float = 0.0
     num_failures: int = 0
-    """In a row: starts that came to nothing, or ended soon."""
     has_joined: bool = False
-    """The epoch at hand."""
     has_served: bool = False
-    """In any epoch since it was started."""
     is_dismissed: bool = False
-    """Ended by the group, which could not go on without another."""
     message: str = ""
-    """Of its last failure, in its own words if it had any."""
     is_final: bool = False
-    """Whether it would fail so again."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Regroup:
-    """Let the members come to the end of a step and wait for another epoch."""
+    """Let the members finish their step and wait for another epoch."""
 
     leader: int
 
@@ -72,14 +70,14 @@ class Begin:
 
 @dataclass(frozen=True)
 class Fail:
-    """Running requests are lost."""
+    """The running requests are lost."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """There is nobody left to serve, nor will there be. is_final: the user has to mend something first."""
+    """No rank is left to serve, and none will come. is_final: the user has to mend something first."""
 
     message: str
     is_final: bool
@@ -95,14 +93,18 @@ Action = Start | Kill | Regroup | Begin | Fail | GiveUp | Say
 
 @dataclass
 class Membership:
-    """can_shrink: whether each rank can serve by itself, as under lookahead parallelism."""
+    """The state of the group.
+
+    can_shrink: whether each rank can serve by itself, as under lookahead parallelism. number: the last epoch that has
+    begun. regrouping: whether the leader was told to end the epoch after its step. reform_at: when the ranks that are
+    left begin another epoch, after a failed collective.
+    """
 
     num_ranks: int
     settings: SupervisorSettings
     can_shrink: bool = True
     epoch: Epoch | None = None
     number: int = 0
-    """Of the last epoch that was begun."""
     regrouping: bool = False
     reform_at: float | None = None
     is_over: bool = False
@@ -131,7 +133,7 @@ class Membership:
         self.slots[rank].last_sign = now
 
     def disconnected(self, rank: int, now: float) -> None:
-        """Its link has closed. Unless its process turns out to have ended, it counts as silent soon."""
+        """The rank's link has closed. It soon counts as silent, unless its process turns out to have ended."""
         self.slots[rank].last_sign = now - self.settings.answer_within_s + LOOK_AROUND_S
 
     def joined(self, rank: int, number: int, now: float) -> list[Action]:
@@ -141,19 +143,19 @@ class Membership:
         return self._admit_ready(now)
 
     def left(self, rank: int, number: int, now: float) -> list[Action]:
-        """The leader has come to the end of a step and told everything until then."""
+        """The leader has finished its step and has told everything up to there."""
         if not self.regrouping or rank != self.leader or number != self.number:
             return []
         return self._begin(self._serving(), urgent=False, now=now)
 
     def lost(self, number: int, now: float) -> list[Action]:
-        """A member's collective has failed: who is the cause will show soon, if it is not the network."""
+        """A member's collective has failed. Which rank is the cause will show soon, if it is not the network."""
         if number == self.number and self.epoch and self.reform_at is None:
             self.reform_at = now + LOOK_AROUND_S
         return []
 
     def failed(self, rank: int, message: str, is_final: bool, now: float) -> list[Action]:
-        """What a rank says before it ends. is_final: it would say the same if it were started again."""
+        """The rank says why it ends. is_final: it would say the same if it were started again."""
         slot = self.slots[rank]
         slot.message, slot.is_final = message, is_final
         is_useless = is_final and not slot.has_served and slot.state in RUNNING and not self.is_over
@@ -175,7 +177,7 @@ class Membership:
         return self._lose(slot, now, f"it failed {slot.num_failures} times in a row" if is_tried else None)
 
     def _lose(self, slot: Slot, now: float, given_up: str | None) -> list[Action]:
-        """given_up: why it is not to be started again, if so."""
+        """given_up: why the rank is not started again; None if it is."""
         self._enter(slot, State.failed if given_up else State.down, now)
         actions: list[Action] = [Say(f"rank {slot.rank} is lost: {slot.message}")]
         if given_up:
@@ -227,14 +229,14 @@ class Membership:
         return [Fail(f"{why}, and there was no other rank; try again"), *self._admit_ready(now)]
 
     def _dismiss(self, lost: list[int]) -> list[Action]:
-        """All that still run; those that were lost, and do, have failed for all that."""
+        """Ends all ranks that still run. One that was lost but still runs counts as failed, the others as dismissed."""
         running = [slot for slot in self.slots if slot.state in RUNNING]
         for slot in running:
             slot.is_dismissed = slot.rank not in lost
         return [Kill(slot.rank) for slot in running]
 
     def _is_hopeless(self) -> bool:
-        """Whether a rank that is needed is given up."""
+        """Whether a rank that the group needs has been given up."""
         needs_all = self.number == 0 or not self.can_shrink
         return needs_all and any(slot.state is State.failed for slot in self.slots)
 
@@ -243,7 +245,7 @@ class Membership:
         return [Fail(message), GiveUp(message, is_final)]
 
     def _admit_ready(self, now: float) -> list[Action]:
-        """Takes in who is ready, as soon as nothing else is under way."""
+        """Takes in the ranks that are ready, as soon as no other change is under way."""
         ready = [slot.rank for slot in self.slots if slot.state is State.ready]
         if self.is_over or not ready:
             return []
@@ -256,15 +258,15 @@ class Membership:
         return []
 
     def _may_begin(self, ready: list[int]) -> bool:
-        """The first time, all must be there; a group that has lost everybody goes on with the first to come back."""
+        """The first epoch needs all ranks; a group that has lost all of them goes on with the first that comes back."""
         return len(ready) == self.num_ranks or (self.can_shrink and self.number > 0)
 
     def _reform(self, now: float) -> list[Action]:
-        """Whoever is left goes on at once."""
+        """The ranks that are left go on at once."""
         return self._begin(self._serving(), urgent=True, now=now)
 
     def _begin(self, survivors: list[int], urgent: bool, now: float) -> list[Action]:
-        """survivors: who has served and goes on; one of them leads."""
+        """survivors: the ranks that have served and go on; one of them leads."""
         ready = [slot.rank for slot in self.slots if slot.state is State.ready]
         self._end_epoch()
         self.number += 1
@@ -279,7 +281,7 @@ class Membership:
             slot.has_joined = False
 
     def _serving(self) -> list[int]:
-        """Members that are left, in the order in which they came."""
+        """The members that are left, in the order in which they came."""
         members = self.epoch.members if self.epoch else []
         return [rank for rank in members if self.slots[rank].state is State.serving]
 

@@ -31,6 +31,7 @@ from parallel.errors import RankLost, StateDiverged
 from parallel.group.epoch import Epoch, joined, resume
 from parallel.group.link import Link
 from parallel.group.member import Fenced, FrontEndGone, Member
+from parallel.group.messages import Failed, Ready
 from parallel.mesh import Mesh, choose_device
 
 FENCED = 3
@@ -43,7 +44,7 @@ def main() -> int:
 
 
 def serve_rank(spec: RankSpec, key: bytes) -> int:
-    """Does all that a rank does, until it is sent away; the exit code. key: what the front end knows this rank by."""
+    """Serves as a rank until it is sent away. Returns the exit code. key: shows the front end that this is its rank."""
     process.keep_memory()
     process.follow_quietly()
     try:
@@ -66,13 +67,13 @@ def serve_rank(spec: RankSpec, key: bytes) -> int:
         except ValueError as error:
             return _failed(member, str(error), 2)
         except Exception as error:
-            member.send({"failed": f"{type(error).__name__}: {error}", "is_final": False})
+            member.send(Failed(f"{type(error).__name__}: {error}", is_final=False))
             raise
 
 
 def _failed(member: Member, message: str, code: int) -> int:
-    """code: 2 for what will be the same at the next try."""
-    member.send({"failed": message, "is_final": code == 2})
+    """Says why the rank ends. code: the exit code; 2 if the next try would end in the same way."""
+    member.send(Failed(message, is_final=code == 2))
     process.log.error("error: %s", message)
     return code
 
@@ -101,7 +102,7 @@ class _Rank:
         # Step times depend on how many ranks share a step, and so are found in the first epoch.
         engine = Engine.assemble(replace(settings, step_times=StepTimesSource.off), place)
         alone, model = cast(SingleDevice, engine.runner), engine.checkpoint.model
-        self.member.send({"ready": {"device": str(self.mesh.device)}})
+        self.member.send(Ready(str(self.mesh.device)))
 
         def join(epoch: Epoch) -> AbstractContextManager[Channel]:
             mesh = epoch.mesh(self.mesh, self.spec.rank)
@@ -120,7 +121,7 @@ class _Rank:
 
     def _serve_part(self) -> None:
         """Without all its ranks, such a group can do nothing: it serves in one epoch and ends with it."""
-        self.member.send({"ready": {"device": str(self.mesh.device)}})
+        self.member.send(Ready(str(self.mesh.device)))
         epoch = self.member.next_epoch()
         with runtime.running(self.settings, self.mesh, epoch.store(self.store)) as running:
             engine, channel = running.engine, running.channel

@@ -1,4 +1,4 @@
-"""What a rank's process is told when it is started. Needs nothing but Python."""
+"""What a rank's process is told when it is started. Imports nothing but Python's own modules."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+# The environment variable with the key that a rank shows to the front end, in hexadecimal digits.
 KEY_VARIABLE = "LOOKAHEAD_LINK_KEY"
-"""Environment variable with the key that a rank shows to the front end, in hexadecimal digits."""
 
 
 @dataclass(frozen=True)
 class RankSpec:
-    """settings: RuntimeSettings as JSON values. front_end, store: (host, port) of each."""
+    """A rank's place, and where to find its group.
+
+    settings: RuntimeSettings as JSON values. front_end, store: host and port of each.
+    """
 
     rank: int
     num_ranks: int

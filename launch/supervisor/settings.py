@@ -1,4 +1,4 @@
-"""Settings of the supervisor. Knows nothing of what starts the ranks."""
+"""Settings of the supervisor. Knows nothing of how ranks are started."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 @dataclass
 class SupervisorSettings:
-    """When a rank is given up, and how often it is started again. All in seconds but max_failed_starts.
+    """When a rank is given up, and how often it is started again. Names that end in _s are seconds.
 
-    answer_within_s: a rank that is silent for longer is left out. hang_s: and ended, if it is silent for as much more.
-    start_within_s: what a rank gets to load its model. backoff_s: the wait before a rank that failed to start, or ended
-    soon after, is started again, twice as long each time. max_failed_starts: in a row, after which it is given up.
+    answer_within_s: a rank that is silent for longer is left out. hang_s: a rank that has been left out for longer is
+    killed. start_within_s: the time that a rank gets to load its model. backoff_s: the wait before a rank is started
+    again that failed to start, or ended soon after; it doubles with each failure in a row. max_failed_starts: the
+    number of failures in a row after which a rank is given up.
     """
 
     answer_within_s: float = 3.0

@@ -1,7 +1,7 @@
-"""The front end's end of a group of ranks: starts them, relays requests and tokens, forms them anew when one is lost.
+"""The front end of a group of ranks: starts them, relays requests and tokens, regroups them when one is lost.
 
-What follows from an event is membership.py's to decide, and what a client has already, ledger.py's to know; here are
-the threads, the links and the clock around them.
+membership.py decides what follows from an event, and ledger.py knows what a client has already. This file has the
+threads, the links and the clock around the two.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch.distributed import TCPStore
@@ -29,19 +30,31 @@ from lp.model.checkpoint_info import read_checkpoint_info
 from lp.request import Progress
 from lp.request_builder import RequestBuilder
 from parallel import build
-from parallel.group.link import Link, LinkClosed, Listener, Message
-from parallel.group.loop import IDLE_S, Inbox
+from parallel.group import commands, messages
+from parallel.group.commands import Command, Inbox
+from parallel.group.link import Link, LinkClosed, Listener
+from parallel.group.loop import IDLE_S
 
 log = logging.getLogger("lookahead")
 
 TICK_S = 0.02
+# Seconds that ranks get to end by themselves once they are told to.
 LEAVE_S = 5.0
-"""What ranks get to end by themselves once they are told to."""
+# Seconds that the last messages of a rank whose process has ended get to arrive.
 LAST_WORDS_S = 1.0
 
 
 class GroupFailed(BackendFailed):
     """No rank is left, and none can be started."""
+
+
+@dataclass
+class _Place:
+    """Where a rank runs, as it said itself; None where it has not said it yet."""
+
+    host: str | None = None
+    pid: int | None = None
+    device: str | None = None
 
 
 class Supervisor:
@@ -65,9 +78,9 @@ class Supervisor:
         self._group = Membership(num_ranks, supervision, can_shrink=degrees.get("tp", 1) * degrees.get("pp", 1) == 1)
         self._ledger = Ledger()
         self._links: dict[int, Link] = {}
-        self._known: dict[int, dict[str, Any]] = {}
+        self._places: dict[int, _Place] = {}
+        # By rank: set once its link has closed and everything that it said has been processed.
         self._heard: dict[int, threading.Event] = {}
-        """Whether all that a rank has said was taken in, once its link has closed."""
         self._gave_up: GroupFailed | None = None
         self._shutting_down = False
         self._ended = threading.Event()
@@ -89,13 +102,13 @@ class Supervisor:
             self._close()
 
     def status(self) -> dict[str, Any]:
-        """{"epoch": number of the epoch at hand or None, "ranks": [{rank, host, pid, device, state, last_sign_s}]}."""
+        """{"epoch": number of the current epoch or None, "ranks": [{rank, host, pid, device, state, last_sign_s}]}."""
         with self._changed:
             now = time.monotonic()
             ranks = [
                 {
                     "rank": slot.rank,
-                    **{key: self._known.get(slot.rank, {}).get(key) for key in ("host", "pid", "device")},
+                    **asdict(self._places.get(slot.rank, _Place())),
                     "state": slot.state.value,
                     "last_sign_s": round(now - slot.last_sign, 3),
                 }
@@ -105,30 +118,30 @@ class Supervisor:
 
     @property
     def is_serving(self) -> bool:
-        """Whether there is an epoch whose members have all joined."""
+        """Whether there is an epoch that all its members have joined."""
         with self._changed:
             epoch = self._group.epoch
             return epoch is not None and all(self._group.slots[rank].has_joined for rank in epoch.members)
 
     def _relay(self, inbox: Inbox) -> None:
-        """Hands commands to whoever leads, until one says shutdown."""
+        """Hands commands to the leader, until one of them is the shutdown."""
         while not self._shutting_down:
-            commands = inbox.take(IDLE_S)
+            taken = inbox.take(IDLE_S)
             with self._changed:
                 if self._gave_up:
                     raise self._gave_up
-                for command in commands:
+                for command in taken:
                     self._ledger.note(command)
-                    self._shutting_down |= "shutdown" in command
-                self._command(commands)
+                    self._shutting_down |= isinstance(command, commands.Shutdown)
+                self._command(taken)
 
-    def _command(self, commands: list[dict[str, Any]]) -> None:
-        """Nothing is lost if there is no leader: the next one is told all that is in the ledger."""
+    def _command(self, issued: list[Command]) -> None:
+        """Sends commands to the leader. If there is none, nothing is lost: the next leader is told the whole ledger."""
         epoch = self._group.epoch
         if epoch is None:
             self._emit_all(self._ledger.end_cancelled())
-        elif commands and (link := self._links.get(epoch.members[0])):
-            link.send({"epoch": epoch.number, "commands": commands})
+        elif issued and (link := self._links.get(epoch.members[0])):
+            _send(link, messages.Commands(epoch.number, issued))
 
     def _emit_all(self, ended: list[Progress]) -> None:
         for progress in ended:
@@ -140,7 +153,7 @@ class Supervisor:
                 self._do(self._group.tick(time.monotonic()))
 
     def _do(self, actions: list[Action]) -> None:
-        """To be called with the lock held, as `_changed` is notified."""
+        """Carries actions out. The caller holds the lock, as `_changed` is notified."""
         for action in actions:
             match action:
                 case Start(rank):
@@ -148,15 +161,15 @@ class Supervisor:
                 case Kill(rank):
                     self._launcher.kill(rank)
                 case Regroup():
-                    self._command([{"regroup": True}])
+                    self._command([commands.Regroup()])
                 case Begin(epoch):
                     self._emit_all(self._ledger.end_cancelled())
                     running = self._ledger.begin(epoch.number)
                     for rank, link in self._links.items():
                         told = running if rank == epoch.members[0] else []
-                        link.send({"epoch": {**epoch.to_dict(), "running": told}})
+                        _send(link, messages.BeginEpoch(replace(epoch, running=told)))
                     if self._shutting_down:
-                        self._command([{"shutdown": True}])
+                        self._command([commands.Shutdown()])
                     log.info("epoch %d: ranks %s", epoch.number, ", ".join(map(str, sorted(epoch.members))))
                 case Fail(message):
                     self._ledger.drop_all()
@@ -181,68 +194,72 @@ class Supervisor:
 
     def _on_exit(self, rank: int, how: str) -> None:
         if heard := self._heard.get(rank):
-            heard.wait(LAST_WORDS_S)  # what it said before it ended
+            heard.wait(LAST_WORDS_S)  # for what it said before it ended
         with self._changed:
-            self._known.pop(rank, None)
+            self._places.pop(rank, None)
             if link := self._links.pop(rank, None):
                 link.cut()
             was_member = self._group.epoch is not None and rank in self._group.epoch.members
             if not self._shutting_down:
                 self.num_losses += was_member
                 self._do(self._group.ended(rank, how, time.monotonic()))
-            elif rank == self._group.leader:  # who was to tell the others
+            elif rank == self._group.leader:  # it should have told the others
                 self._send_home(self._links)
             self._changed.notify_all()
 
     def _on_connect(self, link: Link) -> None:
-        """The thread of a rank's link."""
+        """Receives what a rank says, in the thread of its link."""
         heard = threading.Event()
         with suppress(LinkClosed):
-            hello = link.receive().get("hello")
-            if not isinstance(hello, dict):
+            hello = _read(link.receive(), "somebody")
+            if not isinstance(hello, messages.Hello) or not 0 <= hello.rank < len(self._group.slots):
                 log.error("somebody connected who is no rank")
                 return link.cut()
-            rank = hello["rank"]
+            rank = hello.rank
             with self._changed:
-                self._links[rank], self._known[rank], self._heard[rank] = link, hello, heard
+                self._links[rank], self._heard[rank] = link, heard
+                self._places[rank] = _Place(hello.host, hello.pid)
                 self._do(self._group.came(rank, time.monotonic()))
             with suppress(LinkClosed):
                 while True:
-                    self._on_message(rank, link, link.receive())
+                    if message := _read(link.receive(), f"rank {rank}"):
+                        self._on_message(rank, link, message)
             heard.set()
             with self._changed:
                 if self._links.get(rank) is link:
                     self._group.disconnected(rank, time.monotonic())
 
-    def _on_message(self, rank: int, link: Link, message: Message) -> None:
+    def _on_message(self, rank: int, link: Link, message: messages.RankMessage) -> None:
         now = time.monotonic()
         with self._changed:
             if self._links.get(rank) is not link:
                 return
             self._group.heard(rank, now)
             match message:
-                case {"progress": dict(values), "epoch": int(number)}:
-                    if progress := self._ledger.take(number, Progress.from_dict(values)):
+                case messages.Progressed(number, told):
+                    if progress := self._ledger.take(number, told):
                         self._emit(progress)
-                case {"ready": {"device": str(device)}}:
-                    self._known[rank] = {**self._known[rank], "device": device}
+                case messages.Ready(device):
+                    self._places[rank].device = device
                     self._do(self._group.is_ready(rank, now))
-                case {"joined": int(number)}:
+                case messages.Joined(number):
                     self._do(self._group.joined(rank, number, now))
-                case {"left": int(number)}:
+                case messages.Left(number):
                     self._do(self._group.left(rank, number, now))
-                case {"lost": {"epoch": int(number), "reason": str(reason)}}:
+                case messages.Lost(number, _, reason):
                     log.debug("rank %d: %s", rank, reason)
                     self._do(self._group.lost(number, now))
-                case {"failed": str(text), "is_final": bool(is_final)}:
-                    self._do(self._group.failed(rank, text, is_final, now))
+                case messages.Failed(reason, is_final):
+                    self._do(self._group.failed(rank, reason, is_final, now))
+                case messages.Hello() | messages.Alive():
+                    pass  # a sign of life, which is noted above
 
     def _send_home(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
-            self._links[rank].send({"leave": "the group is shut down"})
+            _send(self._links[rank], messages.Leave("the group is shut down"))
 
     def _close(self) -> None:
-        """Sends home whoever has not been told to go, waits a little, ends the rest."""
+        """Sends home the ranks that have not been told to go, waits a little, and ends those that are left."""
         with self._changed:
             self._group.is_over = True
             members = self._group.epoch.members if self._group.epoch and self._shutting_down else []
@@ -253,8 +270,21 @@ class Supervisor:
         self._launcher.close()
 
 
+def _send(link: Link, message: messages.FrontEndMessage) -> None:
+    link.send(messages.encode(message))
+
+
+def _read(data: bytes, sender: str) -> messages.RankMessage | None:
+    """The message; None, and an error in the log, if it is not one that a rank sends."""
+    try:
+        return messages.from_rank(data)
+    except ValueError as error:
+        log.error("%s sent something that is %s", sender, error)
+        return None
+
+
 def _open_store(host: str) -> TCPStore:
-    """Listens on this address alone; given an address, a TCPStore would listen on all of them."""
+    """A store that listens on this address only; a TCPStore that opens its port itself listens on all addresses."""
     listener = socket.create_server((host, 0), backlog=128)
     port = listener.getsockname()[1]
     return TCPStore(

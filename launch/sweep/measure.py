@@ -11,6 +11,7 @@ from collections import Counter
 
 from launch.program.runtime import Runtime, running
 from launch.prompts import workloads
+from launch.prompts.queue import PromptQueue
 from launch.prompts.workloads import Problem
 from launch.sweep.outcome import Outcome, digest, fit, peak_bytes
 from launch.sweep.records import RankFigures, Text
@@ -18,7 +19,6 @@ from launch.sweep.settings import BenchSettings
 from lp.request import Completion, Progress, Request
 from lp.text.stopping import Stopping
 from parallel.group import loop
-from parallel.group.loop import Command, Inbox
 from parallel.shards.weights import num_weight_bytes
 
 WARM_UP = "warm-up"
@@ -29,8 +29,14 @@ def run(settings: BenchSettings) -> Outcome:
     problems = workloads.load(settings.workload)
     with running(settings) as runtime:
         meter = Meter(runtime)
-        inbox = Feed(runtime, settings, problems, meter) if runtime.channel.is_leader else None
-        loop.run(runtime.engine, runtime.channel, inbox, meter.emit)
+        queue = _queue(runtime, settings, problems) if runtime.channel.is_leader else None
+
+        def emit(progress: Progress) -> None:
+            meter.emit(progress)
+            if queue:
+                queue.emit(progress)
+
+        loop.serve(runtime.engine, runtime.channel, queue, emit)
         return meter.outcome([problem.id for problem in problems])
 
 
@@ -91,38 +97,15 @@ def _text(name: str, completion: Completion) -> Text:
     )
 
 
-class Feed(Inbox):
-    """Rank 0's inbox: the warm-up, then the prompts in order, then shutdown."""
+def _queue(runtime: Runtime, settings: BenchSettings, problems: list[Problem]) -> PromptQueue:
+    """The inbox of rank 0: the warm-up, then the prompts in order. Raises ValueError for an unusable prompt."""
+    request_builder = runtime.engine.request_builder
+    stopping = Stopping(settings.workload.max_new_tokens, ignore_eos=settings.ignore_eos)
+    context = runtime.engine.checkpoint.max_length
 
-    def __init__(self, runtime: Runtime, settings: BenchSettings, problems: list[Problem], meter: Meter):
-        self.meter = meter
-        self.concurrency = settings.concurrency
-        request_builder = runtime.engine.request_builder
-        stopping = Stopping(settings.workload.max_new_tokens, ignore_eos=settings.ignore_eos)
-        context = runtime.engine.checkpoint.max_length
+    def request(problem: Problem, name: str) -> Request:
+        tokens = fit(request_builder.encode(problem.prompt), context, settings.workload.max_new_tokens)
+        return request_builder.build(tokens, stopping=stopping, request_id=name)
 
-        def request(problem: Problem, name: str) -> Request:
-            tokens = fit(request_builder.encode(problem.prompt), context, settings.workload.max_new_tokens)
-            return request_builder.build(tokens, stopping=stopping, request_id=name)
-
-        self.waiting = [request(problem, str(number)) for number, problem in enumerate(problems)][::-1]
-        self.warm_up: Request | None = request(problems[0], WARM_UP)
-
-    def _num_running(self) -> int:
-        return sum(completion.finish_reason is None for completion in self.meter.completions.values())
-
-    def has_waiting(self) -> bool:
-        return bool(self.waiting) and self.warm_up is None and self._num_running() < self.concurrency
-
-    def take(self, wait_s: float) -> list[Command]:
-        if self.warm_up:
-            request, self.warm_up = self.warm_up, None
-            return [self._submit(request)]
-        commands = []
-        while self.waiting and self._num_running() < self.concurrency:
-            commands.append(self._submit(self.waiting.pop()))
-        return commands or [{"shutdown": True}]
-
-    def _submit(self, request: Request) -> Command:
-        self.meter.completions[request.id] = Completion()
-        return {"submit": request.to_dict()}
+    requests = [request(problem, str(number)) for number, problem in enumerate(problems)]
+    return PromptQueue(requests, settings.concurrency, warm_up=request(problems[0], WARM_UP))

@@ -1,1 +1,1 @@
-"""The parts of launch/tune.py: a trial run, what the step times expect of it, and the tables that show both."""
+"""The parts of launch/tune.py: a trial run, the speed that the step times predict, and the tables that show both."""

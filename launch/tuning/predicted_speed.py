@@ -1,4 +1,4 @@
-"""What the step-time curve expects of the steps that a decoder took, beside what they took. Plain arithmetic."""
+"""The time that steps should take by the step-time curve, beside the time that they took. Plain arithmetic."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from lp.step_cost import StepTimes
 
 @dataclass
 class Steps:
-    """The steps of one method, those that hold a prompt left out.
+    """The steps of one method, without the steps that hold a prompt.
 
-    rows, tokens: of each step's tree, and that it yielded. seconds: of all steps.
+    rows: the rows of each step's tree. tokens: the tokens that each step yielded. seconds: the time of all steps.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -36,21 +36,24 @@ class Steps:
 
     @property
     def measured_s(self) -> float:
-        """Of a step."""
+        """Seconds that a step took."""
         return self.seconds / len(self.rows)
 
     def expected_s(self, times: StepTimes) -> float:
-        """Of a step, by the curve."""
+        """Seconds that a step should take by the curve."""
         return statistics.mean(map(times.at, self.rows))
 
     def rows_at(self, share: float) -> int:
-        """So many rows or fewer had this share of the steps."""
+        """The number of rows that this share of the steps did not exceed."""
         return sorted(self.rows)[round(share * (len(self.rows) - 1))]
 
 
 @dataclass(frozen=True)
 class Speed:
-    """ms: of a step. tokens_per_s: at the tokens per step that were measured. over: autoregressive steps."""
+    """The speed of a method.
+
+    ms: the time of a step. tokens_per_s: at the measured tokens per step. over: its ratio to autoregressive steps.
+    """
 
     ms: float
     tokens_per_s: float
@@ -58,16 +61,16 @@ class Speed:
 
 
 def speed(step_s: float, tokens_per_step: float, autoregressive_s: float) -> Speed:
-    """step_s, autoregressive_s: seconds of a step, of the method and of one that yields a single token."""
+    """step_s, autoregressive_s: the seconds of a step of the method, and of a step that yields a single token."""
     tokens_per_s = tokens_per_step / step_s
     return Speed(1000 * step_s, tokens_per_s, tokens_per_s * autoregressive_s)
 
 
 def expected_tokens_per_s(size: Size) -> float | None:
-    """Of steps with a window of this size, as the decoder has seen them; None if it has not tried it."""
+    """Tokens per second with a window of this size, as the decoder saw it; None if it has not tried the size."""
     return size.tokens / size.seconds if size.seconds else None
 
 
 def chosen(sizes: Sequence[Size]) -> Size:
-    """Of windows, that with the most expected tokens per second."""
+    """The window size with the most expected tokens per second."""
     return max(sizes, key=lambda size: expected_tokens_per_s(size) or 0.0)

@@ -1,4 +1,4 @@
-"""The step-time curve, what was chosen by it and what came of that, as tables on the terminal."""
+"""Tables for the terminal: the step-time curve, what was chosen by it, and the speed that came of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lp.step_cost import StepTimes
 
 
 def curve(times: StepTimes) -> Table:
-    """What a step costs by the rows of its tree."""
+    """The time of a step by the rows of its tree."""
     table = _table("time of a step", "rows", "ms", "rows per ms", "over one row")
     for rows, seconds in zip(times.rows, times.seconds, strict=True):
         table.add_row(
@@ -30,7 +30,7 @@ def rows_chosen(steps: Steps) -> str:
 
 
 def windows(sizes: Sequence[Size], levels: int) -> Table:
-    """Sizes of the window that the decoder chose among."""
+    """The window sizes among which the decoder chose."""
     table = _table(f"window of {levels} levels", "columns", "rows", "expected tokens/s", "")
     best = chosen(sizes)
     for size in sizes:
@@ -45,7 +45,7 @@ def windows(sizes: Sequence[Size], levels: int) -> Table:
 
 
 def outlook(times: StepTimes, steps: Mapping[str, Steps]) -> Table:
-    """Two columns for each decoding method. steps: by method, Autoregressive's among them."""
+    """The expected and the measured speed of each method. steps: by method; those of Autoregressive are among them."""
     plain = steps[Autoregressive.method]
     columns: list[list[str]] = []
     for taken in steps.values():

@@ -1,5 +1,6 @@
-"""A trial run: each prompt is continued twice, as decode=auto does and by autoregressive steps, one after the other, so
-that a machine that is busy for a while slows both.
+"""A trial run: each prompt is continued twice, as decode=auto does it and by autoregressive steps.
+
+The two follow each other, so that a machine that is busy for a while slows both.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from launch.prompts.queue import PromptQueue
 from launch.prompts.workloads import Problem
 from launch.sweep.outcome import fit
 from launch.tuning.predicted_speed import Steps
@@ -15,17 +17,16 @@ from lp.methods import Auto, Autoregressive
 from lp.request import Progress, Request
 from lp.request_builder import RequestBuilder
 from lp.text.stopping import Stopping
-from parallel.group.loop import Command, Inbox
 
+# The ids of requests whose steps do not count begin with this.
 WARM_UP = "warm-up"
-"""How the ids of requests begin whose steps do not count."""
 
 
 def make_requests(request_builder: RequestBuilder, problems: Sequence[Problem], stopping: Stopping) -> list[Request]:
-    """Two of each prompt, with one seed, and two of the first prompt before them. Raises ValueError naming the prompt
-    that cannot be used.
+    """Two requests for each prompt, with the same seed; before them two for the first prompt, to warm up.
 
-    stopping: with max_new_tokens; prompts are cut to leave room for them.
+    stopping: has max_new_tokens; prompts are cut to leave room for them. Raises ValueError naming the prompt that
+    cannot be used.
     """
     assert stopping.max_new_tokens is not None
     context = request_builder.checkpoint.max_length
@@ -41,39 +42,24 @@ def make_requests(request_builder: RequestBuilder, problems: Sequence[Problem], 
     return requests
 
 
-class Trial(Inbox):
-    """Rank 0's inbox: one request after another, then shutdown. A signal, or an answer that is not a number, ends it.
+class Trial:
+    """Counts the steps of the requests that its queue hands out. An answer that is not a number ends the queue.
 
-    steps: by decoding method.
+    steps: by decoding method. failed: whether there was such an answer.
     """
 
     def __init__(self, requests: list[Request], report: Callable[[], Any]):
         """report: called at the end of each request."""
+        self.queue = PromptQueue(requests, on_begin=self._begin)
         self.steps = {Auto.method: Steps(), Autoregressive.method: Steps()}
-        self.interrupted_by: int | None = None
         self.failed = False
         self._report = report
-        self._waiting = requests[::-1]
         self._current: Request | None = None
+        # Rows and seconds of the current request up to its last step.
         self._before = (0, 0.0)
-        """Rows and seconds of the current request up to its last step."""
-
-    def interrupt(self, signal_number: int, frame: Any = None) -> None:
-        """A signal handler."""
-        self.interrupted_by = signal_number
-
-    def has_waiting(self) -> bool:
-        return self.interrupted_by is not None
-
-    def take(self, wait_s: float) -> list[Command]:
-        if self._current:
-            return [{"cancel": self._current.id}]
-        if self.has_waiting() or self.failed or not self._waiting:
-            return [{"shutdown": True}]
-        self._current = self._waiting.pop()
-        return [{"submit": self._current.to_dict()}]
 
     def emit(self, progress: Progress) -> None:
+        """Takes what a step added to the current request."""
         assert self._current
         stats = progress.stats
         if stats.steps > 1 and progress.tokens and not self._current.id.startswith(WARM_UP):
@@ -81,7 +67,12 @@ class Trial(Inbox):
             steps = self.steps[self._current.decode.method]
             steps.add(stats.rows - rows, len(progress.tokens), stats.decode_s - seconds)
         self._before = stats.rows, stats.decode_s
+        if progress.finish_reason == "error":
+            self.failed = True
+            self.queue.stop()
+        self.queue.emit(progress)
         if progress.finish_reason:
-            self.failed = progress.finish_reason == "error"
-            self._current = None
             self._report()
+
+    def _begin(self, request: Request) -> None:
+        self._current = request

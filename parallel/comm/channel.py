@@ -1,8 +1,8 @@
 """What the runners and the serving loops of all ranks say to each other, in exactly one collective per step.
 
 Ahead of each rank's payload, the step's all-gather carries two integers: whether commands follow, which only rank 0
-decides, and a fingerprint of the rank's state. Commands (new, cancelled and finished requests, shutdown) travel as JSON
-between steps, and only when announced. Knows nothing of what payloads and commands mean.
+decides, and a fingerprint of the rank's state. Commands (new, cancelled and finished requests, shutdown) travel between
+steps, and only when announced. Knows nothing of what payloads and commands mean.
 
 Shapes: N ranks, I integers of one rank's payload, H integers ahead of it (HEADER).
 """
@@ -79,17 +79,16 @@ class Channel:
         self.commands_due = bool(headers[0, 0])
         self._check_fingerprints(headers[:, 1])
 
-    def share(self, commands: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-        """Gives every rank the commands of rank 0, which must be JSON values; the other ranks pass None.
+    def share(self, commands: bytes | None) -> bytes:
+        """Gives every rank the encoded commands of rank 0; the other ranks pass None.
 
         Clears the announcement. Raises RankLost.
         """
         assert (commands is not None) == self.is_leader, "only rank 0 passes commands"
-        data = None if commands is None else json.dumps(commands, separators=(",", ":")).encode()
-        received = self._exchange.broadcast(data)
+        received = self._exchange.broadcast(commands)
         self.has_shared = True
         self.commands_due = self._announced = False
-        return json.loads(received)
+        return received
 
     def tell(self, value: Any) -> Any:
         """Gives every rank the value of rank 0, a JSON value, before any command. Other ranks' values are ignored.

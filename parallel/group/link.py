@@ -1,11 +1,10 @@
-"""A connection between a front end and one rank: JSON messages, in order, between processes that know the same key.
+"""A connection between a front end and one rank: messages, in order, between processes that know the same key.
 
-Sending never waits for the other side, which may be stopped. Knows nothing of what the messages mean.
+Sending never waits for the other side, which may be stopped. A message is bytes; what they mean is not known here.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import queue
@@ -15,13 +14,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
-from typing import Any
 
 log = logging.getLogger("lookahead")
 
-Message = dict[str, Any]
+# Seconds that the last messages of a connection get to leave.
 FLUSH_S = 2.0
-"""What the last messages of a connection get to leave."""
 
 
 class LinkClosed(Exception):
@@ -29,7 +26,7 @@ class LinkClosed(Exception):
 
 
 class Link:
-    """One end. `send` may be called from any thread, `receive` from one."""
+    """One end of a connection. `send` may be called from any thread, `receive` from one only."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -47,19 +44,22 @@ class Link:
         except (OSError, EOFError, AuthenticationError) as error:
             raise ConnectionError(f"the front end at {address[0]}:{address[1]} cannot be reached: {error}") from error
 
-    def send(self, message: Message) -> None:
-        """Takes a message of JSON values; it is lost if the other side has gone."""
-        self._outbox.put(json.dumps(message, separators=(",", ":")).encode())
+    def send(self, message: bytes) -> None:
+        """Takes a message and returns at once. The message is lost if the other side has gone."""
+        self._outbox.put(message)
 
-    def receive(self) -> Message:
+    def receive(self) -> bytes:
         """Waits for the next message. Raises LinkClosed."""
         try:
-            return json.loads(self._connection.recv_bytes())
+            return self._connection.recv_bytes()
         except (OSError, EOFError) as error:
             raise LinkClosed from error
 
     def close(self) -> None:
-        """Lets go once everything sent has left, or cannot; may be called twice, but not by who receives."""
+        """Ends the connection once everything sent has left, or cannot leave.
+
+        May be called twice, but not by the thread that receives.
+        """
         self._outbox.put(None)
         self._sender.join(FLUSH_S)
         self.cut()
@@ -82,7 +82,7 @@ class Link:
 
 
 class Listener:
-    """Where ranks connect. Each that knows the key is handed to `on_connect`, in a thread of its own."""
+    """The place where ranks connect. Each that knows the key is handed to `on_connect`, in a thread of its own."""
 
     def __init__(self, host: str, key: bytes, on_connect: Callable[[Link], None]) -> None:
         """host: an address of this machine. Raises OSError."""
@@ -93,9 +93,9 @@ class Listener:
         threading.Thread(target=self._accept_all, name="listener", daemon=True).start()
 
     def close(self) -> None:
-        """Lets nobody in any more."""
+        """Lets nobody in from now on."""
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # closing alone would leave who waits in `accept` there
+            self._listener.shutdown(socket.SHUT_RDWR)  # closing alone would leave the thread in `accept` waiting
         self._listener.close()
 
     def _accept_all(self) -> None:
@@ -107,7 +107,7 @@ class Listener:
             threading.Thread(target=self._let_in, args=(Connection(peer.detach()),), daemon=True).start()
 
     def _let_in(self, connection: Connection) -> None:
-        """A stranger who says nothing holds up nobody but this thread."""
+        """Checks that the other side knows the key. A stranger that says nothing holds up only this thread."""
         try:
             deliver_challenge(connection, self._key)  # type: ignore[attr-defined]
             answer_challenge(connection, self._key)  # type: ignore[attr-defined]

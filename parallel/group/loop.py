@@ -1,67 +1,60 @@
-"""The loop of a rank: the same engine on every rank, driven by the same commands at the same steps.
+"""The worker loop: the same engine on every rank, driven by the same commands at the same steps.
 
-Rank 0 has an inbox; the others learn of its commands (new and cancelled requests, shutdown) as JSON, between two steps.
-That commands follow is said by a flag in the exchange of the step before, so a step without news has one exchange.
+Rank 0 has an inbox. The other ranks learn of its commands (new and cancelled requests, shutdown) between two steps. A
+flag in the exchange of a step tells them that commands follow, so a step without commands has one exchange.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from lp.engine import Engine
-from lp.request import Progress, Request
+from lp.request import Progress
 from parallel.comm.channel import Channel
 from parallel.errors import EpochOver
+from parallel.group import commands
+from parallel.group.commands import Cancel, Command, Inbox, Regroup, Shutdown, Submit
 
+# Seconds that rank 0 waits for commands before it tells the others that it is still there.
 IDLE_S = 1.0
-"""How long rank 0 waits for commands before it tells the others that it is still there."""
-
-Command = dict[str, Any]
 
 
-class Inbox(Protocol):
-    """Rank 0's source of commands: {"submit": Request.to_dict()}, {"cancel": request id}, {"shutdown": True}, and
-    {"regroup": True} where the ranks may change. May raise EpochOver there.
-    """
+def serve(engine: Engine, channel: Channel, inbox: Inbox | None, emit: Callable[[Progress], None]) -> None:
+    """Serves until a shutdown command. Raises EpochOver after the step that is the last one with these ranks.
 
-    def take(self, wait_s: float) -> list[Command]:
-        """Commands that have arrived; waits up to `wait_s` for the first."""
-        ...
-
-    def has_waiting(self) -> bool:
-        """Whether `take` would find any now."""
-        ...
-
-
-def run(engine: Engine, channel: Channel, inbox: Inbox | None, emit: Callable[[Progress], None]) -> None:
-    """Serves until a shutdown command. Raises EpochOver after a step with which the ranks are to change.
-
-    inbox: on rank 0 alone. emit: gets what every step adds, and the end of each cancelled request.
+    inbox: given on rank 0 only. emit: gets what every step adds, and the end of each cancelled request.
     """
     while True:
         if engine.is_idle or _commands_due(channel, inbox):
-            news = inbox.take(wait_s=IDLE_S if engine.is_idle else 0.0) if inbox else None
-            for command in channel.share(news):
-                if "shutdown" in command:
-                    return
-                if "regroup" in command:
-                    raise EpochOver
-                _apply(command, engine, emit)
+            for command in _next_commands(channel, inbox, wait_s=IDLE_S if engine.is_idle else 0.0):
+                match command:
+                    case Submit(request):
+                        engine.submit(request)
+                    case Cancel(request_id):
+                        if progress := engine.cancel(request_id):
+                            emit(progress)
+                    case Regroup():
+                        raise EpochOver
+                    case Shutdown():
+                        return
         if not engine.is_idle:
-            if inbox:
+            if inbox and channel.num_ranks > 1:
                 channel.announce(inbox.has_waiting())
             for progress in engine.step():
                 emit(progress)
 
 
 def _commands_due(channel: Channel, inbox: Inbox | None) -> bool:
-    """Whether commands follow, as said in the last exchange; a rank by itself has none and asks its inbox."""
-    return channel.commands_due or (channel.num_ranks == 1 and inbox is not None and inbox.has_waiting())
+    """Whether commands follow, as the last exchange said; a single rank asks its inbox instead."""
+    if channel.num_ranks > 1:
+        return channel.commands_due
+    return inbox is not None and inbox.has_waiting()
 
 
-def _apply(command: Command, engine: Engine, emit: Callable[[Progress], None]) -> None:
-    if "submit" in command:
-        engine.submit(Request.from_dict(command["submit"]))
-    if "cancel" in command and (progress := engine.cancel(command["cancel"])):
-        emit(progress)
+def _next_commands(channel: Channel, inbox: Inbox | None, wait_s: float) -> list[Command]:
+    """What rank 0's inbox holds, on every rank. Only what goes to another rank is encoded."""
+    taken = inbox.take(wait_s) if inbox else None
+    if taken is not None and channel.num_ranks == 1:
+        return taken
+    data = channel.share(None if taken is None else commands.encode(taken))
+    return commands.decode(data) if taken is None else taken

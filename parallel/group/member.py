@@ -1,17 +1,12 @@
-"""A rank whose group may change: it joins one epoch after another, as a front end names them, until it is sent away.
+"""A rank whose group may change: it joins one epoch after another, as the front end says, until it is sent away.
 
-What the front end and a rank say to each other (JSON over a Link):
-
-    rank:       {"hello": {rank, host, pid}}, {"ready": {device}}, {"alive": {}} now and then, {"joined": epoch},
-                {"left": epoch} at a step's end, {"lost": {epoch, ranks, reason}}, {"failed": why, "is_final": bool};
-                the leader of an epoch also {"progress": Progress.to_dict(), "epoch": number}
-    front end:  {"epoch": Epoch.to_dict()}, {"commands": [...], "epoch": number} to its leader, {"leave": why}
-
-Knows nothing of models: see epoch.py for what an epoch begins with.
+messages.py has what the front end and a rank say to each other. epoch.py has what an epoch begins with; this file knows
+nothing of models.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -24,17 +19,19 @@ from lp.engine import Engine
 from lp.request import Progress
 from parallel.comm.channel import Channel
 from parallel.errors import EpochOver, RankLost
-from parallel.group import loop
+from parallel.group import loop, messages
+from parallel.group.commands import Command
 from parallel.group.epoch import Epoch
-from parallel.group.link import Link, LinkClosed, Message
-from parallel.group.loop import Command
+from parallel.group.link import Link, LinkClosed
 
+log = logging.getLogger("lookahead")
+
+# Seconds between two signs of life.
 ALIVE_S = 0.2
-"""How often a rank says that it is alive."""
 
 
 class Fenced(Exception):
-    """This rank no longer belongs to the group: it was given up while it did not answer, or is no longer wanted."""
+    """This rank no longer belongs to the group: it was given up while it did not answer, or it is no longer needed."""
 
 
 class FrontEndGone(Exception):
@@ -56,19 +53,19 @@ class Member:
         self._current = 0
         self._commands: deque[tuple[int, Command]] = deque()
         self._end: Exception | None = None
-        self.send({"hello": {"rank": rank, "host": socket.gethostname(), "pid": os.getpid()}})
+        self.send(messages.Hello(rank, socket.gethostname(), os.getpid()))
         for run in (self._listen, self._say_alive):
             threading.Thread(target=run, name=f"member {run.__name__}", daemon=True).start()
 
-    def send(self, message: Message) -> None:
-        self._link.send(message)
+    def send(self, message: messages.RankMessage) -> None:
+        self._link.send(messages.encode(message))
 
     def is_over(self) -> bool:
-        """Whether the epoch at hand is to be given up at once."""
+        """Whether the current epoch is to be given up at once."""
         return self._end is not None or (self._next is not None and self._next.urgent)
 
     def serve(self, engine: Engine, join: Join, resume: Resume) -> None:
-        """Serves in every epoch that the front end names, until a shutdown command.
+        """Serves in every epoch that the front end announces, until a shutdown command.
 
         Raises Fenced, FrontEndGone, and whatever the engine raises that is not the loss of another rank.
         """
@@ -80,10 +77,10 @@ class Member:
                     self.serve_in(epoch, engine, channel, replayed)
                 return
             except EpochOver:
-                self.send({"left": epoch.number})
+                self.send(messages.Left(epoch.number))
             except RankLost as error:
                 lost = [epoch.members[place] for place in error.ranks]
-                self.send({"lost": {"epoch": epoch.number, "ranks": lost, "reason": str(error)}})
+                self.send(messages.Lost(epoch.number, lost, str(error)))
 
     def next_epoch(self) -> Epoch:
         """Waits for an epoch that has not begun yet. Raises Fenced and FrontEndGone."""
@@ -103,15 +100,15 @@ class Member:
 
         def emit(progress: Progress) -> None:
             if channel.is_leader:
-                self.send({"progress": progress.to_dict(), "epoch": epoch.number})
+                self.send(messages.Progressed(epoch.number, progress))
 
-        self.send({"joined": epoch.number})
+        self.send(messages.Joined(epoch.number))
         for progress in replayed:
             emit(progress)
-        loop.run(engine, channel, self if channel.is_leader else None, emit)
+        loop.serve(engine, channel, self if channel.is_leader else None, emit)
 
     def take(self, wait_s: float) -> list[Command]:
-        """Commands of this epoch; see loop.Inbox."""
+        """The commands of the current epoch; see commands.Inbox."""
         with self._changed:
             self._changed.wait_for(self.has_waiting, wait_s)
             if self.is_over():
@@ -124,26 +121,32 @@ class Member:
         return self.is_over() or any(number == self._current for number, _ in self._commands)
 
     def _listen(self) -> None:
-        """The thread that takes the front end's messages."""
+        """Receives the front end's messages, in a thread of its own."""
         with suppress(LinkClosed):
             while True:
-                self._take_in(self._link.receive())
+                data = self._link.receive()
+                try:
+                    message = messages.from_front_end(data)
+                except ValueError as error:
+                    log.error("the front end sent something that is %s", error)
+                else:
+                    self._on_message(message)
         with self._changed:
             self._end = self._end or FrontEndGone("the front end has ended")
             self._changed.notify_all()
 
-    def _take_in(self, message: Message) -> None:
+    def _on_message(self, message: messages.FrontEndMessage) -> None:
         with self._changed:
             match message:
-                case {"epoch": int(number), "commands": list(commands)}:
-                    self._commands.extend((number, command) for command in commands)
-                case {"epoch": dict(values)}:
-                    self._next = Epoch(**values)
-                case {"leave": str(why)}:
-                    self._end = Fenced(why)
+                case messages.Commands(number, issued):
+                    self._commands.extend((number, command) for command in issued)
+                case messages.BeginEpoch(epoch):
+                    self._next = epoch
+                case messages.Leave(reason):
+                    self._end = Fenced(reason)
             self._changed.notify_all()
 
     def _say_alive(self) -> None:
         while self._end is None:
-            self.send({"alive": {}})
+            self.send(messages.Alive())
             time.sleep(ALIVE_S)

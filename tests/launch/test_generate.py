@@ -18,6 +18,7 @@ from launch.generate import GenerateSettings
 from launch.program import configuration, process, runtime
 from lp import Engine
 from parallel.comm.base import LocalExchange
+from parallel.group.commands import Shutdown, encode
 from parallel.mesh import Mesh
 
 KEYS = [
@@ -260,18 +261,18 @@ def test_only_a_failure_before_the_first_step_shuts_the_others_down(
 ) -> None:
     class Recorded(LocalExchange):
         def broadcast(self, data: bytes | None) -> bytes:
-            sent.append(json.loads(data or b""))
+            sent.append(data or b"")
             return super().broadcast(data)
 
-    sent: list[list[dict]] = []
+    sent: list[bytes] = []
     monkeypatch.setattr(runtime, "connect", lambda *settings: Recorded())
     configuration.register("generate", GenerateSettings)
     settings = configuration.load("generate", GenerateSettings, [f"model.path={folder}", "step_times=off"])
     with pytest.raises(OSError, match="lost"), runtime.running(settings) as running:
         if has_begun:
-            running.channel.share([{"cancel": "a"}])
+            running.channel.share(b"a command")
         raise OSError("lost")
-    assert sent == ([[{"cancel": "a"}]] if has_begun else [[{"shutdown": True}]])
+    assert sent == [b"a command" if has_begun else encode([Shutdown()])]
 
 
 BAD_PROMPTS = {

@@ -24,7 +24,7 @@ Main = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def arguments(folder: str, tmp_path: Path) -> list[str]:
-    """Of a short run on a tiny model."""
+    """The arguments of a short run on a tiny model."""
     lines = [json.dumps({"id": name, "prompt": f"def {name}(x):"}) for name in ("f", "g")]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
     return [f"model.path={folder}", "workload.path=prompts.jsonl", "workload.max_new_tokens=12", "ignore_eos=true"]

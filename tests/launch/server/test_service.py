@@ -12,6 +12,7 @@ from launch.server.service import EngineFailed, QueueFull, Service, ShuttingDown
 from lp import Autoregressive, Progress, Sampling, Stopping
 from lp.request import Request
 from lp.statistics import Statistics
+from parallel.group.commands import Cancel, Command, Shutdown, Submit
 
 
 def service(max_running: int = 1, max_waiting: int = 2) -> Service:
@@ -26,8 +27,8 @@ def progress(name: str, reason: str | None = None) -> Progress:
     return Progress(name, [3], "c", None, reason, Statistics())  # type: ignore[arg-type]
 
 
-def submitted(commands: list[dict]) -> list[str]:
-    return [command["submit"]["id"] for command in commands if "submit" in command]
+def submitted(commands: list[Command]) -> list[str]:
+    return [command.request.id for command in commands if isinstance(command, Submit)]
 
 
 def test_hands_out_no_more_than_may_run_in_order_of_arrival():
@@ -72,7 +73,7 @@ def test_cancel():
         assert (front.num_running, front.num_waiting) == (1, 0)
         running.close()
         running.close()
-        assert front.take(0) == [{"cancel": "a"}] and front.num_running == 1
+        assert front.take(0) == [Cancel("a")] and front.num_running == 1
         front.emit(progress("a", "cancelled"))
         assert front.num_running == 0
         front.cancel("a")
@@ -100,7 +101,7 @@ def test_a_waiting_request_that_is_cancelled_does_not_run_any_more():
     async def scene():
         front = service()
         subscription = front.submit(request("a"))
-        taken: list[dict] = []
+        taken: list[Command] = []
         front._changed = Interrupted(lambda: taken.extend(front.take(0)))
         subscription.close()
         assert taken == [] and front.take(0) == []
@@ -134,7 +135,7 @@ def test_drain():
         front.emit(progress("a", "stop"))
         assert submitted(front.take(0)) == ["b"]
         front.emit(progress("b", "stop"))
-        assert front.take(0) == [{"shutdown": True}]
+        assert front.take(0) == [Shutdown()]
         assert [found.finish_reason async for found in first] == ["stop"] == [f.finish_reason async for f in second]
 
     asyncio.run(scene())
@@ -146,9 +147,9 @@ def test_drain_whose_time_is_over_cancels_all():
         first, second = front.submit(request("a")), front.submit(request("b"))
         front.take(0)
         front.drain(within_s=0)
-        assert front.has_waiting() and front.take(0) == [{"cancel": "a"}]
+        assert front.has_waiting() and front.take(0) == [Cancel("a")]
         front.emit(progress("a", "cancelled"))
-        assert front.take(0) == [{"shutdown": True}]
+        assert front.take(0) == [Shutdown()]
         for subscription in (first, second):
             with pytest.raises(ShuttingDown):
                 await anext(subscription)

@@ -1,4 +1,4 @@
-"""The same over gloo, whose process groups are built anew; and the end of a front end whose ranks are its own."""
+"""Lost ranks over gloo, whose process groups are built again; and ranks that end with their front end."""
 
 from __future__ import annotations
 

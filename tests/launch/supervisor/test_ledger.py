@@ -8,10 +8,11 @@ from lp.request import Progress, Request, TokenLogprob
 from lp.sampling.settings import Sampling
 from lp.statistics import Statistics
 from lp.text.stopping import FinishReason, Stopping
+from parallel.group.commands import Cancel, Submit
 
 
-def submit(name: str) -> dict:
-    return {"submit": Request(name, [1, 2], Autoregressive(), Sampling(), Stopping()).to_dict()}
+def submit(name: str) -> Submit:
+    return Submit(Request(name, [1, 2], Autoregressive(), Sampling(), Stopping()))
 
 
 def told(name: str, tokens: list[int], text: str, end: FinishReason | None = None, steps: int = 0, **more) -> Progress:
@@ -20,7 +21,7 @@ def told(name: str, tokens: list[int], text: str, end: FinishReason | None = Non
 
 
 def begun(*names: str) -> Ledger:
-    """In epoch 1, with these requests."""
+    """A ledger in epoch 1, with these requests."""
     ledger = Ledger()
     ledger.begin(1)
     for name in names:
@@ -39,7 +40,7 @@ def test_what_one_leader_tells_is_delivered_as_it_is() -> None:
 def test_the_next_epoch_begins_with_what_was_delivered() -> None:
     ledger = begun("a", "b")
     ledger.take(1, told("a", [5, 6], "xy"))
-    entries = {entry["request"]["id"]: entry["tokens"] for entry in ledger.begin(2)}
+    entries = {entry.request.id: entry.tokens for entry in ledger.begin(2)}
     assert entries == {"a": [5, 6], "b": []}
 
 
@@ -124,8 +125,8 @@ def test_costs_add_up_over_epochs() -> None:
 def test_a_request_cancelled_while_nobody_leads_ends() -> None:
     ledger = begun("a", "b")
     ledger.take(1, told("a", [5], "x"))
-    ledger.note({"cancel": "a"})
-    ledger.note({"cancel": "unknown"})
+    ledger.note(Cancel("a"))
+    ledger.note(Cancel("unknown"))
     (ended,) = ledger.end_cancelled()
     assert (ended.request_id, ended.finish_reason, ended.tokens) == ("a", "cancelled", [])
-    assert [entry["request"]["id"] for entry in ledger.begin(2)] == ["b"] and ledger.end_cancelled() == []
+    assert [entry.request.id for entry in ledger.begin(2)] == ["b"] and ledger.end_cancelled() == []

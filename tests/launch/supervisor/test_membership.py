@@ -1,4 +1,4 @@
-"""Who takes part: what follows from events and from the time, without a process or a clock."""
+"""Which ranks take part: what follows from events and from the time, without a process or a clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def group(num_ranks: int, can_shrink: bool = True) -> Membership:
 
 
 def serving(num_ranks: int, can_shrink: bool = True) -> Membership:
-    """All serve, since second 1."""
+    """A group whose ranks have all served since second 1."""
     membership = group(num_ranks, can_shrink)
     for rank in range(num_ranks):
         membership.came(rank, 0.5)
@@ -63,7 +63,7 @@ def epoch_of(actions: list[Action]) -> Epoch:
 
 
 def restart(membership: Membership, rank: int, now: float) -> list[Action]:
-    """Started, connected and ready at this time."""
+    """Starts and connects a rank and makes it ready, all at this time."""
     assert Start(rank) in membership.tick(now)
     membership.came(rank, now)
     return membership.is_ready(rank, now)
@@ -103,7 +103,7 @@ def test_a_rank_comes_back_at_the_end_of_a_step_and_does_not_lead() -> None:
     join(membership, [1], 10.1)
     hear(membership, [1], 12.0)
     assert restart(membership, 0, 12.0) == [Regroup(leader=1)]
-    assert membership.is_ready(0, 12.1) == []  # it has been asked for
+    assert membership.is_ready(0, 12.1) == []  # the regrouping has been asked for already
     epoch = epoch_of(membership.left(1, membership.number, 12.2))
     assert (epoch.members, epoch.urgent) == ([1, 0], False)
 
@@ -125,7 +125,7 @@ def test_a_leader_lost_while_it_should_regroup() -> None:
     restart(membership, 0, 12.0)
     epoch = epoch_of(membership.ended(1, "killed", 12.1))
     assert epoch.members == [0]
-    assert membership.left(1, 2, 12.2) == []  # what it had said of an epoch that is over
+    assert membership.left(1, 2, 12.2) == []  # it had said so of an epoch that is over
 
 
 def test_a_rank_that_does_not_answer_is_left_out_and_ended_later() -> None:
@@ -159,7 +159,7 @@ def test_a_failed_collective_alone_forms_all_anew_after_a_look_around() -> None:
     assert membership.lost(1, 2.0) == [] == membership.tick(2.0 + LOOK_AROUND_S / 2)
     epoch = epoch_of(membership.tick(2.0 + LOOK_AROUND_S))
     assert (epoch.number, epoch.members) == (2, [0, 1])
-    assert membership.lost(1, 2.3) == []  # said late, of an epoch that is over
+    assert membership.lost(1, 2.3) == []  # a late message about an epoch that is over
     assert membership.tick(2.6) == []
 
 
@@ -255,7 +255,7 @@ def test_what_a_serving_rank_cannot_mend_ends_it_once_its_process_does() -> None
 
 
 def failing_in_the_epoch(membership: Membership, rank: int, now: float) -> list[Action]:
-    """All ranks of a split model come; this one ends before it has joined, and the others are ended for that."""
+    """All ranks of a split model come. This one ends before it has joined, and so the others are ended."""
     for other in range(membership.num_ranks):
         membership.came(other, now)
         membership.is_ready(other, now)

@@ -18,8 +18,8 @@ from benchmarks.faults.scenarios import ScenarioStage
 pytestmark = pytest.mark.slow
 
 TOKENS = 128
+# Slows streams down, so that what is done to the ranks happens during a stream.
 SLOW = "parallel.delay_us=10000"
-"""Slows streams down, so that what is done to the ranks falls into them."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_status_shows_epoch_and_ranks(three: RankServer) -> None:
 
 
 def test_a_rank_killed_in_the_prefill(three: RankServer) -> None:
-    """The last one, under a request with log-probabilities, which is taken up at what the client has."""
+    """The last rank, during a request with log-probabilities, which goes on from what the client has."""
     three.wait_for_all()
     epoch = three.status().epoch or 0
     trial = KillTrial(three, "shm", long_prompt(three.url, 600, TOKENS), TOKENS)

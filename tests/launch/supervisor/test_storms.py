@@ -1,4 +1,4 @@
-"""Ranks lost at random, several at a time, at any moment: once it is over, all serve in one epoch again.
+"""Ranks are lost at random, several at a time, at any moment; afterwards all serve in one epoch again.
 
 The ranks are simulated, as slow to start, to hear and to answer as chance has it; membership.py is the real one.
 """
@@ -23,7 +23,7 @@ SETTINGS = SupervisorSettings(hang_s=10.0, backoff_s=0.1, max_failed_starts=10_0
 
 
 class Rank:
-    """A simulated process. epoch: the last that it has heard of."""
+    """A simulated process. epoch: the last one that it has heard of."""
 
     def __init__(self, number: int):
         self.number = number
@@ -34,7 +34,7 @@ class Rank:
 
 
 class World:
-    """Carries out what the membership says, and tells it what comes of that."""
+    """Carries out the membership's actions, and tells it what comes of them."""
 
     def __init__(self, num_ranks: int, can_shrink: bool, seed: int):
         self.draw = random.Random(seed)
@@ -70,7 +70,7 @@ class World:
             self.after(0.05, lambda: self.do(self.membership.ended(rank.number, how, self.now)))
 
     def after(self, at_most_s: float, event: Callable[[], None], rank: Rank | None = None) -> None:
-        """Soon; what a rank hears or says is lost if it has died by then, and late if it sleeps."""
+        """Does something soon: not at all if the rank has died by then, and late if it sleeps."""
 
         def happen() -> None:
             if rank is None:
@@ -120,7 +120,7 @@ class World:
             self.after(0.1, lambda: self.meet(rank, epoch), rank)
 
     def meet(self, rank: Rank, epoch: Epoch) -> None:
-        """Joins once all members have come; says so if one of them never will."""
+        """Joins once all members have come; says that a rank is lost if one of them never will."""
         if rank.epoch is not epoch:
             return
         members = [self.ranks[number] for number in epoch.members]
@@ -133,7 +133,7 @@ class World:
             self.after(0.05, lambda: self.meet(rank, epoch), rank)
 
     def regroup(self, rank: Rank, number: int) -> None:
-        """The leader's: a command goes round, which takes all members."""
+        """Ends the leader's step: a command goes to all members, so all must be there."""
         if rank.epoch is None or rank.epoch.number != number:
             return
         members = [self.ranks[member] for member in rank.epoch.members]

@@ -16,6 +16,10 @@ from lp.methods import Autoregressive
 from lp.request import Progress
 from lp.step_cost import StepTimes
 from lp.text.stopping import FinishReason, Stopping
+from parallel.comm.base import LocalExchange
+from parallel.comm.channel import Channel
+from parallel.group import loop
+from parallel.group.commands import Shutdown
 
 TIMES = StepTimes((1, 11), (0.010, 0.020))
 
@@ -83,18 +87,8 @@ def test_a_prompt_that_cannot_be_used_is_named(llama: Engine) -> None:
 
 
 def serve(trial: Trial, engine: Engine) -> None:
-    """Rank 0's loop, in small."""
-    while "shutdown" not in (command := trial.take(0.0)[0]):
-        if "cancel" in command:
-            cancelled = engine.cancel(command["cancel"])
-            assert cancelled is not None
-            trial.emit(cancelled)
-            continue
-        assert trial._current
-        engine.submit(trial._current)
-        while not engine.is_idle and not trial.has_waiting():
-            for progress in engine.step():
-                trial.emit(progress)
+    """Serves as a rank does."""
+    loop.serve(engine, Channel(LocalExchange()), trial.queue, trial.emit)
 
 
 def test_steps_that_hold_a_prompt_do_not_count(llama: Engine) -> None:
@@ -112,9 +106,9 @@ def test_steps_that_hold_a_prompt_do_not_count(llama: Engine) -> None:
 
 def test_a_signal_ends_the_text_at_hand_and_leaves_out_the_rest(llama: Engine) -> None:
     requests = make_requests(llama.request_builder, PROBLEMS, Stopping(8, ignore_eos=True))
-    trial = Trial(requests, lambda: trial.interrupt(15) if len(trial.steps["auto"].rows) else None)
+    trial = Trial(requests, lambda: trial.queue.interrupt(15) if len(trial.steps["auto"].rows) else None)
     serve(trial, llama)
-    assert trial.interrupted_by == 15
+    assert trial.queue.interrupted_by == 15
     assert trial.steps["autoregressive"].rows == [] and llama.is_idle
 
 
@@ -122,7 +116,7 @@ def test_a_signal_ends_the_text_at_hand_and_leaves_out_the_rest(llama: Engine) -
 def test_an_answer_that_is_no_number_ends_it(reason: FinishReason, failed: bool, llama: Engine) -> None:
     requests = make_requests(llama.request_builder, PROBLEMS, Stopping(8))
     trial = Trial(requests, lambda: None)
-    trial.take(0.0)
+    trial.queue.take(0.0)
     stats = llama.generate("def f(x):", max_new_tokens=2).stats
     trial.emit(Progress(requests[0].id, [], "", None, reason, stats))
-    assert (trial.failed, "shutdown" in trial.take(0.0)[0]) == (failed, failed)
+    assert (trial.failed, trial.queue.take(0.0) == [Shutdown()]) == (failed, failed)

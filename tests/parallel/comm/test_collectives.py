@@ -94,7 +94,7 @@ def pass_around(mesh: Mesh, channel: Channel, exchange: str) -> None:
             received = collectives.receive(shape, torch.float32, other)
             assert torch.equal(received, torch.full(shape, other + 0.5))
     assert collectives.traffic.num_collectives == len(shapes) * len(others)
-    channel.share([] if mesh.rank == 0 else None)  # with gloo, the first rank that leaves breaks the connections of all
+    channel.share(b"" if mesh.rank == 0 else None)  # gloo: the first to leave breaks the connections of all
     collectives.close()
 
 
@@ -113,7 +113,7 @@ def send_ahead(mesh: Mesh, channel: Channel, exchange: str) -> int:
         else:
             time.sleep(0.05 if number == 0 else 0)
             total += int(collectives.receive((50_000,), torch.int64, 0).sum())
-    channel.share([] if mesh.rank == 0 else None)
+    channel.share(b"" if mesh.rank == 0 else None)
     return total
 
 

@@ -18,7 +18,7 @@ from lp.methods import Auto, DecodeSettings
 from lp.request import Request
 from lp.single_device import SingleDevice
 from parallel.errors import EpochOver, RankLost
-from parallel.group.epoch import Epoch, joined, resume
+from parallel.group.epoch import Epoch, RunningRequest, joined, resume
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 from parallel.runners.lookahead import LookaheadParallel
 from tests.parallel.ranks import run_ranks, run_ranks_to_end
@@ -47,13 +47,13 @@ def client(mesh: Mesh) -> TCPStore:
 
 
 def lose_one(mesh: Mesh, channel, exchange: str, folder: str, victim: int, num_steps: int):
-    """All tokens of both requests, by those who are left after the victim has died in a step."""
+    """All tokens of both requests, from the ranks that are left after the victim has died in a step."""
     engine = Engine.from_pretrained(folder, device="cpu")
     assert isinstance(engine.runner, SingleDevice)
     alone, store, tokens = engine.runner, client(mesh), {"0": [], "1": []}
-    running = [{"request": request.to_dict(), "tokens": []} for request in requests_of(engine)]
+    running = [RunningRequest(request, []) for request in requests_of(engine)]
     survivors = [rank for rank in range(mesh.num_ranks) if rank != victim]
-    lost = threading.Event()  # stands for the front end, which would tell
+    lost = threading.Event()  # what the front end would tell
     for epoch in (Epoch(1, list(range(mesh.num_ranks)), running=running), Epoch(2, survivors, running=running)):
         is_over = lost.is_set if epoch.number == 1 else lambda: False
         try:
@@ -94,7 +94,7 @@ def test_survivors_end_all_requests_with_the_same_tokens(
 
 
 def give_up_waiting(mesh: Mesh, channel, exchange: str) -> tuple[float, list[int]]:
-    """Seconds until a wait for a rank that is busy elsewhere was given up; what the next epoch's exchange gathered."""
+    """Seconds until a wait for a busy rank was given up, and what the next epoch's exchange gathered."""
     store, over = client(mesh), threading.Event()
     first, second = Epoch(1, [0, 1]), Epoch(2, [1, 0])
     with joined(first, first.mesh(mesh, mesh.rank), settings_of(exchange), store, over.is_set) as before:

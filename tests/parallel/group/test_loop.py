@@ -10,7 +10,7 @@ import pytest
 from lp import Lookahead, Progress, Sampling, Stopping
 from parallel.comm.channel import Channel
 from parallel.group import loop
-from parallel.group.loop import Command
+from parallel.group.commands import Cancel, Command, Shutdown, Submit
 from parallel.mesh import Mesh
 from tests.parallel.ranks import run_ranks
 from tests.parallel.runners.test_lookahead_parallel import parallel_engine
@@ -30,7 +30,7 @@ class Script:
         due = []
         while self.has_waiting():
             due.append(self.commands.pop(0)[1])
-        return due or ([{"shutdown": True}] if wait_s else [])
+        return due or ([Shutdown()] if wait_s else [])
 
     def emit(self, progress: Progress) -> None:
         self.emitted.append(progress)
@@ -39,23 +39,23 @@ class Script:
 def serve(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, list[int]], dict[str, str]]:
     """Two requests side by side, one of which is cancelled, and a third that comes later."""
     engine = parallel_engine(channel, folder)
-    make = engine.request_builder.request
+    make = engine.request_builder.build
 
     def submit(name: str, prompt: list[int]) -> Command:
         request = make(prompt, Lookahead(), Sampling(0.0, seed=1), Stopping(30, ignore_eos=True), request_id=name)
-        return {"submit": request.to_dict()}
+        return Submit(request)
 
     script = Script(
         [
             (0, submit("first", [5, 9, 5, 9])),
             (0, submit("cancelled", [6, 7, 8])),
-            (4, {"cancel": "cancelled"}),
+            (4, Cancel("cancelled")),
             (5, submit("late", [30, 31, 32, 33])),
         ]
     )
     record = Script([])
     inbox = script if mesh.rank == 0 else None
-    loop.run(engine, channel, inbox, script.emit if inbox else record.emit)
+    loop.serve(engine, channel, inbox, script.emit if inbox else record.emit)
     tokens: dict[str, list[int]] = {}
     endings: dict[str, str] = {}
     for progress in (script if inbox else record).emitted:

@@ -25,6 +25,7 @@ from parallel.comm.channel import Channel
 from parallel.comm.connect import connect_axis
 from parallel.errors import RankLost, StateDiverged
 from parallel.group import loop
+from parallel.group.commands import Cancel, Submit
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 from parallel.runners.pipeline import PipelineParallel
 from parallel.shards.stages import read_stage
@@ -226,16 +227,16 @@ def serve_commands(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str,
     engine, _ = stage_engine(channel, connect_stages(mesh), folder)
     script = Script(
         [
-            (0, {"submit": request(engine, "0").to_dict()}),
-            (0, {"submit": request(engine, "1", METHODS[0]).to_dict()}),
-            (3, {"submit": request(engine, "2", METHODS[0], SAMPLED).to_dict()}),
-            (9, {"cancel": "1"}),
-            (10, {"submit": request(engine, "3").to_dict()}),
+            (0, Submit(request(engine, "0"))),
+            (0, Submit(request(engine, "1", METHODS[0]))),
+            (3, Submit(request(engine, "2", METHODS[0], SAMPLED))),
+            (9, Cancel("1")),
+            (10, Submit(request(engine, "3"))),
         ]
     )
     inbox = script if mesh.rank == 0 else None
     record = script if inbox else Script([])
-    loop.run(engine, channel, inbox, record.emit)
+    loop.serve(engine, channel, inbox, record.emit)
     tokens: dict[str, list[int]] = {}
     endings: dict[str, str] = {}
     for progress in record.emitted:

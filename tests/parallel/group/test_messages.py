@@ -1,0 +1,150 @@
+"""Messages of a front end and its ranks: read back as they were, and refused if they are none."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from lp import Autoregressive, Progress, Sampling, Stopping
+from lp.request import Request, TokenLogprob
+from lp.statistics import Statistics
+from parallel.errors import EpochOver
+from parallel.group import messages
+from parallel.group.commands import Cancel, Shutdown, Submit
+from parallel.group.epoch import Epoch, RunningRequest
+from parallel.group.link import Link, Listener
+from parallel.group.member import Fenced, Member
+from parallel.group.messages import (
+    Alive,
+    BeginEpoch,
+    Commands,
+    Failed,
+    FrontEndMessage,
+    Hello,
+    Joined,
+    Leave,
+    Left,
+    Lost,
+    Progressed,
+    RankMessage,
+    Ready,
+)
+
+REQUEST = Request("a", [5, 9], Autoregressive(), Sampling(seed=1, logit_bias={3: 1.0}), Stopping(8, ["ü\n"]))
+PROGRESS = Progress("a", [7], "ü", [TokenLogprob(7, -0.5, [(7, -0.5)])], None, Statistics(submitted_at=0.0))
+
+FROM_RANK: list[RankMessage] = [
+    Hello(3, "host", 17),
+    Ready("cpu"),
+    Alive(),
+    Joined(2),
+    Left(2),
+    Lost(2, [0, 1], "rank 1 is lost"),
+    Failed("no memory\nat all", is_final=True),
+]
+FROM_FRONT_END: list[FrontEndMessage] = [
+    BeginEpoch(Epoch(4, [1, 0], urgent=False, running=[RunningRequest(REQUEST, [7, 8])])),
+    BeginEpoch(Epoch(1, [0], is_first=True)),
+    Commands(4, [Submit(REQUEST), Cancel("b"), Shutdown()]),
+    Commands(4, []),
+    Leave("the group is shut down"),
+]
+
+
+@pytest.mark.parametrize("message", FROM_RANK, ids=repr)
+def test_what_a_rank_says_is_read_back(message: RankMessage) -> None:
+    assert messages.from_rank(messages.encode(message)) == message
+
+
+def test_progress_is_read_back() -> None:
+    read = messages.from_rank(messages.encode(Progressed(2, PROGRESS)))
+    assert isinstance(read, Progressed) and read.epoch == 2
+    assert read.progress.to_dict() == PROGRESS.to_dict()
+
+
+@pytest.mark.parametrize("message", FROM_FRONT_END, ids=range(len(FROM_FRONT_END)))
+def test_what_a_front_end_says_is_read_back(message: FrontEndMessage) -> None:
+    assert messages.from_front_end(messages.encode(message)) == message
+
+
+def test_commands_cross_the_link_as_the_lines_that_they_are() -> None:
+    command = Submit(REQUEST)
+    data = messages.encode(Commands(1, [command]))
+    assert data.split(b"\n")[1:] == [command.line]
+    read = messages.from_front_end(data)
+    assert isinstance(read, Commands) and vars(read.commands[0])["line"] == command.line
+
+
+BAD = {
+    "no JSON": b"hello",
+    "no object": b"[]",
+    "no type": b'{"rank": 1}',
+    "unknown type": b'{"type": "Goodbye"}',
+    "type of the wrong kind": b'{"type": ["Hello"]}',
+    "missing value": b'{"type": "Ready"}',
+    "unknown value": b'{"type": "Alive", "rank": 1}',
+    "value of the wrong type": b'{"type": "Joined", "epoch": "1"}',
+    "progress that is none": b'{"type": "Progressed", "epoch": 1, "progress": {"tokens": 3}}',
+    "a front end's message": b'{"type": "Leave", "reason": "x"}',
+    "not UTF-8": b"\xff\xfe",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_message_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="not a message"):
+        messages.from_rank(BAD[name])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"type": "BeginEpoch", "epoch": {"number": 1}}',
+        b'{"type": "BeginEpoch", "epoch": {"number": 1, "members": [0], "running": [{"request": {}}]}}',
+        b'{"type": "Commands", "epoch": 1}\n{"submit": {"id": "a"}}',
+        b'{"type": "Commands", "epoch": 1}\n\n',
+        b'{"type": "Hello", "rank": 0, "host": "x", "pid": 1}',
+    ],
+)
+def test_what_no_front_end_says_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="not a message"):
+        messages.from_front_end(data)
+
+
+@pytest.fixture
+def front_end() -> Iterator[Callable[[], tuple[Member, Link]]]:
+    """Makes rank 1 and a pretended front end's link to it."""
+    arrived: queue.Queue[Link] = queue.Queue()
+    links: list[Link] = []
+
+    def connect() -> tuple[Member, Link]:
+        links.append(Link.connect(listener.address, b"key"))
+        links.append(arrived.get(timeout=5))
+        return Member(links[0], 1), links[1]
+
+    with closing(Listener("127.0.0.1", b"key", arrived.put)) as listener:
+        yield connect
+    for link in links:
+        link.cut()
+
+
+def test_a_member_introduces_itself_and_takes_what_it_is_told(
+    front_end: Callable[[], tuple[Member, Link]], caplog: pytest.LogCaptureFixture
+) -> None:
+    member, link = front_end()
+    hello = messages.from_rank(link.receive())
+    assert isinstance(hello, Hello) and hello.rank == 1
+    link.send(b"nonsense")
+    for message in (BeginEpoch(Epoch(5, [1])), Commands(4, [Cancel("old")]), Commands(5, [Cancel("a")])):
+        link.send(messages.encode(message))
+    assert member.next_epoch() == Epoch(5, [1])
+    assert member.take(5.0) == [Cancel("a")]
+    assert "the front end sent something that is not a message: b'nonsense'" in caplog.text
+    link.send(messages.encode(Leave("enough")))
+    with pytest.raises(EpochOver):
+        member.take(5.0)
+    with pytest.raises(Fenced, match="enough"):
+        member.next_epoch()
