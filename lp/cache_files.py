@@ -1,7 +1,7 @@
-"""Where this project keeps what it made for a machine: compiled forwards, measured step times.
+"""Files that this project keeps between runs on a machine: compiled forwards and measured step times.
 
-The folder is that of the environment variable LOOKAHEAD_CACHE, or a user's cache folder of the system. All in it can be
-made again.
+They lie in the folder that the environment variable LOOKAHEAD_CACHE names, else in the system's cache folder for the
+user. All of them can be made again. Knows nothing of what they hold.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ VARIABLE = "LOOKAHEAD_CACHE"
 
 
 def digest(facts: Any) -> str:
-    """A short name for all that something depends on; facts are JSON values or have a telling str()."""
+    """A short name for all that a file depends on. facts: JSON values, or objects whose str() identifies them."""
     return hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()[:20]
 
 
 def read_json(path: Path) -> Any:
-    """What a file holds, or None if there is none or it is corrupt."""
+    """The JSON value in a file; None if there is no file, and None with a warning if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -38,7 +38,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all. That it cannot be written is said and does no harm."""
+    """Writes a file whole or not at all. If it cannot be written, a warning is logged and nothing else happens."""
     try:
         with NamedTemporaryFile("w", dir=path.parent, suffix=".json", delete=False, encoding="utf-8") as stream:
             try:
@@ -53,12 +53,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def folder(name: str) -> Path | None:
-    """A folder of the cache, made if need be, which only its user can read; None if that cannot be done."""
+    """A folder of the cache, made for its user alone if it is missing; None, with a warning, if it cannot be made."""
     root = Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else user_cache_path("lookahead-parallel")
     try:
         path = root.expanduser() / name
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError) as error:  # the latter: nobody has the home that "~" names
+    except (OSError, RuntimeError) as error:  # RuntimeError: "~" names a user who does not exist
         log.warning("nothing is kept for later runs: the folder %s of %s cannot be made (%s)", name, root, error)
         return None
     return path

@@ -1,4 +1,7 @@
-"""The decoding methods' settings: what a user, a configuration file or a request may say of them."""
+"""The settings of the decoding methods, as a user, a configuration file or a request gives them.
+
+Knows nothing of how the methods work.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from typing import Any, ClassVar
 
 @dataclass
 class Autoregressive:
-    """One token a step: the baseline."""
+    """Plain decoding, one token per step: the baseline."""
 
     method: ClassVar[str] = "autoregressive"
 
 
 @dataclass
 class Jacobi:
-    """Plain Jacobi decoding (arXiv 2402.02057, section 2): a chain of guesses, each step improved and slid.
+    """Plain Jacobi decoding (arXiv 2402.02057, section 2): each step improves a chain of guesses and moves it on.
 
     window: number of guesses.
     """
@@ -29,8 +32,9 @@ class Jacobi:
 class PromptLookup:
     """Drafts from the prompt and the generated text alone: the ablation of arXiv 2402.02057, table 3.
 
-    ngram: N, tokens of an n-gram. guesses: G, n-grams verified a step. prompt_drafts, generated_drafts: the texts that
-    feed the pool. pool_size: n-grams kept in all. pool_per_token: n-grams kept that begin with one token.
+    ngram: N, tokens of an n-gram. guesses: G, n-grams verified per step. prompt_drafts, generated_drafts: whether the
+    prompt's and the output's n-grams go into the pool. pool_size: n-grams kept in all. pool_per_token: n-grams kept
+    that begin with the same token.
     """
 
     method: ClassVar[str] = "prompt_lookup"
@@ -46,10 +50,11 @@ class PromptLookup:
 class Lookahead:
     """Lookahead decoding (arXiv 2402.02057, section 3).
 
-    window: W, columns. ngram: N, the window has N-1 levels. guesses: G, n-grams verified a step. *_drafts: what feeds
-    the pool. pool_size: n-grams kept in all. pool_per_token: n-grams kept that begin with one token. position_noise:
-    under sampling, window cells are drawn with the noise of their positions; False takes their likeliest tokens, as the
-    paper does.
+    window: W, columns of the window. ngram: N, tokens of an n-gram; the window has N-1 levels. guesses: G, n-grams
+    verified per step. window_drafts, prompt_drafts, generated_drafts: whether the n-grams of the window, the prompt and
+    the output go into the pool. pool_size: n-grams kept in all. pool_per_token: n-grams kept that begin with the same
+    token. position_noise: when sampling, window cells are drawn with the noise of their positions; False takes their
+    likeliest tokens, as the paper does.
     """
 
     method: ClassVar[str] = "lookahead"
@@ -66,12 +71,13 @@ class Lookahead:
 
 @dataclass
 class Auto:
-    """Drafts from all sources in one tree, as large as pays, beside a lookahead window that is as large as pays.
+    """Drafts from all sources in one tree beside a lookahead window. Both are as large as pays off on this machine.
 
-    window_drafts, suffix_drafts, recycled_drafts: sources that are in use: the window's n-grams; prompt and output, by
-    the longest match; the best tokens that the model gave after a token. shared_drafts: n-grams of earlier requests of
-    the same owner (a server's API key). max_rows: most rows of a step. rows: so many are used whatever they cost; 0 is
-    as many as pay. max_window: most columns, W. ngram: N. candidates: best tokens kept of each row's answer.
+    window_drafts: use the window's n-grams. suffix_drafts: use the continuation of the longest match in prompt and
+    output. recycled_drafts: use the best tokens that the model gave after the same token before. shared_drafts: use
+    n-grams of earlier requests of the same owner (a server's API key). max_rows: the most rows of a step. rows: use
+    this many rows whatever they cost; 0 takes as many as pay off. max_window: W, the most columns of the
+    window. ngram: N, tokens of the window's n-grams. candidates: the best tokens kept from each row's answer.
     """
 
     method: ClassVar[str] = "auto"
@@ -94,7 +100,10 @@ METHODS: dict[str, type[DecodeSettings]] = {
 
 @dataclass
 class DecodeLimits:
-    """The most that a request may ask for. A lookahead request's rows a step are bounded by W(N-1) + G(N-1) + 1."""
+    """The most that a request may ask for.
+
+    rows: also bounds (W + G)(N - 1) + 1, the rows that a step of lookahead, Jacobi or prompt lookup can need.
+    """
 
     window: int = 128
     ngram: int = 32
@@ -105,6 +114,7 @@ class DecodeLimits:
     rows: int = 4096
 
 
+# For each setting, its lowest value and the name of the limit for its highest.
 BOUNDS = {
     "window": (1, "window"),
     "max_window": (0, "window"),
@@ -116,15 +126,15 @@ BOUNDS = {
     "max_rows": (1, "rows"),
     "rows": (0, "rows"),
 }
-"""By the name of a setting: the least that it may be, and the limit that holds for it."""
 
 
 def to_dict(settings: DecodeSettings) -> dict[str, Any]:
+    """JSON values of the settings, with the method's name, for `from_dict`."""
     return {"method": settings.method, **dataclasses.asdict(settings)}
 
 
 def from_dict(values: dict[str, Any], defaults: DecodeSettings | None = None) -> DecodeSettings:
-    """Settings from plain values; what is left out comes from `defaults` if they are of the same method.
+    """Makes settings from JSON values; those left out come from `defaults` if that has the same method.
 
     Raises ValueError for an unknown method, an unknown key or a value of the wrong type.
     """

@@ -1,4 +1,4 @@
-"""Requests, sequences and what comes out of them. Plain data; a request crosses ranks as JSON."""
+"""Requests, sequences and results, as plain data. Requests and progress are sent to other processes as JSON."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from lp.text.stopping import FinishReason, Stopping
 
 @dataclass
 class Request:
-    """One prompt and how to continue it. Made complete (no default left open) before it reaches an engine.
+    """A prompt and how to continue it. Every default is filled in before a request reaches an engine.
 
-    owner: whose requests may share n-grams with this one, if its decode settings say so; None is nobody's.
+    owner: requests of the same owner may share n-grams if their decode settings say so; None shares with nobody.
     """
 
     id: str
@@ -46,9 +46,9 @@ class Request:
 
 @dataclass
 class Sequence:
-    """Token ids: the whole state of a generation. Caches, windows and pools can be rebuilt from them and the seed.
+    """The state of a generation: caches, windows and pools can be rebuilt from its tokens and settings.
 
-    prompt_length: how many of the tokens are the prompt.
+    tokens: prompt and output. prompt_length: how many of the tokens are the prompt.
     """
 
     id: str
@@ -59,7 +59,10 @@ class Sequence:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token's log-probability under the unprocessed distribution, and the likeliest alternatives."""
+    """A token's log-probability in the model's unprocessed distribution, and the likeliest alternatives.
+
+    top: pairs of a token and its log-probability.
+    """
 
     token: int
     logprob: float
@@ -81,7 +84,7 @@ class Progress:
     stats: Statistics
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values. What is not told of the statistics are the moments at which they began."""
+        """JSON values for `from_dict`. The statistics' points in time are left out, as only this process knows them."""
         return {
             "request_id": self.request_id,
             "tokens": self.tokens,
@@ -97,7 +100,7 @@ class Progress:
             TokenLogprob(token, logprob, [(other, value) for other, value in top])
             for token, logprob, top in values["logprobs"]
         ]
-        return Progress(**{**values, "logprobs": logprobs, "stats": Statistics.of(values["stats"])})
+        return Progress(**{**values, "logprobs": logprobs, "stats": Statistics.from_counts(values["stats"])})
 
 
 @dataclass

@@ -1,4 +1,7 @@
-"""Turns what a caller asks for into a complete, checked Request: tokens, defaults, limits, a seed."""
+"""Turns what a caller asks for into a complete, checked Request: with tokens, defaults and a seed, within limits.
+
+Knows a model by its checkpoint's description alone, and no engine.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Prompt = str | list[int]
 
 
 class RequestBuilder:
-    """Makes requests for one checkpoint. Every refusal is a ValueError with one message for the user."""
+    """Makes requests for one checkpoint. Every refusal is a ValueError whose message is meant for the user."""
 
     def __init__(
         self,
@@ -27,7 +30,9 @@ class RequestBuilder:
         sampling: Sampling | None = None,
         limits: DecodeLimits | None = None,
     ):
-        """decode, sampling: what holds for requests that do not say."""
+        """decode, sampling: settings for requests that leave them open; None is `Auto` and the checkpoint's defaults.
+        limits: the most that a request may ask for. Raises ValueError for settings out of range.
+        """
         self.checkpoint = checkpoint
         self.limits = limits or DecodeLimits()
         self.decode = decode or Auto()
@@ -37,7 +42,10 @@ class RequestBuilder:
         self.sampling.check(checkpoint.vocab_size)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt; a text gets the tokenizer's own special tokens."""
+        """The token ids of a prompt. A text gets the special tokens that the tokenizer adds.
+
+        Raises ValueError for an empty prompt, an unknown token id and text that is not valid Unicode.
+        """
         tokens = self.checkpoint.tokenizer.encode(_utf8(prompt)) if isinstance(prompt, str) else list(prompt)
         if not prompt or not tokens:
             raise ValueError("the prompt is empty; give at least one character or token id")
@@ -56,7 +64,10 @@ class RequestBuilder:
         request_id: str | None = None,
         owner: str | None = None,
     ) -> Request:
-        """Raises ValueError for a prompt that is too long and for settings out of range."""
+        """A complete request. Raises ValueError for a prompt that cannot be used and for settings out of range.
+
+        request_id: None numbers the requests. owner: see Request.
+        """
         tokens = self.encode(prompt)
         decode = decode or self.decode
         methods.check(decode, self.limits)
@@ -65,7 +76,7 @@ class RequestBuilder:
         return Request(request_id or f"request-{next(self._numbers)}", tokens, decode, sampling, stopping, owner)
 
     def _complete(self, sampling: Sampling | None, stopping: Stopping) -> Sampling:
-        """The caller's sampling with this server's defaults for what it leaves open, and a seed."""
+        """The caller's sampling settings, with the builder's defaults for those left open, and with a seed."""
         most, least = stopping.max_new_tokens or 0, (sampling.min_new_tokens or 0) if sampling else 0
         if least > most:
             raise ValueError(f"min_new_tokens={least} is more than max_new_tokens={most}")
@@ -81,7 +92,7 @@ class RequestBuilder:
         return complete
 
     def _fit(self, tokens: list[int], stopping: Stopping) -> Stopping:
-        """max_new_tokens made definite: what is asked for, or all the room there is."""
+        """Checks that prompt and new tokens fit the context; max_new_tokens None becomes all the room there is."""
         stopping.check(self.checkpoint.vocab_size)
         context = self.checkpoint.max_length
         room = context - len(tokens)
@@ -100,6 +111,7 @@ class RequestBuilder:
 
 
 def _utf8(text: str) -> str:
+    """The text itself. Raises ValueError if it cannot be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,7 @@
-"""What a request cost and what its drafts were worth. Tokens per step and tokens per second are different figures."""
+"""Counts what a request cost and how many of its drafts were accepted. Knows nothing of how they were made.
+
+Tokens per step and tokens per second are different figures.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,19 @@ from typing import Any
 
 from lp.verification import Drafted
 
+# The fields that are sent to other processes.
 COUNTED = (
     "prompt_tokens", "tokens", "steps", "rows", "accepted_lengths", "proposed", "accepted", "ttft_s", "decode_s",
 )  # fmt: skip
-"""What other processes are told."""
 
 
 @dataclass
 class Statistics:
-    """Counts of one request. A step is one forward pass; the first one holds the prompt.
+    """The counts of one request. A step is one forward pass; the first step includes the prompt.
 
-    accepted_lengths: number of steps by the tokens they yielded. rows: tree rows over all steps, the prompt's not
-    counted. proposed, accepted: draft tokens by source. Times in seconds: ttft_s from submission to the first token,
-    decode_s from the first step's start to the last token.
+    rows: tree rows of all steps, without the prompt's. accepted_lengths: number of steps by the number of tokens that
+    they yielded. proposed, accepted: number of draft tokens by source. ttft_s: seconds from submission to the first
+    token. decode_s: seconds from the start of the first step to the last token.
     """
 
     prompt_tokens: int = 0
@@ -49,11 +52,12 @@ class Statistics:
         return self.rows / self.steps if self.steps else 0.0
 
     def start_step(self) -> None:
+        """Marks the start of a step; only the first one's is recorded."""
         if self.started_at is None:
             self.started_at = time.monotonic()
 
     def end_step(self, num_rows: int, num_tokens: int, drafted: Drafted) -> None:
-        """num_tokens: those emitted, after a stop condition has cut the block."""
+        """Counts a step. num_tokens: the tokens that it yielded, after a stop condition has cut them."""
         assert self.started_at is not None
         now = time.monotonic()
         if self.steps == 0:
@@ -67,18 +71,21 @@ class Statistics:
         self.accepted.update(drafted.accepted[:num_tokens])
 
     def counts(self) -> dict[str, Any]:
-        """JSON values of all that is counted, for `of`."""
+        """JSON values of the counts, for `from_counts`."""
         return {name: getattr(self, name) for name in COUNTED}
 
     @staticmethod
-    def of(counts: dict[str, Any]) -> Statistics:
+    def from_counts(counts: dict[str, Any]) -> Statistics:
         """The inverse of `counts`."""
         lengths = Counter({int(length): number for length, number in counts["accepted_lengths"].items()})
         sources = {name: Counter(counts[name]) for name in ("proposed", "accepted")}
         return Statistics(**{**counts, "accepted_lengths": lengths, **sources})
 
     def after(self, earlier: Statistics) -> Statistics:
-        """These, of a request that was taken up again, with what it had cost until then."""
+        """These statistics of a resumed request, plus the steps, rows, drafts and seconds that it had cost before.
+
+        Its tokens are not added up, as a resumed request counts those from before itself.
+        """
         return replace(
             self,
             steps=earlier.steps + self.steps,
@@ -91,6 +98,7 @@ class Statistics:
         )
 
     def to_dict(self) -> dict[str, Any]:
+        """Rounded figures for a report, as JSON values."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "tokens": self.tokens,

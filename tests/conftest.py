@@ -1,4 +1,4 @@
-"""Fixtures that all tests share: tiny checkpoints, each made once a session when first asked for."""
+"""Fixtures that all tests share: tiny checkpoints, each made when it is first needed, once in a test run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from tests.models import load_reference, save_checkpoint
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What is compiled or measured is kept between test runs, and apart from what its user has.
+    """Sets a cache folder for compiled forwards and step times, and makes SIGINT work.
 
-    A shell lets what it starts in the background ignore SIGINT, and so would all programs that the tests interrupt.
+    The folder is kept between test runs, and it is not the one of the user who runs the tests. A shell lets programs
+    that it starts in the background ignore SIGINT, and the programs that the tests start and interrupt would inherit
+    that.
     """
     os.environ.setdefault(VARIABLE, str(config.cache.mkdir("lookahead")))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

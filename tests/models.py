@@ -1,7 +1,7 @@
 """Tiny models with random weights, saved as real checkpoint folders: safetensors, config.json, tokenizer.json.
 
-Their weights have spread enough that greedy text is varied and the best token clearly ahead of the next, so that
-equality of tokens is a robust test.
+Their weights are spread widely: greedy text is varied, and the best token is clearly ahead of the second, so that tests
+can compare tokens in spite of rounding.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ ALTERNATING: dict[str, Any] = {
 }
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2}
 
+# The settings that each tiny model has beyond `SIZES`.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "num_hidden_layers": 3},
     "mistral": {"model_type": "mistral", "sliding_window": SLIDING_WINDOW},
@@ -70,18 +71,17 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "granite": {"model_type": "granite"},
     "cohere": {"model_type": "cohere", "logit_scale": 1.0},
 }
-"""What each tiny model's configuration has beyond `SIZES`."""
 
+# The text on which the tokenizer is trained.
 TEXT = (
     "def add(first, second):\n    return first + second\n\n\nclass Point:\n    def __init__(self, x, y):\n"
     "        self.x = x\n        self.y = y\n\n    def move(self, by):\n"
     "        return Point(self.x + by, self.y + by)\n"
 )
-"""What the tokenizer is trained on."""
 
 
 def build_tokenizer(vocab_size: int = VOCAB_SIZE, chat_template: str | None = None) -> PreTrainedTokenizerFast:
-    """A byte-level BPE: every text has tokens, every byte is one or part of one."""
+    """A byte-level BPE tokenizer, which can encode every text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -98,7 +98,7 @@ def build_tokenizer(vocab_size: int = VOCAB_SIZE, chat_template: str | None = No
 
 
 def spread_weights(model: torch.nn.Module, seed: int) -> None:
-    """Random weights that keep the scale of activations, with sharp attention and logits a few units apart."""
+    """Sets random weights that keep the scale of activations and give sharp attention and logits a few units apart."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -114,7 +114,7 @@ def spread_weights(model: torch.nn.Module, seed: int) -> None:
 def save_checkpoint(
     folder: Path, architecture: str = "llama", seed: int = 0, chat_template: str | None = None, **changes: Any
 ) -> Path:
-    """Writes a tiny model; `changes` go into its configuration."""
+    """Writes a tiny model and returns its folder; `changes` go into the model's configuration."""
     values = {**SIZES, **ARCHITECTURES.get(architecture, {"model_type": architecture}), **changes}
     config = AutoConfig.for_model(**values)
     with torch.random.fork_rng():
@@ -127,14 +127,14 @@ def save_checkpoint(
 
 
 def load_reference(folder: Path) -> PreTrainedModel:
-    """The model as transformers runs it, with its plain attention."""
+    """The model as transformers runs it, with transformers' eager attention."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def generate_greedily(
     model: PreTrainedModel, prompt: list[int], num_tokens: int, eos: list[int] | None = None, **settings: Any
 ) -> list[int]:
-    """New tokens of transformers' own `generate`; without `eos` nothing ends them early."""
+    """The new tokens that transformers' `generate` gives; without `eos` it never stops early."""
     model.generation_config.eos_token_id = eos
     inputs = torch.tensor([prompt])
     output = model.generate(

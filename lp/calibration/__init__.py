@@ -1,4 +1,4 @@
-"""Step times measured on this machine, and kept for later runs.
+"""Measures step times on this machine and keeps them for later runs.
 
-Knows runners by their protocol alone, and no decoding method.
+This package knows runners by their protocol alone, and no decoding method.
 """

@@ -1,7 +1,7 @@
-"""The step times that a run decides by: kept from an earlier run with this model on this machine, or measured now.
+"""Provides the step times by which decoders decide: kept from an earlier run on this machine, or measured now.
 
-Decoders are the same state machine on every rank, so what they decide by must be the same on all to the last bit: rank
-0 tells the others what it has.
+Decoders run the same state machine on every rank, so all ranks must have the same step times to the last bit: rank 0
+sends its own to the others. Knows nothing of how step times are used.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from lp.step_cost import StepTimes
 
 log = logging.getLogger("lookahead")
 
+# To be raised when the figures of an existing file would have another meaning.
 FORMAT = 2
-"""Changes when figures of the same key would mean something else."""
 
+# Takes each rank's JSON value and returns rank 0's on every rank.
 Tell = Callable[[Any], Any]
-"""Makes of each rank's JSON value that of rank 0."""
 
 
 def resolve_step_times(
@@ -39,9 +39,10 @@ def resolve_step_times(
     mode: Any = "single",
     tell: Tell = lambda value: value,
 ) -> StepTimes | None:
-    """Every rank calls this before it serves. None if they are off.
+    """The step times for this run; None if the source is `off`. Every rank of a group calls this before it serves.
 
-    most_rows: up to which a step is measured. mode: JSON values that tell one way of running the model from another.
+    most_rows: the most rows of a step that is measured. mode: JSON values that distinguish this way of running the
+    model from others; figures are kept for each separately. tell: returns rank 0's value on every rank.
     """
     if source is StepTimesSource.off:
         return None
@@ -62,7 +63,7 @@ def resolve_step_times(
 
 
 def _read(path: Path) -> StepTimes | None:
-    """What is kept there, or None; a file that holds something else is as good as none."""
+    """The step times in a file; None if there is no file, or one that holds something else."""
     if (values := cache_files.read_json(path)) is None:
         return None
     try:
@@ -73,7 +74,7 @@ def _read(path: Path) -> StepTimes | None:
 
 
 def _path(model: CausalModel, most_rows: int, mode: Any) -> Path | None:
-    """Where figures are kept for this model, machine and mode; None if nothing can be kept."""
+    """The file in which figures for this model, machine and mode are kept; None if nothing can be kept."""
     kept = cache_files.folder("step-times")
     if kept is None:
         return None

@@ -1,6 +1,7 @@
-"""Measures the step-time curve of a runner: what a step costs by the rows of its tree, whatever the mode.
+"""Measures the step-time curve of a runner: the seconds that a step takes, by the number of rows of its tree.
 
-Knows nothing of ranks: where there are several, all measure together and ask rank 0 whether to go on.
+Knows nothing of ranks. Several ranks measure at the same time, and a function that they pass decides for all of them
+whether to go on.
 """
 
 from __future__ import annotations
@@ -17,33 +18,39 @@ from lp.sampling.settings import Sampling
 from lp.step_cost import DEPTH, StepTimes
 from lp.tree import TokenTree, TreeBuilder
 
+# The numbers of rows that are measured. Those that show most of the curve come first.
 ROWS = (1, 16, 64, 4, 32, 128, 8, 48, 24, 96, 2, 12, 192, 256)
-"""Numbers of rows that are measured, those first that say most of the curve."""
+# The length of the sequence on which steps are measured.
 CACHED = 256
-"""Tokens of the sequence that steps are measured on."""
+# At least this many sizes are measured, however slow the machine is.
 FEWEST_SIZES = 3
+# Seconds after which no further size is started: a slow machine gets a curve of fewer points.
 WARM_UP_S = 3.0
-"""Seconds after which no further size is begun with: a slow machine has a curve of fewer points."""
+# The number of rounds lies between these two.
 FEWEST_ROUNDS = 3
 MOST_ROUNDS = 9
+# Seconds after which no further round is started.
 BUDGET_S = 3.0
-"""Seconds after which no further round is begun."""
-NUM_LIKE = 2
-"""Steps of a size in a row, of which the last counts."""
+# A timing runs this many steps of the same size one after another, and takes the time of the last.
+STEPS_PER_TIMING = 2
+# The number of drafts of a chain that count as accepted. Where ranks share a tree, the ranks that did not compute these
+# rows must do so in the next step.
 ACCEPTED = 3
-"""Drafts of a chain that are taken for right: where ranks share a tree, those that did not compute them have to do so
-in the next step.
-"""
+# The number of best tokens that a step returns for each row.
 CANDIDATES = 8
+# The factor by which steps may have become slower or faster before they are measured again.
 LARGEST_CHANGE = 3.0
-"""Factor by which a machine at work may be slower or faster than it was."""
 
+# Takes each rank's wish whether to go on and returns the decision, which is the same on every rank.
 GoOn = Callable[[bool], bool]
-"""Makes of each rank's wish whether to go on the decision of all."""
 
 
 class StepTimesSource(StrEnum):
-    """auto: from the disk, or else measured. measure: measured anew. off: unknown, and steps have a moderate size."""
+    """Where step times come from.
+
+    auto: from the disk if they are there and still hold, else measured. measure: always measured. off: there are none,
+    and decoders use steps of a moderate size.
+    """
 
     auto = "auto"
     measure = "measure"
@@ -57,10 +64,12 @@ def measure_step_times(
     most_rows: int,
     go_on: GoOn = lambda wanted: wanted,
 ) -> StepTimes:
-    """Runs steps of many sizes, round by round, on a sequence of its own, and takes the median of each size.
+    """Times steps of many sizes in several rounds, on a sequence made for it, and takes each size's median.
 
-    A round measures all sizes, so that a machine that is busy for a while slows all of them. On a busy machine the
-    ratio of two medians, by which decoders choose, varies less than that of two minima.
+    A round measures all sizes, so that a machine that is busy for a while slows all of them. Decoders choose by ratios
+    of these times; on a busy machine a ratio of medians varies less than a ratio of minima.
+
+    most_rows: the most rows of a step that is measured. go_on: decides for all ranks whether to go on.
     """
     cached = _num_cached(max_length)
     sizes = [rows for rows in ROWS if rows <= max(1, min(most_rows, max_length - cached))]
@@ -74,8 +83,10 @@ def measure_step_times(
 
 
 def still_holds(times: StepTimes, runner: Runner, vocab_size: int, max_length: int) -> bool:
-    """Whether a small and a large step take about as long as they once did: a machine that was stopped or overloaded
-    while it was measured would be misjudged for ever. Not the same on all ranks.
+    """Whether a small and a larger step still take about as long as these figures say.
+
+    Figures that were measured while the machine was stopped or overloaded would otherwise be used for ever. Ranks may
+    get different answers.
     """
     sizes = {times.rows[0], times.rows[len(times.rows) // 2]}
     with _stopwatch(runner, vocab_size, max_length) as seconds:
@@ -84,12 +95,13 @@ def still_holds(times: StepTimes, runner: Runner, vocab_size: int, max_length: i
 
 
 def _num_cached(max_length: int) -> int:
+    """The length of the measured sequence, which is shorter for a short context."""
     return max(1, min(CACHED, max_length // 2))
 
 
 @contextmanager
 def _stopwatch(runner: Runner, vocab_size: int, max_length: int) -> Iterator[Callable[[int], float]]:
-    """Seconds of a step by its rows, on a sequence that is there as long as the body runs."""
+    """Yields a function that times a step of so many rows. Its sequence is open as long as the body runs."""
     num_cached = _num_cached(max_length)
     tokens = [token % vocab_size for token in range(1, num_cached + 1)]
     sequence = TokenSequence("step-times", tokens, num_cached, Sampling(temperature=0.0, seed=0))
@@ -102,7 +114,7 @@ def _stopwatch(runner: Runner, vocab_size: int, max_length: int) -> Iterator[Cal
 
 
 def _warm_up(sizes: list[int], seconds: Callable[[int], float], go_on: GoOn) -> list[int]:
-    """Runs a step of each size that there is time for; returns those sizes, ascending."""
+    """Times each size once, as long as there is time; returns the sizes that were reached, ascending."""
     deadline = time.perf_counter() + WARM_UP_S
     for number, num_rows in enumerate(sizes):
         if number >= FEWEST_SIZES and not go_on(time.perf_counter() < deadline):
@@ -112,13 +124,15 @@ def _warm_up(sizes: list[int], seconds: Callable[[int], float], go_on: GoOn) -> 
 
 
 def _time_step(runner: Runner, sequence: TokenSequence, num_rows: int, vocab_size: int, num_new: int) -> float:
-    """Seconds of the last of some steps of equal size: in decoding, too, a step mostly finds the processor's caches as
-    one of its like has left them. Trees are new, as what is worked out of a tree belongs to its step.
+    """Runs STEPS_PER_TIMING steps of equal size and returns the seconds of the last.
 
-    num_new: tokens that a step yields: drafts of the first chain, as far as there are, and one more.
+    In decoding, too, a step mostly finds the processor's caches as a step of similar size has left them. Every step
+    gets a new tree, as what is derived from a tree is computed once and must count in each step.
+
+    num_new: the tokens that a step yields: drafts of the tree's first chain, and one more.
     """
     num_tokens, begin, end = len(sequence.tokens), 0.0, 0.0
-    for _ in range(NUM_LIKE):
+    for _ in range(STEPS_PER_TIMING):
         tree = bushy_tree(sequence.tokens[-1], num_rows, vocab_size)
         begin = time.perf_counter()
         runner.start([StepInput(sequence, tree, CANDIDATES)])
@@ -130,7 +144,7 @@ def _time_step(runner: Runner, sequence: TokenSequence, num_rows: int, vocab_siz
 
 
 def bushy_tree(root: int, num_rows: int, vocab_size: int) -> TokenTree:
-    """A tree shaped like those of decoding: chains under the root, so that it can be shared among ranks."""
+    """A tree of `num_rows` rows, shaped like those of decoding: chains under the root, which ranks can share."""
     builder = TreeBuilder(root)
     for row in range(1, num_rows):
         builder.add(row % vocab_size, row - 1 if row % DEPTH != 1 else 0)
@@ -138,5 +152,5 @@ def bushy_tree(root: int, num_rows: int, vocab_size: int) -> TokenTree:
 
 
 def describe(times: StepTimes) -> str:
-    """On one line, in milliseconds."""
+    """The step times on one line: rows and milliseconds."""
     return ", ".join(f"{rows}: {1000 * seconds:.2f}" for rows, seconds in zip(times.rows, times.seconds, strict=True))

@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint as a model that answers token trees, and the KV cache it writes to.
+"""Hugging Face checkpoints as models that answer token trees, and the KV cache that they write to.
 
-Knows no decoding method, no request and no other rank.
+This package knows no decoding method, no request and no other rank.
 """

@@ -1,7 +1,8 @@
 """Tree attention, as an attention function of transformers' AttentionInterface.
 
-A row sees the whole cached prefix and its own ancestors; a sliding-window layer sees those of them that are less than
-its window away. The step's masks reach the function as an argument of the model's forward.
+A row sees the whole cached prefix, its own ancestors and itself. In a sliding-window layer it sees only those of them
+that are less than the window's size away. The step reaches the function as an argument of the model's forward. Knows
+nothing of how attention is computed: that is in lp/model/kernels.py.
 
     R rows of the tree, S = cached prefix + R, H key/value heads, G query heads for each of them, D head dimension
 """
@@ -18,20 +19,20 @@ from transformers import AttentionInterface
 from lp.model.kernels import AttentionKind, LayerAttention, UnsupportedAttention, attend
 
 NAME = "token_tree"
+# Arguments that models pass to an attention function and that tree attention may ignore.
 UNDERSTOOD = {
     "position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits", "is_causal",
     "layer_idx", "cache_position",
 }  # fmt: skip
-"""Arguments that models pass to an attention function and that change nothing here."""
+# A mask depends on two facts about a layer: its sliding window, and its number of query heads for each key/value head.
 MaskKey = tuple[int | None, int]
-"""What a mask is made for: the sliding window of a layer, query heads of a group."""
 
 
 @dataclass
 class AttentionSettings:
     """How attention is computed.
 
-    kind: see AttentionKind. prefill_chunk: most rows of a prompt in one forward, which bounds attention's memory.
+    kind: see AttentionKind. prefill_chunk: the most rows of a prompt in one forward, which bounds attention's memory.
     """
 
     kind: AttentionKind = AttentionKind.auto
@@ -40,10 +41,10 @@ class AttentionSettings:
 
 @dataclass
 class Step(ABC):
-    """What the layers share in one forward: how their rows see. Made anew for each.
+    """What all layers share in one forward: which keys each row sees. Every forward gets a new one.
 
     incoming, outgoing: hidden states [1, R, hidden] between the stages of a pipeline. layers_seen, windows_seen: the
-    layers that have asked, and their sliding windows.
+    layers that have called tree attention so far, and their sliding windows.
     """
 
     kind: AttentionKind
@@ -54,15 +55,16 @@ class Step(ABC):
 
     @abstractmethod
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
-        """query [1, H*G, R, D], key and value [1, H, .., D] as the step's cache gave them -> [1, R, H*G, D]."""
+        """Computes one layer's attention: query [1, H*G, R, D], key and value [1, H, .., D] as the model's cache
+        returned them -> [1, R, H*G, D].
+        """
 
 
 @dataclass(kw_only=True)
 class TreeStep(Step):
-    """A step given by its tree.
+    """A step that makes its masks from the tree, each when a layer first needs it.
 
-    cached: length of the prefix. positions: [R] of the rows. visibility: [R, R] bool. masks: those made so far, by
-    sliding window and query heads of a group.
+    cached: length of the prefix. positions: [R] the rows' positions. visibility: [R, R] bool. masks: those made so far.
     """
 
     cached: int
@@ -72,9 +74,10 @@ class TreeStep(Step):
     masks: dict[MaskKey, Tensor] = field(default_factory=dict)
 
     def mask(self, sliding_window: int | None, group: int) -> Tensor:
-        """[G*R, M] additive, once for each query head of a group: 0 where a row sees a key, -inf elsewhere.
+        """Additive mask [G*R, M], repeated for each of G = `group` query heads: 0 where a row sees a key, else -inf.
 
-        It speaks of the last M keys: the rows' own, and in a windowed layer those of the prefix that some row may see.
+        It covers the last M keys: the rows' own, and in a sliding-window layer also the keys of the prefix that some
+        row may see.
         """
         if (sliding_window, group) not in self.masks:
             visible = self.visibility
@@ -108,9 +111,9 @@ def tree_attention(
     softcap: float | None = None,
     **others,
 ) -> tuple[Tensor, None]:
-    """query [1, H*G, R, D], key and value as the step's cache gave them -> [1, R, H*G, D].
+    """query [1, H*G, R, D], key and value [1, H, .., D] as the model's cache returned them -> [1, R, H*G, D], None.
 
-    Raises UnsupportedAttention.
+    Raises UnsupportedAttention for an argument that tree attention does not know.
     """
     unknown = [name for name, given in others.items() if name not in UNDERSTOOD and given is not None]
     if unknown:
@@ -125,5 +128,5 @@ def tree_attention(
 
 
 def register() -> None:
-    """Makes the function known to transformers under `NAME`. Doing it twice changes nothing."""
+    """Registers tree attention with transformers under `NAME`. A second call changes nothing."""
     AttentionInterface.register(NAME, tree_attention)

@@ -1,5 +1,7 @@
 """A Hugging Face causal language model that answers token trees, on one device.
 
+Knows nothing of where a tree's rows come from, or of which tokens are chosen from the logits.
+
 R rows of the tree, V vocabulary
 """
 
@@ -20,17 +22,17 @@ from lp.tree import TokenTree
 
 
 class FastForward(Protocol):
-    """A model's forward made fast for what its steps are like.
+    """A faster version of a model's forward.
 
-    mask_keys: the masks that it is to be given. num_spare: caches to keep for later sequences, if it is bound to their
-    place in memory.
+    mask_keys: the masks that it must be given. num_spare: how many released caches to keep for later sequences; more
+    than 0 if the fast forward is bound to the memory of the caches that it has seen.
     """
 
     mask_keys: list[MaskKey]
     num_spare: int
 
     def room(self, num_rows: int) -> int:
-        """Rows that a step of so many writes to a cache, padding included."""
+        """The number of rows, padding included, that a step of `num_rows` rows writes to a cache."""
         ...
 
     def __call__(
@@ -43,15 +45,16 @@ class FastForward(Protocol):
         keys: list[Tensor],
         values: list[Tensor],
     ) -> Tensor:
-        """tokens, positions: [R]. length: of the prefix. masks: as TreeStep.mask makes them. keys, values: of each
-        layer, [1, H, capacity, D], where rows are written behind the prefix. Returns float32 logits [num_logits, V]
-        of the last rows.
+        """tokens, positions: [R]. length: the prefix's length. masks: as TreeStep.mask makes them. keys, values: one
+        tensor [1, H, capacity, D] for each layer, into which the rows are written behind the prefix.
+
+        Returns float32 logits [num_logits, V] of the last rows.
         """
         ...
 
 
 class CausalModel:
-    """Wraps an untouched transformers model whose attention is set to the token tree's."""
+    """Wraps a transformers model, which is unchanged but for its attention function: that becomes tree attention."""
 
     def __init__(
         self,
@@ -61,16 +64,18 @@ class CausalModel:
         kind: AttentionKind = AttentionKind.auto,
         layers: list[int] | None = None,
     ):
-        """max_length: positions that the model knows. eos: its end-of-sequence tokens. layers: indices of those that
-        are really there; None is all of them.
+        """max_length: the most tokens that a sequence may have. eos: end-of-sequence tokens. layers: indices of the
+        layers that this rank holds; None means all of them.
+
+        Raises UnsupportedAttention for a kind of attention that cannot be used here.
         """
         attention.register()
         model.set_attn_implementation(attention.NAME)
         self.model = model.eval()
         self.max_length = max_length
         self.eos = eos
+        # Replaces the model's own forward for every cache that has been written to.
         self.fast: FastForward | None = None
-        """Takes the place of the model's own forward once a cache has been written to."""
         self._spare: list[KVCache] = []
         self.device = model.device
         self.dtype = model.dtype
@@ -82,21 +87,21 @@ class CausalModel:
         self.attention_kind = resolve_kind(kind, self.device, self.dtype, head_dim)
 
     def make_cache(self, capacity: int) -> KVCache:
-        """An empty cache with room for so many tokens, which grows if it must."""
+        """Returns an empty cache, new or spare. It grows when more tokens come than it has room for."""
         if self._spare:
             return self._spare.pop()
         return KVCache(self.num_layers, min(capacity, self.max_length))
 
     def release(self, cache: KVCache) -> None:
-        """Takes back a cache that nobody needs any more."""
+        """Takes back a cache that is no longer needed, and keeps it if the fast forward asks for spare ones."""
         if self.fast and len(self._spare) < self.fast.num_spare:
             cache.length = 0
             self._spare.append(cache)
 
     def forward(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
-        """Computes all rows on top of the cache; float32 logits [num_logits, V] of the last ones.
+        """Runs all rows of a tree after the cached prefix; returns float32 logits [num_logits, V] of the last rows.
 
-        The rows' keys and values stay behind the cached prefix until the cache is told which to keep.
+        The rows' keys and values lie in the cache behind the prefix; `KVCache.keep` then says which of them stay.
         """
         if self.fast and cache.is_written:
             return self._forward_fast(self.fast, tree, cache, num_logits)
@@ -114,9 +119,9 @@ class CausalModel:
     def forward_eager(
         self, tree: TokenTree, cache: KVCache, num_logits: int, incoming: Tensor | None = None
     ) -> tuple[Tensor, TreeStep]:
-        """The model's own `forward`, and the step that says which layers have read the tree's visibility.
+        """Runs the model's own `forward`; returns the logits and the step, which lists the layers that have used it.
 
-        incoming: hidden states [1, R, hidden] for the first layer, if the embedding is in another stage.
+        incoming: hidden states [1, R, hidden] for the first layer, if another pipeline stage has the embedding.
         """
         cache.reserve(len(tree))
         step, tokens = self._to_device(tree, cache.length)
@@ -132,7 +137,7 @@ class CausalModel:
         return output.logits[0].float(), step
 
     def _to_device(self, tree: TokenTree, cached: int) -> tuple[TreeStep, Tensor]:
-        """The step's tokens, positions and visibility in one transfer."""
+        """Moves tokens, positions and visibility to the device in one transfer; returns the step and the tokens."""
         packed = np.concatenate([tree.tokens[:, None], tree.depths[:, None] + cached, tree.visibility], axis=1)
         on_device = torch.from_numpy(packed).to(self.device)
         tokens, positions = on_device[:, 0].contiguous(), on_device[:, 1].contiguous()

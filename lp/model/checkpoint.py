@@ -1,4 +1,8 @@
-"""Loads Hugging Face checkpoints: safetensors only, no remote code, with errors that a user can act on."""
+"""Loads Hugging Face checkpoints, from safetensors files alone and without remote code.
+
+Every error names what is wrong and what the user can do. Knows nothing of other ranks: a rank that holds a part of a
+model passes a `Reader` of its own.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +28,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass
 class ModelSettings:
-    """Which model, and how it is held.
+    """Which model to load, and how.
 
-    path: folder or hub id. dtype: float32, bfloat16 or float16. device: auto, cpu, cuda or cuda:N. max_length: None is
-    the model's own limit. compile: see CompileMode.
+    path: folder or hub id. dtype: float32, bfloat16 or float16. device: auto, cpu, cuda or cuda:N. max_length: the most
+    tokens of a sequence; None means the model's own limit. compile: see CompileMode.
     """
 
     path: str = "demo/python-11m"
@@ -39,13 +43,13 @@ class ModelSettings:
 
 @dataclass
 class Checkpoint(CheckpointInfo):
-    """A model that has been found exact, and what belongs to it."""
+    """A checkpoint with its model, which has passed the check that tree attention is exact for it."""
 
     model: CausalModel
 
 
 def pick_device(device: str) -> torch.device:
-    """auto is the first GPU if there is one. Raises ValueError."""
+    """The device of that name; "auto" is a GPU if there is one, else the CPU. Raises ValueError."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -60,23 +64,24 @@ def pick_device(device: str) -> torch.device:
 
 
 def pick_dtype(dtype: str) -> torch.dtype:
+    """The dtype of that name. Raises ValueError."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is unknown; use {', '.join(DTYPES)}")
     return DTYPES[dtype]
 
 
+# Reads a checkpoint's weights: (path, config, dtype, device) -> (model, indices of the layers that it really holds).
+# Raises CheckpointError or ValueError.
 Reader = Callable[[str, PreTrainedConfig, torch.dtype, torch.device], tuple[PreTrainedModel, list[int]]]
-"""Reads a checkpoint's weights: (path, config, dtype, device) -> (model, indices of the layers that it really holds).
-Raises CheckpointError or ValueError.
-"""
 
 
 def load(
     settings: ModelSettings, attention: AttentionKind = AttentionKind.auto, reader: Reader | None = None
 ) -> Checkpoint:
-    """Raises CheckpointError, UnsupportedArchitecture or ValueError, each with one message for the user.
+    """Loads a checkpoint, checks that tree attention is exact for it, and makes its forward fast if that pays.
 
-    reader: reads a part of the model, for a rank that holds no more; None reads all of it.
+    reader: reads the weights, for a rank that holds only a part of the model; None reads the whole model.
+    Raises CheckpointError, UnsupportedArchitecture or ValueError, each with a message of one line for the user.
     """
     dtype, device = pick_dtype(settings.dtype), pick_device(settings.device)
     path, known = os.path.expanduser(settings.path), read_checkpoint_info(settings.path, settings.max_length)
@@ -95,16 +100,16 @@ def load(
 def read_whole(
     path: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, list[int]]:
-    """The Reader of a rank that holds the whole model."""
+    """Reads all weights: the Reader of a rank that holds the whole model."""
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(  # with loading info it is a pair
+        loaded: Any = AutoModelForCausalLM.from_pretrained(  # with output_loading_info it returns a pair
             path,
             config=config,
             dtype=dtype,
             use_safetensors=True,
             trust_remote_code=False,
             attn_implementation="eager",
-            ignore_mismatched_sizes=True,  # they are named below
+            ignore_mismatched_sizes=True,  # reported below, by name
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:

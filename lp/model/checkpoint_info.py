@@ -1,6 +1,6 @@
-"""What there is to know of a Hugging Face checkpoint without its weights: configuration, tokenizer, defaults.
+"""Reads all of a Hugging Face checkpoint but its weights: configuration, tokenizer, defaults for generation.
 
-No remote code, and errors that a user can act on. Knows nothing of devices.
+No remote code is run, and every error names what the user can do. Knows nothing of devices.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from lp.model.exactness import check_config
 
 log = logging.getLogger("lookahead")
 
+# Settings of generation_config.json that change the output of `generate` but are not applied here.
 NOT_APPLIED = (
     "bad_words_ids",
     "begin_suppress_tokens",
@@ -32,10 +33,9 @@ NOT_APPLIED = (
     "suppress_tokens",
     "typical_p",
 )
-"""Settings of generation_config.json that would change the output of `generate` and are not applied here."""
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+# Kinds of rotary embedding whose angles change once a text is longer than the original context.
 SHIFTING_ROPE = {"dynamic", "longrope"}
-"""Rotary embeddings whose angles change once a text is longer than the original context."""
 
 
 class CheckpointError(ValueError):
@@ -44,10 +44,10 @@ class CheckpointError(ValueError):
 
 @dataclass
 class CheckpointInfo:
-    """A checkpoint whose architecture is known to be exact.
+    """A checkpoint without its weights, whose configuration does not rule out exact tree attention.
 
-    generation: the defaults of `generate`. max_length: positions that the model knows, or fewer if so wished. eos:
-    end-of-sequence tokens.
+    generation: the defaults of `generate`. max_length: the most tokens of a sequence, which is the model's limit or a
+    lower one that the user has set. eos: end-of-sequence tokens.
     """
 
     name: str
@@ -63,8 +63,10 @@ class CheckpointInfo:
 
 
 def read_checkpoint_info(path: str, max_length: int | None = None) -> CheckpointInfo:
-    """path: folder or hub id. max_length: None is the model's own limit. Raises CheckpointError,
-    UnsupportedArchitecture or ValueError, each with one message for the user.
+    """Reads a checkpoint's configuration, tokenizer and generation defaults.
+
+    path: folder or hub id. max_length: None means the model's own limit. Raises CheckpointError,
+    UnsupportedArchitecture or ValueError, each with a message of one line for the user.
     """
     path = os.path.expanduser(path)
     _check_folder(path)
@@ -79,7 +81,10 @@ def read_checkpoint_info(path: str, max_length: int | None = None) -> Checkpoint
 
 
 def _check_folder(path: str) -> None:
-    """What a folder must hold. A name that is no folder is taken for a hub id, unless it looks like a path."""
+    """Raises CheckpointError for a folder that is no checkpoint, and for a path to a folder that does not exist.
+
+    A name of the form of a hub id passes, unless the folder before its slash exists.
+    """
     folder = Path(path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -102,7 +107,7 @@ def _read_config(path: str) -> PreTrainedConfig:
 def _read_generation(path: str, config: PreTrainedConfig) -> GenerationConfig:
     try:
         return GenerationConfig.from_pretrained(path)
-    except OSError:  # there is none: what `generate` would take is in config.json
+    except OSError:  # no such file: `generate` takes its defaults from config.json
         return GenerationConfig.from_model_config(config)
     except (ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"generation_config.json of {path!r} cannot be used: {one_line(error)}") from error
@@ -125,11 +130,15 @@ def _read_tokenizer(path: str) -> PreTrainedTokenizerFast:
 
 
 def _max_length(config: PreTrainedConfig, wanted: int | None) -> int:
-    """The model's positions; for rotary embeddings that shift with the length, those before the shift."""
+    """The most tokens of a sequence: the wanted number, or the model's limit if None. Raises ValueError.
+
+    The limit of rotary embeddings whose angles change with the length is the context before the change.
+    """
     text = config.get_text_config(decoder=True)
     limit = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 2048
     rope = getattr(text, "rope_parameters", None) or {}
-    for kind in (rope, *(nested for nested in rope.values() if isinstance(nested, dict))):  # nested by type of layer
+    # Some configurations nest one dictionary for each type of layer.
+    for kind in (rope, *(nested for nested in rope.values() if isinstance(nested, dict))):
         if kind.get("rope_type") in SHIFTING_ROPE:
             limit = min(limit, kind.get("original_max_position_embeddings") or limit)
     if wanted is None:
@@ -140,7 +149,7 @@ def _max_length(config: PreTrainedConfig, wanted: int | None) -> int:
 
 
 def _eos(generation: GenerationConfig, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """End-of-sequence ids by the first of generation config, config and tokenizer that names any."""
+    """End-of-sequence ids, from the first of generation config, config and tokenizer that names any."""
     for eos in (generation.eos_token_id, getattr(config, "eos_token_id", None), tokenizer.eos_token_id):
         if eos is not None:
             return [int(token) for token in (eos if isinstance(eos, list | tuple) else [eos])]
@@ -148,4 +157,5 @@ def _eos(generation: GenerationConfig, config: PreTrainedConfig, tokenizer: PreT
 
 
 def one_line(error: BaseException) -> str:
+    """An error's message on one line, of at most 300 characters."""
     return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,7 +1,7 @@
-"""Is tree attention exact for this architecture? Asked of every checkpoint when it is loaded.
+"""Checks that tree attention is exact for a checkpoint's architecture. Every checkpoint is checked when it is loaded.
 
-A model passes if each layer reads the token tree's attention function, and if a small tree's logits are those of its
-paths run one by one through transformers' own attention.
+A model passes if every layer calls tree attention, and if the logits of a small tree equal those of the tree's paths,
+each run alone with transformers' own attention.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from lp.model.attention import TreeStep
 from lp.model.causal import CausalModel
 from lp.tree import TokenTree, TreeBuilder, chain
 
+# The largest relative error of a row's logits that passes. Rounding stays below it; a wrong mask causes more, by the
+# smallest margin in bfloat16.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.08, torch.float16: 0.04}
-"""Largest relative error of a row's logits; a wrong mask is above it (most narrowly in bfloat16), rounding below."""
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -27,7 +28,7 @@ class UnsupportedArchitecture(ValueError):
 
 
 def check_config(config: PreTrainedConfig) -> None:
-    """Raises UnsupportedArchitecture for what the configuration alone rules out."""
+    """Raises UnsupportedArchitecture if the configuration alone shows that trees cannot be decoded exactly."""
     name = (config.architectures or [config.model_type])[0]
     if config.is_encoder_decoder:
         raise UnsupportedArchitecture(f"{name} is an encoder-decoder; only decoder-only models have a token tree")
@@ -41,9 +42,9 @@ def check_config(config: PreTrainedConfig) -> None:
 
 
 def check_tree(model: CausalModel) -> None:
-    """Raises UnsupportedArchitecture if the model's answers for a tree are not those for its paths."""
+    """Raises UnsupportedArchitecture if the model's logits for a tree differ from those for the tree's paths."""
     name = type(model.model).__name__
-    # In 16 bits rounding may send a row to other experts. That comes and goes; what is wrong shows in most probes.
+    # In 16 bits rounding may route a row to other experts in some probes; a real fault shows in most of them.
     num_probes = 1 if model.dtype == torch.float32 else 4
     try:
         probed = [_probe(model, number) for number in range(num_probes)]
@@ -70,7 +71,10 @@ def check_tree(model: CausalModel) -> None:
 
 
 def _probe(model: CausalModel, number: int) -> tuple[float, TreeStep]:
-    """The largest relative error of a row of a small tree, a few cached tokens and a root with two branches."""
+    """The largest relative error of any row, for a small tree after a few cached tokens; and the tree's step.
+
+    The tree is a root with two branches. number: each number gives other tokens.
+    """
     tokens = [(7 + 31 * i + 5 * number) % model.vocab_size for i in range(10)]
     trunk = tokens[:5]
     builder = TreeBuilder(tokens[5])
@@ -84,13 +88,16 @@ def _probe(model: CausalModel, number: int) -> tuple[float, TreeStep]:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """The distance of logits from those expected, as a share of how far these spread; inf if some are no numbers."""
+    """The norm of the difference of logits, divided by the norm of the expected ones around their mean.
+
+    It is infinite if some logits are not finite.
+    """
     error = ((found - expected).norm() / (expected - expected.mean()).norm().clamp_min(1e-9)).item()
     return error if math.isfinite(error) else math.inf
 
 
 def _sliding_window(model: CausalModel) -> int | None:
-    """The window that its configuration speaks of for the layers that are there, if texts can be longer than that."""
+    """The sliding window in the model's configuration, if a layer held here uses it and texts can be longer."""
     config = model.model.config.get_text_config(decoder=True)
     layers = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
@@ -99,6 +106,7 @@ def _sliding_window(model: CausalModel) -> int | None:
 
 
 def _tree_logits(model: CausalModel, trunk: list[int], tree: TokenTree) -> tuple[Tensor, TreeStep]:
+    """[R, V] float32 logits of the tree's rows after a cached trunk, and the tree's step."""
     cache = model.make_cache(len(trunk) + len(tree))
     model.forward(chain(trunk), cache, num_logits=1)
     cache.keep(range(len(trunk)))
@@ -107,7 +115,7 @@ def _tree_logits(model: CausalModel, trunk: list[int], tree: TokenTree) -> tuple
 
 @torch.inference_mode()
 def _own_logits(model: CausalModel, path: list[int]) -> Tensor:
-    """[V] float32 logits of the last token by transformers' eager attention, with no cache."""
+    """[V] float32 logits of the last token, by transformers' eager attention and without a cache."""
     model.model.set_attn_implementation("eager")
     try:
         tokens = torch.tensor([path], device=model.device)

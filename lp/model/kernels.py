@@ -1,11 +1,12 @@
-"""Attention of a tree's rows over the cached prefix and one another, by the kernels that there are.
+"""Attention of a tree's rows over the cached prefix and one another, by the kernels that are available.
 
-In two parts: the prefix, which every row sees whole, needs no mask; the rows' own keys, as many as there are rows, are
-masked; the two are merged in float32 by their log-sum-exp. So no mask of the prefix's length is made, keys and values
-are neither repeated for grouped heads nor copied, and a kernel without masks serves for the long part.
+Most kinds compute it in two parts and merge them in float32 by their log-sum-exp. One part is the prefix, which every
+row sees whole and which therefore needs no mask; the other is the rows' own keys, with a mask. So no mask is as long as
+the prefix, keys and values are neither repeated for grouped heads nor copied, and kernels without masks can compute the
+long part. Knows nothing of models or caches.
 
     R rows, S = cached prefix + R, H key/value heads, G query heads for each of them, D head dimension,
-    M trailing keys that a mask speaks of
+    M last keys, those that a mask covers
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from torch.nn.attention import varlen
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 HALF = (torch.float16, torch.bfloat16)
+# The largest head dimension that flash-attn and torch's varlen_attn support.
 LARGEST_HEAD = 256
-"""Head dimension up to which flash-attn and torch's varlen_attn work."""
 
 
 _cpu_kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class AttentionKind(StrEnum):
-    """auto: two_part on a CPU, flash or varlen on a GPU where they can be used, else sdpa. two_part: in two parts by
+    """How attention is computed.
+
+    auto: two_part on a CPU; flash or varlen on a GPU where they can be used, else sdpa. two_part: in two parts, both by
     torch's CPU kernel. flash, varlen: in two parts on a GPU, the prefix by flash-attn or by torch's varlen_attn. sdpa:
-    in one part by torch's fused kernels with a mask. eager: in one part by plain matrix products, the reference.
+    in one part, by torch's fused kernels with a mask. eager: in one part, by plain matrix products; the reference.
     """
 
     auto = "auto"
@@ -44,12 +47,16 @@ class AttentionKind(StrEnum):
 
 
 class UnsupportedAttention(ValueError):
-    """Attention that a layer asks for, or a user, and that cannot be had."""
+    """A layer or a user asks for attention that is not available here."""
 
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """What a layer asks for. scale: of the scores. softcap: what their tanh is bounded by (Gemma 2)."""
+    """How a layer's attention is to be computed.
+
+    scale: factor of the scores. sliding_window: a row sees keys that are less than this away; None is all of them.
+    softcap: scores s become softcap * tanh(s / softcap), as in Gemma 2.
+    """
 
     scale: float
     sliding_window: int | None = None
@@ -57,7 +64,10 @@ class LayerAttention:
 
 
 def resolve_kind(kind: AttentionKind, device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionKind:
-    """What auto stands for; any other kind as it is. Raises UnsupportedAttention for one that cannot be used here."""
+    """Resolves `auto` to the best kind that can be used here; returns any other kind unchanged.
+
+    Raises UnsupportedAttention for a kind that cannot be used here.
+    """
     if kind is AttentionKind.auto:
         usable = (AttentionKind.two_part, AttentionKind.flash, AttentionKind.varlen)
         return next((one for one in usable if not _obstacle(one, device, dtype, head_dim)), AttentionKind.sdpa)
@@ -70,7 +80,7 @@ def resolve_kind(kind: AttentionKind, device: torch.device, dtype: torch.dtype, 
 
 
 def _obstacle(kind: AttentionKind, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
-    """Why a kind cannot be used; empty if it can."""
+    """The reason why a kind cannot be used; empty if it can be."""
     if kind is AttentionKind.two_part:
         return "" if device.type == "cpu" else "it is for the CPU"
     if kind not in (AttentionKind.flash, AttentionKind.varlen):
@@ -93,8 +103,8 @@ def _obstacle(kind: AttentionKind, device: torch.device, dtype: torch.dtype, hea
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: AttentionKind, how: LayerAttention) -> Tensor:
     """query [1, H*G, R, D], key and value [1, H, S, D] -> [1, R, H*G, D].
 
-    mask: [G*R, M] additive, of the last M keys, once for each query head of a group. The keys before are seen by all
-    rows, or by none if the layer has a sliding window.
+    mask: [G*R, M] additive, for the last M keys, repeated for each of the G query heads. All rows see the keys before
+    those; in a layer with a sliding window no row sees them.
     """
     num_before = key.shape[2] - mask.shape[1]
     if how.sliding_window is not None:
@@ -110,7 +120,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: Attent
 def _in_one(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: AttentionKind, how: LayerAttention, num_before: int
 ) -> Tensor:
-    """[1, H*G, R, D] by one softmax over all keys. Bounding scores by tanh is something no kernel offers."""
+    """[1, H*G, R, D] by one softmax over all keys. A softcap needs plain matrix products, as no kernel supports it."""
     whole = pad(mask, (num_before, 0))
     folded = fold(query, key.shape[1])
     if kind is not AttentionKind.eager and not how.softcap:
@@ -124,8 +134,9 @@ def _in_one(
 
 
 def fold(query: Tensor, heads: int) -> Tensor:
-    """[1, H*G, R, D] -> [1, H, G*R, D]: query heads that share a key/value head become rows of it, so that keys and
-    values are never repeated.
+    """[1, H*G, R, D] -> [1, H, G*R, D]: query heads that share a key/value head become further rows of one head.
+
+    So keys and values need not be repeated.
     """
     return query.reshape(1, heads, -1, query.shape[3])
 
@@ -133,9 +144,10 @@ def fold(query: Tensor, heads: int) -> Tensor:
 def _in_parts(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: AttentionKind, scale: float, num_before: int
 ) -> Tensor:
+    """[1, H*G, R, D] by one softmax over the first `num_before` keys and one over the others."""
     if kind is AttentionKind.two_part:
         folded = fold(query, key.shape[1])
-        if query.shape[2] == 1:  # a single row sees all there is
+        if query.shape[2] == 1:  # a single row sees all keys
             return _on_cpu(folded, key, value, None, scale)[0].reshape(query.shape)
         return _two_part(folded, key, value, mask, scale, num_before).reshape(query.shape)
     tail = masked_part(query, key[:, :, num_before:], value[:, :, num_before:], mask, scale)
@@ -146,7 +158,7 @@ def _in_parts(
 
 
 def _two_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, num_before: int) -> Tensor:
-    """[1, H, G*R, D] of folded queries, on the CPU."""
+    """[1, H, G*R, D] for folded queries, on the CPU."""
     tail = _on_cpu(query, key[:, :, num_before:], value[:, :, num_before:], mask, scale)
     if num_before == 0:
         return tail[0]
@@ -154,11 +166,12 @@ def _two_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: fl
 
 
 def _on_cpu(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """[1, H, G*R, D] and log-sum-exp [1, H, G*R] for folded queries, by torch's CPU kernel."""
     return _cpu_kernel(query, key, value, 0.0, False, attn_mask=mask, scale=scale)
 
 
 def masked_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """[1, H*G, R, D] and log-sum-exp [1, H*G, R] over keys [1, H, M, D] that a mask [G*R, M] speaks of, on a GPU."""
+    """[1, H*G, R, D] and log-sum-exp [1, H*G, R] over keys [1, H, M, D] with a mask [G*R, M]."""
     scores = (fold(query, key.shape[1]) @ key.transpose(2, 3)).float() * scale + mask
     sums = scores.logsumexp(dim=-1)
     out = (scores - sums[..., None]).exp().to(query.dtype) @ value
@@ -168,8 +181,9 @@ def masked_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: 
 def prefix_part(
     query: Tensor, key: Tensor, value: Tensor, length: Tensor, kind: AttentionKind, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """[1, H*G, R, D] and log-sum-exp [1, H*G, R] over the first `length` (int32 [1], on the device) keys, unmasked, by
-    flash or varlen.
+    """[1, H*G, R, D] and log-sum-exp [1, H*G, R] over the first `length` keys, without a mask, by flash or varlen.
+
+    length: int32 [1], on the device.
     """
     rows, keys, values = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if kind is AttentionKind.flash:
@@ -189,6 +203,6 @@ def prefix_part(
 
 
 def merge(prefix: Tensor, prefix_sums: Tensor, tail: Tensor, tail_sums: Tensor) -> Tensor:
-    """Attention [1, .., D] over two sets of keys from that over each, by their log-sum-exp [1, ..]."""
+    """Attention over the union of two sets of keys, from the attention [1, .., D] and log-sum-exp [1, ..] of each."""
     share = torch.sigmoid(tail_sums.float() - prefix_sums.float())[..., None]
     return torch.lerp(prefix.float(), tail.float(), share).to(prefix.dtype)

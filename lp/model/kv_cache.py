@@ -1,7 +1,7 @@
-"""A static KV cache: allocated ahead, written in place, with room behind the sequence for a step's rows.
+"""A static KV cache: allocated ahead and written in place, with room behind the sequence for a step's rows.
 
-Rows of a step are written after the cached prefix. Afterwards those that became part of the sequence are kept, in
-order, and the rest is overwritten by the next step. Knows nothing of why rows are kept.
+A step writes its rows behind the cached prefix. The rows that became part of the sequence are then kept, in order, and
+the next step overwrites the others. Knows nothing of why a row is kept.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+# Capacities are multiples of this, so that a cache seldom has to grow.
 BLOCK = 256
-"""Capacities are multiples of this, so that growing is rare."""
 
 
 class KVCache(Cache):
-    """Keys and values of one sequence, by layer [1, heads, capacity, head_dim]."""
+    """Keys and values of one sequence: a tensor [1, heads, capacity, head_dim] of each for every layer."""
 
     def __init__(self, num_layers: int, capacity: int):
         super().__init__(layers=[])
@@ -25,12 +25,12 @@ class KVCache(Cache):
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self.capacity = -(-capacity // BLOCK) * BLOCK
+        # The number of cached tokens of the sequence; the current step's rows lie behind them.
         self.length = 0
-        """Tokens of the sequence that are cached; rows of the step at hand come after them."""
 
     @torch.inference_mode()
     def reserve(self, num_rows: int) -> None:
-        """Makes room for the rows of a step."""
+        """Makes room for a step of `num_rows` rows."""
         if self.length + num_rows <= self.capacity:
             return
         self.capacity = -(-max(self.length + num_rows, 2 * self.capacity) // BLOCK) * BLOCK
@@ -45,7 +45,7 @@ class KVCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
     ) -> tuple[Tensor, Tensor]:
-        """Writes the step's rows of a layer; returns prefix and rows [1, heads, length + R, head_dim], not copied."""
+        """Writes a layer's R rows; returns views of its keys and values [1, heads, length + R, head_dim]."""
         end = self.length + key_states.shape[2]
         views = []
         for store, states in ((self.keys, key_states), (self.values, value_states)):
@@ -57,7 +57,7 @@ class KVCache(Cache):
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:
-        """Appends rows of the last step, ascending, to the cached sequence."""
+        """Appends rows of the last step, given in ascending order, to the cached sequence."""
         if list(rows) != list(range(len(rows))):
             kept = slice(self.length, self.length + len(rows))
             tensors = [*self.keys.values(), *self.values.values()]
@@ -68,14 +68,14 @@ class KVCache(Cache):
 
     @property
     def is_written(self) -> bool:
-        """Whether all layers have their place: they get it when they are first written."""
+        """Whether every layer's memory is allocated, which happens when the layer is first written."""
         return len(self.keys) == self.num_layers
 
     @property
     def num_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (*self.keys.values(), *self.values.values()))
 
-    # What transformers' models may ask of a cache; positions and masks are given to them, so little of it matters.
+    # transformers' models may call the rest. Little of it matters, as positions and masks are passed to them.
 
     @property
     def is_compileable(self) -> bool:

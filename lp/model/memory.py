@@ -1,4 +1,4 @@
-"""Does a model fit a GPU? Asked before anything is loaded, so that the answer comes at once and with the numbers."""
+"""Checks that a model fits a GPU before anything is loaded, so that a refusal comes at once and with the numbers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
+# There must be room for a cache of this many tokens, or of the whole context if that is shorter.
 LIKELY_TOKENS = 4096
-"""Tokens of a cache that there must be room for, if the context is longer and nobody said how much of it is used."""
+# The share of the device's memory that is set aside for graphs, activations and libraries.
 MARGIN = 0.06
-"""Share of the device's memory for graphs, activations and the libraries."""
 
 
 class DoesNotFit(ValueError):
-    """A model that is too large for its device; the message has the numbers and what to lower."""
+    """The model is too large for its device. The message gives the numbers and says what to lower."""
 
 
 def check_fits(path: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, max_length: int) -> None:
@@ -39,19 +39,19 @@ def check_fits(path: str, config: PreTrainedConfig, dtype: torch.dtype, device: 
 
 
 def num_parameters(folder: Path) -> int:
-    """Numbers in the safetensors files of a folder, by their headers; 0 if it is no folder (a hub id)."""
+    """The number of parameters in a folder's safetensors files, by their headers; 0 if there is no such folder."""
     return sum(_num_in_file(file) for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
 
 
 def _num_in_file(file: Path) -> int:
-    """A safetensors file begins with the length of its header (8 bytes, little-endian) and the header in JSON."""
+    # A safetensors file begins with the length of its header (8 bytes, little-endian) and the header itself in JSON.
     with file.open("rb") as stream:
         header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
     return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
 
 
 def cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, num_tokens: int) -> int:
-    """Bytes of keys and values of so many tokens in all layers."""
+    """Bytes that the keys and values of `num_tokens` tokens take in all layers."""
     text: Any = config.get_text_config(decoder=True)
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

@@ -1,4 +1,4 @@
-"""From logits to tokens: settings, processors, noise, and the ways to choose a row's token.
+"""Turns logits into tokens: settings, processors, noise, and the choosers of a row's token.
 
-Knows no model, no window and no draft.
+This package knows no model, no window and no draft.
 """

@@ -1,7 +1,7 @@
-"""Choosing each row's tokens: by the scores that the warpers leave, plus the noise of the row's position for a sample.
+"""Chooses each row's tokens: those of the highest scores after the warpers, with noise for rows that are sampled.
 
-A chooser may leave rows unsettled; `FullVocabulary`, which looks at the whole vocabulary, never does. Where they settle
-a row all choose the same token. Knows nothing of trees.
+A chooser may leave a row unsettled, to be settled by another. `FullVocabulary`, which looks at the whole vocabulary,
+settles every row. All choosers that settle a row choose the same token for it. Knows nothing of trees.
 
     R rows, V vocabulary, K tokens chosen for each row
 """
@@ -21,8 +21,10 @@ from lp.verification import NOT_A_TOKEN
 
 
 class Rows(NamedTuple):
-    """scores: [R, V] that no warper has seen. positions: [R] int64 in the sequence, of the tokens to choose.
-    greedy: [R] bool, rows without noise.
+    """The rows for which tokens are to be chosen.
+
+    scores: [R, V] before the warpers. positions: [R] int64, the places in the sequence of the tokens to choose.
+    greedy: [R] bool, True for rows that get no noise.
     """
 
     scores: Tensor
@@ -30,17 +32,22 @@ class Rows(NamedTuple):
     greedy: np.ndarray
 
     def take(self, rows: np.ndarray) -> Rows:
+        """Only the rows of these numbers."""
         return Rows(self.scores[torch.from_numpy(rows)], self.positions[rows], self.greedy[rows])
 
     def parts(self) -> list[Rows]:
-        """Parts of so many rows that what is made of one stays in a CPU's cache, or fits a GPU's memory easily."""
+        """Splits the rows into parts small enough for a part's scores to stay in a CPU's cache, or to take little of a
+        GPU's memory.
+        """
         num_rows = max(1, (1 << 20 if self.scores.device.type == "cpu" else 1 << 26) // self.scores.shape[1])
         slices = [slice(start, start + num_rows) for start in range(0, len(self.scores), num_rows)]
         return [Rows(self.scores[some], self.positions[some], self.greedy[some]) for some in slices]
 
 
 class Choice(NamedTuple):
-    """tokens: [R, K] best first, NOT_A_TOKEN in rows that hold a NaN. is_settled: [R] bool, False if the first of them
+    """A chooser's answer.
+
+    tokens: [R, K] best first, NOT_A_TOKEN in rows that hold a NaN. is_settled: [R] bool, False if a row's first token
     may be wrong.
     """
 
@@ -49,11 +56,16 @@ class Choice(NamedTuple):
 
 
 class Chooser(Protocol):
+    """Chooses tokens for rows."""
+
     def __call__(self, rows: Rows) -> Choice: ...
 
 
 class FullVocabulary:
-    """Looks at everything: all of transformers' warpers, the noise of the whole vocabulary."""
+    """Chooses by the whole vocabulary: all of transformers' warpers and the noise of every token.
+
+    num_tokens: K. noise: None for greedy decoding.
+    """
 
     def __init__(self, warpers: LogitsProcessorList, noise: NoiseTable | None, num_tokens: int):
         self.warpers = warpers
@@ -69,6 +81,6 @@ class FullVocabulary:
         no_context = cast(LongTensor, torch.empty(len(rows.scores), 0, dtype=torch.int64, device=rows.scores.device))
         scores_RV = self.warpers(no_context, cast(FloatTensor, rows.scores))
         if self.noise:
-            scores_RV = self.noise.of(rows.positions, rows.greedy).add_(scores_RV)
+            scores_RV = self.noise.for_rows(rows.positions, rows.greedy).add_(scores_RV)
         best = best_tokens(scores_RV, self.num_tokens)
         return best.tokens.where(best.are_numbers[:, None], NOT_A_TOKEN)

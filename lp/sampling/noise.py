@@ -1,8 +1,8 @@
 """Position-keyed Gumbel noise: a pure function of (seed, position, token id).
 
-Adding it to log-probabilities and taking the arg max draws a sample (Gumbel-max). As it depends on nothing else, the
-sample is the same whatever the decoding method, the tree or the number of ranks (Daliri, Musco and Suresh, "Coupling
-without Communication and Drafter-Invariant Speculative Decoding", 2024).
+The arg max of log-probabilities plus this noise is a sample of their distribution (Gumbel-max). As the noise depends on
+nothing else, the sample does not depend on the decoding method, the tree or the number of ranks (Daliri, Musco and
+Suresh, "Coupling without Communication and Drafter-Invariant Speculative Decoding", 2024).
 
     R rows, V vocabulary, N tokens of a row, S slots of a table
 """
@@ -21,6 +21,7 @@ _MIX_A, _MIX_B = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def _signed(value: int) -> int:
+    """The int64 that has the bits of a 64-bit unsigned integer."""
     return value - (1 << 64) if value >> 63 else value
 
 
@@ -32,18 +33,19 @@ def _mix(value: int) -> int:
 
 
 def _shift_right(values: Tensor, bits: int) -> Tensor:
-    """Logical shift; torch's own is arithmetic."""
+    """Shifts in zeros, while torch's own shift of int64 copies the sign."""
     return (values >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix_in_place(values: Tensor) -> Tensor:
+    """`_mix` on a tensor of int64, which it overwrites."""
     values.bitwise_xor_(_shift_right(values, 30)).mul_(_signed(_MIX_A))
     values.bitwise_xor_(_shift_right(values, 27)).mul_(_signed(_MIX_B))
     return values.bitwise_xor_(_shift_right(values, 31))
 
 
 def gumbel_at(seed: int, positions: Iterable[int], tokens_RN: Tensor) -> Tensor:
-    """[R, N] float32 standard Gumbel noise: of each row's position, for the row's tokens."""
+    """[R, N] float32 standard Gumbel noise of each row's tokens at the row's position."""
     hashed = _mix(seed & _MASK)
     keys = [_signed(_mix((hashed + position * _GOLDEN) & _MASK)) for position in positions]
     keys_R = torch.tensor(keys, dtype=torch.int64, device=tokens_RN.device)
@@ -54,22 +56,22 @@ def gumbel_at(seed: int, positions: Iterable[int], tokens_RN: Tensor) -> Tensor:
 
 
 def gumbel(seed: int, position: int, vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
-    """[V] float32 standard Gumbel noise of one position."""
+    """[V] float32 standard Gumbel noise of the whole vocabulary at one position."""
     return gumbel_at(seed, [position], torch.arange(vocab_size, device=device)[None])[0]
 
 
 class NoiseTable:
-    """Noise of one seed for the whole vocabulary. Each position's is made once and kept until it is forgotten."""
+    """One seed's noise for the whole vocabulary. A position's noise is made once and kept until it is forgotten."""
 
     def __init__(self, seed: int, vocab_size: int, device: torch.device | str = "cpu"):
         self.seed = seed
+        # [S, V] a slot holds the noise of one position; slot 0 holds zeros, for greedy rows.
         self._values = torch.zeros(1, vocab_size, device=device)
-        """[S, V] the noise of the position that has the slot; slot 0 is silent."""
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
 
-    def of(self, positions: np.ndarray, greedy: np.ndarray) -> Tensor:
-        """[R, V] the noise of R positions, zeros for rows that are quiet ([R] bool)."""
+    def for_rows(self, positions: np.ndarray, greedy: np.ndarray) -> Tensor:
+        """[R, V] the noise of each row's position, zeros for greedy rows. positions: [R] int64. greedy: [R] bool."""
         slots = [
             0 if is_greedy else self._slot(position)
             for position, is_greedy in zip(positions.tolist(), greedy, strict=True)
@@ -77,11 +79,12 @@ class NoiseTable:
         return self._values[torch.tensor(slots, device=self._values.device)]
 
     def forget(self, before: int) -> None:
-        """Drops all positions before this one: sequences only grow."""
+        """Frees the slots of all positions before this one, which a growing sequence needs no more."""
         for position in [position for position in self._slots if position < before]:
             self._free.append(self._slots.pop(position))
 
     def _slot(self, position: int) -> int:
+        """The slot of a position, filled if it is new."""
         if position not in self._slots:
             if not self._free:
                 num_slots = len(self._values)

@@ -1,4 +1,7 @@
-"""Processors of transformers for sampling settings: some look at the path of a row, some at its scores alone."""
+"""Builds the logits processors for sampling settings: some look at a row's path, some at its scores alone.
+
+Knows nothing of trees: each row comes with its own path.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from lp.sampling.settings import Sampling
 
 
 class RepetitionPenalty(LogitsProcessor):
-    """What transformers' processor of this name gives, in place: a copy of all scores would cost far more."""
+    """transformers' RepetitionPenaltyLogitsProcessor, but in place: a copy of all scores would cost far more."""
 
     def __init__(self, penalty: float):
         self.penalty = penalty
@@ -33,7 +36,7 @@ class RepetitionPenalty(LogitsProcessor):
 
 
 class OutputPenaltyLogitsProcessor(LogitsProcessor):
-    """Presence and frequency penalties over the generated tokens, as OpenAI's API defines them."""
+    """Presence and frequency penalties, which count generated tokens only, as OpenAI's API defines them."""
 
     def __init__(self, prompt_length: int, presence: float, frequency: float):
         self.prompt_length = prompt_length
@@ -47,8 +50,9 @@ class OutputPenaltyLogitsProcessor(LogitsProcessor):
 
 
 def context_processors(sampling: Sampling, prompt_length: int, eos: Sequence[int], device: str) -> LogitsProcessorList:
-    """Those that look at the path before a token, in the order of transformers' `generate`, where the repetition
-    penalty comes before them.
+    """The processors that look at the path before a token, in the order of transformers' `generate`.
+
+    The repetition penalty, which `generate` applies before all of them, is not among them.
     """
     processors = LogitsProcessorList()
     if sampling.presence_penalty or sampling.frequency_penalty:
@@ -65,7 +69,7 @@ def context_processors(sampling: Sampling, prompt_length: int, eos: Sequence[int
 
 
 def warpers(sampling: Sampling) -> LogitsProcessorList:
-    """Those that look at the scores alone, in the order of transformers' `generate`."""
+    """The processors that look at the scores alone, in the order of transformers' `generate`; none if greedy."""
     processors = LogitsProcessorList()
     if not sampling.temperature:
         return processors
@@ -81,7 +85,7 @@ def warpers(sampling: Sampling) -> LogitsProcessorList:
 
 
 def biases(sampling: Sampling) -> LogitsProcessorList:
-    """Those that add the same to every row."""
+    """The processors that add the same values to every row."""
     processors = LogitsProcessorList()
     if sampling.logit_bias:
         processors.append(SequenceBiasLogitsProcessor([[[t], float(b)] for t, b in sampling.logit_bias.items()]))

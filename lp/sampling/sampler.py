@@ -1,6 +1,7 @@
-"""From logits to answers: processors, then choosers, from the quick one to the thorough one.
+"""Turns the logits of a tree's rows into answers: processors first, then choosers.
 
-Greedy decoding is temperature 0 of the same path. Knows nothing of windows, drafts or ranks.
+Where the settings truncate the distribution, a `Shortlist` comes first; `FullVocabulary` settles the rows that remain.
+Greedy decoding takes the same path, with temperature 0. Knows nothing of windows, drafts or ranks.
 
     R rows of the tree, V vocabulary, L tokens of a path, K best tokens, T alternatives with log-probabilities
 """
@@ -23,12 +24,12 @@ from lp.sampling.top_k import best_tokens
 from lp.tree import PREFIX, TokenTree
 from lp.verification import Answers
 
+# Lengths of the shortlists: the second is used for rows that the first did not settle.
 SHORTLISTS = (128, 4096)
-"""Best tokens among which truncated sampling looks first, and then for the rows that these did not settle."""
 
 
 class Sampler:
-    """Answers for the rows of one sequence's trees."""
+    """Answers the rows of one sequence's trees."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class Sampler:
         vocab_size: int,
         device: str,
     ):
-        """sampling: with no None left but `logprobs`."""
+        """sampling: complete settings, in which only `logprobs` may be None."""
         assert sampling.seed is not None and sampling.temperature is not None
         self.sampling = sampling
         self.vocab_size = vocab_size
@@ -49,13 +50,15 @@ class Sampler:
         self.context = context_processors(sampling, prompt_length, eos, device)
         self.warpers = warpers(sampling)
         self.noise = NoiseTable(sampling.seed, vocab_size, device) if sampling.temperature > 0 else None
+        # By the number of tokens that they choose for each row.
         self._choosers: dict[int, list[Chooser]] = {}
-        """By the tokens that they choose for each row."""
 
     @torch.inference_mode()
     def answers(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int], num_candidates: int = 0) -> Answers:
-        """logits_RV: float32 logits of the tree's rows. tokens: the sequence, whose last token is the tree's root.
-        num_candidates: K, best tokens to give for each row; 0 is the target alone.
+        """The answers for all rows of a tree.
+
+        logits_RV: float32 logits of the rows. tokens: the sequence, whose last token is the tree's root.
+        num_candidates: K, the number of best tokens to return for each row; 0 is the target alone.
         """
         if self.noise:
             self.noise.forget(before=len(tokens))
@@ -65,21 +68,22 @@ class Sampler:
         return Answers.unpack(packed, num_candidates)
 
     def choosers(self, num_candidates: int) -> list[Chooser]:
-        """From the quick one to the thorough one."""
+        """The shortlists, shortest first, then the full vocabulary. Each gets the rows that the last left unsettled."""
         num_tokens = min(max(1, num_candidates), self.vocab_size)
         if num_tokens not in self._choosers:
-            quick = shortlists(self.sampling, self.vocab_size, num_tokens) if self.noise else []
-            self._choosers[num_tokens] = [*quick, FullVocabulary(self.warpers, self.noise, num_tokens)]
+            short = shortlists(self.sampling, self.vocab_size, num_tokens) if self.noise else []
+            self._choosers[num_tokens] = [*short, FullVocabulary(self.warpers, self.noise, num_tokens)]
         return self._choosers[num_tokens]
 
     def scores(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Tensor:
-        """[R, V] after all processors: what a token is drawn from, as log-probabilities up to a constant of the row."""
+        """[R, V] scores after all processors. Tokens are drawn from each row's softmax."""
         return self.warpers(_no_context(logits_RV), cast(FloatTensor, self._in_context(logits_RV, tree, tokens)))
 
     def _packed(self, logits_RV: Tensor, rows: Rows, num_candidates: int, choosers: Sequence[Chooser]) -> np.ndarray:
-        """Answers as `Answers.pack` has them: one transfer, unless the first chooser leaves rows to the others."""
+        """The answers in the form of `Answers.pack`, in one transfer for each chooser that is needed."""
         tokens_RK, is_settled_R = choosers[0](rows)
-        missing = tokens_RK[:, -1:].expand(-1, max(0, num_candidates - tokens_RK.shape[1]))  # in tiny vocabularies
+        # A vocabulary of fewer than K tokens leaves columns to be filled.
+        missing = tokens_RK[:, -1:].expand(-1, max(0, num_candidates - tokens_RK.shape[1]))
         columns = [is_settled_R[:, None], tokens_RK, missing, *self._logprobs(logits_RV, tokens_RK[:, :1])]
         packed = torch.cat(columns, dim=1).to(torch.int32).cpu().numpy()
         answers = packed[:, 1:]
@@ -90,7 +94,7 @@ class Sampler:
         return answers
 
     def _logprobs(self, logits_RV: Tensor, targets_R1: Tensor) -> list[Tensor]:
-        """Columns of packed answers: the target's log-probability, the T likeliest tokens and theirs."""
+        """Columns of packed answers: the target's log-probability, the T likeliest tokens, their log-probabilities."""
         if self.logprobs is None:
             return []
         constants_R1 = logits_RV.logsumexp(dim=1, keepdim=True)
@@ -100,7 +104,7 @@ class Sampler:
         return [_bits(of_targets), best.tokens[:, : self.logprobs], _bits(of_best)]
 
     def _in_context(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Tensor:
-        """Applies the processors that look at each row's own path; rows of one depth share a call."""
+        """Applies the biases and the processors that look at each row's own path; rows of one depth share a call."""
         scores_RV = self.bias(_no_context(logits_RV), cast(FloatTensor, logits_RV))
         if not self.repetition and not self.context:
             return scores_RV
@@ -108,7 +112,7 @@ class Sampler:
         on_device = torch.from_numpy(np.column_stack([order, paths(tree, tokens)])).to(scores_RV.device)
         order_R, paths_RL = on_device[:, 0], on_device[:, 1:]
         scores_RV = scores_RV.clone()
-        if self.repetition:  # a token that is repeated once more makes no difference
+        if self.repetition:  # how often a token occurs does not matter, so padded paths will do
             self.repetition(paths_RL, scores_RV)
         if self.context:
             depths, starts = np.unique(tree.depths[order], return_index=True)
@@ -120,7 +124,7 @@ class Sampler:
 
 
 def paths(tree: TokenTree, tokens: Sequence[int]) -> np.ndarray:
-    """[R, L] int64: the sequence and each row's path. Shorter paths go on with their last token again and again."""
+    """[R, L] int64: the sequence followed by each row's path. Shorter paths are padded with their last token."""
     filled = np.empty((len(tree), len(tokens) + int(tree.depths.max())), dtype=np.int64)
     filled[0, : len(tokens)] = tokens
     rows = zip(tree.tokens.tolist(), tree.parents.tolist(), tree.depths.tolist(), strict=True)
@@ -132,21 +136,22 @@ def paths(tree: TokenTree, tokens: Sequence[int]) -> np.ndarray:
 
 
 def shortlists(sampling: Sampling, vocab_size: int, num_tokens: int) -> list[Shortlist]:
-    """Choosers that look among a row's best, fewest first; none where looking at everything takes no longer."""
+    """The shortlists for these settings, shortest first; none where the full vocabulary takes no longer."""
     seed, temperature, top_k = sampling.seed, sampling.temperature, sampling.top_k
     top_p, min_p = sampling.top_p, sampling.min_p
     assert seed is not None and temperature and top_k is not None and top_p is not None and min_p is not None
     if not top_k and top_p == 1 and not min_p:
         return []
-    largest = vocab_size // (2 if top_p < 1 else 100)  # of the warpers only top-p sorts
+    largest = vocab_size // (2 if top_p < 1 else 100)  # top-p sorts the vocabulary, so even a long list pays
     sizes = [size for size in SHORTLISTS if num_tokens <= size <= largest]
     return [Shortlist(size, seed, temperature, top_k, top_p, min_p, num_tokens) for size in sizes]
 
 
 def _no_context(scores_RV: Tensor) -> LongTensor:
+    """[R, 0] paths, for processors that look at the scores alone."""
     return cast(LongTensor, torch.empty(len(scores_RV), 0, dtype=torch.int64, device=scores_RV.device))
 
 
 def _bits(values: Tensor) -> Tensor:
-    """Floats as the integers that have their bits."""
+    """The int32 values that have the bits of these floats."""
     return values.float().contiguous().view(torch.int32)

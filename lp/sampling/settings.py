@@ -1,7 +1,4 @@
-"""How the next token is chosen: settings, their defaults and their limits.
-
-Knows nothing of how they are applied.
-"""
+"""The sampling settings, with their defaults and limits. Knows nothing of how they are applied."""
 
 from __future__ import annotations
 
@@ -17,13 +14,14 @@ LARGEST_SEED = 2**63 - 1
 
 @dataclass
 class Sampling:
-    """How the next token is chosen. None means: as the checkpoint's generation_config.json says, else off.
+    """How the next token is chosen. None takes the value of the checkpoint's generation_config.json, else off.
 
-    temperature: 0 is greedy. top_k: 0 is off. top_p, min_p: shares of probability, 1 and 0 are off.
-    repetition_penalty: multiplicative, over prompt and output, 1 is off. presence_penalty, frequency_penalty: additive,
-    over the output alone (OpenAI's definition). no_repeat_ngram: size of n-grams that may not repeat, 0 is off.
-    logit_bias: token id to bias. min_new_tokens: no end of sequence before. seed: None draws one.
-    logprobs: number of alternatives reported for each token; None reports nothing.
+    temperature: 0 is greedy. top_k: 0 is off. top_p: share of probability, 1 is off. min_p: probability relative to the
+    best token's, 0 is off. repetition_penalty: factor for tokens of prompt and output, 1 is off. presence_penalty,
+    frequency_penalty: subtracted for tokens of the output alone (OpenAI's definition), 0 is off. no_repeat_ngram: size
+    of n-grams that may not repeat, 0 is off. logit_bias: from token id to the bias that is added. min_new_tokens:
+    number of tokens before which no end of sequence may come. seed: None draws one. logprobs: number of alternatives
+    reported for each token; None reports nothing.
     """
 
     temperature: float | None = None
@@ -40,7 +38,7 @@ class Sampling:
     logprobs: int | None = None
 
     def with_defaults(self, generation: GenerationConfig) -> Sampling:
-        """Every None but `seed` and `logprobs` filled in from a checkpoint's generation_config.json."""
+        """Fills in every None but `seed` and `logprobs` from a checkpoint's generation_config.json."""
         samples = bool(generation.do_sample)
         temperature = generation.temperature if generation.temperature is not None else 1.0
         defaults: dict[str, Any] = {

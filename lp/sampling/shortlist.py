@@ -1,5 +1,6 @@
-"""Sampling from the few tokens that top-k, top-p and min-p leave: they are found among a row's best, without a sort of
-the whole vocabulary. Knows nothing of trees.
+"""Samples from the few tokens that top-k, top-p and min-p leave.
+
+These are found among a row's best tokens, without sorting the whole vocabulary. Knows nothing of trees.
 
     R rows, V vocabulary, N best tokens of each row, K tokens chosen
 """
@@ -17,17 +18,17 @@ from lp.sampling.noise import gumbel_at
 from lp.sampling.top_k import top_tokens
 from lp.verification import NOT_A_TOKEN
 
+# If a sum of probabilities is nearer than this to top-p, rounding decides which of the two is greater.
 ROUNDING = 1e-5
-"""Sums of probabilities that are nearer than this to top-p depend on the order of summation."""
+# Subtracted from the scores of tokens that may not be drawn: they come behind all others, in order of their scores.
 FAR = 1e4
-"""Puts tokens that may not be drawn behind those that may, in the order of their scores."""
 
 
 class Truncated(NamedTuple):
-    """What the warpers leave of a top_tokens.
+    """The N best tokens of each row after the warpers.
 
-    scores: [R, N], -inf for what they drop. is_doubtful: [R, N] tokens of which it is not sure that they are left.
-    is_all: [R] bool, nothing is left of the tokens beyond the top_tokens.
+    scores: [R, N], -inf for tokens that the warpers drop. is_doubtful: [R, N] bool, True for tokens that the warpers
+    may drop or keep. is_all: [R] bool, True if the warpers drop every token that is not among the N best.
     """
 
     scores: Tensor
@@ -36,15 +37,15 @@ class Truncated(NamedTuple):
 
 
 class Shortlist:
-    """Gives the tokens that transformers' warpers and the noise give, for rows where the N best tokens tell.
+    """Chooses the same tokens as `FullVocabulary`, for rows where the N best tokens suffice for that.
 
-    They do if a warper drops one of them: then it drops all that are worse.
+    They suffice if the warpers drop one of them, as they then drop every token that is worse.
     """
 
     def __init__(
         self, num_best: int, seed: int, temperature: float, top_k: int, top_p: float, min_p: float, num_tokens: int
     ):
-        """top_k, min_p: 0 is off; top_p: 1 is off."""
+        """num_best: N. num_tokens: K. top_k, min_p: 0 is off. top_p: 1 is off."""
         self.num_best = num_best
         self.seed = seed
         self.temperature = temperature
@@ -68,14 +69,15 @@ class Shortlist:
         return Choice(tokens_RK, left.is_all & ~is_doubtful_R | ~are_numbers_R)
 
     def _truncate(self, rows: Rows, tokens_RN: Tensor, scores_RN: Tensor, is_known_RN: Tensor) -> Truncated:
-        """is_known_RN: tokens that are better than every token left out; the others may have equals there."""
+        """is_known_RN: True for tokens better than every token outside the list; the others may have equals there."""
         no_context = cast(LongTensor, tokens_RN[:, :0])
         left_RN = scores_RN.masked_fill(~is_known_RN, -torch.inf)
         is_all_R = torch.ones(len(left_RN), dtype=torch.bool, device=left_RN.device)
         is_doubtful_RN = torch.zeros_like(is_known_RN)
         if self.top_k:
             left_RN = self.top_k(no_context, cast(FloatTensor, left_RN))
-            is_all_R = (is_known_RN & left_RN.isneginf()).any(dim=1)  # shares depend on all that top-k leaves
+            # The shares below are right only if the list holds all tokens that top-k keeps.
+            is_all_R = (is_known_RN & left_RN.isneginf()).any(dim=1)
         if self.top_p < 1:
             shares_RN = left_RN.softmax(dim=1) if self.top_k else self._shares(rows, tokens_RN)
             left_RN, is_doubtful_RN = self._apply_top_p(left_RN, shares_RN)
@@ -84,7 +86,7 @@ class Shortlist:
         return Truncated(left_RN, is_doubtful_RN, is_all_R & (is_known_RN & left_RN.isneginf()).any(dim=1))
 
     def _shares(self, rows: Rows, tokens_RN: Tensor) -> Tensor:
-        """[R, N] probabilities under the whole distribution."""
+        """[R, N] the tokens' probabilities in the distribution over the whole vocabulary."""
         parts = [part.scores for part in rows.parts()]
         tokens = tokens_RN.split([len(part) for part in parts])
         shares = [
@@ -93,9 +95,10 @@ class Shortlist:
         return torch.cat(shares)
 
     def _apply_top_p(self, scores_RN: Tensor, shares_RN: Tensor) -> tuple[Tensor, Tensor]:
-        """Drops a token if better ones have a share of top-p by themselves, as TopPLogitsWarper does.
+        """Drops a token if the shares of better ones add up to top-p, as TopPLogitsWarper does.
 
-        Returns the scores, and [R, N] True for tokens that rounding, or the order of equals in a sort, may drop or not.
+        Returns the scores, and [R, N] bool, True for tokens that are dropped or kept by rounding alone or by the order
+        in which a sort leaves equal scores. The scores of these are kept.
         """
         better_RN = _sums_of_better(scores_RN, shares_RN)
         is_kept_RN = better_RN < self.top_p
@@ -110,7 +113,7 @@ class Shortlist:
 
 
 def _sums_of_better(scores_RN: Tensor, shares_RN: Tensor) -> Tensor:
-    """[R, N] float64: for each token, the sum of the shares of better ones."""
+    """[R, N] float64: for each token, the sum of the shares of better tokens in the row."""
     upwards = scores_RN.argsort(dim=1)
     shares = shares_RN.gather(1, upwards).double()
     sums = shares.flip(1).cumsum(dim=1).flip(1) - shares

@@ -1,9 +1,9 @@
-"""The best tokens of each row of scores, by one pass over them.
+"""Finds the best tokens of each row of scores in one pass over them.
 
-A pass that takes maxima of blocks runs at the speed of memory, which arg max and top-k over a whole vocabulary do not;
-the rest looks into a few blocks only. Knows nothing of what scores mean.
+The pass takes maxima of blocks and runs at the speed of memory, unlike arg max and top-k over a whole vocabulary. Only
+the few blocks with the highest maxima are then searched. Knows nothing of what scores mean.
 
-    R rows, V vocabulary, K and N tokens
+    R rows, V vocabulary, K or N best tokens
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+# The number of neighbouring tokens in a block.
 BLOCK = 128
-"""Neighbouring tokens that share a maximum."""
+# The number of tokens in a block where many blocks are searched. They lie apart, so that taking maxima vectorises.
 STRIDED_BLOCK = 16
-"""Tokens that share a maximum where a hundred blocks are looked into; they lie apart, so that maxima vectorise."""
 
 
 class Best(NamedTuple):
-    """tokens: [R, K] int64, best first; of several that are best, the first in the vocabulary comes first.
+    """The K best tokens of each row.
+
+    tokens: [R, K] int64, best first; if several are the best, the first of them in the vocabulary comes first.
     values: [R, K] their scores. are_numbers: [R] bool, False for rows that hold a NaN.
     """
 
@@ -30,8 +32,10 @@ class Best(NamedTuple):
 
 
 class TopTokens(NamedTuple):
-    """tokens: [R, N] int64 ascending, a row's N best. values: [R, N] their scores.
-    beyond: [R, 1] no token that was left out is better; of tokens as good as that, some may have been left out.
+    """The N best tokens of each row.
+
+    tokens: [R, N] int64, ascending by id. values: [R, N] their scores. beyond: [R, 1] the lowest of these scores; no
+    other token has a higher one, but some may have the same.
     """
 
     tokens: Tensor
@@ -40,7 +44,7 @@ class TopTokens(NamedTuple):
 
 
 def best_tokens(scores_RV: Tensor, num_tokens: int = 1) -> Best:
-    """The K = num_tokens best tokens of each row."""
+    """The K = num_tokens best tokens of each row, K <= V."""
     num_rows, vocab_size = scores_RV.shape
     num_blocks = vocab_size // BLOCK
     if num_blocks <= num_tokens:
@@ -57,13 +61,14 @@ def best_tokens(scores_RV: Tensor, num_tokens: int = 1) -> Best:
 
 
 def _best_blocks(scores_RV: Tensor, num_blocks: int, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """Scores of the K blocks that hold a row's best tokens, and of those after the last block; their tokens, which
-    ascend. NaN counts as the best.
+    """Scores in the K blocks that hold a row's K best tokens and behind the last block; and their tokens, ascending.
+
+    A NaN counts as the best score.
     """
     num_rows, vocab_size = scores_RV.shape
     blocks = scores_RV[:, : num_blocks * BLOCK].view(num_rows, num_blocks, BLOCK)
     best = blocks.amax(dim=2)
-    first = best.argmax(dim=1, keepdim=True)  # of equal ones the first, which top-k does not promise
+    first = best.argmax(dim=1, keepdim=True)  # the first of equal blocks, which top-k does not promise
     chosen = best.scatter(1, first, float("inf")).topk(num_tokens, dim=1).indices.sort(dim=1).values
     values = blocks.gather(1, chosen[:, :, None].expand(-1, -1, BLOCK)).view(num_rows, -1)
     within = torch.arange(BLOCK, device=scores_RV.device)
@@ -73,7 +78,7 @@ def _best_blocks(scores_RV: Tensor, num_blocks: int, num_tokens: int) -> tuple[T
 
 
 def top_tokens(scores_RV: Tensor, num_tokens: int) -> TopTokens:
-    """The N = num_tokens best tokens of each row, N < V. NaN counts as the best, and makes `beyond` NaN."""
+    """The N = num_tokens best tokens of each row, N < V. A NaN counts as the best score, and makes `beyond` NaN."""
     num_blocks = scores_RV.shape[1] // STRIDED_BLOCK
     if num_blocks > num_tokens:
         among = _in_best_strided_blocks(scores_RV, num_blocks, num_tokens)
@@ -86,7 +91,7 @@ def top_tokens(scores_RV: Tensor, num_tokens: int) -> TopTokens:
 
 
 def _in_best_strided_blocks(scores_RV: Tensor, num_blocks: int, num_chosen: int) -> Tensor:
-    """[R, num_chosen * STRIDED_BLOCK + rest] tokens that hold a row's best `num_chosen`."""
+    """[R, num_chosen * STRIDED_BLOCK + rest] tokens, among which are a row's `num_chosen` best."""
     num_rows, vocab_size = scores_RV.shape
     num_in_blocks = num_blocks * STRIDED_BLOCK
     strided = scores_RV[:, :num_in_blocks].view(num_rows, STRIDED_BLOCK, num_blocks)

@@ -1,4 +1,4 @@
-"""From tokens to text: whole characters as they come, and where a text ends.
+"""Turns tokens into text, in whole characters, and finds where a text ends.
 
-Knows no model, no decoding method and no rank.
+This package knows no model, no decoding method and no rank.
 """

@@ -1,8 +1,9 @@
-"""Token ids to text as they come, never half a UTF-8 character. Knows nothing of when a text ends.
+"""Turns token ids into text as they come, in whole characters. Knows nothing of when a text ends.
 
-What a token adds depends on those before it: bytes make up a character, and SentencePiece decoders drop the space that
-a text begins with. So tokens are decoded together with the few before them, as text-generation-inference and vLLM do
-it, and what those gave is left out. An end in U+FFFD may be a character that lacks bytes, and is kept for later.
+What a token adds to the text depends on the tokens before it: a character can take several byte tokens, and
+SentencePiece decoders drop the space that a text begins with. So each token is decoded together with a few tokens
+before it, and the text of those is left out, as in text-generation-inference and vLLM. U+FFFD at the end may be a
+character whose last bytes are missing, so it is held back.
 """
 
 from __future__ import annotations
@@ -15,35 +16,37 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 REPLACEMENT = "\ufffd"
+# The most bytes of an incomplete UTF-8 character. Byte-level decoders show them as one U+FFFD, decoders with byte
+# fallback as one U+FFFD each.
 INCOMPLETE = 3
-"""Bytes that an unfinished UTF-8 character can have. Byte-level decoders show them as one U+FFFD, byte-fallback ones
-show one for each."""
+# The number of last tokens that suffice to decode the next: more than INCOMPLETE characters of INCOMPLETE bytes each.
 CONTEXT = 16
-"""Tokens that are enough to go on from: more than INCOMPLETE characters of INCOMPLETE bytes, and some before them."""
+# A window that grows longer than this while text is held back is cut to its last CONTEXT tokens.
 LONGEST_WINDOW = 2 * CONTEXT
 
 
 class Detokenizer:
-    """The text that tokens add to that of a prompt. Special tokens have no text.
+    """The text that tokens add to a prompt's text, token by token. Special tokens have no text.
 
-    A decoder with byte fallback shows a whole run of bytes as U+FFFD for one that is wrong; here, where the text before
-    it may be out already, only that byte and those after it are. A U+FFFD that is itself written in bytes
-    cannot be told from a wrong byte there: next to other characters in bytes it may show more than once.
+    If a run of bytes holds a wrong one, a decoder with byte fallback shows the whole run as U+FFFD. Here the characters
+    before the wrong byte may have been given out already, so only the wrong byte and those after it become U+FFFD. If
+    the text itself holds U+FFFD, written in bytes, it cannot be told from a wrong byte: next to other characters
+    written in bytes it may appear more than once.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, prompt: Sequence[int] = ()):
         self._backend = tokenizer.backend_tokenizer
         self._window = self._last(prompt)
-        self._num_done = len(self._window)  # tokens of the window whose text is out to the end
-        self._given = self._decode(self._window)  # text of the window that is out
+        self._num_done = len(self._window)  # first tokens of the window, whose text has all been given out
+        self._given = self._decode(self._window)  # text of the window that has been given out
 
     def push(self, token: int) -> str:
-        """Text that is certain now that `token` is there; empty while a character is incomplete."""
+        """Adds a token; returns the text that is now certain, which is empty while a character is incomplete."""
         if not self._has_text(token):
             return ""
         self._window.append(token)
         text = self._decode(self._window)
-        if not text.startswith(self._given):  # a byte run that is invalid as it stands
+        if not text.startswith(self._given):  # a run of bytes that is not valid, or not yet
             if text.endswith(REPLACEMENT) and len(self._window) - self._num_done <= INCOMPLETE:
                 return ""
             text = self._start_anew()
@@ -58,7 +61,7 @@ class Detokenizer:
         return new
 
     def flush(self) -> str:
-        """What is left at the end of a sequence: bytes of an incomplete character show as U+FFFD."""
+        """Returns the text held back at the end of a sequence. Bytes of an incomplete character become U+FFFD."""
         text = self._decode(self._window)
         if not text.startswith(self._given):
             text = self._start_anew()
@@ -67,26 +70,26 @@ class Detokenizer:
         return new
 
     def _last(self, prompt: Sequence[int]) -> list[int]:
-        """The end of a prompt, cut between two characters."""
+        """The last tokens of a prompt that have text, cut between two characters."""
         last = list(islice(filter(self._has_text, reversed(prompt)), CONTEXT))[::-1]
         if len(last) < CONTEXT:
             return last
         return min((last[at:] for at in range(INCOMPLETE + 1)), key=lambda ids: self._decode(ids).count(REPLACEMENT))
 
     def _has_text(self, token: int) -> bool:
-        """False for special tokens and unknown ids. Looks at two, for a space may be dropped where it comes first."""
+        """False for special tokens and unknown ids. Decodes the token twice, as a leading space may be dropped."""
         return bool(self._decode([token, token]))
 
     def _decode(self, tokens: list[int]) -> str:
         return self._backend.decode(tokens, skip_special_tokens=True)
 
     def _start_anew(self) -> str:
-        """Lets go of the tokens that are done; returns the text of the others."""
+        """Drops the tokens whose text has been given out from the window; returns the text of the others."""
         self._window, self._num_done, self._given = self._window[self._num_done :], 0, ""
         return self._decode(self._window)
 
     def _forget(self, num_tokens: int, num_held: int = 0) -> None:
-        """Lets go of the first tokens, where all text but the last num_held characters is out."""
+        """Drops the window's first tokens; all of its text but the last num_held characters has been given out."""
         self._window = self._window[num_tokens:]
         self._num_done = max(0, self._num_done - num_tokens)
         text = self._decode(self._window)

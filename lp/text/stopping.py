@@ -1,6 +1,7 @@
-"""Where a sequence ends: end-of-sequence tokens, stop tokens, stop strings, the number of tokens.
+"""Finds where a sequence ends: end-of-sequence tokens, stop tokens, stop strings, the number of tokens.
 
-Looks at tokens one at a time, so that an end inside an accepted block cuts at the right token.
+Tokens are checked one at a time, so that a sequence that ends within a step's tokens is cut at the right one. Knows
+nothing of how tokens are produced.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from typing import Literal
 
 from lp.text.detokenizer import Detokenizer
 
+# "error" means that the model's logits were not numbers.
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-"""error: the model answered with something that is not a number."""
 
 
 @dataclass
 class Stopping:
-    """When to stop.
+    """When generation stops.
 
-    max_new_tokens: None is as many as the context has room for. stop: strings that end the text and are not part of it.
-    stop_token_ids: tokens that end it, beside the checkpoint's end-of-sequence tokens. ignore_eos: those do not end it.
+    max_new_tokens: None allows as many as the context has room for. stop: strings that end the text and are not part of
+    it. stop_token_ids: tokens that end it, as the checkpoint's end-of-sequence tokens do. ignore_eos: the latter do not
+    end it.
     """
 
     max_new_tokens: int | None = None
@@ -40,7 +42,7 @@ class Stopping:
 
 
 class TextStream:
-    """The text of a sequence as it grows, ended by a stop string, with what may become one held back."""
+    """The text of a growing sequence, cut at the first stop string. Text that may begin a stop string is held back."""
 
     def __init__(self, detokenizer: Detokenizer, stop: Sequence[str]):
         self.detokenizer = detokenizer
@@ -51,7 +53,7 @@ class TextStream:
         self.stopped_by: str | None = None
 
     def push(self, token: int) -> bool:
-        """Adds a token; True if its text completed a stop string, where the text is cut."""
+        """Adds a token; returns True if its text completes a stop string, and then cuts the text before that string."""
         return self._extend(self.detokenizer.push(token))
 
     def _extend(self, more: str) -> bool:
@@ -64,7 +66,7 @@ class TextStream:
         return bool(found)
 
     def take(self, final: bool) -> str:
-        """Text not given out yet. Unless it is final, an end that may begin a stop string is kept for later."""
+        """Returns the text that is not given out yet. Unless it is final, an end that may begin a stop string waits."""
         if final and self.stopped_by is None:
             self._extend(self.detokenizer.flush())
         end = len(self.text) if final else len(self.text) - self._held_back()
@@ -73,6 +75,7 @@ class TextStream:
         return new
 
     def _held_back(self) -> int:
+        """The length of the longest end of the text that begins a stop string."""
         longest = min(self.longest - 1, len(self.text))
         for length in range(longest, 0, -1):
             if any(text.startswith(self.text[-length:]) for text in self.stop):
@@ -90,11 +93,11 @@ class StopConditions:
 
     @property
     def num_left(self) -> int:
-        """Tokens that may still come."""
+        """The number of tokens that may still come."""
         return self.max_new_tokens - self.num_tokens
 
     def push(self, token: int, text: TextStream) -> FinishReason | None:
-        """Counts one more token; its text is added unless it is a stop token."""
+        """Counts a token and adds its text, unless it is a stop token; returns why the sequence ends, None if not."""
         self.num_tokens += 1
         if token in self.stop_tokens:
             return "stop"

@@ -1,4 +1,4 @@
-"""The contract on a GPU: float32 tokens are those of transformers' greedy `generate` on the same device."""
+"""Decoding is exact on a GPU: float32 tokens equal those of transformers' greedy `generate` on the same GPU."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ PROMPTS = [[7], [5, 9, 5, 9, 5], [(3 + 7 * i) % 41 + 2 for i in range(300)]]
 
 @pytest.fixture
 def exact_products() -> None:
+    """Turns off TF32, which would round the inputs of matrix products."""
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2", "gpt2", "qwen3"])
-def test_greedy_is_that_of_generate(
+def test_greedy_text_is_that_of_generate(
     architecture: str, checkpoint_folder: Callable[[str], Path], exact_products: None
 ) -> None:
     folder = checkpoint_folder(architecture)
@@ -37,7 +38,7 @@ def test_greedy_is_that_of_generate(
             assert got.token_ids == expected
 
 
-def test_a_seed_gives_one_text(checkpoint_folder: Callable[[str], Path], exact_products: None) -> None:
+def test_one_seed_gives_one_text(checkpoint_folder: Callable[[str], Path], exact_products: None) -> None:
     engine = Engine.from_pretrained(str(checkpoint_folder("llama")), device="cuda")
     sampling = Sampling(temperature=0.9, top_p=0.95, seed=4)
     texts = [

@@ -1,4 +1,4 @@
-"""The NCCL exchange, one GPU for each rank."""
+"""The NCCL exchange works with one GPU for each rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_all_ranks_receive_what_was_sent():
         assert counted == expected
 
 
-def test_commands():
+def test_commands_reach_all_ranks():
     assert run_ranks(follow_commands, 2, **ON_GPUS) == [COMMANDS] * 2
 
 

@@ -1,4 +1,4 @@
-"""Step times on a GPU: graphs beside eager, and parts that make up a forward."""
+"""The benchmark of step times on a GPU: it measures with graphs and without, and splits a forward into its parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.benchmarks.results import read
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
-def test_graphs_are_measured_beside_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_and_eager_forwards_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_llama({"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4,
                          "num_attention_heads": 8, "num_key_value_heads": 2})  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))

@@ -1,4 +1,4 @@
-"""Files that can be made again: written whole, read if they are sound, and no harm done if they cannot be kept."""
+"""Cache files are written whole, read if they are sound, and do no harm if they cannot be kept."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_file_that_is_not_there_is_nothing_to_speak_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_file_is_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert read_json(tmp_path / "none.json") is None
     assert not caplog.records
 
 
 @pytest.mark.parametrize("content", [b"", b'{"rows": [1', b"\xff\xfe\x00", b"nonsense"])
-def test_a_corrupt_file_is_ignored_and_said(content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_corrupt_file_is_ignored_and_logged(content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "corrupt.json"
     path.write_bytes(content)
     assert read_json(path) is None
@@ -44,7 +44,7 @@ def test_a_folder_in_place_of_a_file_is_ignored(tmp_path: Path, caplog: pytest.L
     assert "is ignored" in caplog.text
 
 
-def test_what_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_write_is_logged_and_leaves_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     taken = tmp_path / "taken.json"
     taken.mkdir()
     write_json(taken, 1)
@@ -69,14 +69,14 @@ def test_the_folder_is_made_for_its_user_alone(root: Path) -> None:
     assert folder("step-times") == made
 
 
-def test_without_the_variable_it_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_the_variable_the_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(cache_files, "user_cache_path", lambda name: tmp_path / name)
     assert folder("compiled") == tmp_path / "lookahead-parallel" / "compiled"
 
 
 @pytest.mark.parametrize("value", ["/dev/null/inside", "~nobody-has-this-name/cache"])
-def test_a_folder_that_cannot_be_made_is_said(
+def test_a_folder_that_cannot_be_made_is_logged(
     value: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(VARIABLE, value)

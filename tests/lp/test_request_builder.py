@@ -33,7 +33,7 @@ def test_defaults_are_filled_in(request_builder: RequestBuilder) -> None:
     assert request.sampling.temperature == 0.0
 
 
-def test_requests_have_numbers_and_draw_seeds(request_builder: RequestBuilder) -> None:
+def test_requests_have_names_and_seeds_of_their_own(request_builder: RequestBuilder) -> None:
     first, second = request_builder.build("a"), request_builder.build("a")
     assert first.id != second.id
     assert first.sampling.seed != second.sampling.seed
@@ -47,7 +47,7 @@ def test_a_request_wins_over_the_server_and_the_server_over_the_checkpoint(llama
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (0.5, 9, 0.5, 11)
 
 
-def test_what_one_request_changes_no_other_sees(request_builder: RequestBuilder) -> None:
+def test_changing_one_request_changes_no_other(request_builder: RequestBuilder) -> None:
     request_builder.build("a").sampling.logit_bias[3] = 5.0
     assert request_builder.build("a").sampling.logit_bias == {}
 
@@ -83,7 +83,7 @@ def test_the_checkpoints_generation_config_gives_defaults(config: dict[str, Any]
         ("x" * (CONTEXT + 5), f"the prompt has {CONTEXT + 5} tokens"),
     ],
 )
-def test_prompts_that_cannot_be_used(request_builder: RequestBuilder, prompt: Any, message: str) -> None:
+def test_unusable_prompts_are_refused(request_builder: RequestBuilder, prompt: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         request_builder.build(prompt)
 
@@ -112,7 +112,7 @@ def test_prompts_that_cannot_be_used(request_builder: RequestBuilder, prompt: An
         (Sampling(logit_bias={3: math.nan}), "logit_bias of token 3 is nan"),
     ],
 )
-def test_sampling_out_of_range(request_builder: RequestBuilder, sampling: Sampling, message: str) -> None:
+def test_sampling_out_of_range_is_refused(request_builder: RequestBuilder, sampling: Sampling, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         request_builder.build("a", sampling=sampling)
     with pytest.raises(ValueError, match=message):
@@ -135,7 +135,9 @@ def test_sampling_out_of_range(request_builder: RequestBuilder, sampling: Sampli
         (Lookahead(128, 32, 200), "up to 10169 rows a step, more than the limit of 4096; use a smaller"),
     ],
 )
-def test_decode_settings_out_of_range(request_builder: RequestBuilder, settings: DecodeSettings, message: str) -> None:
+def test_decode_settings_out_of_range_are_refused(
+    request_builder: RequestBuilder, settings: DecodeSettings, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         request_builder.build("a", settings)
     with pytest.raises(ValueError, match=message):
@@ -149,7 +151,7 @@ def test_limits_are_the_servers(llama: Engine) -> None:
         request_builder.build("a", Lookahead(window=5))
 
 
-def test_more_new_tokens_than_there_is_room_for(request_builder: RequestBuilder) -> None:
+def test_more_new_tokens_than_the_context_has_room_for(request_builder: RequestBuilder) -> None:
     message = f"10 tokens and max_new_tokens={CONTEXT} do not fit .* ask for at most {CONTEXT - 10} new tokens"
     with pytest.raises(ValueError, match=message):
         request_builder.build([5] * 10, stopping=Stopping(max_new_tokens=CONTEXT))
@@ -157,7 +159,7 @@ def test_more_new_tokens_than_there_is_room_for(request_builder: RequestBuilder)
     assert exact.stopping.max_new_tokens == CONTEXT - 10
 
 
-def test_more_tokens_at_least_than_at_most(request_builder: RequestBuilder) -> None:
+def test_min_new_tokens_above_max_new_tokens(request_builder: RequestBuilder) -> None:
     with pytest.raises(ValueError, match="min_new_tokens=6 is more than max_new_tokens=5"):
         request_builder.build("a", sampling=Sampling(min_new_tokens=6), stopping=Stopping(max_new_tokens=5))
 
@@ -198,7 +200,7 @@ def test_a_request_crosses_ranks_as_json(request_builder: RequestBuilder, settin
         ({"method": "lookahead", "prompt_drafts": 1}, "decode.prompt_drafts must be bool, not 1"),
     ],
 )
-def test_decode_settings_of_the_wrong_kind(values: dict[str, Any], message: str) -> None:
+def test_wrong_decode_settings_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         methods.from_dict(values)
 

@@ -1,4 +1,4 @@
-"""What a request's figures mean."""
+"""The statistics of a request add up to what it did."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_drafts_beyond_the_end_of_a_text_were_not_accepted() -> None:
     assert stats.accepted == {"prompt": 2}
 
 
-def test_no_steps_divide_nothing() -> None:
+def test_without_steps_there_is_no_division_by_zero() -> None:
     assert Statistics().to_dict()["tokens_per_step"] == 0.0
 
 
@@ -42,7 +42,7 @@ METHODS: list[DecodeSettings] = [Autoregressive(), Jacobi(5), PromptLookup(4, 3)
 
 
 @pytest.mark.parametrize("how", METHODS, ids=lambda how: how.method)
-def test_of_a_request(how: DecodeSettings, llama: Engine) -> None:
+def test_statistics_of_a_request(how: DecodeSettings, llama: Engine) -> None:
     stop = Stopping(50, ignore_eos=True)
     completion = llama.generate(PROMPT, decode=how, sampling=Sampling(temperature=0.0), stopping=stop)
     stats = completion.stats
@@ -53,7 +53,9 @@ def test_of_a_request(how: DecodeSettings, llama: Engine) -> None:
     for source, count in stats.accepted.items():
         assert 0 <= count <= stats.proposed[source]
     bonus_tokens = stats.tokens - stats.accepted.total()
-    assert bonus_tokens in (stats.steps, stats.steps - 1), "every step has one, but the last may end before it"
+    assert bonus_tokens in (stats.steps, stats.steps - 1), (
+        "every step yields one bonus token, but the last may be cut before it"
+    )
     most = {"autoregressive": 1, "jacobi": 6, "prompt_lookup": 1 + 3 * 3, "lookahead": 1 + 5 * 3 + 3 * 3}[how.method]
     assert 1 <= stats.rows_per_step <= most
     assert stats.ttft_s > 0 and stats.decode_s > 0
@@ -61,7 +63,7 @@ def test_of_a_request(how: DecodeSettings, llama: Engine) -> None:
     assert set(stats.proposed) <= sources.get(how.method, {"window", "prompt", "generated"})
 
 
-def test_as_plain_values(llama: Engine) -> None:
+def test_reported_values(llama: Engine) -> None:
     stats = llama.generate(PROMPT, max_new_tokens=5).stats.to_dict()
     assert set(stats) == {
         "prompt_tokens", "tokens", "steps", "tokens_per_step", "rows_per_step", "accepted_lengths", "proposed",

@@ -1,4 +1,4 @@
-"""The same forward made fast: compiled ahead of time on a CPU, captured as CUDA graphs on a GPU.
+"""Faster versions of a model's forward: compiled ahead of time on a CPU, captured as CUDA graphs on a GPU.
 
-Knows how a model's forward is run, and nothing of what its rows mean.
+This package knows how a forward is run, and nothing of what its rows mean.
 """

@@ -1,10 +1,11 @@
-"""Forwards compiled ahead of time for the CPU, with prepacked weights: torch.export, then AOTInductor.
+"""Forwards compiled ahead of time for the CPU, with prepacked weights, by torch.export and AOTInductor.
 
-One library serves every number of rows, so that its packed weights are held once. A step of one row is another matter,
-a product of a matrix and a vector, and gets a library of its own. Libraries hold weights and machine code; they are
-kept on disk under a digest of all that they depend on, and all processes of a machine map the same file.
+One library serves every number of rows from 2 on, so that there is one copy of its packed weights. A step of one row
+multiplies matrices by vectors, which is best done by other code, so it has a library of its own. Libraries hold weights
+and machine code. They are kept on disk under a digest of all that they depend on, and all processes of a machine map
+the same file. Knows nothing of when compiling pays.
 
-    R rows, N of them with logits, M keys of a mask, C capacity of the cache
+    R rows, N of them with logits, M keys that a mask covers, C capacity of the cache
 """
 
 from __future__ import annotations
@@ -35,23 +36,24 @@ from lp.model.kv_cache import KVCache
 
 log = logging.getLogger("lookahead")
 
+# To be raised when a library with an unchanged digest would have other content.
 FORMAT = 2
-"""Changes when a library of the same key would hold something else."""
+# The number of values of each weight that go into the digest, at least; smaller weights go in whole.
 NUM_SAMPLES = 64
-"""Values of each weight that go into the digest."""
+# Sizes that the forward is traced with: rows, rows with logits, keys of the prefix. None of them is special.
 ROWS, ANSWERED, NEAR = 16, 8, 24
-"""Sizes that the forward is traced with; none of them is special."""
+# The upper bound of all sizes that may change.
 LARGEST = 1 << 20
 
 Forward = Callable[..., Tensor]
 
 
 class CompilationFailed(RuntimeError):
-    """The forward cannot be compiled here; the message says why in one line."""
+    """The forward cannot be compiled here. The message says why, on one line."""
 
 
 class AheadOfTime:
-    """The FastForward of a model on the CPU."""
+    """The FastForward of a model on the CPU: one compiled forward for single rows, one for all other trees."""
 
     num_spare = 0
 
@@ -75,7 +77,7 @@ class AheadOfTime:
     ) -> Tensor:
         num_rows = len(tokens)
         forward = self._one_row if num_rows == 1 else self._any_rows
-        num_answered = min(max(num_logits, 2), num_rows)  # a compiler takes a size of 1 for a constant
+        num_answered = min(max(num_logits, 2), num_rows)  # the compiler treats a size of 1 as a constant
         answered = torch.arange(num_rows - num_answered, num_rows)
         logits = forward(tokens, positions, answered, torch.tensor(length), masks, keys, values)
         return logits[num_answered - num_logits :]
@@ -84,11 +86,12 @@ class AheadOfTime:
 def compile_ahead(
     model: CausalModel, cache: KVCache, mask_keys: list[MaskKey], folder: Path, fresh: bool = False
 ) -> AheadOfTime:
-    """Compiles the forward of a model on the CPU, or takes it from the folder; ranks that want the same one wait for
-    the first. Takes up to a minute. Raises CompilationFailed.
+    """Loads the compiled forward of a model on the CPU from the folder, and compiles it first if it is not there.
 
-    cache: one that has been written, to show the layers' shapes. mask_keys: the masks that the layers ask for. fresh:
-    whatever the folder holds is replaced.
+    Compiling takes up to a minute; of several ranks that need the same forward, one compiles and the others wait.
+
+    cache: one that has been written, which shows the layers' shapes. mask_keys: the masks that the layers need. fresh:
+    compile anew whatever the folder holds. Raises CompilationFailed.
     """
     name = f"{type(model.model).__name__}-{_digest(model, mask_keys)}"
     traced = TracedForward(model.model, model.attention_kind, mask_keys)
@@ -103,10 +106,11 @@ def compile_ahead(
 
 
 def _load_or_compile(kept: Path, traced: TracedForward, num_rows: int, cache: KVCache) -> Forward:
+    """The forward in the folder `kept`, which is made if it is missing or corrupt. Raises CompilationFailed."""
     if kept.exists():
         try:
             return _load(kept)
-        except Exception as error:  # a file that is corrupt can fail in any way
+        except Exception as error:  # a corrupt file can raise anything
             log.warning("%s cannot be used (%s); compiling anew", kept, _one_line(error))
     log.info(
         "compiling the forward for %s (once for this model and machine)", "one row" if num_rows == 1 else "any rows"
@@ -117,14 +121,15 @@ def _load_or_compile(kept: Path, traced: TracedForward, num_rows: int, cache: KV
             shutil.rmtree(kept, ignore_errors=True)
             os.replace(Path(temporary) / kept.name, kept)
         return _load(kept)
-    except Exception as error:  # so can a compiler
+    except Exception as error:  # a compiler can raise anything, too
         raise CompilationFailed(_one_line(error)) from error
 
 
 def _compile(path: Path, traced: TracedForward, num_rows: int, cache: KVCache) -> str:
+    """Compiles the forward into a package of AOTInductor; returns the package's path."""
     options: dict[str, Any] = {"freezing": True}
     if num_rows == 1 and traced.model.dtype == torch.float32:
-        # Inductor's own product with a vector reads weights twice as fast as the library's.
+        # Inductor's own matrix-vector product reads weights twice as fast as the library that it calls otherwise.
         options |= {"max_autotune": True, "max_autotune_gemm_backends": "CPP"}
     with torch.inference_mode(False), torch.no_grad():
         inputs = _example(traced, num_rows, cache)
@@ -133,7 +138,7 @@ def _compile(path: Path, traced: TracedForward, num_rows: int, cache: KVCache) -
 
 
 def _unpack(package: str, folder: Path) -> None:
-    """Takes from a package its library, now named by its checksum, and the description of what that calls."""
+    """Extracts a package's library and its description, and names both by the library's checksum."""
     with ZipFile(package) as archive:
         members = [name for name in archive.namelist() if name.endswith((".wrapper.so", ".wrapper.json"))]
         archive.extractall(folder, members)
@@ -144,11 +149,12 @@ def _unpack(package: str, folder: Path) -> None:
 
 
 def _load(kept: Path) -> Forward:
-    """Straight from the folder, where torch's own loader unpacks a copy for each process: ranks that map the same file
-    hold its weights once between them, in memory and in the processor's caches, and one that is killed leaves no copy.
-    Nor is the form of inputs and outputs read anew at each call.
+    """Loads a library straight from its folder, while torch's own loader unpacks a copy for each process.
 
-    Raises whatever it may; a library that was cut off would end the process, so its checksum comes first.
+    So ranks that map the same file share one copy of the weights, in memory and in the processor's caches; a rank that
+    is killed leaves no copy behind; and no call has to read the structure of inputs and outputs again.
+
+    The checksum is compared first, as loading a truncated library would end the process. Raises any exception.
     """
     library = next(kept.glob("*.so"))
     if _checksum(library) != library.stem:
@@ -171,19 +177,19 @@ def _checksum(path: Path) -> str:
 
 
 def _example(traced: TracedForward, num_rows: int, cache: KVCache) -> tuple[Any, ...]:
-    """Inputs of the forward."""
+    """Inputs to trace the forward with."""
     rows = torch.arange(num_rows)
     masks = [
         torch.zeros(group * num_rows, num_rows + (NEAR if window else 0), dtype=traced.model.dtype)
         for window, group in traced.mask_keys
     ]
     keys, values = ([torch.zeros_like(t) for t in store.values()] for store in (cache.keys, cache.values))
-    # Each input is a tensor of its own: for one that came twice, what is traced would read it once.
+    # Every input is a tensor of its own: if one were passed twice, the traced forward would read only one of the two.
     return rows, rows.clone(), rows[:ANSWERED].clone(), torch.tensor(NEAR), masks, keys, values
 
 
 def _dynamic_sizes(traced: TracedForward, num_rows: int) -> tuple[Any, ...]:
-    """Which sizes of the inputs may change."""
+    """The sizes of the inputs that may change from call to call, as torch.export takes them."""
     windowed = [{1: Dim(f"M{n}", min=2, max=LARGEST)} if key[0] else {} for n, key in enumerate(traced.mask_keys)]
     stores = [{2: Dim("C", min=2, max=LARGEST)}] * traced.num_layers
     if num_rows == 1:
@@ -194,7 +200,7 @@ def _dynamic_sizes(traced: TracedForward, num_rows: int) -> tuple[Any, ...]:
 
 
 def _digest(model: CausalModel, mask_keys: list[MaskKey]) -> str:
-    """Of the weights by samples, the configuration, the machine and the versions."""
+    """A digest of samples of the weights, the configuration, the machine and the versions of libraries."""
     digest = hashlib.sha256()
     facts = (
         FORMAT, torch.__version__, transformers.__version__, platform.machine(),

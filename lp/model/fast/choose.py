@@ -1,4 +1,8 @@
-"""Makes a model's forward fast, if that is wanted, pays and can be done; else it stays as it is, which is said once."""
+"""Gives a model a fast forward, if that is wanted, worthwhile and possible.
+
+If it is not possible, one warning is logged and the model keeps its own forward. Knows nothing of how the fast forwards
+work.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,16 @@ from lp.tree import TokenTree, TreeBuilder, chain
 
 log = logging.getLogger("lookahead")
 
+# The number of parameters from which compiling pays: a smaller model's step takes a millisecond or two anyway.
 WORTHWHILE = 4_000_000
-"""Parameters from which compilation pays: a smaller model's step is over in a millisecond or two as it is."""
 
 
 class CompileMode(StrEnum):
-    """auto: where it can be done and pays. on: whatever the size, a failure is an error. off: transformers' code."""
+    """Whether to compile the forward.
+
+    auto: if the model is large enough for it to pay and it can be done. on: whatever the model's size, and a failure is
+    an error. off: never.
+    """
 
     auto = "auto"
     on = "on"
@@ -36,9 +44,10 @@ class CompileMode(StrEnum):
 
 
 def make_fast(model: CausalModel, mode: CompileMode, folder: Path | None) -> None:
-    """Gives a whole model that is on one device a fast forward. folder: where compiled code is kept.
+    """Gives a model, of which this rank holds all layers, a fast forward.
 
-    Raises ValueError if it is `on` and cannot be had.
+    folder: where compiled code is kept; None if nothing can be kept. Raises ValueError if the mode is `on` and the
+    forward cannot be compiled.
     """
     num_parameters = sum(weight.numel() for weight in model.model.parameters())
     if mode is CompileMode.off or (mode is CompileMode.auto and num_parameters < WORTHWHILE):
@@ -54,16 +63,17 @@ def make_fast(model: CausalModel, mode: CompileMode, folder: Path | None) -> Non
 
 
 def _compile(model: CausalModel, folder: Path | None) -> None:
-    cache, trees = _cached(model), [chain([1]), _branching(model)]
-    own = [model.forward_eager(tree, cache, len(tree)) for tree in trees]
-    mask_keys = list(own[0][1].masks)
+    """Sets the model's fast forward and compares its logits with the model's own. Raises CompilationFailed."""
+    cache, trees = _filled_cache(model), [chain([1]), _branching_tree(model)]
+    expected = [model.forward_eager(tree, cache, len(tree)) for tree in trees]
+    mask_keys = list(expected[0][1].masks)
     make = _capture if model.device.type == "cuda" else partial(_compile_for_cpu, cache=cache, folder=folder)
     errors = [0.0]
-    for fresh in (False, True):  # what was found on disk may be of another model after all
+    for fresh in (False, True):  # what was found on disk may belong to another model in spite of its digest
         model.fast = make(model, mask_keys, fresh=fresh)
         errors = [
             relative_error(model.forward(tree, cache, len(tree)), logits)
-            for tree, (logits, _) in zip(trees, own, strict=True)
+            for tree, (logits, _) in zip(trees, expected, strict=True)
         ]
         if max(errors) <= TOLERANCE[model.dtype]:
             return
@@ -90,19 +100,20 @@ def _capture(model: CausalModel, mask_keys: list[MaskKey], fresh: bool) -> FastF
     if model.attention_kind not in (AttentionKind.flash, AttentionKind.varlen):
         raise CompilationFailed(f"CUDA graphs need attention=flash or varlen, and this is {model.attention_kind}")
     if any(window is not None for window, _ in mask_keys):
-        raise CompilationFailed("CUDA graphs do without sliding windows, and this model has them")
+        raise CompilationFailed("CUDA graphs do not support sliding windows, and this model has them")
     return CapturedForward(TracedForward(model.model, model.attention_kind, mask_keys), mask_keys)
 
 
-def _cached(model: CausalModel) -> KVCache:
-    """A cache with a few tokens of made-up text."""
+def _filled_cache(model: CausalModel) -> KVCache:
+    """A cache that holds seven tokens of a made-up text."""
     cache = model.make_cache(capacity=32)
     model.forward_eager(chain([token % model.vocab_size for token in range(3, 10)]), cache, num_logits=1)
     cache.keep(range(7))
     return cache
 
 
-def _branching(model: CausalModel) -> TokenTree:
+def _branching_tree(model: CausalModel) -> TokenTree:
+    """A root with two branches, in five rows."""
     builder = TreeBuilder(10 % model.vocab_size)
     for parent in (0, 0, 1, 2):
         builder.add((11 + parent) % model.vocab_size, parent)

@@ -1,7 +1,8 @@
-"""The forward as CUDA graphs: what the host says to the GPU in a step is said once for each number of rows of a ladder.
+"""The forward as CUDA graphs, which a GPU replays without the host launching each kernel.
 
-A step is padded to the next rung: padding sees itself alone, nothing sees it, and what it writes to the cache lies
-behind the rows. A graph is bound to the memory of one cache, so caches are kept and given to later sequences.
+There is a graph for each of a few numbers of rows, the ladder, and a step is padded to the next of them. A padding row
+sees only itself, no other row sees it, and it is written to the cache behind the step's rows. A graph is bound to the
+memory of one cache, so caches are kept and reused for later sequences.
 
     R rows, P rows with padding, G query heads for each key/value head
 """
@@ -19,24 +20,24 @@ from torch import Tensor
 from lp.model.attention import MaskKey
 from lp.model.fast.traced import TracedForward
 
+# The numbers of rows for which there are graphs. A step with more rows, as of a prompt, runs without a graph.
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Rows for which there are graphs; a step of more, a prompt's, runs without one."""
 
+# The most caches that have graphs at the same time: a graph keeps its cache's memory allocated.
 MOST_CACHES = 8
-"""Caches that have graphs at a time. A graph holds on to its cache's memory."""
 
+# Captures a function: returns one that replays it, and the tensor into which each replay writes the result.
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
-"""Takes what is to be run again and again; gives what runs it, and the place of its result."""
 
 
 def capture_on_gpu(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """After two runs on a stream beside, in which libraries settle down."""
-    beside = torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
+    """Captures a function as a CUDA graph, after two warm-up runs on another stream, as torch asks for."""
+    warm_up = torch.cuda.Stream()
+    warm_up.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warm_up):
         for _ in range(2):
             run()
-    torch.cuda.current_stream().wait_stream(beside)
+    torch.cuda.current_stream().wait_stream(warm_up)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = run()
@@ -45,7 +46,7 @@ def capture_on_gpu(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tenso
 
 @dataclass
 class Captured:
-    """A captured forward and the memory that it reads and writes. logits: [P, V]."""
+    """A captured forward, the tensors that it reads, and the one that it writes: logits [P, V]."""
 
     tokens: Tensor
     positions: Tensor
@@ -55,7 +56,7 @@ class Captured:
     logits: Tensor
 
     def fill(self, tokens: Tensor, positions: Tensor, length: int, masks: list[Tensor]) -> None:
-        """Lays a step's inputs, padded, where the graph reads them."""
+        """Copies a step's inputs, padded, to where the graph reads them."""
         num_rows, padded = len(tokens), len(self.tokens)
         self.tokens[:num_rows] = tokens
         self.positions[:num_rows] = positions
@@ -68,7 +69,7 @@ class Captured:
 
 
 class CapturedForward:
-    """The FastForward of a model on a GPU, without sliding windows."""
+    """The FastForward of a model without sliding windows on a GPU."""
 
     num_spare = 4
 
@@ -79,7 +80,7 @@ class CapturedForward:
         ladder: Sequence[int] = LADDER,
         capture: Capture = capture_on_gpu,
     ):
-        assert all(window is None for window, _ in mask_keys), "the place of a window's keys is not known to a graph"
+        assert all(window is None for window, _ in mask_keys), "a graph cannot know where a window's keys lie"
         self.mask_keys = mask_keys
         self.ladder = ladder
         self._traced = traced
@@ -87,7 +88,7 @@ class CapturedForward:
         self._by_cache: OrderedDict[tuple[int, int], dict[int, Captured]] = OrderedDict()
 
     def room(self, num_rows: int) -> int:
-        """Rows with padding: the next rung, or as they are beyond the ladder."""
+        """The next number of rows on the ladder, or `num_rows` itself if it is beyond the ladder."""
         rung = bisect_left(self.ladder, num_rows)
         return self.ladder[rung] if rung < len(self.ladder) else num_rows
 
@@ -112,18 +113,18 @@ class CapturedForward:
         return captured.logits[num_rows - num_logits : num_rows].clone()
 
     def _graph_for(self, padded: int, length: int, keys: list[Tensor], values: list[Tensor]) -> Captured:
-        """One made before for this cache, as long as it has not grown, or a new one."""
+        """The graph for this cache and number of rows, captured if there is none or the cache has grown since."""
         place = keys[0].data_ptr(), keys[0].shape[2]
         graphs = self._by_cache.setdefault(place, {})
         self._by_cache.move_to_end(place)
         if len(self._by_cache) > MOST_CACHES:
             self._by_cache.popitem(last=False)
         if padded not in graphs:
-            graphs[padded] = self._captured(padded, length, keys, values)
+            graphs[padded] = self._capture_graph(padded, length, keys, values)
         return graphs[padded]
 
-    def _captured(self, padded: int, length: int, keys: list[Tensor], values: list[Tensor]) -> Captured:
-        """Runs while it is captured, on rows behind the prefix of the cache."""
+    def _capture_graph(self, padded: int, length: int, keys: list[Tensor], values: list[Tensor]) -> Captured:
+        """Captures the forward. The warm-up runs write only behind the cache's prefix, so they do no harm."""
         device, dtype = keys[0].device, keys[0].dtype
         tokens, positions, answered = torch.arange(padded, device=device).repeat(3, 1).unbind()
         at = torch.full((), length, device=device)

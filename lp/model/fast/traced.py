@@ -1,7 +1,7 @@
 """The forward as a function of tensors alone, which can be compiled ahead of time or captured as a graph.
 
-What changes from step to step without changing a shape (the length of the prefix) is a tensor, and what a compiler need
-not look into (writing rows to the cache, attention over it) is one operator.
+The length of the prefix changes from step to step without changing a shape, so it is a tensor. Writing rows to the
+cache and attention over it are one operator, into which a compiler need not look.
 
     R rows, N of them with logits, V vocabulary, L layers
 """
@@ -37,8 +37,8 @@ def _tree_attention(
     sliding_window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """Writes the rows' key and value [1, H, R, D] behind the prefix of the cache's keys and values [1, H, capacity, D]
-    and attends: [1, R, H*G, D]. length: int64 [], of the prefix.
+    """Writes the rows' key and value [1, H, R, D] into the cache's keys and values [1, H, capacity, D], behind the
+    prefix; returns the attention [1, R, H*G, D] over prefix and rows. length: int64 [], the prefix's length.
     """
     if query.device.type == "cpu":
         start = int(length)
@@ -47,10 +47,10 @@ def _tree_attention(
         values[:, :, start:end] = value
         how = LayerAttention(scale, sliding_window, softcap)
         return attend(query, keys[:, :, :end], values[:, :, :end], mask, AttentionKind(kind), how)
-    return _without_host(query, key, value, keys, values, length, mask, AttentionKind(kind), scale)
+    return _attend_on_gpu(query, key, value, keys, values, length, mask, AttentionKind(kind), scale)
 
 
-def _without_host(
+def _attend_on_gpu(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -61,7 +61,7 @@ def _without_host(
     kind: AttentionKind,
     scale: float,
 ) -> Tensor:
-    """On a GPU the host must not learn the length: a captured graph is replayed with others."""
+    """The same on a GPU. The host never reads the length, as a captured graph is replayed with other lengths."""
     places = length + torch.arange(key.shape[2], device=key.device)
     keys.index_copy_(2, places, key)
     values.index_copy_(2, places, value)
@@ -80,7 +80,11 @@ def _shape_of_tree_attention(query: Tensor, key: Tensor, value: Tensor, *others:
 
 @dataclass(kw_only=True)
 class TracedStep(Step):
-    """A step whose prefix is in tensors. masks: all that its layers ask for. keys, values: of each layer."""
+    """A step that is given as tensors alone.
+
+    masks: all that the layers need. keys, values: the cache's, one tensor for each layer. length: int64 [], the
+    prefix's length.
+    """
 
     masks: dict[MaskKey, Tensor]
     keys: list[Tensor]
@@ -96,7 +100,7 @@ class TracedStep(Step):
 
 
 class RowsOnly(Cache):
-    """A cache that hands a layer its own rows back: the operator knows where the prefix is."""
+    """A cache that returns a layer's own rows alone, as the operator reads the prefix from the real cache."""
 
     def __init__(self, num_layers: int):
         super().__init__(layers=[])
@@ -125,10 +129,10 @@ class RowsOnly(Cache):
 
 
 class TracedForward(nn.Module):
-    """A model's forward over a tree's rows, of tensors alone."""
+    """A model's forward over a tree's rows, whose inputs are all tensors."""
 
     def __init__(self, model: PreTrainedModel, kind: AttentionKind, mask_keys: list[MaskKey]):
-        """mask_keys: what the model's layers ask masks for, in the order in which masks are given."""
+        """mask_keys: the masks that the layers need, in the order in which `forward` is given them."""
         super().__init__()
         self.model = model
         self.kind = kind
@@ -145,8 +149,9 @@ class TracedForward(nn.Module):
         keys: list[Tensor],
         values: list[Tensor],
     ) -> Tensor:
-        """tokens, positions [R] int64; answered [N] rows that need logits; length [] of the prefix; masks as
-        Step.mask makes them; keys, values: L of [1, H, capacity, D], written. Returns float32 logits [N, V].
+        """tokens, positions: [R] int64. answered: [N] the rows whose logits are needed. length: int64 [], the
+        prefix's length. masks: as TreeStep.mask makes them. keys, values: L tensors [1, H, capacity, D], into which
+        the rows are written. Returns float32 logits [N, V].
         """
         by_key = dict(zip(self.mask_keys, masks, strict=True))
         step = TracedStep(self.kind, masks=by_key, keys=keys, values=values, length=length)

@@ -1,4 +1,4 @@
-"""Where the step times of a run come from: the disk, a measurement, or nowhere."""
+"""Step times come from the disk or a measurement, or there are none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lp.step_cost import StepTimes
 
 
 class Resolved:
-    """Settles the step times of an engine in a cache of its own, with measurements that are made up and counted."""
+    """Resolves an engine's step times in a cache folder of its own, by measurements that are made up and counted."""
 
     def __init__(self, engine: Engine, root: Path):
         self.engine = engine
@@ -50,7 +50,7 @@ def resolved(llama: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return made
 
 
-def test_they_are_measured_once(resolved: Resolved, caplog: pytest.LogCaptureFixture) -> None:
+def test_step_times_are_measured_once(resolved: Resolved, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lookahead")
     first = resolved.resolve()
     assert (resolved.resolve(), resolved.num_measured) == (first, 1)
@@ -59,14 +59,14 @@ def test_they_are_measured_once(resolved: Resolved, caplog: pytest.LogCaptureFix
     assert caplog.text.count("1: 1.00, 8: 2.00") == 1
 
 
-def test_measured_anew_if_asked_and_kept(resolved: Resolved) -> None:
+def test_step_times_are_measured_anew_on_request_and_kept(resolved: Resolved) -> None:
     resolved.resolve()
     anew = resolved.resolve("measure")
     assert resolved.num_measured == 2 and anew is not None and anew.seconds[-1] == 0.003
     assert resolved.resolve() == anew
 
 
-def test_figures_that_hold_no_more_are_replaced(resolved: Resolved) -> None:
+def test_figures_that_no_longer_hold_are_replaced(resolved: Resolved) -> None:
     first = resolved.resolve()
     resolved.still_hold = False
     anew = resolved.resolve()
@@ -75,13 +75,13 @@ def test_figures_that_hold_no_more_are_replaced(resolved: Resolved) -> None:
     assert resolved.resolve() == anew
 
 
-def test_off_is_none_and_leaves_no_trace(resolved: Resolved) -> None:
+def test_off_measures_and_writes_nothing(resolved: Resolved) -> None:
     assert resolved.resolve("off") is None
     assert (resolved.num_measured, list(resolved.root.iterdir())) == (0, [])
 
 
 @pytest.mark.parametrize("change", [{"most_rows": 9}, {"mode": [{"lp": 2}, 2, "auto", 0.0]}])
-def test_what_matters_has_figures_of_its_own(change: dict[str, Any], resolved: Resolved) -> None:
+def test_other_sizes_and_modes_have_figures_of_their_own(change: dict[str, Any], resolved: Resolved) -> None:
     resolved.resolve()
     resolved.resolve(**change)
     assert resolved.num_measured == 2
@@ -109,7 +109,7 @@ def test_a_corrupt_or_foreign_file_is_ignored_and_replaced(
     assert StepTimes.from_dict(json.loads(resolved.file.read_text())) == second
 
 
-def test_without_a_place_to_keep_them_they_are_measured_each_time(
+def test_without_a_folder_step_times_are_measured_each_time(
     resolved: Resolved, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(VARIABLE, "/dev/null/inside")

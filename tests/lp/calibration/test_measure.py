@@ -1,4 +1,4 @@
-"""Measuring step times: on a runner and a clock that are made up, and on a tiny model."""
+"""Step times are measured, on a runner and a clock that are made up and on a tiny model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lp.verification import Answers
 
 
 class Machine:
-    """A Runner and its clock: a step takes what `seconds(rows, number of the step)` says."""
+    """A Runner and its clock. A step takes the time that `seconds(rows, number of the step)` returns."""
 
     depth = 1
     num_parts = 1
@@ -74,8 +74,8 @@ def test_each_size_gets_its_time(machine_of: Make) -> None:
     assert max(Counter(machine.sizes).values()) == 2 * (1 + measure.MOST_ROUNDS)
 
 
-def test_steps_take_up_where_some_drafts_of_the_last_were_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a rank which did not compute them must, as in decoding."""
+def test_a_step_continues_with_accepted_drafts_of_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that did not compute the accepted rows must then compute them, as in decoding."""
     machine = Machine(lambda rows, _: 0.001)
     seen: list[list[int]] = []
     start = machine.start
@@ -86,14 +86,14 @@ def test_steps_take_up_where_some_drafts_of_the_last_were_right(monkeypatch: pyt
     assert {len(tokens) for tokens in seen[::2]} == {256}
 
 
-def test_moments_in_which_the_machine_is_busy_do_not_count(machine_of: Make) -> None:
+def test_times_when_the_machine_is_busy_do_not_count(machine_of: Make) -> None:
     machine = machine_of(lambda rows, number: (0.001 + rows / 10_000) * (50 if number % 7 == 0 else 1))
     times = measure_step_times(machine, 300, 4096, most_rows=64)
     assert times.seconds == pytest.approx([0.001 + rows / 10_000 for rows in times.rows])
 
 
 def test_the_first_step_of_a_size_is_a_warm_up(machine_of: Make) -> None:
-    """In a round, a size's first step finds caches that another size has left."""
+    """The first step of a size finds the processor's caches as a step of another size has left them."""
     machine = machine_of(lambda rows, number: 0.001 if number % 2 == 0 else 0.005)
     assert measure_step_times(machine, 300, 4096, most_rows=8).seconds == pytest.approx([0.001] * 4)
 
@@ -106,7 +106,7 @@ def test_a_slow_machine_is_measured_at_fewer_sizes_that_span_the_curve(machine_o
     assert max(Counter(machine.sizes).values()) == 2 * (1 + measure.FEWEST_ROUNDS)
 
 
-def test_a_machine_of_some_speed_is_measured_fewer_times(machine_of: Make) -> None:
+def test_a_machine_of_medium_speed_is_measured_fewer_times(machine_of: Make) -> None:
     machine = machine_of(lambda rows, _: 0.05)
     times = measure_step_times(machine, 300, 4096, most_rows=128)
     assert len(times.rows) == 12
@@ -114,9 +114,7 @@ def test_a_machine_of_some_speed_is_measured_fewer_times(machine_of: Make) -> No
 
 
 @pytest.mark.parametrize(("max_length", "cached", "rows"), [(1, 1, 1), (2, 1, 1), (40, 20, 16), (300, 150, 128)])
-def test_a_short_context_has_room_for_what_is_measured(
-    max_length: int, cached: int, rows: int, machine_of: Make
-) -> None:
+def test_measuring_fits_a_short_context(max_length: int, cached: int, rows: int, machine_of: Make) -> None:
     machine = machine_of(lambda rows, _: 0.001)
     times = measure_step_times(machine, 3, max_length, most_rows=128)
     assert times.rows[-1] == rows
@@ -134,7 +132,7 @@ def test_a_runner_that_fails_is_left_closed(machine_of: Make) -> None:
     assert not machine.is_open
 
 
-def test_whether_to_go_on_is_not_its_own_decision(machine_of: Make) -> None:
+def test_go_on_decides_whether_to_go_on(machine_of: Make) -> None:
     machine = machine_of(lambda rows, _: 0.001)
     wishes: list[bool] = []
 
@@ -165,13 +163,13 @@ def test_a_tiny_model_is_measured_and_left_as_it_was(llama: Engine) -> None:
 
 
 @pytest.mark.parametrize(("factor", "holds"), [(1.0, True), (2.5, True), (1 / 2.5, True), (4.0, False), (0.2, False)])
-def test_figures_hold_as_long_as_steps_take_about_as_long(factor: float, holds: bool, machine_of: Make) -> None:
+def test_figures_hold_while_steps_take_about_as_long(factor: float, holds: bool, machine_of: Make) -> None:
     slow = machine_of(lambda rows, number: 0.01 + rows * 1e-3)
     times = measure_step_times(slow, 100, 500, most_rows=64)
     now = machine_of(lambda rows, number: factor * (0.01 + rows * 1e-3))
     assert still_holds(times, now, 100, 500) is holds and not now.is_open
 
 
-def test_a_single_step_that_was_held_up_changes_nothing(machine_of: Make) -> None:
+def test_a_single_slow_step_changes_nothing(machine_of: Make) -> None:
     times = measure_step_times(machine_of(lambda rows, number: 0.01), 100, 500, most_rows=64)
     assert still_holds(times, machine_of(lambda rows, number: 9.0 if number in (2, 8) else 0.01), 100, 500)

@@ -1,4 +1,4 @@
-"""Tree attention against plain loops over what each row may see."""
+"""Tree attention agrees with plain loops over the keys that each row may see."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.lp.test_tree import random_tree
 SHAPES = [(1, 1, 8), (2, 1, 8), (2, 3, 4), (1, 4, 16)]
 
 
-def seen_by(tree: TokenTree, row: int, cached: int, window: int | None) -> list[int]:
-    """Keys, of the prefix and of rows, that a row may see."""
+def visible_keys(tree: TokenTree, row: int, cached: int, window: int | None) -> list[int]:
+    """The keys that a row may see: numbers of cached tokens, then `cached` plus numbers of rows."""
     position = cached + int(tree.depths[row])
     keys = [(key, key) for key in range(cached)]
     while row != PREFIX:
@@ -28,15 +28,15 @@ def seen_by(tree: TokenTree, row: int, cached: int, window: int | None) -> list[
     return sorted(key for key, at in keys if window is None or position - at < window)
 
 
-def plainly(
+def attend_by_loops(
     query: Tensor, key: Tensor, value: Tensor, tree: TokenTree, cached: int, window: int | None, softcap: float | None
 ) -> Tensor:
-    """[1, R, H*G, D] by loops."""
+    """[1, R, H*G, D] attention, one row and one head after another."""
     _, num_heads, num_rows, head_dim = query.shape
     group = num_heads // key.shape[1]
     out = torch.zeros(1, num_rows, num_heads, value.shape[3])
     for row in range(num_rows):
-        seen = seen_by(tree, row, cached, window)
+        seen = visible_keys(tree, row, cached, window)
         for head in range(num_heads):
             scores = key[0, head // group, seen] @ query[0, head, row] / math.sqrt(head_dim)
             if softcap:
@@ -68,7 +68,7 @@ def test_against_loops(cached: int, window: int | None, softcap: float | None, k
         )  # fmt: skip
         assert weights is None
         torch.testing.assert_close(
-            found, plainly(query, key, value, tree, cached, window, softcap), rtol=1e-4, atol=1e-5
+            found, attend_by_loops(query, key, value, tree, cached, window, softcap), rtol=1e-4, atol=1e-5
         )
 
 
@@ -81,7 +81,7 @@ def test_the_models_own_scaling_is_used() -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_it_takes_note_of_layers_and_windows() -> None:
+def test_layers_and_windows_are_recorded() -> None:
     tree = random_tree(np.random.default_rng(0), 3)
     step = make_step(tree, 0)
     states = torch.randn(1, 1, 3, 4)
@@ -93,7 +93,7 @@ def test_it_takes_note_of_layers_and_windows() -> None:
     assert step.windows_seen == {None, 8}
 
 
-def test_what_it_does_not_know_is_refused_by_name() -> None:
+def test_unknown_arguments_are_refused_by_name() -> None:
     states = torch.randn(1, 1, 3, 4)
     step = make_step(random_tree(np.random.default_rng(0), 3), 0)
     with pytest.raises(UnsupportedAttention, match="its attention uses s_aux, which tree attention does not know"):

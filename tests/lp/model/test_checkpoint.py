@@ -1,4 +1,4 @@
-"""Checkpoints: what can be used is, and each that cannot is refused with one line that says why."""
+"""Good checkpoints are loaded; each bad one is refused with one line that says why."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from tests.models import CONTEXT, EOS, VOCAB_SIZE, build_tokenizer, save_checkpo
 
 @pytest.fixture
 def folder(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A good checkpoint of one's own, to be broken."""
+    """A copy of a good checkpoint, for a test to break."""
     return shutil.copytree(checkpoint_folder("llama"), tmp_path / "checkpoint")
 
 
 def refusal(path: Path | str, **settings: Any) -> str:
+    """The one-line message with which a checkpoint is refused."""
     with pytest.raises(ValueError) as raised:
         load(ModelSettings(path=str(path), **{"device": "cpu", **settings}))
     message = str(raised.value)
@@ -43,7 +44,7 @@ def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], obj
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
-def test_a_good_one(folder: Path) -> None:
+def test_a_good_checkpoint_is_loaded(folder: Path) -> None:
     checkpoint = load(ModelSettings(path=str(folder), device="cpu"))
     assert checkpoint.name == "checkpoint"
     assert checkpoint.model.max_length == CONTEXT
@@ -53,7 +54,7 @@ def test_a_good_one(folder: Path) -> None:
     assert checkpoint.tokenizer.decode(checkpoint.tokenizer.encode("def f():")) == "def f():"
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     assert "is not a folder; give a checkpoint's folder or a hub id" in refusal(tmp_path / "none")
     assert "is not a folder" in refusal("./none")
     assert "is not a folder" in refusal("tests/none")
@@ -87,7 +88,7 @@ def test_a_config_that_makes_no_sense(folder: Path, changes: dict[str, Any]) -> 
     assert str(next(iter(changes.values()))) in message
 
 
-def test_code_of_its_own_is_not_run(folder: Path) -> None:
+def test_remote_code_is_not_run(folder: Path) -> None:
     (folder / "code.py").write_text("raise SystemExit('was run')")
     change_config(folder, model_type="custom", auto_map={"AutoConfig": "code.A", "AutoModelForCausalLM": "code.B"})
     assert "custom code" in refusal(folder)
@@ -98,7 +99,7 @@ def test_pickle_is_refused(folder: Path) -> None:
     assert "found only pytorch_model.bin, which is pickle; convert the weights to safetensors" in refusal(folder)
 
 
-def test_no_weights(folder: Path) -> None:
+def test_a_folder_without_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert "it holds no weights" in refusal(folder)
 
@@ -149,7 +150,7 @@ def test_an_encoder_decoder(tmp_path: Path) -> None:
         ({"max_length": CONTEXT + 1}, f"model.max_length={CONTEXT + 1} must be from 2 to"),
     ],
 )
-def test_settings_that_cannot_be(folder: Path, settings: dict[str, Any], message: str) -> None:
+def test_settings_out_of_range_are_refused(folder: Path, settings: dict[str, Any], message: str) -> None:
     assert message in refusal(folder, **settings)
 
 
@@ -159,7 +160,7 @@ def test_a_shorter_context_can_be_asked_for(folder: Path) -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_rotary_angles_that_shift_bound_the_context(tmp_path: Path, nested: bool) -> None:
-    """Beyond the original length they depend on the whole text's length, and cached keys would be wrong."""
+    """Beyond the original context the angles depend on the length of the whole text, so cached keys would be wrong."""
     rope = {
         "rope_type": "longrope",
         "rope_theta": 10_000.0,
@@ -176,12 +177,12 @@ def test_rotary_angles_that_shift_bound_the_context(tmp_path: Path, nested: bool
     assert load(ModelSettings(path=str(folder), device="cpu")).model.max_length == 128
 
 
-def test_several_ends_of_sequence(folder: Path) -> None:
+def test_several_end_of_sequence_tokens(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
     assert load(ModelSettings(path=str(folder), device="cpu")).model.eos == [5, 6]
 
 
-def test_generation_defaults_come_with_it(folder: Path) -> None:
+def test_generation_defaults_are_read(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.4, "top_k": 3}))
     engine = Engine.from_pretrained(str(folder), device="cpu")
     sampling = engine.request_builder.build("a").sampling

@@ -1,4 +1,4 @@
-"""The check that tree attention is exact: the good pass, and whatever breaks the tree is found out."""
+"""The check that tree attention is exact passes good models and finds whatever breaks the tree."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load_tiny(folder: Path, **settings: Any) -> CausalModel:
 
 
 def see_everything(step: TreeStep, sliding_window: int | None, group: int) -> torch.Tensor:
-    """Rows see all rows before them, as in a chain: what a model does that ignores the tree."""
+    """A mask by which every row sees all rows before it, as in a model that ignores the tree."""
     num_rows = len(step.positions)
     visible = torch.ones(num_rows, step.cached + num_rows).tril(step.cached)
     return torch.zeros(visible.shape, dtype=step.dtype).masked_fill_(visible == 0, float("-inf")).repeat(group, 1)
@@ -32,7 +32,7 @@ def see_everything(step: TreeStep, sliding_window: int | None, group: int) -> to
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2", "mixtral"])
-def test_broken_visibility_is_found_out(
+def test_broken_visibility_is_found(
     architecture: str,
     dtype: str,
     checkpoint_folder: Callable[[str], Path],
@@ -45,9 +45,7 @@ def test_broken_visibility_is_found_out(
         check_tree(model)
 
 
-def test_broken_positions_are_found_out(
-    checkpoint_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_positions_are_found(checkpoint_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_tiny(checkpoint_folder("llama"))
     to_device = CausalModel._to_device
 
@@ -61,7 +59,7 @@ def test_broken_positions_are_found_out(
         check_tree(model)
 
 
-def test_a_layer_that_goes_its_own_way_is_found_out(checkpoint_folder: Callable[[str], Path]) -> None:
+def test_a_layer_without_tree_attention_is_found(checkpoint_folder: Callable[[str], Path]) -> None:
     model = load_tiny(checkpoint_folder("llama"))
     own = model.model.model.layers[1].self_attn
     own.config = copy.deepcopy(own.config)
@@ -108,7 +106,7 @@ def test_big_trees_behind_long_prefixes(
     checkpoint_folder: Callable[[str], Path],
     reference_of: Callable[[str], torch.nn.Module],
 ) -> None:
-    """More than the check itself tries: prefixes and trees that are longer than the sliding windows."""
+    """Goes further than the check itself: prefixes and trees are longer than the sliding windows."""
     model, reference = load_tiny(checkpoint_folder(architecture)), reference_of(architecture)
     rng = np.random.default_rng(0)
     prefix = rng.integers(2, VOCAB_SIZE, size=60).tolist()

@@ -13,13 +13,13 @@ HEADS, HEAD_DIM, LAYERS = 2, 4, 3
 
 
 def rows_of(tokens: list[int]) -> Tensor:
-    """[1, heads, R, head_dim] whose values name their token."""
+    """[1, heads, R, head_dim] keys in which each row's values are its token."""
     return torch.tensor(tokens, dtype=torch.float32)[None, None, :, None].expand(1, HEADS, -1, HEAD_DIM)
 
 
 @torch.inference_mode()
 def run_step(cache: KVCache, tokens: list[int]) -> tuple[Tensor, Tensor]:
-    """Writes a step's rows to all layers; what the last layer sees."""
+    """Writes a step's rows to all layers; returns the keys and values that the last layer sees."""
     cache.reserve(len(tokens))
     for layer in range(LAYERS):
         seen = cache.update(rows_of(tokens), -rows_of(tokens), layer)
@@ -28,6 +28,7 @@ def run_step(cache: KVCache, tokens: list[int]) -> tuple[Tensor, Tensor]:
 
 @torch.inference_mode()
 def contents(cache: KVCache) -> list[int]:
+    """The cached tokens."""
     run_step(cache, [999])
     keys, values = cache.update(rows_of([999]), -rows_of([999]), 0)
     assert torch.equal(keys, -values)

@@ -1,4 +1,4 @@
-"""A model too large for a GPU is refused before it is loaded."""
+"""A model that is too large for a GPU is refused before it is loaded."""
 
 from __future__ import annotations
 

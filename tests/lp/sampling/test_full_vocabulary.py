@@ -1,4 +1,4 @@
-"""Quick choosers choose what transformers' warpers and the noise of the whole vocabulary give, or leave it."""
+"""Shortlists and the full vocabulary choose the tokens that transformers' warpers and the noise of all tokens give."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRUNCATIONS = {
     "top_k": {"top_k": 50},
     "top_k too large for a shortlist": {"top_k": 300},
     "top_p": {"top_p": 0.95},
-    "top_p of little": {"top_p": 0.3},
+    "small top_p": {"top_p": 0.3},
     "top_k and top_p": {"top_k": 50, "top_p": 0.9},
     "min_p": {"min_p": 0.05},
     "all": {"top_k": 40, "top_p": 0.95, "min_p": 0.03},
@@ -36,7 +36,7 @@ LOGITS = ["sharp", "flat", "coarse", "equal"]
 
 
 def make_logits(kind: str) -> Tensor:
-    """sharp: as a trained model's. flat: as a random model's. coarse: bfloat16, so that many are equal."""
+    """sharp: like a trained model's. flat: like a random model's. coarse: bfloat16, so that many are equal."""
     generator = torch.Generator().manual_seed(7)
     ranks = torch.rand(NUM_ROWS, VOCAB_SIZE, generator=generator).argsort(dim=1) + 1
     sharp = 20 - 1.4 * ranks.log() + 0.3 * torch.randn(NUM_ROWS, VOCAB_SIZE, generator=generator)
@@ -56,16 +56,16 @@ def make_sampling(temperature: float, **settings: float) -> Sampling:
 
 
 def make_tree() -> TokenTree:
-    """Every third row is quiet."""
+    """A chain in which every third row is greedy."""
     return dataclasses.replace(chain([5] * NUM_ROWS), greedy=np.arange(NUM_ROWS) % 3 == 0)
 
 
-def noisy(sampling: Sampling, logits: Tensor, tree: TokenTree) -> Tensor:
-    """[R, V] by transformers' warpers and all of the noise."""
+def noisy_scores(sampling: Sampling, logits: Tensor, tree: TokenTree) -> Tensor:
+    """[R, V] scores by transformers' warpers, plus the noise of the whole vocabulary for rows that are not greedy."""
     scores = warpers(sampling)(cast(LongTensor, torch.empty(len(tree), 0)), cast(FloatTensor, logits)).clone()
     assert tree.greedy is not None and sampling.seed is not None
-    for row, (depth, is_quiet) in enumerate(zip(tree.depths.tolist(), tree.greedy, strict=True)):
-        if not is_quiet:
+    for row, (depth, is_greedy) in enumerate(zip(tree.depths.tolist(), tree.greedy, strict=True)):
+        if not is_greedy:
             scores[row] += gumbel(sampling.seed, len(TOKENS) + depth, VOCAB_SIZE)
     return scores
 
@@ -75,7 +75,7 @@ def noisy(sampling: Sampling, logits: Tensor, tree: TokenTree) -> Tensor:
 @pytest.mark.parametrize("temperature", [0.8, 1.0])
 def test_targets_are_those_of_transformers_warpers(temperature: float, name: str, kind: str) -> None:
     sampling, logits, tree = make_sampling(temperature, **TRUNCATIONS[name]), make_logits(kind), make_tree()
-    expected = noisy(sampling, logits, tree)
+    expected = noisy_scores(sampling, logits, tree)
     plain = Sampler(sampling, 2, [], VOCAB_SIZE, "cpu").answers(logits, tree, TOKENS)
     assert plain.candidates is None
     assert plain.targets.tolist() == expected.argmax(dim=1).tolist()
@@ -90,7 +90,7 @@ def test_candidates_are_the_best_with_noise(name: str) -> None:
     sampling, logits, tree = make_sampling(0.8, **TRUNCATIONS[name]), make_logits("sharp"), make_tree()
     found = Sampler(sampling, 2, [], VOCAB_SIZE, "cpu").answers(logits, tree, TOKENS, num_candidates=8)
     assert found.candidates is not None
-    assert np.array_equal(found.candidates, noisy(sampling, logits, tree).topk(8, dim=1).indices)
+    assert np.array_equal(found.candidates, noisy_scores(sampling, logits, tree).topk(8, dim=1).indices)
 
 
 def test_greedy_candidates_are_the_best_logits() -> None:
@@ -111,14 +111,14 @@ def test_a_vocabulary_smaller_than_the_candidates(temperature: float) -> None:
 @pytest.mark.parametrize("name", ["top_k", "top_p", "all"])
 def test_a_trained_models_rows_are_settled_by_the_shortest_list(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = Sampler(make_sampling(0.8, **TRUNCATIONS[name]), 2, [], VOCAB_SIZE, "cpu")
-    quick, *_, thorough = sampler.choosers(num_candidates=0)
-    assert isinstance(quick, Shortlist)
-    seen: list[int] = []
-    counted = [quick, lambda rows: seen.append(len(rows.scores)) or thorough(rows)]
+    shortest, *_, full = sampler.choosers(num_candidates=0)
+    assert isinstance(shortest, Shortlist)
+    left: list[int] = []
+    counted = [shortest, lambda rows: left.append(len(rows.scores)) or full(rows)]
     monkeypatch.setattr(sampler, "choosers", lambda num_candidates: counted)
     for kind in ("sharp", "coarse"):
         sampler.answers(make_logits(kind), make_tree(), TOKENS)
-    assert sum(seen) <= 0.1 * 2 * NUM_ROWS
+    assert sum(left) <= 0.1 * 2 * NUM_ROWS
 
 
 @pytest.mark.parametrize("name", TRUNCATIONS)
@@ -132,7 +132,7 @@ def test_rows_that_hold_a_nan_have_no_target(name: str, temperature: float) -> N
 
 
 def test_log_probabilities_are_of_the_settled_target() -> None:
-    """Flat rows go through all choosers."""
+    """Flat rows are left by the shortlists to the full vocabulary."""
     logits = make_logits("flat")
     sampler = Sampler(make_sampling(1.0, top_p=0.95, logprobs=2), 2, [], VOCAB_SIZE, "cpu")
     found = sampler.answers(logits, make_tree(), TOKENS, num_candidates=3)

@@ -14,7 +14,9 @@ METHODS: list[DecodeSettings] = [Autoregressive(), Jacobi(4), PromptLookup(3, 3)
 
 
 @pytest.mark.parametrize("how", METHODS, ids=lambda how: how.method)
-def test_they_are_the_models_own(how: DecodeSettings, llama: Engine, llama_reference: PreTrainedModel) -> None:
+def test_log_probabilities_are_the_models_own(
+    how: DecodeSettings, llama: Engine, llama_reference: PreTrainedModel
+) -> None:
     sampling = Sampling(temperature=0.6, top_k=20, logit_bias={9: 3.0}, seed=2, logprobs=4)
     completion = llama.generate(PROMPT, decode=how, sampling=sampling, stopping=Stopping(40, ignore_eos=True))
     text = completion.token_ids
@@ -30,7 +32,7 @@ def test_they_are_the_models_own(how: DecodeSettings, llama: Engine, llama_refer
         assert [logprob for _, logprob in found.top] == pytest.approx(best.values[place].tolist(), abs=1e-4)
 
 
-def test_only_the_token_itself(llama: Engine) -> None:
+def test_without_alternatives_only_the_token_itself_is_reported(llama: Engine) -> None:
     completion = llama.generate(PROMPT, max_new_tokens=3, sampling=Sampling(logprobs=0))
     assert completion.logprobs is not None
     assert [(found.token, found.top) for found in completion.logprobs] == [
@@ -38,11 +40,11 @@ def test_only_the_token_itself(llama: Engine) -> None:
     ]
 
 
-def test_none_unless_asked_for(llama: Engine) -> None:
+def test_nothing_is_reported_unless_asked_for(llama: Engine) -> None:
     assert llama.generate(PROMPT, max_new_tokens=3).logprobs is None
 
 
-def test_they_are_cut_with_the_tokens(llama: Engine) -> None:
+def test_log_probabilities_are_cut_with_the_tokens(llama: Engine) -> None:
     for most in range(1, 12):
         completion = llama.generate(
             PROMPT, max_new_tokens=most, decode=PromptLookup(3, 5), sampling=Sampling(logprobs=1)

@@ -18,21 +18,21 @@ def correlation(first: torch.Tensor, second: torch.Tensor) -> float:
     return torch.corrcoef(torch.stack([first, second]))[0, 1].item()
 
 
-def test_it_is_a_pure_function() -> None:
+def test_noise_is_a_pure_function() -> None:
     assert torch.equal(gumbel(3, 17, 1000), gumbel(3, 17, 1000))
     assert torch.equal(gumbel(3, 17, 1000)[:10], gumbel(3, 17, 10)), "a token's noise must not depend on the vocabulary"
     assert not torch.equal(gumbel(3, 17, 1000), gumbel(3, 18, 1000))
     assert not torch.equal(gumbel(3, 17, 1000), gumbel(4, 17, 1000))
 
 
-def test_its_values_never_change() -> None:
+def test_values_never_change() -> None:
     """A seed must give the same text in every release."""
     expected = torch.tensor([0.8114344, -0.7154720, 0.2123751, -0.0356265])
     torch.testing.assert_close(gumbel(seed=42, position=7, vocab_size=4), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("seed", "position"), [(0, 0), (0, 1), (1, 0), (2**63 - 1, 100_000), (12345, 2**20)])
-def test_it_is_gumbel(seed: int, position: int) -> None:
+def test_noise_over_the_vocabulary_is_gumbel(seed: int, position: int) -> None:
     noise = gumbel(seed, position, VOCAB_SIZE)
     assert noise.dtype == torch.float32 and noise.isfinite().all()
     assert stats.kstest(noise.numpy(), stats.gumbel_r.cdf).pvalue > 1e-4
@@ -61,23 +61,24 @@ def test_tokens_of_several_positions_get_what_the_whole_vocabulary_gets() -> Non
     assert torch.equal(gumbel_at(3, positions, tokens), torch.stack(expected))
 
 
-def loud(positions: list[int]) -> tuple[np.ndarray, np.ndarray]:
+def sampled(positions: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Arguments of `for_rows` without a greedy row."""
     return np.array(positions), np.zeros(len(positions), dtype=bool)
 
 
 def test_a_table_gives_each_position_its_noise() -> None:
     table = NoiseTable(seed=1, vocab_size=8)
     for positions in ([4, 5, 5], [9], list(range(10)), [5, 4, 5]):
-        for row, position in zip(table.of(*loud(positions)), positions, strict=True):
+        for row, position in zip(table.for_rows(*sampled(positions)), positions, strict=True):
             assert torch.equal(row, gumbel(1, position, 8))
 
 
-def test_quiet_rows_get_none() -> None:
-    found = NoiseTable(seed=1, vocab_size=8).of(np.array([4, 5, 5]), np.array([False, True, False]))
+def test_greedy_rows_get_no_noise() -> None:
+    found = NoiseTable(seed=1, vocab_size=8).for_rows(np.array([4, 5, 5]), np.array([False, True, False]))
     assert torch.equal(found, torch.stack([gumbel(1, 4, 8), torch.zeros(8), gumbel(1, 5, 8)]))
 
 
-def test_a_table_makes_noise_once_and_uses_the_room_of_what_it_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_makes_noise_once_and_reuses_freed_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     def counted(seed: int, position: int, *where) -> torch.Tensor:
@@ -89,6 +90,6 @@ def test_a_table_makes_noise_once_and_uses_the_room_of_what_it_forgets(monkeypat
     for start in range(100):
         table.forget(before=start)
         positions = list(range(start, start + 4))
-        assert torch.equal(table.of(*loud(positions))[3], gumbel(1, start + 3, 8))
+        assert torch.equal(table.for_rows(*sampled(positions))[3], gumbel(1, start + 3, 8))
     assert made == list(range(103))
     assert len(table._values) <= 8

@@ -1,25 +1,20 @@
-"""Sampling: one seed gives one text whatever the method, processed as transformers does it, and drawn exactly."""
+"""One seed gives one text whatever the method, and logits are processed as by transformers."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from scipy import stats
 from transformers import GenerationConfig, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from lp import Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
-from lp.sampling.noise import gumbel
 from lp.sampling.sampler import Sampler
-from lp.tree import TokenTree, TreeBuilder
-from lp.verification import verify
-from tests.models import EOS, VOCAB_SIZE, generate_greedily, load_reference, save_checkpoint
+from lp.tree import TreeBuilder
+from tests.models import EOS, VOCAB_SIZE, generate_greedily
 
 PROMPT = random.Random(5).choices(range(2, VOCAB_SIZE), k=12) * 3
 DRAFTING = [
@@ -49,6 +44,7 @@ PROCESSORS = {
 
 
 def name_of(how: object) -> str:
+    """A test's id: the method and its first three settings."""
     return type(how).__name__ + "".join(f"-{value}" for value in list(vars(how).values())[:3])
 
 
@@ -63,7 +59,7 @@ def test_one_seed_gives_the_same_tokens_by_every_method(temperature: float, how,
         assert found.token_ids == expected.token_ids
 
 
-def test_seeds_differ_and_temperature_zero_has_none(llama: Engine) -> None:
+def test_seeds_give_different_texts_unless_temperature_is_zero(llama: Engine) -> None:
     def text(temperature: float, seed: int) -> list[int]:
         sampling = Sampling(temperature=temperature, seed=seed)
         return llama.generate(PROMPT, sampling=sampling, stopping=Stopping(12, ignore_eos=True)).token_ids
@@ -73,8 +69,8 @@ def test_seeds_differ_and_temperature_zero_has_none(llama: Engine) -> None:
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_processors_see_each_nodes_own_path(name: str, llama: Engine) -> None:
-    """With any of them lookahead gives what plain decoding gives, and something else than without."""
+def test_processors_see_each_rows_own_path(name: str, llama: Engine) -> None:
+    """With each processor, drafting gives the tokens of plain decoding, and others than without the processor."""
     sampling = dataclasses.replace(PROCESSORS[name], temperature=1.2, seed=3)
     stop = Stopping(30)
     expected = llama.generate(PROMPT, decode=Autoregressive(), sampling=sampling, stopping=stop)
@@ -101,7 +97,7 @@ def test_processors_see_each_nodes_own_path(name: str, llama: Engine) -> None:
     ],
     ids=["repetition", "no_repeat_1", "no_repeat_3", "bias", "min_new_tokens", "several"],
 )
-def test_processed_greedy_text_is_that_of_generate(
+def test_greedy_text_with_processors_is_that_of_generate(
     sampling: Sampling, settings: dict, llama: Engine, llama_reference: PreTrainedModel
 ) -> None:
     sampling = dataclasses.replace(sampling, temperature=0.0)
@@ -134,7 +130,7 @@ def test_processed_greedy_text_is_that_of_generate(
     ids=["temperature", "top_k", "top_p", "min_p", "several", "bias"],
 )  # fmt: skip
 def test_scores_are_those_of_generate(sampling: Sampling, settings: dict, llama_reference: PreTrainedModel) -> None:
-    """Scores of every position that transformers' own sampling went through, all positions in one tree."""
+    """One tree holds all positions of a text that transformers sampled; its scores are transformers' own."""
     llama_reference.generation_config.eos_token_id = [EOS]
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -165,7 +161,7 @@ def test_scores_are_those_of_generate(sampling: Sampling, settings: dict, llama_
 
 
 def test_repetition_penalty_is_that_of_transformers() -> None:
-    """On paths of several depths, in both signs, on logits that it leaves as they are."""
+    """Paths have several depths and logits both signs; the logits themselves are left unchanged."""
     logits = torch.randn(7, VOCAB_SIZE, generator=torch.Generator().manual_seed(2))
     before = logits.clone()
     builder = TreeBuilder(PROMPT[-1])
@@ -194,7 +190,7 @@ def test_penalties_count_the_output_alone() -> None:
     assert scores[3].tolist() == [0, 0, 0, -0.75, -0.75, 0]
 
 
-def test_a_model_that_answers_nan_is_not_believed(checkpoint_folder: Callable[[str], Path]) -> None:
+def test_a_model_that_answers_nan_is_refused(checkpoint_folder: Callable[[str], Path]) -> None:
     engine = Engine.from_pretrained(str(checkpoint_folder("llama")), device="cpu")
     head = engine.checkpoint.model.model.get_output_embeddings()
     weight = head.weight.detach().clone()
@@ -204,103 +200,3 @@ def test_a_model_that_answers_nan_is_not_believed(checkpoint_folder: Callable[[s
     assert engine.is_idle
     head.weight.data.copy_(weight)
     assert len(engine.generate([3, 4, 5], max_new_tokens=4).token_ids) == 4
-
-
-# Distribution: a model with so few tokens that the probabilities of all pairs of tokens are known.
-
-SMALL_VOCAB = 9
-SMALL_PROMPT = [3, 7, 5]
-NUM_SEEDS = 4000
-DRAWN = {"plain": Sampling(temperature=1.0), "warped": Sampling(temperature=0.8, top_k=6, top_p=0.95)}
-
-
-class SmallModel:
-    """Logits of a tiny model for the first new token and, after each of its values, for the second."""
-
-    def __init__(self, folder: Path):
-        save_checkpoint(folder, "llama", seed=4, vocab_size=SMALL_VOCAB)
-        self.engine = Engine.from_pretrained(str(folder), device="cpu")
-        reference = load_reference(folder)
-        builder = TreeBuilder(SMALL_PROMPT[-1])
-        for token in range(SMALL_VOCAB):
-            builder.add(token, 0)
-        self.tree: TokenTree = builder.build()
-        texts = [SMALL_PROMPT, *([*SMALL_PROMPT, token] for token in range(SMALL_VOCAB))]
-        with torch.inference_mode():
-            self.logits = torch.stack([reference(torch.tensor([text])).logits[0, -1] for text in texts])
-
-    def sampler(self, sampling: Sampling) -> Sampler:
-        complete = sampling.with_defaults(self.engine.checkpoint.generation)
-        return Sampler(complete, len(SMALL_PROMPT), [EOS], SMALL_VOCAB, "cpu")
-
-    def probabilities(self, sampling: Sampling) -> np.ndarray:
-        """[V, V] of the first two tokens."""
-        scores = self.sampler(dataclasses.replace(sampling, seed=0)).scores(self.logits, self.tree, SMALL_PROMPT)
-        each = scores.double().softmax(dim=-1)
-        return (each[0][:, None] * each[1:]).numpy()
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
-    return SmallModel(tmp_path_factory.mktemp("small"))
-
-
-def chi_square_p(counts: np.ndarray, probabilities: np.ndarray) -> float:
-    """p-value of Pearson's test; cells that are expected fewer than five times are taken together."""
-    expected = probabilities * counts.sum()
-    often = expected >= 5
-    rare = expected[~often].sum()
-    if not rare:
-        return 0.0 if counts[~often].any() else stats.chisquare(counts[often], expected[often]).pvalue
-    observed = np.append(counts[often], counts[~often].sum())
-    return float(stats.chisquare(observed, np.append(expected[often], rare)).pvalue)
-
-
-def count_pairs(pairs: list[list[int]]) -> np.ndarray:
-    counts = np.zeros((SMALL_VOCAB, SMALL_VOCAB))
-    for (first, second), count in Counter(map(tuple, pairs)).items():
-        counts[first, second] = count
-    return counts
-
-
-def draw(small: SmallModel, sampling: Sampling, num_seeds: int) -> list[list[int]]:
-    """The first two tokens for each seed: a draft of every first token is verified."""
-    pairs = []
-    for seed in range(num_seeds):
-        sampler = small.sampler(dataclasses.replace(sampling, seed=seed))
-        pairs.append(verify(small.tree, sampler.answers(small.logits, small.tree, SMALL_PROMPT).targets).tokens)
-    return pairs
-
-
-@pytest.mark.parametrize("name", DRAWN)
-def test_pairs_of_tokens_have_their_exact_probabilities(name: str, small: SmallModel) -> None:
-    probabilities = small.probabilities(DRAWN[name])
-    assert probabilities.sum() == pytest.approx(1.0)
-    assert (probabilities * NUM_SEEDS >= 5).sum() >= 12, "too few cells to show anything"
-    assert chi_square_p(count_pairs(draw(small, DRAWN[name], NUM_SEEDS)), probabilities) > 1e-4
-
-
-@pytest.mark.parametrize("how", [Autoregressive(), Lookahead(3, 3, 4)], ids=name_of)
-def test_the_engine_draws_the_same(how, small: SmallModel) -> None:
-    """By either method, seed by seed, what the sampler draws from the exact logits."""
-    sampling, stop, num_seeds = DRAWN["plain"], Stopping(2, ignore_eos=True), 300
-    pairs = []
-    for seed in range(num_seeds):
-        seeded = dataclasses.replace(sampling, seed=seed)
-        pairs.append(small.engine.generate(SMALL_PROMPT, decode=how, sampling=seeded, stopping=stop).token_ids)
-    assert pairs == draw(small, sampling, num_seeds)
-    assert chi_square_p(count_pairs(pairs), small.probabilities(sampling)) > 1e-4
-
-
-@pytest.mark.parametrize("bias", ["colder", "correlated"])
-def test_a_biased_sampler_is_found_out(bias: str, small: SmallModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same test rejects noise that is a little too small, and noise that both positions share."""
-
-    def biased(seed: int, position: int, vocab_size: int, device: str) -> torch.Tensor:
-        if bias == "colder":
-            return 0.8 * gumbel(seed, position, vocab_size, device)
-        return gumbel(seed, 0, vocab_size, device)
-
-    monkeypatch.setattr("lp.sampling.noise.gumbel", biased)
-    pairs = draw(small, DRAWN["plain"], NUM_SEEDS)
-    assert chi_square_p(count_pairs(pairs), small.probabilities(DRAWN["plain"])) < 1e-6

@@ -24,7 +24,7 @@ def test_against_a_full_sort(vocab_size: int, num_tokens: int, spread: int) -> N
 
 
 @pytest.mark.parametrize("vocab_size", [9, 20 * BLOCK + 7])
-def test_rows_with_a_nan_are_named(vocab_size: int) -> None:
+def test_rows_with_a_nan_are_marked(vocab_size: int) -> None:
     scores = torch.zeros(4, vocab_size)
     scores[1, 0] = scores[2, -1] = float("nan")
     scores[3, 3] = float("inf")
@@ -33,8 +33,8 @@ def test_rows_with_a_nan_are_named(vocab_size: int) -> None:
 
 @pytest.mark.parametrize("vocab_size", [65, 64 * STRIDED_BLOCK, 100 * STRIDED_BLOCK + 9])
 @pytest.mark.parametrize("spread", [3, 100_000])
-def test_a_shortlist_holds_the_best(vocab_size: int, spread: int) -> None:
-    """Few different scores: many that are equal; many: none."""
+def test_top_tokens_are_the_best(vocab_size: int, spread: int) -> None:
+    """A small spread gives many equal scores, a large one hardly any."""
     scores = torch.randint(spread, (17, vocab_size), generator=torch.Generator().manual_seed(vocab_size)).float()
     found = top_tokens(scores, 64)
     assert (found.tokens.diff(dim=1) > 0).all()
@@ -45,7 +45,7 @@ def test_a_shortlist_holds_the_best(vocab_size: int, spread: int) -> None:
     assert torch.equal(found.beyond[:, 0], found.values.amin(dim=1))
 
 
-def test_a_nan_is_on_the_shortlist() -> None:
+def test_a_nan_is_among_the_top_tokens() -> None:
     scores = torch.randn(2, 5000)
     scores[1, 4321] = float("nan")
     assert top_tokens(scores, 64).beyond.isnan()[:, 0].tolist() == [False, True]

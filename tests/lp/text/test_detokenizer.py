@@ -1,4 +1,4 @@
-"""Text comes as whole characters, and all of it is the tokenizer's own decoding."""
+"""Text comes in whole characters, and all of it together is the tokenizer's own decoding."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def either(
 
 
 def build_byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
-    """As Llama 2 has it: ▁ is a space, what has no piece is written in bytes, a text loses the space it begins with."""
+    """A tokenizer like Llama 2's: ▁ is a space, unknown characters are written in bytes, a leading space is dropped."""
     words = ["hello", "world", "▁hello", "▁world"]
     parts = {word[:end] for word in words for end in range(2, len(word) + 1)}
     merges = [(part[:-1], part[-1]) for part in sorted(parts, key=len)]
@@ -64,7 +64,7 @@ def ids(tokenizer: PreTrainedTokenizerFast, *pieces: str) -> list[int]:
 
 
 def pieces(tokenizer: PreTrainedTokenizerFast, tokens: list[int], prompt: Sequence[int] = ()) -> list[str]:
-    """What each token adds, and what the end adds."""
+    """The text that each token adds, and then the text that the end adds."""
     detokenizer = Detokenizer(tokenizer, prompt)
     return [detokenizer.push(token) for token in tokens] + [detokenizer.flush()]
 
@@ -114,15 +114,15 @@ def test_special_tokens_have_no_text(tokenizer: PreTrainedTokenizerFast) -> None
 
 @pytest.mark.parametrize("seed", range(30))
 def test_random_tokens_give_what_the_tokenizer_decodes(tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
-    """Mostly broken bytes, as a model with random weights writes them."""
+    """Random tokens are mostly broken bytes, as a model with random weights writes them."""
     rng = random.Random(seed)
     tokens = [rng.randrange(VOCAB_SIZE) for _ in range(200)]
     assert "".join(pieces(tokenizer, tokens)) == tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_any_tokens_have_a_text_that_is_not_held_back(fallback: PreTrainedTokenizerFast, seed: int) -> None:
-    """Byte runs of which no prefix is valid, which tokenizers' own DecodeStream refuses with an exception."""
+def test_text_of_any_tokens_is_given_out(fallback: PreTrainedTokenizerFast, seed: int) -> None:
+    """Among them are runs of bytes without a valid prefix, for which tokenizers' DecodeStream raises an exception."""
     rng = random.Random(seed)
     tokens = [rng.randrange(len(fallback) + 20) for _ in range(200)]
     prompt = [rng.randrange(len(fallback) + 20) for _ in range(rng.randrange(40))]
@@ -133,7 +133,7 @@ def test_any_tokens_have_a_text_that_is_not_held_back(fallback: PreTrainedTokeni
     assert "".join(pieces(fallback, broken, prompt)[:-1]) == REPLACEMENT * 97
 
 
-def test_a_wrong_byte_does_not_take_back_what_is_out(fallback: PreTrainedTokenizerFast) -> None:
+def test_a_wrong_byte_does_not_change_text_that_was_given_out(fallback: PreTrainedTokenizerFast) -> None:
     smile = ids(fallback, "<0xF0>", "<0x9F>", "<0x98>", "<0x80>")
     wrong, x = ids(fallback, "<0xFF>", "x")
     whole = ["", "", "", "😀"]
@@ -144,7 +144,7 @@ def test_a_wrong_byte_does_not_take_back_what_is_out(fallback: PreTrainedTokeniz
 
 @pytest.mark.parametrize("seed", range(10))
 def test_valid_text_is_what_the_tokenizer_decodes(either: PreTrainedTokenizerFast, seed: int) -> None:
-    """Cut anywhere between two characters into a prompt and what it is followed by."""
+    """The text is cut between two characters into a prompt and its continuation."""
     rng = random.Random(seed)
     text = "".join(rng.choice(["hello", " ", "x", "\n", "é", "界", "数", "你", "😀", "👩‍👧"]) for _ in range(80))
     tokens = either.encode(text)
@@ -158,7 +158,7 @@ def test_valid_text_is_what_the_tokenizer_decodes(either: PreTrainedTokenizerFas
 
 
 def test_characters_that_never_end_with_a_token_are_not_held_back() -> None:
-    """As in vocabularies that join the end of a character to the start of the next."""
+    """Some vocabularies have tokens that join the end of a character to the start of the next."""
     char = "".join(bytes_to_unicode()[byte] for byte in "ก".encode())
     vocabulary = {char[:2]: 0, char[2:] + char[:2]: 1, char[2:]: 2}
     backend = Tokenizer(models.BPE(vocabulary, []))

@@ -1,4 +1,4 @@
-"""Where a text ends: at the right token and character, wherever steps and tokens begin and end."""
+"""A text ends at the right token and character, wherever steps and tokens begin and end."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ def run(
 
 
 def each(tokens: list[int]) -> list[list[int]]:
+    """Each token as a block of its own."""
     return [[token] for token in tokens]
 
 
-def test_end_of_sequence_ends_it_and_has_no_text(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_end_of_sequence_ends_a_text_and_has_no_text(tokenizer: PreTrainedTokenizerFast) -> None:
     word = tokenizer.encode("one two")
     kept, texts, reason = run(tokenizer, [[*word, EOS, *word]], Stopping())
     assert (kept, "".join(texts), reason) == ([*word, EOS], "one two", "stop")
@@ -55,7 +56,7 @@ def test_end_of_sequence_can_be_ignored(tokenizer: PreTrainedTokenizerFast) -> N
     assert (kept, "".join(texts), reason) == ([*word, EOS, *word], "oneone", None)
 
 
-def test_a_stop_token_ends_it_in_mid_block(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_stop_token_ends_a_text_inside_a_block(tokenizer: PreTrainedTokenizerFast) -> None:
     a, b, c = (tokenizer.encode(letter)[0] for letter in "abc")
     kept, texts, reason = run(tokenizer, [[a, b, c, a]], Stopping(stop_token_ids=[c], ignore_eos=True))
     assert (kept, "".join(texts), reason) == ([a, b, c], "ab", "stop")
@@ -81,7 +82,7 @@ def test_a_stop_string_over_several_tokens_and_blocks(tokenizer: PreTrainedToken
     assert kept == tokens[:7], "the token that completes the stop string is the last"
 
 
-def test_what_may_become_a_stop_string_is_held_back(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_beginning_of_a_stop_string_is_held_back(tokenizer: PreTrainedTokenizerFast) -> None:
     tokens = [tokenizer.encode(letter)[0] for letter in "aENDx"]
     assert run(tokenizer, each(tokens), Stopping(stop=["ENDE"]))[1] == ["a", "", "", "", "ENDx", ""]
     assert run(tokenizer, each(tokens[:3]), Stopping(stop=["END"]))[1] == ["a", "", "", "EN"], "given out at the end"
@@ -92,19 +93,19 @@ def test_a_stop_string_that_overlaps_its_own_beginning(tokenizer: PreTrainedToke
     assert "".join(run(tokenizer, each(tokens), Stopping(stop=["aabX"]))[1]) == "aab"
 
 
-def test_of_several_stop_strings_the_first_in_the_text_ends_it(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_first_of_several_stop_strings_ends_a_text(tokenizer: PreTrainedTokenizerFast) -> None:
     tokens = [tokenizer.encode(letter)[0] for letter in "one, two; three"]
     for stop in ([";", ","], [",", ";"], [", two;", ","]):
         assert "".join(run(tokenizer, [tokens], Stopping(stop=stop))[1]) == "one"
 
 
-def test_of_several_stop_strings_inside_one_token_the_first_ends_it(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_first_of_several_stop_strings_inside_one_token_ends_a_text(tokenizer: PreTrainedTokenizerFast) -> None:
     words = {token: tokenizer.decode([token]) for token in range(2, VOCAB_SIZE)}
     token, word = next((token, word) for token, word in words.items() if len(set(word)) == len(word) >= 3)
     assert "".join(run(tokenizer, [[token]], Stopping(stop=[word[2:], word[1:2]]))[1]) == word[0]
 
 
-def test_a_stop_string_of_broken_characters_in_the_middle(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_stop_string_among_characters_of_several_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
     tokens = tokenizer.encode("x👩é你")
     assert "".join(run(tokenizer, each(tokens), Stopping(stop=["é"]))[1]) == "x👩"
 
@@ -145,7 +146,7 @@ def test_settings_out_of_range_are_named(stopping: Stopping, message: str) -> No
         stopping.check(VOCAB_SIZE)
 
 
-def test_stop_strings_end_the_engines_text_whatever_the_block(llama: Engine) -> None:
+def test_stop_strings_end_the_engines_text_whatever_the_step(llama: Engine) -> None:
     prompt = list(range(2, 40)) * 2
     whole = llama.generate(prompt, sampling=Sampling(temperature=0.0), stopping=Stopping(60, ignore_eos=True))
     for start in (0, 5, 12, len(whole.text) - 4):

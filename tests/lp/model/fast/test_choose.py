@@ -1,4 +1,4 @@
-"""Compiled forwards give the model's own logits; what cannot be compiled or is corrupt does no harm."""
+"""Compiled forwards give the model's own logits; a failure to compile and a corrupt file do no harm."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.lp.test_lossless import GREEDY, NUM_TOKENS, make_prompt
 from tests.lp.test_tree import random_tree
 from tests.models import SLIDING_WINDOW, VOCAB_SIZE
 
+# llama has full attention; gemma2 has sliding windows in some layers, and a softcap.
 ARCHITECTURES = ["llama", "gemma2"]
-"""Full attention; layers with and without a window, with bounded scores."""
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all workers of a test run: compiling takes long."""
+    """The folder for compiled code, shared by all workers of a test run, as compiling takes long."""
     folder = tmp_path_factory.getbasetemp().parent / "compiled"
     folder.mkdir(exist_ok=True)
     return folder
@@ -58,7 +58,9 @@ def test_trees_get_the_models_own_logits(
         cache.keep(tree.path(num_rows - 1))
 
 
-def test_text_is_what_it_is_without(load_plain: Callable[[str], CausalModel], llama: Engine, kept: Path) -> None:
+def test_text_is_the_same_as_without_compiling(
+    load_plain: Callable[[str], CausalModel], llama: Engine, kept: Path
+) -> None:
     model = load_plain("llama")
     make_fast(model, CompileMode.on, kept)
     fast = Engine(llama.checkpoint, SingleDevice(model))
@@ -72,7 +74,7 @@ def test_text_is_what_it_is_without(load_plain: Callable[[str], CausalModel], ll
             assert results[0].token_ids == results[1].token_ids
 
 
-def test_it_is_compiled_once(
+def test_a_model_is_compiled_once(
     load_plain: Callable[[str], CausalModel], kept: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_fast(load_plain("llama"), CompileMode.on, kept)
@@ -81,7 +83,7 @@ def test_it_is_compiled_once(
     assert "compiling" not in caplog.text
 
 
-def test_what_is_corrupt_or_of_another_model_is_compiled_anew(
+def test_corrupt_files_and_those_of_another_model_are_compiled_anew(
     load_plain: Callable[[str], CausalModel], kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -96,7 +98,7 @@ def test_what_is_corrupt_or_of_another_model_is_compiled_anew(
     with torch.no_grad():
         model.model.lm_head.weight.mul_(-1)  # pyright: ignore[reportAttributeAccessIssue]
     make_fast(model, CompileMode.on, tmp_path)
-    assert model.fast is not None  # so it has been compared with the model
+    assert model.fast is not None  # so its logits were compared with the model's
     assert next(of_another.glob("*.so")).name != before
     assert "is corrupt" in caplog.text
 
@@ -105,7 +107,7 @@ def fail(*arguments: object) -> None:
     raise RuntimeError("the compiler\nis out of order")
 
 
-def test_a_failure_is_said_and_does_no_harm(
+def test_a_failure_is_logged_and_does_no_harm(
     load_plain: Callable[[str], CausalModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip

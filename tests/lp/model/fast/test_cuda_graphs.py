@@ -1,4 +1,4 @@
-"""Graphs of the forward, with the GPU's capture replaced by running anew: ladder, padding, caches."""
+"""The forward's graphs: ladder, padding and caches. In place of a GPU's replay the function is run again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LADDER = (1, 2, 4, 8, 32)
 
 
 class Recorder:
-    """Captures by remembering what to run."""
+    """Stands for the capture on a GPU: a replay runs the function again."""
 
     def __init__(self) -> None:
         self.num_captured = 0
@@ -68,7 +68,7 @@ def test_padded_trees_get_the_models_own_logits(captured: SingleDevice) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_text_is_what_it_is_without(
+def test_text_is_the_same_as_without_graphs(
     temperature: float, captured: SingleDevice, llama: Engine, recorder: Recorder
 ) -> None:
     engine, sampling = Engine(llama.checkpoint, captured), Sampling(temperature=temperature, seed=3)
@@ -78,7 +78,9 @@ def test_text_is_what_it_is_without(
     assert recorder.num_captured <= len(LADDER)
 
 
-def test_a_cache_that_grows_gets_new_graphs_and_old_ones_go(captured: SingleDevice, recorder: Recorder) -> None:
+def test_a_cache_that_grows_gets_new_graphs_and_old_ones_are_dropped(
+    captured: SingleDevice, recorder: Recorder
+) -> None:
     model, rng = captured.model, np.random.default_rng(0)
     assert model.fast is not None
     caches = [model.make_cache(1) for _ in range(MOST_CACHES + 1)]
