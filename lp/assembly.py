@@ -1,7 +1,7 @@
-"""What an engine is assembled from: its settings, and the place of its rank among the ranks of a run.
+"""What an engine is assembled from: its settings, and its rank's place among the ranks of a run.
 
-`Engine.assemble` is the only function that puts an engine together. What differs between a single device, a rank under
-torchrun and a rank under a supervisor is its `Place`. Knows nothing of how ranks talk to each other.
+`Engine.assemble` is the only function that puts an engine together. A single device, a rank under torchrun and a rank
+under a supervisor differ only in the `Place` that they pass to it. Knows nothing of how ranks communicate.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from lp.step_cost import StepTimes
 
 @dataclass
 class EngineSettings:
-    """model: which one, and how it is held. decode: for requests that do not choose; None is `Auto`. sampling: what
-    holds where a request leaves it open. attention: how it is computed. limits: the most that a request may ask for.
-    step_times: where the step times that decode=auto chooses by come from.
+    """The settings of an engine.
+
+    model: the checkpoint, its dtype and its device. decode: the method for requests that choose none; None is `Auto`.
+    sampling: defaults for what a request leaves open. attention: how attention is computed. limits: the most that a
+    request may ask for. step_times: where decode=auto gets its step times from.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -41,8 +43,8 @@ class Place(Protocol):
     """A rank's place among the ranks of a run.
 
     reader: reads the weights that this rank holds; None reads all of them. fingerprints: whether the ranks compare
-    checksums of their state in every step. mode: JSON values that tell this way of running the model from others, for
-    the file in which step times are kept. tell: gives every rank the JSON value of rank 0.
+    checksums of their state in every step. mode: a JSON value that names this way of running the model; step times are
+    stored separately for each mode. tell: gives every rank the JSON value of rank 0.
     """
 
     @property
@@ -58,11 +60,11 @@ class Place(Protocol):
     def tell(self) -> Tell: ...
 
     def on_loaded(self, checkpoint: Checkpoint, /) -> None:
-        """Called once the weights are there, before anything is computed with them but the check at load."""
+        """Called once the weights are loaded and checked, before `runner`."""
         ...
 
     def runner(self, model: CausalModel, prefill_chunk: int) -> Runner:
-        """Meets the other ranks, if there are any; the runner that all of them decode with."""
+        """Meets the other ranks, if there are any, and makes the runner that this rank decodes with."""
         ...
 
 
@@ -86,10 +88,10 @@ class Alone:
 def find_step_times(
     request_builder: RequestBuilder, source: StepTimesSource, model: CausalModel, runner: Runner, mode: Any, tell: Tell
 ) -> StepTimes | None:
-    """Step times of the runner, the same on all ranks, which all call this before they serve.
+    """The runner's step times, the same on all ranks. All ranks must call this before they serve.
 
-    None unless requests that do not choose a decoding method need them: those of decode=auto without a fixed number of
-    rows. mode, tell: see `Place`.
+    Returns None if the default decoding method does not need them: only decode=auto does, and only without a fixed
+    number of rows. mode, tell: see `Place`.
     """
     decode = request_builder.decode
     if not isinstance(decode, Auto) or decode.rows:

@@ -1,7 +1,7 @@
-"""The engine: requests in, token streams out. It knows nothing of HTTP, of configuration files or of ranks.
+"""The engine: it takes requests and yields their tokens. It knows nothing of HTTP, configuration files or ranks.
 
-Its loop is `step`: schedule, plan, run, commit. Given the same requests in the same order, every rank that runs an
-engine goes through the same states.
+Its loop is `step`: schedule, plan, run, commit. Given the same requests in the same order, the engines of all ranks go
+through the same states.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ NOT_A_NUMBER = "the model answered with something that is not a number (NaN); tr
 
 @dataclass
 class Batch:
-    """Generations whose steps are under way together. answers: of each step, once they have been waited for."""
+    """Generations whose steps were started together.
+
+    answers: one for each generation; None until the runner has finished the batch.
+    """
 
     generations: list[Generation]
     answers: list[Answers] | None = None
 
     def remove(self, generation: Generation) -> None:
-        """Takes out a generation whose answers are there and are not wanted any more."""
+        """Removes a generation and its answers, which must be there already."""
         assert self.answers is not None
         at = self.generations.index(generation)
         del self.generations[at], self.answers[at]
@@ -47,7 +50,7 @@ class Batch:
 class Engine:
     """Serves requests on a runner.
 
-    Python's face is `generate` and `stream`; a server drives `submit`, `cancel` and `step`.
+    Python programs call `generate` and `stream`; a server drives `submit`, `cancel` and `step`.
     """
 
     def __init__(
@@ -58,8 +61,8 @@ class Engine:
         fingerprints: bool = False,
         step_times: StepTimes | None = None,
     ):
-        """fingerprints: give every step a checksum of the decoder's state, for ranks to compare. step_times: those of
-        the runner, the same on all ranks; None where they are not known.
+        """fingerprints: whether every step carries a checksum of its generation's state, which ranks compare.
+        step_times: the runner's, the same on all ranks; None if they are not known.
         """
         self.checkpoint = checkpoint
         self.runner = runner or SingleDevice(checkpoint.model)
@@ -72,10 +75,10 @@ class Engine:
 
     @classmethod
     def assemble(cls, settings: EngineSettings, place: Place | None = None) -> Engine:
-        """Reads the weights, meets the other ranks, measures step times where they are needed.
+        """Reads the weights, meets the other ranks, and measures step times if they are needed.
 
-        place: where this rank stands among others; None is a single device by itself. Raises ValueError with a message
-        for the user, and whatever the place raises where ranks do not meet.
+        place: this rank's place among the ranks of a run; None is a single device. Raises ValueError with a message for
+        the user, and whatever the place raises if the ranks do not meet.
         """
         place = place or Alone()
         checkpoint = load(settings.model, settings.attention.kind, place.reader)
@@ -98,7 +101,7 @@ class Engine:
     ) -> Engine:
         """An engine on one device. Raises ValueError with a message for the user if the checkpoint cannot be used.
 
-        compile: see CompileMode. step_times: where the step times that decode=auto chooses by come from.
+        path: folder or hub id. compile: see CompileMode. step_times: see StepTimesSource.
         """
         model = ModelSettings(path=str(path), dtype=dtype, device=device, compile=CompileMode(compile))
         settings = EngineSettings(model, decode, limits=limits or DecodeLimits())
@@ -114,19 +117,19 @@ class Engine:
         return sum(1 for _ in self._generations())
 
     def _generations(self) -> Iterator[Generation]:
-        """All that are being served: those whose turn is to come, then those with a step under way."""
+        """All generations: first those that wait for their turn, then those with a step under way."""
         yield from self.scheduler
         for batch in self._under_way:
             yield from batch.generations
 
     def submit(self, request: Request) -> None:
-        """Takes a request in; its first step is the last in turn."""
+        """Adds a request. It takes its turn after all that are waiting."""
         generation = Generation(request, self.checkpoint, self.history)
         self.runner.open(generation.sequence)
         self.scheduler.add(generation)
 
     def cancel(self, request_id: str) -> Progress | None:
-        """Ends a request at once. None if it is not running (any more)."""
+        """Ends a request at once. Returns None if it is not running."""
         generation = next((found for found in self._generations() if found.sequence.id == request_id), None)
         if generation is None:
             return None
@@ -138,7 +141,7 @@ class Engine:
         return generation.cancelled()
 
     def _withdraw(self, generation: Generation) -> None:
-        """Takes out a generation with a step under way: its answers, and those of earlier batches, are waited for."""
+        """Removes a generation with a step under way, after waiting for its batch and all earlier ones."""
         for batch in list(self._under_way):
             if batch.answers is None:
                 batch.answers = self.runner.finish()
@@ -149,19 +152,19 @@ class Engine:
                 return
 
     def generated(self) -> dict[str, list[int]]:
-        """The tokens so far of every request that is running, by its id."""
+        """The tokens generated so far for every running request, by the request's id."""
         sequences = [generation.sequence for generation in self._generations()]
         return {sequence.id: sequence.tokens[sequence.prompt_length :] for sequence in sequences}
 
     def resume(
         self, runner: Runner, requests: Iterable[tuple[Request, list[int]]], step_times: StepTimes | None
     ) -> list[Progress]:
-        """Goes on from token ids alone, whatever was under way.
+        """Continues the given requests from their token ids, and drops all steps under way and all other requests.
 
-        runner: the one until now, or another that holds the same sequences. step_times: those of the runner, or of one
-        like it. requests: all that run from now on, with the tokens that they have. KV caches that the runner holds of
-        them are used. Other requests are dropped, and what was learnt about drafts is forgotten, so that engines with
-        different pasts become the same. Returns what each request has, from its first token on; it may be complete.
+        runner: the present one, or another that holds the same sequences; KV caches that it holds are used again.
+        requests: all that run from now on, each with the tokens generated so far. step_times: the runner's, or those of
+        a runner like it. What was learnt about drafts is forgotten, so that engines with different pasts reach the same
+        state. Returns for each request all of its output so far; a request may turn out to be complete.
         """
         held = {generation.sequence.id: generation.sequence for generation in self._generations()}
         self.runner.abandon()
@@ -174,7 +177,7 @@ class Engine:
         return replayed
 
     def _resume_one(self, request: Request, tokens: list[int], held: Sequence | None) -> Progress:
-        """held: the sequence as the runner knows it, if it does."""
+        """held: the sequence that the runner has open for this request; None if it has none."""
         generation = Generation(request, self.checkpoint, self.history, tokens)
         if held is None:
             self.runner.open(generation.sequence)
@@ -186,12 +189,12 @@ class Engine:
         return progress
 
     def step(self) -> list[Progress]:
-        """Brings the oldest batch of steps to its end, after setting as many under way as the runner takes."""
+        """Starts as many batches of steps as the runner takes, then finishes the oldest one."""
         while len(self._under_way) < self.runner.depth and (generations := self.scheduler.next_batch()):
             self.runner.start([self._plan(generation) for generation in generations])
-            self.scheduler.remove(generations)  # not before: if their start fails, they can still be cancelled
+            self.scheduler.remove(generations)  # after the start: if that fails, they can still be cancelled
             self._under_way.append(Batch(generations))
-        batch = self._under_way.popleft()  # if finishing it fails, there is nothing left to wait for
+        batch = self._under_way.popleft()  # before `finish`: if that fails, no answers will come
         answers = batch.answers or self.runner.finish()
         return [self._commit(generation, found) for generation, found in zip(batch.generations, answers, strict=True)]
 
@@ -203,7 +206,7 @@ class Engine:
         return StepInput(generation.sequence, tree, generation.decoder.num_candidates, fingerprint)
 
     def _commit(self, generation: Generation, answers: Answers) -> Progress:
-        """Takes what a step has yielded; a generation that goes on is last in turn again."""
+        """Adds what a step has yielded. A generation that continues takes its next turn after all others."""
         progress = generation.commit(answers)
         if progress.finish_reason:
             self.runner.close(generation.sequence)
@@ -223,7 +226,7 @@ class Engine:
         """Yields what each step adds. Closing the iterator cancels the request.
 
         max_new_tokens: used if `stopping` is not given; None is all the room in the context. Raises ValueError for
-        settings that cannot be used, FloatingPointError if the model answers with something that is not a number.
+        settings that cannot be used, and FloatingPointError if the model answers NaN.
         """
         stopping = stopping or Stopping(max_new_tokens=max_new_tokens)
         request = self.request_builder.build(prompt, decode, sampling, stopping)
@@ -236,7 +239,7 @@ class Engine:
             while True:
                 while not unread:
                     for progress in self.step():
-                        if progress.request_id in self._streams:  # another stream may have had its turn
+                        if progress.request_id in self._streams:  # it may belong to another stream
                             self._streams[progress.request_id].append(progress)
                 progress = unread.popleft()
                 if progress.finish_reason == "error":
@@ -257,7 +260,7 @@ class Engine:
         sampling: Sampling | None = None,
         stopping: Stopping | None = None,
     ) -> Completion:
-        """Like `stream`, all at once."""
+        """Like `stream`, but returns the whole output at the end."""
         completion = Completion()
         for progress in self.stream(
             prompt, max_new_tokens=max_new_tokens, decode=decode, sampling=sampling, stopping=stopping

@@ -1,6 +1,6 @@
-"""A request being served: its tokens, its text, its decoder and where it ends.
+"""A request that is being served: its tokens, its text, its decoder and its stop conditions.
 
-Knows nothing of runners, of other requests or of ranks.
+Knows nothing of runners, other requests or ranks.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from lp.verification import NOT_A_TOKEN, Accepted, Answers, Drafted
 
 
 class Generation:
-    """One request being served."""
+    """One request that is being served."""
 
     def __init__(self, request: Request, checkpoint: Checkpoint, history: DraftHistory, generated: Iterable[int] = ()):
-        """generated: tokens found earlier, of which drafts may be made as of the prompt; `replay` takes them in."""
+        """generated: tokens generated earlier, from which drafts may be made. Pass the same tokens to `replay` next."""
         sampling = request.sampling
         assert sampling.seed is not None and sampling.temperature is not None
         assert request.stopping.max_new_tokens is not None
@@ -40,34 +40,34 @@ class Generation:
         self.tree = chain([])  # the tree of the step under way
 
     def plan(self, room: int) -> TokenTree:
-        """The tree of the next step. room: positions that the model has after the sequence's last token."""
+        """Plans the next step's tree. room: positions that the model has after the sequence's last token."""
         self.stats.start_step()
         self.tree = self.decoder.plan(self.sequence.tokens, room, wanted=self.stop.num_left)
         return self.tree
 
     def commit(self, answers: Answers) -> Progress:
-        """Takes what the step has yielded."""
+        """Verifies the step's tree and adds the accepted tokens."""
         return self.absorb(answers, *self.decoder.commit(self.sequence.tokens, answers))
 
     def absorb(self, answers: Answers, accepted: Accepted, drafted: Drafted) -> Progress:
-        """Takes the accepted tokens, up to the one that ends the sequence."""
+        """Adds the accepted tokens, up to the one that ends the sequence."""
         tokens, reason = self._take(accepted.tokens)
         self.stats.end_step(len(self.tree), len(tokens), drafted)
         logprobs = _logprobs(answers, accepted.rows[: len(tokens)])
         return self._progress(tokens, logprobs, reason)
 
     def replay(self, tokens: Iterable[int]) -> Progress:
-        """Takes tokens that were found earlier, perhaps elsewhere."""
+        """Adds tokens that were generated earlier, perhaps on other ranks."""
         taken, reason = self._take(tokens)
         self.stats.tokens = len(taken)
         return self._progress(taken, None, reason)
 
     def _take(self, tokens: Iterable[int]) -> tuple[list[int], FinishReason | None]:
-        """Takes tokens up to the first that ends the sequence, or until there is none to take."""
+        """Adds tokens up to the first that ends the sequence."""
         taken: list[int] = []
         reason: FinishReason | None = None
         for token in tokens:
-            if token == NOT_A_TOKEN:  # every rank sees it, so every rank ends the sequence
+            if token == NOT_A_TOKEN:  # all ranks get the same answers, so all of them end the sequence
                 reason = "error"
                 break
             taken.append(token)
@@ -87,7 +87,7 @@ class Generation:
         return Progress(self.sequence.id, [], self.text.take(final=True), None, "cancelled", self.stats)
 
     def fingerprint(self) -> int:
-        """A checksum of all that this generation goes on from; the ranks' must be equal."""
+        """A checksum of the state on which all later tokens depend. It must be equal on all ranks."""
         state = self.sequence.id, self.sequence.tokens, self.sequence.sampling, self.decoder.fingerprint()
         return zlib.crc32(repr(state).encode())
 

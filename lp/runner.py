@@ -1,7 +1,7 @@
-"""The face of runners: they hold models and caches, and answer the token trees of the sequences that they have opened.
+"""The interface of runners. A runner holds the model and the KV caches, and computes the answers for token trees.
 
-Parallelism is a property of the runner alone: lp/single_device.py has the one for a single device, the package
-`parallel.runners` those for several ranks. No runner knows what a window or a draft is.
+Parallelism is a property of the runner alone: lp/single_device.py has the runner for a single device, and the package
+`parallel.runners` has those for several ranks. No runner knows what a window or a draft is.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from lp.verification import Answers
 class StepInput:
     """One step of one sequence.
 
-    sequence: one that the runner has opened. tree: the rows to answer; its root is the sequence's last token.
-    num_candidates: K, best tokens wanted for each row; 0 is the target alone. fingerprint: checksum of the decoder's
-    state where ranks are to compare theirs, else 0.
+    sequence: a sequence that the runner has opened. tree: the rows to answer; its root is the sequence's last token.
+    num_candidates: K, how many of the best tokens to return for each row; 0 is the target alone. fingerprint: checksum
+    of the sequence's and the decoder's state, for ranks to compare; 0 if they do not.
     """
 
     sequence: Sequence
@@ -32,10 +32,10 @@ class StepInput:
 
 
 class Runner(Protocol):
-    """Answers batches of steps, which are finished in the order in which they were started.
+    """Computes batches of steps. They are finished in the order in which they were started.
 
-    depth: batches that may be under way at the same time. num_parts: parts that a tree is split into. cache_bytes: size
-    of this rank's KV caches.
+    depth: most batches that may be under way at the same time. num_parts: number of parts that a tree is split into.
+    cache_bytes: size of this rank's KV caches.
     """
 
     depth: int
@@ -45,28 +45,28 @@ class Runner(Protocol):
     def cache_bytes(self) -> int: ...
 
     def open(self, sequence: Sequence) -> None:
-        """Takes a sequence in."""
+        """Makes a sequence known, so that steps of it can be started."""
         ...
 
     def start(self, steps: list[StepInput]) -> None:
-        """Sets a batch under way, each step of another sequence."""
+        """Starts a batch of steps, no two of the same sequence."""
         ...
 
     def finish(self) -> list[Answers]:
-        """Waits for the oldest batch under way; answers for every row of each step's tree."""
+        """Waits for the oldest batch under way. Returns the answers of each step, for every row of its tree."""
         ...
 
     def abandon(self) -> None:
-        """Forgets the batches under way, whose answers nobody wants any more."""
+        """Drops all batches under way; their answers are not needed."""
         ...
 
     def close(self, sequence: Sequence) -> None:
-        """Lets a sequence go that has no step under way."""
+        """Frees what is held of a sequence, which must have no step under way."""
         ...
 
 
 class ForwardRunner(ABC):
-    """A runner whose steps are over as soon as they are started: one `forward` each."""
+    """A runner that completes every step in `start`, by one call of `forward`."""
 
     depth = 1
     num_parts = 1
@@ -86,7 +86,7 @@ class ForwardRunner(ABC):
 
     @abstractmethod
     def forward(self, step: StepInput) -> Answers:
-        """Answers for every row of a step's tree."""
+        """Computes the answers for every row of a step's tree."""
 
     def start(self, steps: list[StepInput]) -> None:
         self._finished.append([self.forward(step) for step in steps])

@@ -1,6 +1,6 @@
-"""Decides whose steps come next. Requests take turns, one step in each batch, so that a long one starves nobody.
+"""Decides whose step comes next. Requests take turns, one step at a time, so that a long one starves nobody.
 
-The same requests in the same order give the same schedule on every rank: no decision looks at a clock.
+The same requests in the same order give the same schedule on every rank, as no decision depends on a clock.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Scheduler:
         return len(self._turns)
 
     def add(self, generation: Generation) -> None:
-        """Puts a generation last in turn."""
+        """Gives a generation the last turn."""
         self._turns.append(generation)
 
     def next_batch(self) -> list[Generation]:
-        """Those whose steps are to be started together; empty if nobody waits. They keep their turns until `remove`."""
+        """The generations whose steps to start together; none if nobody waits. They stay listed until `remove`."""
         return [self._turns[0]] if self._turns else []
 
     def remove(self, generations: Iterable[Generation]) -> None:
-        """Takes generations out: their steps have been started, or they have ended."""
+        """Removes generations whose steps have been started, or that have ended."""
         for generation in generations:
             self._turns.remove(generation)
 

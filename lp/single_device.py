@@ -1,4 +1,4 @@
-"""The runner of a single device: one model, and for every sequence a KV cache, a sampler and the rows computed last."""
+"""The runner of a single device. It holds one model and, for every sequence, a KV cache and a sampler."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from lp.verification import Answers
 class SequenceState:
     """What a device holds of one sequence.
 
-    cache: keys and values of the sequence's first tokens. last: the rows computed last, whose keys and values still
-    stand behind those.
+    cache: keys and values of the sequence's first tokens. last: the rows computed last; their keys and values lie in
+    the cache behind those of the sequence.
     """
 
     def __init__(self, cache: KVCache, sampler: Sampler):
@@ -27,16 +27,16 @@ class SequenceState:
 
     @staticmethod
     def begin(sequence: Sequence, model: CausalModel) -> SequenceState:
-        """An empty cache, with room for the sequence, and a sampler."""
+        """The state of a new sequence: an empty cache with room for it, and a sampler."""
         sampler = Sampler(sequence.sampling, sequence.prompt_length, model.eos, model.vocab_size, str(model.device))
         return SequenceState(model.make_cache(len(sequence.tokens) + 1), sampler)
 
     def keep_accepted(self, tokens: list[int]) -> None:
-        """Keeps the longest path of the rows computed last that became part of the sequence.
+        """Keeps the keys and values of the rows computed last that became part of the sequence, and drops the others.
 
-        The sequence's last token is never among them: its answer is what the next step is for.
+        The sequence's last token is never kept: it is the root of the next step's tree.
         """
-        if self.cache.length >= len(tokens):  # the sequence was resumed from an earlier token
+        if self.cache.length >= len(tokens):  # the sequence was resumed with fewer tokens than the cache holds
             self.cache.length, self.last = len(tokens) - 1, chain([])
         missing = tokens[self.cache.length : -1]
         start = [0] if len(self.last) else []
@@ -45,9 +45,9 @@ class SequenceState:
         self.last = chain([])
 
     def prefill(self, tokens: list[int], most_rows: int) -> Iterator[TokenTree]:
-        """What the cache lacks of the sequence, in parts that are to be computed one by one.
+        """Yields the tokens that the cache lacks as chains of `most_rows`; the caller computes each before the next.
 
-        It ends when at most `most_rows` tokens are left, which can be the trunk of a tree.
+        At most `most_rows` tokens are left at the end. They become the trunk of the step's tree.
         """
         self.keep_accepted(tokens)
         while len(trunk := tokens[self.cache.length : -1]) > most_rows:
@@ -55,7 +55,7 @@ class SequenceState:
             self.cache.keep(range(most_rows))
 
     def attach(self, tree: TokenTree, tokens: list[int]) -> TokenTree:
-        """Hangs the tree under the trunk that the cache still lacks; the result is what to compute last."""
+        """The tree under a trunk of the tokens that the cache still lacks: all rows of the step's last forward."""
         self.last = tree.under(tokens[self.cache.length : -1])
         return self.last
 
@@ -64,7 +64,7 @@ class SingleDevice(ForwardRunner):
     """One model on one device."""
 
     def __init__(self, model: CausalModel, prefill_chunk: int = 512):
-        """prefill_chunk: most rows of a prompt in one forward, which bounds the memory that attention needs."""
+        """prefill_chunk: most rows of a prompt in one forward; it bounds the memory that attention needs."""
         super().__init__()
         self.model = model
         self.prefill_chunk = prefill_chunk
@@ -78,7 +78,9 @@ class SingleDevice(ForwardRunner):
         self.states[sequence.id] = SequenceState.begin(sequence, self.model)
 
     def forward(self, step: StepInput) -> Answers:
-        """Feeds what the cache lacks of the sequence as a trunk: the prompt, or tokens that other ranks computed."""
+        """Computes a step's tree, and before it the tokens that the cache lacks: the prompt, or tokens that other
+        ranks have computed.
+        """
         tokens, state = step.sequence.tokens, self.states[step.sequence.id]
         for part in state.prefill(tokens, self.prefill_chunk):
             self.model.forward(part, state.cache, num_logits=1)

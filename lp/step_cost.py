@@ -1,7 +1,9 @@
-"""The time of a step by the rows of its tree: a property of the model, the machine and the mode.
+"""The seconds that a step takes, by the rows of its tree. They depend on the model, the machine and the mode.
 
-It is measured once (lp/calibration/measure.py). Decoders choose by it and never by the clock, as all ranks must choose
-alike.
+They are measured once (lp/calibration/measure.py). Decoders choose by them and never by the clock, as all ranks must
+choose alike.
+
+    P measured numbers of rows, M most rows of a tree
 """
 
 from __future__ import annotations
@@ -12,14 +14,16 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+# Depth of the trees that are measured: their rows form chains of this length under the root.
 DEPTH = 4
-"""Of the trees that are measured."""
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """rows: ascending numbers of rows. seconds: of a step with so many, in chains of DEPTH under a root; more rows
-    never count as faster. num_parts: that the step's tree is split into.
+    """A measured step-time curve.
+
+    rows: [P] ascending numbers of rows. seconds: [P] time of a step with as many rows; it never falls, as each time is
+    raised to the longest time of fewer rows. num_parts: number of parts that ranks split the step's tree into.
     """
 
     rows: tuple[int, ...]
@@ -30,20 +34,22 @@ class StepTimes:
         """Raises ValueError for figures that are no step times."""
         sizes = len(self.rows), len(self.seconds)
         if sizes[0] != sizes[1] or not sizes[0] or list(self.rows) != sorted(set(self.rows)) or self.rows[0] < 1:
-            raise ValueError(f"rows {self.rows} are not ascending, or not one for each of {sizes[1]} times")
+            raise ValueError(
+                f"rows {self.rows} must be ascending numbers above 0, one for each of the {sizes[1]} times"
+            )
         if self.num_parts < 1:
-            raise ValueError(f"{self.num_parts} parts are less than one")
+            raise ValueError(f"num_parts={self.num_parts} must be at least 1")
         if not all(0 < value < float("inf") for value in self.seconds):
-            raise ValueError(f"seconds {self.seconds} are not all above 0 and finite")
+            raise ValueError(f"seconds {self.seconds} must all be above 0 and finite")
         object.__setattr__(self, "seconds", tuple(accumulate(self.seconds, max)))
 
     @staticmethod
     def flat() -> StepTimes:
-        """Every step costs the same: what counts is tokens per step."""
+        """A curve on which every step costs the same, so that the tokens per step alone decide."""
         return StepTimes((1,), (1.0,))
 
     def at(self, num_rows: int) -> float:
-        """Seconds of a step of so many rows: between two measured numbers, and beyond the last, on a straight line."""
+        """Seconds of a step of `num_rows` rows, on a straight line between the measured points and beyond the last."""
         above = bisect_left(self.rows, num_rows)
         if len(self.rows) == 1 or above == 0:
             return self.seconds[0]
@@ -52,7 +58,7 @@ class StepTimes:
         return fast + (slow - fast) * (num_rows - low) / (high - low)
 
     def by_part(self) -> StepTimes:
-        """The same times, by the rows of the largest part."""
+        """The same times, by the rows of the largest part instead of the whole tree."""
         largest = {}
         for rows, seconds in zip(self.rows, self.seconds, strict=True):
             num_chains = -(-(rows - 1) // DEPTH)
@@ -60,7 +66,7 @@ class StepTimes:
         return StepTimes(tuple(largest), tuple(largest.values()))
 
     def table(self, most_rows: int) -> Sequence[float]:
-        """Seconds for 0 to `most_rows` rows."""
+        """[M + 1] seconds of steps with 0, 1, ... `most_rows` rows."""
         return [self.at(num_rows) for num_rows in range(most_rows + 1)]
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,10 +83,11 @@ class StepTimes:
 
 
 class StepCost:
-    """A step-time curve, laid out for quick questions.
+    """A step-time curve as tables for fast lookup.
 
-    most_rows: of a tree. seconds: [L] of a step whose largest part has 0 to `most_rows` rows. slopes: [L] the least
-    that each further row costs, whatever their number.
+    most_rows: M, most rows of a tree. num_parts: number of parts that a tree is split into. seconds: [M + 1]
+    seconds[n] is the time of a step whose largest part has n rows. slopes: [M + 1] slopes[n] is a lower bound of what
+    each further row costs, in seconds, however many are added to n; infinite for n = M.
     """
 
     def __init__(self, times: StepTimes, most_rows: int):
@@ -96,7 +103,10 @@ class StepCost:
         ]
 
     def largest_part(self, num_rows: int, depth: int) -> int:
-        """Of a tree, about: a path cannot be split, and parts repeat the beginnings of their paths."""
+        """About the number of rows of the largest part of a tree.
+
+        A path cannot be split, and parts repeat the beginnings of their paths.
+        """
         if self.num_parts == 1:
             return num_rows
         repeated = (self.num_parts - 1) * depth // 2

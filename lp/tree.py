@@ -1,8 +1,8 @@
-"""The token tree: everything one decoding step computes, hung under the sequence's last known tokens.
+"""The token tree: all rows that one decoding step computes.
 
-Knows nothing of where its nodes came from (window, drafts, trunk) or of who computes them.
+Knows nothing of where its rows came from (window, drafts, trunk) or of which rank computes them.
 
-    R rows of a tree: row 0 is the root, parents come before their children
+    R rows of a tree; row 0 is the root, and parents come before their children
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
+# The parent of row 0, which follows the cached prefix.
 PREFIX = -1
-"""Parent of a row that hangs directly under the cached prefix."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class TokenTree:
     tokens: [R] int64 token ids.
     parents: [R] int64 row of each parent, `PREFIX` for the first row; `parents[i] < i`.
     depths: [R] int64 distance from the first row, which has depth 0.
-    greedy: [R] bool, rows to be answered as greedy decoding would whatever the sampling; None is none of them.
+    greedy: [R] bool, rows answered as in greedy decoding even under sampling; None if there are none.
     """
 
     tokens: np.ndarray
@@ -37,7 +37,7 @@ class TokenTree:
 
     @cached_property
     def children(self) -> list[list[int]]:
-        """[R] lists of rows."""
+        """[R] lists: the children of each row."""
         children: list[list[int]] = [[] for _ in range(len(self))]
         for row, parent in enumerate(self.parents.tolist()):
             if parent != PREFIX:
@@ -64,7 +64,7 @@ class TokenTree:
         return rows[::-1]
 
     def take(self, rows: Sequence[int]) -> TokenTree:
-        """The sub-tree of ascending `rows`, which must hold every ancestor of each of them."""
+        """The sub-tree of ascending `rows`, which must contain all ancestors of each row."""
         index = np.asarray(rows)
         new_row = np.full(len(self) + 1, PREFIX)  # the last entry answers for PREFIX itself
         new_row[index] = np.arange(len(index))
@@ -74,7 +74,9 @@ class TokenTree:
         return TokenTree(self.tokens[index], parents, self.depths[index], greedy)
 
     def under(self, trunk: Sequence[int]) -> TokenTree:
-        """This tree hung under a chain of tokens, none of them greedy, that the sequence has but a cache lacks."""
+        """This tree under a chain of the `trunk` tokens, which the sequence has and a cache lacks. No trunk row is
+        greedy.
+        """
         if not trunk:
             return self
         num_trunk = len(trunk)
@@ -87,7 +89,7 @@ class TokenTree:
 
 
 def chain(tokens: Sequence[int]) -> TokenTree:
-    """A tree without branches: prefill, or a trunk by itself."""
+    """A tree without branches, such as a chunk of a prompt."""
     num_rows = len(tokens)
     return TokenTree(np.asarray(tokens, dtype=np.int64), np.arange(-1, num_rows - 1), np.arange(num_rows))
 
@@ -108,7 +110,7 @@ class TreeBuilder:
         return len(self.tokens) - 1
 
     def extend(self, tokens: Sequence[int], parents: Sequence[int], depths: Sequence[int]) -> range:
-        """Adds rows of which all is known and returns their numbers."""
+        """Adds rows whose parents and depths are known and returns their numbers."""
         first = len(self.tokens)
         self.tokens += tokens
         self.parents += parents
@@ -116,7 +118,7 @@ class TreeBuilder:
         return range(first, len(self.tokens))
 
     def build(self, greedy_from: int | None = None) -> TokenTree:
-        """greedy_from: this row and those after it are quiet."""
+        """greedy_from: all rows from this one on are greedy (see TokenTree); None is none."""
         tokens, parents, depths = np.array(self.tokens), np.array(self.parents), np.array(self.depths)
         return TokenTree(
             tokens, parents, depths, None if greedy_from is None else np.arange(len(tokens)) >= greedy_from
@@ -124,10 +126,11 @@ class TreeBuilder:
 
 
 def descend(tree: TokenTree, start: Iterable[int], next_token: Callable[[int, int], int | None]) -> list[list[int]]:
-    """Follows the tree as far as its tokens agree with `next_token(step, row)`; None stops.
+    """Walks down the tree from the rows `start` as long as its tokens agree with `next_token`.
 
-    Rows that stand for the same path (a window cell and a draft, say) are followed together. Returns, for every
-    level reached, the rows that agree; they all have the same path of tokens.
+    next_token(level, row): the token wanted at a level (from 0), where `row` is a row of the level before (0 at first);
+    None stops. Rows with the same path of tokens, such as a window cell and a draft, are followed together. Returns
+    for every level reached the rows that agree.
     """
     levels: list[list[int]] = []
     tokens, children, candidates = tree.tokens.tolist(), tree.children, list(start)

@@ -1,5 +1,8 @@
-"""Verification: which of a tree's nodes turned out right. Greedy decoding and sampling share it, as targets are
-deterministic in both (docs/design.md, "Sampling"). Knows nothing of models or ranks.
+"""Verification finds the rows of a tree that the model's answers confirm. Knows nothing of models or ranks.
+
+Greedy decoding and sampling share it, as targets are deterministic in both (docs/design.md, "Sampling").
+
+    R rows of a tree, K candidates of a row, T alternatives of a row with log-probabilities
 """
 
 from __future__ import annotations
@@ -12,15 +15,15 @@ import numpy as np
 
 from lp.tree import TokenTree, descend
 
+# The target of a row whose logits are NaN.
 NOT_A_TOKEN = -1
-"""The target of a row whose logits are not numbers."""
 
 
 class Accepted(NamedTuple):
     """What a step yields.
 
-    tokens: at least one; the last is the bonus token, which no row has computed yet.
-    rows: for each token, the row whose target it is (row 0, the root, first).
+    tokens: at least one. The last is the bonus token: it was in no row of the tree.
+    rows: for each token, the row whose target it is; the first is row 0, the root.
     drafted: for each token but the last, all rows that had guessed it.
     """
 
@@ -31,9 +34,9 @@ class Accepted(NamedTuple):
 
 @dataclass
 class Drafted:
-    """The draft tokens of one step, by the source that they came from.
+    """The draft tokens of one step, by source.
 
-    proposed: how many each source proposed. accepted: the source of each accepted token but the last, in order.
+    proposed: how many drafts each source proposed. accepted: the source of each accepted draft, in order.
     """
 
     proposed: Counter[str]
@@ -45,9 +48,9 @@ class Answers:
     """What the model answers for each row of a tree.
 
     targets: [R] int64, the token that follows the row's path, or NOT_A_TOKEN.
-    candidates: [R, K] the K best tokens, best first: the target and what came next to it, or None if not asked for.
-    logprobs: [R] float32 of the target under the unprocessed distribution, or None if not asked for.
-    top_tokens, top_logprobs: [R, K] the K likeliest alternatives of the same distribution, best first.
+    candidates: [R, K] the K best tokens, best first; the first is the target. None if not asked for.
+    logprobs: [R] float32 log-probability of the target under the unprocessed distribution. None if not asked for.
+    top_tokens, top_logprobs: [R, T] the T likeliest tokens of the same distribution, best first. None if not asked for.
     """
 
     targets: np.ndarray
@@ -57,7 +60,7 @@ class Answers:
     top_logprobs: np.ndarray | None = None
 
     def pack(self) -> np.ndarray:
-        """[R, C] int32: all there is, floats by their bits. C = max(K, 1), and 1 + 2T more with T log-probabilities."""
+        """All answers as int32 [R, C], floats by their bits: C = max(K, 1), plus 1 + 2T with log-probabilities."""
         first = self.targets[:, None] if self.candidates is None else self.candidates
         columns = [first.astype(np.int32)]
         if self.logprobs is not None and self.top_tokens is not None and self.top_logprobs is not None:
@@ -68,7 +71,7 @@ class Answers:
 
     @staticmethod
     def unpack(packed: np.ndarray, num_candidates: int = 0) -> Answers:
-        """The inverse of `pack`. num_candidates: K, 0 if they were not asked for."""
+        """The inverse of `pack`. num_candidates: K; 0 if candidates were not asked for."""
         first = max(1, num_candidates)
         targets = packed[:, 0].astype(np.int64)
         candidates = packed[:, :num_candidates] if num_candidates else None
@@ -81,9 +84,10 @@ class Answers:
 
 
 def verify(tree: TokenTree, targets: np.ndarray, num_verified: int | None = None) -> Accepted:
-    """Walks from the root: while a child holds the node's target, step to it. Every target met is emitted.
+    """Walks from the root to the child that holds the present row's target, as long as there is one.
 
-    num_verified: the rows that may be stepped to are the first so many; None is all.
+    The targets of all rows on the way are accepted. num_verified: only this many first rows count as children of the
+    root; None is all rows.
     """
     first = tree.children[0] if num_verified is None else [row for row in tree.children[0] if row < num_verified]
     answers = targets.tolist()
@@ -93,5 +97,5 @@ def verify(tree: TokenTree, targets: np.ndarray, num_verified: int | None = None
 
 
 def as_guesses(targets: np.ndarray) -> np.ndarray:
-    """Targets as guesses for later steps, where any token will do in place of none."""
+    """Targets as guesses for later steps: NOT_A_TOKEN becomes token 0, as any token will do."""
     return np.maximum(targets, 0)

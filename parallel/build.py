@@ -1,7 +1,7 @@
 """What a mode of parallelism means for one rank: which weights it reads, and the runner that it decodes with.
 
-`MeshPlace` is the place of a rank in a run whose ranks all take part from beginning to end, as under torchrun;
-`EpochPlace` that of a rank which holds a whole model and joins one epoch after another. See `Engine.assemble`.
+`MeshPlace` is a rank's place in a run whose ranks all take part from beginning to end, as under torchrun. `EpochPlace`
+is the place of a rank that holds a whole model and joins one epoch after another. See `Engine.assemble`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from parallel.shards.tensor import check_degree, read_sharded
 
 
 def check(config: PreTrainedConfig, degrees: Mapping[str, int]) -> None:
-    """Raises ValueError, or UnsupportedArchitecture, if such a model cannot be split like that. degrees: by axis."""
+    """Checks that a model can be split.
+
+    degrees: by the name of the axis. Raises ValueError, or UnsupportedArchitecture, if it cannot.
+    """
     if (tp := degrees.get("tp", 1)) > 1:
         check_degree(config, tp)
     if (pp := degrees.get("pp", 1)) > 1:
@@ -36,15 +39,19 @@ def check(config: PreTrainedConfig, degrees: Mapping[str, int]) -> None:
 
 
 def share_steps(alone: SingleDevice, channel: Channel, ranks_per_replica: int = 1) -> Runner:
-    """The runner of replicas that share the work of every step; of a single rank, its own."""
+    """The runner with which replicas share the work of every step. A single rank keeps its own runner.
+
+    ranks_per_replica: number of neighbouring ranks that hold one replica together.
+    """
     return alone if channel.num_ranks == 1 else LookaheadParallel(alone, channel, ranks_per_replica)
 
 
 def describe_mode(settings: ParallelSettings, mesh: Mesh) -> list[Any]:
-    """JSON values that tell apart ways of running a model whose steps take different times."""
+    """JSON values that name a way of running a model: steps take a different time in each."""
     return [dict(mesh.axes), mesh.num_local_ranks, str(settings.exchange), settings.delay_us]
 
 
+# Called with the checkpoint once its weights are loaded.
 OnLoaded = Callable[[Checkpoint], None]
 
 
@@ -53,9 +60,10 @@ def ignore(checkpoint: Checkpoint) -> None:
 
 
 class MeshPlace:
-    """See `Place`. The ranks that share a replica of the model meet when this is made, all others in `runner`.
+    """See `Place`. The ranks that share a replica meet when the place is made; all ranks meet in `runner`.
 
-    replica: collectives among the ranks that hold one replica. channel: between all ranks, once they have met.
+    replica: collectives among the ranks that share one replica. channel: the channel between all ranks, which is there
+    once they have met.
     """
 
     channel: Channel
@@ -68,8 +76,8 @@ class MeshPlace:
         on_loaded: OnLoaded = ignore,
         on_met: Callable[[], None] = lambda: None,
     ):
-        """store: where the ranks meet; None is what the rank environment says. on_loaded: called when the weights are
-        there. on_met: called when all ranks have met. Raises ValueError and RankLost.
+        """store: where the ranks meet; None is the store that the rank's environment names. on_loaded: called when the
+        weights are loaded. on_met: called when all ranks have met. Raises ValueError and RankLost.
         """
         self.mesh = mesh
         self.on_loaded = on_loaded
@@ -107,13 +115,11 @@ class MeshPlace:
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank's steps have sent: answers, and what the ranks of its replica tell each other. Commands are
-        not counted.
-        """
+        """What this rank has sent in its steps, to all ranks and within its replica. Commands are not counted."""
         return self.channel.traffic + self.replica.traffic
 
     def close(self) -> None:
-        """Leaves the other ranks."""
+        """Closes the connections to the other ranks."""
         if self.has_met:
             self.channel.close()
         self.replica.close()
@@ -123,6 +129,6 @@ class EpochPlace(Alone):
     """See `Place`: a rank that holds a whole model. It decodes alone until it joins an epoch (see parallel/group)."""
 
     def __init__(self, settings: ParallelSettings, on_loaded: OnLoaded = ignore):
-        """on_loaded: as for MeshPlace."""
+        """on_loaded: called when the weights are loaded."""
         self.on_loaded = on_loaded
         self.fingerprints = settings.debug

@@ -1,4 +1,4 @@
-"""Decoding methods: what a step's token tree hangs under the root, and what is learnt from its targets.
+"""Decoding methods: each plans the token tree of a step and learns from the tokens that the model answers.
 
 Knows no model, no device and no rank.
 """

@@ -1,4 +1,4 @@
-"""decode=auto: one tree of drafts from all sources, as large as pays, beside a window that is as large as pays."""
+"""decode=auto: one tree of drafts from all sources beside a lookahead window, both as large as pays off."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from lp.decoding.window import Window
 from lp.drafting.backoff import SpeculationBackoff
-from lp.drafting.base import Lesson, SequenceStart, StepAnswers
+from lp.drafting.base import Observation, SequenceStart, StepAnswers
 from lp.drafting.growth import Growth, grow
 from lp.drafting.history import DraftHistory
 from lp.drafting.sources import Sources
@@ -18,7 +18,7 @@ from lp.verification import Accepted, Answers, Drafted, verify
 
 
 class AutoDecoder:
-    """A Decoder that needs no sizes: it measures what its drafts are worth."""
+    """A Decoder that chooses its own sizes: it measures what its drafts are worth."""
 
     def __init__(
         self,
@@ -29,34 +29,37 @@ class AutoDecoder:
         history: DraftHistory,
         owner: str | None = None,
     ):
-        """owner: whose requests may share n-grams, if the settings say so."""
+        """history: what the engine has learnt from earlier requests. owner: who sent the request; requests of the same
+        owner share n-grams if the settings allow it.
+        """
         self._num_candidates = settings.candidates if settings.recycled_drafts else 0
         self.profile = history.profile(settings, temperature)
         shared = history.shared(owner) if settings.shared_drafts and owner is not None else None
         self.sources = Sources(self.profile.kinds, SequenceStart(settings, prompt, temperature > 0, shared))
         self._prompt, self._seed, self._levels = prompt, seed, settings.ngram - 1
+        # A checksum of everything that the sources have learnt from.
         self._history = zlib.crc32(repr(prompt).encode())
-        """A checksum of all that the sources have learnt from."""
         self._window: Window | None = None
         self._trial = self.profile.windows.choose()
         self._growth = Growth([])
         self._tree: TokenTree
         self._backoff = SpeculationBackoff(self.profile.cost, self.profile.backoff)
+        # Tokens of the plain steps since the last speculative one; the sources have not learnt from them yet.
         self._num_plain = 0
-        """Tokens since it last looked ahead, of which the sources know nothing yet."""
 
     @property
     def num_candidates(self) -> int:
         return 0 if self._backoff.num_left else self._num_candidates
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
-        self._tree = chain(tokens[-1:]) if self._backoff.num_left else self._look_ahead(tokens, room, wanted)
+        self._tree = chain(tokens[-1:]) if self._backoff.num_left else self._speculate(tokens, room, wanted)
         return self._tree
 
-    def _look_ahead(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
+    def _speculate(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
+        """Plans a tree of drafts and the window."""
         if self._num_plain:
             self.sources.move_to(tokens[: -self._num_plain])
-            self.sources.learn(Lesson(self.sources.root, tokens[-self._num_plain :]))
+            self.sources.learn(Observation(self.sources.root, tokens[-self._num_plain :]))
             self._num_plain, self._window = 0, None
         if not self._trial.num_left:
             self._trial = self.profile.windows.choose()
@@ -78,7 +81,7 @@ class AutoDecoder:
         return builder.build()
 
     def _sized(self, columns: int, room: int) -> Window | None:
-        """The window with so many columns, as long as the model has positions for it."""
+        """The window, resized to `columns`. None for 0 columns, or if the model has too few positions left for it."""
         if not columns:
             return None
         if self._window is None:
@@ -99,10 +102,10 @@ class AutoDecoder:
         kept = None
         if answers.candidates is not None:
             kept = StepAnswers(self._tree, answers.candidates, accepted.rows)
-        self.sources.learn(Lesson(self.sources.root, accepted.tokens, ngrams, kept))
+        self.sources.learn(Observation(self.sources.root, accepted.tokens, ngrams, kept))
         seconds = self._modelled_s()
         self.profile.windows.learn(self._trial, len(accepted.tokens), seconds)
-        self._backoff.looked_ahead(len(accepted.tokens), seconds)
+        self._backoff.took_speculative_step(len(accepted.tokens), seconds)
         return accepted, self._drafted(accepted)
 
     def _take_plain(self, token: int) -> tuple[Accepted, Drafted]:
@@ -111,22 +114,22 @@ class AutoDecoder:
         return Accepted([token], [0], []), Drafted(Counter(), [])
 
     def _modelled_s(self) -> float:
-        """Of the step."""
+        """Seconds that the step takes by the step-time curve."""
         cost = self.profile.cost
         return cost.seconds[cost.largest_part(len(self._tree), int(self._tree.depths.max()))]
 
     def _learn_from(self, accepted: Accepted) -> None:
-        """What the sources proposed along the right path, in the tree or not, against what came."""
+        """Compares the proposals along the accepted path, in the tree or cut from it, with the accepted tokens."""
         estimates, proposals = self.profile.estimates, self._growth.proposals
         for rows, token in zip([[0], *accepted.drafted], accepted.tokens, strict=True):
             row = next((row for row in rows if row < len(self._growth.tokens)), None)
-            if row is None:  # from here on it was the window that knew
+            if row is None:  # from here on only window cells were right
                 return
             for first, candidates in proposals[row]:
                 estimates.learn(first, candidates, token)
 
     def _drafted(self, accepted: Accepted) -> Drafted:
-        """A window cell counts as a draft when it was accepted and no draft of the same path was there."""
+        """Counts drafts by source. A window cell counts if it was accepted and no draft had the same path."""
         sources, kinds = self.profile.kinds.sources, self._growth.kinds
         proposed: Counter[str] = Counter()
         right: list[str] = []
@@ -140,7 +143,7 @@ class AutoDecoder:
         return Drafted(proposed, right)
 
     def fingerprint(self) -> int:
-        """What the sources know follows from what they were given, so that alone is looked at."""
+        """See Decoder. The sources' state follows from what they were given, so a checksum of that stands for it."""
         profile, cells = self.profile, self._window.cells if self._window else []
         learnt = [profile.estimates.probabilities, profile.windows.state(), self._backoff.state()]
         state = [self._history, *learnt, self._trial, cells]

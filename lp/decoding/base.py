@@ -1,4 +1,4 @@
-"""What every decoder is: it plans a token tree and learns from what the model answers."""
+"""The interface of decoders, which plan token trees and learn from what the model answers."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from lp.verification import Accepted, Answers, Drafted
 class Decoder(Protocol):
     """Plans trees for one sequence and learns from what the model answers.
 
-    num_candidates: best tokens that it wants to know for each row of the tree planned last; 0 is the target alone.
+    num_candidates: how many of the best tokens it needs for each row of the tree planned last; 0 is the target alone.
     """
 
     @property
     def num_candidates(self) -> int: ...
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
-        """The next tree under the root tokens[-1].
+        """Plans the next tree, whose root is tokens[-1].
 
-        room: positions that the model has after the root's. wanted: tokens that may still be emitted; the last of them
+        room: positions that the model has after the root's. wanted: tokens that may still be emitted. The last of them
         needs no draft.
         """
         ...
 
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, Drafted]:
-        """Verifies the tree planned last by its answers; `tokens` are still those it was planned for."""
+        """Verifies the tree planned last against its answers and learns from them.
+
+        tokens: the same sequence that the tree was planned for, without the accepted tokens.
+        """
         ...
 
     def fingerprint(self) -> int:
-        """A checksum (31 bits) of all state: equal on all ranks of lookahead parallelism."""
+        """A checksum (31 bits) of all state. It must be equal on all ranks."""
         ...

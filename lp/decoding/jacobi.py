@@ -1,4 +1,4 @@
-"""Plain Jacobi decoding (arXiv 2402.02057, section 2): a chain of guesses that every step improves and moves along."""
+"""Plain Jacobi decoding (arXiv 2402.02057, section 2): a chain of guesses that every step improves and shifts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lp.verification import Accepted, Answers, Drafted, as_guesses, verify
 
 
 class JacobiDecoder:
-    """A chain of guesses under the root; every step replaces each guess by the model's answer to the one before."""
+    """A chain of guesses under the root. Every step replaces each guess by the model's answer to the one before it."""
 
     num_candidates = 0
 

@@ -1,7 +1,7 @@
-"""Decoding with an n-gram pool and a lookahead window, or one of them, or neither (arXiv 2402.02057, section 3).
+"""Decoding with an n-gram pool and a lookahead window (arXiv 2402.02057, section 3).
 
-With both this is `lookahead`; without a window `prompt_lookup`; without either `autoregressive`. Only drafts are
-verified; what the window's cells got right comes to use by way of the pool.
+With both this is `lookahead`, without the window `prompt_lookup`, and without either `autoregressive`. Only drafts from
+the pool are verified. The window's cells are never accepted themselves: they yield n-grams for the pool.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from lp.verification import Accepted, Answers, Drafted, verify
 
 
 class PoolFeed:
-    """An n-gram pool and the texts that feed it."""
+    """An n-gram pool and the texts that feed it.
+
+    windowed: whether the window's n-grams feed it. generated: whether the generated text does. start: the first token
+    of the sequence whose n-grams may feed it.
+    """
 
     def __init__(self, settings: PromptLookup | Lookahead, prompt: Sequence[int], windowed: bool):
         self.pool = NGramPool(settings.ngram, settings.pool_size, settings.pool_per_token)
@@ -30,7 +34,7 @@ class PoolFeed:
             self.pool.add_text(prompt, "prompt")
 
     def learn(self, ngrams: list[tuple[int, ...]], tokens: Sequence[int], accepted: list[int]) -> None:
-        """Takes the window's n-grams, and those of the text that end in an accepted token."""
+        """Adds the window's n-grams, and those of the text that end in an accepted token."""
         if self.windowed:
             for ngram in ngrams:
                 self.pool.add(ngram, "window")
@@ -40,15 +44,12 @@ class PoolFeed:
 
 
 class LookaheadDecoder:
-    """A window or none, a pool or none: autoregressive, prompt_lookup and lookahead.
-
-    Drafts alone are verified; what the window's cells have right comes to use by way of the pool.
-    """
+    """The Decoder of the methods autoregressive, prompt_lookup and lookahead, by whether it has a window and a pool."""
 
     num_candidates = 0
 
     def __init__(self, window: Window | None, feed: PoolFeed | None, guesses: int, position_noise: bool = True):
-        """guesses: G. position_noise: see Lookahead."""
+        """guesses: G, n-grams verified a step. position_noise: see Lookahead."""
         self.window = window
         self.feed = feed
         self.guesses = guesses
@@ -62,7 +63,7 @@ class LookaheadDecoder:
         if self.feed:
             self.sources = merge(builder, self.feed.pool.lookup(tokens[-1], self.guesses), min(room, wanted - 1))
         if self.window and self.window.depth > room:
-            self.window = None  # it would stand beyond the model's last position, and room only shrinks
+            self.window = None  # it would reach beyond the model's last position, and room only shrinks
         if self.window:
             self.window.plan(builder)
         self.tree = builder.build(greedy_from=None if self.position_noise else self._num_verified)
@@ -70,7 +71,7 @@ class LookaheadDecoder:
 
     @property
     def _num_verified(self) -> int:
-        """The root and the drafts, which come before the window's cells."""
+        """Number of rows of the root and the drafts, which come before the window's cells."""
         return 1 + len(self.sources)
 
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, Drafted]:

@@ -1,4 +1,4 @@
-"""Makes the decoder that a request asks for: a new decoding method is one more file, and one more case here."""
+"""Makes the decoder that a request asks for. To add a decoding method, write one more file and add a case here."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ def make_decoder(
     history: DraftHistory,
     owner: str | None = None,
 ) -> Decoder:
-    """seed: of the tokens that fill window cells and Jacobi guesses that have no guess yet. temperature: 0 is greedy.
-    history: of the engine. owner: whose requests these are, if they may share what they know.
+    """A decoder for one sequence.
+
+    seed: for the random tokens that fill window cells and Jacobi guesses at first. temperature: 0 is greedy. history:
+    what the engine has learnt from earlier requests. owner: who sent the request; None is nobody in particular.
     """
     match settings:
         case Auto():

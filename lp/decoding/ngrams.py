@@ -1,5 +1,6 @@
-"""The n-gram pool: candidate continuations of a token, the newest last, in bounded memory (arXiv 2402.02057,
-section 3.2). Knows nothing of who found an n-gram beyond the name of its source.
+"""The n-gram pool: candidate continuations of a token, in bounded memory (arXiv 2402.02057, section 3.2).
+
+Knows nothing of where an n-gram came from beyond the name of its source.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ from typing import NamedTuple
 
 
 class Continuation(NamedTuple):
-    """What may follow a token: the N-1 later tokens of an n-gram, and who found it."""
+    """What may follow a token: the N-1 later tokens of an n-gram, and the name of its source."""
 
     tokens: tuple[int, ...]
     source: str
 
 
 class NGramPool:
-    """N-grams by their first token. Holds at most `capacity`; the token not met for longest is forgotten first."""
+    """N-grams by their first token, at most `capacity` of them.
+
+    When it is full, it drops the oldest n-gram of the first token that was added to least recently.
+    """
 
     def __init__(self, ngram: int, capacity: int, per_token: int):
-        """ngram: N. capacity: n-grams in all. per_token: n-grams that begin with one token."""
+        """ngram: N. capacity: most n-grams in all. per_token: most n-grams that begin with the same token."""
         self.ngram = ngram
         self.capacity = capacity
         self.per_token = per_token
@@ -31,14 +35,14 @@ class NGramPool:
         return self.size
 
     def add(self, ngram: Sequence[int], source: str) -> None:
-        """Adds an n-gram of N tokens, or makes it the newest if it is known."""
+        """Adds an n-gram of N tokens. One that is known becomes the newest, with `source` as its source."""
         assert len(ngram) == self.ngram
-        first, rest = ngram[0], tuple(ngram[1:])
+        first, later = ngram[0], tuple(ngram[1:])
         known = self._continuations.setdefault(first, OrderedDict())
         self._continuations.move_to_end(first)
-        if known.pop(rest, None) is None:
+        if known.pop(later, None) is None:
             self.size += 1
-        known[rest] = source
+        known[later] = source
         if len(known) > self.per_token:
             known.popitem(last=False)
             self.size -= 1
@@ -53,7 +57,7 @@ class NGramPool:
             del self._continuations[first]
 
     def add_text(self, tokens: Sequence[int], source: str) -> None:
-        """Adds every n-gram of a text, in its order."""
+        """Adds every n-gram of a text, in the order of the text."""
         for start in range(len(tokens) - self.ngram + 1):
             self.add(tokens[start : start + self.ngram], source)
 
@@ -64,5 +68,5 @@ class NGramPool:
         return [Continuation(tokens, source) for _, (tokens, source) in newest_first]
 
     def items(self) -> Iterable[tuple[int, tuple[int, ...]]]:
-        """All n-grams as (first token, the rest), for checksums."""
-        return ((first, rest) for first, known in self._continuations.items() for rest in known)
+        """All n-grams as (first token, later tokens), the oldest first; for checksums."""
+        return ((first, later) for first, known in self._continuations.items() for later in known)

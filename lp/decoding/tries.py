@@ -1,4 +1,4 @@
-"""Drafts: candidate continuations of the root, merged into one trie so that shared prefixes are computed once."""
+"""Merges the drafts of a step into one trie under the root, so that shared prefixes are computed once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lp.tree import TreeBuilder
 
 
 def merge(builder: TreeBuilder, continuations: Iterable[Continuation], max_depth: int) -> dict[int, str]:
-    """Hangs continuations under the root, cut at `max_depth`. Returns the source of each row it added."""
+    """Adds continuations under the root, cut at `max_depth`. Returns the source of each row that it added."""
     sources: dict[int, str] = {}
     rows: dict[tuple[int, int], int] = {}
     for tokens, source in continuations:

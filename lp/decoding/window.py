@@ -1,10 +1,11 @@
 """The lookahead window: W columns of Jacobi iterations, N-1 levels deep (arXiv 2402.02057, section 3.1).
 
-Adds its cells to a tree, reads their targets, yields n-grams and slides. Knows nothing of the model.
+A window adds its cells to a tree, reads their targets, yields n-grams and slides. Knows nothing of the model.
 
-Cell (level r, column c) stands 1 + c + r positions after the root. Level 0 is the oldest iteration: its cell c is the
-child of its cell c-1; a cell of level r > 0 is the child of the cell above it, (r-1, c). So a column is N-1 tokens at
-consecutive positions, each from a later iteration than the one before, and with the target of its last cell an n-gram.
+The cell at level r and column c stands 1 + c + r positions after the root. Level 0 is the oldest iteration. Its cells
+form a chain under the root; a cell of any other level is the child of the cell above it, (r-1, c). So a column holds
+N-1 tokens at consecutive positions, each from a later iteration than the one before. Together with the target of the
+column's last cell they are an n-gram.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from lp.tree import TreeBuilder
 
 
 class Window:
-    """The window of one sequence. It warms up: it starts with one level and gains one each step."""
+    """The window of one sequence. It starts with one level and gains one in each step until it is full."""
 
     def __init__(self, columns: int, levels: int, source: Sequence[int], seed: int):
-        """columns: W. levels: N-1. source: tokens that cells without a guess are drawn from (the prompt)."""
+        """columns: W. levels: N-1. source: tokens (the prompt) from which cells without a guess are drawn at random."""
         assert columns >= 1 and levels >= 1 and source
         self.columns = columns
         self.num_levels = levels
         self.source = list(source)
         self.random = random.Random(seed)
         self.cells: list[list[int]] = self._filled([[]])
+        # Rows of the newest level in the tree planned last.
         self._newest = slice(0)
-        """Rows of the newest level in the tree planned last."""
 
     @property
     def depth(self) -> int:
@@ -41,7 +42,7 @@ class Window:
         return sum(len(level) for level in self.cells)
 
     def resize(self, columns: int) -> None:
-        """Drops the far columns, or adds some that have no guess yet."""
+        """Drops the last columns, or adds columns of random tokens."""
         self.columns = columns
         self.cells = self._filled([level[:columns] for level in self.cells])
 
@@ -56,19 +57,19 @@ class Window:
     def commit(self, targets: np.ndarray, num_accepted: int) -> list[tuple[int, ...]]:
         """Reads the targets [R] of the tree planned last and slides by the number of accepted tokens.
 
-        Returns an n-gram of N tokens for each column; none while the window is warming up.
+        Returns an n-gram of N tokens for each column, or nothing until the window is full.
         """
-        newest = [max(0, token) for token in targets[self._newest].tolist()]  # a guess is a token, whatever the answer
+        newest = [max(0, token) for token in targets[self._newest].tolist()]  # NOT_A_TOKEN becomes a token all the same
         is_full = len(self.cells) == self.num_levels
         ngrams = list(zip(*self.cells, newest, strict=True)) if is_full else []
-        # The root has moved by num_accepted. Dropping the oldest level moves every remaining one by a position itself.
+        # The root moves by num_accepted positions. Dropping the oldest level already moves every other one by one.
         levels = [*self.cells[1:], newest] if is_full else [*self.cells, newest]
         shift = num_accepted - 1 if is_full else num_accepted
         self.cells = self._filled([level[shift:] for level in levels])
         return ngrams
 
     def _filled(self, levels: list[list[int]]) -> list[list[int]]:
-        """Levels of equal length, with cells that have no guess yet at their far end."""
+        """The levels, each filled up at its end with random tokens of the source."""
         missing = self.columns - len(levels[0])
         if not missing:
             return levels

@@ -1,4 +1,4 @@
 """Where drafts come from, what each source is worth, and how many drafts a step should carry.
 
-Knows no model and no decoding method; it is told of token trees and of what was accepted.
+Knows no model and no decoding method. It is given token trees and the accepted tokens.
 """

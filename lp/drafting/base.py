@@ -1,8 +1,8 @@
-"""What every source of drafts offers: kinds of candidates, proposals for what follows a path, and learning from steps.
+"""The interface of draft sources: they propose candidates for what follows a path, and learn from every step.
 
     R rows of a tree, K candidates of each row
 
-To add a source, write one file with a class that keeps `DraftSource`, and name it in sources.py.
+To add a source, write one file with a class that implements `DraftSource`, and name the class in sources.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from lp.drafting.contexts import ContextIndex
 from lp.methods import Auto
 from lp.tree import TokenTree
 
-# What may follow a path: lists of ranked candidates, each with the kind of its first; the next one has the next kind.
+# What may follow a path: lists of candidates, best first. Each list comes with the kind of its first candidate; the
+# next candidate has the next kind, and so on.
 Proposals = list[tuple[int, Sequence[int]]]
 
 
@@ -25,8 +26,8 @@ Proposals = list[tuple[int, Sequence[int]]]
 class SequenceStart:
     """What is known of a sequence when its sources are made.
 
-    settings: those of decode=auto. prompt: token ids. is_sampled: whether tokens are drawn with noise. shared: n-grams
-    of other requests of the same owner; None if this request shares none.
+    settings: the request's settings of decode=auto. prompt: token ids. is_sampled: whether tokens are sampled rather
+    than decoded greedily. shared: n-grams of other requests of the same owner; None if this request shares none.
     """
 
     settings: Auto
@@ -36,9 +37,10 @@ class SequenceStart:
 
 
 class Root(NamedTuple):
-    """The last token of a sequence, under which a step's tree hangs.
+    """The last token of a sequence, which is the root of a step's tree.
 
-    position: its place in the sequence, from 0. context: the sequence's end, this token included (see contexts.py).
+    position: its position in the sequence, from 0. context: the last tokens of the sequence, with this one at the end
+    (see contexts.py).
     """
 
     position: int
@@ -48,7 +50,7 @@ class Root(NamedTuple):
 class StepAnswers(NamedTuple):
     """What the model answered for each row of a step's tree.
 
-    candidates: [R, K] best tokens, best first. right_rows: the rows whose path was right, the root first.
+    candidates: [R, K] best tokens, best first. right_rows: the rows whose path was accepted, the root first.
     """
 
     tree: TokenTree
@@ -57,11 +59,11 @@ class StepAnswers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What a step has taught.
+class Observation:
+    """What the sources learn from: one speculative step, or several plain steps in a row.
 
-    root: where its tree hung. accepted: the tokens that followed the root. ngrams: those that the lookahead window
-    yielded. answers: None if the step asked for no candidates.
+    root: the root before these steps. accepted: the tokens that followed it. ngrams: n-grams that the lookahead window
+    yielded. answers: None if no candidates were asked for.
     """
 
     root: Root
@@ -73,31 +75,32 @@ class Lesson:
 class DraftSource(Protocol):
     """A source of drafts for one sequence.
 
-    A kind is how well a source's match fits and the rank of a candidate in it. What each kind is worth is learnt by
-    history.py; a source only tells kinds apart.
+    A source sorts its candidates into kinds, for example by the length of the match and the candidate's rank.
+    history.py learns how often the candidates of each kind are right.
 
-    name: as statistics and metrics show the source.
+    name: the source's name in statistics and metrics.
     """
 
     name: str
 
     @staticmethod
     def kinds(settings: Auto) -> list[float]:
-        """For each kind of this source, the probability to expect of it before any has been seen."""
+        """For each kind of this source, the probability assumed for its candidates before any has been seen."""
         ...
 
     @classmethod
     def begin(cls, start: SequenceStart) -> DraftSource | None:
-        """The source of a new sequence; None if the settings leave it out."""
+        """Makes the source for a new sequence; None if the settings leave it out."""
         ...
 
     def propose(self, path: int, position: int) -> Proposals:
-        """Ranked candidates for what follows a path, by kinds of this source (from 0).
+        """Proposes tokens that may follow a path. The kinds are this source's own, counted from 0.
 
-        path: the context in which it ends (see contexts.py). position: of its last token, in the sequence.
+        path: the context in which the path ends (see contexts.py). position: position of its last token in the
+        sequence.
         """
         ...
 
-    def learn(self, lesson: Lesson) -> None:
-        """Takes in what a step has taught."""
+    def learn(self, observation: Observation) -> None:
+        """Learns from one or more steps."""
         ...

@@ -1,7 +1,8 @@
-"""Contexts, and an index of what followed which: asked for the longest context that it knows.
+"""Contexts, and an index of the tokens that followed each of them.
 
-A context is the end of a text, or of a path in a tree, as one integer: a digit for each of its last LONGEST tokens, the
-last token's lowest. So a shorter context is a remainder and one more token a shift, and neither makes a tuple.
+A context is the end of a text, or of a path in a tree, as one integer. It has a digit for each of the last LONGEST
+tokens, and the last token is the lowest digit. So a bit mask shortens a context and a shift adds a token, both without
+making a tuple.
 
 Knows nothing of where its texts come from.
 """
@@ -11,25 +12,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+# Number of tokens in a context.
 LONGEST = 8
-"""Tokens of a context."""
+# Bits of a digit: more than the token ids of any vocabulary need.
 BITS = 21
-"""Of a digit, more than any vocabulary needs."""
+# Stands for the tokens before the first one of a text.
 NO_TOKEN = -1
-"""In the place of tokens before the first."""
+# A digit is its token plus this. No digit is 0, so contexts of different lengths differ.
 OFFSET = 2
-"""Of a digit from its token. No digit is 0, so contexts of several lengths differ."""
+# Most tokens kept for one context, the newest first.
 FOLLOWERS = 4
-"""Tokens kept for one context, the newest first."""
 
 
 def mask(length: int) -> int:
-    """`context & mask(length)` is the context of so many tokens."""
+    """A bit mask: `context & mask(length)` is the context of the last `length` tokens."""
     return (1 << BITS * length) - 1
 
 
 def context_of(tokens: Iterable[int]) -> int:
-    """The end of a text."""
+    """The context in which a text ends."""
     context = _EMPTY
     for token in tokens:
         context = context << BITS | token + OFFSET
@@ -37,7 +38,7 @@ def context_of(tokens: Iterable[int]) -> int:
 
 
 def extend(context: int, token: int) -> int:
-    """The context one token later."""
+    """The context after one more token."""
     return (context << BITS | token + OFFSET) & _WHOLE
 
 
@@ -46,7 +47,7 @@ def last_token(context: int) -> int:
 
 
 def pairs(before: Iterable[int], tokens: Iterable[int]) -> list[int]:
-    """Contexts of two tokens: of each token and the one before it."""
+    """Contexts of two tokens: each token together with the one before it."""
     return [first + OFFSET << BITS | second + OFFSET for first, second in zip(before, tokens, strict=True)]
 
 
@@ -55,10 +56,10 @@ _EMPTY = sum(NO_TOKEN + OFFSET << BITS * place for place in range(LONGEST))
 
 
 class ContextIndex:
-    """Followers of contexts of some lengths, in bounded memory: the oldest contexts are forgotten first."""
+    """The tokens that followed contexts of several lengths. It is bounded: the oldest contexts are dropped first."""
 
     def __init__(self, lengths: Sequence[int], capacity: int):
-        """lengths: of contexts, ascending. capacity: contexts in all."""
+        """lengths: lengths of the contexts that are kept, ascending. capacity: most contexts in all."""
         self.capacity = capacity
         self._masks = [mask(length) for length in lengths]
         self._longest_first = list(enumerate(self._masks))[::-1]
@@ -85,15 +86,18 @@ class ContextIndex:
                 del known[key]
 
     def add_text(self, context: int, tokens: Iterable[int]) -> None:
-        """Notes every token of a text that goes on from a context."""
+        """Adds every token of a text that continues a context."""
         for token in tokens:
             self.add(context, token)
             context = extend(context, token)
 
     def lookup(self, context: int) -> tuple[int, list[int]] | None:
-        """The number of the longest known length that the context ends in, and what followed, newest first."""
+        """Finds the longest known end of the context.
+
+        Returns the index of its length among the index's lengths, and its followers, newest first.
+        """
         known = self._followers
-        if context & self._masks[0] not in known:  # what is not known by its end is not known by more of it
+        if context & self._masks[0] not in known:  # then no longer end of it is known either
             return None
         for which, length_mask in self._longest_first:
             if (followers := known.get(context & length_mask)) is not None:

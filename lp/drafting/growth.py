@@ -1,7 +1,10 @@
-"""Grows a tree of drafts best first: always the node that is likeliest to be reached, until more would not pay.
+"""Grows a tree of drafts best first: it adds the likeliest node next, until more nodes would not pay off.
 
-A node's probability is its parent's times that of the candidate's kind. Nodes come in the order of their probability,
-so the number of nodes that gives most expected tokens a second is found on the way.
+A node's probability is its parent's times the probability of the candidate's kind. Nodes are added in the order of
+their probability, so growth passes the number of nodes with the most expected tokens per second, and is cut to it.
+
+    R rows of the grown tree, with the root as row 0; A rows that sources were asked about, those cut off included;
+    N kinds of candidates
 """
 
 from __future__ import annotations
@@ -14,16 +17,17 @@ from lp.drafting.base import Proposals
 from lp.drafting.contexts import extend, last_token
 from lp.step_cost import StepCost
 
-LEAST = 1e-3
-"""A node less likely than this is not worth its bookkeeping."""
+# Less likely nodes are not worth the work of keeping track of them.
+LEAST_PROBABILITY = 1e-3
 
 
 @dataclass
 class Growth:
     """Draft nodes under a root, which is row 0.
 
-    tokens, parents, depths, kinds: of each row. proposals: of each row that was asked about.
-    expected: tokens that a step with these nodes will yield.
+    tokens: [R] token ids. parents: [R] row of each parent, -1 for the root. depths: [R] distance from the root.
+    kinds: [R] kind of each candidate, -1 for the root. proposals: [A] what the sources proposed to follow each row.
+    expected: number of tokens that a step with these nodes is expected to yield.
     """
 
     tokens: list[int]
@@ -34,37 +38,40 @@ class Growth:
     expected: float = 1.0
 
     def cut(self, num_rows: int) -> None:
-        """Drops the least likely nodes. What was proposed for the rest is still known."""
+        """Drops the rows from `num_rows` on, which are the least likely ones. `proposals` keeps all its entries."""
         for rows in (self.tokens, self.parents, self.depths, self.kinds):
             del rows[num_rows:]
 
 
 class Frontier:
-    """What may become a node next. Of a proposal the best candidate waits in line, and the next takes its place."""
+    """The candidates that may become nodes next.
+
+    Each list of candidates has one entry in the heap: the best of its candidates that has not been taken yet.
+    """
 
     def __init__(self, probabilities: list[float]):
-        """probabilities: of kinds."""
+        """probabilities: [N] probability of each kind."""
         self._probabilities = probabilities
         self._heap: list[tuple[float, int, int, float, int, Sequence[int], int]] = []
+        # Numbers the entries, so that equally likely candidates come out in the order in which they were added.
         self._serial = 0
-        """Of equally likely candidates the first that came goes first."""
 
     def add(self, row: int, reached: float, proposals: Proposals) -> None:
-        """Candidates for what follows a row that is reached with some probability."""
+        """Adds the candidates that may follow a row. reached: the row's probability."""
         for first, candidates in proposals:
             odds = reached * self._probabilities[first]
-            if odds >= LEAST:
+            if odds >= LEAST_PROBABILITY:
                 self._serial += 1
                 heappush(self._heap, (-odds, self._serial, row, reached, first, candidates, 0))
 
     def __iter__(self) -> Iterator[tuple[float, int, int, int]]:
-        """Probability, parent, kind and token, likeliest first among what was added by then."""
+        """Yields probability, parent, kind and token of the likeliest candidate; more may be added in between."""
         heap, probabilities = self._heap, self._probabilities
         while heap:
             negative, _, row, reached, kind, candidates, rank = heap[0]
             token = candidates[rank]
             rank += 1
-            if rank < len(candidates) and (odds := reached * probabilities[kind + 1]) >= LEAST:
+            if rank < len(candidates) and (odds := reached * probabilities[kind + 1]) >= LEAST_PROBABILITY:
                 self._serial += 1
                 heapreplace(heap, (-odds, self._serial, row, reached, kind + 1, candidates, rank))
             else:
@@ -82,7 +89,8 @@ def grow(
 ) -> Growth:
     """Grows a tree under the last token of `context`.
 
-    propose: what may follow a context, at a depth below the root. max_depth: of nodes. other_rows: of the step, beside
+    propose: tells what may follow a context that ends at a depth below the root. probabilities: [N] probability of each
+    kind. max_depth: greatest depth of a node. cost: seconds of a step by its rows. other_rows: rows of the step besides
     the root and the drafts.
     """
     growth = Growth([last_token(context)])

@@ -1,7 +1,7 @@
-"""What an engine has learnt from all its requests about drafts: a new request begins with it.
+"""What an engine has learnt about drafts from all its requests. New requests start from it.
 
-Kept apart by how requests sample, as text drawn at a high temperature is guessed less well. No token of a request is in
-it, but for n-grams that requests of one owner have agreed to share.
+It is kept apart by settings and temperature, as text sampled at a high temperature is harder to guess. It contains no
+tokens of requests, except the n-grams that requests of one owner share if their settings say so.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from lp.drafting.window_size import WindowChoice
 from lp.methods import Auto
 from lp.step_cost import StepCost, StepTimes
 
+# Most owners whose shared n-grams are kept.
 MOST_OWNERS = 64
+# Most rows of a step if step times are not known: so many are nearly free on most machines.
 UNKNOWN_ROWS = 32
-"""Rows of a step where nothing is known of what they cost: nearly free on most machines."""
+# Each trial of a kind multiplies the weight of all earlier ones by this, so that about the last hundred count.
 DECAY = 0.99
-"""What a trial still counts when the next one of its kind comes: the last hundred or so matter."""
+# The number of trials that a kind's prior probability counts as.
 PRIOR_TRIALS = 3.0
 
 
 class Estimates:
-    """Probabilities by kind: a kind is a source's match and the rank of a candidate in it."""
+    """The probability that a candidate is right, for each kind of candidate (see DraftSource)."""
 
     def __init__(self, priors: Sequence[float]):
         self.probabilities = list(priors)
@@ -35,7 +37,7 @@ class Estimates:
         self._trials = [PRIOR_TRIALS] * len(priors)
 
     def learn(self, first: int, candidates: Sequence[int], right: int) -> None:
-        """Ranked candidates, of the kinds `first`, `first` + 1, ... , were up for a place that `right` came to."""
+        """Counts candidates of the kinds `first`, `first` + 1, ... that were proposed where `right` followed."""
         probabilities, all_hits, all_trials = self.probabilities, self._hits, self._trials
         for kind, candidate in enumerate(candidates, first):
             all_trials[kind] = trials = DECAY * all_trials[kind] + 1
@@ -45,7 +47,7 @@ class Estimates:
 
 @dataclass(frozen=True)
 class DraftProfile:
-    """What requests of one kind have taught."""
+    """What was learnt from requests with the same settings and a similar temperature."""
 
     kinds: Kinds
     cost: StepCost
@@ -55,7 +57,10 @@ class DraftProfile:
 
 
 class DraftHistory:
-    """Of one engine. step_times: of its runner, None if they are not known; the same on all ranks."""
+    """The draft profiles and shared n-grams of one engine.
+
+    step_times: its runner's, the same on all ranks; None if they are not known.
+    """
 
     def __init__(self, step_times: StepTimes | None = None):
         self.step_times = step_times
@@ -63,7 +68,7 @@ class DraftHistory:
         self._shared: OrderedDict[str, ContextIndex] = OrderedDict()
 
     def profile(self, settings: Auto, temperature: float) -> DraftProfile:
-        """For requests with these settings, sampled in this way."""
+        """The profile of requests with these settings and about this temperature."""
         regime = 0 if temperature == 0 else 1 if temperature < 0.9 else 2
         key = (*astuple(settings), regime)
         if key not in self._profiles:
@@ -85,7 +90,7 @@ class DraftHistory:
         return StepCost(self.step_times, settings.max_rows)
 
     def shared(self, owner: str) -> ContextIndex:
-        """What one owner's requests share; the owners not seen for longest are forgotten first."""
+        """The n-grams that one owner's requests share. The owners not seen for longest are forgotten first."""
         index = self._shared.setdefault(owner, make_shared_index())
         self._shared.move_to_end(owner)
         if len(self._shared) > MOST_OWNERS:

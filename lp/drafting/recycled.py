@@ -1,9 +1,11 @@
-"""Recycled answers: the best tokens that the model gave after a token, from every row it has computed, right or wrong
+"""Recycled answers: the model's best tokens after every row that it has computed, whether the row was right or wrong
 (Luo et al., "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling", 2024).
 
-They are kept by the last two tokens of the row's path and by the last one. Under sampling they are kept by position as
-well: with the noise of the same position, the same token is likely to come out on top. The newest answers for each
-position, whatever the token before it, are for tokens that the model has not been asked about yet.
+They are kept by the last two tokens of the row's path and by the last one. Under sampling they are also kept by these
+tokens and the position, as the noise depends on the position and so favours the same tokens again. The newest answers
+at each position, after whatever token, serve where the model has not answered for the token yet.
+
+    R rows of a tree, K candidates of each row
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from lp.drafting.base import Lesson, Proposals, SequenceStart
+from lp.drafting.base import Observation, Proposals, SequenceStart
 from lp.drafting.contexts import BITS, mask, pairs
 from lp.methods import Auto
 
@@ -21,14 +23,14 @@ TOKEN, PAIR = mask(1), mask(2)
 # Bits by which a position is shifted in a key, so that it stands above the pair.
 PLACE = 2 * BITS
 
-# Answers of each kind of match that are kept; the oldest are forgotten first.
+# Most answers kept by two tokens, and by one; the oldest are dropped first.
 CAPACITY = 1 << 17
-# Answers kept by position before those that the text has passed are dropped.
+# If more answers than this are kept by position, those at positions that the text has passed are dropped.
 MOST_PLACES = 4096
 
 
 class Match(IntEnum):
-    """What a row and the one asked about have in common, closest first."""
+    """What the row of an answer and the row asked about have in common, the closest match first."""
 
     pair_and_place = 0
     token_and_place = 1
@@ -37,7 +39,7 @@ class Match(IntEnum):
     place = 4
 
 
-# The probability to expect of the best candidate of each match before any has been seen.
+# The probability assumed for the best candidate of each match before any has been seen.
 CLOSENESS = {
     Match.pair_and_place: 0.6,
     Match.token_and_place: 0.5,
@@ -53,7 +55,7 @@ class RecycledAnswers:
     name = "recycled"
 
     def __init__(self, num_candidates: int, by_place: bool, capacity: int = CAPACITY):
-        """num_candidates: K. by_place: keep answers by position as well, as pays under sampling."""
+        """num_candidates: K. by_place: keep answers by position as well, which helps under sampling."""
         self.num_candidates = num_candidates
         self.by_place = by_place
         self.capacity = capacity
@@ -74,11 +76,11 @@ class RecycledAnswers:
     def propose(self, path: int, position: int) -> Proposals:
         return [(match * self.num_candidates, answers) for match, answers in self.lookup(path, position)]
 
-    def learn(self, lesson: Lesson) -> None:
-        """Keeps the answers of all rows; where rows are alike, those whose path was right are preferred."""
-        if lesson.answers is None:
+    def learn(self, observation: Observation) -> None:
+        """Keeps the answers of all rows. Of several rows with the same key, one whose path was right is preferred."""
+        if observation.answers is None:
             return
-        root, (tree, candidates, right_rows) = lesson.root, lesson.answers
+        root, (tree, candidates, right_rows) = observation.root, observation.answers
         tokens = tree.tokens.tolist()
         ends = pairs([tokens[parent] for parent in tree.parents.tolist()], tokens)
         ends[0] = root.context & PAIR  # the token before the root is not in the tree
@@ -86,10 +88,11 @@ class RecycledAnswers:
         self.forget(before=root.position)
 
     def add(self, pairs: list[int], positions: list[int], answers: np.ndarray, right_rows: Sequence[int]) -> None:
-        """Keeps the answers of R rows, [R, K] best tokens each.
+        """Keeps the answers of rows.
 
-        pairs: contexts of two tokens, in which the rows' paths end. positions: of the rows, in the sequence. Where rows
-        have the same key, the last of `right_rows` among them is kept, or else the first row.
+        pairs: [R] the context of two tokens in which each row's path ends. positions: [R] positions of the rows in the
+        sequence. answers: [R, K] best tokens, best first. Of several rows with the same key, the last of `right_rows`
+        among them is kept, or else the first row.
         """
         tokens, places = [pair & TOKEN for pair in pairs], [position << PLACE for position in positions]
         tables = [(self._pairs, pairs), (self._tokens, tokens), (self._places, places)]
@@ -103,7 +106,7 @@ class RecycledAnswers:
                 table[keys[row]] = best[row]
 
     def forget(self, before: int) -> None:
-        """Drops what is too much: answers for positions that the text has passed, then the oldest."""
+        """Drops answers where there are too many: those at positions below `before`, and the oldest of the others."""
         place = before << PLACE
         if len(self._pairs_at) > MOST_PLACES:
             self._pairs_at = {key: best for key, best in self._pairs_at.items() if key >= place}
@@ -116,7 +119,7 @@ class RecycledAnswers:
             del self._tokens[next(iter(self._tokens))]
 
     def lookup(self, context: int, position: int) -> list[tuple[Match, tuple[int, ...]]]:
-        """Answers of the closest match at the same place, and of the closest one anywhere."""
+        """Answers of the closest match at the same position, and of the closest one at any position."""
         pair, token, place = context & PAIR, context & TOKEN, position << PLACE
         found: list[tuple[Match, tuple[int, ...]]] = []
         if self.by_place:

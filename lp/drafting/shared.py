@@ -1,13 +1,16 @@
-"""Shared n-grams: what followed the same last tokens in other requests of the same owner, who has agreed to it."""
+"""Shared n-grams: what followed the same last tokens in other requests of the same owner.
+
+They are used only if the settings of the requests say so.
+"""
 
 from __future__ import annotations
 
-from lp.drafting.base import Lesson, Proposals, SequenceStart
+from lp.drafting.base import Observation, Proposals, SequenceStart
 from lp.drafting.contexts import FOLLOWERS, ContextIndex, context_of
 from lp.drafting.suffix import LENGTHS, text_kinds
 from lp.methods import Auto
 
-# Contexts kept for one owner.
+# Most contexts kept for one owner.
 CAPACITY = 1 << 18
 
 
@@ -17,7 +20,7 @@ def make_shared_index() -> ContextIndex:
 
 
 class SharedNGrams:
-    """See DraftSource. Its kinds are those of the suffix index, counted apart."""
+    """See DraftSource. It has the same kinds as the suffix index, but their probabilities are learnt separately."""
 
     name = "shared"
 
@@ -37,5 +40,5 @@ class SharedNGrams:
         found = self._index.lookup(path)
         return [(found[0] * FOLLOWERS, found[1])] if found else []
 
-    def learn(self, lesson: Lesson) -> None:
-        self._index.add_text(lesson.root.context, lesson.accepted)
+    def learn(self, observation: Observation) -> None:
+        self._index.add_text(observation.root.context, observation.accepted)

@@ -1,10 +1,10 @@
-"""All sources of drafts: which there are, the numbers of their kinds, and those that one sequence uses."""
+"""All draft sources: the list of them, the numbers of their kinds, and the sources that one sequence uses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lp.drafting.base import DraftSource, Lesson, Proposals, Root, SequenceStart
+from lp.drafting.base import DraftSource, Observation, Proposals, Root, SequenceStart
 from lp.drafting.contexts import LONGEST, context_of
 from lp.drafting.recycled import RecycledAnswers
 from lp.drafting.shared import SharedNGrams
@@ -12,15 +12,16 @@ from lp.drafting.suffix import SuffixIndex
 from lp.drafting.window_ngrams import WindowNGrams
 from lp.methods import Auto
 
-# A new source is one more file, and one more name here. Of equally likely candidates those of an earlier source win.
+# To add a source, write one more file and add its class here. Of equally likely candidates, those of the source that
+# stands first here are preferred.
 SOURCES: tuple[type[DraftSource], ...] = (SuffixIndex, SharedNGrams, WindowNGrams, RecycledAnswers)
 
 
 class Kinds:
-    """Numbers the kinds of all sources, whether in use or not: those of one source lie side by side.
+    """Numbers the kinds of all sources, whether in use or not. The kinds of one source are consecutive.
 
-    first: by a source's name, the number of its first kind. sources: by kind, the name of its source. priors: by kind,
-    the probability to expect of it before any has been seen.
+    first: the number of each source's first kind, by the source's name. sources: the source's name for each kind.
+    priors: for each kind, the probability assumed for its candidates before any has been seen.
     """
 
     def __init__(self, settings: Auto):
@@ -35,7 +36,7 @@ class Kinds:
 
 
 class Sources:
-    """The sources that one sequence uses, and the root that they are asked about."""
+    """The sources that one sequence uses, and the present root of its tree."""
 
     def __init__(self, kinds: Kinds, start: SequenceStart):
         self.root = Root(0, context_of([]))
@@ -47,7 +48,7 @@ class Sources:
         self.root = Root(len(tokens) - 1, context_of(tokens[-LONGEST:]))
 
     def propose(self, path: int, depth: int) -> Proposals:
-        """Ranked candidates for what follows a path that ends `depth` tokens below the root."""
+        """Proposals of all sources for what follows a path that ends `depth` tokens below the root."""
         position = self.root.position + depth
         return [
             (first + kind, candidates)
@@ -55,7 +56,7 @@ class Sources:
             for kind, candidates in propose(path, position)
         ]
 
-    def learn(self, lesson: Lesson) -> None:
-        """Tells every source what a step has taught."""
+    def learn(self, observation: Observation) -> None:
+        """Lets every source learn from one or more steps."""
         for source in self._in_use:
-            source.learn(lesson)
+            source.learn(observation)

@@ -1,24 +1,25 @@
-"""The suffix index: what followed the same last tokens in the prompt or the output. The longest match counts."""
+"""The suffix index: what followed the same last tokens earlier in the sequence. The longest match counts."""
 
 from __future__ import annotations
 
-from lp.drafting.base import Lesson, Proposals, SequenceStart
+from lp.drafting.base import Observation, Proposals, SequenceStart
 from lp.drafting.contexts import FOLLOWERS, ContextIndex, context_of
 from lp.methods import Auto
 
 # Lengths of the contexts by which a text is indexed.
 LENGTHS = (1, 2, 3, 4, 6, 8)
+# Most contexts that are kept.
 CAPACITY = 1 << 20
 
 
 def text_kinds() -> list[float]:
-    """What to expect of text that followed the same tokens: longer matches and better ranks are worth more."""
+    """Prior probabilities by length of the match and rank: longer matches and better ranks are likelier to be right."""
     by_rank = [0.3**rank for rank in range(FOLLOWERS)]
     return [min(0.9, 0.3 + 0.1 * length) * share for length in LENGTHS for share in by_rank]
 
 
 class SuffixIndex:
-    """See DraftSource. Its kinds are the length of the match and the candidate's rank, the newest first."""
+    """See DraftSource. A kind is a length of the match and a rank; the newest candidate ranks first."""
 
     name = "suffix"
 
@@ -38,5 +39,5 @@ class SuffixIndex:
         found = self._index.lookup(path)
         return [(found[0] * FOLLOWERS, found[1])] if found else []
 
-    def learn(self, lesson: Lesson) -> None:
-        self._index.add_text(lesson.root.context, lesson.accepted)
+    def learn(self, observation: Observation) -> None:
+        self._index.add_text(observation.root.context, observation.accepted)

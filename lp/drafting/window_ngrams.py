@@ -1,18 +1,19 @@
-"""The n-grams that the lookahead window has yielded (arXiv 2402.02057, section 3.1), by their first tokens."""
+"""Drafts from the n-grams that the lookahead window has yielded (arXiv 2402.02057, section 3.1)."""
 
 from __future__ import annotations
 
-from lp.drafting.base import Lesson, Proposals, SequenceStart
+from lp.drafting.base import Observation, Proposals, SequenceStart
 from lp.drafting.contexts import FOLLOWERS, ContextIndex, context_of
 from lp.methods import Auto
 
 # Lengths of the contexts by which n-grams are indexed.
 LENGTHS = (1, 2, 3, 4)
+# Most contexts that are kept.
 CAPACITY = 1 << 20
 
 
 class WindowNGrams:
-    """See DraftSource. Its kinds are the length of the match and the candidate's rank, the newest first."""
+    """See DraftSource. A kind is a length of the match and a rank; the newest candidate ranks first."""
 
     name = "window"
 
@@ -33,6 +34,6 @@ class WindowNGrams:
         found = self._index.lookup(path)
         return [(found[0] * FOLLOWERS, found[1])] if found else []
 
-    def learn(self, lesson: Lesson) -> None:
-        for ngram in lesson.ngrams:
+    def learn(self, observation: Observation) -> None:
+        for ngram in observation.ngrams:
             self._index.add(context_of(ngram[:-1]), ngram[-1])

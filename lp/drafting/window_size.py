@@ -1,5 +1,7 @@
-"""How large a lookahead window pays: sizes are tried for a trial of steps each, and the one that yields most tokens
-per second of modelled time is stayed with. The dearer a trial, the rarer it is.
+"""Chooses the size of the lookahead window.
+
+The size with the most tokens per modelled second is used; the others are tried now and then for some steps. The more
+time a trial costs, the rarer it is.
 """
 
 from __future__ import annotations
@@ -9,93 +11,99 @@ from dataclasses import dataclass
 
 from lp.step_cost import StepCost
 
-TRIAL = 16
-"""Steps of a trial: a window needs some to fill before it yields anything."""
-STAY = 4
-"""Steps for which a choice holds that is no trial."""
-SHARE = 0.007
-"""What trials of one size may cost of the time, should the window yield nothing."""
-SHORTEST_REST = 64
-"""Steps between two trials of a size that costs nothing."""
-MEMORY = 128.0
-"""Steps after which what a size has yielded counts a third of what it yields now."""
-NEARLY_FREE = 1.1
-"""A step with a window that is slower than one without by no more than this is begun with."""
+# Steps of a trial. A window needs some of them to fill before it yields anything.
+TRIAL_STEPS = 16
+# Steps for which the best size is used before the next choice.
+STEPS_BETWEEN_CHOICES = 4
+# Largest share of the time that trials of one size may waste if its window yields nothing.
+LARGEST_SHARE_OF_TIME = 0.007
+# Least number of steps between two trials of a size, even if it costs nothing.
+LEAST_STEPS_BETWEEN_TRIALS = 64
+# Number of steps of a size after which a step's result counts about a third as much.
+MEMORY_STEPS = 128.0
+# The first choice is the largest window with which a step takes at most this many times as long as a plain step.
+LARGEST_SLOWDOWN_AT_FIRST = 1.1
 
 
 @dataclass
 class Size:
-    """A window of some columns: what it has yielded, and the last step that it was in use.
+    """A number of columns of the window and how it has done.
 
-    rest: least number of steps between its trials.
+    steps_between_trials: least number of steps between two trials of it. tokens, seconds: what its steps have yielded
+    and their modelled time, older steps counting less. last_used: number of the last step that used it.
     """
 
     columns: int
-    rest: int
+    steps_between_trials: int
     tokens: float = 0.0
     seconds: float = 0.0
     last_used: int = 0
 
     @property
     def speed(self) -> float:
-        """Tokens per modelled second; 0 before it was tried."""
+        """Tokens per modelled second; 0 if the size has not been tried."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def learn(self, tokens: int, seconds: float) -> None:
-        keep = 1 - 1 / MEMORY
+        keep = 1 - 1 / MEMORY_STEPS
         self.tokens = keep * self.tokens + tokens
         self.seconds = keep * self.seconds + seconds
 
 
 @dataclass
 class WindowTrial:
-    """Steps in a row of one request for which a size was chosen, so that its window has the time to fill."""
+    """A size chosen for several steps of one request, as its window needs some of them to fill.
+
+    num_left: how many of the steps are left.
+    """
 
     size: Size
     num_left: int
 
 
 class WindowChoice:
-    """Chooses among numbers of columns, for all requests of one kind: what one of them tries, all learn from."""
+    """Chooses the window's number of columns. Requests of the same kind share it and learn from each other's trials."""
 
     def __init__(self, columns: Sequence[int], levels: int, cost: StepCost):
-        """columns: to choose from, ascending from 0. levels: of the window. cost: says what a step with it costs."""
+        """columns: numbers of columns to choose from, ascending from 0. levels: levels of the window, N-1. cost:
+        seconds of a step by its rows.
+        """
         parts = [cost.largest_part(1 + number * levels, number and number + levels - 1) for number in columns]
         costs = [cost.seconds[part] / cost.seconds[1] - 1 for part in parts]
         self.sizes = [
-            Size(number, max(SHORTEST_REST, round(TRIAL * cost / SHARE)))
+            Size(number, max(LEAST_STEPS_BETWEEN_TRIALS, round(TRIAL_STEPS * cost / LARGEST_SHARE_OF_TIME)))
             for number, cost in zip(columns, costs, strict=True)
         ]
         self._best = max(
-            (size for size, cost in zip(self.sizes, costs, strict=True) if cost <= NEARLY_FREE - 1),
+            (size for size, cost in zip(self.sizes, costs, strict=True) if cost <= LARGEST_SLOWDOWN_AT_FIRST - 1),
             key=lambda size: size.columns,
         )
         self._num_steps = 0
 
     def choose(self) -> WindowTrial:
-        """What a request does next: the size that has yielded most, unless the trial of another is due."""
+        """Chooses a size for a request's next steps: the best one so far, unless a trial of another is due."""
         self._best = max(self.sizes, key=lambda size: (size.speed, size is self._best))
-        due = [size for size in self.sizes if self._num_steps - size.last_used >= self._rest(size)]
+        due = [size for size in self.sizes if self._num_steps - size.last_used >= self._steps_between_trials(size)]
         if not due:
-            return WindowTrial(self._best, STAY)
-        trial = min(due, key=lambda size: size.last_used)
-        trial.last_used = self._num_steps  # no second request is to try it at the same time
-        return WindowTrial(trial, TRIAL)
+            return WindowTrial(self._best, STEPS_BETWEEN_CHOICES)
+        tried = min(due, key=lambda size: size.last_used)
+        tried.last_used = self._num_steps  # so that no other request tries it at the same time
+        return WindowTrial(tried, TRIAL_STEPS)
 
-    def _rest(self, size: Size) -> float:
-        """Steps between its trials: the more it falls behind the best, the more of them."""
+    def _steps_between_trials(self, size: Size) -> float:
+        """Steps to wait between two trials of a size: the slower it is than the best one, the more of them."""
         if size is self._best:
             return float("inf")
         behind = 1 - size.speed / self._best.speed if size.speed else 0.0
-        return max(size.rest, TRIAL * behind / SHARE)
+        return max(size.steps_between_trials, TRIAL_STEPS * behind / LARGEST_SHARE_OF_TIME)
 
     def learn(self, trial: WindowTrial, tokens: int, seconds: float) -> None:
-        """What a step of a trial yielded, and its modelled time."""
+        """Notes the tokens that a step of a trial yielded and its modelled seconds."""
         self._num_steps += 1
         trial.num_left -= 1
         trial.size.last_used = self._num_steps
         trial.size.learn(tokens, seconds)
 
     def state(self) -> list[object]:
-        """All there is, for checksums."""
+        """The whole state, for checksums."""
         return [self._best.columns, self._num_steps, *self.sizes]

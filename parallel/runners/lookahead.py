@@ -1,8 +1,10 @@
 """Lookahead parallelism (arXiv 2402.02057, section 3.4): every rank holds the whole model and computes a part of the
-token tree; one exchange of small integers then gives every rank all answers. Nothing else is communicated.
+token tree. One exchange of small integers then gives every rank all answers. Nothing else is communicated.
 
-A rank's answers travel as int32 [L, C]: L rows of the largest part (shorter parts are padded), C columns of packed
-answers (see Answers.pack). Gathered they are [ranks, L, C]; merged, [R, C] for the R rows of the whole tree.
+    R rows of the whole tree, L rows of its largest part, C columns of packed answers (see Answers.pack)
+
+A rank sends its answers as int32 [L, C]; smaller parts are padded with rows of zeros. Gathered, they are
+[ranks, L, C]. Merged, they are [R, C].
 """
 
 from __future__ import annotations
@@ -20,20 +22,20 @@ from parallel.runners.partition import TreePartitioner
 
 
 class LookaheadParallel(ForwardRunner):
-    """A Runner around this rank's own Runner. All ranks call it with the same trees in the same order.
+    """A Runner around this rank's own runner. All ranks call it with the same trees in the same order.
 
-    A replica is one rank, or the ranks of a tensor-parallel group, which then all answer the replica's part.
+    A replica is a single rank or a tensor-parallel group, whose ranks all compute the same part of the tree.
     """
 
     def __init__(self, inner: ForwardRunner, channel: Channel, ranks_per_replica: int = 1):
-        """ranks_per_replica: neighbouring ranks that hold one replica between them."""
+        """inner: this rank's own runner. ranks_per_replica: number of neighbouring ranks that hold one replica."""
         super().__init__()
         self.inner = inner
         self.channel = channel
         self.ranks_per_replica = ranks_per_replica
         self.num_parts = channel.num_ranks // ranks_per_replica
+        # By sequence id, made at a sequence's first step: the runner of an earlier epoch may have opened the sequence.
         self._partitioners: defaultdict[str, TreePartitioner] = defaultdict(lambda: TreePartitioner(self.num_parts))
-        """Of the sequences that have had a step: some may have been opened by the runner of an earlier epoch."""
 
     @property
     def cache_bytes(self) -> int:
@@ -47,7 +49,10 @@ class LookaheadParallel(ForwardRunner):
         self._partitioners.pop(sequence.id, None)
 
     def forward(self, step: StepInput) -> Answers:
-        """Every replica's answers for its part, merged; of a row in several parts the lowest rank's answer counts."""
+        """Computes this replica's part and merges the answers of all replicas.
+
+        If a row is in several parts, the answer of the lowest rank counts.
+        """
         tree = step.tree
         parts = self._partitioners[step.sequence.id].split(tree, step.sequence.tokens)
         own_part = parts[self.channel.rank // self.ranks_per_replica]

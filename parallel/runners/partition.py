@@ -1,9 +1,9 @@
-"""Splits token trees into parts for replicas: closed under ancestors, covering all rows, each replica with as little to
-compute as can be.
+"""Splits token trees into parts for replicas. Parts are closed under ancestors and cover all rows, and the replica with
+the most work has as little of it as possible.
 
-Leaves are taken in depth-first order, so that neighbours share most of their path, and each replica gets a run of them.
-Which runs make the most work of a replica smallest is found by bisection; a later window column, whose path is longer,
-so costs its replica more and gets fewer neighbours.
+Leaves are taken in depth-first order, so that neighbours share most of their paths. Each replica gets a run of
+consecutive leaves. A bisection finds the runs for which the largest work is smallest. A late column of the window has a
+long path, so its replica gets fewer other leaves.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from lp.tree import TokenTree, chain, descend
 
 
 class TreePartitioner:
-    """How the trees of one sequence are split, step after step. Tokens that were accepted from a part of one replica
-    are a trunk that the others have yet to compute, and those get so much less of the next tree.
+    """Splits the trees of one sequence, step after step.
+
+    Accepted tokens that one replica has computed are missing from the caches of the others. These compute them in the
+    next step, as a trunk above the tree, and get a smaller part of that tree.
     """
 
     def __init__(self, num_replicas: int):
@@ -25,13 +27,16 @@ class TreePartitioner:
         self._length = 0
 
     def split(self, tree: TokenTree, tokens: Sequence[int]) -> list[list[int]]:
-        """Ascending rows for each replica. tokens: the sequence, whose last token is the tree's root."""
+        """The rows of each replica's part, ascending. tokens: the sequence, whose last token is the tree's root."""
         parts = partition(tree, self.num_replicas, self._trunks(tokens))
         self._tree, self._parts, self._length = tree, list(map(set, parts)), len(tokens)
         return parts
 
     def _trunks(self, tokens: Sequence[int]) -> list[int]:
-        """Tokens before the root that each replica lacks; none where the last step was not the one before this."""
+        """For each replica, the number of tokens before the root that it lacks.
+
+        All are 0 in the first step, and after the sequence was resumed with fewer tokens.
+        """
         accepted = tokens[self._length : -1]
         if not self._parts or len(tokens) <= self._length:
             return [0] * self.num_replicas
@@ -41,9 +46,9 @@ class TreePartitioner:
 
 
 def partition(tree: TokenTree, num_parts: int, trunks: Sequence[int] = ()) -> list[list[int]]:
-    """`num_parts` ascending lists of rows. Each holds the root; a replica with nothing else to do computes it alone.
+    """Splits a tree into `num_parts` ascending lists of rows. Each contains the root, and some nothing else.
 
-    trunks: rows that each replica has to compute besides; () is none.
+    trunks: for each replica, the number of rows that it has to compute besides its part; () is none for all.
     """
     if num_parts == 1:
         return [list(range(len(tree)))]
@@ -63,7 +68,7 @@ def partition(tree: TokenTree, num_parts: int, trunks: Sequence[int] = ()) -> li
 
 
 def _leaves(tree: TokenTree) -> tuple[list[int], list[int]]:
-    """Leaves in depth-first order, and how many rows each adds to a part that holds the leaf before it."""
+    """Leaves in depth-first order, and the number of rows that each adds to a part with the leaf before it."""
     leaves, new_rows = [], []
     stack = [0]
     fresh = 0
@@ -79,7 +84,7 @@ def _leaves(tree: TokenTree) -> tuple[list[int], list[int]]:
 
 
 def _runs(leaves: list[int], new_rows: list[int], depths: list[int], capacities: list[int]) -> list[list[int]] | None:
-    """Fills part after part, each up to its capacity in rows; None if leaves are left over."""
+    """Fills part after part with leaves, each up to its capacity in rows. None if the parts cannot take all leaves."""
     runs: list[list[int]] = [[] for _ in capacities]
     part = size = 0
     for leaf, added in zip(leaves, new_rows, strict=True):
@@ -97,4 +102,5 @@ def _runs(leaves: list[int], new_rows: list[int], depths: list[int], capacities:
 
 
 def _closure(tree: TokenTree, leaves: list[int]) -> list[int]:
+    """The root, the leaves and all their ancestors, ascending."""
     return sorted({0}.union(*(tree.path(leaf) for leaf in leaves)))

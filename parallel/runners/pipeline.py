@@ -1,12 +1,16 @@
 """Pipeline parallelism: every rank holds a stage of the model's layers (Huang et al., GPipe, arXiv 1811.06965).
 
-All ranks plan the same trees and keep the same rows in their caches. A step's hidden states go from stage to stage; the
-last stage chooses the tokens and sends them to all others. As many steps as there are stages may be under way, each of
-another sequence: with one sequence the stages wait for one another. Knows nothing of how a model is cut into stages.
+All ranks plan the same trees and keep the same rows in their caches. Hidden states go from stage to stage; the last
+stage chooses the tokens and sends them to all others. As many batches of steps as there are stages may be under way,
+each step of another sequence: with a single sequence, stages wait for one another. Knows nothing of how a model is cut
+into stages.
 
-Messages of a step of R rows, on S stages, C columns of packed answers (see Answers.pack), H integers of a header:
-from stage to stage bytes of the headers int32 [S, H], then of the hidden states [R, hidden] in the model's dtype;
-from the last stage to all others int32 [S * H + R * C], the headers and then the answers.
+    S stages, R rows of a step's tree, F rows of a forward: a chunk of a prompt, or a trunk and the tree,
+    H integers of a header, C columns of packed answers (see Answers.pack)
+
+From stage to stage goes one message of bytes for each forward: the headers as int32 [S, H], then the hidden states
+[F, hidden] in the model's dtype. From the last stage to all others goes one message for each step: the headers and then
+the answers, int32 [S * H + R * C].
 """
 
 from __future__ import annotations
@@ -32,15 +36,16 @@ from parallel.comm.channel import HEADER, Channel
 class PipelineParallel:
     """A Runner of one stage. All ranks call it with the same trees in the same order.
 
-    What `Channel.gather` does for its headers, the messages of a step do on their way: each stage adds its own header,
-    and the last sends all of them back with the answers.
+    It needs no `Channel.gather` for the headers of a step: each stage adds its own header to the message for the next
+    one, and the last stage sends all of them back with the answers.
     """
 
     num_parts = 1
 
     def __init__(self, model: CausalModel, pipeline: Collectives, channel: Channel, prefill_chunk: int = 512):
-        """model: this rank's stage. pipeline: all ranks of the channel, in the order of their stages. prefill_chunk:
-        most rows of a prompt in one forward; while a stage computes one, the stage before computes the next.
+        """model: this rank's stage. pipeline: collectives among all ranks of the channel, in the order of their stages.
+        prefill_chunk: most rows of a prompt in one forward; while a stage computes one chunk, the stage before it
+        computes the next.
         """
         assert pipeline.num_ranks == channel.num_ranks, "every rank is a stage"
         self.model = model
@@ -50,7 +55,7 @@ class PipelineParallel:
         self.depth = pipeline.num_ranks
         self.states: dict[str, SequenceState] = {}
         self._under_way: deque[list[StepInput]] = deque()
-        # On the last stage: results of steps that have not been finished yet.
+        # Headers and answers of the steps that have not been finished yet; used on the last stage only.
         self._published: deque[np.ndarray] = deque()
 
     @property
@@ -64,13 +69,13 @@ class PipelineParallel:
         del self.states[sequence.id]
 
     def start(self, steps: list[StepInput]) -> None:
-        """Computes this stage's layers; waits for the stage before, but not for answers."""
+        """Computes this stage's layers for each step. Waits for the stage before it, but not for answers."""
         for step in steps:
             self._compute(step)
         self._under_way.append(steps)
 
     def finish(self) -> list[Answers]:
-        """Waits for the last stage. Raises StateDiverged, on all ranks alike, and RankLost."""
+        """Waits for the last stage's answers. Raises StateDiverged, on all ranks alike, and RankLost."""
         return [self._result(step) for step in self._under_way.popleft()]
 
     def abandon(self) -> None:
@@ -88,7 +93,7 @@ class PipelineParallel:
             self._publish(np.concatenate([headers.ravel(), answers.pack().ravel()]))
 
     def _result(self, step: StepInput) -> Answers:
-        """What the last stage has sent of a step; steps come in the order in which they were started."""
+        """The answers of the oldest step that has not been finished, which must be `step`."""
         num_columns = _num_columns(step)
         if self._is_last:
             result = self._published.popleft()
@@ -110,7 +115,10 @@ class PipelineParallel:
     def _forward(
         self, tree: TokenTree, cache: KVCache, num_logits: int, fingerprint: int = 0
     ) -> tuple[Tensor, np.ndarray]:
-        """Logits, which mean something on the last stage alone, and the headers of all stages up to this one."""
+        """Logits [num_logits, V] (meaningless before the last stage) and headers [S, H] of the stages up to this one.
+
+        V is the vocabulary size.
+        """
         headers = np.zeros((self.depth, HEADER), dtype=np.int32)
         incoming = None
         if not self._is_first:
@@ -123,12 +131,12 @@ class PipelineParallel:
         return logits, headers
 
     def _send_hidden(self, headers: np.ndarray, hidden: Tensor) -> None:
-        """In one message, the headers' bytes first."""
+        """Sends one message to the next stage, with the headers' bytes first."""
         parts = [torch.from_numpy(headers).to(hidden.device), hidden.contiguous()]
         self.pipeline.send(torch.cat([part.view(-1).view(torch.uint8) for part in parts]), self.pipeline.rank + 1)
 
     def _receive_hidden(self, num_rows: int) -> tuple[np.ndarray, Tensor]:
-        """Headers [stages, HEADER] and hidden states [1, R, hidden]."""
+        """Headers [S, H] and hidden states [1, F, hidden] from the stage before. num_rows: F."""
         config: Any = self.model.model.config.get_text_config(decoder=True)
         num_header_bytes = self.depth * HEADER * 4
         num_bytes = num_header_bytes + num_rows * config.hidden_size * self.model.dtype.itemsize
@@ -137,13 +145,13 @@ class PipelineParallel:
         return headers, message[num_header_bytes:].view(self.model.dtype).view(1, num_rows, config.hidden_size)
 
     def _publish(self, result: np.ndarray) -> None:
-        """Gives every rank the result of a step, the first stage first: it is the one that goes on."""
+        """Sends the result of a step to every other stage, the first one first, as it begins the next step."""
         for stage in range(self.depth - 1):
             self.pipeline.send(torch.from_numpy(result).to(self.model.device), stage)
         self._published.append(result)
 
 
 def _num_columns(step: StepInput) -> int:
-    """Columns of packed answers, see Answers.pack."""
+    """C, the number of columns of the step's packed answers."""
     num_top = step.sequence.sampling.logprobs
     return max(1, step.num_candidates) + (0 if num_top is None else 1 + 2 * num_top)

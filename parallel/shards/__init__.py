@@ -1,4 +1,4 @@
-"""The part of a model that one rank holds: slices of every layer (tp) or a run of layers (pp), and its weights.
+"""The part of a model that one rank holds and how it is read: a slice of every layer (tp), or some of the layers (pp).
 
 Knows no token tree and no request.
 """

@@ -1,9 +1,9 @@
-"""Splits a Hugging Face model into the stages of a pipeline: each holds a run of the layers, the first also the
-embedding, the last also the norm and the head.
+"""Splits a Hugging Face model into the stages of a pipeline. Each stage holds consecutive layers; the first one also
+holds the embedding, and the last one the norm and the head.
 
-Applied from outside, by the model's own plan. The list of layers keeps its length, so that indices, types of layer and
-masks stay right: modules without weights stand in for the layers of other stages. Hidden states come in and go out
-through the step that every layer is given. Knows nothing of ranks, or of how hidden states travel.
+The split is applied from outside, by the model's own plan. Modules without weights stand in for the layers of other
+stages, so that the list of layers keeps its length and layer indices, layer types and masks stay right. Hidden states
+come in and go out through the `Step` that every layer is given. Knows nothing of ranks, or of how hidden states travel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from parallel.shards.weights import empty_model, fill, num_weight_bytes
 
 _LAYERS = "layers"
 _NUM_PLACEHOLDERS = 251
-_PLACEHOLDER_SCALE = 0.02  # that of fresh embeddings: what layers add must outweigh it when their exactness is tried
+# The scale of untrained embeddings. What the layers add must outweigh it when their exactness is checked.
+_PLACEHOLDER_SCALE = 0.02
 
 
 def read_stage(index: int, num_stages: int) -> Reader:
@@ -43,7 +44,10 @@ def read_stage(index: int, num_stages: int) -> Reader:
 
 
 def check_stages(config: PreTrainedConfig, num_stages: int) -> None:
-    """Raises ValueError naming the numbers, or UnsupportedArchitecture if there is no plan."""
+    """Checks that a model can be split into stages.
+
+    Raises ValueError if it has fewer layers than stages, or UnsupportedArchitecture if it has no plan.
+    """
     text: Any = config.get_text_config(decoder=True)
     name = (config.architectures or [config.model_type])[0]
     if not text.base_model_pp_plan:
@@ -58,9 +62,9 @@ def check_stages(config: PreTrainedConfig, num_stages: int) -> None:
 
 
 def cut_stage(model: PreTrainedModel, index: int, num_stages: int) -> list[int]:
-    """Takes out of a model, in place, what other stages hold; the indices of the layers that stay.
+    """Removes from a model, in place, what other stages hold. Returns the indices of the layers that it keeps.
 
-    Raises UnsupportedArchitecture for a model whose plan does not say of all weights where they belong.
+    Raises UnsupportedArchitecture for a model whose plan does not cover all weights.
     """
     parts = _find_parts(model)
     own = share_out(
@@ -82,13 +86,14 @@ def cut_stage(model: PreTrainedModel, index: int, num_stages: int) -> list[int]:
 
 
 def share_out(sizes: Sequence[int], num_stages: int, first: int = 0, last: int = 0) -> list[range]:
-    """Cuts layers into one run for each stage, as even as can be: the squares of what they hold have the least sum.
+    """Gives each stage a range of layers, as evenly as possible: the sum of the squares of the stages' sizes is least.
 
-    sizes: of the layers, no fewer than stages. first, last: what the first and the last stage hold besides.
+    sizes: size of each layer; there must be at least as many layers as stages. first, last: sizes of what the first and
+    the last stage hold besides layers.
     """
     sums = [0, *accumulate(sizes)]
+    # By the number of layers given to the stages so far: the least sum of squares, and where these stages end.
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
-    """By the number of layers given to the stages so far: least sum of squares, and where these stages end."""
     for stage in range(num_stages):
         besides = (first if stage == 0 else 0) + (last if stage == num_stages - 1 else 0)
         best = {
@@ -103,14 +108,14 @@ def share_out(sizes: Sequence[int], num_stages: int, first: int = 0, last: int =
 
 
 class EarlierLayer(nn.Module):
-    """In the place of a layer of an earlier stage: lets in what the stage before has computed."""
+    """Stands in for a layer of an earlier stage. Its output is what the stage before has computed."""
 
     def forward(self, hidden_states: Tensor, *args: Any, step: Step | None = None, **kwargs: Any) -> Tensor:
         return hidden_states if step is None or step.incoming is None else step.incoming
 
 
 class LaterLayer(nn.Module):
-    """In the place of a layer of a later stage: shows what this stage has computed."""
+    """Stands in for a layer of a later stage. It hands out what this stage has computed."""
 
     def forward(self, hidden_states: Tensor, *args: Any, step: Step | None = None, **kwargs: Any) -> Tensor:
         if step is not None:
@@ -119,9 +124,10 @@ class LaterLayer(nn.Module):
 
 
 class PlaceholderEmbedding(nn.Module):
-    """In the place of the first stage's embedding: some vector for each token, the same in every run.
+    """Stands in for the first stage's embedding: a random vector for each token, the same in every run.
 
-    It serves to try the stage's layers by themselves; otherwise what comes in takes its place.
+    It is needed to check a stage's layers by themselves. In a pipeline its output is replaced by the hidden states of
+    the stage before.
     """
 
     def __init__(self, hidden_size: int, dtype: torch.dtype):
@@ -135,7 +141,7 @@ class PlaceholderEmbedding(nn.Module):
 
 @dataclass(frozen=True)
 class _Parts:
-    """Names of a model's embedding and of what comes after its layers (norm and head); the list of layers itself."""
+    """Parts of a model. embedding: its name. layers: the list itself. ends: names of the norm and the head."""
 
     embedding: str
     layers: nn.ModuleList

@@ -1,9 +1,10 @@
 """Tensor parallelism: the weights of every layer are split among the ranks (Shoeybi et al., arXiv 1909.08053).
 
-Applied from outside to a Hugging Face model, by its own plan. A column-parallel module computes a stretch of its
-outputs, a row-parallel one takes that stretch as its inputs, and an all-reduce adds up what the ranks have: two a
-layer. The vocabulary is split as well, where it divides: one all-reduce for the embedding, one all-gather of logits.
-Every rank ends with the whole logits, so it decodes as a single device does.
+The split is applied from outside to a Hugging Face model, by the model's own plan. A column-parallel module computes a
+slice of its outputs. The row-parallel module after it takes that slice as its inputs, and an all-reduce adds up the
+outputs of the ranks. Most layers need two all-reduces. The vocabulary is split as well if it divides: the embedding
+then needs one all-reduce and the logits one all-gather. Every rank gets the whole logits, so it decodes as a single
+device does.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from parallel.shards.weights import empty_model, fill, name_of
 COLUMN, ROW = "colwise", "rowwise"
 COLUMN_WHOLE_OUTPUT, ROW_WHOLE_INPUT = "colwise_gather_output", "rowwise_split_input"
 STYLES = {COLUMN, ROW, COLUMN_WHOLE_OUTPUT, ROW_WHOLE_INPUT}
+# The names of styles that leave a module whole on every rank begin with this.
 REPLICATED = "replicate"
-"""How the names of styles begin that leave a module whole on every rank."""
 
 
 def read_sharded(collectives: Collectives) -> Reader:
@@ -46,7 +47,10 @@ def read_sharded(collectives: Collectives) -> Reader:
 
 
 def check_degree(config: PreTrainedConfig, degree: int) -> None:
-    """Raises ValueError naming the numbers that do not divide, or UnsupportedArchitecture if there is no plan."""
+    """Checks that a model can be split among `degree` ranks.
+
+    Raises ValueError naming the sizes that do not divide, or UnsupportedArchitecture if the model has no plan.
+    """
     text = config.get_text_config(decoder=True)
     name = (config.architectures or [config.model_type])[0]
     if not getattr(text, "base_model_tp_plan", None):
@@ -69,9 +73,9 @@ def check_degree(config: PreTrainedConfig, degree: int) -> None:
 
 
 def plan(model: PreTrainedModel, degree: int) -> dict[str, str]:
-    """The style of each module that is split, by its name.
+    """The style of each module that is split, by the module's name.
 
-    Raises UnsupportedArchitecture for a style that is unknown, and for a plan that fits none of the model's modules.
+    Raises UnsupportedArchitecture for an unknown style, and for a plan that fits none of the model's modules.
     """
     base = model.base_model_prefix
     text: Any = model.config.get_text_config(decoder=True)
@@ -82,7 +86,7 @@ def plan(model: PreTrainedModel, degree: int) -> dict[str, str]:
     styles = {}
     for name, part in parts.items():
         style = next((patterns[p] for p in patterns if re.fullmatch(_expression(p), name)), REPLICATED)
-        if style.startswith(REPLICATED) or part is embedding:  # which is split with the head, whatever the plan
+        if style.startswith(REPLICATED) or part is embedding:  # the embedding is split with the head, whatever the plan
             continue
         if style not in STYLES or not isinstance(part, nn.Linear):
             raise UnsupportedArchitecture(
@@ -99,11 +103,12 @@ def plan(model: PreTrainedModel, degree: int) -> dict[str, str]:
 
 
 def _expression(pattern: str) -> str:
+    """A regular expression for a pattern of the plan, in which * is the index of a layer."""
     return re.escape(pattern).replace(r"\*", r"\d+")
 
 
 def _with_vocabulary(model: PreTrainedModel, styles: dict[str, str], degree: int) -> dict[str, str]:
-    """The embedding is split with the head; both stay whole if the vocabulary does not divide."""
+    """Adds the embedding if the head is split; removes the head if the vocabulary does not divide."""
     embedding, head = _embeddings(model)
     head_name = name_of(model, head)
     if embedding.num_embeddings % degree or head_name not in styles:
@@ -118,7 +123,10 @@ def _embeddings(model: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
 
 
 def shards(model: nn.Module, styles: Mapping[str, str], rank: int, degree: int) -> dict[str, Shard]:
-    """What a rank holds of the parameters of split modules. Raises ValueError for a size that does not divide."""
+    """The shard that a rank holds of each parameter of the split modules, by the parameter's name.
+
+    Raises ValueError for a size that does not divide.
+    """
     found = {}
     for name, style in styles.items():
         along_rows = style in (COLUMN, COLUMN_WHOLE_OUTPUT)
@@ -136,7 +144,7 @@ def shards(model: nn.Module, styles: Mapping[str, str], rank: int, degree: int) 
 
 
 def connect(model: PreTrainedModel, styles: Mapping[str, str], collectives: Collectives) -> None:
-    """Adds the collectives to the split modules of a model whose weights are there."""
+    """Adds the collectives to the split modules of a model whose weights have been read."""
     for name, style in styles.items():
         module = model.get_submodule(name)
         if isinstance(module, nn.Embedding):
@@ -152,9 +160,9 @@ def connect(model: PreTrainedModel, styles: Mapping[str, str], collectives: Coll
 
 
 def _split_vocabulary(model: PreTrainedModel, embedding: nn.Embedding, collectives: Collectives) -> None:
-    """Tokens of other ranks look up a row of zeros, and the sum over the ranks is the embedding.
+    """Makes tokens of other ranks look up a row of zeros, so that the sum over the ranks is the embedding.
 
-    A tied head keeps sharing its memory: it is all rows but that one.
+    A tied head still shares the embedding's memory: it is all rows except the row of zeros.
     """
     size, first = embedding.weight.shape[0], embedding.weight.shape[0] * collectives.rank
     head = _embeddings(model)[1]

@@ -1,7 +1,7 @@
-"""The safetensors files of a checkpoint, read a tensor at a time.
+"""Reads the safetensors files of a checkpoint one tensor at a time.
 
-Only what is asked for comes into memory, and only the files that hold it are opened, or fetched from the hub. Knows
-nothing of what a rank needs.
+Only the tensors asked for come into memory, and only the files that contain them are opened, or fetched from the hub.
+Knows nothing of what a rank needs.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Shard:
-    """The `index`-th of `count` equal stretches of a tensor along a dimension."""
+    """The `index`-th of `count` equal slices of a tensor along the dimension `dim`."""
 
     dim: int
     index: int
     count: int
 
     def bounds(self, shape: Sequence[int]) -> tuple[slice, ...]:
-        size, rest = divmod(shape[self.dim], self.count)
-        assert not rest, f"{self} of {list(shape)}"
+        """One slice for each dimension of a tensor of that shape."""
+        size, remainder = divmod(shape[self.dim], self.count)
+        assert not remainder, f"{self} does not divide {list(shape)}"
         along = slice(self.index * size, (self.index + 1) * size)
         return tuple(along if dim == self.dim else slice(None) for dim in range(len(shape)))
 
 
 class WeightFiles:
-    """The tensors of a checkpoint by their names. A context, as it keeps files open."""
+    """The tensors of a checkpoint, by name. It is a context manager, as it keeps files open."""
 
     def __init__(self, path: str) -> None:
         """path: folder or hub id. Raises CheckpointError."""
@@ -59,24 +60,26 @@ class WeightFiles:
         self._stack.close()
 
     def names(self, model: PreTrainedModel) -> dict[str, str]:
-        """By the model's own name for it, the name of each tensor. transformers renames what older versions saved.
+        """The name in the files of each tensor, by the model's own name for it.
 
-        Without the tensors that transformers would compute anew, such as experts that it puts together.
+        The two differ where older versions of transformers saved a tensor under another name. Tensors are left out if
+        transformers would compute them from several others, such as the experts of a layer joined into one.
         """
         transforms = get_model_conversion_mapping(model)
         renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
         converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
         ties, prefix = model.all_tied_weights_keys, model.base_model_prefix
-        own = dict.fromkeys([*model.state_dict(), *ties, *ties.values()], True)  # a rank may lack one of two tied ones
+        own = dict.fromkeys([*model.state_dict(), *ties, *ties.values()], True)  # a rank may hold one of two tied ones
         renamed = {key: rename_source_key(key, renamings, converters, prefix, own) for key in self._file_of}
         return {name: key for key, (name, converter) in renamed.items() if converter is None}
 
     def read(
         self, key: str, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """A tensor, or a stretch of it, in memory of its own; what is not floating point keeps its dtype.
+        """A tensor, or a shard of it, in memory of its own. A tensor that is not of floating point keeps its dtype.
 
-        expected: shape of the whole tensor. Raises CheckpointError if it has another, or cannot be read.
+        expected: shape of the whole tensor. Raises CheckpointError if the shape is another, or the tensor cannot be
+        read.
         """
         part = self._open(self._file_of[key]).get_slice(key)
         if tuple(part.get_shape()) != tuple(expected):
@@ -84,12 +87,12 @@ class WeightFiles:
                 f"the weights of {self.path!r} do not fit its config.json: {key} has shape {list(part.get_shape())}, "
                 f"not {list(expected)}"
             )
-        view = part[shard.bounds(expected) if shard else ...]  # perhaps of the whole mapped file
+        view = part[shard.bounds(expected) if shard else ...]  # it may keep the whole file mapped, so it is copied
         dtype = dtype if view.is_floating_point() else view.dtype
         return torch.empty(view.shape, dtype=dtype, device=device).copy_(view)
 
     def _list_tensors(self) -> dict[str, str]:
-        """The file of each tensor. One file has them all, or an index says which has what."""
+        """The file of each tensor: a single file has them all, or an index lists the file of each."""
         if self._has(_SINGLE):
             return dict.fromkeys(self._open(_SINGLE).keys(), _SINGLE)
         try:
@@ -114,7 +117,7 @@ class WeightFiles:
         return self._opened[file]
 
     def _locate(self, file: str) -> Path:
-        """In the folder; of a hub id, in the cache, fetched if need be."""
+        """The path of a file: in the folder, or in the hub's cache, into which it is fetched if it is missing."""
         folder = Path(self.path)
         return folder / file if folder.is_dir() else Path(hf_hub_download(self.path, file))
 

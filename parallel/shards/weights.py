@@ -1,7 +1,7 @@
-"""A part of a model: built from its configuration without memory for weights, then filled with what this rank holds.
+"""Loads a part of a model: the model is built without memory for weights, then filled with what this rank holds.
 
-What a rank does not hold at all is taken out of the empty model first; of what it holds in part, a stretch is read.
-Knows nothing of why a rank holds what it holds.
+Modules that the rank does not hold are removed from the empty model first. Of a parameter that it holds in part, only
+its shard is read. Knows nothing of how the model is split among ranks.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from parallel.shards.weight_files import Shard, WeightFiles
 
 
 def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """Its parameters have shapes but no memory; buffers that are computed (rotary embeddings) are there.
+    """A model whose parameters have shapes but no memory. Computed buffers (rotary embeddings) are there.
 
-    Raises CheckpointError for quantized weights, which are more than tensors of the model's shapes.
+    Raises CheckpointError for quantized weights, as they have other tensors than the model's.
     """
     if getattr(config, "quantization_config", None) is not None:
         raise CheckpointError(
-            "the checkpoint is quantized, and a part of such weights cannot be read: use one that is not, or "
-            "parallel=lp, or parallel=single"
+            "the checkpoint is quantized, and such weights cannot be read in parts: use a checkpoint that is not "
+            "quantized, or parallel=lp, or parallel=single"
         )
     with init_empty_weights(include_buffers=False):
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
@@ -38,9 +38,9 @@ def fill(
     device: torch.device,
     shards: Mapping[str, Shard] | None = None,
 ) -> None:
-    """Gives every parameter of an empty model its memory and content.
+    """Gives every parameter of an empty model memory and content.
 
-    path: folder or hub id. shards: what is held of the tensors that are not held whole, by the parameter's name.
+    path: folder or hub id. shards: by the parameter's name, the shard to read; parameters not named are read whole.
     Raises CheckpointError.
     """
     shards = shards or {}
@@ -57,7 +57,7 @@ def fill(
 
 
 def num_weight_bytes(model: nn.Module) -> int:
-    """Bytes of all parameters, shared memory once; of an empty model, the bytes that they will have."""
+    """Bytes of all parameters, with shared memory counted once. An empty model counts as if it were filled."""
     storages = {p.untyped_storage().data_ptr() or id(p): p.untyped_storage().nbytes() for p in model.parameters()}
     return sum(storages.values())
 
@@ -68,7 +68,7 @@ def name_of(model: nn.Module, module: nn.Module) -> str:
 
 
 def _keys(model: PreTrainedModel, files: WeightFiles) -> dict[str, str]:
-    """The name in the files of each parameter that this rank holds; of two tied ones, the files may have either."""
+    """The name in the files of each parameter of the model. The files may contain either of two tied parameters."""
     names = files.names(model)
     ties = model.all_tied_weights_keys.items()
     for name, twin in [*ties, *((source, target) for target, source in ties)]:
@@ -77,8 +77,8 @@ def _keys(model: PreTrainedModel, files: WeightFiles) -> dict[str, str]:
     missing = [name for name in model.state_dict() if name not in names]
     if missing:
         raise CheckpointError(
-            f"the weights of {files.path!r} have no tensor {missing[0]}. Where every rank reads a part of them, there "
-            "must be one for each of the model's parameters; parallel=lp and parallel=single read all that "
+            f"the weights of {files.path!r} have no tensor {missing[0]}. Reading them in parts needs a tensor for "
+            "each of the model's parameters; use parallel=lp or parallel=single, which read everything that "
             "transformers can convert"
         )
     return names
@@ -95,7 +95,9 @@ def _assign(model: nn.Module, name: str, content: Tensor) -> None:
 
 
 def _tie(model: PreTrainedModel) -> None:
-    """Makes tied parameters one again where this rank holds both. As in transformers, those that differ stay two."""
+    """Makes two tied parameters share their memory if this rank holds both. As in transformers, they stay separate if
+    their values differ.
+    """
     held = dict(model.named_parameters(remove_duplicate=False))
     for target, source in model.all_tied_weights_keys.items():
         if target in held and source in held and torch.equal(held[target], held[source]):

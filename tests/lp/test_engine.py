@@ -34,7 +34,7 @@ def test_requests_take_turns_and_do_not_disturb_each_other(llama: Engine) -> Non
 
 
 class TwoAtATime(SingleDevice):
-    """A runner that takes two requests' steps at a time, and remembers how many were under way."""
+    """A runner that takes two batches at a time and remembers the most steps that were under way at once."""
 
     depth = 2
 
@@ -53,11 +53,11 @@ class TwoAtATime(SingleDevice):
         return super().finish()
 
     def close(self, sequence: Sequence) -> None:
-        assert sequence.id not in self.under_way, "a sequence is let go whose step is under way"
+        assert sequence.id not in self.under_way, "a sequence is closed while a step of it is under way"
         super().close(sequence)
 
 
-def test_steps_of_several_requests_under_way_at_once(llama: Engine) -> None:
+def test_steps_of_several_requests_are_under_way_at_once(llama: Engine) -> None:
     prompts = [[5, 9, 5, 9], [40, 41, 42], [7], [8, 8]]
     alone = [llama.generate(prompt, max_new_tokens=12, sampling=GREEDY).token_ids for prompt in prompts]
     runner = TwoAtATime(llama)
@@ -66,8 +66,8 @@ def test_steps_of_several_requests_under_way_at_once(llama: Engine) -> None:
         stopping = Stopping(max_new_tokens=12)
         engine.submit(engine.request_builder.build(prompt, Lookahead(), GREEDY, stopping, request_id=str(number)))
     assert engine.step()[0].request_id == "0" and runner.under_way == ["1"]
-    assert engine.cancel("1") and runner.under_way == []  # one whose step is under way
-    assert engine.cancel("3") and engine.num_running == 2  # one that has not begun
+    assert engine.cancel("1") and runner.under_way == []  # its step is under way
+    assert engine.cancel("3") and engine.num_running == 2  # it has not had a step
     tokens: dict[str, list[int]] = {}
     while not engine.is_idle:
         (progress,) = engine.step()
@@ -76,7 +76,7 @@ def test_steps_of_several_requests_under_way_at_once(llama: Engine) -> None:
     assert runner.most == 2 and not runner.states
 
 
-def test_streams_side_by_side(llama: Engine) -> None:
+def test_streams_run_side_by_side(llama: Engine) -> None:
     first, second = (llama.stream(prompt, max_new_tokens=12, sampling=GREEDY) for prompt in ([5, 9], [40, 41]))
     mixed: list[list[int]] = [[], []]
     for one, two in zip(first, second, strict=False):
@@ -89,7 +89,7 @@ def test_streams_side_by_side(llama: Engine) -> None:
     assert llama.is_idle
 
 
-def test_a_stream_that_is_closed_frees_its_place(llama: Engine) -> None:
+def test_closing_a_stream_ends_its_request(llama: Engine) -> None:
     stream = llama.stream([5, 9, 5], max_new_tokens=50, sampling=GREEDY)
     next(stream)
     assert llama.num_running == 1
@@ -97,7 +97,7 @@ def test_a_stream_that_is_closed_frees_its_place(llama: Engine) -> None:
     assert llama.is_idle
 
 
-def test_not_a_number_ends_the_request_it_met(checkpoint_folder: Callable[[str], Path]) -> None:
+def test_nan_ends_only_the_request_in_which_it_occurs(checkpoint_folder: Callable[[str], Path]) -> None:
     engine = Engine.from_pretrained(str(checkpoint_folder("llama")), device="cpu")
     head = engine.checkpoint.model.model.get_output_embeddings().weight
     stream = engine.stream([5, 9, 5], max_new_tokens=50, decode=Autoregressive(), sampling=GREEDY)
@@ -113,8 +113,8 @@ def test_not_a_number_ends_the_request_it_met(checkpoint_folder: Callable[[str],
     assert len(engine.generate([5, 9, 5], max_new_tokens=5, sampling=GREEDY).token_ids) == 5
 
 
-def test_not_a_number_off_the_accepted_path_changes_nothing(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row of the window may overflow in 16 bit where the text itself does not."""
+def test_nan_off_the_accepted_path_changes_nothing(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of the window may overflow in 16 bits although the rows of the text do not."""
     expected = llama.generate([5, 9, 5, 9], max_new_tokens=24, decode=Lookahead(), sampling=GREEDY)
     forward = llama.checkpoint.model.forward
 

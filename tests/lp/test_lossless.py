@@ -1,4 +1,4 @@
-"""Greedy float32 decoding gives the tokens of transformers' `generate`: for each architecture, method and size."""
+"""Greedy float32 decoding gives the same tokens as transformers' `generate`, for each architecture, method and size."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def settings(method: str, size: tuple[int, int, int]) -> DecodeSettings:
 
 
 def make_prompt(length: int, seed: int = 0) -> list[int]:
-    """Random tokens in which short pieces come back, so that there is something to look up."""
+    """Random tokens in which short pieces recur, so that there is something to look up."""
     rng = random.Random(1000 * seed + length)
     pieces = [[rng.randrange(2, VOCAB_SIZE) for _ in range(6)] for _ in range(5)]
     return [token for _ in range(length) for token in rng.choice(pieces)][:length]
@@ -48,7 +48,7 @@ def decode(engine: Engine, prompt: list[int], how: DecodeSettings, num_tokens: i
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_by_every_method(
+def test_every_architecture_with_every_method(
     architecture: str, engine_of: Callable[[str], Engine], reference_of: Callable[[str], PreTrainedModel]
 ) -> None:
     engine, reference = engine_of(architecture), reference_of(architecture)
@@ -72,7 +72,7 @@ def test_every_architecture_with_a_wide_window_and_a_long_prompt(
 
 
 def test_the_text_is_varied_and_drafts_are_accepted(llama: Engine) -> None:
-    """Otherwise equality would show little."""
+    """Without this, the tests of equality would prove little."""
     stop = Stopping(200, ignore_eos=True)
     completion = llama.generate(make_prompt(70), decode=Lookahead(), sampling=GREEDY, stopping=stop)
     assert len(set(completion.token_ids)) > 30
@@ -102,7 +102,7 @@ SOURCES_OF_AUTO = ("window_drafts", "suffix_drafts", "recycled_drafts", "shared_
 @pytest.mark.parametrize("source", SOURCES_OF_AUTO)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_each_source_of_auto_alone(temperature: float, source: str, llama: Engine) -> None:
-    """Twice, as the second request begins with what the first has taught."""
+    """It runs the request twice, as the second run starts with what was learnt in the first."""
     auto = Auto(rows=40, **{name: name == source for name in SOURCES_OF_AUTO})  # type: ignore[arg-type]
     sampling = Sampling(temperature=temperature, seed=5)
     prompt, stopping = make_prompt(50), Stopping(NUM_TOKENS, ignore_eos=True)
@@ -113,12 +113,13 @@ def test_each_source_of_auto_alone(temperature: float, source: str, llama: Engin
         completion = Completion()
         llama.submit(request)
         while completion.finish_reason is None:
-            completion.extend(llama.step())
+            (progress,) = llama.step()
+            completion.extend(progress)
         assert completion.token_ids == expected
         accepted += completion.stats.accepted
     assert set(accepted) <= {source.removesuffix("_drafts")}
     if temperature == 0 or source == "shared_drafts":
-        assert accepted, "nothing was accepted, so that equality shows little"
+        assert accepted, "no draft was accepted, so equality proves little"
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2", "gpt2"])
@@ -136,7 +137,7 @@ def test_long_prompts_are_read_in_chunks(
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2"])
 @pytest.mark.parametrize("method", METHODS)
-def test_to_the_very_end_of_the_context(
+def test_decoding_reaches_the_end_of_the_context(
     method: str,
     architecture: str,
     engine_of: Callable[[str], Engine],
@@ -156,12 +157,12 @@ def test_to_the_very_end_of_the_context(
 def test_an_end_of_sequence_inside_an_accepted_block(
     method: str, engine_of: Callable[[str], Engine], reference_of: Callable[[str], PreTrainedModel]
 ) -> None:
-    """Tokens that were accepted in mid-block are made end-of-sequence tokens, one at a time."""
+    """Tokens that were accepted before the last one of a step are made end-of-sequence tokens, one at a time."""
     architecture = "gpt2" if method == "jacobi" else "mistral"
     engine, reference = engine_of(architecture), reference_of(architecture)
     how = settings(method, (7, 5, 7))
     prompt = make_prompt(3 * SLIDING_WINDOW, seed=3)
-    if architecture == "mistral":  # what is further away than its windows reach changes nothing, but can be looked up
+    if architecture == "mistral":  # text beyond the reach of its sliding window can only be looked up
         prompt = generate_greedily(reference, prompt, 100) + prompt
     stream = engine.stream(prompt, decode=how, sampling=GREEDY, stopping=Stopping(100, ignore_eos=True))
     blocks = [progress.tokens for progress in stream]
@@ -179,7 +180,7 @@ def test_an_end_of_sequence_inside_an_accepted_block(
         assert completion.finish_reason == "stop"
 
 
-def test_the_checkpoint_says_what_ends_a_sequence(llama: Engine, llama_reference: PreTrainedModel) -> None:
+def test_the_checkpoint_names_the_tokens_that_end_a_sequence(llama: Engine, llama_reference: PreTrainedModel) -> None:
     prompt = make_prompt(20)
     text = generate_greedily(llama_reference, prompt, NUM_TOKENS)
     ends = [text[9], text[25]]
@@ -191,7 +192,7 @@ def test_the_checkpoint_says_what_ends_a_sequence(llama: Engine, llama_reference
         assert decode(engine, prompt, how, NUM_TOKENS) == text
 
 
-def test_requests_in_turn_do_not_disturb_each_other(llama: Engine, llama_reference: PreTrainedModel) -> None:
+def test_requests_that_take_turns_do_not_disturb_each_other(llama: Engine, llama_reference: PreTrainedModel) -> None:
     prompts = [make_prompt(length, seed=7) for length in (3, 90, 17)]
     hows = [Lookahead(7, 5, 7), Autoregressive(), Jacobi(4)]
     expected = [generate_greedily(llama_reference, prompt, NUM_TOKENS) for prompt in prompts]

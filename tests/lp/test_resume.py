@@ -1,4 +1,4 @@
-"""A request goes on from its token ids: with the caches that a runner has, with none, from any point, in any method."""
+"""A request continues from its token ids, with or without KV caches, from any point and with any method."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAMPLED = Sampling(temperature=0.9, top_p=0.9, repetition_penalty=1.2, presence_
 
 @pytest.fixture
 def engine(llama: Engine) -> Engine:
-    """One that nobody else serves with."""
+    """An engine of this test alone."""
     return Engine(llama.checkpoint)
 
 
@@ -38,6 +38,7 @@ def request_of(engine: Engine, decode: DecodeSettings, sampling: Sampling, name:
 
 
 def finish(engine: Engine, name: str, done: Completion) -> Completion:
+    """Runs the engine until the request is complete, and adds its progress to `done`."""
     while done.finish_reason is None:
         (progress,) = engine.step()
         if progress.request_id == name:
@@ -46,11 +47,13 @@ def finish(engine: Engine, name: str, done: Completion) -> Completion:
 
 
 def whole(engine: Engine, request: Request) -> Completion:
+    """The whole output of a request that nothing interrupts."""
     engine.submit(request)
     return finish(engine, request.id, Completion())
 
 
-def taken_up(progress: Progress) -> Completion:
+def completion_of(progress: Progress) -> Completion:
+    """A completion that starts with what was replayed."""
     done = Completion()
     done.extend(progress)
     return done
@@ -58,7 +61,7 @@ def taken_up(progress: Progress) -> Completion:
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("decode", METHODS, ids=lambda decode: decode.method)
-def test_tokens_and_text_are_those_of_the_undisturbed_run(
+def test_a_resumed_request_gives_the_same_tokens_and_text(
     decode: DecodeSettings, sampling: Sampling, engine: Engine
 ) -> None:
     request = request_of(engine, decode, sampling)
@@ -73,25 +76,25 @@ def test_tokens_and_text_are_those_of_the_undisturbed_run(
                 another.step()
             (replayed,) = another.resume(runner, [(request, expected.token_ids[:num_known])], None)
             assert replayed.tokens == expected.token_ids[:num_known] and replayed.finish_reason is None
-            done = finish(another, "it", taken_up(replayed))
+            done = finish(another, "it", completion_of(replayed))
             assert (done.token_ids, done.text) == (expected.token_ids, expected.text), (num_known, caches_stay)
             assert done.stats.tokens == NUM_TOKENS
             assert another.is_idle and not runner.states
 
 
-def test_a_step_that_was_given_up_leaves_nothing_behind(engine: Engine) -> None:
+def test_an_abandoned_step_leaves_nothing_behind(engine: Engine) -> None:
     request = request_of(engine, Lookahead(5, 4, 5), GREEDY)
     expected = whole(engine, request)
     engine.submit(request)
     engine.step()
     assert isinstance(engine.runner, SingleDevice)
     (generation,) = engine.scheduler
-    engine.runner.start([engine._plan(generation)])  # its answers never come
+    engine.runner.start([engine._plan(generation)])  # nobody waits for its answers
     (replayed,) = engine.resume(engine.runner, [(request, engine.generated()["it"])], None)
-    assert finish(engine, "it", taken_up(replayed)).token_ids == expected.token_ids
+    assert finish(engine, "it", completion_of(replayed)).token_ids == expected.token_ids
 
 
-def test_an_end_among_the_tokens_ends_the_request(engine: Engine) -> None:
+def test_a_request_whose_known_tokens_contain_its_end_is_complete(engine: Engine) -> None:
     request = request_of(engine, Autoregressive(), GREEDY)
     expected = whole(engine, request)
     (replayed,) = engine.resume(engine.runner, [(request, expected.token_ids)], None)
@@ -103,7 +106,7 @@ def test_an_end_among_the_tokens_ends_the_request(engine: Engine) -> None:
     assert engine.is_idle and not engine.runner.states  # type: ignore[attr-defined]
 
 
-def test_requests_that_are_not_named_are_dropped_and_others_keep_their_turns(engine: Engine) -> None:
+def test_requests_that_are_not_resumed_are_dropped_and_others_take_turns_as_listed(engine: Engine) -> None:
     names = ["a", "b", "c"]
     requests = {name: request_of(engine, Autoregressive(), GREEDY, name) for name in names}
     for request in requests.values():
@@ -116,7 +119,7 @@ def test_requests_that_are_not_named_are_dropped_and_others_keep_their_turns(eng
     assert engine.resume(engine.runner, [], None) == [] and engine.is_idle
 
 
-def test_what_was_learnt_is_forgotten_so_that_engines_become_the_same(
+def test_engines_with_different_pasts_have_the_same_state_after_resuming(
     engine: Engine, engine_of: Callable[[str], Engine]
 ) -> None:
     other, request = Engine(engine.checkpoint), request_of(engine, Auto(rows=24), GREEDY)
@@ -138,7 +141,7 @@ def test_progress_survives_json(engine: Engine) -> None:
         assert told.stats.to_dict() == progress.stats.to_dict()
 
 
-def test_costs_before_and_after_add_up() -> None:
+def test_statistics_before_and_after_add_up() -> None:
     before, after = Statistics(prompt_tokens=3), Statistics(prompt_tokens=3)
     before.tokens, before.steps, before.rows, before.ttft_s, before.decode_s = 10, 4, 40, 0.5, 1.0
     before.accepted_lengths.update({2: 3, 4: 1})

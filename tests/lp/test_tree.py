@@ -1,4 +1,4 @@
-"""Token trees: visibility is the ancestor closure, parts keep it, a trunk goes above."""
+"""Token trees: a row sees itself and its ancestors, also in parts of a tree and under a trunk."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def random_tree(rng: np.random.Generator, num_rows: int, vocab_size: int = 4) ->
 
 
 def ancestors(tree: TokenTree, row: int) -> set[int]:
+    """The row and all its ancestors."""
     found = set()
     while row != PREFIX:
         found.add(row)
@@ -37,7 +38,7 @@ def test_a_row_sees_itself_and_its_ancestors(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_closed_part_sees_the_same(seed: int) -> None:
+def test_rows_of_a_closed_part_see_the_same(seed: int) -> None:
     rng = np.random.default_rng(100 + seed)
     tree = random_tree(rng, 30)
     chosen = rng.choice(30, size=int(rng.integers(1, 10)), replace=False)
@@ -48,13 +49,13 @@ def test_a_closed_part_sees_the_same(seed: int) -> None:
     assert (part.visibility == tree.visibility[np.ix_(rows, rows)]).all()
 
 
-def test_a_part_that_is_not_closed_is_a_bug() -> None:
+def test_a_part_that_is_not_closed_is_refused() -> None:
     with pytest.raises(AssertionError, match="closed under ancestors"):
         chain([1, 2, 3]).take([0, 2])
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_trunk_goes_above(seed: int) -> None:
+def test_a_trunk_is_put_above_the_root(seed: int) -> None:
     tree = random_tree(np.random.default_rng(seed), 12)
     grown = tree.under([7, 8, 9])
     assert len(grown) == 15
@@ -65,7 +66,7 @@ def test_a_trunk_goes_above(seed: int) -> None:
     assert tree.under([]) is tree
 
 
-def test_rows_stay_greedy_under_a_trunk_which_is_not() -> None:
+def test_rows_remain_greedy_under_a_trunk_that_is_not() -> None:
     builder = TreeBuilder(1)
     builder.add(5, builder.add(6, 0))
     greedy = builder.build(greedy_from=2).under([7, 8]).greedy
@@ -73,7 +74,7 @@ def test_rows_stay_greedy_under_a_trunk_which_is_not() -> None:
     assert builder.build().under([7, 8]).greedy is None
 
 
-def test_rows_can_be_added_many_at_a_time() -> None:
+def test_several_rows_can_be_added_at_once() -> None:
     one_by_one, at_once = TreeBuilder(1), TreeBuilder(1)
     for token, parent in [(5, 0), (6, 1), (7, 1)]:
         one_by_one.add(token, parent)
@@ -82,7 +83,7 @@ def test_rows_can_be_added_many_at_a_time() -> None:
         assert getattr(at_once.build(), name).tolist() == getattr(one_by_one.build(), name).tolist()
 
 
-def test_a_chain_sees_all_before() -> None:
+def test_a_row_of_a_chain_sees_all_before_it() -> None:
     assert (chain([5, 6, 7]).visibility == np.tri(3, dtype=bool)).all()
     assert chain([5, 6, 7]).depths.tolist() == [0, 1, 2]
     assert len(chain([])) == 0

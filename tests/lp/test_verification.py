@@ -1,4 +1,4 @@
-"""Verification against the enumeration of all paths, and answers as they cross ranks."""
+"""Verification agrees with an enumeration of all paths, and answers survive packing for their way between ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.lp.test_tree import random_tree
 
 
 def longest_right_path(tree: TokenTree, targets: np.ndarray) -> list[int]:
-    """Tokens of the longest path on which every token is its parent's target, and the target at its end."""
+    """The targets along the longest path on which every token is its parent's target."""
     best: list[int] = [0]
     for row in range(len(tree)):
         path = tree.path(row)
@@ -27,7 +27,7 @@ def longest_right_path(tree: TokenTree, targets: np.ndarray) -> list[int]:
 def test_it_finds_the_longest_right_path(seed: int) -> None:
     rng = np.random.default_rng(seed)
     tree = random_tree(rng, int(rng.integers(1, 60)), vocab_size=2)
-    next_token = rng.integers(2, size=1 << 12)  # a target depends on the path alone, as a model's answer does
+    next_token = rng.integers(2, size=1 << 12)  # like a model's answer, a target depends on the path alone
     targets = np.array([next_token[hash(tuple(tree.tokens[tree.path(row)])) % (1 << 12)] for row in range(len(tree))])
     accepted = verify(tree, targets)
     assert accepted.tokens == longest_right_path(tree, targets)
@@ -39,7 +39,7 @@ def test_it_finds_the_longest_right_path(seed: int) -> None:
         assert all(tree.tokens[tree.path(row)[1:]].tolist() == accepted.tokens[: depth + 1] for row in level)
 
 
-def test_nothing_right_still_yields_the_bonus_token() -> None:
+def test_without_a_right_draft_there_is_still_the_bonus_token() -> None:
     builder = TreeBuilder(1)
     builder.add(2, 0)
     assert verify(builder.build(), np.array([5, 6])) == ([5], [0], [])
@@ -53,7 +53,7 @@ def test_a_right_child_of_a_wrong_node_is_not_accepted() -> None:
 
 
 def test_rows_of_one_path_are_walked_together() -> None:
-    """A draft and a window cell may say the same; only below one of them the text goes on."""
+    """A draft and a window cell may have the same path; here only one of them has a right child."""
     builder = TreeBuilder(1)
     first, second = builder.add(5, 0), builder.add(5, 0)
     builder.add(9, first)

@@ -1,10 +1,10 @@
-"""Real ranks for tests: processes on this host that meet at a Store of the test process, as under torchrun.
+"""Runs tests on real ranks: processes on this host that meet at a Store of the test process, as under torchrun.
 
     def sums(mesh, channel, number): return channel.gather(np.full(1, number, np.int32)).sum()
     assert run_ranks(sums, 2, 21, exchange="gloo") == [42, 42]
 
-The function and its arguments must be picklable, the function at the top level of its module. Nothing here ever hangs:
-after `limit_s` seconds all processes are killed and the test fails with what they wrote to stderr.
+The function and its arguments must be picklable, and the function must stand at the top level of its module. Nothing
+here ever hangs: after `limit_s` seconds all processes are killed, and the test fails with what they wrote to stderr.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-# Forked from a server that has imported torch once: a rank starts in a fraction of a second.
+# Ranks are forked from a server that has imported torch, so that each starts in a fraction of a second.
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "psutil", "lp"])
 
 
 @dataclass
 class RankOutcome:
-    """How one rank ended. error: its traceback, if it raised. exit_code: minus the signal, if one killed it."""
+    """How one rank ended. error: its traceback, if it raised. exit_code: negative if a signal killed it."""
 
     result: Any = None
     error: str | None = None
@@ -42,7 +42,7 @@ class RankOutcome:
 
 @dataclass(frozen=True)
 class _Start:
-    """What a rank's process is told."""
+    """What a rank's process needs to start."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
@@ -54,7 +54,7 @@ class _Start:
 
 
 def run_ranks(fn: Callable[..., Any], num_ranks: int, *args: Any, exchange: str = "shm", **options: Any) -> list[Any]:
-    """Results of `fn(mesh, channel, *args)` on each rank. Fails the test if a rank does not return one.
+    """The results of `fn(mesh, channel, *args)` on each rank. Fails the test if a rank returns none.
 
     options: those of `run_ranks_to_end`.
     """
@@ -79,10 +79,11 @@ def run_ranks_to_end(
     doomed: tuple[int, ...] = (),
     own_store: bool = False,
 ) -> list[RankOutcome]:
-    """Runs `fn(mesh, channel, *args)` on each rank and tells how each ended, whatever happened.
+    """Runs `fn(mesh, channel, *args)` on each rank and returns how each ended, whatever happened.
 
-    timeout_s: the collectives' own. limit_s: for the whole run. doomed: ranks that need not end by themselves; they are
-    killed once all others have ended. own_store: rank 0 hosts the Store, as without torchrun, instead of this process.
+    timeout_s: timeout of the collectives. limit_s: limit of the whole run. doomed: ranks that need not end by
+    themselves; they are killed once all others have ended. own_store: rank 0 hosts the Store instead of this process,
+    as without torchrun.
     """
     store = None if own_store else TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = free_port() if store is None else store.port
@@ -174,7 +175,7 @@ def _outcome(process: BaseProcess, receiver: Connection, deadline: float) -> Ran
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 on which nobody listened just now."""
+    """A port of 127.0.0.1 on which nobody listens at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""decode=auto on models made of rules: each source finds what it can find, nothing is lost where nothing can be."""
+"""decode=auto on rule models: each source finds its drafts, and little time is lost where no draft can be right."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from lp.drafting.history import DraftHistory
 from lp.methods import Auto
 from lp.step_cost import StepTimes
-from tests.lp.drafting.made_up import by_rule, counting, decode, sums, unguessable
+from tests.lp.drafting.rule_models import by_rule, counting, decode, sums, unguessable
 
 CURVES = {
     "memory-bound": StepTimes((1, 64, 128), (0.010, 0.0102, 0.011)),
@@ -18,6 +18,7 @@ SOURCES = ("window_drafts", "suffix_drafts", "recycled_drafts")
 
 
 def with_sources(*names: str, **settings: int) -> Auto:
+    """Settings with these sources and no others."""
     return Auto(**{name: name in names for name in SOURCES}, **settings)  # type: ignore[arg-type]
 
 
@@ -42,28 +43,28 @@ def test_text_that_can_be_guessed_is_faster(curve: str) -> None:
     assert times.at(1) * run.num_new / run.seconds > (1.2 if curve == "no row is free" else 2)
 
 
-def test_it_takes_up_drafting_when_the_text_becomes_easy() -> None:
+def test_drafting_starts_again_when_the_text_becomes_easy() -> None:
     times, history = CURVES["a CPU"], DraftHistory(CURVES["a CPU"])
     decode(unguessable, 400, Auto(), times, history)
     run = decode(counting, 300, Auto(), times, history)
     assert times.at(1) * run.num_new / run.seconds > 1.5
 
 
-def test_suffixes_find_what_repeats_itself() -> None:
+def test_suffixes_find_repetitions() -> None:
     run = decode(counting, 200, with_sources("suffix_drafts", rows=16))
     assert run.tokens_per_step > 2.5
     assert set(run.accepted) == {"suffix"}
 
 
-def test_the_window_finds_what_follows_from_the_tokens_before() -> None:
-    """A text without repetition, in which only Jacobi iterations get ahead."""
+def test_the_window_finds_drafts_in_a_text_without_repetitions() -> None:
+    """Only Jacobi iterations can find drafts here."""
     first_ten = [1, 5, 7, 11, 13, 17, 19, 23, 29, 31]
     model = by_rule(lambda path: (first_ten[path[-1] % 10] + path[-1]) % 900)
     run = decode(model, 150, with_sources("window_drafts", rows=64, max_window=8))
     assert run.accepted["window"] > 10 and set(run.accepted) == {"window"}
 
 
-def test_recycled_answers_are_those_of_rows_that_were_wrong_as_well() -> None:
+def test_answers_of_wrong_rows_are_recycled_too() -> None:
     run = decode(counting, 200, with_sources("recycled_drafts", rows=32))
     assert run.tokens_per_step > 2
     assert set(run.accepted) == {"recycled"}
@@ -99,7 +100,7 @@ def test_the_same_requests_in_the_same_order_give_the_same_states() -> None:
     assert all(0 <= fingerprint < 2**31 for fingerprint in first)
 
 
-def test_the_fingerprint_tells_what_was_learnt_before() -> None:
+def test_the_fingerprint_depends_on_what_was_learnt_before() -> None:
     fresh, taught = DraftHistory(), DraftHistory()
     decode(counting, 50, Auto(), history=taught)
     first, second = (
@@ -108,7 +109,7 @@ def test_the_fingerprint_tells_what_was_learnt_before() -> None:
     assert first != second
 
 
-def test_a_new_request_begins_with_what_was_learnt_but_with_no_text_of_others() -> None:
+def test_a_new_request_starts_with_estimates_but_no_text_of_earlier_requests() -> None:
     history = DraftHistory()
     settings = with_sources("suffix_drafts", rows=16)
     decode(counting, 300, settings, history=history)
@@ -123,7 +124,7 @@ def test_a_new_request_begins_with_what_was_learnt_but_with_no_text_of_others() 
     ("first", "second", "shared", "is_known"),
     [("ann", "ann", True, True), ("ann", "bob", True, False), (None, None, True, False), ("ann", "ann", False, False)],
 )
-def test_ngrams_are_shared_by_requests_of_one_owner_alone(
+def test_only_requests_of_the_same_owner_share_ngrams(
     first: str | None, second: str | None, shared: bool, is_known: bool
 ) -> None:
     history = DraftHistory()
@@ -134,7 +135,7 @@ def test_ngrams_are_shared_by_requests_of_one_owner_alone(
     assert (run.tokens_per_step > 2) == is_known
 
 
-def test_owners_that_were_not_seen_for_long_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_owners_not_seen_for_longest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lp.drafting.history.MOST_OWNERS", 2)
     history = DraftHistory()
     settings = Auto(False, False, False, shared_drafts=True, rows=16)
@@ -144,6 +145,6 @@ def test_owners_that_were_not_seen_for_long_are_forgotten(monkeypatch: pytest.Mo
     assert not len(history.shared("ann"))
 
 
-def test_a_prompt_of_one_token_will_do() -> None:
+def test_a_prompt_of_one_token_is_enough() -> None:
     run = decode(counting, 150, Auto(rows=16), prompt=[3])
     assert run.tokens_per_step > 1

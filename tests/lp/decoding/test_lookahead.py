@@ -1,4 +1,4 @@
-"""Decoders with a model that is a list: what they plan, what they learn, and that nothing but speed depends on it."""
+"""All decoders with a fixed text as the model: what they plan and learn, and that the text never depends on it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def decoder_of(settings: DecodeSettings, prompt: list[int], seed: int = 0) -> De
 
 
 def answered(targets: list[int] | np.ndarray, num_candidates: int = 0) -> Answers:
-    """Candidates after the target are numbers that no text holds."""
+    """Answers whose candidates after the target are numbers that no text contains."""
     candidates = np.array(targets)[:, None] + 1000 * np.arange(num_candidates) if num_candidates else None
     return Answers(np.array(targets), candidates)
 
 
 def make_text(length: int = 60, seed: int = 0) -> list[int]:
-    """The prompt and a text that repeats itself now and then."""
+    """The prompt, followed by a text that repeats itself now and then."""
     rng = random.Random(seed)
     text = list(PROMPT)
     while len(text) < length:
@@ -93,7 +93,7 @@ def test_the_pool_holds_every_ngram_of_the_texts_that_feed_it(prompt_drafts: boo
     assert {(first, *rest) for first, rest in decoder.feed.pool.items()} == expected
 
 
-def test_window_cells_feed_the_pool_only_if_they_are_to() -> None:
+def test_the_window_feeds_the_pool_only_with_window_drafts() -> None:
     def sources(settings: Lookahead) -> set[str]:
         decoder = decoder_of(settings, PROMPT)
         run(decoder, make_text())
@@ -143,7 +143,7 @@ def test_lookahead_does_not_accept_window_cells() -> None:
     assert accepted.tokens == [7] and not drafted.proposed
 
 
-def test_window_cells_are_quiet_if_the_paper_is_to_be_followed() -> None:
+def test_window_cells_are_greedy_rows_without_position_noise() -> None:
     by_position, as_in_the_paper = (
         decoder_of(Lookahead(3, 3, 2, position_noise=noise), PROMPT).plan(PROMPT, 50, 50) for noise in (True, False)
     )

@@ -1,4 +1,4 @@
-"""The n-gram pool: newest last, bounded in all and for each token."""
+"""The n-gram pool: lookup gives the newest first, and the size is bounded in all and for each token."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from lp.decoding.ngrams import Continuation, NGramPool
 
 
 def tokens_of(pool: NGramPool, token: int, most: int = 100) -> list[tuple[int, ...]]:
+    """The continuations of a token, without their sources."""
     return [continuation.tokens for continuation in pool.lookup(token, most)]
 
 
@@ -23,7 +24,7 @@ def test_lookup_gives_the_newest_first() -> None:
     assert tokens_of(pool, 8) == []
 
 
-def test_what_is_met_again_becomes_the_newest_and_names_its_latest_source() -> None:
+def test_an_ngram_added_again_becomes_the_newest_with_its_latest_source() -> None:
     pool = NGramPool(2, capacity=10, per_token=5)
     pool.add((7, 1), "window")
     pool.add((7, 2), "window")
@@ -40,11 +41,11 @@ def test_a_token_has_a_bounded_number_of_continuations() -> None:
     assert len(pool) == 3
 
 
-def test_the_token_not_met_for_longest_is_forgotten_first() -> None:
+def test_the_first_token_not_added_to_for_longest_is_forgotten_first() -> None:
     pool = NGramPool(2, capacity=3, per_token=3)
     for first in (1, 2, 3):
         pool.add((first, 0), "window")
-    pool.add((1, 5), "window")  # over capacity: token 2 is now the one not met for longest
+    pool.add((1, 5), "window")  # over capacity: token 2 is now the one not added to for longest
     assert tokens_of(pool, 2) == []
     assert tokens_of(pool, 1) == [(5,), (0,)]
     assert len(pool) == 3
@@ -59,7 +60,7 @@ def test_a_text_gives_all_its_ngrams_in_order() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_it_agrees_with_a_plain_model_of_itself(seed: int) -> None:
+def test_it_agrees_with_a_simple_reference(seed: int) -> None:
     rng = np.random.default_rng(seed)
     capacity, per_token = int(rng.integers(1, 12)), int(rng.integers(1, 5))
     pool = NGramPool(2, capacity, per_token)

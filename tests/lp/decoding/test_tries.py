@@ -1,4 +1,4 @@
-"""Drafts become one trie under the root."""
+"""Drafts are merged into one trie under the root."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def test_shared_prefixes_are_computed_once() -> None:
     assert sources == {1: "prompt", 2: "prompt", 3: "prompt", 4: "window"}
 
 
-def test_drafts_are_cut_at_the_depth_there_is_room_for() -> None:
+def test_drafts_are_cut_at_the_greatest_depth() -> None:
     builder = TreeBuilder(9)
     merge(builder, [Continuation((1, 2, 3), "prompt")], max_depth=2)
     assert builder.tokens == [9, 1, 2]
     assert merge(builder, [Continuation((5,), "prompt")], max_depth=0) == {}
 
 
-def test_no_drafts_leave_the_root_alone() -> None:
+def test_without_drafts_there_is_only_the_root() -> None:
     builder = TreeBuilder(9)
     assert merge(builder, [], max_depth=4) == {}
     assert len(builder.build()) == 1
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_every_prefix_is_there_exactly_once(seed: int) -> None:
+def test_every_prefix_occurs_exactly_once(seed: int) -> None:
     rng = np.random.default_rng(seed)
     drafts = [tuple(rng.integers(3, size=4).tolist()) for _ in range(12)]
     builder = TreeBuilder(9)

@@ -1,4 +1,4 @@
-"""The lookahead window against the paper's figure, worked by hand: W = 5 columns, N = 4, so three levels."""
+"""The lookahead window agrees with the paper's figure, worked out by hand: W = 5 columns, N = 4, so three levels."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def plan(window: Window) -> TokenTree:
 
 
 def answer(tree: TokenTree, step: int) -> np.ndarray:
-    """A target that names its step and its position relative to the root: 100 * step + depth + 1."""
+    """Targets that tell their step and their position relative to the root: 100 * step + depth + 1."""
     return 100 * step + tree.depths + 1
 
 
 def warmed_up(columns: int = 5, levels: int = 3) -> tuple[Window, int]:
-    """A full window and the number of steps that it took; every step accepts one token."""
+    """A full window, and the number of steps that it took to fill. Every step accepts one token."""
     window, step = Window(columns, levels, PROMPT, seed=0), 0
     while len(window.cells) < levels:
         window.commit(answer(plan(window), step), 1)
@@ -51,18 +51,18 @@ def test_it_gains_a_level_each_step_of_its_warm_up() -> None:
 
 @pytest.mark.parametrize("num_accepted", [1, 2, 4])
 def test_it_keeps_positions_while_it_warms_up(num_accepted: int) -> None:
-    """Targets say at which position they were made; cell (r, c) must stand 1 + c + r after the new root."""
+    """Targets tell the position that they are for. Cell (r, c) must stand 1 + c + r after the new root."""
     window = Window(5, 3, PROMPT, seed=0)
     window.commit(answer(plan(window), 3), num_accepted)
-    # The new level's targets stood 2 + c after the old root; the new root is num_accepted further on.
+    # The new level's targets stand 2 + c after the old root, and the new root is num_accepted positions further on.
     kept = [300 + position for position in range(2 + num_accepted, 7)]
     assert window.cells[1][: len(kept)] == kept
     for column, token in enumerate(kept):
         assert token - 300 - num_accepted == 1 + column + 1
 
 
-def test_cells_hang_as_in_the_figure() -> None:
-    """Cell (r, c) sees level 0 up to its own column and then its own column down to itself."""
+def test_cells_see_what_they_see_in_the_figure() -> None:
+    """Cell (r, c) sees level 0 up to its own column, and its own column down to itself."""
     window, _ = warmed_up()
     tree = plan(window)
     assert len(tree) == 1 + 5 * 3
@@ -76,7 +76,7 @@ def test_cells_hang_as_in_the_figure() -> None:
     assert window.depth == tree.depths.max() == 7
 
 
-def test_ngrams_are_columns_and_their_newest_target() -> None:
+def test_an_ngram_is_a_column_and_its_newest_target() -> None:
     window, step = warmed_up()
     before = [list(level) for level in window.cells]
     ngrams = window.commit(answer(plan(window), step), 1)
@@ -107,7 +107,7 @@ def test_it_slides_by_as_many_as_were_accepted(num_accepted: int) -> None:
 
 
 def test_every_cell_keeps_its_position_over_many_steps() -> None:
-    """Cells are made to hold their own absolute position, and must still do so after any sliding."""
+    """Each cell contains its own absolute position, and must still do so however often the window slides."""
     rng = np.random.default_rng(0)
     for columns, levels in [(1, 1), (5, 1), (1, 4), (4, 3), (15, 4)]:
         window, root = Window(columns, levels, [-1], seed=0), 1000
@@ -122,7 +122,7 @@ def test_every_cell_keeps_its_position_over_many_steps() -> None:
             root += num_accepted
 
 
-def test_the_smallest_window_is_a_bigram() -> None:
+def test_the_smallest_window_yields_bigrams() -> None:
     window = Window(1, 1, [7], seed=0)
     tree = plan(window)
     assert tree.tokens.tolist() == [1, 7]

@@ -1,4 +1,4 @@
-"""The index of contexts: the longest match counts, the newest follower comes first, memory is bounded."""
+"""Contexts and their index: the longest match counts, the newest follower comes first, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def lookup(index: ContextIndex, *tokens: int) -> tuple[int, list[int]] | None:
 
 
 def with_text(lengths: tuple[int, ...], text: list[int], capacity: int = 1000) -> ContextIndex:
+    """An index of one text."""
     index = ContextIndex(lengths, capacity)
     index.add_text(context_of(text[:1]), text[1:])
     return index
@@ -33,12 +34,12 @@ def test_a_context_is_the_last_tokens() -> None:
     assert context & mask(3) != context_of([7, *text[-2:]]) & mask(3)
 
 
-def test_contexts_of_several_lengths_differ() -> None:
+def test_contexts_of_different_lengths_differ() -> None:
     assert len({context_of([0, 0]) & mask(length) for length in range(1, LONGEST + 1)}) == LONGEST
     assert last_token(context_of([])) == NO_TOKEN
 
 
-def test_pairs_are_contexts_of_two() -> None:
+def test_pairs_are_contexts_of_two_tokens() -> None:
     tokens = [5, 0, LARGEST_TOKEN, 0]
     assert pairs([9, *tokens], [*tokens, 1]) == [
         context_of(both) & mask(2) for both in zip([9, *tokens], [*tokens, 1], strict=True)
@@ -63,7 +64,7 @@ def test_the_newest_followers_come_first_and_few_are_kept() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(1, 2, 3), (1, 2, 3, 4, 6, LONGEST)])
-def test_text_that_comes_in_pieces_is_indexed_as_a_whole(lengths: tuple[int, ...]) -> None:
+def test_a_text_added_in_pieces_gives_the_same_index(lengths: tuple[int, ...]) -> None:
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 5]
     whole, pieces = with_text(lengths, text), with_text(lengths, text[:4])
     for start, end in [(4, 7), (7, 10)]:

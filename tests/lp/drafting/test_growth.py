@@ -1,4 +1,4 @@
-"""Growth best first: which nodes, in which order, and how many."""
+"""Growth of a draft tree: which nodes are added, in which order, and how many."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from lp.drafting.growth import Growth, grow
 from lp.step_cost import StepCost, StepTimes
 
 FLAT = StepTimes.flat()
+# The first kinds of three sources with two kinds each.
 LIKELY, UNLIKELY, OTHER = 0, 2, 4
-"""First kinds of three sources with two ranks each."""
 PROBABILITIES = [0.8, 0.1, 0.3, 0.05, 0.5, 0.2]
 
 
 def grown(
     proposals: dict[tuple[int, ...], Proposals], times: StepTimes = FLAT, most_rows: int = 8, **options: int
 ) -> Growth:
-    """A tree under token 1, whose nodes are proposed by their path."""
+    """The tree under token 1. proposals: what may follow a path, by the path's tokens."""
 
     by_context = {
         context_of(path) & mask(len(path)): found for path, found in proposals.items() if len(path) <= LONGEST
@@ -31,7 +31,7 @@ def grown(
     return grow(context_of([9, 9, 9, 9, 1]), propose, PROBABILITIES, cost=StepCost(times, most_rows), **settings)
 
 
-def test_nodes_come_in_the_order_of_their_paths_probability() -> None:
+def test_nodes_are_added_in_the_order_of_their_probability() -> None:
     growth = grown({
         (1,): [(LIKELY, [10, 11]), (UNLIKELY, [12, 13])],
         (1, 10): [(LIKELY, [20]), (UNLIKELY, [21])],
@@ -44,14 +44,14 @@ def test_nodes_come_in_the_order_of_their_paths_probability() -> None:
     assert growth.expected == pytest.approx(1 + 0.8 + 0.64 + 0.512 + 0.3 + 0.24 + 0.1 + 0.05)
 
 
-def test_one_token_of_several_sources_is_one_node_of_the_best() -> None:
+def test_a_token_proposed_by_several_sources_is_one_node_of_the_likeliest_kind() -> None:
     growth = grown({(1,): [(UNLIKELY, [10, 11]), (OTHER, [11, 10])]})
     assert growth.tokens == [1, 11, 10]
     assert growth.kinds == [-1, OTHER, UNLIKELY]
     assert growth.expected == pytest.approx(1.8)
 
 
-def test_bounds_of_rows_and_depth() -> None:
+def test_rows_and_depth_are_bounded() -> None:
     endless: dict[tuple[int, ...], Proposals] = {(1,) + (10,) * n: [(LIKELY, [10, 11])] for n in range(20)}
     assert len(grown(endless, most_rows=6).tokens) == 6
     assert len(grown(endless, most_rows=6, other_rows=4).tokens) == 2
@@ -61,22 +61,22 @@ def test_bounds_of_rows_and_depth() -> None:
 
 
 @pytest.mark.parametrize(("seconds_a_row", "num_rows"), [(2.0, 1), (0.5, 2), (0.2, 3), (0.01, 4)])
-def test_only_nodes_that_pay_are_kept(seconds_a_row: float, num_rows: int) -> None:
-    """A step of one row takes a second. Nodes are worth 0.8, 0.4 and 0.08 tokens."""
+def test_only_nodes_that_pay_off_are_kept(seconds_a_row: float, num_rows: int) -> None:
+    """A step of one row takes a second. The nodes have the probabilities 0.8, 0.4 and 0.08."""
     times = StepTimes((1, 8), (1.0, 1.0 + 7 * seconds_a_row))
     growth = grown({(1,): [(LIKELY, [10])], (1, 10): [(OTHER, [20])], (1, 10, 20): [(OTHER + 1, [30])]}, times)
     assert len(growth.tokens) == num_rows
 
 
-def test_rows_behind_a_step_of_the_curve_are_reached_if_they_pay() -> None:
-    """The second row is dear, those after it are free."""
+def test_growth_passes_an_expensive_row_if_later_rows_pay_off() -> None:
+    """The second row is expensive; those after it are free."""
     many: Proposals = [(LIKELY, [10]), (UNLIKELY, [11]), (OTHER, [12])]
     times = StepTimes((1, 2, 8), (1.0, 2.0, 2.0))
     assert len(grown({(1,): many}, times).tokens) == 4
     assert len(grown({(1,): many[:1]}, times).tokens) == 1
 
 
-def test_what_was_proposed_is_remembered_for_nodes_that_were_cut() -> None:
+def test_proposals_are_kept_for_nodes_that_were_cut() -> None:
     times = StepTimes((1, 2, 8), (1.0, 5.0, 35.0))
     growth = grown({(1,): [(LIKELY, [10, 11])]}, times)
     assert growth.tokens == [1] and growth.proposals[0] == [(LIKELY, [10, 11])]

@@ -1,4 +1,4 @@
-"""Estimates come to what was seen, and forget what is long ago."""
+"""Estimates approach the observed frequencies and forget old observations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from lp.drafting.history import Estimates
 
 
-def test_priors_hold_at_first() -> None:
+def test_estimates_start_as_the_priors() -> None:
     assert Estimates([0.5, 0.25]).probabilities == [0.5, 0.25]
 
 
@@ -21,7 +21,7 @@ def test_the_share_of_right_candidates_is_learnt_by_rank() -> None:
     assert estimates.probabilities == pytest.approx([0.6, 0.3, 0.0], abs=0.1)
 
 
-def test_kinds_that_were_not_up_learn_nothing() -> None:
+def test_kinds_that_were_not_proposed_learn_nothing() -> None:
     estimates = Estimates([0.5, 0.5, 0.5, 0.5])
     estimates.learn(1, [7, 8], 8)
     assert estimates.probabilities[0] == estimates.probabilities[3] == 0.5

@@ -1,4 +1,4 @@
-"""Recycled answers: the closest match is found, places count under sampling, memory is bounded."""
+"""Recycled answers: the closest match is found, positions count under sampling, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lp.drafting.recycled import Match, RecycledAnswers
 
 
 def answers(by_place: bool, capacity: int = 100) -> RecycledAnswers:
-    """Of three rows: 4 after 5 at 30, 2 after 3 at 20 and 2 after 1 at 10."""
+    """Answers for three rows: token 4 after 5 at position 30, 2 after 3 at 20, and 2 after 1 at 10."""
     found = RecycledAnswers(2, by_place, capacity)
     found.add(pairs([5, 3, 1], [4, 2, 2]), [30, 20, 10], np.array([[41, 42], [23, 24], [21, 22]]), [])
     return found
@@ -45,7 +45,7 @@ def test_greedy_answers(asked: tuple[int, int, int], expected: list[tuple[Match,
         ((7, 7, 30), [(Match.place, (41, 42))]),
     ],
 )
-def test_sampled_answers_of_the_same_place_come_first(
+def test_under_sampling_answers_at_the_same_position_come_first(
     asked: tuple[int, int, int], expected: list[tuple[Match, tuple[int, ...]]]
 ) -> None:
     assert lookup(answers(by_place=True), *asked) == expected
@@ -57,7 +57,7 @@ def test_the_newest_answer_counts() -> None:
     assert lookup(found, 1, 2, 99) == [(Match.pair, (5, 6))]
 
 
-def test_of_rows_that_are_alike_right_ones_count_most_and_then_the_first() -> None:
+def test_of_rows_with_equal_keys_a_right_one_is_kept_or_else_the_first() -> None:
     alike, places, best = pairs([1, 1, 1], [2, 2, 2]), [11, 11, 11], np.array([[1, 2], [3, 4], [5, 6]])
     for right_rows, expected in [([], (1, 2)), ([1], (3, 4)), ([1, 2], (5, 6))]:
         found = RecycledAnswers(2, by_place=True)
@@ -65,7 +65,7 @@ def test_of_rows_that_are_alike_right_ones_count_most_and_then_the_first() -> No
         assert lookup(found, 1, 2, 11) == [(Match.pair_and_place, expected), (Match.pair, expected)]
 
 
-def test_places_that_the_text_has_passed_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_that_the_text_has_passed_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recycled, "MOST_PLACES", 2)
     found = answers(by_place=True)
     found.forget(before=20)

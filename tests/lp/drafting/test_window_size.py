@@ -1,4 +1,4 @@
-"""The choice of a window: the best is stayed with, others are tried now and then, dear ones rarely."""
+"""The choice of the window's size: the best size is used most, and the others are tried now and then."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 
-from lp.drafting.window_size import TRIAL, WindowChoice
+from lp.drafting.window_size import TRIAL_STEPS, WindowChoice
 from lp.step_cost import StepCost, StepTimes
 
 LEVELS = 4
 COLUMNS = (0, 5, 10)
 NEARLY_FREE = StepTimes((1, 128), (1.0, 1.05))
-DEAR = StepTimes((1, 2, 128), (1.0, 1.5, 3.0))
+EXPENSIVE = StepTimes((1, 2, 128), (1.0, 1.5, 3.0))
 
 
 def choice_by(times: StepTimes) -> WindowChoice:
@@ -20,7 +20,7 @@ def choice_by(times: StepTimes) -> WindowChoice:
 
 
 def use(choice: WindowChoice, times: StepTimes, yields: dict[int, int], num_steps: int) -> Counter[int]:
-    """Steps with each number of columns, if a step yields so many tokens by the number of columns."""
+    """Counts the steps with each number of columns. yields: tokens that a step yields, by its number of columns."""
     used: Counter[int] = Counter()
     while used.total() < num_steps:
         trial = choice.choose()
@@ -31,42 +31,42 @@ def use(choice: WindowChoice, times: StepTimes, yields: dict[int, int], num_step
     return used
 
 
-def test_a_window_that_is_nearly_free_is_begun_with() -> None:
+def test_the_first_choice_is_the_largest_window_that_is_nearly_free() -> None:
     assert choice_by(NEARLY_FREE).choose().size.columns == 10
-    assert choice_by(DEAR).choose().size.columns == 0
+    assert choice_by(EXPENSIVE).choose().size.columns == 0
 
 
 @pytest.mark.parametrize("best", COLUMNS)
-def test_the_best_comes_to_be_used_most(best: int) -> None:
+def test_the_best_size_is_used_most(best: int) -> None:
     yields = {columns: 8 if columns == best else 1 for columns in COLUMNS}
-    choice = choice_by(DEAR)
-    use(choice, DEAR, yields, 6000)
-    used = use(choice, DEAR, yields, 4000)
+    choice = choice_by(EXPENSIVE)
+    use(choice, EXPENSIVE, yields, 6000)
+    used = use(choice, EXPENSIVE, yields, 4000)
     assert used[best] > 0.9 * used.total()
 
 
-def test_trials_of_what_yields_nothing_cost_little() -> None:
-    used = use(choice_by(DEAR), DEAR, dict.fromkeys(COLUMNS, 1), 20_000)
-    seconds = sum(num_steps * DEAR.at(1 + columns * LEVELS) for columns, num_steps in used.items())
-    assert all(used[columns] >= TRIAL for columns in COLUMNS)
+def test_trials_of_windows_that_yield_nothing_cost_little() -> None:
+    used = use(choice_by(EXPENSIVE), EXPENSIVE, dict.fromkeys(COLUMNS, 1), 20_000)
+    seconds = sum(num_steps * EXPENSIVE.at(1 + columns * LEVELS) for columns, num_steps in used.items())
+    assert all(used[columns] >= TRIAL_STEPS for columns in COLUMNS)
     assert seconds < 1.03 * used.total()
 
 
-def test_it_notices_that_a_window_pays_again() -> None:
-    choice = choice_by(DEAR)
-    assert use(choice, DEAR, {0: 1, 5: 1, 10: 1}, 5000).most_common(1)[0][0] == 0
-    use(choice, DEAR, {0: 1, 5: 2, 10: 9}, 5000)
-    assert use(choice, DEAR, {0: 1, 5: 2, 10: 9}, 500).most_common(1)[0][0] == 10
+def test_a_window_that_pays_off_again_is_noticed() -> None:
+    choice = choice_by(EXPENSIVE)
+    assert use(choice, EXPENSIVE, {0: 1, 5: 1, 10: 1}, 5000).most_common(1)[0][0] == 0
+    use(choice, EXPENSIVE, {0: 1, 5: 2, 10: 9}, 5000)
+    assert use(choice, EXPENSIVE, {0: 1, 5: 2, 10: 9}, 500).most_common(1)[0][0] == 10
 
 
 def test_a_trial_belongs_to_one_request() -> None:
-    """Steps of another request in between neither shorten it nor count as it."""
-    choice = choice_by(DEAR)
-    use(choice, DEAR, dict.fromkeys(COLUMNS, 1), 5000)
+    """Steps of other requests in between neither shorten a trial nor count for its size."""
+    choice = choice_by(EXPENSIVE)
+    use(choice, EXPENSIVE, dict.fromkeys(COLUMNS, 1), 5000)
     while (trial := choice.choose()).size.columns == 0:
         choice.learn(trial, 1, 1.0)
     before = trial.size.tokens
     other = choice.choose()
-    assert other.size is not trial.size and trial.num_left == TRIAL
+    assert other.size is not trial.size and trial.num_left == TRIAL_STEPS
     choice.learn(other, 1, 1.0)
-    assert (trial.num_left, trial.size.tokens) == (TRIAL, before)
+    assert (trial.num_left, trial.size.tokens) == (TRIAL_STEPS, before)

@@ -1,4 +1,4 @@
-"""Lookahead parallelism on real ranks gives the tokens that transformers' greedy `generate` gives."""
+"""Lookahead parallelism on real ranks gives the same tokens as transformers' greedy `generate`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def expected(checkpoint_folder: Callable[[str], Path]) -> list[list[int]]:
     ("num_ranks", "exchange"),
     [(1, "auto"), (2, "shm"), (3, "shm"), (4, "shm"), (2, "gloo"), (3, "gloo"), (4, "gloo")],
 )
-def test_greedy_is_that_of_generate(
+def test_greedy_tokens_are_those_of_generate(
     num_ranks: int, exchange: str, checkpoint_folder: Callable[[str], Path], expected: list[list[int]]
 ) -> None:
     for tokens in run_ranks(all_methods, num_ranks, str(checkpoint_folder("llama")), exchange=exchange, timeout_s=60):
@@ -89,7 +89,9 @@ def test_other_architectures_on_two_ranks(architecture: str, checkpoint_folder: 
     assert run_ranks(all_methods, 2, folder, timeout_s=60) == [alone, alone]
 
 
-def test_a_seed_gives_one_text_on_any_number_of_ranks(checkpoint_folder: Callable[[str], Path], llama: Engine) -> None:
+def test_a_seed_gives_the_same_text_on_any_number_of_ranks(
+    checkpoint_folder: Callable[[str], Path], llama: Engine
+) -> None:
     alone = llama.generate(PROMPTS[1], max_new_tokens=NEW_TOKENS, decode=Autoregressive(), sampling=SAMPLED)
     assert alone.logprobs
     for num_ranks in (2, 4):
@@ -99,7 +101,8 @@ def test_a_seed_gives_one_text_on_any_number_of_ranks(checkpoint_folder: Callabl
                 np.testing.assert_allclose(logprobs, [entry.logprob for entry in alone.logprobs], atol=1e-4)
 
 
-def one_collective_a_step(mesh: Mesh, channel: Channel, folder: str) -> tuple[int, int, int]:
+def count_collectives(mesh: Mesh, channel: Channel, folder: str) -> tuple[int, int, int]:
+    """Steps of one request, collectives in them, and bytes that this rank sent."""
     engine = parallel_engine(channel, folder)
     before = channel.traffic.num_collectives, channel.traffic.bytes_sent
     stats = engine.generate(
@@ -108,14 +111,14 @@ def one_collective_a_step(mesh: Mesh, channel: Channel, folder: str) -> tuple[in
     return stats.steps, channel.traffic.num_collectives - before[0], channel.traffic.bytes_sent - before[1]
 
 
-def test_a_step_is_one_exchange_of_a_few_hundred_bytes(checkpoint_folder: Callable[[str], Path]) -> None:
-    for steps, collectives, num_bytes in run_ranks(one_collective_a_step, 2, str(checkpoint_folder("llama"))):
+def test_a_step_needs_one_exchange_of_a_few_hundred_bytes(checkpoint_folder: Callable[[str], Path]) -> None:
+    for steps, collectives, num_bytes in run_ranks(count_collectives, 2, str(checkpoint_folder("llama"))):
         assert collectives == steps
         assert num_bytes / steps < 1024
 
 
 def diverging(mesh: Mesh, channel: Channel, folder: str, what: str) -> tuple[int, int]:
-    """Rank 1 has another seed for its window, or another text."""
+    """Gives every rank another seed for its window, or rank 0 another text. The rank and step that are reported."""
     engine = parallel_engine(channel, folder)
     seed = mesh.rank if what == "window" else 0
     prompt = PROMPTS[2] if what == "window" or mesh.rank == 0 else [8, *PROMPTS[2][1:]]

@@ -1,4 +1,4 @@
-"""The parts of a tree: closed, covering, balanced."""
+"""The parts of a tree are closed under ancestors, cover all rows and are about equal in size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def random_tree(num_rows: int, seed: int) -> TokenTree:
 
 
 def lookahead_tree(window: int, ngram: int, guesses: int) -> TokenTree:
-    """A tree as decoding plans it, with a full window and drafts for its root."""
+    """A tree as a decoder plans it, with a full window and drafts."""
     random = np.random.default_rng(0)
     tokens = random.integers(0, 4, 200).tolist()
     decoder = make_decoder(Lookahead(window, ngram, guesses), tokens, 0, 0.0, DraftHistory())
@@ -64,7 +64,7 @@ def test_a_chain_is_not_split() -> None:
 
 @pytest.mark.parametrize(("num_parts", "most"), [(2, 0.62), (4, 0.36), (8, 0.25)])
 def test_a_lookahead_tree_is_shared_evenly(num_parts: int, most: float) -> None:
-    """The largest part is near 1/n of the rows plus the path that each part must repeat."""
+    """The largest part has little more than 1/n of the rows: each part repeats the beginnings of its paths."""
     tree = lookahead_tree(15, 5, 15)
     assert len(tree) > 90
     assert max(len(part) for part in partition(tree, num_parts)) <= most * len(tree)
@@ -94,7 +94,7 @@ def test_parts_beside_trunks_are_closed_and_cover_all_rows(num_parts: int, seed:
 
 
 def two_chains(root: int, length: int) -> TokenTree:
-    """Tokens 10, 11, .. and 20, 21, .. under a root."""
+    """A root with the chains 10, 11, ... and 20, 21, ... under it."""
     builder = TreeBuilder(root)
     for start in (10, 20):
         row = 0
@@ -103,22 +103,22 @@ def two_chains(root: int, length: int) -> TokenTree:
     return builder.build()
 
 
-def test_who_did_not_compute_what_was_accepted_gets_less_of_the_next_tree() -> None:
-    shares = TreePartitioner(2)
+def test_a_replica_that_did_not_compute_the_accepted_tokens_gets_less_of_the_next_tree() -> None:
+    partitioner = TreePartitioner(2)
     tokens = [1, 2, 3]
-    first = shares.split(two_chains(3, 6), tokens)
+    first = partitioner.split(two_chains(3, 6), tokens)
     assert sorted(map(len, first)) == [7, 7]
     star = TreeBuilder(9)
     for token in range(20):
         star.add(token, 0)
-    owner = next(number for number, part in enumerate(first) if 1 in part)  # of the chain that begins with 10
-    second = shares.split(star.build(), [*tokens, 10, 11, 12, 13, 9])
+    owner = next(number for number, part in enumerate(first) if 1 in part)  # it has the chain that begins with 10
+    second = partitioner.split(star.build(), [*tokens, 10, 11, 12, 13, 9])
     assert len(second[owner]) - len(second[1 - owner]) == 4
-    third = shares.split(star.build(), [*tokens, 10, 11, 12, 13, 9, 9])  # no draft was right
+    third = partitioner.split(star.build(), [*tokens, 10, 11, 12, 13, 9, 9])  # no draft was right
     assert sorted(map(len, third)) == [11, 11]
 
 
-def test_a_sequence_taken_up_again_from_an_earlier_token_has_no_trunks() -> None:
-    shares = TreePartitioner(2)
-    shares.split(two_chains(3, 6), [1, 2, 3])
-    assert sorted(map(len, shares.split(two_chains(2, 6), [1, 2]))) == [7, 7]
+def test_a_sequence_resumed_with_fewer_tokens_has_no_trunks() -> None:
+    partitioner = TreePartitioner(2)
+    partitioner.split(two_chains(3, 6), [1, 2, 3])
+    assert sorted(map(len, partitioner.split(two_chains(2, 6), [1, 2]))) == [7, 7]

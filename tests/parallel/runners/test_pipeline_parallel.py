@@ -1,4 +1,4 @@
-"""Pipeline parallelism on real ranks: the tokens of one device, as many steps under way as stages, and its costs."""
+"""Pipeline parallelism on real ranks: it gives the tokens of one device and keeps as many steps under way as stages."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ PROMPTS = [[5, 9, 5, 9, 5], LONG]
 METHODS: list[DecodeSettings] = [Autoregressive(), Lookahead(5, 4, 5)]
 GREEDY = Sampling(temperature=0.0, seed=3)
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.1, presence_penalty=0.3, seed=11, logprobs=2)
+# Prompts of requests that are served side by side, by the request's id.
 FIVE = {str(number): [number + 2, *PROMPTS[number % 2]] for number in range(5)}
-"""Prompts of requests that are served side by side."""
 
 
 class Recorded(PipelineParallel):
-    """Remembers which steps are under way, and how many there were at most."""
+    """Remembers which steps are under way, and the most that were at once."""
 
     def __init__(self, model: CausalModel, pipeline: Collectives, channel: Channel):
         super().__init__(model, pipeline, channel, CHUNK)
@@ -65,7 +65,7 @@ class Recorded(PipelineParallel):
         return super().finish()
 
     def close(self, sequence: Sequence) -> None:
-        assert sequence.id not in self.under_way, "a sequence is let go whose step is under way"
+        assert sequence.id not in self.under_way, "a sequence is closed while a step of it is under way"
         super().close(sequence)
 
 
@@ -88,7 +88,7 @@ def request(engine: Engine, name: str, decode: DecodeSettings = METHODS[1], samp
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """A tiny model with a layer for each of four stages."""
+    """Folders of tiny models with a layer for each of four stages, by architecture."""
 
     @cache
     def folder(architecture: str) -> str:
@@ -98,7 +98,10 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
 
 class Texts(NamedTuple):
-    """Of one model: greedy tokens by method and prompt; by method, sampled tokens and their log-probabilities."""
+    """What one model generates.
+
+    greedy: tokens for each method and prompt. sampled: for each method, tokens and their log-probabilities.
+    """
 
     greedy: list[list[int]]
     sampled: list[tuple[list[int], list[float]]]
@@ -117,13 +120,13 @@ def texts_of(engine: Engine) -> Texts:
 
 
 def texts_of_all(mesh: Mesh, channel: Channel, exchange: str, folders: list[str]) -> list[Texts]:
-    with closing(connect_stages(mesh, exchange)) as pipeline:  # a stage that ends must not take its last answers along
+    with closing(connect_stages(mesh, exchange)) as pipeline:  # no stage may exit before its last answers arrive
         return [texts_of(stage_engine(channel, pipeline, folder)[0]) for folder in folders]
 
 
 @pytest.fixture(scope="module")
 def expected(folder_of: Callable[[str], str]) -> list[Texts]:
-    """Greedy tokens of transformers' `generate`, and those sampled on a single device."""
+    """Greedy tokens of transformers' `generate`, and tokens sampled on a single device."""
     texts = []
     for architecture in ARCHITECTURES:
         reference = load_reference(Path(folder_of(architecture)))
@@ -147,7 +150,7 @@ def test_tokens_are_those_of_one_device(
 
 
 def serve_five(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, list[int]], int, int]:
-    """Tokens of five requests, of which one is cancelled under way; most steps under way; steps counted."""
+    """Tokens of five requests, one of which is cancelled under way; most steps under way at once; number of steps."""
     engine, runner = stage_engine(channel, connect_stages(mesh), folder)
     for name in FIVE:
         engine.submit(request(engine, name))
@@ -181,7 +184,10 @@ def test_steps_of_as_many_requests_as_stages_overlap(num_ranks: int, folder_of: 
 
 
 class Costs(NamedTuple):
-    """num_layers, weights, cache: held by a rank, the latter two in bytes. messages, num_bytes: that it sent."""
+    """What a rank holds and sends for one request.
+
+    num_layers: layers that it holds. weights, cache: bytes that it holds. messages, num_bytes: what it has sent.
+    """
 
     num_layers: int
     weights: int
@@ -192,7 +198,7 @@ class Costs(NamedTuple):
 
 
 def costs(mesh: Mesh, channel: Channel, folder: str) -> Costs:
-    """Of one request with a prompt that fits a chunk, decoded token by token."""
+    """The costs of a request whose prompt fits into one chunk, decoded token by token."""
     pipeline = connect_stages(mesh)
     engine, runner = stage_engine(channel, pipeline, folder)
     engine.submit(request(engine, "0", Autoregressive()))
@@ -223,7 +229,7 @@ def test_memory_and_messages_of_a_rank(num_ranks: int, folder_of: Callable[[str]
 
 
 def serve_commands(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, list[int]], dict[str, str]]:
-    """Commands reach the ranks while steps are under way."""
+    """Tokens and finish reasons of requests whose commands reach the ranks while steps are under way."""
     engine, _ = stage_engine(channel, connect_stages(mesh), folder)
     script = Script(
         [
@@ -256,7 +262,10 @@ def test_commands_reach_all_stages_at_the_same_step(folder_of: Callable[[str], s
 
 
 def diverge(mesh: Mesh, channel: Channel, folder: str) -> tuple[int, int, str]:
-    """The second stage has another seed for the window of the second request."""
+    """The second stage has another seed for the window of the second request.
+
+    Returns the rank and the step that are reported, and the request of the first step.
+    """
     engine, _ = stage_engine(channel, connect_stages(mesh), folder)
     engine.submit(request(engine, "0"))
     engine.submit(request(engine, "1", sampling=replace(GREEDY, seed=mesh.rank == 1)))
@@ -271,7 +280,7 @@ def test_a_diverging_stage_is_named_with_its_first_step(folder_of: Callable[[str
 
 
 def lose_a_stage(mesh: Mesh, channel: Channel, exchange: str, folder: str) -> tuple[int, ...]:
-    """The second stage dies in the midst of a request; whom the others miss."""
+    """The second stage exits in the middle of a request. Returns the ranks that the others report as lost."""
     engine, _ = stage_engine(channel, connect_stages(mesh, exchange), folder)
     stream = engine.stream(LONG, decode=Autoregressive(), sampling=GREEDY)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Step times on several ranks: whichever of them have a cache, all measure or none does, and all hold the same."""
+"""Step times on several ranks: all measure or none does, whichever ranks have a cache, and all get the same times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Result = tuple[dict[str, list[float]], int, bool]
 
 
 def resolve(mesh, channel, folder: str, roots: list[str]) -> Result:
-    """The times, the steps that they took to measure, and whether the ranks would wait for a command to go home."""
+    """The times, the number of steps that measuring took, and whether any commands were shared."""
     os.environ[VARIABLE] = roots[mesh.rank]
     measure.LARGEST_CHANGE = float("inf")  # steps of so small a model may take any time on a busy machine
     model = load(ModelSettings(path=folder, device="cpu")).model
@@ -34,7 +34,7 @@ def resolve(mesh, channel, folder: str, roots: list[str]) -> Result:
 
 @pytest.fixture
 def resolved(checkpoint_folder: Callable[[str], Path]) -> Callable[[list[Path]], list[Result]]:
-    """Settles on two ranks, each with a cache of its own."""
+    """Resolves step times on two ranks, each with a cache of its own."""
     folder = str(checkpoint_folder("llama"))
     return lambda roots: run_ranks(resolve, 2, folder, [str(root) for root in roots], exchange="gloo")
 

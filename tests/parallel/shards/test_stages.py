@@ -1,4 +1,4 @@
-"""Stages of a pipeline, by hand in one process: run one after another they are the whole model, to the bit."""
+"""Stages of a pipeline in one process: run one after another, they give the whole model's logits to the bit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def branching_tree():
         ("cohere", 2),
     ],
 )
-def test_one_stage_after_another_is_the_whole_model(architecture: str, num_stages: int, tmp_path: Path) -> None:
+def test_stages_in_a_row_give_the_whole_models_logits(architecture: str, num_stages: int, tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, architecture, num_hidden_layers=4)
     whole = Engine.from_pretrained(str(folder), device="cpu").checkpoint.model
     stages = load_stages(folder, num_stages)
@@ -58,7 +58,7 @@ def test_one_stage_after_another_is_the_whole_model(architecture: str, num_stage
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_stage_holds_its_own_weights_alone(tied: bool, tmp_path: Path) -> None:
+def test_a_stage_holds_only_its_own_weights(tied: bool, tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, "llama", num_hidden_layers=4, tie_word_embeddings=tied)
     whole = Engine.from_pretrained(str(folder), device="cpu").checkpoint.model
     stages = load_stages(folder, 4)
@@ -68,14 +68,14 @@ def test_a_stage_holds_its_own_weights_alone(tied: bool, tmp_path: Path) -> None
     embedding = num_weight_bytes(whole.model.get_input_embeddings())
     num_bytes = [num_weight_bytes(stage.model) for stage in stages]
     assert sum(num_bytes) == num_weight_bytes(whole.model) + tied * embedding
-    for stage in stages[1:3]:  # on the way, no work and no memory grows with the vocabulary
+    for stage in stages[1:3]:  # in the middle stages, neither work nor memory grows with the vocabulary
         logits = stage.forward(branching_tree(), stage.make_cache(5), 1)
         assert logits.shape == (1, stage.model.config.hidden_size)
         assert all(len(tensor) != stage.vocab_size for tensor in stage.model.buffers())
 
 
-def test_each_stage_is_tried_by_itself(tmp_path: Path) -> None:
-    """A stage whose attention goes wrong is found out, whichever it is and whatever comes in."""
+def test_each_stage_is_checked_by_itself(tmp_path: Path) -> None:
+    """Wrong attention is noticed in every stage."""
     folder = save_checkpoint(tmp_path, "llama", num_hidden_layers=4)
     for dtype in ("float32", "bfloat16"):
         for stage in load_stages(folder, 2, dtype):
@@ -90,7 +90,7 @@ def _see_everything(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
         step.visibility = torch.ones_like(step.visibility)
 
 
-def test_layers_are_shared_out_evenly() -> None:
+def test_layers_are_divided_evenly() -> None:
     def counts(*args, **kwargs) -> list[int]:
         return [len(run) for run in share_out(*args, **kwargs)]
 
@@ -110,7 +110,9 @@ def test_layers_are_shared_out_evenly() -> None:
         ("gpt2", 2, r"GPT2LMHeadModel has no pipeline-parallel plan .* use parallel=lp"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(architecture: str, num_stages: int, message: str, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_split_is_refused(
+    architecture: str, num_stages: int, message: str, tmp_path: Path
+) -> None:
     folder = str(save_checkpoint(tmp_path, architecture))
     with pytest.raises(ValueError, match=message):
         load(ModelSettings(folder, device="cpu"), reader=read_stage(0, num_stages))
@@ -124,8 +126,8 @@ def test_weights_that_the_plan_leaves_out_are_refused() -> None:
         cut_stage(model, 0, 2)
 
 
-def test_indices_of_layers_stay(tmp_path: Path) -> None:
-    """What models choose by a layer's index (its type, its mask, its place in the cache) must go on to fit."""
+def test_layers_keep_their_indices(tmp_path: Path) -> None:
+    """Models choose by a layer's index: its type, its mask and its place in the cache."""
     last = load_stages(save_checkpoint(tmp_path, "gemma2"), 2)[1]
     layers = last.model.get_submodule("model.layers")
     assert [isinstance(layer, EarlierLayer) for layer in layers.children()] == [True, True, False, False]

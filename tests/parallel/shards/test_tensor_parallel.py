@@ -1,4 +1,4 @@
-"""Tensor parallelism on real ranks gives the tokens of transformers' greedy `generate`, for its share of memory."""
+"""Tensor parallelism on real ranks: the tokens of transformers' greedy `generate`, with a share of the memory."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ from parallel.shards.weights import empty_model, num_weight_bytes
 from tests.models import SIZES, generate_greedily, load_reference, save_checkpoint
 from tests.parallel.ranks import run_ranks
 
-OF_THE_ISSUE = ["llama", "qwen3", "mistral", "gemma2"]
-OTHERS = ["qwen2", "starcoder2", "gpt_neox", "olmo2", "phi3", "granite", "cohere", "gemma3"]
+CORE_ARCHITECTURES = ["llama", "qwen3", "mistral", "gemma2"]
+OTHER_ARCHITECTURES = ["qwen2", "starcoder2", "gpt_neox", "olmo2", "phi3", "granite", "cohere", "gemma3"]
 VARIANTS: dict[str, dict[str, Any]] = {
-    "llama, tied": {"tie_word_embeddings": True, "pad_token_id": 290},  # which is a token of the last rank
+    "llama, tied": {"tie_word_embeddings": True, "pad_token_id": 290},  # the last rank holds this token
     "llama, odd vocabulary": {"vocab_size": 299},
 }
+# All-reduces and all-gathers of a layer, where it has others than two all-reduces: some plans give every rank the whole
+# output of a module.
 COLLECTIVES_PER_LAYER = {"olmo2": 3 + 1 + 1, "phi3": 2 + 2}
-"""All-reduces and all-gathers, where they are not two all-reduces: some plans give every rank the whole output."""
 PROMPT = [(3 + 7 * i) % 41 + 2 for i in range(40)]
 NEW_TOKENS = 12
 GREEDY = Sampling(temperature=0.0, seed=3)
@@ -50,7 +51,11 @@ RUNS: list[tuple[DecodeSettings, Sampling]] = [
 
 @dataclass
 class Found:
-    """What one rank found of one model. logits: checksum of a tree's. collectives, steps: of the first of the runs."""
+    """What one rank found for one model.
+
+    texts: tokens of each run. logits: checksum of a tree's logits. num_steps, num_collectives: counted in the first
+    run.
+    """
 
     texts: list[list[int]]
     logits: int
@@ -105,21 +110,21 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             name.partition(",")[0],
             **{"num_key_value_heads": 4, **VARIANTS.get(name, {})},
         )
-        for name in [*OF_THE_ISSUE, *OTHERS, *VARIANTS]
+        for name in [*CORE_ARCHITECTURES, *OTHER_ARCHITECTURES, *VARIANTS]
     }
 
 
 @pytest.mark.parametrize(
     ("names", "num_ranks", "tp", "exchange"),
     [
-        (OF_THE_ISSUE, 2, 2, "gloo"),
-        (OF_THE_ISSUE, 4, 4, "gloo"),
-        (OF_THE_ISSUE, 4, 2, "gloo"),  # two replicas of two ranks each
-        ([*OTHERS, *VARIANTS], 2, 2, "shm"),
+        (CORE_ARCHITECTURES, 2, 2, "gloo"),
+        (CORE_ARCHITECTURES, 4, 4, "gloo"),
+        (CORE_ARCHITECTURES, 4, 2, "gloo"),  # two replicas of two ranks each
+        ([*OTHER_ARCHITECTURES, *VARIANTS], 2, 2, "shm"),
     ],
     ids=["2", "4", "2x2", "others"],
 )
-def test_text_is_that_of_one_device_for_a_share_of_its_memory(
+def test_text_is_that_of_one_device_with_a_share_of_its_memory(
     names: list[str], num_ranks: int, tp: int, exchange: str, folders: dict[str, Path]
 ) -> None:
     paths = [str(folders[name]) for name in names]
@@ -133,7 +138,7 @@ def test_text_is_that_of_one_device_for_a_share_of_its_memory(
 
 
 def on_one_device(folder: Path) -> tuple[CausalModel, list[list[int]]]:
-    """The whole model, and the text of each of the runs."""
+    """The whole model, and the tokens of each run."""
     greedy = generate_greedily(load_reference(folder), PROMPT, NEW_TOKENS, eos=[1])
     engine = Engine.from_pretrained(str(folder), device="cpu")
     sampled = engine.generate(PROMPT, max_new_tokens=NEW_TOKENS, decode=Autoregressive(), sampling=SAMPLED)
@@ -141,14 +146,14 @@ def on_one_device(folder: Path) -> tuple[CausalModel, list[list[int]]]:
 
 
 def check_communication(name: str, found: Found, whole: CausalModel) -> None:
-    """Two all-reduces a layer, one for the embedding, and one gather of the logits."""
+    """A step has two all-reduces for each layer, one for the embedding, and one all-gather of the logits."""
     for_vocabulary = 0 if "odd" in name else 2
     per_step = whole.num_layers * COLLECTIVES_PER_LAYER.get(name, 2) + for_vocabulary
     assert found.num_collectives == found.num_steps * per_step, name
 
 
 def check_memory(name: str, found: Found, whole: CausalModel, degree: int) -> None:
-    """A rank holds its share of all matrices and of the cache; norms are whole, and so are some biases."""
+    """A rank holds its share of all matrices and of the cache. It holds norms, and some biases, as a whole."""
     undivided = ("model.embed_tokens.weight", "lm_head.weight") if "odd" in name else ()
     replicated = sum(
         weight.nbytes
@@ -156,7 +161,7 @@ def check_memory(name: str, found: Found, whole: CausalModel, degree: int) -> No
         if weight.dim() == 1 or weight_name in undivided
     )
     share = (num_weight_bytes(whole.model) - replicated) / degree
-    row_of_zeros = SIZES["hidden_size"] * 4  # which an embedding of a part of the vocabulary has
+    row_of_zeros = SIZES["hidden_size"] * 4  # an embedding of a part of the vocabulary has one
     assert share <= found.num_weight_bytes <= share + replicated + row_of_zeros, name
     if name not in COLLECTIVES_PER_LAYER:
         assert found.num_cache_bytes == answer_tree(whole)[1] / degree, name
@@ -164,8 +169,8 @@ def check_memory(name: str, found: Found, whole: CausalModel, degree: int) -> No
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("degree", [2, 4, 8])
-def test_a_rank_of_a_real_size_holds_its_share(degree: int, tied: bool) -> None:
-    """Llama 3.2 1B: what is split of it, by its plan; the rest are norms."""
+def test_a_rank_holds_its_share_of_a_model_of_real_size(degree: int, tied: bool) -> None:
+    """In Llama 3.2 1B, the plan splits all weights except the norms."""
     config = AutoConfig.for_model(
         "llama",
         hidden_size=2048,
@@ -196,7 +201,7 @@ def test_a_rank_of_a_real_size_holds_its_share(degree: int, tied: bool) -> None:
         ("gpt2", 2, r"GPT2\w* has no tensor-parallel plan in transformers; use parallel=lp"),
     ],
 )
-def test_what_does_not_divide_is_refused_with_the_numbers(
+def test_sizes_that_do_not_divide_are_refused_by_number(
     architecture: str, degree: int, message: str, tmp_path: Path
 ) -> None:
     config = AutoConfig.from_pretrained(save_checkpoint(tmp_path, architecture))
@@ -205,7 +210,7 @@ def test_what_does_not_divide_is_refused_with_the_numbers(
 
 
 class OneOfTwo(LocalCollectives):
-    """The first of two ranks, whose other does not exist: enough to read a part and to be refused."""
+    """The first of two ranks, without the other: enough to read a part of a model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,7 +244,7 @@ def test_a_plan_that_is_not_understood_is_refused(
 def test_the_embedding_is_split_with_the_head_whatever_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some versions of transformers name it in the plans of models whose head is tied to it."""
+    """Some versions of transformers name the embedding in the plans of models whose head is tied to it."""
     config = AutoConfig.from_pretrained(save_checkpoint(tmp_path, "llama", tie_word_embeddings=True))
     changed_plan = {**(config.base_model_tp_plan or {}), "embed_tokens": "embedding_rowwise"}
     monkeypatch.setattr(type(config), "base_model_tp_plan", changed_plan)
@@ -249,7 +254,7 @@ def test_the_embedding_is_split_with_the_head_whatever_the_plan(
 
 
 def test_a_module_that_does_not_divide_is_named(tmp_path: Path) -> None:
-    """As in models whose layers have sizes of their own."""
+    """This can happen in models whose layers differ in size."""
     config = AutoConfig.from_pretrained(save_checkpoint(tmp_path, "llama", intermediate_size=63))
     model = empty_model(config, torch.float32)
     message = r"tp=2 does not divide model\.layers\.0\.mlp\.gate_proj, which has 63 outputs: .*parallel=lp"

@@ -1,4 +1,4 @@
-"""Parts of a checkpoint: what is read is what transformers reads, no more of it, and each fault is named."""
+"""Parts of a checkpoint: they equal what transformers reads, nothing else is read, and errors name what is wrong."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read(folder: Path, dtype: torch.dtype = torch.float32, shards: dict[str, Sha
 
 
 def assert_same(found: PreTrainedModel, expected: PreTrainedModel) -> None:
-    """Of all parameters and buffers, to the bit."""
+    """All parameters and buffers must be equal to the bit."""
     for kind in ("named_parameters", "named_buffers"):
         ours, theirs = dict(getattr(found, kind)()), dict(getattr(expected, kind)())
         assert ours.keys() == theirs.keys()
@@ -51,7 +51,7 @@ def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], object]) 
 
 
 def split_files(folder: Path) -> dict[str, str]:
-    """Saves the checkpoint anew in several files; the index of them."""
+    """Saves the checkpoint again in several files. Returns their index."""
     load_reference(folder).save_pretrained(folder, max_shard_size="10KB")
     (folder / SINGLE).unlink()
     return json.loads((folder / f"{SINGLE}.index.json").read_text())["weight_map"]
@@ -59,8 +59,8 @@ def split_files(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gemma3", "starcoder2", "phi3", "gpt2", "gpt_neox"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_all_of_it_is_what_transformers_reads(architecture: str, tied: bool, tmp_path: Path) -> None:
-    """gpt_neox has its head in the file under a name that transformers has since changed."""
+def test_a_whole_model_equals_what_transformers_reads(architecture: str, tied: bool, tmp_path: Path) -> None:
+    """The head of gpt_neox is in the file under a name that transformers has since changed."""
     folder = save_checkpoint(tmp_path, architecture, tie_word_embeddings=tied)
     found = read(folder)
     assert_same(found, load_reference(folder))
@@ -69,7 +69,7 @@ def test_all_of_it_is_what_transformers_reads(architecture: str, tied: bool, tmp
     assert (embedding.weight is head.weight) == tied
 
 
-def test_another_dtype(tmp_path: Path) -> None:
+def test_weights_are_converted_to_another_dtype(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path)
     assert_same(
         read(folder, torch.bfloat16),
@@ -77,7 +77,7 @@ def test_another_dtype(tmp_path: Path) -> None:
     )
 
 
-def test_stretches_have_memory_of_their_own(tmp_path: Path) -> None:
+def test_shards_have_memory_of_their_own(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path)
     whole = load_reference(folder)
     model = read(folder, shards={UP: Shard(0, 1, 4), DOWN: Shard(1, 3, 4)})
@@ -88,15 +88,15 @@ def test_stretches_have_memory_of_their_own(tmp_path: Path) -> None:
         assert found.untyped_storage().nbytes() == found.nbytes
 
 
-def test_several_files(tmp_path: Path) -> None:
+def test_a_checkpoint_of_several_files_is_read(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path)
     assert len(set(split_files(folder).values())) > 4
     (folder / "consolidated.safetensors").write_bytes(b"another format of the same weights")
     assert_same(read(folder), load_reference(folder))
 
 
-def test_only_the_files_that_hold_it_are_read(tmp_path: Path) -> None:
-    """What a rank does not hold is taken out of the model; the file of that layer need not be there."""
+def test_only_files_with_wanted_tensors_are_read(tmp_path: Path) -> None:
+    """The file of a layer that was removed from the model may be missing."""
     folder = save_checkpoint(tmp_path)
     index = split_files(folder)
     expected = load_reference(folder)
@@ -113,7 +113,7 @@ def test_only_the_files_that_hold_it_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_names_without_the_prefix_of_the_base_model(tied: bool, tmp_path: Path) -> None:
+def test_names_may_lack_the_prefix_of_the_base_model(tied: bool, tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, tie_word_embeddings=tied)
     expected = load_reference(folder)
     change_weights(folder, drop_prefix)
@@ -138,7 +138,7 @@ def test_a_tied_head_without_the_embedding_finds_its_weights(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("stored", ["the head alone", "both, equal", "both, different"])
-def test_tied_weights_in_other_ways(stored: str, tmp_path: Path) -> None:
+def test_tied_weights_may_be_stored_in_other_ways(stored: str, tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, tie_word_embeddings=True)
 
     def change(weights: dict[str, Tensor]) -> None:
@@ -173,7 +173,7 @@ def test_a_hub_id_is_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def growth(mesh: Mesh, channel: Channel, folder: str) -> tuple[int, int]:
-    """Bytes by which this process has grown in reading a quarter of all matrices, and bytes of that quarter."""
+    """Bytes by which this process grew while it read a quarter of all matrices, and bytes of that quarter."""
     torch.set_num_threads(1)
     model = empty_model(AutoConfig.from_pretrained(folder), torch.float32)
     matrices = [name for name, parameter in model.named_parameters() if parameter.dim() == 2]
@@ -183,7 +183,7 @@ def growth(mesh: Mesh, channel: Channel, folder: str) -> tuple[int, int]:
     return (after.rss - after.shared) - (before.rss - before.shared), num_weight_bytes(model)
 
 
-def test_no_more_is_read_into_memory_than_is_held(tmp_path: Path) -> None:
+def test_reading_a_part_takes_little_more_memory_than_the_part(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, hidden_size=512, intermediate_size=2048, num_hidden_layers=4)
     whole = (folder / SINGLE).stat().st_size
     assert whole > 55e6
@@ -193,6 +193,7 @@ def test_no_more_is_read_into_memory_than_is_held(tmp_path: Path) -> None:
 
 
 def refusal(folder: Path) -> str:
+    """The message of the error with which the checkpoint is refused: one short line."""
     with pytest.raises(CheckpointError) as raised:
         read(folder)
     message = str(raised.value)
@@ -212,15 +213,15 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
     assert f"do not fit its config.json: {UP} has shape [3, 32], not [64, 32]" in refusal(folder)
 
 
-def test_tensors_that_transformers_computes_anew(tmp_path: Path) -> None:
-    """One matrix for each expert in the file, one tensor of all experts in the model."""
+def test_tensors_that_transformers_computes_from_others_are_refused(tmp_path: Path) -> None:
+    """The file has a matrix for each expert, and the model one tensor for all experts."""
     folder = save_checkpoint(tmp_path, "mixtral")
     assert any("experts.0" in name for name in load_file(folder / SINGLE))
     message = refusal(folder)
     assert "have no tensor model.layers.0.mlp.experts." in message and "parallel=lp" in message
 
 
-def test_quantized_weights(tmp_path: Path) -> None:
+def test_quantized_weights_are_refused(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path)
     config = AutoConfig.from_pretrained(folder)
     config.quantization_config = {"quant_method": "fp8"}
@@ -229,7 +230,7 @@ def test_quantized_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage" * 100, None])
-def test_a_broken_file(content: bytes | None, tmp_path: Path) -> None:
+def test_a_broken_file_is_named(content: bytes | None, tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path)
     file = sorted(set(split_files(folder).values()))[1]
     (folder / file).unlink()
@@ -239,14 +240,14 @@ def test_a_broken_file(content: bytes | None, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"weight_map": 3}'])
-def test_a_broken_index(text: str, tmp_path: Path) -> None:
+def test_a_broken_index_is_named(text: str, tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path)
     split_files(folder)
     (folder / f"{SINGLE}.index.json").write_text(text)
     assert f"{SINGLE}.index.json of '{folder}' cannot be read: " in refusal(folder)
 
 
-def test_no_file_at_all(tmp_path: Path) -> None:
+def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path)
     (folder / SINGLE).rename(folder / "other.safetensors")
     assert f"cannot be read: [Errno 2] No such file or directory: '{folder}/{SINGLE}.index.json'" in refusal(folder)

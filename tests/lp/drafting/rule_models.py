@@ -1,4 +1,4 @@
-"""Models made of plain rules, and decoders run on them in modelled time."""
+"""Models that follow simple rules, and runs of decoders on them in modelled time."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ VOCAB_SIZE = 1000
 CANDIDATES = 8
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
+# Gives the best tokens, best first. Its arguments are the last tokens of a path and the position of the very last one.
 Model = Callable[[tuple[int, ...], int], list[int]]
-"""The best tokens, best first, after a path (its last tokens) whose end stands at a position."""
 
 
 def by_rule(next_token: Callable[[tuple[int, ...]], int]) -> Model:
-    """Best is what the rule says; the others are always the same."""
+    """A model whose best token follows the rule; its other candidates are always the same."""
 
     def answer(path: tuple[int, ...], position: int) -> list[int]:
         return [next_token(path), *range(900, 900 + CANDIDATES - 1)]
@@ -35,23 +35,27 @@ def by_rule(next_token: Callable[[tuple[int, ...]], int]) -> Model:
 
 
 def unguessable(path: tuple[int, ...], position: int) -> list[int]:
-    """As of a model without weights at a high temperature: nothing that was seen says anything of what will be."""
+    """A model of random text: what came before does not help to guess what follows."""
     rng = random.Random(hash((path, position)))
     return [rng.randrange(VOCAB_SIZE) for _ in range(CANDIDATES)]
 
 
 def counting(path: tuple[int, ...], position: int) -> list[int]:
+    """A model that counts to 49 over and over."""
     return by_rule(lambda path: (path[-1] + 1) % 50)(path, position)
 
 
 def sums(path: tuple[int, ...], position: int) -> list[int]:
+    """A model whose next token depends on the sum of the last three."""
     return by_rule(lambda path: (sum(path[-3:]) * 7 + 1) % 800)(path, position)
 
 
 @dataclass
 class Run:
-    """What a decoder made of a model. seconds: modelled. rows, fingerprints: of each step. num_plain: steps for which
-    no candidates were asked.
+    """A decoder's run on a model.
+
+    seconds: modelled time of all steps. rows, fingerprints: one entry for each step. accepted, proposed: number of
+    drafts by source. num_plain: number of steps that asked for no candidates.
     """
 
     tokens: list[int]
@@ -73,6 +77,7 @@ class Run:
 
 
 def answers(model: Model, tree: TokenTree, tokens: list[int], num_candidates: int) -> Answers:
+    """The model's answers for all rows of a tree whose root is the last of `tokens`."""
     best = np.empty((len(tree), CANDIDATES), dtype=np.int64)
     for row in range(len(tree)):
         path = (*tokens[-4:-1], *tree.tokens[tree.path(row)].tolist())
@@ -91,7 +96,7 @@ def decode(
     temperature: float = 0.0,
     fingerprints: bool = False,
 ) -> Run:
-    """Runs a decoder until there are so many new tokens, and checks that they are those of the model."""
+    """Runs a decoder until it has generated `num_tokens` tokens, and checks that they are the model's."""
     history = history or DraftHistory(times)
     decoder: Decoder = make_decoder(settings, prompt, 0, temperature, history, owner)
     run = Run(list(prompt), len(prompt))
