@@ -28,7 +28,7 @@ _CHECKED_AT = 2 * _WORD
 _NUM_BUFFERS = 2
 
 
-class Message(NamedTuple):
+class MailboxMessage(NamedTuple):
     """A message as it was read.
 
     kind: the collective that it belongs to. total: bytes of the whole payload. part: the bytes in this message.
@@ -68,7 +68,7 @@ class Mailbox:
         self._words[start // _WORD + 1] = zlib.crc32(self._bytes[checked:end], number & 0xFFFFFFFF)
         self._words[start // _WORD] = number
 
-    def read(self, rank: int, number: int) -> Message | None:
+    def read(self, rank: int, number: int) -> MailboxMessage | None:
         """Returns a copy of that rank's message `number`, or None as long as not all of it is visible."""
         start = self._slot(rank, number)
         word = start // _WORD
@@ -81,7 +81,7 @@ class Mailbox:
         if zlib.crc32(checked, number & 0xFFFFFFFF) != self._words[word + 1]:
             return None
         kind, total, _ = _CHECKED.unpack_from(checked)
-        return Message(kind, total, memoryview(checked)[_CHECKED.size :])
+        return MailboxMessage(kind, total, memoryview(checked)[_CHECKED.size :])
 
     def leave(self) -> None:
         """Shows the others that this rank will publish nothing more."""

@@ -13,7 +13,7 @@ import numpy as np
 from torch.distributed import Store
 
 from parallel.comm.base import IsOver, never
-from parallel.comm.mailbox import SLOT_BYTES, Mailbox, Message
+from parallel.comm.mailbox import SLOT_BYTES, Mailbox, MailboxMessage
 from parallel.comm.peers import Peers
 from parallel.comm.shared_file import shared_path
 from parallel.comm.spin_wait import wait_for
@@ -85,13 +85,13 @@ class SharedMemoryExchange:
             if begin >= messages[0].total:
                 return bytes(received)
 
-    def _round(self, kind: int, total: int, part: memoryview, timeout_s: float) -> list[Message]:
+    def _round(self, kind: int, total: int, part: memoryview, timeout_s: float) -> list[MailboxMessage]:
         """Publishes one part of this rank's payload and returns the messages of all ranks, this one's included."""
         assert self._mailbox is not None, "this exchange is closed"
         self._number += 1
         self._mailbox.publish(self._number, kind, total, part)
         messages = [
-            Message(kind, total, part) if rank == self.rank else self._receive(self._mailbox, rank, timeout_s)
+            MailboxMessage(kind, total, part) if rank == self.rank else self._receive(self._mailbox, rank, timeout_s)
             for rank in range(self.num_ranks)
         ]
         for rank, message in enumerate(messages):
@@ -102,12 +102,12 @@ class SharedMemoryExchange:
                 )
         return messages
 
-    def _receive(self, mailbox: Mailbox, rank: int, timeout_s: float) -> Message:
+    def _receive(self, mailbox: Mailbox, rank: int, timeout_s: float) -> MailboxMessage:
         """Returns that rank's message of this round, once it is there. Raises RankLost and EpochOver."""
         # Read before any wait is set up, which takes longer than reading.
         return mailbox.read(rank, self._number) or self._await(mailbox, rank, timeout_s)
 
-    def _await(self, mailbox: Mailbox, rank: int, timeout_s: float) -> Message:
+    def _await(self, mailbox: Mailbox, rank: int, timeout_s: float) -> MailboxMessage:
         read, look = partial(mailbox.read, rank, self._number), partial(self._look, mailbox)
         try:
             return wait_for(read, look, timeout_s)
@@ -125,7 +125,7 @@ class SharedMemoryExchange:
         """Says whether this round's message of that rank has not arrived yet."""
         return rank != self.rank and mailbox.read(rank, self._number) is None
 
-    def _check_size(self, rank: int, message: Message, total: int) -> None:
+    def _check_size(self, rank: int, message: MailboxMessage, total: int) -> None:
         if message.total != total:
             raise RuntimeError(
                 f"rank {rank} sent {message.total} bytes to an all-gather where rank {self.rank} sent {total}: the "
