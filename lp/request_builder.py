@@ -34,12 +34,13 @@ class RequestBuilder:
         limits: the most that a request may ask for. Raises ValueError for settings out of range.
         """
         self.checkpoint = checkpoint
+        self._vocab_size = checkpoint.vocab_size
         self.limits = limits or DecodeLimits()
         self.decode = decode or Auto()
         self.sampling = (sampling or Sampling()).with_defaults(checkpoint.generation)
         self._numbers = itertools.count()
         methods.check(self.decode, self.limits)
-        self.sampling.check(checkpoint.vocab_size)
+        self.sampling.check(self._vocab_size)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt. A text gets the special tokens that the tokenizer adds.
@@ -49,10 +50,10 @@ class RequestBuilder:
         tokens = self.checkpoint.tokenizer.encode(_utf8(prompt)) if isinstance(prompt, str) else list(prompt)
         if not prompt or not tokens:
             raise ValueError("the prompt is empty; give at least one character or token id")
-        vocab_size = self.checkpoint.vocab_size
+        largest = self._vocab_size - 1
         for token in tokens:
-            if type(token) is not int or not 0 <= token < vocab_size:
-                raise ValueError(f"the prompt holds token id {token!r}; ids are integers from 0 to {vocab_size - 1}")
+            if type(token) is not int or not 0 <= token <= largest:
+                raise ValueError(f"the prompt holds token id {token!r}; ids are integers from 0 to {largest}")
         return tokens
 
     def build(
@@ -88,12 +89,12 @@ class RequestBuilder:
         if complete.seed is None:
             complete.seed = secrets.randbits(32)
         complete.min_new_tokens = min(complete.min_new_tokens or 0, most)
-        complete.check(self.checkpoint.vocab_size)
+        complete.check(self._vocab_size)
         return complete
 
     def _fit(self, tokens: list[int], stopping: Stopping) -> Stopping:
         """Checks that prompt and new tokens fit the context; max_new_tokens None becomes all the room there is."""
-        stopping.check(self.checkpoint.vocab_size)
+        stopping.check(self._vocab_size)
         context = self.checkpoint.max_length
         room = context - len(tokens)
         if room < 1:

@@ -6,8 +6,6 @@ Parallelism is a property of the runner alone: lp/single_device.py has the runne
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,36 +61,3 @@ class Runner(Protocol):
     def close(self, sequence: Sequence) -> None:
         """Frees what is held of a sequence, which must have no step under way."""
         ...
-
-
-class ForwardRunner(ABC):
-    """A runner that completes every step in `start`, by one call of `forward`."""
-
-    depth = 1
-    num_parts = 1
-
-    def __init__(self) -> None:
-        self._finished: deque[list[Answers]] = deque()
-
-    @property
-    @abstractmethod
-    def cache_bytes(self) -> int: ...
-
-    @abstractmethod
-    def open(self, sequence: Sequence) -> None: ...
-
-    @abstractmethod
-    def close(self, sequence: Sequence) -> None: ...
-
-    @abstractmethod
-    def forward(self, step: StepInput) -> Answers:
-        """Computes the answers for every row of a step's tree."""
-
-    def start(self, steps: list[StepInput]) -> None:
-        self._finished.append([self.forward(step) for step in steps])
-
-    def finish(self) -> list[Answers]:
-        return self._finished.popleft()
-
-    def abandon(self) -> None:
-        self._finished.clear()

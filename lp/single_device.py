@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator
 
 from lp.model.causal import CausalModel
 from lp.model.kv_cache import KVCache
 from lp.request import Sequence
-from lp.runner import ForwardRunner, StepInput
+from lp.runner import StepInput
 from lp.sampling.sampler import Sampler
 from lp.tree import TokenTree, chain, descend
 from lp.verification import Answers
+
+
+class ForwardRunner(ABC):
+    """A runner that completes every step in `start`, by one call of `forward`."""
+
+    depth = 1
+    num_parts = 1
+
+    def __init__(self) -> None:
+        self._finished: deque[list[Answers]] = deque()
+
+    @property
+    @abstractmethod
+    def cache_bytes(self) -> int: ...
+
+    @abstractmethod
+    def open(self, sequence: Sequence) -> None: ...
+
+    @abstractmethod
+    def close(self, sequence: Sequence) -> None: ...
+
+    @abstractmethod
+    def forward(self, step: StepInput) -> Answers:
+        """Computes the answers for every row of a step's tree."""
+
+    def start(self, steps: list[StepInput]) -> None:
+        self._finished.append([self.forward(step) for step in steps])
+
+    def finish(self) -> list[Answers]:
+        return self._finished.popleft()
+
+    def abandon(self) -> None:
+        self._finished.clear()
 
 
 class SequenceState:

@@ -20,8 +20,8 @@ from lp.methods import DecodeSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint
 from lp.request import Sequence
-from lp.runner import ForwardRunner, StepInput
-from lp.single_device import SingleDevice
+from lp.runner import StepInput
+from lp.single_device import ForwardRunner, SingleDevice
 from lp.tree import TokenTree
 from lp.verification import Answers
 from parallel.comm.channel import HEADER

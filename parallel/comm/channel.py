@@ -25,30 +25,22 @@ HEADER = 2
 class Channel:
     """One rank's end of an exchange. Rank 0 is the leader: it alone announces and issues commands.
 
-    commands_due: whether rank 0 announced commands in the last step, so that every rank must call `share` next.
-    has_shared: whether any commands were shared yet. num_steps: steps whose headers all ranks have seen. traffic: what
-    the steps' exchanges cost; commands are not counted.
+    rank, num_ranks: those of the exchange. is_leader: whether this is rank 0. commands_due: whether rank 0 announced
+    commands in the last step, so that every rank must call `share` next. has_shared: whether any commands were shared
+    yet. num_steps: steps whose headers all ranks have seen. traffic: what the steps' exchanges cost; commands are not
+    counted.
     """
 
     def __init__(self, exchange: Exchange) -> None:
+        self.rank = exchange.rank
+        self.num_ranks = exchange.num_ranks
+        self.is_leader = exchange.rank == 0
         self.commands_due = False
         self.has_shared = False
         self.num_steps = 0
         self.traffic = Traffic()
         self._exchange = exchange
         self._announced = False
-
-    @property
-    def rank(self) -> int:
-        return self._exchange.rank
-
-    @property
-    def num_ranks(self) -> int:
-        return self._exchange.num_ranks
-
-    @property
-    def is_leader(self) -> bool:
-        return self._exchange.rank == 0
 
     def announce(self, pending: bool) -> None:
         """Lets the next step's exchange say whether commands follow that step. Only rank 0 calls this."""

@@ -15,7 +15,8 @@ from dataclasses import replace
 import numpy as np
 
 from lp.request import Sequence
-from lp.runner import ForwardRunner, StepInput
+from lp.runner import StepInput
+from lp.single_device import ForwardRunner
 from lp.verification import Answers
 from parallel.comm.channel import Channel
 from parallel.runners.partition import TreePartitioner
