@@ -29,11 +29,11 @@ PYTHONUNBUFFERED=1 $(RUN) -m pip install --progress-bar off --disable-pip-versio
     { tail -n 40 $(LOG) >&2; echo "make: pip failed; its whole output is in $(LOG)" >&2; exit 1; }
 endef
 
-.PHONY: help setup demo test test-cluster lint format train-demo bench clean distclean
+.PHONY: help setup demo test test-cluster test-cluster-quick lint format train-demo bench clean distclean
 
 help:  ## List the targets
 	@echo "make TARGET [VARIABLE=value ...]"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo "Variables: PYTHON=$(PYTHON), EXTRAS=$(EXTRAS), PIP_ARGS (for pip install), WORKERS=$(WORKERS) (of make test), ARGS"
 
 setup: $(STAMP)  ## Create the virtual environment (the other targets do so themselves)
@@ -63,6 +63,10 @@ test: $(STAMP)  ## Run the tests (ARGS="-k name", WORKERS=0 for one process)
 
 test-cluster: $(STAMP)  ## Run the tests that start a Ray cluster of their own, one after another
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(RUN) -m pytest -q -m cluster $(ARGS)
+
+test-cluster-quick: $(STAMP)  ## Run those cluster tests that take about a minute together
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
+	    $(RUN) -m pytest -q -m "cluster and quick" --durations=5 $(ARGS)
 
 lint: $(STAMP)  ## Check the style (ruff), the format (ruff) and the types (pyright)
 	@$(RUN) -m ruff check .

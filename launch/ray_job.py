@@ -1,12 +1,12 @@
-"""The programs on a Ray cluster, as a job of it.
+"""Runs serve, generate or bench on a Ray cluster, as a job of the cluster.
 
     ray job submit -- python launch/ray_job.py task=generate parallel.ranks=4 prompt="def fibonacci(n):"
     ray job submit -- python launch/ray_job.py task=serve parallel.ranks=4 server.port=8000
     ray job submit -- python launch/ray_job.py task=serve parallel.ranks=2 ray.num_replicas=3
     ray job submit -- python launch/ray_job.py task=bench -m parallel=lp,tp parallel.ranks=2
 
-One actor a rank, with the front end in an actor of its own; a rank that is lost is started again, and under lookahead
-parallelism no request is lost with it. ray.placement says how the ranks lie on the nodes.
+Each rank is an actor, and so is the front end. A rank that is lost is started again; under lookahead parallelism no
+request is lost with it. ray.placement chooses how ranks are placed on nodes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MULTIRUN = ("-m", "--multirun")
 
 
 def main() -> int:
-    """Exit code: that of the task; 2 for what the user can mend."""
+    """Returns the exit code of the task, or 2 for what the user can mend."""
     process.set_logging(rank=0)
     try:
         task, arguments = split(sys.argv[1:])
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def split(arguments: list[str]) -> tuple[str, list[str]]:
-    """The task, and the arguments that are the task's. Raises ValueError."""
+    """The name of the task, and the arguments for it. Raises ValueError."""
     named = [argument.partition("=")[2] for argument in arguments if argument.startswith("task=")]
     if len(named) != 1 or named[0] not in TASKS:
         raise ValueError(f"give one task=NAME, out of {', '.join(TASKS)} (got {' and '.join(named) or 'none'})")
@@ -49,16 +49,16 @@ def run(task: str, arguments: list[str]) -> int:
 
         flags = [argument for argument in arguments if argument in MULTIRUN]
         others = [argument for argument in arguments if argument not in MULTIRUN]
-        sys.argv[1:] = [*flags, *others, "launcher=ray"]  # where Hydra looks for them; it wants its flags first
+        sys.argv[1:] = [*flags, *others, "launcher=ray"]  # Hydra reads them there, and wants its flags first
         return bench.main()
-    from launch.cluster import program_settings  # not before: it needs Ray
+    # Imported late, because they need Ray.
+    from launch.cluster.driver import generate, serve
+    from launch.cluster.program_settings import RayGenerateSettings, RayServeSettings, register_settings
 
-    program_settings.register()
+    register_settings()
     if task == "serve":
-        schema, program = program_settings.RayServeSettings, program_settings.serve
-        return process.main("ray_serve", schema, program, __doc__ or "", arguments)
-    schema, program = program_settings.RayGenerateSettings, program_settings.generate
-    return process.main("ray_generate", schema, program, __doc__ or "", arguments)
+        return process.main("ray_serve", RayServeSettings, serve, __doc__ or "", arguments)
+    return process.main("ray_generate", RayGenerateSettings, generate, __doc__ or "", arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The programs on a Ray cluster: ranks and front ends as actors, under the same supervisor as on one machine.
+"""The programs on a Ray cluster: ranks and front ends are actors, under the same supervisor as on one machine.
 
-The only place, beside the sweep's measurer, that imports Ray.
+Beside the sweep's ray_measurer.py and ray_rank.py, only this package imports Ray.
 """

@@ -1,4 +1,4 @@
-"""Joins a Ray cluster and says what it has. Needs Ray, as all `launch/ray_*.py` do but the settings and the demand."""
+"""Joins a Ray cluster and reads what resources it has."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import ray
 from ray.exceptions import AuthenticationError
 
+# Seconds within which a cluster's address must accept a connection. Ray itself would try for minutes.
 ANSWER_S = 5.0
-"""How long a cluster's address gets to accept a connection. Ray itself would try for minutes."""
 
 
-def join(address: str) -> None:
+def join_cluster(address: str) -> None:
     """Makes this process a driver of the cluster. Raises ValueError with one message for the user."""
     where = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
     if where != "auto":
@@ -23,19 +23,19 @@ def join(address: str) -> None:
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True)
     except AuthenticationError:
-        raise ValueError(_refused(where)) from None
+        raise ValueError(_refusal(where)) from None
     except ConnectionError as error:
         if where == "auto":
             raise ValueError(
                 "no Ray cluster was found on this machine: start one (ray start --head), submit this as a job "
                 "(ray job submit), or give ray.address=HOST:PORT"
             ) from error
-        raise ValueError(_refused(where)) from error
+        raise ValueError(_refusal(where)) from error
     except RuntimeError as error:
         if "ersion mismatch" not in str(error):
             raise
         versions = " ".join(str(error).replace("Version mismatch:", "").split())
-        raise ValueError(f"the cluster at {where} runs other versions: {versions}. Use the cluster's own") from None
+        raise ValueError(f"the cluster at {where} runs other versions: {versions}. Use the same here") from None
 
 
 def _check_answers(address: str) -> None:
@@ -46,26 +46,26 @@ def _check_answers(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
     except (OSError, OverflowError) as error:
         raise ValueError(
-            f"no Ray cluster answers at ray.address={address} ({error}): see that it runs, and that its port is open "
-            "to this machine"
+            f"no Ray cluster answers at ray.address={address} ({error}): check that it runs and that this "
+            "machine can reach its port"
         ) from error
 
 
-def _refused(address: str) -> str:
+def _refusal(address: str) -> str:
     return (
         f"the cluster at {address} did not let this program in: if it asks for a token, set RAY_AUTH_MODE=token and "
-        "RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) to the cluster's own; otherwise see that ray.address is that of a Ray "
-        "cluster's head"
+        "RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) to the cluster's own; otherwise check that ray.address is the "
+        "address of a Ray cluster's head"
     )
 
 
 @dataclass(frozen=True)
 class Resources:
-    """nodes: what each node that is alive has in all. free: of the cluster, now."""
+    """What a cluster has. nodes: the total of each node that is alive. free: what they have free now, all together."""
 
     nodes: list[dict[str, float]]
     free: Mapping[str, float]
 
 
-def resources() -> Resources:
+def read_resources() -> Resources:
     return Resources([node["Resources"] for node in ray.nodes() if node["Alive"]], ray.available_resources())

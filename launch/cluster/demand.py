@@ -1,6 +1,7 @@
-"""What a group of ranks needs of a cluster, and what is missing when it does not get it.
+"""What a group of ranks needs from a cluster, and what is missing if it does not get it.
 
-Numbers and messages alone: knows no cluster. A node or cluster is told by its resources, {"CPU": 8.0, "GPU": 2.0}.
+This module only computes and writes messages; it knows no cluster. A node or a cluster is given as its resources, such
+as {"CPU": 8.0, "GPU": 2.0}.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ KINDS = ("CPU", "GPU")
 
 @dataclass(frozen=True)
 class Demand:
-    """Of `num_ranks` ranks, each alike."""
+    """What a group needs: each of its `num_ranks` ranks reserves `cpus` cores and `gpus` GPUs."""
 
     num_ranks: int
     cpus: float
@@ -24,29 +25,32 @@ class Demand:
     placement: Placement
 
     def __str__(self) -> str:
-        return f"{self._ranks()} with {_and(self._of(1))} each, ray.placement={self.placement}"
+        return f"{self._ranks()} with {_and(self._amount(1))} each, ray.placement={self.placement}"
 
     @property
     def device(self) -> str:
-        """What model.device comes to for each rank."""
+        """The value of model.device for each rank."""
         return "cuda" if self.gpus else "cpu"
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What one rank reserves. Never empty, as Ray refuses to place nothing."""
+        """What one rank reserves. It is never empty, because Ray refuses empty bundles."""
         reserved = {"CPU": self.cpus, "GPU": float(self.gpus)}
         return {kind: amount for kind, amount in reserved.items() if amount} or {"CPU": 0.001}
 
     def shortage(self, nodes: Sequence[Mapping[str, float]], free: Mapping[str, float], waited_s: float) -> str:
-        """Why the ranks could not be placed. nodes: all that each has. free: of the cluster, now."""
+        """Why the ranks could not be placed.
+
+        nodes: the total of each node. free: what is free now on all nodes together.
+        """
         if reason := self.misfit(nodes):
             return reason
         for kind, needed in self._total().items():
             if needed > free.get(kind, 0.0):
                 return self._too_few(kind, f"{free.get(kind, 0.0):g} free") + f" after ray.ready_s={waited_s:g} s"
         return (
-            f"{self._ranks()} found no place within ray.ready_s={waited_s:g} s: the free {_and(self._total())} do not "
-            f"lie as ray.placement={self.placement} wants them; use another placement, or wait until more is free"
+            f"{self._ranks()} found no place within ray.ready_s={waited_s:g} s: {_and(self._total())} are free, but "
+            f"not where ray.placement={self.placement} needs them; use another placement, or wait until more is free"
         )
 
     def misfit(self, nodes: Sequence[Mapping[str, float]]) -> str | None:
@@ -61,24 +65,24 @@ class Demand:
         if per_node and sum(self._holds(node, per_node) for node in nodes) < self.num_ranks // per_node:
             where = "one node for all" if per_node > 1 else "a node for each"
             return (
-                f"ray.placement={self.placement} needs {where} of {self._ranks()} with {_and(self._of(per_node))}, "
+                f"ray.placement={self.placement} needs {where} of {self._ranks()} with {_and(self._amount(per_node))}, "
                 f"and the cluster has {len(nodes)} node(s), each too small or too few: use ray.placement=pack or spread"
             )
         if sum(self._room(node) for node in nodes) < self.num_ranks:
             return (
-                f"{self._ranks()} with {_and(self._of(1))} each do not fit: no node has enough in one place for the "
+                f"{self._ranks()} with {_and(self._amount(1))} each do not fit: no node has enough left for the "
                 "last of them; use fewer ranks or a smaller ray.cpus_per_rank"
             )
         return None
 
     def _total(self) -> dict[str, float]:
-        return self._of(self.num_ranks)
+        return self._amount(self.num_ranks)
 
-    def _of(self, num_ranks: int) -> dict[str, float]:
+    def _amount(self, num_ranks: int) -> dict[str, float]:
         return {kind: amount * num_ranks for kind, amount in self.bundle.items()}
 
     def _holds(self, node: Mapping[str, float], num_ranks: int) -> bool:
-        return all(node.get(kind, 0.0) >= amount for kind, amount in self._of(num_ranks).items())
+        return all(node.get(kind, 0.0) >= amount for kind, amount in self._amount(num_ranks).items())
 
     def _room(self, node: Mapping[str, float]) -> int:
         """How many of the ranks the node could hold."""
@@ -100,9 +104,9 @@ def _and(amounts: Mapping[str, float]) -> str:
 def resolve_demand(
     num_ranks: int, cpus: float, placement: Placement, device: str, nodes: Sequence[Mapping[str, float]]
 ) -> Demand:
-    """A GPU for each rank if model.device is cuda, or if it is auto and these nodes could give them.
+    """The demand of a group. Each rank gets a GPU if model.device is cuda, or if it is auto and the nodes have enough.
 
-    Raises ValueError for the number of a GPU, which is Ray's to choose.
+    Raises ValueError if model.device names a GPU by its number, because Ray chooses the GPUs.
     """
     if re.fullmatch(r"cuda:\d+", device):
         raise ValueError(f"model.device={device} names a GPU, but Ray gives each rank its own: use model.device=cuda")

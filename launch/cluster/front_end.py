@@ -1,46 +1,26 @@
-"""The front end of a group in an actor of its own, and the driver's side of it: a stream of events, as JSON.
+"""The front end of a group: an actor that runs one task and gives its driver a stream of events, as JSON.
 
-Events: {"log": a line}, what a task shows ({"begin": ...} and so on), and last {"exit_code": ...}, with {"error": ...}
-if there is something to say. Knows nothing of what the tasks do.
+Events: {"log": a line}; what the task shows, such as {"begin": ...}; and at the end {"exit_code": ...}, with an "error"
+if the task failed. The front end does not know what its task does.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import signal
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-import ray
-from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-from launch.cluster import nodes
+if TYPE_CHECKING:
+    from launch.cluster.task import Event, Task
 
 log = logging.getLogger("lookahead")
 
-Event = dict[str, Any]
-LOOK_S = 0.25
-
-
-class Task(Protocol):
-    """Work of a front end. `interrupt` may be called from any thread."""
-
-    def run(self, show: Callable[[Event], None]) -> int:
-        """Exit code. Raises ValueError for what the user can mend."""
-        ...
-
-    def interrupt(self, number: int) -> bool:
-        """A signal: the work is to come to an end. False if it has not begun, so that it can be dropped."""
-        ...
-
 
 class FrontEnd:
-    """An actor of several threads: it is asked for events, and may be interrupted, while its task runs."""
+    """An actor with several threads: the driver reads events, and may interrupt, while the task runs."""
 
     def __init__(self) -> None:
         self._events: SimpleQueue[Event] = SimpleQueue()
@@ -49,12 +29,12 @@ class FrontEnd:
     def __repr__(self) -> str:
         return "front end"
 
-    def begin(self, kind: str, order: str) -> None:
-        """kind: the name of a task, see launch.cluster.task. order: what it is told, as JSON."""
-        threading.Thread(target=self._run, args=(kind, order), name="task", daemon=True).start()
+    def begin(self, kind: str, spec: str) -> None:
+        """Starts the task. kind: its name, see make_task in task.py. spec: what it is to do, as JSON."""
+        threading.Thread(target=self._run, args=(kind, spec), name="task", daemon=True).start()
 
     def events(self, wait_s: float) -> list[str]:
-        """What has come since the last call; waits up to `wait_s` for the first."""
+        """The events since the last call; waits up to `wait_s` seconds for the first."""
         found = []
         try:
             found.append(json.dumps(self._events.get(timeout=wait_s)))
@@ -64,31 +44,33 @@ class FrontEnd:
             return found
 
     def interrupt(self, number: int) -> None:
+        """Passes a signal on to the task. If the task has not begun, ends without it."""
         if not (self._task and self._task.interrupt(number)):
             self._events.put({"exit_code": 128 + number})
 
-    def _run(self, kind: str, order: str) -> None:
+    def _run(self, kind: str, spec: str) -> None:
+        # Imported late, in this thread: the actor can answer while it loads torch and the rest that a task needs.
         from launch.backend import BackendFailed
-        from launch.cluster.task import make  # not before: the actor is to answer while it loads what the task needs
+        from launch.cluster.task import make_task
 
         logging.basicConfig(
             level=logging.INFO, format="%(message)s", handlers=[_EventHandler(self._events.put)], force=True
         )
         try:
-            self._task = make(kind, json.loads(order))
+            self._task = make_task(kind, json.loads(spec))
             end: Event = {"exit_code": self._task.run(self._events.put)}
         except (ValueError, OSError) as error:
             end = {"exit_code": 2, "error": str(error)}
         except BackendFailed as error:
             end = {"exit_code": error.exit_code, "error": str(error)}
         except Exception as error:
-            log.debug("where it happened", exc_info=error)
+            log.debug("the task failed here", exc_info=error)
             end = {"exit_code": 1, "error": str(error)}
         self._events.put(end)
 
 
 class _EventHandler(logging.Handler):
-    """Log lines as events: they reach the job's log in order, and none is lost when the actor ends."""
+    """Turns log lines into events, so that they reach the job's log in order and none is lost when the actor ends."""
 
     def __init__(self, put: Callable[[Event], None]):
         super().__init__()
@@ -96,59 +78,3 @@ class _EventHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._put({"log": self.format(record)})
-
-
-def drive(kind: str, order: Event, show: Callable[[Event], None], interrupted: Callable[[], int | None]) -> int:
-    """Runs a task in a front end on this node; its exit code. The front end's end frees all that it had.
-
-    show: gets the task's events. interrupted: the signal with which to end it, once for each that came.
-    """
-    # Not soft: Ray would put it anywhere if this is a head without cores, and its death with a node would end all.
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    front_end: Any = ray.remote(FrontEnd).options(num_cpus=0, max_concurrency=4, scheduling_strategy=here).remote()
-    try:
-        front_end.begin.remote(kind, json.dumps(order))
-        for event in _events(front_end, interrupted):
-            match event:
-                case {"log": str(line)}:
-                    print(line, file=sys.stderr, flush=True)
-                case {"exit_code": int(code)}:
-                    if "error" in event:
-                        log.error("error: %s", event["error"])
-                    return code
-                case _:
-                    show(event)
-    except RayError as error:
-        log.error("error: the front end was lost: %s", nodes.in_short(error))
-    finally:
-        ray.kill(front_end)
-    return 1
-
-
-def _events(front_end: Any, interrupted: Callable[[], int | None]) -> Iterator[Event]:
-    while True:
-        if (number := interrupted()) is not None:
-            front_end.interrupt.remote(number)
-        for event in ray.get(front_end.events.remote(LOOK_S)):
-            yield json.loads(event)
-
-
-class Signals:
-    """SIGTERM, by which `ray job stop` ends a job, and SIGINT, noted until they are asked for."""
-
-    def __init__(self) -> None:
-        self._noted: SimpleQueue[int] = SimpleQueue()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._note)
-
-    def next(self) -> int | None:
-        try:
-            return self._noted.get_nowait()
-        except Empty:
-            return None
-
-    def add(self, number: int) -> None:
-        self._noted.put(number)
-
-    def _note(self, number: int, frame: Any) -> None:
-        self._noted.put(number)

@@ -1,4 +1,4 @@
-"""Starts ranks as Ray actors, each in its bundle of a placement group. Ray brings what they say to the driver's log."""
+"""Starts ranks as Ray actors, each in its bundle of a placement group. Ray copies their output to the driver's log."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
-from launch.cluster import nodes
+from launch.cluster.errors import shorten_ray_error
+from launch.cluster.nodes import is_alive
 from launch.cluster.reservation import Reservation
 from launch.supervisor.launcher import OnExit
 from launch.supervisor.rank_spec import RankSpec
 
+# Seconds between two attempts to start a rank whose node has just died.
 RETRY_S = 0.5
 
 
 class RankActor:
-    """A process for one rank. Ray puts what `repr` says in front of its log lines."""
+    """A process for one rank. Ray puts its `repr` in front of its log lines."""
 
     def __init__(self, rank: int):
         self._rank = rank
@@ -28,13 +30,12 @@ class RankActor:
         return f"rank {self._rank}"
 
     def begin(self) -> None:
-        """Answers once the process is there."""
+        """Does nothing; its answer shows that the process runs."""
 
     def serve(self, spec: str, key: bytes) -> int:
-        """spec: a RankSpec as JSON. Returns the rank's exit code."""
-        from launch.program import (
-            process,  # not before: it loads torch, which must know by then which GPUs are the actor's
-        )
+        """Runs the rank until it ends; returns its exit code. spec: a RankSpec as JSON."""
+        # Imported late: they load torch, which must find out then which GPUs Ray has given to this actor.
+        from launch.program import process
         from launch.supervisor.rank import serve_rank
 
         process.set_logging(self._rank)
@@ -42,9 +43,10 @@ class RankActor:
 
 
 class RayLauncher:
-    """See Launcher. Each rank is alone in its actor as far as devices go: Ray shows it no GPU but its own.
+    """A Launcher whose ranks are actors. Ray shows each actor only its own GPU, so every rank is local rank 0 of 1.
 
-    A rank that is started again gets a new actor in its bundle, which Ray moves to another node if its own is gone.
+    A rank that is started again gets a new actor in the same bundle. If the bundle's node is lost, Ray moves the bundle
+    to another node.
     """
 
     def __init__(self, reservation: Reservation):
@@ -89,29 +91,29 @@ class RayLauncher:
         return actor
 
     def _watch(self, actor: Any, rank: int, spec: str, key: bytes, on_exit: OnExit) -> None:
-        """The thread of one rank's process, from its start to its end."""
+        """Runs in a thread: follows one rank's process from its start to its end."""
         try:
             while not self._has_begun(actor, rank):
-                time.sleep(RETRY_S)  # its node has just died, and Ray has not moved its bundle yet
+                time.sleep(RETRY_S)  # its node has just died, and Ray has not moved the bundle yet
                 actor = self._new_actor(rank)
             how = f"it ended with exit code {ray.get(actor.serve.remote(spec, key))}"
         except RayError as error:
-            how = nodes.in_short(error)
+            how = shorten_ray_error(error)
         if self._is_current(actor, rank):
             self.kill(rank)
         on_exit(rank, how)
 
     def _has_begun(self, actor: Any, rank: int) -> bool:
-        """Whether the actor is there; False if it was sent to a node that is gone. Raises RayError otherwise."""
+        """Waits until the actor runs. False if its node is lost; raises RayError for other failures."""
         node = self._reservation.nodes()[rank]
         try:
             ray.get(actor.begin.remote())
             return True
         except RayActorError:
-            if self._is_closed or not self._is_current(actor, rank) or nodes.is_alive(node):
+            if self._is_closed or not self._is_current(actor, rank) or is_alive(node):
                 raise
             return False
 
     def _is_current(self, actor: Any, rank: int) -> bool:
-        """Whether it is this actor that the rank has, and it was not told to end."""
+        """Whether this is still the rank's actor: it was neither replaced nor told to end."""
         return self._actors.get(rank) == actor

@@ -1,4 +1,4 @@
-"""One replica of Ray Serve: the front end of a group of ranks of its own. And the end of all of them."""
+"""A replica of Ray Serve: the front end of a group of ranks. And functions that inspect and end all replicas."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from launch.server.context import Context
 
 log = logging.getLogger("lookahead")
 
-NAME = "lookahead-parallel"
-"""Of the application."""
-LOOK_S = 0.25
+# The name of the Ray Serve application.
+APPLICATION = "lookahead-parallel"
+# Seconds between two looks at something that is awaited.
+POLL_S = 0.25
+# Seconds that a replica has beyond server.drain_s to end its group.
 LAST_ANSWERS_S = 5.0
-"""What a replica gets beyond server.drain_s to end its group."""
 
 
 class Anchor:
-    """An actor that the driver owns: it dies with the driver, whatever ends that."""
+    """An actor that the driver owns, so it dies with the driver, even if the driver is killed."""
 
     def hold(self) -> None:
         threading.Event().wait()
@@ -38,14 +39,14 @@ class Anchor:
 
 @serve.ingress()
 class Group:
-    """Requests come to it from Ray Serve's proxy."""
+    """The deployment: a group of ranks and its HTTP routes, to which Ray Serve's proxy sends requests."""
 
-    def __init__(self, order: str, anchor: Any = None):
-        """order: RayServeSettings as JSON. anchor: the driver's, with whose end all replicas end; None: they stay."""
+    def __init__(self, settings: str, anchor: Any = None):
+        """settings: RayServeSettings as JSON. anchor: an Anchor; the replicas end when it dies. None: they stay."""
         self._failure: str | None = None
         self._is_open = False  # Ray Serve calls __del__ even if this raises
-        settings = from_json_values(json.loads(order), RayServeSettings)
-        self._context = Context(open_group(settings), settings.server)
+        serve_settings = from_json_values(json.loads(settings), RayServeSettings)
+        self._context = Context(open_group(serve_settings), serve_settings.server)
         self._is_open = True
         self._worker = threading.Thread(target=self._drive, name="engine", daemon=True)
         self._worker.start()
@@ -57,11 +58,11 @@ class Group:
         return "front end"
 
     def __serve_build_asgi_app__(self) -> Any:
-        """The same routes as a server of its own has."""
+        """The same routes as those of a server without Ray Serve."""
         return make_app(self._context)
 
     def check_health(self) -> None:
-        """Raises if this replica is to be replaced. One whose ranks are being started again is not."""
+        """Raises RuntimeError if this replica must be replaced, but not while its ranks are being started again."""
         if self._failure is not None:
             raise RuntimeError(f"the group has ended: {self._failure}")
 
@@ -74,11 +75,11 @@ class Group:
         self._context.close()
 
     def _await_ranks(self) -> None:
-        """Requests are to go to replicas that can answer. Raises RuntimeError if the ranks cannot be started."""
+        """Waits until this replica can answer, because requests follow then. Raises RuntimeError if the ranks fail."""
         while not self._context.backend.is_serving:
             if self._failure is not None:
                 raise RuntimeError(self._failure)
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _drive(self) -> None:
         service = self._context.service
@@ -91,32 +92,32 @@ class Group:
 
 
 def _end_with(anchor: Any) -> None:
-    """Ray Serve outlives its driver; a driver that was killed could not end it."""
+    """Ends all groups when the anchor dies: Ray Serve outlives its driver, and a killed driver cannot end it."""
     try:
         ray.get(anchor.hold.remote())
     except RayError:
-        end_all()
+        end_all_groups()
 
 
-def end_all() -> None:
-    """Takes the groups away, and Ray Serve with them unless others use it."""
-    if NAME in applications():
-        serve.delete(NAME)
-    if not applications():
+def end_all_groups() -> None:
+    """Removes the groups, and shuts Ray Serve down unless other applications use it."""
+    if APPLICATION in list_applications():
+        serve.delete(APPLICATION)
+    if not list_applications():
         serve.shutdown()
 
 
-def applications() -> list[str]:
-    """Names of what Ray Serve runs on this cluster."""
+def list_applications() -> list[str]:
+    """The names of the applications that Ray Serve runs on this cluster."""
     try:
         return list(serve.status().applications)
     except RayServeException:
         return []
 
 
-def why_not_up() -> str | None:
-    """What a replica that could not start has said; None if none has."""
-    application = serve.status().applications.get(NAME)
+def explain_failed_start() -> str | None:
+    """The error message of a replica that could not start; None if there is none."""
+    application = serve.status().applications.get(APPLICATION)
     messages = [deployment.message for deployment in application.deployments.values()] if application else []
-    said = re.findall(r"^\s*(?:\w+\.)*\w*Error: (.+)$", "\n".join(messages), re.MULTILINE)
-    return said[-1] if said else None
+    errors = re.findall(r"^\s*(?:\w+\.)*\w*Error: (.+)$", "\n".join(messages), re.MULTILINE)
+    return errors[-1] if errors else None

@@ -9,16 +9,17 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from launch.cluster.connect import resources
+from launch.cluster.connect import read_resources
 from launch.cluster.demand import Demand
 
 log = logging.getLogger("lookahead")
 
+# Seconds between two looks at whether the bundles are placed.
 LOOK_S = 1.0
 
 
 class Reservation:
-    """The bundles of a group of ranks. Ray moves a bundle whose node has gone to another node, if there is room."""
+    """The bundles of a group of ranks. If a node is lost, Ray moves its bundles to other nodes that have room."""
 
     def __init__(self, demand: Demand):
         self.demand = demand
@@ -27,12 +28,12 @@ class Reservation:
         )
 
     def wait(self, ready_s: float) -> None:
-        """Waits for the resources. Raises ValueError, which says what is missing, after `ready_s` seconds."""
+        """Waits for the resources. After `ready_s` seconds raises ValueError with what is missing."""
         self._wait(ready_s, until_possible=False)
 
     def queue(self, ready_s: float) -> None:
-        """Waits for the resources for as long as others use them. Raises ValueError if after `ready_s` seconds the
-        cluster is still too small to have them at all.
+        """Waits for the resources as long as others use them. After `ready_s` seconds raises ValueError if the cluster
+        is too small even when nothing else runs on it.
         """
         self._wait(ready_s, until_possible=True)
 
@@ -40,7 +41,7 @@ class Reservation:
         deadline = time.monotonic() + ready_s
         told = False
         while not self._group.wait(LOOK_S):
-            now = resources()
+            now = read_resources()
             if time.monotonic() > deadline and not (until_possible and self.demand.misfit(now.nodes) is None):
                 self.release()
                 raise ValueError(self.demand.shortage(now.nodes, now.free, ready_s))
@@ -49,15 +50,15 @@ class Reservation:
                 told = True
 
     def strategy(self, rank: int) -> PlacementGroupSchedulingStrategy:
-        """For a task or an actor in the rank's bundle."""
+        """The scheduling strategy that puts a task or an actor into the rank's bundle."""
         return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
 
     def nodes(self) -> list[str]:
-        """The id of each rank's node, empty while it has none."""
+        """The id of each rank's node; an empty string while the rank has none."""
         placed = placement_group_table(self._group)["bundles_to_node_id"]
         return [placed.get(rank, "") for rank in range(self.demand.num_ranks)]
 
     def release(self) -> None:
-        """Gives everything back; what still runs in it is killed."""
+        """Releases all bundles. Ray kills what still runs in them."""
         if ray.is_initialized():
             remove_placement_group(self._group)

@@ -1,4 +1,4 @@
-"""Settings of a run on a Ray cluster. Does not need Ray, so that a command line can be read without it."""
+"""Settings of a run on a Ray cluster. This module does not import Ray, so a command line can be read without it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib.util import find_spec
 
+# How a driver sets up Ray: equal log lines of two ranks are both shown, and joining a cluster that refuses is tried for
+# three seconds only.
 ENVIRONMENT = {"RAY_DEDUP_LOGS": "0", "RAY_NUM_REDIS_GET_RETRIES": "3"}
-"""Of a driver, for Ray: what two ranks say alike is said by both; a cluster that refuses it is asked for 3 s."""
 
 
 class Placement(StrEnum):
-    """How ranks lie on the nodes. pack: on as few as possible. spread: on as many as possible. strict_pack: on one.
-    strict_spread: each on its own.
+    """How ranks are placed on nodes.
+
+    pack: on as few nodes as possible. spread: on as many as possible. strict_pack: all on one node. strict_spread: each
+    on a node of its own.
     """
 
     pack = "pack"
@@ -26,13 +29,13 @@ class Placement(StrEnum):
 class RaySettings:
     """Where the ranks are started, and what each reserves.
 
-    address: of the cluster, host:port; auto is the one of this node, or of the job. cpus_per_rank: cores that a rank
-    reserves, and its threads unless parallel.threads says otherwise; a rank on a GPU reserves one GPU besides.
-    ready_s: seconds to wait for the resources, and for the nodes to answer.
+    address: HOST:PORT of the cluster; auto means the cluster of this node or of the job. placement: see Placement.
+    cpus_per_rank: cores that a rank reserves, and the number of its threads unless parallel.threads is given; a rank on
+    a GPU also reserves that GPU. ready_s: seconds to wait for the resources, and for the nodes to answer.
 
-    num_replicas: LP groups behind one address, by Ray Serve; None is one group with a server of its own.
-    max_replicas: with it, Ray Serve adds groups up to that number while a group has more than target_requests under
-    way, and takes them away again down to num_replicas. health_period_s: how often Ray Serve asks a group how it is.
+    num_replicas: number of groups of ranks that Ray Serve runs behind one address; None means one group with a server
+    of its own. max_replicas: lets Ray Serve add groups up to this number while a group has more than target_requests
+    running, and remove them again down to num_replicas. health_period_s: seconds between Ray Serve's health checks.
     """
 
     address: str = "auto"
@@ -64,7 +67,7 @@ class RaySettings:
 
 
 def require_ray() -> None:
-    """To be called before any module that imports Ray. Raises ValueError if it is not installed."""
+    """Prepares the environment for Ray; call it before you import Ray. Raises ValueError if Ray is not installed."""
     if find_spec("ray") is None:
         raise ValueError("Ray must be installed: pip install 'lookahead-parallel[ray]'")
     for name, value in ENVIRONMENT.items():

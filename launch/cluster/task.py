@@ -1,33 +1,47 @@
-"""What a front end does for its driver: serve HTTP, or continue prompts."""
+"""The tasks that a front end can run: serve HTTP, or continue prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from launch.cluster.front_end import Event, Task
 from launch.cluster.group import open_group
 from launch.cluster.program_settings import RayGenerateSettings, RayServeSettings
 from launch.generate import Continuations
 from launch.output.printer import Printer
+from launch.program.parallel_mode import mode_of, num_ranks
 from launch.program.settings_json import from_json_values
 from launch.prompts.collect import NamedPrompt
 from launch.prompts.queue import PromptQueue
 from launch.server.run import Server, bind
-from launch.sweep.points import mode_of, num_ranks
 from lp.request import Completion, Progress
 
+# A JSON object that a task gives to its driver, see front_end.py.
+Event = dict[str, Any]
 
-def make(kind: str, order: dict[str, Any]) -> Task:
-    """order: {"settings": ..., "prompts": of generate, as lists of a NamedPrompt's fields}."""
+
+class Task(Protocol):
+    """The work of a front end. `interrupt` may be called from any thread."""
+
+    def run(self, show: Callable[[Event], None]) -> int:
+        """Does the work and returns the exit code. Raises ValueError for what the user can mend."""
+        ...
+
+    def interrupt(self, number: int) -> bool:
+        """Tells the work to end because of a signal. False if it has not begun and can simply be dropped."""
+        ...
+
+
+def make_task(kind: str, spec: dict[str, Any]) -> Task:
+    """kind: serve or generate. spec: {"settings": ...}, and for generate "prompts": lists of a NamedPrompt's fields."""
     if kind == "serve":
-        return ServeTask(from_json_values(order["settings"], RayServeSettings))
-    named = [NamedPrompt(*prompt) for prompt in order["prompts"]]
-    return GenerateTask(from_json_values(order["settings"], RayGenerateSettings), named)
+        return ServeTask(from_json_values(spec["settings"], RayServeSettings))
+    named = [NamedPrompt(*prompt) for prompt in spec["prompts"]]
+    return GenerateTask(from_json_values(spec["settings"], RayGenerateSettings), named)
 
 
 class ServeTask:
-    """HTTP until it is interrupted; then requests get `server.drain_s` to finish, and a second signal ends them."""
+    """Serves HTTP until a signal comes. Requests then have `server.drain_s` to end; a second signal ends them now."""
 
     def __init__(self, settings: RayServeSettings):
         self._settings = settings
@@ -35,7 +49,7 @@ class ServeTask:
         self._signals: list[int] = []
 
     def run(self, show: Callable[[Event], None]) -> int:
-        listener = bind(self._settings.server)  # a busy port is said before anything is reserved
+        listener = bind(self._settings.server)  # first of all, so that nothing is reserved if the port is busy
         try:
             backend = open_group(self._settings)
         except BaseException:
@@ -80,7 +94,7 @@ class GenerateTask:
 
 
 class Relay:
-    """An Output that hands on to the driver, who shows it."""
+    """An Output that passes everything on to the driver, which shows it."""
 
     def __init__(self, show: Callable[[Event], None]):
         self._show = show

@@ -1,6 +1,6 @@
-"""What a sweep and the ranks of one measurement hand each other: files in a temporary folder.
+"""The files by which a sweep and the ranks of one measurement hand data to each other, in a temporary folder.
 
-Needs nothing but Python, as a rank reads its order before it loads anything that starts threads.
+This module needs only Python: a rank reads its spec before it loads anything that starts threads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass
 class JobSpec:
-    """What the ranks are to do. engine, settings: of the point. cores: of each rank. timeout_s: for all of it."""
+    """What the ranks are to do. engine, settings: those of the point. cores: of each rank. timeout_s: limit for all."""
 
     engine: str
     settings: dict[str, Any]
@@ -27,20 +27,20 @@ class Handover:
 
     @property
     def spec(self) -> Path:
-        """An JobSpec as JSON."""
+        """The file with a JobSpec as JSON."""
         return self.folder / "job.json"
 
     @property
     def texts(self) -> Path:
-        """What rank 0 has measured of all texts, as JSON."""
+        """The file with what rank 0 has measured for all texts, as JSON."""
         return self.folder / "texts.json"
 
     def figures(self, rank: int) -> Path:
-        """RankFigures as JSON."""
+        """The file with a rank's RankFigures as JSON."""
         return self.folder / f"figures-{rank}.json"
 
     def error(self, rank: int) -> Path:
-        """Why a rank has failed, in its own words."""
+        """The file with the error message of a rank that failed."""
         return self.folder / f"error-{rank}.txt"
 
     def read_spec(self) -> JobSpec:

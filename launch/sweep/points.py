@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import cast
 
+from launch.program.parallel_mode import mode_of, num_ranks
 from launch.sweep.records import Engine, Point
 from launch.sweep.settings import BenchSettings, to_json_values
 from lp.methods import Auto, Autoregressive, DecodeLimits, DecodeSettings
 from lp.model.attention import AttentionSettings
-from parallel.degrees import AXES, Mode, resolve_degrees
+from parallel.degrees import Mode, resolve_degrees
 from parallel.mesh import ParallelSettings
 
 RANKS_PER_CORE = 8
@@ -57,11 +58,6 @@ def baseline_point(settings: BenchSettings, name: Engine) -> Point:
     return Point(name, "single", 1, NAMES[name], to_json_values(plain))
 
 
-def num_ranks(parallel: ParallelSettings) -> int:
-    """Ranks that a point starts: one in single mode, else parallel.ranks or what the degrees multiply to."""
-    return 1 if Mode(parallel.mode) is Mode.single else parallel.wanted_ranks
-
-
 def check_ranks(point: Point, num_cores: int) -> None:
     """Raises ValueError for ranks that cannot be laid out as the point wants, or are far too many for the machine."""
     parallel = point.settings["parallel"]
@@ -71,15 +67,6 @@ def check_ranks(point: Point, num_cores: int) -> None:
             f"{point.ranks} ranks are too many for {num_cores} core(s): use parallel.ranks={most} or fewer"
         )
     resolve_degrees(Mode(parallel["mode"]), parallel, point.ranks)
-
-
-def mode_of(parallel: ParallelSettings, ranks: int) -> str:
-    """single, lp, tp, pp or lp x tp; of degrees that cannot be, the mode that was asked for."""
-    try:
-        degrees = parallel.resolve_degrees(ranks)
-    except ValueError:
-        return str(parallel.mode)
-    return " x ".join(axis for axis in AXES if degrees.get(axis, 1) > 1) or "single"
 
 
 def method_of(decode: DecodeSettings) -> str:

@@ -1,7 +1,7 @@
 """One rank of one measurement: python -m launch.sweep.rank FOLDER LOCAL_RANK, started by ranks.py.
 
-FOLDER: a Handover with the order. What the rank finds goes there, too: its figures, from rank 0 the texts, or the
-message of what failed.
+FOLDER: a Handover with the JobSpec. The rank writes its results there, too: its figures, the texts (rank 0 only), or
+the message of an error.
 """
 
 from __future__ import annotations

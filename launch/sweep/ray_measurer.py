@@ -1,7 +1,7 @@
-"""Measures the points of a sweep on ranks that Ray places: `launcher=ray` of launch/bench.py.
+"""Measures the points of a sweep on ranks that Ray places, for `launcher=ray` of launch/bench.py.
 
-A point waits until its ranks' cores and GPUs are free, and holds them while it is measured. Its ranks meet as under
-torchrun, so what is measured is the same; they may lie on several nodes.
+A point waits until the cores and GPUs of its ranks are free, and holds them while it is measured. Its ranks meet as
+they do under torchrun, so the same is measured; but they may run on several nodes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ import ray
 from ray.exceptions import RayError
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from launch.cluster import connect, nodes
+from launch.cluster.connect import join_cluster, read_resources
 from launch.cluster.demand import resolve_demand
+from launch.cluster.errors import shorten_ray_error
+from launch.cluster.nodes import absolute_name, check_nodes
 from launch.cluster.reservation import Reservation
 from launch.cluster.settings import RaySettings
 from launch.sweep.handover import Handover, JobSpec
@@ -31,23 +33,23 @@ from launch.sweep.ranks import RankLogs, collect, explain, share_cores
 from launch.sweep.ray_rank import PointRank
 from launch.sweep.records import Point, Run
 
+# Ranks end themselves after point_timeout_s. If one still runs this many seconds later, its node counts as lost.
 LATE_S = 30.0
-"""What ranks get beyond point_timeout_s, at which they end themselves, before their node is taken for lost."""
+# The groups of settings that have a `path` which the ranks read.
 FILES = ("model", "workload")
-"""Groups of settings with a `path` that the ranks read."""
 
 
 class RayMeasurer:
-    """Joins the cluster, and measures one point after another there."""
+    """Joins the cluster and measures points on it, one at a time."""
 
     def __init__(self, settings: RaySettings):
         """Raises ValueError if the cluster cannot be joined."""
         settings.check()
         self._settings = settings
-        connect.join(settings.address)
+        join_cluster(settings.address)
 
     def measure(self, point: Point, round_number: int, timeout_s: float, logs: Path) -> Run:
-        """As launch.sweep.ranks.measure does, on ranks that Ray places."""
+        """Measures a point once, as launch.sweep.ranks.measure does, but on ranks that Ray places."""
         run = Run(point.key, round_number, "done", concurrency=point.settings["concurrency"])
         rank_logs = RankLogs(logs, f"{point.key}-{round_number}")
         begin = time.monotonic()
@@ -57,33 +59,35 @@ class RayMeasurer:
                 begin = self._run_ranks(point, run, timeout_s, handover, rank_logs)
                 collect(run, handover, point.ranks)
             except (ValueError, RayError) as error:
-                run.status, run.error = "failed", nodes.in_short(error)
+                run.status, run.error = "failed", shorten_ray_error(error)
             except ChildFailedError as error:
                 run.status, run.error = "failed", explain(error.failures, handover, timeout_s, rank_logs)
         run.wall_s = time.monotonic() - begin
         return run
 
     def _run_ranks(self, point: Point, run: Run, timeout_s: float, handover: Handover, logs: RankLogs) -> float:
-        """When the ranks began, as time.monotonic() says: waiting for resources is no part of a measurement."""
+        """Runs the ranks to their end. Returns when they began, by time.monotonic(): the wait for resources does not
+        count as part of the measurement.
+        """
         settings = _for_all_nodes(point.settings)
         cores, device = float(settings["cores_per_rank"]), settings["model"]["device"]
-        available = connect.resources().nodes
+        available = read_resources().nodes
         demand = resolve_demand(point.ranks, cores, self._settings.placement, device, available)
         settings["model"]["device"] = demand.device
         reservation = Reservation(demand)
         try:
             reservation.queue(self._settings.ready_s)
-            nodes.check(reservation, settings["model"]["path"], self._settings.ready_s)
+            check_nodes(reservation, settings["model"]["path"], self._settings.ready_s)
             ranks = [_start(reservation, rank) for rank in range(point.ranks)]
-            spec = JobSpec(point.engine, settings, self._lay_out(point, run, ranks), timeout_s)
+            spec = JobSpec(point.engine, settings, self._assign_cores(point, run, ranks), timeout_s)
             begin = time.monotonic()
             _run_to_end(ranks, spec, handover, logs)
             return begin
         finally:
             reservation.release()
 
-    def _lay_out(self, point: Point, run: Run, ranks: list[Any]) -> list[list[int]]:
-        """The cores of each rank, out of those of its node."""
+    def _assign_cores(self, point: Point, run: Run, ranks: list[Any]) -> list[list[int]]:
+        """Shares the cores of each node among its ranks. Returns the cores of each rank, and notes them in the run."""
         nodes = ray.get([rank.describe.remote() for rank in ranks])
         check_ranks(point, sum(len(cores) for cores in {node["node"]: node["cores"] for node in nodes}.values()))
         run.hardware = {**nodes[0]["hardware"], "nodes": len({node["node"] for node in nodes})}
@@ -98,26 +102,26 @@ class RayMeasurer:
 
 
 def _for_all_nodes(settings: dict[str, Any]) -> dict[str, Any]:
-    """A copy that names files by their whole path, as ranks run in other folders than this program."""
+    """A copy that names files by their absolute paths, because ranks do not run in this program's folder."""
     copied = json.loads(json.dumps(settings))
     for group in FILES:
         if copied[group].get("path"):
-            copied[group]["path"] = nodes.absolute(copied[group]["path"])
+            copied[group]["path"] = absolute_name(copied[group]["path"])
     if copied.get("assistant"):
-        copied["assistant"] = nodes.absolute(copied["assistant"])
+        copied["assistant"] = absolute_name(copied["assistant"])
     return copied
 
 
 def _start(reservation: Reservation, rank: int) -> Any:
-    """The rank's actor. Its resources are those of its bundle."""
+    """Starts the rank's actor in the rank's bundle."""
     demand = reservation.demand
     options: dict[str, Any] = {"num_cpus": demand.cpus, "num_gpus": demand.gpus, "max_concurrency": 2}
     return ray.remote(PointRank).options(**options, scheduling_strategy=reservation.strategy(rank)).remote(rank)
 
 
 def _run_to_end(ranks: list[Any], spec: JobSpec, handover: Handover, logs: RankLogs) -> None:
-    """Puts what the ranks wrote into `handover` and `logs`. Raises ChildFailedError if one failed; as soon as one has,
-    the others are ended.
+    """Runs the ranks and puts what they write into `handover` and `logs`. As soon as one fails, ends the others; then
+    raises ChildFailedError.
     """
     host, port = ray.get(ranks[0].host_store.remote(len(ranks)))
     text = json.dumps(dataclasses.asdict(spec))
@@ -131,7 +135,7 @@ def _run_to_end(ranks: list[Any], spec: JobSpec, handover: Handover, logs: RankL
         if not done:
             raise ValueError(f"not done after point_timeout_s={spec.timeout_s:g}, and a node no longer answers")
         rank = running.pop(done[0])
-        failure = _take_in(done[0], rank, handover, logs)
+        failure = _store_result(done[0], rank, handover, logs)
         if failure and not failures:
             for other in running.values():
                 ranks[other].stop.remote()
@@ -141,22 +145,22 @@ def _run_to_end(ranks: list[Any], spec: JobSpec, handover: Handover, logs: RankL
         raise ChildFailedError("rank", failures)
 
 
-def _take_in(reference: ray.ObjectRef, rank: int, handover: Handover, logs: RankLogs) -> ProcessFailure | None:
-    """Writes down what a rank has left; how it failed, if it has."""
+def _store_result(reference: ray.ObjectRef, rank: int, handover: Handover, logs: RankLogs) -> ProcessFailure | None:
+    """Writes a rank's result into files. Returns how the rank failed, None if it did not."""
     try:
-        left = ray.get(reference)
+        result = ray.get(reference)
     except RayError as error:
         handover.error(rank).write_text(f"rank {rank} was lost: {' '.join(str(error).split())}", encoding="utf-8")
         return ProcessFailure(rank, 0, -signal.SIGKILL, os.devnull)
     logs.folder.mkdir(parents=True, exist_ok=True)
-    logs.of(rank).write_text(left["log"], encoding="utf-8")
-    for name, content in left["files"].items():
+    logs.of(rank).write_text(result["log"], encoding="utf-8")
+    for name, content in result["files"].items():
         (handover.folder / name).write_text(content, encoding="utf-8")
-    return ProcessFailure(rank, left["pid"], left["exit_code"], os.devnull) if left["exit_code"] else None
+    return ProcessFailure(rank, result["pid"], result["exit_code"], os.devnull) if result["exit_code"] else None
 
 
 def _environment(rank: int, num_ranks: int, host: str, port: int) -> dict[str, str]:
-    """Each rank is alone in its actor as far as devices go: Ray shows it no GPU but its own."""
+    """The variables by which a rank finds the others. Each is local rank 0 of 1, as Ray shows it only its own GPU."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(num_ranks),
@@ -170,7 +174,7 @@ def _environment(rank: int, num_ranks: int, host: str, port: int) -> dict[str, s
 
 @contextmanager
 def _terminating_as_interrupt() -> Iterator[None]:
-    """SIGTERM, by which `ray job stop` ends a job, is taken as Ctrl-C: what is done is kept and reported."""
+    """Treats SIGTERM, by which `ray job stop` ends a job, as Ctrl-C: finished measurements are kept and reported."""
 
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt

@@ -1,6 +1,6 @@
-"""One rank of a benchmark's point, on a node that Ray has chosen: an actor that runs `launch.sweep.rank` as a process.
+"""One rank of a sweep's point on a node that Ray has chosen: an actor that runs `launch.sweep.rank` as a process.
 
-What the rank reads and writes are files of a folder on that node; the actor takes and gives their texts.
+The process reads and writes files in a folder on that node; the actor receives and returns their texts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from launch.sweep.ranks import usable_cores
 
 
 class PointRank:
-    """An actor of two threads, so that it can be stopped while it runs."""
+    """An actor with two threads, so that it can be stopped while it runs."""
 
     def __init__(self, rank: int):
         self._rank = rank
@@ -34,14 +34,14 @@ class PointRank:
         return f"rank {self._rank}"
 
     def describe(self) -> dict[str, Any]:
-        """The node: its id, the cores that ranks may be pinned to, and what a figure means nothing without."""
+        """The node's id, the cores that ranks may be pinned to, and the hardware that is reported with every figure."""
         node = ray.get_runtime_context().get_node_id()
         return {"node": node, "cores": usable_cores(), "hardware": describe_hardware()}
 
     def host_store(self, num_ranks: int) -> tuple[str, int]:
-        """Opens the Store at which the ranks meet, on a port of the system's choice, and keeps it. Returns where."""
+        """Opens the Store at which the ranks meet, on a free port, and keeps it open. Returns its host and port."""
         host = ray.util.get_node_ip_address()
-        listener = socket.create_server((host, 0), backlog=num_ranks)  # a Store left to itself binds all addresses
+        listener = socket.create_server((host, 0), backlog=num_ranks)  # without a listener, a Store binds all addresses
         self._store = TCPStore(
             host,
             listener.getsockname()[1],
@@ -52,32 +52,32 @@ class PointRank:
         )
         return host, self._store.port
 
-    def run(self, order: str, environment: dict[str, str]) -> dict[str, Any]:
-        """Runs the rank to its end. order: an JobSpec as JSON. Returns its pid, its exit code, what it said on standard
-        error, and the texts of the files it wrote.
+    def run(self, spec: str, environment: dict[str, str]) -> dict[str, Any]:
+        """Runs the rank to its end. spec: a JobSpec as JSON. Returns its pid, its exit code, what it wrote to standard
+        error ("log"), and the texts of the files it wrote.
         """
         with tempfile.TemporaryDirectory(prefix="lookahead-parallel-") as folder:
             handover = Handover(Path(folder))
-            handover.spec.write_text(order, encoding="utf-8")
-            with open(handover.folder / "log", "w+b") as said:
-                # -P: not what lies in the current folder
+            handover.spec.write_text(spec, encoding="utf-8")
+            with open(handover.folder / "log", "w+b") as standard_error:
+                # -P: do not import from the current folder
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "launch.sweep.rank", folder, str(self._rank)],
                     env={**os.environ, **environment},
                     stdout=subprocess.DEVNULL,
-                    stderr=said,
+                    stderr=standard_error,
                 )
                 if self._stopped:
                     self._process.terminate()
                 code = self._process.wait()
-                said.seek(0)
-                log = said.read().decode("utf-8", "replace")
-            wrote = (handover.figures(self._rank), handover.texts, handover.error(self._rank))
-            files = {path.name: path.read_text(encoding="utf-8") for path in wrote if path.exists()}
+                standard_error.seek(0)
+                log = standard_error.read().decode("utf-8", "replace")
+            written = (handover.figures(self._rank), handover.texts, handover.error(self._rank))
+            files = {path.name: path.read_text(encoding="utf-8") for path in written if path.exists()}
         return {"pid": self._process.pid, "exit_code": code, "log": log, "files": files}
 
     def stop(self) -> None:
-        """Ends the rank before its time."""
+        """Ends the rank early."""
         self._stopped = True
         if self._process and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)

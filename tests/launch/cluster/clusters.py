@@ -20,6 +20,7 @@ import psutil
 from tests.launch import commands
 from tests.parallel.ranks import free_port
 
+# For a cluster's processes and its drivers: nobody else on the machine can use them, and nothing leaves the machine.
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": "t" * 64,
@@ -28,7 +29,6 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-"""Of a cluster's processes and its drivers: nobody else on the machine can use it, and nothing leaves the machine."""
 JOB = str(commands.CHECKOUT / "launch" / "ray_job.py")
 
 
@@ -43,26 +43,36 @@ class Job:
 
 @dataclass
 class LocalCluster:
-    """A head without cores, and nodes 127.0.0.3, 127.0.0.4, ..."""
+    """A head without cores, and nodes 127.0.0.3, 127.0.0.4, ...
+
+    host: the process that runs it, see host.py. log: the file with that process's standard error.
+    """
 
     host: subprocess.Popen[str]
+    log: Path
     address: str = ""
     dashboard: str = ""
     drivers: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def await_start(self) -> None:
+        self.address = self._read_answer()
 
     def remove(self, address: str) -> None:
         """Kills the node with this IP address, and all that runs there."""
         self._ask(f"remove {address}")
 
     def await_nothing_left(self, limit_s: float = 15.0) -> None:
-        """Fails unless all resources and placement groups are given back within `limit_s` seconds."""
+        """Fails unless all resources and placement groups are released within `limit_s` seconds."""
         deadline = time.monotonic() + limit_s
         while (left := self._ask("left")) != {"used": 0, "groups": []}:
-            assert time.monotonic() < deadline, f"left behind: {left}"
+            assert time.monotonic() < deadline, f"still reserved: {left}"
             time.sleep(0.2)
 
     def start(self, *arguments: str, cwd: Path, **variables: str) -> subprocess.Popen[str]:
-        """launch/ray_job.py on this cluster, with its output piped. variables: of its environment."""
+        """Starts launch/ray_job.py on this cluster, with its output piped.
+
+        variables: added to its environment.
+        """
         process = subprocess.Popen(
             [sys.executable, JOB, f"ray.address={self.address}", *arguments],
             cwd=cwd,
@@ -83,52 +93,59 @@ class LocalCluster:
         return Job(process.returncode, out, err)
 
     def actors(self, name: str) -> set[int]:
-        """Process ids of the cluster's actors of a class."""
+        """Process ids of the cluster's actors whose class, or class and method, begins with `name`."""
         found = set()
         for process in psutil.Process(self.host.pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):  # it has just ended
+            with suppress(psutil.NoSuchProcess):  # the process has just ended
                 if " ".join(process.cmdline()).startswith(f"ray::{name}"):
                     found.add(process.pid)
         return found
 
     def ray(self, *arguments: str, timeout_s: float = 150.0) -> subprocess.CompletedProcess[str]:
-        """Ray's own command line, at the cluster's dashboard: `ray job submit ...`."""
+        """Runs Ray's own command line against the cluster's dashboard: `ray job submit ...`."""
         command = [str(Path(sys.executable).with_name("ray")), *arguments]
         environment = {**os.environ, **ENVIRONMENT, "RAY_API_SERVER_ADDRESS": self.dashboard}
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
 
     def _ask(self, command: str) -> Any:
-        return ask(self.host, command)
+        assert self.host.stdin
+        with suppress(BrokenPipeError):  # the host has ended; _read_answer shows why
+            self.host.stdin.write(command + "\n")
+            self.host.stdin.flush()
+        return self._read_answer()
+
+    def _read_answer(self) -> Any:
+        assert self.host.stdout
+        line = self.host.stdout.readline()
+        assert line, f"the cluster has ended; its last lines on standard error:\n{last_lines(self.log)}"
+        return json.loads(line)
 
 
-def ask(host: subprocess.Popen[str], command: str = "") -> Any:
-    assert host.stdin and host.stdout
-    if command:
-        host.stdin.write(command + "\n")
-        host.stdin.flush()
-    line = host.stdout.readline()
-    assert line, "the cluster has ended"
-    return json.loads(line)
+def last_lines(log: Path, limit: int = 40) -> str:
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-limit:])
 
 
 @contextmanager
 def local_cluster(cores: Sequence[int], gpus: Sequence[int] = (), takes_jobs: bool = False) -> Iterator[LocalCluster]:
-    """A cluster with a node for each entry, with as many cores, and pretended GPUs."""
-    folder = tempfile.mkdtemp(prefix="lpr-")  # short, as it holds sockets, whose paths may have 107 characters
+    """A cluster with one node for each entry of `cores`, with that many cores, and with pretended GPUs."""
+    # The name is short because sockets lie in the folder, and their paths may have at most 107 characters.
+    folder = Path(tempfile.mkdtemp(prefix="lpr-"))
     port = free_port() if takes_jobs else 0
     amounts = [",".join(map(str, numbers)) for numbers in (cores, gpus or [0] * len(cores))]
-    host = subprocess.Popen(
-        [sys.executable, "-m", "tests.launch.cluster.host", folder, str(port), *amounts],
-        cwd=commands.CHECKOUT,
-        env={**os.environ, **ENVIRONMENT},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    cluster = LocalCluster(host, dashboard=f"http://127.0.0.2:{port}")
+    log = folder / "host.log"
+    with log.open("wb") as standard_error:
+        host = subprocess.Popen(
+            [sys.executable, "-m", "tests.launch.cluster.host", str(port), *amounts],
+            cwd=commands.CHECKOUT,
+            env={**os.environ, **ENVIRONMENT, "RAY_TMPDIR": str(folder)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=standard_error,
+            text=True,
+        )
+    cluster = LocalCluster(host, log, dashboard=f"http://127.0.0.2:{port}")
     try:
-        cluster.address = ask(host)
+        cluster.await_start()
         yield cluster
     finally:
         for driver in cluster.drivers:

@@ -1,4 +1,4 @@
-"""One cluster for the tests of a module: a head without cores, and three nodes."""
+"""Fixtures: a small checkpoint, and a cluster for the tests of a module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    """Nodes of 2, 2 and 1 cores; the first has pretended GPUs."""
+    """A cluster whose nodes have 2, 2 and 1 cores; the first has two pretended GPUs."""
     pytest.importorskip("ray")
     with local_cluster(cores=[2, 2, 1], gpus=[2, 0, 0]) as started:
         yield started

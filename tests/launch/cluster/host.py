@@ -1,9 +1,12 @@
-"""A Ray cluster of simulated nodes, as a process of its own: Ray reads its environment when it is imported.
+"""Runs a Ray cluster of simulated nodes in a process of its own, because Ray reads its environment when it is imported.
 
-    python -m tests.launch.cluster.host FOLDER DASHBOARD_PORT CORES,CORES,... GPUS,GPUS,...
+    RAY_TMPDIR=FOLDER python -m tests.launch.cluster.host DASHBOARD_PORT CORES,CORES,... GPUS,GPUS,...
 
-DASHBOARD_PORT: 0 for a cluster that takes no jobs. Writes one JSON value a line and reads one command a line: first the
-cluster's address; then what is left (`left`), or that a node was killed (`remove IP`). The end of its input ends it.
+RAY_TMPDIR: an existing folder. Ray writes everything below it, also the file that names the machine's current cluster;
+so the tests neither need nor change what lies in /tmp/ray. DASHBOARD_PORT: 0 for a cluster that takes no jobs.
+
+The process first writes the cluster's address. Then it reads one command a line and answers each with one JSON value a
+line: `left` with what is still reserved, `remove IP` with the address once that node is killed. It ends with its input.
 """
 
 from __future__ import annotations
@@ -18,14 +21,14 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
 ANSWERS = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # Ray prints what it thinks worth knowing
+os.dup2(2, 1)  # Ray prints to standard output, where only answers may appear
+# Ray wants at least 75 MB.
 COMMON = {"object_store_memory": 80_000_000, "include_dashboard": False}
-"""The least that Ray takes is 75 MB."""
 
 
-def main(folder: str, dashboard_port: int, cores: list[int], gpus: list[int]) -> None:
-    # 127.0.0.1 itself Ray would replace by an address that other machines can reach.
-    head: dict[str, Any] = {"num_cpus": 0, "node_ip_address": "127.0.0.2", "temp_dir": folder, **COMMON}
+def main(dashboard_port: int, cores: list[int], gpus: list[int]) -> None:
+    # Ray would replace 127.0.0.1 by an address that other machines can reach.
+    head: dict[str, Any] = {"num_cpus": 0, "node_ip_address": "127.0.0.2", **COMMON}
     if dashboard_port:
         head |= {"include_dashboard": True, "dashboard_host": "127.0.0.2", "dashboard_port": dashboard_port}
     cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -36,30 +39,30 @@ def main(folder: str, dashboard_port: int, cores: list[int], gpus: list[int]) ->
             nodes[place["node_ip_address"]] = cluster.add_node(**place, wait=False, **COMMON)
         cluster.wait_for_nodes(60)
         ray.init(address=cluster.address, logging_level="error", log_to_driver=False)
-        say(cluster.address)
+        answer(cluster.address)
         for line in sys.stdin:
             match line.split():
                 case ["remove", address]:
                     cluster.remove_node(nodes.pop(address), allow_graceful=False)
-                    say(address)
+                    answer(address)
                 case ["left"]:
-                    say(left())
+                    answer(reserved())
     finally:
         ray.shutdown()
         cluster.shutdown()
 
 
-def left() -> dict[str, Any]:
-    """What is reserved at the moment: cores and GPUs, and placement groups by their state."""
+def reserved() -> dict[str, Any]:
+    """The number of cores and GPUs that are reserved now, and the states of the placement groups."""
     whole, free = ray.cluster_resources(), ray.available_resources()
     groups = [group["state"] for group in placement_group_table().values() if group["state"] != "REMOVED"]
     return {"used": sum(whole.get(kind, 0) - free.get(kind, 0) for kind in ("CPU", "GPU")), "groups": groups}
 
 
-def say(value: Any) -> None:
+def answer(value: Any) -> None:
     ANSWERS.write(json.dumps(value) + "\n")
     ANSWERS.flush()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), *([int(number) for number in group.split(",")] for group in sys.argv[3:]))
+    main(int(sys.argv[1]), *([int(number) for number in amounts.split(",")] for amounts in sys.argv[2:]))

@@ -1,6 +1,7 @@
-"""A driver that places ranks without models: python -m tests.launch.cluster.placing ADDRESS. One JSON object on stdout.
+"""A driver that places ranks without models: python -m tests.launch.cluster.placing ADDRESS.
 
-For each placement, the node (IP address) and the GPUs of every rank's actor; and what is said of what cannot be had.
+Prints one JSON object: for each placement the node (IP address) and the GPUs of every rank's actor, and the error
+messages for demands that the cluster cannot meet.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any
 
 import ray
 
-from launch.cluster import connect, nodes
+from launch.cluster.connect import join_cluster
 from launch.cluster.demand import Demand
+from launch.cluster.nodes import check_nodes
 from launch.cluster.reservation import Reservation
 from launch.cluster.settings import Placement
 
@@ -26,7 +28,7 @@ class Probe:
         return ray.util.get_node_ip_address(), os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
-def placed(num_ranks: int, gpus: int, placement: str) -> list[tuple[str, str | None]]:
+def place_ranks(num_ranks: int, gpus: int, placement: str) -> list[tuple[str, str | None]]:
     demand = Demand(num_ranks, 1.0, gpus, Placement(placement))
     reservation = Reservation(demand)
     try:
@@ -41,16 +43,16 @@ def placed(num_ranks: int, gpus: int, placement: str) -> list[tuple[str, str | N
         reservation.release()
 
 
-def unseen_checkpoint() -> None:
+def check_unseen_checkpoint() -> None:
     reservation = Reservation(Demand(2, 1.0, 0, Placement.spread))
     try:
         reservation.wait(READY_S)
-        nodes.check(reservation, "/nowhere/model", ready_s=60.0)
+        check_nodes(reservation, "/nowhere/model", ready_s=60.0)
     finally:
         reservation.release()
 
 
-def said(action: Callable[[], Any]) -> str:
+def message_of(action: Callable[[], Any]) -> str:
     try:
         action()
     except ValueError as error:
@@ -59,12 +61,12 @@ def said(action: Callable[[], Any]) -> str:
 
 
 def main(address: str) -> None:
-    connect.join(address)
-    found: dict[str, Any] = {placement.value: placed(2, 0, placement.value) for placement in Placement}
-    found["gpus"] = placed(2, 1, "pack")
-    found["too many GPUs"] = said(lambda: placed(4, 1, "pack"))
-    found["too many nodes"] = said(lambda: placed(4, 0, "strict_spread"))
-    found["unseen checkpoint"] = said(unseen_checkpoint)
+    join_cluster(address)
+    found: dict[str, Any] = {placement.value: place_ranks(2, 0, placement.value) for placement in Placement}
+    found["gpus"] = place_ranks(2, 1, "pack")
+    found["too many GPUs"] = message_of(lambda: place_ranks(4, 1, "pack"))
+    found["too many nodes"] = message_of(lambda: place_ranks(4, 0, "strict_spread"))
+    found["unseen checkpoint"] = message_of(check_unseen_checkpoint)
     ray.shutdown()
     print(json.dumps(found))
 

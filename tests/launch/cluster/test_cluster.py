@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster of several nodes: placement, the same tokens as anywhere, and requests that outlive ranks."""
+"""Jobs on a Ray cluster of several nodes: placement, the same tokens as without Ray, requests that outlive ranks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from tests.launch.cluster.serving import QUICK, all_serve, node_of, ranks_of, se
 from tests.models import generate_greedily
 
 TOKENS = 150
+# Slows streams down, so that they still run when a rank is killed.
 SLOW = "parallel.delay_us=10000"
-"""Slows streams down, so that what is done to the ranks falls into them."""
 pytestmark = pytest.mark.cluster
 
 
-def test_ranks_lie_as_asked_and_what_cannot_be_had_is_said(cluster: LocalCluster) -> None:
+@pytest.mark.quick
+def test_ranks_are_placed_as_asked_and_what_does_not_fit_is_reported(cluster: LocalCluster) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "tests.launch.cluster.placing", cluster.address],
         cwd=commands.CHECKOUT,
@@ -46,6 +47,7 @@ def test_ranks_lie_as_asked_and_what_cannot_be_had_is_said(cluster: LocalCluster
     cluster.await_nothing_left()
 
 
+@pytest.mark.quick
 def test_generate_gives_the_tokens_of_transformers(cluster: LocalCluster, model: Path, tmp_path: Path) -> None:
     prompts = ["def fibonacci(n):", "class Window"]
     (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
@@ -71,7 +73,7 @@ def test_generate_gives_the_tokens_of_transformers(cluster: LocalCluster, model:
         (["parallel.ranks=2", "prompt="], "give one of prompt=TEXT"),
     ],
 )
-def test_what_a_user_can_mend_is_one_message(
+def test_a_users_mistake_gives_one_message(
     cluster: LocalCluster, model: Path, tmp_path: Path, settings: list[str], words: str
 ) -> None:
     job = cluster.run("task=generate", f"model.path={model}", "prompt=x", *QUICK, *settings, cwd=tmp_path)
@@ -80,7 +82,8 @@ def test_what_a_user_can_mend_is_one_message(
     cluster.await_nothing_left()
 
 
-def test_a_missing_token_is_said(cluster: LocalCluster, model: Path, tmp_path: Path) -> None:
+@pytest.mark.quick
+def test_a_missing_token_is_reported(cluster: LocalCluster, model: Path, tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "RAY_AUTH_TOKEN": ""}
     job = cluster.run("task=generate", f"model.path={model}", "prompt=x", cwd=tmp_path, **home)
     assert job.exit_code == 2

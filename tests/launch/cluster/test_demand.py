@@ -1,4 +1,4 @@
-"""What ranks reserve, and what a user is told when they do not get it."""
+"""What ranks reserve, and the messages if they do not get it."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_what_fits(wanted: Demand, nodes: list[dict[str, float]]):
         (demand(), [NODE], {"CPU": 8.0}, ["ray.placement=pack", "9 s"]),
     ],
 )
-def test_what_is_missing_is_said_with_its_numbers(wanted: Demand, nodes: list, free: dict, words: list[str]):
+def test_what_is_missing_is_reported_with_its_numbers(wanted: Demand, nodes: list, free: dict, words: list[str]):
     message = wanted.shortage(nodes, free, waited_s=9.0)
     assert all(word in message for word in words), message
     assert "\n" not in message
 
 
 @pytest.mark.parametrize(
-    ("device", "ranks", "placement", "settled"),
+    ("device", "ranks", "placement", "resolved"),
     [
         ("auto", 4, "pack", "cuda"),
         ("auto", 5, "pack", "cpu"),
@@ -63,11 +63,11 @@ def test_what_is_missing_is_said_with_its_numbers(wanted: Demand, nodes: list, f
         ("cuda", 9, "pack", "cuda"),
     ],
 )
-def test_device_is_settled_by_what_the_cluster_could_give(device: str, ranks: int, placement: str, settled: str):
-    assert resolve_demand(ranks, 1.0, Placement(placement), device, [NODE, NODE]).device == settled
+def test_device_follows_what_the_cluster_has(device: str, ranks: int, placement: str, resolved: str):
+    assert resolve_demand(ranks, 1.0, Placement(placement), device, [NODE, NODE]).device == resolved
 
 
-def test_the_number_of_a_gpu_is_not_the_users_to_choose():
+def test_a_gpu_cannot_be_named_by_its_number():
     with pytest.raises(ValueError, match=r"model\.device=cuda:1.*use model\.device=cuda$"):
         resolve_demand(1, 1.0, Placement.pack, "cuda:1", [NODE])
 

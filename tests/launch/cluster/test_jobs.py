@@ -1,4 +1,4 @@
-"""What only a whole job shows: `ray job submit` and `ray job stop`, sweeps, and groups behind Ray Serve."""
+"""Whole jobs: `ray job submit` and `ray job stop`, sweeps, and groups behind Ray Serve."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def taking_jobs() -> Iterator[LocalCluster]:
         started.await_nothing_left()
 
 
-def test_a_submitted_job_has_its_tasks_output_and_exit_code(taking_jobs: LocalCluster, model: Path) -> None:
+def test_a_submitted_job_has_the_output_and_exit_code_of_its_task(taking_jobs: LocalCluster, model: Path) -> None:
     job = ["job", "submit", "--", sys.executable, JOB, "task=generate", f"model.path={model}", "parallel.ranks=2"]
     done = taking_jobs.ray(*job, *QUICK, "prompt=def", "max_new_tokens=8", "ignore_eos=true", "format=json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -54,7 +54,7 @@ def test_a_stopped_job_lets_requests_finish(taking_jobs: LocalCluster, model: Pa
 
 
 def test_points_of_a_sweep_are_placed_and_measured(cluster: LocalCluster, model: Path, tmp_path: Path) -> None:
-    sweep = ["-m", "parallel=lp", "parallel.ranks=2,9", "baselines=[]", "rounds=1", "ray.ready_s=2", "output=o"]
+    sweep = ["-m", "parallel=lp", "parallel.ranks=2,9", "baselines=[]", "rounds=1", "ray.ready_s=10", "output=o"]
     work = ["workload.limit=1", "workload.max_new_tokens=8", f"model.path={model}", *QUICK]
     job = cluster.run("task=bench", *sweep, *work, "ray.placement=strict_spread", cwd=tmp_path, timeout_s=200)
     assert job.exit_code == 1, job.err  # one point cannot be placed, and the sweep goes on

@@ -1,4 +1,4 @@
-"""Messages about the command line, the cluster and its nodes that need no cluster."""
+"""Messages about the command line, the cluster and its nodes. These tests need no cluster."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from tests.parallel.ranks import free_port
 
 ray = pytest.importorskip("ray")
 
-from launch.cluster import connect, nodes  # noqa: E402
-from launch.cluster.nodes import Node, compare  # noqa: E402
+from launch.cluster import connect  # noqa: E402
+from launch.cluster.connect import join_cluster  # noqa: E402
+from launch.cluster.errors import shorten_ray_error  # noqa: E402
+from launch.cluster.nodes import Node, absolute_name, compare_nodes, inspect_node  # noqa: E402
 
 LAUNCH = Path(ray_job.__file__).parent
 VERSIONS = {"Python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0+cpu"}
@@ -62,20 +64,20 @@ def test_only_the_cluster_package_and_modules_named_after_ray_import_it():
         ("127.0.0.1:x", "HOST:PORT"),
     ],
 )
-def test_an_address_without_a_cluster_is_said_at_once(address: str, words: str):
+def test_an_address_without_a_cluster_is_reported_at_once(address: str, words: str):
     address = address.format(free_port())
     with pytest.raises(ValueError, match=f"(?=.*{re.escape(address)}).*{words}"):
-        connect.join(address)
+        join_cluster(address)
 
 
-def test_versions_that_differ_are_said_with_the_nodes(monkeypatch: pytest.MonkeyPatch):
+def test_a_cluster_of_other_versions_is_reported_with_its_versions(monkeypatch: pytest.MonkeyPatch):
     def refuse(**options: object) -> None:
         raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.59.0\n    Python: 3.12.1\n")
 
     monkeypatch.setattr(connect, "_check_answers", lambda address: None)
     monkeypatch.setattr(ray, "init", refuse)
     with pytest.raises(ValueError, match=r"runs other versions: .*Ray: 2\.59\.0 Python: 3\.12\.1"):
-        connect.join("10.0.0.1:6379")
+        join_cluster("10.0.0.1:6379")
 
 
 def test_a_refused_driver_is_told_of_tokens(monkeypatch: pytest.MonkeyPatch):
@@ -85,45 +87,45 @@ def test_a_refused_driver_is_told_of_tokens(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(connect, "_check_answers", lambda address: None)
     monkeypatch.setattr(ray, "init", refuse)
     with pytest.raises(ValueError, match=r"RAY_AUTH_MODE=token.*RAY_AUTH_TOKEN"):
-        connect.join("10.0.0.1:6379")
+        join_cluster("10.0.0.1:6379")
 
 
 def test_nodes_that_agree_pass():
     builds = {**VERSIONS, "torch": "2.13.0+cu130"}  # a head without GPUs may have another build of the same version
-    compare([Node("10.0.0.1", VERSIONS, True), Node("10.0.0.2", builds, True)], "/models/m")
-    compare([Node("10.0.0.1", VERSIONS, None)], "owner/model")
+    compare_nodes([Node("10.0.0.1", VERSIONS, True), Node("10.0.0.2", builds, True)], "/models/m")
+    compare_nodes([Node("10.0.0.1", VERSIONS, None)], "owner/model")
 
 
 def test_nodes_that_differ_are_named():
     nodes = [Node("10.0.0.1", VERSIONS, True), Node("10.0.0.2", {**VERSIONS, "torch": "2.12.0"}, True)]
     with pytest.raises(ValueError, match=r"torch: 2\.13\.0 on 10\.0\.0\.1, 2\.12\.0 on 10\.0\.0\.2"):
-        compare(nodes, "/models/m")
+        compare_nodes(nodes, "/models/m")
 
 
 def test_nodes_that_do_not_see_the_checkpoint_are_named():
     nodes = [Node("10.0.0.1", VERSIONS, True), Node("10.0.0.3", VERSIONS, False), Node("10.0.0.2", VERSIONS, False)]
     with pytest.raises(ValueError, match=r"model\.path=/models/m is not a folder on 10\.0\.0\.2 and 10\.0\.0\.3"):
-        compare(nodes, "/models/m")
+        compare_nodes(nodes, "/models/m")
 
 
-def test_what_a_node_says_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_node_describes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.1")
-    assert nodes.look(str(tmp_path)).sees_checkpoint is True
-    assert nodes.look(str(tmp_path / "none")).sees_checkpoint is False
-    assert nodes.look("owner/model").sees_checkpoint is None
-    assert nodes.look("owner/model").versions["ray"] == ray.__version__
+    assert inspect_node(str(tmp_path)).sees_checkpoint is True
+    assert inspect_node(str(tmp_path / "none")).sees_checkpoint is False
+    assert inspect_node("owner/model").sees_checkpoint is None
+    assert inspect_node("owner/model").versions["ray"] == ray.__version__
 
 
-def test_local_paths_are_made_whole_and_hub_ids_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_local_paths_become_absolute_and_hub_ids_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
-    assert nodes.absolute("models") == str(tmp_path / "models")
-    assert nodes.absolute("./none") == str(tmp_path / "none")
-    assert nodes.absolute("owner/model") == "owner/model"
+    assert absolute_name("models") == str(tmp_path / "models")
+    assert absolute_name("./none") == str(tmp_path / "none")
+    assert absolute_name("owner/model") == "owner/model"
 
 
 @pytest.mark.parametrize(
-    ("said", "cause"),
+    ("text", "cause"),
     [
         (
             "The actor died unexpectedly before finishing this task.\n\tclass_name: RankActor\n\tip: 10.0.0.1\nThe "
@@ -139,5 +141,5 @@ def test_local_paths_are_made_whole_and_hub_ids_are_not(tmp_path: Path, monkeypa
         ("\x1b[36mray::RankActor.serve()\n  File 'rank.py'\nOSError: no space left", "OSError: no space left"),
     ],
 )
-def test_of_rays_account_of_a_loss_the_cause_is_told(said: str, cause: str):
-    assert nodes.in_short(ray.exceptions.RayError(said)) == cause
+def test_rays_errors_are_shortened_to_the_cause(text: str, cause: str):
+    assert shorten_ray_error(ray.exceptions.RayError(text)) == cause

@@ -9,7 +9,7 @@ import sys
 def test_what_is_spared_by_the_garbage_collector_is_collected_at_the_end() -> None:
     program = """
 import atexit, gc
-from launch import process
+from launch.program import process
 
 atexit.register(lambda: print(gc.get_freeze_count()))  # runs last
 process.freeze_heap()

@@ -16,7 +16,7 @@ from rich.console import Console
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from launch.sweep.handover import Handover
-from launch.sweep.points import check_ranks, make_points, mode_of, num_ranks, schedule
+from launch.sweep.points import check_ranks, make_points, schedule
 from launch.sweep.ranks import RankLogs, explain, share_cores, usable_cores
 from launch.sweep.records import Point, RankFigures, Run, Text
 from launch.sweep.report.html import write_report
@@ -62,13 +62,6 @@ def test_settings_survive_the_way_to_the_ranks() -> None:
     there.sampling.logit_bias = {5: 1.5}
     back = from_json_values(json.loads(json.dumps(to_json_values(there))))
     assert to_json_values(back) == to_json_values(there) and isinstance(back.decode, Lookahead)
-
-
-def test_ranks_and_modes() -> None:
-    assert num_ranks(ParallelSettings(mode=Mode.single, ranks=4)) == 1
-    assert num_ranks(ParallelSettings(lp=2, tp=2)) == 4
-    assert mode_of(ParallelSettings(lp=2, tp=2), 4) == "lp x tp"
-    assert mode_of(ParallelSettings(mode=Mode.tp, tp=3), 2) == "tp"  # it will fail as a point
 
 
 def test_what_ranks_say_to_each_other_makes_no_other_point_of_a_single_one() -> None:
