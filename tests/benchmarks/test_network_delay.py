@@ -49,7 +49,7 @@ def test_there_may_be_no_crossover(tp: tuple[float, ...], how: str) -> None:
 def settings(mode: str, delay_us: float) -> BenchSettings:
     parallel = ParallelSettings(mode=Mode(mode), ranks=2, delay_us=delay_us)
     model = ModelSettings(path="model")
-    return BenchSettings(model, Lookahead(), Sampling(temperature=0.0), parallel, baselines=[])
+    return BenchSettings(model, Lookahead(), Sampling(temperature=0.0), parallel=parallel, baselines=[])
 
 
 def test_a_sweep_is_read_by_mode_and_delay() -> None:

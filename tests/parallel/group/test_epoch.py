@@ -85,7 +85,7 @@ def test_survivors_end_all_requests_with_the_same_tokens(
         alone.submit(request)
         expected[request.id] = []
     while not alone.is_idle:
-        progress = alone.step()
+        (progress,) = alone.step()
         expected[progress.request_id] += progress.tokens
     arguments = (exchange, folder, victim, num_steps)
     outcomes = run_ranks_to_end(lose_one, num_ranks, *arguments, exchange=exchange, doomed=(victim,))
