@@ -1,1 +1,1 @@
-"""Programs: the only place that knows Hydra, HTTP and terminals."""
+"""The programs. No other package knows Hydra, HTTP or terminals."""

@@ -1,4 +1,4 @@
-"""What a server hands its requests to: an engine in this process, or ranks under a supervisor."""
+"""The backend that answers the requests of a server: an engine in this process, or ranks under a supervisor."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from parallel.group.commands import Inbox
 class State(StrEnum):
     """The state of a rank.
 
-    starting: its process runs. loading: it has connected. ready: it could serve. serving: it is a member. silent: it is
-    left out, as it does not answer. down: it has ended and will be started again. failed: it is given up.
+    starting: its process runs. loading: it has connected. ready: it has loaded the model and could serve. serving: it
+    takes part in the current epoch. silent: it does not answer and is left out. down: it has ended and will be started
+    again. failed: it has been given up.
     """
 
     starting = "starting"
@@ -33,9 +34,9 @@ class State(StrEnum):
 
 
 class BackendFailed(RuntimeError):
-    """The backend can serve no more; the message is for the user.
+    """The backend can no longer serve; the message is for the user.
 
-    exit_code: the program's; 2 for an error that the user can mend.
+    exit_code: the exit code of the program; 2 for an error that the user can mend.
     """
 
     def __init__(self, message: str, exit_code: int = 1):
@@ -44,13 +45,16 @@ class BackendFailed(RuntimeError):
 
 
 class Backend(Protocol):
-    """Answers requests. request_builder: makes them."""
+    """Answers requests.
+
+    request_builder: builds the requests that this backend answers.
+    """
 
     request_builder: RequestBuilder
 
     @property
     def is_serving(self) -> bool:
-        """Whether a request would be answered now, and not only once ranks have started."""
+        """Whether requests are answered now; False while they have to wait until ranks have started."""
         ...
 
     @property
@@ -59,20 +63,26 @@ class Backend(Protocol):
         ...
 
     def status(self) -> dict[str, Any]:
-        """{"epoch": number or None, "ranks": [{rank, host, pid, device, state, last_sign_s}]}."""
+        """Returns {"epoch": number or None, "ranks": [{rank, host, pid, device, state, last_sign_s}]}.
+
+        last_sign_s: seconds since the rank was last heard of. What is not known of a rank is None.
+        """
         ...
 
     def run(self, inbox: Inbox, emit: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
         """Serves until the inbox hands out a shutdown.
 
-        emit: gets what is new of each request. fail: called with the reason when all running requests are lost; later
-        requests may be answered. Raises BackendFailed.
+        emit: called with what a step has added to a request. fail: called with the reason when all running requests are
+        lost; later requests may still be answered. Raises BackendFailed.
         """
         ...
 
 
 class EngineBackend:
-    """The engine of rank 0. The other ranks run `parallel.group.loop.serve`; if one is lost, all end."""
+    """Answers requests with the engine of rank 0. The other ranks run `parallel.group.loop.serve`.
+
+    If one rank is lost, all end.
+    """
 
     is_serving = True
     num_losses = 0

@@ -2,9 +2,10 @@
 
     python launch/bench.py -m parallel=single,lp,tp,pp parallel.ranks=2 decode=autoregressive,lookahead
 
-Settings with commas span a sweep (-m). Every point runs on ranks of its own, each pinned to its own core, several times
-in interleaved order, beside transformers' own `generate`. It ends with a table, and with summary.jsonl and report.html
-in the output folder. Given output=FOLDER again, a sweep that was stopped goes on where it was.
+With -m, settings that have several values separated by commas span a sweep: each combination of values is one point.
+Every point, and transformers' own `generate`, is measured several times in interleaved order, on ranks of its own that
+are pinned to cores. The program ends with a table, and writes summary.jsonl and report.html to the output folder. To
+resume a sweep that was stopped, give the same output=FOLDER again.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from launch.prompts.workloads import WorkloadSettings
 from launch.sweep.settings import BenchSettings, PointLauncher
 
 log = logging.getLogger("lookahead")
+# Packages that only this program needs.
 EXTRA = ("jinja2", "matplotlib", "tabulate")
-"""Packages that this program alone needs."""
 
 
 def compose_points() -> list[DictConfig]:
-    """Hydra's part: the settings of each point that the command line spans. Raises what Hydra and OmegaConf raise."""
+    """Returns the settings of each point that the command line spans. Raises what Hydra and OmegaConf raise."""
     found: list[DictConfig] = []
 
     @hydra.main(version_base="1.3", config_path=str(configuration.CHECKOUT / "conf"), config_name="bench")
@@ -38,7 +39,7 @@ def compose_points() -> list[DictConfig]:
         found.append(config)
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raise errors, instead of ending the program
-    # Points are measured in rounds, not one after the other, so Hydra only collects them; what it writes is not kept.
+    # Points are measured in rounds, not one after the other, so Hydra only collects them. What it writes is not kept.
     with tempfile.TemporaryDirectory(prefix="lookahead-parallel-") as scratch:
         OmegaConf.register_new_resolver("scratch", lambda: scratch, replace=True)
         collect()
@@ -46,10 +47,10 @@ def compose_points() -> list[DictConfig]:
 
 
 def measure() -> int:
-    """Exit code of the sweep. Raises ValueError."""
+    """Runs the sweep and returns the exit code; see `main`. Raises ValueError where that is 2."""
     if missing := [name for name in EXTRA if find_spec(name) is None]:
         raise ValueError(f"{' and '.join(missing)} must be installed: pip install 'lookahead-parallel[bench]'")
-    from launch.sweep import sweep  # not before: it needs them
+    from launch.sweep import sweep  # late, because it needs these packages
 
     with configuration.usage_errors():
         spanned = [configuration.typed(config, BenchSettings) for config in compose_points()]
@@ -64,8 +65,10 @@ def measure() -> int:
 
 
 def main() -> int:
-    """Exit code: 0; 1 if a point failed; 2 for a command line that cannot be used, or results that cannot be written;
-    130 after Ctrl-C.
+    """Runs the program and returns the exit code.
+
+    0: all points were measured. 1: a point failed. 2: the command line cannot be used, or results cannot be written.
+    130: Ctrl-C.
     """
     process.set_logging(rank=0)
     configuration.register("bench", BenchSettings, workload=WorkloadSettings)

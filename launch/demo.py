@@ -1,5 +1,7 @@
-"""The demonstration behind `make demo`: a function header continued by lookahead on two ranks, streamed, then compared
-with autoregressive decoding of the same prompt, and with what is the default.
+"""Demonstrates lookahead decoding; `make demo` runs it.
+
+The demonstration continues a function header on two ranks and streams the text. It then compares lookahead with
+autoregressive decoding and with the default method, auto, on the same prompt.
 
     python -m launch.demo
 """
@@ -33,13 +35,13 @@ class Reader:
 
     def read(self):'''
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+# The greedy text of a tiny model repeats itself, so the text is sampled. With one seed it is the same for all methods.
 SAMPLED = ["sampling.temperature=0.7", "sampling.seed=5"]
-"""A tiny model's greedy text goes round in circles. With a seed the sampled text is the same for all methods, too."""
 LOOKAHEAD = ["decode=lookahead", "decode.window=7", "decode.ngram=5", "decode.guesses=7"]
 
 
 def ranks_command(num_ranks: int, arguments: list[str]) -> list[str]:
-    """generate.py on that many ranks of this machine."""
+    """Returns the command that runs generate.py on this many ranks of this machine."""
     launcher = [sys.executable]
     if num_ranks > 1:
         launcher += ["-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
@@ -47,7 +49,7 @@ def ranks_command(num_ranks: int, arguments: list[str]) -> list[str]:
 
 
 def measure(num_ranks: int, arguments: list[str]) -> dict[str, Any]:
-    """The JSON record of one run."""
+    """Runs generate.py and returns its JSON record. Raises SystemExit if it fails."""
     command = ranks_command(num_ranks, [*arguments, "format=json"])
     result = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
     if result.returncode:
@@ -56,7 +58,7 @@ def measure(num_ranks: int, arguments: list[str]) -> dict[str, Any]:
 
 
 def compare(console: Console, dtype: str, num_ranks: int, shared: list[str]) -> tuple[list[list[str]], bool]:
-    """Rows of the table for one dtype, and whether all texts are the same."""
+    """Measures all methods. Returns the rows of the table for one dtype, and whether all texts are the same."""
     methods = {"lookahead": LOOKAHEAD, "auto": ["decode=auto"]}
     runs = [("autoregressive", 1, ["decode=autoregressive"])]
     runs += [(name, ranks, arguments) for name, arguments in methods.items() for ranks in (1, num_ranks)]
@@ -93,7 +95,7 @@ def main() -> int:
     if streamed.returncode:
         return streamed.returncode
 
-    console.rule("the same prompt, measured: every run is a process of its own, one thread a rank")
+    console.rule("the same prompt, measured: each run is a process of its own, with one thread per rank")
     figures = ("tokens/\nstep", "tokens/\ns", "speed-up", "same\ntext")
     table = Table("dtype", "method", "ranks", "steps", *figures, box=SIMPLE, collapse_padding=True)
     rows, is_lossless = compare(console, "float32", options.ranks, shared)
@@ -102,9 +104,9 @@ def main() -> int:
     console.print(table)
     console.print(
         "Sampled at temperature 0.7 with one seed. Speed-up is over autoregressive decoding of the same dtype. auto, "
-        "the default, takes as many rows a step as pay here. lookahead (7, 5, 7) takes about 40, as in the paper: "
-        "nearly free on a GPU and dear on CPU cores, so that a second rank shows. In float32 the text must be the "
-        "same; in bfloat16 near-ties may round to another token.",
+        "the default, uses as many rows per step as pay off here. lookahead (7, 5, 7) uses about 40, as in the paper. "
+        "They are nearly free on a GPU but expensive on CPU cores, so that a second rank makes a difference. In "
+        "float32 the text must be the same; in bfloat16 near-ties may round to another token.",
         style="dim",
     )
     return 0 if is_lossless else 1

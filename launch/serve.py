@@ -4,8 +4,9 @@
     python launch/serve.py launcher=local parallel.ranks=4 model=checkpoint model.path=FOLDER
     torchrun --nproc-per-node 2 launch/serve.py model=checkpoint model.path=FOLDER
 
-launcher=local starts the ranks itself, apart from the HTTP front end: one that is lost is started again, and under
-lookahead parallelism no request is lost with it. Under torchrun, rank 0 answers HTTP, and a lost rank ends the program.
+With launcher=local the program starts the ranks itself, apart from the HTTP server. It restarts a rank that is lost,
+and under lookahead parallelism no request is lost with the rank. Under torchrun, rank 0 answers HTTP, and a lost rank
+ends the program.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from parallel.mesh import is_rank, read_rank
 
 
 class ServeLauncher(StrEnum):
-    """torchrun: it, or nobody for a single rank. local: this program, on this machine."""
+    """What starts the ranks.
+
+    torchrun: torchrun does; a single rank is this process. local: this program starts them on this machine.
+    """
 
     torchrun = "torchrun"
     local = "local"
@@ -34,7 +38,11 @@ class ServeLauncher(StrEnum):
 
 @dataclass
 class ServeSettings(RuntimeSettings):
-    """server, supervisor: see launch.server.settings, launch.supervisor.settings. launcher: what starts the ranks."""
+    """The settings of the program, in addition to those of every program.
+
+    launcher: what starts the ranks. server: see launch.server.settings. supervisor: see launch.supervisor.settings;
+    only launcher=local uses it.
+    """
 
     launcher: ServeLauncher = ServeLauncher.torchrun
     server: ServerSettings = field(default_factory=ServerSettings)
@@ -42,10 +50,13 @@ class ServeSettings(RuntimeSettings):
 
 
 def run(settings: ServeSettings) -> int:
-    """Exit code 0 after SIGTERM or SIGINT, once running requests have ended."""
+    """Serves until a signal or an error ends it, and returns the exit code; see `launch.server.run.serve`.
+
+    Raises ValueError for settings that cannot be used.
+    """
     if settings.launcher is ServeLauncher.local:
         return _supervise(settings)
-    listener = bind(settings.server) if read_rank() == 0 else None  # a busy port is said before a model is loaded
+    listener = bind(settings.server) if read_rank() == 0 else None  # reports a busy port before it loads a model
     with running(settings) as runtime:
         if not runtime.channel.is_leader:
             return follow(runtime)

@@ -1,4 +1,4 @@
-"""What every program does first: settings from the command line, its own process, this rank's engine.
+"""The first steps of every program: it reads its settings, prepares its process and assembles this rank's engine.
 
-Knows no server, no sweep and no cluster.
+This package knows no server, no sweep and no cluster.
 """

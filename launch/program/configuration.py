@@ -1,6 +1,6 @@
-"""Command line to typed settings: Hydra composes conf/ with the overrides, once, at the edge.
+"""Turns the command line into typed settings: Hydra composes the files of conf/ with the overrides.
 
-`prompt=` and other free texts are taken as they are, so that they need no quoting for Hydra's grammar.
+`prompt=` and other free texts are taken literally, so that users need not quote them for Hydra's grammar.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from lp.sampling.settings import Sampling
 from parallel.mesh import ParallelSettings
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+# Keys whose values are taken literally: neither Hydra's grammar nor OmegaConf's interpolation applies to them.
 FREE_TEXT = ("prompt", "prompt_file", "prompts", "model.path")
-"""Keys whose values are taken literally: neither Hydra's grammar nor OmegaConf's interpolation applies to them."""
 
 Settings = TypeVar("Settings")
 
@@ -35,7 +35,7 @@ class UsageError(ValueError):
 
 
 def register(name: str, schema: type, **groups: type) -> None:
-    """Makes the dataclasses known to Hydra as the types of a program's config and of its groups."""
+    """Tells Hydra which dataclasses are the types of a program's config and of its groups."""
     store = ConfigStore.instance()
     OmegaConf.register_new_resolver("checkout", lambda path: str(CHECKOUT / path), replace=True)
     store.store(name=f"{name}_schema", node=schema)
@@ -52,7 +52,7 @@ def register(name: str, schema: type, **groups: type) -> None:
 
 
 def load(name: str, schema: type[Settings], arguments: Sequence[str]) -> Settings:
-    """The settings of conf/NAME.yaml with the overrides `key=value`. Raises UsageError with one message."""
+    """Returns the settings of conf/NAME.yaml with the overrides `key=value`. Raises UsageError with one message."""
     overrides, texts = _split(arguments)
     with usage_errors():
         with initialize_config_dir(config_dir=str(CHECKOUT / "conf"), version_base="1.3"):
@@ -67,7 +67,10 @@ def load(name: str, schema: type[Settings], arguments: Sequence[str]) -> Setting
 
 
 def typed(config: DictConfig, schema: type[Settings]) -> Settings:
-    """Raises UsageError for a setting that must be given, OmegaConfBaseException for a value of the wrong kind."""
+    """Converts a composed config to its dataclass.
+
+    Raises UsageError if a required setting is missing, OmegaConfBaseException for a value of the wrong type.
+    """
     if missing := sorted(map(str, OmegaConf.missing_keys(config))):
         raise UsageError(f"{' and '.join(missing)} must be given, as key=value; --help lists the keys")
     settings = OmegaConf.to_object(config)
@@ -77,7 +80,7 @@ def typed(config: DictConfig, schema: type[Settings]) -> Settings:
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Turns what Hydra and OmegaConf raise in the body into UsageError, with one message."""
+    """Turns an error that Hydra or OmegaConf raises in the body into a UsageError with one message."""
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
@@ -85,7 +88,7 @@ def usage_errors() -> Iterator[None]:
 
 
 def describe(name: str) -> str:
-    """All settings with their defaults, as YAML, and the choices of each group that the program has."""
+    """Returns the choices of each group that the program has, and all settings with their defaults as YAML."""
     with initialize_config_dir(config_dir=str(CHECKOUT / "conf"), version_base="1.3"):
         config = compose(config_name=name, overrides=["hydra/job_logging=none", "hydra/hydra_logging=none"])
     groups = sorted(folder for folder in (CHECKOUT / "conf").iterdir() if folder.is_dir() and folder.name in config)
@@ -94,7 +97,7 @@ def describe(name: str) -> str:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Hydra overrides, and the literal values of the keys in FREE_TEXT."""
+    """Returns the overrides for Hydra, and the literal values of the keys in FREE_TEXT."""
     overrides: list[str] = []
     texts: dict[str, str] = {}
     for argument in arguments:
@@ -109,7 +112,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _readable(error: BaseException) -> str:
-    """The gist of a Hydra or OmegaConf error: what is wrong, of which key."""
+    """Returns what a Hydra or OmegaConf error says is wrong, and with which key, in one line."""
     if isinstance(error, OverrideParseException):
         return (
             f"{error.override!r} cannot be parsed; write lists as [a,b] and quote special characters, as in key='a=b'"

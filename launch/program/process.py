@@ -1,4 +1,4 @@
-"""What a program does to its own process: memory allocator, threads, logging, and how it ends."""
+"""Prepares a program's own process (memory, threads, logging) and turns its errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,18 @@ from parallel.mesh import Mesh, read_rank
 log = logging.getLogger("lookahead")
 Settings = TypeVar("Settings")
 
+# Seconds that a rank other than 0 waits before it reports an error.
 GRACE_S = 5.0
-"""How long a rank other than 0 keeps an error to itself."""
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 _KEPT_BYTES = 256 << 20
 
 
 def keep_memory() -> None:
-    """Tells glibc to keep freed blocks; giving them back and faulting them in again costs more than a step's work."""
+    """Tells glibc to keep freed memory.
+
+    Returning it to the system and faulting it in again would cost more than the work of a step.
+    """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -42,9 +45,11 @@ def keep_memory() -> None:
 
 
 def freeze_heap() -> None:
-    """Tells Python's garbage collector to leave alone what is there: a model and its libraries are hundreds of
-    thousands of objects, and looking at all of them takes tenths of a second in the midst of a text. Not for ever:
-    some libraries (triton 3.9) report whatever is left at the program's end, at length.
+    """Tells Python's garbage collector to ignore the objects that exist now, until the program ends.
+
+    A model and its libraries consist of hundreds of thousands of objects. Examining all of them takes tenths of a
+    second and would interrupt a text. They are released at the end, because some libraries (triton 3.9) print a long
+    report of the objects that are left then.
     """
     gc.collect()
     gc.freeze()
@@ -52,18 +57,19 @@ def freeze_heap() -> None:
 
 
 def set_threads(mesh: Mesh, threads: int | None) -> None:
-    """Shares the cores this process may use among the ranks of its host, unless told how many threads to use.
+    """Sets torch's number of threads.
 
-    OMP_NUM_THREADS tells a rank that is alone on its host; for several, torchrun sets it to 1 by itself.
+    threads: None divides the usable cores among the ranks of this host. A rank that is alone on its host keeps the
+    number in OMP_NUM_THREADS. Several ranks ignore that variable, because torchrun itself sets it to 1 for them.
     """
     if threads is None and mesh.num_local_ranks == 1 and os.environ.get("OMP_NUM_THREADS"):
-        return  # torch has heeded it
+        return  # torch has read it already
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(threads or max(1, cores // mesh.num_local_ranks))
 
 
 def set_logging(rank: int) -> None:
-    """Messages go to standard error, rank 0's alone; other ranks only report errors."""
+    """Sends messages to standard error. Rank 0 logs all messages; other ranks log only errors."""
     logging.basicConfig(
         level=logging.INFO if rank == 0 else logging.ERROR,
         format="%(message)s" if rank == 0 else f"rank {rank}: %(message)s",
@@ -77,19 +83,22 @@ def set_logging(rank: int) -> None:
 
 
 def follow_quietly() -> None:
-    """On ranks other than 0: signals are for rank 0, which tells the others when to stop."""
+    """Ignores signals, on a rank other than 0: rank 0 handles them and tells the others when to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def out_of_memory(error: torch.cuda.OutOfMemoryError) -> str:
-    """The message for the user."""
-    gist = str(error).partition(" GPU ")[0]  # what follows are figures and advice for programmers
+    """Returns the message for the user."""
+    gist = str(error).partition(" GPU ")[0]  # figures and advice for programmers follow
     return f"{gist} Use model.dtype=bfloat16, a GPU with more memory or a smaller model."
 
 
 def _let_rank_0_speak() -> None:
-    """Mostly every rank meets the same error, and rank 0's word is enough: torchrun ends the others after it."""
+    """Waits, so that rank 0 can report an error first. Usually all ranks meet the same error.
+
+    torchrun ends the other ranks once rank 0 has ended, so that the message appears once.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     time.sleep(GRACE_S)
@@ -102,10 +111,11 @@ def main(
     usage: str,
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Runs a program: settings from the command line, one message for what the user can mend, an exit code.
+    """Runs a program with the settings of the command line and returns the exit code.
 
-    0: done. 1: a rank was lost or the ranks diverged. 2: settings, prompts or files that cannot be used, or too little
-    memory on the GPU. 130: Ctrl-C while loading; after that, `run` says.
+    An error that the user can mend is reported in one message. 0: done. 1: a rank was lost or the ranks diverged. 2:
+    settings, prompts or files cannot be used, or the GPU has too little memory. 130: Ctrl-C while loading. Once the
+    model is loaded, `run` decides the exit code.
     """
     rank = read_rank()
     set_logging(rank)

@@ -1,4 +1,4 @@
-"""This rank's share of a program: its engine, and its place among the ranks of the run."""
+"""A program's runtime on this rank: its engine, and its place among the ranks of the run."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ log = logging.getLogger("lookahead")
 
 @dataclass
 class RuntimeSettings(EngineSettings):
-    """The settings that every program has: those of its engine, of which model.path and decode must be given, and how
-    the ranks work together.
+    """The settings that every program has: those of its engine, and how its ranks work together.
+
+    model.path and decode must be given. parallel: see parallel.mesh.
     """
 
     model: ModelSettings = field(default_factory=lambda: ModelSettings(path=MISSING))
@@ -37,13 +38,13 @@ class RuntimeSettings(EngineSettings):
     parallel: ParallelSettings = field(default_factory=ParallelSettings)
 
     def on(self, mesh: Mesh) -> RuntimeSettings:
-        """The same for a rank of this mesh, which has been given its device."""
+        """Returns these settings with the device that the mesh gives to this rank."""
         return replace(self, model=replace(self.model, device=str(mesh.device)))
 
 
 @dataclass
 class Runtime:
-    """One rank's share of a program."""
+    """The engine of one rank, and its place in the mesh."""
 
     place: MeshPlace
     engine: Engine
@@ -58,17 +59,19 @@ class Runtime:
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank's steps have sent; see MeshPlace."""
+        """The traffic of this rank's steps so far; see MeshPlace."""
         return self.place.traffic
 
 
 @contextmanager
 def running(settings: RuntimeSettings, mesh: Mesh | None = None, store: Store | None = None) -> Iterator[Runtime]:
-    """A runtime whose ranks have met. If rank 0 fails before it serves, it sends the others home; if it fails later,
-    they report that it is lost, as they may be in the middle of a step.
+    """Yields a runtime whose ranks have met.
 
-    mesh, store: this rank's place and where the ranks meet; None is what the rank environment says. Raises ValueError
-    for settings that cannot be used, RankLost if the ranks do not meet.
+    If rank 0 fails before it has sent the first command, it tells the other ranks to shut down. If it fails later, they
+    report that it is lost, because they may be in the middle of a step.
+
+    mesh, store: this rank's place, and where the ranks meet; None takes them from the environment of the rank. Raises
+    ValueError for settings that cannot be used, RankLost if the ranks do not meet.
     """
     mesh = mesh or make_mesh(settings.parallel, settings.model.device)
     process.set_threads(mesh, settings.parallel.threads)
@@ -87,7 +90,7 @@ def running(settings: RuntimeSettings, mesh: Mesh | None = None, store: Store | 
 
 
 def report_loaded(settings: RuntimeSettings, mesh: Mesh) -> OnLoaded:
-    """What a program does when the weights are there: it says so, and frees the garbage collector of them."""
+    """Returns what a program does once the weights are loaded: it logs this and freezes the heap; see `freeze_heap`."""
     started = time.monotonic()
 
     def report(loaded: Checkpoint) -> None:
@@ -109,6 +112,6 @@ def report_loaded(settings: RuntimeSettings, mesh: Mesh) -> OnLoaded:
 
 
 def follow(runtime: Runtime) -> int:
-    """Serves as a rank other than 0, until rank 0 says that it is over."""
+    """Serves as a rank other than 0 until rank 0 tells it to shut down. Returns exit code 0."""
     loop.serve(runtime.engine, runtime.channel, inbox=None, emit=lambda progress: None)
     return 0

@@ -1,4 +1,4 @@
-"""Settings as JSON values and back: other processes are told what to do without a command line."""
+"""Converts settings to JSON values and back, to hand them to processes that have no command line."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ Settings = TypeVar("Settings", bound=RuntimeSettings)
 
 
 def to_json_values(settings: RuntimeSettings, schema: type[RuntimeSettings]) -> dict[str, Any]:
-    """What `schema` has of the settings, as JSON values."""
+    """Returns those settings that `schema` has, as JSON values."""
     names = {field.name for field in dataclasses.fields(schema)}
     values = {**dataclasses.asdict(settings), "decode": methods.to_dict(settings.decode)}
     return json.loads(json.dumps({key: value for key, value in values.items() if key in names}))
 
 
 def from_json_values(values: dict[str, Any], schema: type[Settings]) -> Settings:
-    """The inverse; what is left out has its default."""
+    """Returns the settings that `to_json_values` has converted.
+
+    `sampling` and `decode` must be there; other settings that are left out get their defaults.
+    """
     sampling = {**values["sampling"]}
-    sampling["logit_bias"] = {int(token): bias for token, bias in sampling["logit_bias"].items()}  # JSON's are strings
+    sampling["logit_bias"] = {
+        int(token): bias for token, bias in sampling["logit_bias"].items()
+    }  # JSON has only strings as keys
     typed = OmegaConf.merge(OmegaConf.structured(schema), {**values, "sampling": sampling, "decode": None})
     settings = OmegaConf.to_object(typed)
     assert isinstance(settings, schema)

@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP server of rank 0: a thread-safe front of the engine, and the routes that speak to it."""
+"""The HTTP server of rank 0, with OpenAI's interface: its routes, and a thread-safe queue in front of the engine."""

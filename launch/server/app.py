@@ -1,4 +1,4 @@
-"""The FastAPI application: routes and error bodies. Knows nothing of sockets and signals."""
+"""Builds the FastAPI application: its routes and error bodies. Knows nothing of sockets and signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a request's body: bounded in size, checked against its model, refused with one readable message."""
+"""Reads a request's body: limits its size, checks its fields, and refuses a bad one with one readable message."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from launch.server.fields import Body
 
 Kind = TypeVar("Kind", bound=Body)
 
-_DISCARDED_SHARE = 16  # a body this many times too large is read to its end, so that the client gets to see the answer
+# A body that is too large is read to its end, up to this many times the limit, so that the client sees the answer.
+_DISCARDED_SHARE = 16
+# Seconds after which the server stops reading a body that is too large.
 _DISCARD_S = 10.0
 
 
 def body_of(kind: type[Kind]) -> Callable[[Request], Awaitable[Kind]]:
-    """A FastAPI dependency that gives the body as `kind`."""
+    """Returns a FastAPI dependency that reads the body as `kind`."""
 
     async def read(request: Request) -> Kind:
         data = await _read(request, request.app.state.server.settings.max_body_bytes)
@@ -67,7 +69,7 @@ async def _discard(stream: Any, most_bytes: int) -> None:
 
 
 def _readable(error: ValidationError, kind: type[Body]) -> ApiError:
-    """The first fault, in one sentence that names the field."""
+    """Describes the first fault in one sentence that names the field."""
     fault = error.errors(include_url=False)[0]
     place = ""
     for step in fault["loc"]:
@@ -90,5 +92,5 @@ def _readable(error: ValidationError, kind: type[Body]) -> ApiError:
 
 
 def named_field(message: str, kind: type[Body]) -> str | None:
-    """The first of the body's fields that a message names."""
+    """Returns the first field of the body that a message names."""
     return next((word for word in re.findall(r"\w+", message) if word in kind.model_fields), None)

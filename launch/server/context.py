@@ -1,4 +1,4 @@
-"""What the routes of one server share."""
+"""The parts of a server that its routes share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Context:
-    """The parts of a server, put together."""
+    """Makes the parts of a server and holds them."""
 
     def __init__(self, backend: Backend, settings: ServerSettings):
         self.settings = settings
@@ -38,11 +38,11 @@ class Context:
         self.metrics.watch_ranks(backend.status, lambda: backend.num_losses)
         self.conversion = Conversion(backend.request_builder, self.model_name, settings.default_max_tokens)
         self.names = TokenNames(self.checkpoint.tokenizer)
-        # The tokenizer is not made for two callers at a time, and a long text must not hold up the event loop.
+        # The tokenizer must not be used by two threads at a time, and a long text must not block the event loop.
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
 
     async def tokenizing(self, work: Callable[[], T]) -> T:
-        """Runs work that needs the tokenizer, one at a time and away from the event loop."""
+        """Runs work that needs the tokenizer in a thread apart from the event loop, one piece at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
 
     def close(self) -> None:
@@ -64,7 +64,10 @@ async def authorise(request: Request) -> None:
 
 
 async def owner(request: Request) -> str | None:
-    """A FastAPI dependency: a digest of the API key, whose requests may share drafts; None where there are no keys."""
+    """A FastAPI dependency: a digest of the API key; None where the server has no keys.
+
+    Requests with the same owner may share drafts.
+    """
     if not (await context(request)).settings.api_keys:
         return None
     return hashlib.sha256(request.headers.get("authorization", "").encode()).hexdigest()[:16]

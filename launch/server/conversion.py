@@ -1,4 +1,4 @@
-"""From a request's body to the engine's Request. Knows nothing of HTTP."""
+"""Converts a request's body to the engine's Request. Knows nothing of HTTP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ NAMES_OF_THE_API = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_token
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that is ready for the engine, and what its reply must know. echo: text that comes first."""
+    """A request that is ready for the engine, and what its reply must contain.
+
+    echo: text before the generated text.
+    """
 
     request: Request
     echo: str
@@ -47,7 +50,10 @@ class Conversion:
         return self.request_builder.checkpoint
 
     def prepare(self, body: CompletionBody | ChatBody, owner: str | None) -> Prepared:
-        """owner: who may share drafts with the request. Raises ApiError."""
+        """Converts a body to a request.
+
+        owner: the request may share drafts with requests of the same owner. Raises ApiError.
+        """
         self.check_model(body.model)
         try:
             tokens = self._tokens(body)
@@ -67,7 +73,10 @@ class Conversion:
             raise errors.unknown_model(name, self.model_name)
 
     def chat_tokens(self, messages: list[Message]) -> list[int]:
-        """The conversation as the checkpoint's chat template writes it, up to where the assistant begins."""
+        """Returns the conversation as the checkpoint's chat template writes it, up to where the assistant begins.
+
+        Raises ApiError.
+        """
         tokenizer = self.checkpoint.tokenizer
         if not tokenizer.chat_template:
             message = f"the model {self.model_name!r} has no chat template; use /v1/completions"
@@ -99,12 +108,12 @@ class Conversion:
         return self.request_builder.build(tokens, decode, self._sampling(body), stopping, request_id, owner)
 
     def _sampling(self, body: GenerationBody) -> Sampling:
-        """What the body says; the rest is left to this server's defaults."""
+        """Returns the sampling settings of the body; the others are left to the server's defaults."""
         given: dict[str, Any] = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
         return Sampling(**given, min_new_tokens=body.min_tokens, logprobs=body.num_logprobs)
 
     def _refusal(self, error: ValueError, body: GenerationBody, num_tokens: int, most_tokens: int | None) -> ApiError:
-        """What lp.RequestBuilder refuses, in the API's words."""
+        """Converts an error of lp.RequestBuilder to the names that the API has for the settings."""
         message = str(error)
         for ours, theirs in NAMES_OF_THE_API.items():
             message = message.replace(ours, theirs)

@@ -1,4 +1,4 @@
-"""Work for a client that may go away: it ends as soon as the client has."""
+"""Ends the work for a client as soon as the client goes away."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ClientGone(Exception):
 
 
 async def race(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    """The result of `work`. Raises ClientGone, with the work cancelled, if the client goes away first.
+    """Returns the result of `work`. If the client goes away first, cancels the work and raises ClientGone.
 
     receive: the ASGI channel of a request whose body has been read.
     """
@@ -40,7 +40,10 @@ async def _left(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events, each sent as it comes. on_end: called when all are sent or the client has gone away."""
+    """A response of server-sent events, each sent at once.
+
+    on_end: called when all events are sent or the client has gone away.
+    """
 
     media_type = "text/event-stream"
 

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API words them: {"error": {"message", "type", "param", "code"}}, whatever went wrong."""
+"""Gives every error the body of OpenAI's API: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST_MESSAGE = 400
 
 
 class ApiError(Exception):
-    """An answer other than success; the message is for the person who sent the request."""
+    """A request is answered with an error; the message is for the person who sent it."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
     ):
         super().__init__(message)
-        message = " ".join(message[:LONGEST_MESSAGE].split())  # what the request held may be long, and in lines
+        message = " ".join(message[:LONGEST_MESSAGE].split())  # it may quote a long request of many lines
         self.status = status
         self.headers = headers or {}
         self.body: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -61,13 +61,13 @@ def internal() -> ApiError:
 
 
 def starting(retry_after_s: int) -> ApiError:
-    """Ranks are being started; requests wait for them."""
+    """The error of /ready while ranks are being started. Requests wait for them."""
     headers = {"Retry-After": str(retry_after_s)}
     return ApiError(503, "the ranks are starting", kind="server_error", code="starting", headers=headers)
 
 
 def from_service(error: ServiceError, retry_after_s: int) -> ApiError:
-    """What a client is told when the service does not, or not any more, serve its request."""
+    """Converts an error of the service to the error that the client receives."""
     retry = {"Retry-After": str(retry_after_s)}
     match error:
         case QueueFull():
@@ -81,7 +81,7 @@ def from_service(error: ServiceError, retry_after_s: int) -> ApiError:
 
 
 def install(app: FastAPI, retry_after_s: int) -> None:
-    """Gives every error of the app OpenAI's body."""
+    """Makes the app answer every error with OpenAI's body."""
 
     async def on_api_error(request: Request, error: ApiError) -> Response:
         return error.response()

@@ -1,4 +1,8 @@
-"""Pydantic field types of OpenAI's API: values in several shapes made one, and fields refused unless harmless."""
+"""Pydantic types for the fields of OpenAI's API.
+
+A field that allows several shapes of a value is converted to one shape. A field that this server does not support is
+refused unless its value changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ LONGEST_STOP = 256
 
 
 class Body(BaseModel):
-    """A request's body: no type is coerced into another, no unknown field passes."""
+    """A request's body. Values are not converted to other types, and unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -38,7 +42,7 @@ def _must_be_one(value: int | None, info: ValidationInfo) -> int | None:
 
 
 def _stops(value: Any) -> Any:
-    """None, a string or a list of strings, as a list."""
+    """Converts None, a string or a list of strings to a list."""
     stops = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise refused("stop must be a string or a list of strings")
@@ -50,7 +54,7 @@ def _stops(value: Any) -> Any:
 
 
 def _prompt(value: Any) -> Any:
-    """A string, token ids, or a list of exactly one of these, without the outer list."""
+    """Takes a string or token ids, or a list with exactly one of these, and drops the outer list."""
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) > 1:
             raise refused("prompt holds {number} prompts; send one prompt a request", number=len(value))
@@ -61,7 +65,7 @@ def _prompt(value: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """A string, or text parts joined to one."""
+    """Takes None, a string or a list of text parts, and joins them to one string."""
     if value is None or isinstance(value, str):
         return value or ""
     parts = value if isinstance(value, list) else [value]
@@ -93,7 +97,7 @@ Off = Annotated[Any, AfterValidator(_must_be_off)]
 One = Annotated[int | None, AfterValidator(_must_be_one)]
 Stops = Annotated[list[str], BeforeValidator(_stops)]
 PromptField = Annotated[Any, BeforeValidator(_prompt)]
-Text = Annotated[str, BeforeValidator(_text)]
+TextField = Annotated[str, BeforeValidator(_text)]
 OnlyText = Annotated[Any, BeforeValidator(_only_text)]
 OnlyTextModality = Annotated[Any, BeforeValidator(_only_text_modality)]
 NoToolChoice = Annotated[Any, BeforeValidator(_no_tool_choice)]

@@ -1,4 +1,7 @@
-"""Counters for Prometheus, by vLLM's names where it has one, so that existing dashboards work."""
+"""The server's metrics for Prometheus.
+
+They have vLLM's names where vLLM has such a metric, so that existing dashboards work.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80
 
 @dataclass
 class Clock:
-    """When a request arrived and when it last got tokens, as time.monotonic() says."""
+    """The times at which a request arrived and last got tokens, in seconds of time.monotonic()."""
 
     arrived_at: float = field(default_factory=time.monotonic)
     last_at: float | None = None
 
 
 class _Losses(Collector):
-    """A counter of what is counted elsewhere."""
+    """A counter whose value is kept elsewhere and read for each scrape."""
 
     def __init__(self, model_name: str, num_losses: Callable[[], int]):
         self._model = model_name
@@ -42,7 +45,7 @@ class _Losses(Collector):
 
 
 class Metrics:
-    """One server's metrics, in a registry of their own. Safe for use by several threads."""
+    """The metrics of one server, in a registry of their own. Several threads may use them."""
 
     def __init__(self, model_name: str):
         self.registry = CollectorRegistry()
@@ -65,12 +68,12 @@ class Metrics:
         self._accepted_by = self._counters("lookahead:accepted_tokens", "Draft tokens accepted, by source", "source")
 
     def watch(self, num_running: Callable[[], int], num_waiting: Callable[[], int]) -> None:
-        """Names the functions that the gauges ask."""
+        """Adds the gauges of requests. They call these functions for their values."""
         self._gauge("vllm:num_requests_running", "Requests in the engine", num_running)
         self._gauge("vllm:num_requests_waiting", "Requests that wait for a place", num_waiting)
 
     def watch_ranks(self, status: Callable[[], dict[str, Any]], num_losses: Callable[[], int]) -> None:
-        """Names the functions that say which ranks there are and how many were lost."""
+        """Adds the metrics of ranks. They call these functions for their values; see `Backend`."""
         self._gauge("lookahead:epoch", "Number of the epoch at hand", lambda: status()["epoch"] or 0)
         self.registry.register(_Losses(self._model, num_losses))
         ranks = Gauge("lookahead:ranks", "Ranks by state", ["model_name", "state"], registry=self.registry)
@@ -90,7 +93,7 @@ class Metrics:
             self._count_drafts(progress.stats)
 
     def render(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Returns all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def _count_tokens(self, progress: Progress, clock: Clock, now: float) -> None:

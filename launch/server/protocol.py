@@ -1,6 +1,6 @@
-"""The bodies of requests, after OpenAI's API and with this project's extensions.
+"""The bodies of requests: those of OpenAI's API, with this project's extensions.
 
-Fields without influence on the output are ignored, other fields that are not understood are refused.
+Fields that do not influence the output are ignored. Other fields that the server does not support are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from launch.server.fields import (
     OnlyTextModality,
     PromptField,
     Stops,
-    Text,
+    TextField,
     refused,
 )
 
@@ -30,7 +30,7 @@ class StreamOptions(Body):
 
 
 class GenerationBody(Body):
-    """What completions and chat completions share."""
+    """The fields that completions and chat completions share."""
 
     model: str | None = None
     stream: bool | None = None
@@ -69,7 +69,7 @@ class GenerationBody(Body):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Alternatives wanted for each token; None if no log-probabilities are."""
+        """The number of alternatives wanted for each token; None if no log-probabilities are wanted."""
         raise NotImplementedError
 
     @property
@@ -89,7 +89,7 @@ class GenerationBody(Body):
 
 
 class CompletionBody(GenerationBody):
-    """POST /v1/completions."""
+    """The body of POST /v1/completions."""
 
     prompt: PromptField
     echo: bool | None = None
@@ -112,7 +112,7 @@ class Message(Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text = ""
+    content: TextField = ""
     name: Ignored = None
     refusal: Off = None
     annotations: Off = None
@@ -122,7 +122,7 @@ class Message(Body):
 
 
 class ChatBody(GenerationBody):
-    """POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = None
@@ -158,7 +158,7 @@ class ChatBody(GenerationBody):
 
 
 class TokenizeBody(Body):
-    """POST /tokenize: a prompt or a conversation."""
+    """The body of POST /tokenize: a prompt or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
@@ -174,7 +174,7 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    """POST /detokenize."""
+    """The body of POST /detokenize."""
 
     model: str | None = None
     tokens: list[int]

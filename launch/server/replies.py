@@ -1,4 +1,4 @@
-"""Replies in OpenAI's formats, whole and as the chunks of a stream. Knows nothing of HTTP."""
+"""Writes replies in OpenAI's formats, whole or as the chunks of a stream. Knows nothing of HTTP."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lp.request import Completion, Progress, TokenLogprob
 from lp.statistics import Statistics
 from lp.text.detokenizer import Detokenizer
 
+# OpenAI's API gives this value for impossible tokens, because JSON has no infinity.
 LOWEST_LOGPROB = -9999.0
-"""What OpenAI's API says for impossible tokens; JSON has no infinity."""
 
 
 def usage(stats: Statistics) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def usage(stats: Statistics) -> dict[str, Any]:
 
 
 class Reply:
-    """The reply to one request. Chunks must be asked for in the order of the stream."""
+    """The reply to one request. Its chunks must be made in the order of the stream."""
 
     kind: str
     chunk_kind: str
@@ -49,11 +49,14 @@ class Reply:
         return {**body, "usage": usage(completion.stats), "lookahead": self._lookahead(completion.stats)}
 
     def opening(self) -> Iterator[dict[str, Any]]:
-        """Chunks ahead of the first token."""
+        """Yields the chunks before the first token."""
         raise NotImplementedError
 
     def chunks(self, progress: Progress) -> Iterator[dict[str, Any]]:
-        """What a step added; a step whose text is held back gives nothing unless it has log-probabilities."""
+        """Yields the chunks for what a step added.
+
+        A step whose text is held back yields none, unless log-probabilities are wanted.
+        """
         if progress.text or progress.finish_reason or self.prepared.wants_logprobs:
             choice = self._part(progress.text, progress.logprobs, progress.tokens)
             yield self._chunk({**choice, "finish_reason": progress.finish_reason})
@@ -72,20 +75,20 @@ class Reply:
         raise NotImplementedError
 
     def _lookahead(self, stats: Statistics) -> dict[str, Any]:
-        """This project's extension: how the request was decoded, and what that cost."""
+        """Returns this project's extension: how the request was decoded, and what that cost."""
         request = self.prepared.request
         return {"decode": methods.to_dict(request.decode), "seed": request.sampling.seed, **stats.to_dict()}
 
 
 class CompletionReply(Reply):
-    """text_completion."""
+    """The reply of /v1/completions."""
 
     kind = chunk_kind = "text_completion"
 
     def __init__(self, prepared: Prepared, model_name: str, names: TokenNames, checkpoint: CheckpointInfo):
         super().__init__(prepared, model_name, names)
         self._detokenizer = Detokenizer(checkpoint.tokenizer, prepared.request.prompt)
-        self._offset = 0  # characters of the tokens so far
+        self._offset = 0  # number of characters of the tokens so far
 
     def opening(self) -> Iterator[dict[str, Any]]:
         if self.prepared.echo:
@@ -108,20 +111,20 @@ class CompletionReply(Reply):
         }
 
     def _top(self, found: TokenLogprob) -> dict[str, float]:
-        """The alternatives and, if it is not among them, the token itself."""
+        """Returns the log-probabilities of the alternatives and, if it is not among them, of the token itself."""
         likeliest = {self.names.name(token): _finite(logprob) for token, logprob in reversed(found.top)}
         best_first = dict(reversed(likeliest.items()))
         return {**best_first, self.names.name(found.token): _finite(found.logprob)}
 
     def _next_offset(self, token: int) -> int:
-        """Where in the text the token begins."""
+        """Returns the character of the text at which the token begins, and moves past the token."""
         offset = self._offset
         self._offset += len(self._detokenizer.push(token))
         return offset
 
 
 class ChatReply(Reply):
-    """chat.completion."""
+    """The reply of /v1/chat/completions."""
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"

@@ -1,6 +1,6 @@
-"""Runs the server: HTTP in the calling thread, the backend in a worker thread, signals in between.
+"""Runs the server: HTTP in the calling thread, and the backend in a worker thread.
 
-SIGTERM and SIGINT let what was accepted finish within `drain_s`; a second one ends at once.
+After SIGTERM or SIGINT, accepted requests have `drain_s` seconds to finish. A second signal ends the server at once.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from launch.server.settings import ServerSettings
 
 log = logging.getLogger("lookahead")
 
+# Seconds within which two signals count as one: under torchrun, a rank gets Ctrl-C from the terminal and from torchrun.
 SAME_SIGNAL_S = 1.0
-"""Ctrl-C under torchrun reaches a rank from the terminal and from torchrun; within this time that is one signal."""
+# Seconds that slow clients have to read their last answers once the engine has stopped.
 LAST_ANSWERS_S = 5
-"""What slow clients get to read their last answers once the engine has stopped."""
 
 
 def bind(settings: ServerSettings) -> socket.socket:
-    """Takes the port. Raises ValueError with one message for the user."""
+    """Returns a socket that listens on the server's port. Raises ValueError with one message for the user."""
     settings.check()
     where = f"{settings.host}:{settings.port}"
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -47,8 +47,9 @@ def bind(settings: ServerSettings) -> socket.socket:
 def serve(backend: Backend, settings: ServerSettings, listener: socket.socket | None = None) -> int:
     """Serves until a signal or an error ends it.
 
-    listener: what `bind` gave, if the caller took the port early. Returns the process's exit code: 0 after a signal,
-    1 if the engine failed, 128 + N if a second signal N cut the end short. Raises ValueError as `bind` does.
+    listener: the socket from `bind`, if the caller has opened it already. Returns the exit code of the process: 0 after
+    a signal, 1 (or the code of BackendFailed) if the backend failed, 128 + N if a second signal N ended the server at
+    once. Raises ValueError as `bind` does.
     """
     return Server(backend, settings, listener or bind(settings)).run()
 
@@ -78,7 +79,7 @@ class Server:
         self._stopped_at: float | None = None
 
     def run(self) -> int:
-        """Blocks until the server has ended; gives the exit code. Signals are heeded in the main thread only."""
+        """Serves until the server has ended, and returns the exit code. Handles signals only in the main thread."""
         worker = threading.Thread(target=self._drive, name="engine", daemon=True)
         worker.start()
         log.info("serving %s on %s", self.context.model_name, self.address)
@@ -95,7 +96,10 @@ class Server:
         return self._exit_code
 
     def stop(self, within_s: float | None = None) -> None:
-        """Takes no new requests, gives the accepted ones `within_s` (None: settings.drain_s) to finish, then ends."""
+        """Refuses new requests, and ends when the accepted ones are finished.
+
+        within_s: seconds after which those that are left are cancelled; None is settings.drain_s.
+        """
         self._stopped_at = time.monotonic()
         self.context.service.drain(self.context.settings.drain_s if within_s is None else within_s)
 
@@ -108,7 +112,9 @@ class Server:
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stopped_at is None:
-            log.info("%s: no new requests; those accepted have %g s", number.name, self.context.settings.drain_s)
+            log.info(
+                "%s: no new requests; those accepted have %g s to finish", number.name, self.context.settings.drain_s
+            )
             self.stop()
         elif time.monotonic() - self._stopped_at > SAME_SIGNAL_S:
             log.warning("%s again: ending at once", number.name)
@@ -117,7 +123,7 @@ class Server:
             self._http.should_exit = self._http.force_exit = True
 
     def _drive(self) -> None:
-        """The worker thread: the engine, until it is shut down or fails."""
+        """Runs the backend in the worker thread until it is shut down or fails."""
         service = self.context.service
         try:
             self._backend.run(service, service.emit, service.lose_running)
@@ -134,7 +140,7 @@ class Server:
 
 
 class _Http(uvicorn.Server):
-    """uvicorn, with the signals left to `Server`: uvicorn would stop listening at the first one."""
+    """A uvicorn server that leaves signals to `Server`; uvicorn itself would stop listening at the first one."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
-"""The thread-safe front of an engine: requests of an event loop on one side, the engine's thread on the other.
+"""A thread-safe queue of requests between an event loop, which submits them, and the thread of the engine.
 
-Holds requests back so that at most `max_running` are in the engine, first come first served. On the engine's side it is
-the `Inbox` of `parallel.group.commands`. Knows nothing of HTTP.
+At most `max_running` requests are in the engine at a time; the others wait in the order of their arrival. The engine's
+thread uses the service as the `Inbox` of `parallel.group.commands`. The service knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from parallel.group.commands import Cancel, Command, Shutdown, Submit
 
 
 class ServiceError(Exception):
-    """A request that is not, or not any more, served."""
+    """A request is refused, or ends before it is finished."""
 
 
 class QueueFull(ServiceError):
-    """More requests wait than may."""
+    """The queue of waiting requests is full."""
 
     def __init__(self, num_waiting: int):
         super().__init__(f"the server is busy and {num_waiting} requests are waiting already; try again later")
@@ -45,18 +45,18 @@ class EngineFailed(ServiceError):
 
 
 class RanksLost(ServiceError):
-    """Nobody is left who could go on with a request that was running; later ones may be answered."""
+    """No rank is left that could continue a running request. Later requests may be answered."""
 
 
 class GenerationFailed(ServiceError):
-    """The model could not answer this request; others go on."""
+    """The model answered this request with a value that is not a number. Other requests continue."""
 
     def __init__(self) -> None:
         super().__init__(NOT_A_NUMBER)
 
 
 class Subscription:
-    """What becomes of one request, as an asynchronous iterator of Progress. Raises ServiceError if it is cut short."""
+    """An asynchronous iterator over the progress of one request. Raises ServiceError if the request is cut short."""
 
     def __init__(self, service: Service, request_id: str):
         self._service = service
@@ -66,7 +66,7 @@ class Subscription:
         self._over = False
 
     def publish(self, news: Progress | ServiceError) -> None:
-        """Hands news over from any thread; they are lost if the event loop has gone."""
+        """Hands progress or an error over from any thread; both are dropped if the event loop is closed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._news.put_nowait, news)
 
@@ -87,7 +87,7 @@ class Subscription:
         return news
 
     def close(self) -> None:
-        """Cancels the request unless its end has been read."""
+        """Cancels the request unless its end has been read already."""
         if not self._over:
             self._over = True
             self._service.cancel(self._request_id)
@@ -95,7 +95,7 @@ class Subscription:
 
 @dataclass
 class _Ticket:
-    """A request that the service has accepted and whose end it has not seen."""
+    """A request that the service has accepted and that has not ended."""
 
     request: Request
     subscription: Subscription
@@ -103,10 +103,10 @@ class _Ticket:
 
 
 class Service:
-    """Accepts requests, hands them to the engine's thread and gives back what it makes of them.
+    """Accepts requests, hands them to the engine's thread and passes on their progress.
 
-    `submit`, `cancel`, `drain` and the properties are for any thread; `take`, `has_waiting`, `emit` and `fail` are the
-    engine's side.
+    Any thread may call `submit`, `cancel` and `drain` and read the properties. The engine's thread calls `take`,
+    `has_waiting`, `emit`, `lose_running` and `fail`.
     """
 
     def __init__(self, max_running: int, max_waiting: int, metrics: Metrics):
@@ -117,7 +117,8 @@ class Service:
         self._waiting: OrderedDict[str, _Ticket] = OrderedDict()
         self._running: dict[str, _Ticket] = {}
         self._cancelled: list[str] = []
-        self._deadline: float | None = None  # when draining: time.monotonic() at which what is left is cancelled
+        # While draining: the time.monotonic() at which the requests that are left are cancelled.
+        self._deadline: float | None = None
         self._failed = False
 
     @property
@@ -169,13 +170,16 @@ class Service:
             self._publish(ticket, Progress(request_id, [], "", None, "cancelled", statistics))
 
     def drain(self, within_s: float) -> None:
-        """Refuses new requests; the engine is shut down when the accepted ones are over, or their time is."""
+        """Refuses new requests, and shuts the engine down when the accepted ones have ended.
+
+        within_s: seconds after which those that are left are cancelled.
+        """
         with self._changed:
             self._deadline = time.monotonic() + within_s
             self._changed.notify_all()
 
     def take(self, wait_s: float) -> list[Command]:
-        """The commands that are due; waits up to `wait_s` for the first."""
+        """Returns the commands that are due. Waits up to `wait_s` seconds for the first."""
         with self._changed:
             self._changed.wait_for(self.has_waiting, wait_s)
             self._cancel_the_late()
@@ -197,7 +201,7 @@ class Service:
             return bool(self._cancelled) or (bool(self._waiting) and has_place) or is_over or self._is_late()
 
     def emit(self, progress: Progress) -> None:
-        """Takes what a step added to a request."""
+        """Passes on what a step added to a request."""
         request_id = progress.request_id
         with self._changed:
             ticket = self._running.get(request_id)
@@ -210,7 +214,7 @@ class Service:
         self._publish(ticket, progress)
 
     def lose_running(self, message: str) -> None:
-        """Tells those whose requests were running that they are lost, and why."""
+        """Ends all running requests with RanksLost. message: the reason, for the clients."""
         with self._changed:
             tickets = [*self._running.values()]
             self._running.clear()
@@ -220,7 +224,7 @@ class Service:
             ticket.subscription.publish(RanksLost(message))
 
     def fail(self) -> None:
-        """Tells everybody that the engine has stopped with an error."""
+        """Ends all requests with EngineFailed, and refuses new ones from now on."""
         with self._changed:
             self._failed = True
             tickets = [*self._running.values(), *self._waiting.values()]

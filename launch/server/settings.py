@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 
 @dataclass
 class ServerSettings:
-    """Where the server listens and how much it takes on.
+    """The settings of the server: where it listens and how many requests it takes.
 
-    port: 0 picks a free one. model_name: None is the checkpoint's name. max_running: requests in the engine at a time.
-    max_waiting: requests that may wait beyond those. drain_s: seconds that accepted requests get at SIGTERM; torchrun
-    kills its ranks after 30, and slow clients get 5 to read their last answers. retry_after_s: what a refused client is
-    told to wait. max_body_bytes: the largest request body. api_keys: accepted as `Authorization: Bearer KEY`; empty
-    leaves the server open. default_max_tokens: of /v1/completions.
+    host: address to listen on. port: port to listen on; 0 picks a free one. model_name: the model's name for clients;
+    None is the checkpoint's name. max_running: requests in the engine at a time. max_waiting: requests that may wait
+    beyond those. drain_s: seconds that accepted requests have to finish after SIGTERM. torchrun kills its ranks 30 s
+    after the signal, and slow clients need up to 5 s of that to read their last answers. retry_after_s: seconds that a
+    refused client is told to wait. max_body_bytes: size of the largest request body. api_keys: keys that clients send
+    as `Authorization: Bearer KEY`; without keys, the server is open to all. default_max_tokens: most new tokens of a
+    request to /v1/completions that sets no limit. access_log: whether each HTTP request is logged.
     """
 
     host: str = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""The bytes and the printable name of each token. Knows nothing of sequences."""
+"""Finds the bytes and the printable name of a token. Knows nothing of sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BYTE_OF = {char: byte for byte, char in bytes_to_unicode().items()}
 
 
 class TokenNames:
-    """Tells what bytes a token stands for, with byte-level and with SentencePiece vocabularies."""
+    """Finds the bytes and names of tokens, in byte-level and in SentencePiece vocabularies."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast):
         self._tokenizer = tokenizer
@@ -21,7 +21,10 @@ class TokenNames:
         self._is_byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
 
     def bytes_of(self, token: int) -> bytes:
-        """Empty for an id that the tokenizer does not know; models may have more rows than it has tokens."""
+        """Returns the bytes that a token stands for.
+
+        They are empty for an id that the tokenizer does not know: a model may have more ids than its tokenizer.
+        """
         piece = self._tokenizer.convert_ids_to_tokens(token)
         if piece is None:
             return b""
@@ -35,7 +38,7 @@ class TokenNames:
         return piece.replace("▁", " ").encode()
 
     def name(self, token: int) -> str:
-        """The token's text; bytes that are no text show as OpenAI shows them, bytes:\\xe2\\x82."""
+        """Returns the token's text. Bytes that are not text are written as in OpenAI's API: bytes:\\xe2\\x82."""
         data = self.bytes_of(token)
         try:
             return data.decode()

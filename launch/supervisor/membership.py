@@ -57,7 +57,7 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Regroup:
+class AskToRegroup:
     """Let the members finish their step and wait for another epoch."""
 
     leader: int
@@ -88,7 +88,7 @@ class Say:
     message: str
 
 
-Action = Start | Kill | Regroup | Begin | Fail | GiveUp | Say
+Action = Start | Kill | AskToRegroup | Begin | Fail | GiveUp | Say
 
 
 @dataclass
@@ -254,7 +254,7 @@ class Membership:
         is_steady = all(self.slots[rank].has_joined for rank in self.epoch.members)
         if is_steady and not self.regrouping and self.reform_at is None and self.can_shrink:
             self.regrouping = True
-            return [Regroup(self.epoch.members[0])]
+            return [AskToRegroup(self.epoch.members[0])]
         return []
 
     def _may_begin(self, ready: list[int]) -> bool:

@@ -23,7 +23,7 @@ from launch.program.runtime import RuntimeSettings
 from launch.program.settings_json import to_json_values
 from launch.supervisor.launcher import Launcher
 from launch.supervisor.ledger import Ledger
-from launch.supervisor.membership import Action, Begin, Fail, GiveUp, Kill, Membership, Regroup, Say, Start
+from launch.supervisor.membership import Action, AskToRegroup, Begin, Fail, GiveUp, Kill, Membership, Say, Start
 from launch.supervisor.rank_spec import RankSpec
 from launch.supervisor.settings import SupervisorSettings
 from lp.model.checkpoint_info import read_checkpoint_info
@@ -160,7 +160,7 @@ class Supervisor:
                     self._start(rank)
                 case Kill(rank):
                     self._launcher.kill(rank)
-                case Regroup():
+                case AskToRegroup():
                     self._command([commands.Regroup()])
                 case Begin(epoch):
                     self._emit_all(self._ledger.end_cancelled())

@@ -1,1 +1,1 @@
-"""The sweep behind launch/bench.py: points, their runs on ranks, and what becomes of the figures."""
+"""The sweep of launch/bench.py: it makes points, measures them on ranks, and reports their figures."""

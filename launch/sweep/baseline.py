@@ -1,4 +1,4 @@
-"""Measures transformers' own `generate` on a workload: what the runtime is compared with."""
+"""Measures transformers' own `generate` on a workload, with which the runtime is compared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from launch.prompts import workloads
 from launch.sweep.outcome import Outcome, digest, fit, peak_bytes
-from launch.sweep.records import RankFigures, Text
+from launch.sweep.records import RankFigures, TextRecord
 from launch.sweep.settings import BenchSettings
 from lp.model.checkpoint import pick_device, pick_dtype
 from lp.sampling.settings import Sampling
@@ -23,7 +23,11 @@ PROMPT_LOOKUP_TOKENS = 10
 
 
 def run(settings: BenchSettings, engine: str) -> Outcome:
-    """engine: one of launch.sweep.settings.BASELINES. Raises ValueError and OSError."""
+    """Measures a baseline.
+
+    engine: one of launch.sweep.settings.BASELINES. Raises ValueError for settings that cannot be used, OSError for a
+    model that cannot be read.
+    """
     problems = workloads.load(settings.workload)
     model = _load(settings.model.path, settings)
     tokenizer = AutoTokenizer.from_pretrained(settings.model.path)
@@ -41,9 +45,10 @@ def run(settings: BenchSettings, engine: str) -> Outcome:
             rows.reset()
         tokens, cache_bytes = _generate(model, prompt, watch, settings, generation)
         decode_s, steps = time.perf_counter() - watch.start, watch.lengths.total()
-        outcome.texts.append(Text(problem.id, len(prompt), len(tokens), steps, watch.ttft_s, decode_s, digest(tokens)))
+        figures = (len(prompt), len(tokens), steps, watch.ttft_s, decode_s)
+        outcome.texts.append(TextRecord(problem.id, *figures, digest(tokens)))
         outcome.accepted_lengths += watch.lengths
-        outcome.rows += rows.count - len(prompt) + 1 if rows else steps  # the prompt's are not counted
+        outcome.rows += rows.count - len(prompt) + 1 if rows else steps  # without the prompt's rows
         outcome.figures.cache_bytes = max(outcome.figures.cache_bytes, cache_bytes)
     outcome.seconds = time.perf_counter() - begin
     outcome.figures.peak_bytes = peak_bytes(model.device)
@@ -51,7 +56,10 @@ def run(settings: BenchSettings, engine: str) -> Outcome:
 
 
 class Watch(BaseStreamer):
-    """Sees one text as it grows. lengths: number of steps by the tokens they yielded. ttft_s: to the first of them."""
+    """A streamer that times one text and counts its steps.
+
+    lengths: number of steps by the number of tokens that they yielded. ttft_s: seconds to the first token.
+    """
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
@@ -95,7 +103,10 @@ def _load(path: str, settings: BenchSettings) -> PreTrainedModel:
 
 
 def _generation(settings: BenchSettings, model: PreTrainedModel) -> dict[str, Any]:
-    """Keywords of `generate` that mean what the settings mean to the runtime. Raises ValueError if there are none."""
+    """Returns the keywords that make `generate` do what the settings make the runtime do.
+
+    Raises ValueError for a setting that `generate` does not have.
+    """
     sampling: Sampling = settings.sampling.with_defaults(model.generation_config)
     for name in ("presence_penalty", "frequency_penalty"):
         if getattr(sampling, name):
@@ -126,7 +137,9 @@ def _special(engine: str, settings: BenchSettings, tokenizer: Any) -> dict[str, 
         case "assisted":
             assert settings.assistant is not None
             if AutoTokenizer.from_pretrained(settings.assistant).get_vocab() != tokenizer.get_vocab():
-                raise ValueError(f"assistant={settings.assistant} has another tokenizer than the model; it must not")
+                raise ValueError(
+                    f"assistant={settings.assistant} has another tokenizer than the model; choose one with the same"
+                )
             return {"assistant_model": _load(settings.assistant, settings)}
         case _:
             return {}
@@ -136,7 +149,7 @@ def _special(engine: str, settings: BenchSettings, tokenizer: Any) -> dict[str, 
 def _generate(
     model: PreTrainedModel, prompt: list[int], watch: Watch, settings: BenchSettings, keywords: dict[str, Any]
 ) -> tuple[list[int], int]:
-    """The new tokens, and the bytes of the cache in the end."""
+    """Returns the new tokens, and the bytes of the KV cache at the end."""
     assert settings.sampling.seed is not None
     torch.manual_seed(settings.sampling.seed)
     inputs = torch.tensor([prompt], device=model.device)
@@ -148,7 +161,7 @@ def _generate(
 
 
 def _figures(model: PreTrainedModel) -> RankFigures:
-    """Of a rank that has nobody to talk to."""
+    """Returns the figures of a single rank, which sends nothing."""
     return RankFigures(
         rank=0,
         device=str(model.device),

@@ -1,6 +1,7 @@
-"""The files by which a sweep and the ranks of one measurement hand data to each other, in a temporary folder.
+"""The files that a sweep and the ranks of one measurement exchange in a temporary folder.
 
-This module needs only Python: a rank reads its spec before it loads anything that starts threads.
+This module imports only the standard library, because a rank reads its job before it loads anything that starts
+threads.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from typing import Any
 
 @dataclass
 class JobSpec:
-    """What the ranks are to do. engine, settings: those of the point. cores: of each rank. timeout_s: limit for all."""
+    """The job of the ranks of one measurement.
+
+    engine, settings: as in the point. cores: the cores of each rank. timeout_s: seconds that the measurement may take.
+    """
 
     engine: str
     settings: dict[str, Any]
@@ -23,24 +27,26 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class Handover:
+    """The paths of the files in the folder."""
+
     folder: Path
 
     @property
     def spec(self) -> Path:
-        """The file with a JobSpec as JSON."""
+        """The file of the JobSpec, as JSON."""
         return self.folder / "job.json"
 
     @property
     def texts(self) -> Path:
-        """The file with what rank 0 has measured for all texts, as JSON."""
+        """The file of what rank 0 has measured of all texts, as JSON."""
         return self.folder / "texts.json"
 
     def figures(self, rank: int) -> Path:
-        """The file with a rank's RankFigures as JSON."""
+        """The file of a rank's RankFigures, as JSON."""
         return self.folder / f"figures-{rank}.json"
 
     def error(self, rank: int) -> Path:
-        """The file with the error message of a rank that failed."""
+        """The file of the error message of a rank that has failed."""
         return self.folder / f"error-{rank}.txt"
 
     def read_spec(self) -> JobSpec:

@@ -1,4 +1,4 @@
-"""What a figure means nothing without: the machine and the versions it was measured with."""
+"""Describes the machine and the versions of the libraries with which figures are measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lp.hardware import processor_name
 
 
 def describe_hardware() -> dict[str, Any]:
-    """Of this process's machine, as JSON values."""
+    """Describes the machine of this process, in JSON values."""
     return {
         "date": f"{datetime.now():%Y-%m-%d}",
         "cpu": processor_name(),

@@ -1,7 +1,7 @@
 """Measures this project's runtime on a workload, as one of its ranks.
 
 Rank 0 submits the first prompt to warm up, then all prompts, `concurrency` at a time. Every rank sees the same progress
-at the same steps, so each knows by itself when the measured part begins and ends.
+at the same steps, so each knows without a message when the measured part begins and ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from launch.prompts import workloads
 from launch.prompts.queue import PromptQueue
 from launch.prompts.workloads import Problem
 from launch.sweep.outcome import Outcome, digest, fit, peak_bytes
-from launch.sweep.records import RankFigures, Text
+from launch.sweep.records import RankFigures, TextRecord
 from launch.sweep.settings import BenchSettings
 from lp.request import Completion, Progress, Request
 from lp.text.stopping import Stopping
@@ -25,7 +25,7 @@ WARM_UP = "warm-up"
 
 
 def run(settings: BenchSettings) -> Outcome:
-    """Raises ValueError for settings that cannot be used, RankLost."""
+    """Measures as one rank. Raises ValueError for settings that cannot be used, RankLost if a rank is lost."""
     problems = workloads.load(settings.workload)
     with running(settings) as runtime:
         meter = Meter(runtime)
@@ -41,7 +41,7 @@ def run(settings: BenchSettings) -> Outcome:
 
 
 class Meter:
-    """Watches the progress of all requests, on every rank."""
+    """Takes a rank's figures from the progress of all requests."""
 
     def __init__(self, runtime: Runtime):
         self.runtime = runtime
@@ -84,9 +84,9 @@ class Meter:
         )
 
 
-def _text(name: str, completion: Completion) -> Text:
+def _text(name: str, completion: Completion) -> TextRecord:
     stats = completion.stats
-    return Text(
+    return TextRecord(
         id=name,
         prompt_tokens=stats.prompt_tokens,
         tokens=stats.tokens,
@@ -98,7 +98,7 @@ def _text(name: str, completion: Completion) -> Text:
 
 
 def _queue(runtime: Runtime, settings: BenchSettings, problems: list[Problem]) -> PromptQueue:
-    """The inbox of rank 0: the warm-up, then the prompts in order. Raises ValueError for an unusable prompt."""
+    """Makes the inbox of rank 0: the warm-up, then the prompts. Raises ValueError for a prompt that cannot be used."""
     request_builder = runtime.engine.request_builder
     stopping = Stopping(settings.workload.max_new_tokens, ignore_eos=settings.ignore_eos)
     context = runtime.engine.checkpoint.max_length

@@ -1,4 +1,4 @@
-"""What one rank has to tell of a measurement, whoever decoded."""
+"""The outcome of a measurement on one rank, for the runtime and the baselines alike."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from typing import Any
 
 import torch
 
-from launch.sweep.records import RankFigures, Text
+from launch.sweep.records import RankFigures, TextRecord
 
 
 @dataclass
 class Outcome:
-    """figures: of this rank. The rest is of all texts. accepted_lengths: steps by the tokens they yielded. rows: of the
-    steps' trees. seconds: from the first prompt's start to the last text's end.
+    """The outcome of a measurement on one rank.
+
+    figures: those of this rank; the other fields are about all texts. accepted_lengths: number of steps by the number
+    of tokens that they yielded. rows: rows of the trees of all steps. seconds: time from the start of the first prompt
+    to the end of the last text.
     """
 
     figures: RankFigures
-    texts: list[Text] = field(default_factory=list)
+    texts: list[TextRecord] = field(default_factory=list)
     accepted_lengths: Counter[int] = field(default_factory=Counter)
     rows: int = 0
     seconds: float = 0.0
 
     def of_texts(self) -> dict[str, Any]:
-        """All but the rank's figures, as JSON values under the names that Run has for them."""
+        """Returns all but the rank's figures, as JSON values under the names of Run's fields."""
         return {
             "texts": [dataclasses.asdict(text) for text in self.texts],
             "accepted_lengths": {str(length): count for length, count in sorted(self.accepted_lengths.items())},
@@ -38,23 +41,23 @@ class Outcome:
 
 
 def digest(tokens: Sequence[int]) -> str:
-    """Equal for equal token ids."""
+    """Returns a digest that is equal for equal token ids."""
     return hashlib.sha256(repr(list(tokens)).encode()).hexdigest()[:16]
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The largest allocation on a GPU so far; on a CPU, the largest resident set of the process."""
+    """Returns the largest allocation so far on a GPU; on a CPU, the largest resident set of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
-        with open("/proc/self/status", encoding="ascii") as lines:  # getrusage would count the process that started it
+        with open("/proc/self/status", encoding="ascii") as lines:  # getrusage would include the parent process
             return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
     except (OSError, StopIteration):
         return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def fit(tokens: list[int], context: int, max_new_tokens: int) -> list[int]:
-    """The prompt's last tokens, as many as leave room for the new ones. Raises ValueError if there is no room."""
+    """Returns the prompt's last tokens, so many that the new ones fit. Raises ValueError if there is no room."""
     room = context - max_new_tokens
     if room < 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""From the settings that a sweep spans to its points, baselines included, and the order in which they are measured."""
+"""Makes the points of a sweep from its settings, baselines included, and puts their measurements in order."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from launch.program.parallel_mode import mode_of, num_ranks
-from launch.sweep.records import Engine, Point
+from launch.sweep.records import EngineName, Point
 from launch.sweep.settings import BenchSettings, to_json_values
 from lp.methods import Auto, Autoregressive, DecodeLimits, DecodeSettings
 from lp.model.attention import AttentionSettings
 from parallel.degrees import Mode, resolve_degrees
 from parallel.mesh import ParallelSettings
 
+# With more ranks per core, steps would spend their time waiting for time slices.
 RANKS_PER_CORE = 8
-"""With more, a step waits for time slices and for nothing else."""
-NAMES: dict[Engine, str] = {
+NAMES: dict[EngineName, str] = {
     "generate": "transformers generate",
     "generate_static": "transformers generate, static cache",
     "prompt_lookup": "transformers prompt look-up",
@@ -25,13 +25,14 @@ NAMES: dict[Engine, str] = {
 
 
 def make_points(spanned: Sequence[BenchSettings]) -> list[Point]:
-    """The points asked for; before them, for every model and workload among them, the baselines and autoregressive
-    decoding on one rank, against which speed-ups are taken.
+    """Makes the points of the settings. Points that are compared with them come first.
+
+    For every model and workload, these are the baselines and autoregressive decoding on one rank.
     """
     asked = [runtime_point(settings) for settings in spanned]
     bases: dict[str, Point] = {}
     for settings in spanned:
-        for point in [baseline_point(settings, cast(Engine, name)) for name in settings.baselines]:
+        for point in [baseline_point(settings, cast(EngineName, name)) for name in settings.baselines]:
             bases.setdefault(point.key, point)
         alone = dataclasses.replace(
             settings, decode=Autoregressive(), parallel=ParallelSettings(Mode.single), concurrency=1
@@ -41,17 +42,17 @@ def make_points(spanned: Sequence[BenchSettings]) -> list[Point]:
 
 
 def runtime_point(settings: BenchSettings) -> Point:
-    """A point of this project's runtime."""
+    """Makes a point of this project's runtime."""
     ranks = num_ranks(settings.parallel)
     parallel = dataclasses.replace(settings.parallel, ranks=ranks, mode=Mode(settings.parallel.mode))
-    if parallel.mode is Mode.single:  # what ranks would say to each other, and how, makes no difference
+    if parallel.mode is Mode.single:  # how ranks communicate makes no difference
         parallel = ParallelSettings(Mode.single, parallel.lp, parallel.tp, parallel.pp, ranks)
     decisive = to_json_values(dataclasses.replace(settings, parallel=parallel, assistant=None))
     return Point("runtime", mode_of(parallel, ranks), ranks, method_of(settings.decode), decisive)
 
 
-def baseline_point(settings: BenchSettings, name: Engine) -> Point:
-    """A point of transformers: on one rank, one request at a time, with nothing that only this project has."""
+def baseline_point(settings: BenchSettings, name: EngineName) -> Point:
+    """Makes a point of transformers: one rank, one request at a time, no settings that only this project has."""
     assistant = settings.assistant if name == "assisted" else None
     plain = dataclasses.replace(settings, decode=Autoregressive(), parallel=ParallelSettings(), concurrency=1)
     plain = dataclasses.replace(plain, attention=AttentionSettings(), limits=DecodeLimits(), assistant=assistant)
@@ -59,7 +60,7 @@ def baseline_point(settings: BenchSettings, name: Engine) -> Point:
 
 
 def check_ranks(point: Point, num_cores: int) -> None:
-    """Raises ValueError for ranks that cannot be laid out as the point wants, or are far too many for the machine."""
+    """Raises ValueError if the ranks do not fit the degrees of the point or are far too many for the machine."""
     parallel = point.settings["parallel"]
     most = RANKS_PER_CORE * num_cores
     if point.ranks > most:
@@ -79,7 +80,10 @@ def method_of(decode: DecodeSettings) -> str:
 
 
 def schedule(points: Sequence[Point], rounds: int, done: set[tuple[str, int]]) -> Iterator[tuple[int, Point]]:
-    """Round by round, each beginning one point later than the one before; what is done is left out."""
+    """Yields (round, point) in the order of measurement. Each round begins one point later than the round before.
+
+    done: the (key of the point, round) that are left out because they have been measured.
+    """
     for number in range(rounds):
         first = number % len(points)
         for point in [*points[first:], *points[:first]]:

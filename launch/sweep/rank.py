@@ -1,7 +1,7 @@
-"""One rank of one measurement: python -m launch.sweep.rank FOLDER LOCAL_RANK, started by ranks.py.
+"""Runs one rank of one measurement; ranks.py starts it as python -m launch.sweep.rank FOLDER LOCAL_RANK.
 
-FOLDER: a Handover with the JobSpec. The rank writes its results there, too: its figures, the texts (rank 0 only), or
-the message of an error.
+FOLDER is a Handover with the job. The rank writes its figures there and, on rank 0, the texts. If it fails, it writes
+the error message there.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ def main() -> int:
 
 
 def _prepare(cores: list[int], timeout_s: float) -> None:
-    """Pins the rank to its cores, with as many threads, and lets it end itself when its time is over.
+    """Pins the rank to its cores, gives it as many threads, and sets a timer that ends it after `timeout_s` seconds.
 
-    SIGINT, by which the launcher ends it, does so at once: in the background a shell would have it ignored.
+    SIGINT, with which the launcher ends ranks, gets its default action, because a shell makes processes in the
+    background ignore it.
     """
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -45,7 +46,8 @@ def _prepare(cores: list[int], timeout_s: float) -> None:
 
 
 def _measure(spec: JobSpec, handover: Handover, rank: int) -> None:
-    from launch.program import process  # not before: threads that torch starts stay on the cores that it was started on
+    # These imports are late, because torch's threads keep the cores that the rank has when it imports torch.
+    from launch.program import process
     from launch.sweep import baseline, measure
     from launch.sweep.settings import from_json_values
 

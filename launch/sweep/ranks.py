@@ -1,4 +1,4 @@
-"""Starts the ranks of one measurement and turns what becomes of them into a Run."""
+"""Starts the ranks of one measurement and collects their results, or their failure, in a Run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launch.sweep.handover import Handover, JobSpec
 from launch.sweep.points import check_ranks
-from launch.sweep.records import Point, RankFigures, Run, Text
+from launch.sweep.records import Point, RankFigures, Run, TextRecord
 
+# Signals for which torch's launcher installs handlers that it does not remove.
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that torch's launcher handles, and would go on handling."""
 
 
 def share_cores(num_ranks: int, cores_per_rank: int, cores: Sequence[int]) -> tuple[list[list[int]], bool]:
-    """The cores of each rank, and whether some have to share one: then ranks wait for each other's time slices."""
+    """Returns the cores of each rank, and whether there are too few.
+
+    If there are too few cores, threads wait for each other's time slices.
+    """
     groups = [cores[first : first + cores_per_rank] for first in range(0, len(cores), cores_per_rank)]
     whole = [list(group) for group in groups if len(group) == cores_per_rank] or [list(cores)]
     oversubscribed = num_ranks > len(whole) or len(whole[0]) < cores_per_rank
@@ -36,7 +39,7 @@ def share_cores(num_ranks: int, cores_per_rank: int, cores: Sequence[int]) -> tu
 
 
 def usable_cores(topology: Path = Path("/sys/devices/system/cpu")) -> list[int]:
-    """Those that this process may use; of the hardware threads of one core, the first."""
+    """Returns the cores that this process may use, each by its first hardware thread."""
     if not hasattr(os, "sched_getaffinity"):
         return list(range(os.cpu_count() or 1))
     first: dict[str, int] = {}
@@ -47,7 +50,7 @@ def usable_cores(topology: Path = Path("/sys/devices/system/cpu")) -> list[int]:
 
 
 def measure(point: Point, round_number: int, timeout_s: float, logs: Path) -> Run:
-    """One measurement of a point by ranks of their own. What they say goes into files of the folder `logs`."""
+    """Measures a point once, on ranks of its own. Their standard error goes to files in the folder `logs`."""
     available = usable_cores()
     cores, oversubscribed = share_cores(point.ranks, point.settings["cores_per_rank"], available)
     run = Run(point.key, round_number, "done", concurrency=point.settings["concurrency"])
@@ -71,7 +74,7 @@ def measure(point: Point, round_number: int, timeout_s: float, logs: Path) -> Ru
 
 
 class RankLogs(LogsSpecs):
-    """A file for what each rank says on standard error; nothing is meant for standard output."""
+    """Sends the standard error of each rank to a file of its own, and drops its standard output."""
 
     def __init__(self, folder: Path, name: str):
         super().__init__(str(folder))
@@ -94,7 +97,11 @@ class RankLogs(LogsSpecs):
 
 
 def _launch(num_ranks: int, handover: Path, logs: RankLogs) -> None:
-    """Raises ChildFailedError as soon as a rank has failed; the others are then ended. Raises RendezvousError."""
+    """Runs the ranks until they have ended.
+
+    Raises ChildFailedError as soon as a rank has failed; the others are then ended. Raises RendezvousError if the ranks
+    do not meet.
+    """
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -107,15 +114,15 @@ def _launch(num_ranks: int, handover: Path, logs: RankLogs) -> None:
         monitor_interval=0.05,
         logs_specs=logs,
     )
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it would say is in the Run
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the Run holds what it would log
     with _own_signal_handlers():
-        # -P: not what lies in the current folder. The launcher puts in the rank's number.
+        # -P: imports nothing from the current folder. The launcher replaces ${local_rank}.
         elastic_launch(config, sys.executable)("-P", "-m", "launch.sweep.rank", str(handover), "${local_rank}")
 
 
 @contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Puts back the handlers that torch's launcher has replaced."""
+    """Restores the handlers that torch's launcher replaces."""
     handlers = {number: signal.getsignal(number) for number in HANDLED}
     try:
         yield
@@ -125,16 +132,16 @@ def _own_signal_handlers() -> Iterator[None]:
 
 
 def collect(run: Run, handover: Handover, num_ranks: int) -> None:
-    """Puts what the ranks have found into the Run."""
+    """Adds the results of the ranks to the Run."""
     values = json.loads(handover.texts.read_text(encoding="utf-8"))
-    run.texts = [Text(**text) for text in values["texts"]]
+    run.texts = [TextRecord(**text) for text in values["texts"]]
     run.accepted_lengths, run.rows, run.seconds = values["accepted_lengths"], values["rows"], values["seconds"]
     files = [handover.figures(rank) for rank in range(num_ranks)]
     run.ranks = [RankFigures(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
 
 
 def explain(failures: Mapping[int, ProcessFailure], handover: Handover, timeout_s: float, logs: RankLogs) -> str:
-    """What the rank that failed first has said, or how it ended."""
+    """Returns the error message of the rank that failed first, or how that rank ended."""
 
     def moment(failure: ProcessFailure) -> float:
         said = handover.error(failure.local_rank)
@@ -142,7 +149,9 @@ def explain(failures: Mapping[int, ProcessFailure], handover: Handover, timeout_
 
     if any(failure.exitcode == -signal.SIGALRM for failure in failures.values()):
         return f"not done after point_timeout_s={timeout_s:g}"
-    by_itself = [failure for failure in failures.values() if failure.exitcode != -signal.SIGTERM]  # not by the launcher
+    by_itself = [
+        failure for failure in failures.values() if failure.exitcode != -signal.SIGTERM
+    ]  # the launcher sends SIGTERM
     first = min(by_itself or failures.values(), key=moment)
     rank, said = first.local_rank, handover.error(first.local_rank)
     if said.exists():

@@ -1,6 +1,6 @@
-"""What a sweep writes down: a Point is one combination of settings, a Run is one measurement of it.
+"""The records of a sweep: a Point is one combination of settings, a Run is one measurement of it.
 
-Plain data, one JSON object each. Ratios are taken between runs of the same round, which ran one after the other.
+Each record is plain data that is written as one JSON object.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Engine = Literal["runtime", "generate", "generate_static", "prompt_lookup", "assisted"]
-"""runtime: this project. The others are transformers' `generate`: with its usual and with its static cache, by prompt
-look-up, with a draft model.
-"""
+# runtime: this project. generate, generate_static: transformers' `generate` with its usual and with its static cache.
+# prompt_lookup, assisted: transformers' `generate` with prompt look-up, and with a draft model.
+EngineName = Literal["runtime", "generate", "generate_static", "prompt_lookup", "assisted"]
 
 
 @dataclass(frozen=True)
 class Point:
     """One combination of settings.
 
-    engine: see Engine. mode: single, lp, tp, pp or lp x tp. method: the decoding method with its settings, e.g.
-    "lookahead (7, 5, 7)". settings: all that decides the result, as JSON values, by group.
+    engine: see EngineName. mode: single, lp, tp, pp or lp x tp. method: the decoding method with its settings, such as
+    "lookahead (7, 5, 7)". settings: all settings that decide the result, as JSON values by group.
     """
 
-    engine: Engine
+    engine: EngineName
     mode: str
     ranks: int
     method: str
@@ -33,21 +32,25 @@ class Point:
 
     @property
     def key(self) -> str:
-        """Equal for points with the same settings, in this sweep or a later one."""
+        """A key that is equal for points with the same settings, in this sweep or a later one."""
         decisive = {"engine": self.engine, "ranks": self.ranks, "settings": self.settings}
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def name(self) -> str:
-        """For tables and plots."""
+        """The name of the point in tables and plots."""
         if self.engine != "runtime":
             return self.method
         return f"{self.mode} {self.method}" if self.ranks == 1 else f"{self.mode} x{self.ranks} {self.method}"
 
 
 @dataclass
-class Text:
-    """One prompt's outcome. tokens: new tokens. digest: of their ids, equal for equal texts."""
+class TextRecord:
+    """The text that continues one prompt.
+
+    tokens: number of new tokens. ttft_s: seconds to the first token. decode_s: seconds to the last token. digest:
+    digest of the token ids, equal for equal texts.
+    """
 
     id: str
     prompt_tokens: int
@@ -60,9 +63,10 @@ class Text:
 
 @dataclass
 class RankFigures:
-    """What one rank held and said. Bytes; traffic over all prompts, seconds with waiting included.
+    """What one rank stored and sent.
 
-    peak_bytes: the process's largest resident set on a CPU, torch's largest allocation on a GPU.
+    peak_bytes: on a CPU, the largest resident set of the process; on a GPU, torch's largest allocation.
+    num_collectives, bytes_sent, communication_s: traffic of all prompts; the seconds include waiting.
     """
 
     rank: int
@@ -77,19 +81,21 @@ class RankFigures:
 
 @dataclass
 class Run:
-    """One measurement of a point, or why there is none.
+    """One measurement of a point, or the reason why it failed.
 
-    round: from 0. texts, ranks: empty if it failed. error: the message of the rank that failed first.
-    accepted_lengths: number of steps by the tokens they yielded. wall_s: from the start of the ranks to their end.
-    concurrency: requests in flight at a time. cores: those that each rank was pinned to. oversubscribed: whether ranks
-    had to share cores. hardware: what the machine is.
+    point: key of the point. round: number of the round, from 0. error: message of the rank that failed first. texts,
+    ranks: empty if the measurement failed. accepted_lengths: number of steps by the number of tokens that they yielded.
+    rows: rows of the trees of all steps. seconds: time in which all texts were generated, with prompts and without
+    loading the model. wall_s: seconds from the start of the ranks to their end. concurrency: requests in flight at a
+    time. cores: the cores that each rank was pinned to. oversubscribed: whether there were too few cores. hardware: a
+    description of the machine.
     """
 
     point: str
     round: int
     status: Literal["done", "failed"]
     error: str | None = None
-    texts: list[Text] = field(default_factory=list)
+    texts: list[TextRecord] = field(default_factory=list)
     ranks: list[RankFigures] = field(default_factory=list)
     accepted_lengths: dict[str, int] = field(default_factory=dict)
     rows: int = 0
@@ -110,7 +116,7 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float:
-        """`seconds` is the time in which all texts were generated, prompts included, model loading not."""
+        """New tokens per second, over the time in which all texts were generated."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     @property
@@ -122,6 +128,6 @@ class Run:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Run:
-        texts = [Text(**text) for text in values["texts"]]
+        texts = [TextRecord(**text) for text in values["texts"]]
         ranks = [RankFigures(**rank) for rank in values["ranks"]]
         return Run(**{**values, "texts": texts, "ranks": ranks})

@@ -1,4 +1,4 @@
-"""What a sweep's command line may say."""
+"""The settings of a sweep and of its points."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from parallel.degrees import Mode
 
 
 class PointLauncher(StrEnum):
-    """What starts the ranks of a point. torchrun: torch's own launcher, on this machine. ray: see ray_measurer.py."""
+    """What starts the ranks of a point.
+
+    torchrun: torch's own launcher, on this machine. ray: Ray, on a cluster; see ray_measurer.py.
+    """
 
     torchrun = "torchrun"
     ray = "ray"
@@ -27,14 +30,15 @@ BASELINES = ("generate", "generate_static", "prompt_lookup", "assisted")
 
 @dataclass
 class BenchSettings(RuntimeSettings):
-    """A point's settings, and those of the sweep it belongs to.
+    """The settings of a point, and those of the sweep that it belongs to.
 
-    workload: the prompts. concurrency: requests in flight at a time. ignore_eos: let all texts have the same length.
-    rounds: how often each point is measured. baselines: transformers' own ways, out of BASELINES, measured along.
-    assistant: folder of the smaller model that assisted generation needs. cores_per_rank: each rank is pinned to as
-    many. point_timeout_s: seconds after which one measurement is given up. output: folder of the results; one that
-    holds results already is continued. report_title: of the HTML report. launcher: what starts the ranks of each point.
-    ray: where, if that is Ray. sampling.seed is 0 if it is not given.
+    workload: the prompts. concurrency: requests in flight at a time. ignore_eos: whether texts continue after their
+    end, so that all have the same length. rounds: how often each point is measured. baselines: methods of transformers
+    that are measured as well, out of BASELINES. assistant: folder of the smaller model that assisted generation needs.
+    cores_per_rank: number of cores that each rank is pinned to. point_timeout_s: seconds after which a measurement is
+    given up. output: folder of the results; if it holds results already, the sweep is resumed. report_title: title of
+    the HTML report. launcher: what starts the ranks of each point. ray: settings for launcher=ray. sampling.seed is 0
+    if it is not given.
     """
 
     workload: WorkloadSettings = field(default_factory=WorkloadSettings)
@@ -51,26 +55,28 @@ class BenchSettings(RuntimeSettings):
     ray: RaySettings = field(default_factory=RaySettings)
 
     def __post_init__(self) -> None:
-        if self.sampling.seed is None:  # one seed gives one text, whatever the point
+        if self.sampling.seed is None:  # with one seed, all points give the same text
             self.sampling = dataclasses.replace(self.sampling, seed=0)
 
 
+# Settings that apply to the whole sweep and do not decide a point's result.
 SWEEP_WIDE = ("rounds", "baselines", "point_timeout_s", "output", "report_title", "launcher", "ray")
-"""Settings that are the whole sweep's and do not decide a point's result."""
 
 
 def check_all(spanned: Sequence[BenchSettings]) -> None:
-    """Raises ValueError naming the first value that is out of range, or that should be the same for all points."""
+    """Raises ValueError that names the first value that is out of range or differs where all points must agree."""
     for settings in spanned:
         check(settings)
         for name in SWEEP_WIDE:
             values = getattr(settings, name), getattr(spanned[0], name)
             if values[0] != values[1]:
-                raise ValueError(f"{name} is the whole sweep's and takes one value, not {values[1]} and {values[0]}")
+                raise ValueError(
+                    f"{name} applies to the whole sweep and takes one value, not {values[1]} and {values[0]}"
+                )
 
 
 def check(settings: BenchSettings) -> None:
-    """Raises ValueError naming the first value that is out of range."""
+    """Raises ValueError that names the first value that is out of range."""
     for name, smallest in (("rounds", 1), ("concurrency", 1), ("cores_per_rank", 1), ("point_timeout_s", 1)):
         value = getattr(settings, name)
         if value < smallest:
@@ -87,7 +93,7 @@ def check(settings: BenchSettings) -> None:
 
 
 def to_json_values(settings: BenchSettings) -> dict[str, Any]:
-    """All that decides a point's result, as JSON values."""
+    """Returns all settings that decide a point's result, as JSON values."""
     return {
         key: value
         for key, value in settings_json.to_json_values(settings, BenchSettings).items()
@@ -96,5 +102,5 @@ def to_json_values(settings: BenchSettings) -> dict[str, Any]:
 
 
 def from_json_values(values: dict[str, Any]) -> BenchSettings:
-    """The inverse; what is the whole sweep's has its default."""
+    """Returns the settings that `to_json_values` has converted; those of the whole sweep have their defaults."""
     return settings_json.from_json_values(values, BenchSettings)

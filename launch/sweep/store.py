@@ -1,6 +1,6 @@
-"""A sweep's folder: its points, a line for each measurement as soon as it is done, logs, and the report.
+"""The folder of a sweep: its points, a line for each measurement as soon as it is done, logs, and the report.
 
-A folder that holds measurements already is continued: what is done is not done again.
+A sweep whose folder holds measurements already is resumed: these are not repeated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ KEPT = "what was measured is kept; make room and give the same output again"
 
 
 class SweepFolder:
-    """Whatever cannot be written, a full disk included, is a ValueError; what is in the folder by then stays."""
+    """Reads and writes the folder of a sweep.
+
+    Raises ValueError if it cannot write, for instance to a full disk. What is in the folder by then stays.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -31,7 +34,7 @@ class SweepFolder:
 
     @contextmanager
     def writing(self, mend: str = KEPT) -> Iterator[None]:
-        """Raises ValueError for what the body cannot write. mend: what to do about it."""
+        """Raises ValueError if the body cannot write. mend: what the user can do about it."""
         try:
             yield
         except OSError as error:
@@ -41,22 +44,22 @@ class SweepFolder:
         self.write("points.json", json.dumps([dataclasses.asdict(point) for point in points], indent=1))
 
     def append(self, run: Run) -> None:
-        """Adds a line; those before it are whole, whatever happens."""
+        """Adds a line for a measurement. The lines before it stay whole, whatever happens."""
         self._append(run.to_json() + "\n")
 
     def runs(self) -> list[Run]:
-        """What has been measured, failures included. A line that was cut off in writing is left out."""
+        """Returns all measurements, failures included. A line that was only partly written is left out."""
         found = []
         lines = self._runs.read_text(encoding="utf-8", errors="replace").split("\n")
         if lines[-1]:
-            self._append("\n")  # the next measurement must not go on in this line
+            self._append("\n")  # the next measurement must begin a line of its own
         for number, line in enumerate(lines, start=1):
             if not line:
                 continue
             try:
                 found.append(Run.from_dict(json.loads(line)))
             except (json.JSONDecodeError, TypeError, KeyError):
-                log.warning("%s, line %d is not a whole measurement: left out", self._runs, number)
+                log.warning("%s, line %d is not a whole measurement and is left out", self._runs, number)
         return found
 
     def _append(self, text: str) -> None:
@@ -64,7 +67,7 @@ class SweepFolder:
             file.write(text)
 
     def write(self, name: str, text: str) -> None:
-        """Replaces a file of the folder as a whole."""
+        """Replaces a file of the folder; it is never half written."""
         partial = self.path / f".{name}.partial"
         with self.writing():
             partial.write_text(text, encoding="utf-8")
@@ -72,5 +75,5 @@ class SweepFolder:
 
 
 def latest(runs: Sequence[Run]) -> list[Run]:
-    """One for each point and round: the last, which may have made good an earlier failure."""
+    """Returns the last run of each point and round; it may have succeeded after an earlier failure."""
     return list({(run.point, run.round): run for run in runs}.values())

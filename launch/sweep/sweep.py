@@ -1,4 +1,4 @@
-"""Runs a sweep: every point in every round, keeping what is done whatever happens, and then the comparison."""
+"""Runs a sweep: measures every point in every round, writes each measurement at once, and reports the comparison."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from launch.sweep.store import SweepFolder, latest
 
 log = logging.getLogger("lookahead")
 
+# Measures a point once, given the point, the round, the seconds it may take, and the folder for the logs of its ranks.
 Measure = Callable[[Point, int, float, Path], Run]
-"""One measurement of a point: (point, round, timeout_s, folder for what ranks say)."""
 
 
 def run(spanned: Sequence[BenchSettings], measure: Measure = ranks.measure) -> int:
-    """Exit code: 0, 1 if a point failed, 130 if it was interrupted.
+    """Runs a sweep. Returns the exit code: 0, 1 if a point failed, 130 if the sweep was interrupted.
 
-    Raises ValueError for settings that no sweep can be made of, and if results cannot be written (any more).
+    Raises ValueError for settings that cannot be used, and if results cannot be written.
     """
     check_all(spanned)
     for settings in spanned:
@@ -46,13 +46,15 @@ def run(spanned: Sequence[BenchSettings], measure: Measure = ranks.measure) -> i
     interrupted = _measure_all(points, shared, folder, measure)
     failed = _report(points, shared, folder)
     if interrupted:
-        log.warning("interrupted; what is done is kept: give the same command with output=%s to go on", folder.path)
+        log.warning(
+            "interrupted; what was measured is kept. To resume, give the same command with output=%s", folder.path
+        )
         return 128 + signal.SIGINT
     return int(failed)
 
 
 def _measure_all(points: Sequence[Point], shared: BenchSettings, folder: SweepFolder, measure: Measure) -> bool:
-    """Whether it was interrupted."""
+    """Measures what has not been measured yet. Returns whether it was interrupted."""
     done = {(run.point, run.round) for run in folder.runs() if run.status == "done"}
     open_points = list(schedule(points, shared.rounds, done))
     if done:
@@ -79,7 +81,7 @@ def _say(bar: tqdm, point: Point, measured: Run) -> None:
 
 
 def _report(points: Sequence[Point], shared: BenchSettings, folder: SweepFolder) -> bool:
-    """Whether a point has failed."""
+    """Prints the tables and writes the report. Returns whether a point has failed."""
     wanted = {point.key for point in points}
     runs = [run for run in latest(folder.runs()) if run.point in wanted and run.round < shared.rounds]
     summaries = summarise(points, runs)

@@ -1,4 +1,4 @@
-"""The time that steps should take by the step-time curve, beside the time that they took. Plain arithmetic."""
+"""Compares the time that steps should take by the step-time curve with the time that they took."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Steps:
 
     @property
     def measured_s(self) -> float:
-        """Seconds that a step took."""
+        """Seconds that a step took on average."""
         return self.seconds / len(self.rows)
 
     def expected_s(self, times: StepTimes) -> float:
-        """Seconds that a step should take by the curve."""
+        """Seconds that a step should take on average, by the curve."""
         return statistics.mean(map(times.at, self.rows))
 
     def rows_at(self, share: float) -> int:
@@ -52,7 +52,8 @@ class Steps:
 class Speed:
     """The speed of a method.
 
-    ms: the time of a step. tokens_per_s: at the measured tokens per step. over: its ratio to autoregressive steps.
+    ms: milliseconds of a step. tokens_per_s: tokens per second, at the measured tokens per step. over: the ratio of
+    tokens_per_s to that of autoregressive steps.
     """
 
     ms: float
@@ -61,13 +62,16 @@ class Speed:
 
 
 def speed(step_s: float, tokens_per_step: float, autoregressive_s: float) -> Speed:
-    """step_s, autoregressive_s: the seconds of a step of the method, and of a step that yields a single token."""
+    """Returns the speed of a method.
+
+    step_s: seconds of a step. autoregressive_s: seconds of an autoregressive step, which yields one token.
+    """
     tokens_per_s = tokens_per_step / step_s
     return Speed(1000 * step_s, tokens_per_s, tokens_per_s * autoregressive_s)
 
 
 def expected_tokens_per_s(size: Size) -> float | None:
-    """Tokens per second with a window of this size, as the decoder saw it; None if it has not tried the size."""
+    """Tokens per second that the decoder expected of this window size; None if it has not tried the size."""
     return size.tokens / size.seconds if size.seconds else None
 
 

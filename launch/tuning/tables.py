@@ -1,4 +1,4 @@
-"""Tables for the terminal: the step-time curve, what was chosen by it, and the speed that came of it."""
+"""Tables for the terminal: the step-time curve, the sizes chosen by it, and the resulting speed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lp.step_cost import StepTimes
 
 
 def curve(times: StepTimes) -> Table:
-    """The time of a step by the rows of its tree."""
+    """Shows the time of a step by the rows of its tree."""
     table = _table("time of a step", "rows", "ms", "rows per ms", "over one row")
     for rows, seconds in zip(times.rows, times.seconds, strict=True):
         table.add_row(
@@ -25,12 +25,12 @@ def curve(times: StepTimes) -> Table:
 
 def rows_chosen(steps: Steps) -> str:
     few, median, many = (steps.rows_at(share) for share in (0.1, 0.5, 0.9))
-    mean = f"{steps.rows_per_step:.0f} a step in the mean"
+    mean = f"{steps.rows_per_step:.0f} per step on average"
     return f"rows chosen: {mean} (median {median}, from {few} to {many} in 80% of steps)"
 
 
 def windows(sizes: Sequence[Size], levels: int) -> Table:
-    """The window sizes among which the decoder chose."""
+    """Shows the window sizes among which the decoder chose."""
     table = _table(f"window of {levels} levels", "columns", "rows", "expected tokens/s", "")
     best = chosen(sizes)
     for size in sizes:
@@ -45,7 +45,10 @@ def windows(sizes: Sequence[Size], levels: int) -> Table:
 
 
 def outlook(times: StepTimes, steps: Mapping[str, Steps]) -> Table:
-    """The expected and the measured speed of each method. steps: by method; those of Autoregressive are among them."""
+    """Shows the expected and the measured speed of each method.
+
+    steps: the steps by the name of the method; Autoregressive must be among them.
+    """
     plain = steps[Autoregressive.method]
     columns: list[list[str]] = []
     for taken in steps.values():

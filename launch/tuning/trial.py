@@ -1,4 +1,4 @@
-"""A trial run: each prompt is continued twice, as decode=auto does it and by autoregressive steps.
+"""A trial run: each prompt is continued twice, with decode=auto and with autoregressive steps.
 
 The two follow each other, so that a machine that is busy for a while slows both.
 """
@@ -18,15 +18,15 @@ from lp.request import Progress, Request
 from lp.request_builder import RequestBuilder
 from lp.text.stopping import Stopping
 
-# The ids of requests whose steps do not count begin with this.
+# The ids of requests whose steps are not counted begin with this.
 WARM_UP = "warm-up"
 
 
 def make_requests(request_builder: RequestBuilder, problems: Sequence[Problem], stopping: Stopping) -> list[Request]:
-    """Two requests for each prompt, with the same seed; before them two for the first prompt, to warm up.
+    """Makes two requests for each prompt, with the same seed, and before them two for the first prompt, to warm up.
 
-    stopping: has max_new_tokens; prompts are cut to leave room for them. Raises ValueError naming the prompt that
-    cannot be used.
+    stopping: its max_new_tokens must be set; prompts are cut to leave room for them. Raises ValueError that names a
+    prompt that cannot be used.
     """
     assert stopping.max_new_tokens is not None
     context = request_builder.checkpoint.max_length
@@ -43,9 +43,10 @@ def make_requests(request_builder: RequestBuilder, problems: Sequence[Problem], 
 
 
 class Trial:
-    """Counts the steps of the requests that its queue hands out. An answer that is not a number ends the queue.
+    """Counts the steps of the requests that its queue hands out.
 
-    steps: by decoding method. failed: whether there was such an answer.
+    steps: the steps by the name of the method. failed: whether the model has answered with a value that is not a
+    number, which ends the queue.
     """
 
     def __init__(self, requests: list[Request], report: Callable[[], Any]):

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.network_delay import DelayMeasurement, crossover, describe, read_measurements, single_rank_speed
 from launch.sweep.points import make_points
-from launch.sweep.records import RankFigures, Run, Text
+from launch.sweep.records import RankFigures, Run, TextRecord
 from launch.sweep.settings import BenchSettings
 from lp import Lookahead
 from lp.model.checkpoint import ModelSettings
@@ -57,7 +57,7 @@ def test_a_sweep_is_read_by_mode_and_delay() -> None:
     runs = []
     for number, point in enumerate(points):
         for seconds in (1.0, 2.0, 4.0):
-            text = Text("a", 5, tokens=20, steps=10, ttft_s=0.1, decode_s=seconds, digest="d")
+            text = TextRecord("a", 5, tokens=20, steps=10, ttft_s=0.1, decode_s=seconds, digest="d")
             ranks = [RankFigures(rank, "cpu", 1, 1, 1, 10 * number, 0, 0.01 * (rank + 1)) for rank in range(2)]
             runs.append(Run(point.key, int(seconds), "done", None, [text], ranks, {"2": 10}, 50, seconds))
     measured = read_measurements(points, runs)

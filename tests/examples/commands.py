@@ -1,6 +1,6 @@
-"""The commands of the examples and documents that start our programs, read out of files of every kind found there.
+"""Finds the commands in the examples and documents that start this project's programs.
 
-Knows how each kind of file writes a command, and nothing of what our programs take.
+Knows how each kind of file writes a command, and nothing of the settings that the programs take.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _END_OF_ARGUMENTS = {"&&", "||", "|", ";", "&", "$@"}
 
 @dataclass(frozen=True)
 class Command:
-    """program: launch/PROGRAM.py. arguments: its key=value words, each variable of the shell replaced by 4."""
+    """A command that starts launch/PROGRAM.py.
+
+    arguments: its key=value words, in which 4 stands for each variable of the shell.
+    """
 
     file: str
     program: str
@@ -37,14 +40,14 @@ class Command:
 
 
 def find_commands() -> list[Command]:
-    """All commands of examples/deploy, those in comments and in its README included, and those of DOCUMENTS."""
+    """Returns all commands of DOCUMENTS and of examples/deploy, those in its comments and its README included."""
     examples = [(file, str(file.relative_to(DEPLOY))) for file in sorted(DEPLOY.rglob("*")) if file.is_file()]
     documents = [(file, f"{file.name} of the project") for file in DOCUMENTS]
     return [command for file, name in examples + documents for command in _commands_of(file, name)]
 
 
 def documents(file: Path) -> list[Any]:
-    """What a YAML file holds."""
+    """Returns the documents of a YAML file."""
     return list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
 
 
@@ -77,7 +80,7 @@ def _commands_in(text: str, name: str) -> Iterator[Command]:
 
 
 def _arguments(rest: str) -> Iterator[str]:
-    """The words after the program, up to a comment or the next command."""
+    """Yields the words after the program, up to a comment or the next command."""
     for word in shlex.split(rest.split("`")[0], comments=True):
         if word in _END_OF_ARGUMENTS:
             return

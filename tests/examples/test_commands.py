@@ -1,4 +1,4 @@
-"""Every command of the examples and documents is one that our programs take: its settings compose, and are in range."""
+"""The programs accept every command of the examples and documents: its settings compose and are in range."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMMANDS = find_commands()
 
 
 def load(command: Command, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The settings of a command as its program reads them, up to the place where it would begin its work."""
+    """Returns the settings that the program reads from a command. The program does nothing else."""
     loaded: list[Any] = []
 
     def main(name: str, schema: type, run: Any, usage: str, arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def load(command: Command, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def check(settings: Any) -> None:
-    """Asks the groups of settings that have ranges."""
+    """Raises ValueError if a setting of a group is out of range."""
     for group in ("server", "supervisor", "ray"):
         if hasattr(settings, group):
             getattr(settings, group).check()
@@ -70,7 +70,7 @@ def test_each_example_that_starts_a_program_is_read():
     }
 
 
-def test_ranks_are_asked_for_in_each_mode_of_starting_them():
+def test_examples_start_ranks_in_each_way():
     started = {command.file: command for command in COMMANDS}
     assert "launcher=local" in started["systemd/lookahead-parallel.service"].arguments
     assert "launcher=local" in started["docker/Dockerfile"].arguments

@@ -1,4 +1,4 @@
-"""What the tools of other projects say of the examples, where they are installed."""
+"""The tools of other projects find no fault in the examples. Tools that are not installed are skipped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNIT = DEPLOY / "systemd" / "lookahead-parallel.service"
 
 
 def run(*command: str | Path) -> str:
-    """What a tool says. Fails with it if the tool finds fault."""
+    """Returns the output of a tool. Fails with that output if the tool finds a fault."""
     name = str(command[0])
     if not shutil.which(name):
         pytest.skip(f"{name} is not installed")
@@ -42,7 +42,7 @@ def test_hadolint_of_the_dockerfile():
 
 @pytest.fixture
 def unit(tmp_path: Path) -> Path:
-    """The unit with a Python and a folder that this machine has; systemd checks that they are there."""
+    """The unit with a Python and a folder of this machine, because systemd checks that they exist."""
     text = UNIT.read_text(encoding="utf-8").replace("/opt/lookahead-parallel/.venv/bin/python", sys.executable)
     path = tmp_path / UNIT.name
     path.write_text(text.replace("/opt/lookahead-parallel", str(DEPLOY.parents[1])))

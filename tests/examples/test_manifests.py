@@ -20,7 +20,7 @@ RAY_CLUSTER = DEPLOY / "ray" / "cluster.yaml"
 DOCKERFILE = DEPLOY / "docker" / "Dockerfile"
 COMPOSE = DEPLOY / "docker" / "compose.yaml"
 
-# Of KubeRay's API ray.io/v1, as far as an example may want them; all others would be dropped or refused by the cluster.
+# The fields of KubeRay's API ray.io/v1 that an example may need. A cluster drops or refuses all unknown fields.
 KUBERAY_FIELDS = {
     "RayJob": {
         "activeDeadlineSeconds", "backoffLimit", "clusterSelector", "entrypoint", "entrypointNumCpus",
@@ -46,7 +46,7 @@ KUBERAY_FIELDS = {
 
 
 def kuberay(file: Path) -> dict[str, Any]:
-    """The manifest of the file that is KubeRay's."""
+    """Returns the one manifest in the file that belongs to KubeRay."""
     (found,) = [document for document in documents(file) if document["apiVersion"] == "ray.io/v1"]
     return found
 

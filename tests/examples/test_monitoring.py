@@ -1,4 +1,4 @@
-"""The dashboard asks for metrics and labels that the server has, and Prometheus understands its questions."""
+"""The dashboard queries metrics and labels that the server has, and Prometheus understands the queries."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.examples.commands import DEPLOY, documents
 
 MONITORING = DEPLOY / "monitoring"
 PROMETHEUS = MONITORING / "prometheus.yml"
+# Labels that Prometheus itself adds, or that every histogram has.
 SCRAPED_LABELS = {"instance", "job", "le"}
-"""Given by Prometheus itself, or part of every histogram."""
 
 
 def dashboard() -> dict[str, Any]:
@@ -30,7 +30,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def expressions() -> list[str]:
-    """The questions of all panels."""
+    """Returns the queries of all panels."""
     return [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", [])]
 
 
@@ -39,7 +39,7 @@ def queried_names(text: str) -> set[str]:
 
 
 def queried_labels(expression: str) -> set[str]:
-    """Labels matched in braces, and those that a sum is taken by."""
+    """Returns the labels that are matched in braces, and those by which sums are grouped."""
     matched = re.findall(r"(\w+)(?:=~|!~|!=|=)\"", expression)
     grouped = [label for group in re.findall(r"\bby \(([^)]*)\)", expression) for label in group.split(",")]
     return {label.strip() for label in [*matched, *grouped]}
@@ -59,13 +59,13 @@ def exported() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("expression", expressions())
-def test_a_panel_asks_for_what_the_server_exports(expression: str, exported: dict[str, set[str]]):
+def test_a_panel_queries_what_the_server_exports(expression: str, exported: dict[str, set[str]]):
     names = queried_names(expression)
     assert names and names <= exported.keys()
     assert queried_labels(expression) <= SCRAPED_LABELS.union(*(exported[name] for name in names))
 
 
-def test_states_of_ranks_are_those_that_the_server_tells():
+def test_states_of_ranks_are_those_that_the_server_exports():
     asked = {state for expression in expressions() for state in re.findall(r'state!?="(\w+)"', expression)}
     assert asked and asked <= set(State)
 
@@ -88,7 +88,7 @@ def test_the_panels_cover_what_an_operator_needs():
     }
 
 
-def test_the_variables_ask_for_what_the_server_exports(exported: dict[str, set[str]]):
+def test_the_variables_query_what_the_server_exports(exported: dict[str, set[str]]):
     queries = [
         variable["query"]["query"] for variable in dashboard()["templating"]["list"] if variable["type"] == "query"
     ]

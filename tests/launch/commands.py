@@ -1,4 +1,4 @@
-"""Runs the programs as a user does: processes of their own, under torchrun or not, in a folder of their own."""
+"""Runs the programs as a user does: in processes and a folder of their own, with or without torchrun."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def command(program: str, arguments: list[str], num_ranks: int = 1) -> list[str]:
-    """The command line of launch/PROGRAM.py; several ranks are started by torchrun on a free port."""
+    """Returns the command line of launch/PROGRAM.py. torchrun starts several ranks, on a free port."""
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks), "--master-port", str(free_port())]
     return [
         sys.executable,
@@ -32,7 +32,7 @@ def environment(**more: str) -> dict[str, str]:
 def run(
     program: str, arguments: list[str], folder: Path, num_ranks: int = 1, timeout_s: float = 120.0
 ) -> subprocess.CompletedProcess[str]:
-    """Runs to the end in `folder`."""
+    """Runs a program in `folder` to its end."""
     return subprocess.run(
         command(program, arguments, num_ranks),
         cwd=folder,
@@ -53,7 +53,10 @@ def start(
     pipe_bytes: int = -1,
     **variables: str,
 ) -> subprocess.Popen[str]:
-    """Starts it in `folder` and does not wait. pipe_bytes: what stdout's pipe holds. variables: of its environment."""
+    """Starts a program in `folder` without waiting for its end.
+
+    pipe_bytes: size of the pipe of stdout. variables: more variables of its environment.
+    """
     return subprocess.Popen(
         command(program, arguments, num_ranks),
         cwd=folder,
@@ -68,7 +71,7 @@ def start(
 def start_ranks(
     program: str, arguments: list[str], folder: Path, stdout: int | IO[bytes]
 ) -> list[subprocess.Popen[str]]:
-    """Two ranks without torchrun, which would end the survivor itself. stdout: of rank 0."""
+    """Starts two ranks without torchrun, which would end the survivor itself. stdout: that of rank 0."""
     port = str(free_port())
     ranks = []
     for rank in range(2):
@@ -80,6 +83,6 @@ def start_ranks(
 
 
 def write_prompts(folder: Path, count: int, prompt: str = "def f(x):") -> str:
-    """The argument that names a file of `count` equal prompts."""
+    """Writes a file of `count` equal prompts and returns the argument that names it."""
     (folder / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": prompt}) for _ in range(count)))
     return "prompts=prompts.jsonl"

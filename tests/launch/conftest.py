@@ -1,4 +1,4 @@
-"""The checkpoint that the programs are tried on."""
+"""The checkpoint on which the programs are tested."""
 
 from __future__ import annotations
 

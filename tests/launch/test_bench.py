@@ -1,4 +1,4 @@
-"""launch/bench.py as a user runs it: real ranks, points that fail, sweeps that are stopped and go on."""
+"""launch/bench.py as a user runs it: real ranks, points that fail, sweeps that are stopped and resumed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = ["decode=lookahead", "workload.limit=2", "workload.max_new_tokens=8", "r
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Long enough a context for the shipped workload, whose texts the tiny tokenizer cuts into bytes."""
+    """Its context is long enough for the shipped workload, whose texts the tiny tokenizer cuts into bytes."""
     return f"model.path={save_checkpoint(tmp_path_factory.mktemp('model'), max_position_embeddings=4096)}"
 
 
@@ -36,7 +36,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_sweep_of_modes_that_goes_on_with_a_point_that_cannot_be(model: str, tmp_path: Path) -> None:
+def test_a_sweep_of_modes_is_resumed_with_a_point_that_cannot_run(model: str, tmp_path: Path) -> None:
     first = bench(tmp_path, "-m", model, *SMALL, "parallel=lp,tp,pp", "parallel.ranks=2", "output=out")
     assert first.returncode == 0, first.stderr
     by_name = {summary["name"]: summary for summary in lines(tmp_path / "out/summary.jsonl")}
@@ -49,7 +49,7 @@ def test_a_sweep_of_modes_that_goes_on_with_a_point_that_cannot_be(model: str, t
     assert lp["weight_bytes"] == whole and tp["weight_bytes"] < 0.55 * whole and pp["weight_bytes"] < 0.75 * whole
     assert "point" in first.stdout
     assert (tmp_path / "out/report.html").read_text().count("<svg") == 11
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]  # nothing of Hydra's is left
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]  # Hydra leaves no files
     done = lines(tmp_path / "out/runs.jsonl")
     assert all(len(run["cores"]) == len(run["ranks"]) and run["texts"][0]["tokens"] == 8 for run in done)
 
@@ -84,7 +84,7 @@ def main(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
         (["workload=humaneval"], "workload=humaneval needs workload.path=FILE"),
         (["workload.path=absent.jsonl"], "workload.path=absent.jsonl cannot be read"),
         (["rounds=0"], "rounds=0 must be at least 1"),
-        (["-m", "rounds=1,2"], "rounds is the whole sweep's and takes one value"),
+        (["-m", "rounds=1,2"], "rounds applies to the whole sweep and takes one value"),
         (["-m", "parallel=single,lp"], "parallel=lp on how many ranks? Give parallel.ranks=N"),
         (["output=/proc/nowhere"], "output=/proc/nowhere cannot be written"),
         (["-m", "parallel=single,sideways"], "parallel/sideways'; it is one of auto, lp,"),
@@ -94,7 +94,7 @@ def main(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
         (["model=checkpoint", "-m"], "model.path must be given"),
     ],
 )
-def test_what_no_sweep_can_be_made_of_ends_it_at_once(arguments: list[str], message: str, main: Main) -> None:
+def test_an_unusable_command_line_gives_one_message(arguments: list[str], message: str, main: Main) -> None:
     code, out, err = main(*arguments)
     assert code == 2 and out == ""
     assert err.startswith("error: ") and message in err and len(err.splitlines()) == 1
@@ -109,17 +109,17 @@ def wait_for(path: Path, text: str, child: subprocess.Popen[str]) -> str:
     return path.read_text()
 
 
-def test_interrupt_keeps_what_is_done_and_says_how_to_go_on(model: str, tmp_path: Path) -> None:
+def test_interrupt_keeps_measurements_and_says_how_to_resume(model: str, tmp_path: Path) -> None:
     child = commands.start("bench", [model, *SMALL, "rounds=50", "output=out"], tmp_path)
     wait_for(tmp_path / "out/runs.jsonl", "done", child)
     child.send_signal(signal.SIGINT)
     stdout, stderr = child.communicate(timeout=60)
     assert child.returncode == 130, stderr
-    assert "with output=out to go on" in stderr and "Traceback" not in stderr
+    assert "To resume, give the same command with output=out" in stderr and "Traceback" not in stderr
     assert "transformers" in stdout and (tmp_path / "out/report.html").exists()
 
 
-def test_a_rank_that_dies_fails_its_point_alone(model: str, tmp_path: Path) -> None:
+def test_a_rank_that_dies_fails_only_its_point(model: str, tmp_path: Path) -> None:
     slow = [model, "workload.limit=1", "workload.max_new_tokens=3000", "rounds=1", "output=out", "baselines=[]"]
     child = commands.start("bench", [*slow, "parallel=lp", "parallel.ranks=2", "decode=autoregressive"], tmp_path)
     wait_for(tmp_path / "out/runs.jsonl", "done", child)
@@ -137,7 +137,7 @@ def test_a_rank_that_dies_fails_its_point_alone(model: str, tmp_path: Path) -> N
 
 
 def _rank_process(parent: int, rank: str) -> int | None:
-    """The process of a rank that the sweep has started, of the point with several."""
+    """Returns the process id of a rank of the point with several ranks, or None if it has not started."""
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             variables = dict(entry.split("=", 1) for entry in path.read_text().split("\0") if "=" in entry)

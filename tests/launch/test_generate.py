@@ -1,9 +1,8 @@
-"""launch/generate.py through its command line: what it prints, where, and what it says of bad input."""
+"""launch/generate.py through its command line: what it prints, where, and how it reports bad input."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -15,11 +14,8 @@ import torch
 
 from launch import generate
 from launch.generate import GenerateSettings
-from launch.program import configuration, process, runtime
-from lp import Engine
-from parallel.comm.base import LocalExchange
-from parallel.group.commands import Shutdown, encode
-from parallel.mesh import Mesh
+from launch.program import configuration, process
+from lp import Engine, engine
 
 KEYS = [
     "id", "prompt_tokens", "token_ids", "text", "finish_reason", "steps", "tokens_per_step",
@@ -127,14 +123,6 @@ def test_help_names_groups_and_settings(main: Main) -> None:
     assert "server" not in out
 
 
-@pytest.mark.parametrize("text", ["${HOME}", "???", "a ${", "${checkout:demo}", "null", "'a', [b=c", "\\${x}"])
-def test_free_texts_are_literal(text: str) -> None:
-    configuration.register("generate", GenerateSettings)
-    given = [f"prompt={text}", f"prompt_file={text}", f"prompts={text}", "model=checkpoint", f"model.path={text}"]
-    settings = configuration.load("generate", GenerateSettings, given)
-    assert (settings.prompt, settings.prompt_file, settings.prompts, settings.model.path) == (text,) * 4
-
-
 @pytest.mark.parametrize("text", ["${HOME}", "a ${"])
 def test_a_literal_prompt_is_continued(text: str, main: Main, folder: str) -> None:
     code, out, err = main(f"model.path={folder}", f"prompt={text}", "max_new_tokens=2")
@@ -234,45 +222,8 @@ def test_how_loading_ends_early(name: str, main: Main, monkeypatch: pytest.Monke
     def load(*settings: object) -> None:
         raise error
 
-    monkeypatch.setattr(runtime.checkpoint, "load", load)
+    monkeypatch.setattr(engine, "load", load)
     assert main("prompt=x") == (code, "", message)
-
-
-@pytest.mark.parametrize(
-    ("threads", "num_local_ranks", "variable", "expected"),
-    [(None, 1, "3", 7), (None, 1, "", 8), (None, 2, "3", 4), (None, 16, "3", 1), (5, 1, "3", 5), (5, 2, "", 5)],
-)
-def test_threads(
-    threads: int | None, num_local_ranks: int, variable: str, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On 8 cores; torch has 7 threads before. torchrun sets OMP_NUM_THREADS for several ranks by itself."""
-    monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
-    found = [7]
-    monkeypatch.setattr(torch, "set_num_threads", found.append)
-    mesh = Mesh(axes={"lp": num_local_ranks}, num_ranks=num_local_ranks, num_local_ranks=num_local_ranks)
-    process.set_threads(mesh, threads)
-    assert found[-1] == expected
-
-
-@pytest.mark.parametrize("has_begun", [False, True])
-def test_only_a_failure_before_the_first_step_shuts_the_others_down(
-    has_begun: bool, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Recorded(LocalExchange):
-        def broadcast(self, data: bytes | None) -> bytes:
-            sent.append(data or b"")
-            return super().broadcast(data)
-
-    sent: list[bytes] = []
-    monkeypatch.setattr(runtime, "connect", lambda *settings: Recorded())
-    configuration.register("generate", GenerateSettings)
-    settings = configuration.load("generate", GenerateSettings, [f"model.path={folder}", "step_times=off"])
-    with pytest.raises(OSError, match="lost"), runtime.running(settings) as running:
-        if has_begun:
-            running.channel.share(b"a command")
-        raise OSError("lost")
-    assert sent == [b"a command" if has_begun else encode([Shutdown()])]
 
 
 BAD_PROMPTS = {

@@ -1,4 +1,4 @@
-"""launch/generate.py as processes: several ranks, signals, readers that leave or pause, ranks that die."""
+"""launch/generate.py in processes of its own: several ranks, signals, readers that leave or pause, ranks that die."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.launch import commands
 
 
 def test_torchrun_with_two_ranks_gives_the_same_tokens(folder: str, tmp_path: Path) -> None:
-    """The command of docs/usage.md, on a tiny checkpoint."""
+    """Runs the command of docs/usage.md on a tiny checkpoint."""
     shared = [f"model.path={folder}", "prompt=def fibonacci(n):", "max_new_tokens=40", "format=json"]
     window = ["decode=lookahead", "decode.window=7", "decode.ngram=5", "decode.guesses=7"]
     alone = commands.run("generate", [*shared, "decode=autoregressive"], tmp_path)
@@ -54,7 +54,7 @@ def test_single_mode_with_two_ranks_is_refused_once(folder: str, tmp_path: Path)
     assert result.stderr.count("error: parallel.mode=single") == 1
 
 
-def test_interrupt_keeps_what_there_is(folder: str, tmp_path: Path) -> None:
+def test_interrupt_keeps_the_texts_so_far(folder: str, tmp_path: Path) -> None:
     prompts = commands.write_prompts(tmp_path, 2000)
     arguments = [
         f"model.path={folder}",
@@ -77,7 +77,7 @@ def test_interrupt_keeps_what_there_is(folder: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shown", [["format=json"], ["format=text"], ["format=text", "color=always"]])
 def test_a_reader_that_leaves_ends_the_program_quietly(shown: list[str], folder: str, tmp_path: Path) -> None:
-    """As `| head -1` does."""
+    """The reader closes its end of the pipe after one line, as `head -1` does."""
     prompts = commands.write_prompts(tmp_path, 2000)
     arguments = [f"model.path={folder}", prompts, "max_new_tokens=50", "ignore_eos=true", *shown]
     child = commands.start("generate", arguments, tmp_path)
@@ -90,7 +90,7 @@ def test_a_reader_that_leaves_ends_the_program_quietly(shown: list[str], folder:
 
 
 def test_a_reader_that_pauses_gets_everything(folder: str, tmp_path: Path) -> None:
-    """It pauses for longer than the ranks wait for each other, with much more to come than a pipe holds."""
+    """The pause is longer than the ranks wait for each other, and the output is much larger than the pipe."""
     prompt = "def f(x):" * 20
     prompts = commands.write_prompts(tmp_path, 40, prompt)
     arguments = [f"model.path={folder}", prompts, "max_new_tokens=8", "ignore_eos=true"]
@@ -104,7 +104,7 @@ def test_a_reader_that_pauses_gets_everything(folder: str, tmp_path: Path) -> No
     assert err.count("8 tokens in") == 40
 
 
-def test_a_full_disk_gives_one_message_and_sends_the_other_rank_home(folder: str, tmp_path: Path) -> None:
+def test_a_full_disk_gives_one_message_and_ends_the_other_rank(folder: str, tmp_path: Path) -> None:
     prompts = commands.write_prompts(tmp_path, 2000)
     arguments = [f"model.path={folder}", prompts, "max_new_tokens=50", "format=json"]
     leader, follower = commands.start_ranks("generate", arguments, tmp_path, stdout=open("/dev/full", "wb"))  # noqa: SIM115
@@ -133,8 +133,8 @@ def test_a_killed_rank_is_named_by_the_others(folder: str, tmp_path: Path) -> No
     ranks[1].wait()
 
 
-def test_python_face(folder: str) -> None:
-    """The example of docs/usage.md."""
+def test_python_interface(folder: str) -> None:
+    """Runs the example of docs/usage.md."""
     code = (
         "from lp import Engine, Lookahead\n"
         f"engine = Engine.from_pretrained({folder!r}, dtype='float32')\n"

@@ -91,7 +91,7 @@ def engine(folder: Path) -> Engine:
     return Engine.from_pretrained(str(folder), device="cpu")
 
 
-def test_completion_is_that_of_one_rank(two_ranks: Served, engine: Engine) -> None:
+def test_two_ranks_give_the_completion_of_one(two_ranks: Served, engine: Engine) -> None:
     reply = two_ranks.client.completions.create(model=folder_name(two_ranks), prompt="def f(x):", max_tokens=40)
     expected = engine.generate("def f(x):", max_new_tokens=40, decode=Autoregressive())
     assert reply.choices[0].text == expected.text
@@ -182,7 +182,7 @@ def test_one_rank_without_torchrun(folder: Path, tmp_path: Path, engine: Engine)
 
 
 def test_sigterm_to_torchrun_lets_running_requests_finish(folder: Path, tmp_path: Path) -> None:
-    """torchrun's own exit code is then not 0."""
+    """torchrun itself ends with another exit code than 0."""
     served = start(folder, tmp_path)
     body = {"prompt": "def f(", "max_tokens": 300, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as response:
@@ -202,7 +202,7 @@ def test_a_killed_rank_ends_the_server(folder: Path, tmp_path: Path) -> None:
     assert "rank" in served.log.read_text()
 
 
-def test_a_port_in_use_is_said_once(two_ranks: Served, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_once(two_ranks: Served, tmp_path: Path) -> None:
     port = two_ranks.url.rsplit(":", 1)[1]
     result = commands.run("serve", [f"model.path={two_ranks.folder}", f"server.port={port}"], tmp_path, num_ranks=2)
     assert result.returncode != 0

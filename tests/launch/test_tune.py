@@ -1,4 +1,4 @@
-"""launch/tune.py through its command line: what it prints, what it keeps, and what it says of bad input."""
+"""launch/tune.py through its command line: what it prints, what it keeps, and how it reports bad input."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def test_curve_choice_and_speed_are_shown(main: Main, arguments: list[str], tmp_
     assert "measuring the time of a step" in err
 
 
-def test_it_measures_anew_unless_told_otherwise(
+def test_it_measures_again_unless_told_otherwise(
     main: Main, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "LARGEST_CHANGE", float("inf"))  # what is kept holds
+    monkeypatch.setattr(measure, "LARGEST_CHANGE", float("inf"))  # the curve that is kept stays valid
     assert main(*arguments)[0] == 0
     (kept,) = (tmp_path / "cache" / "step-times").iterdir()
     made_up = {"rows": [1, 2], "seconds": [4.0, 5.0], "num_parts": 1}
@@ -95,7 +95,7 @@ def test_it_measures_anew_unless_told_otherwise(
         (["prompt=hello"], "prompt"),
     ],
 )
-def test_bad_input_is_one_message(extra: list[str], said: str, main: Main, arguments: list[str]) -> None:
+def test_bad_input_gives_one_message(extra: list[str], said: str, main: Main, arguments: list[str]) -> None:
     code, out, err = main(*arguments, *extra)
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     assert (code, out, len(errors)) == (2, "", 1), err
@@ -103,7 +103,7 @@ def test_bad_input_is_one_message(extra: list[str], said: str, main: Main, argum
     assert "Traceback" not in err
 
 
-def test_texts_that_end_at_once_are_said(main: Main, arguments: list[str], tmp_path: Path) -> None:
+def test_texts_that_end_at_once_are_reported(main: Main, arguments: list[str], tmp_path: Path) -> None:
     always_over = save_checkpoint(tmp_path / "over", eos_token_id=list(range(VOCAB_SIZE)))
     code, out, err = main(*arguments, "ignore_eos=false", f"model.path={always_over}")
     assert (code, out) == (2, ""), err

@@ -1,1 +1,1 @@
-"""The server's routes by subject."""
+"""The server's routes, one module for each subject."""

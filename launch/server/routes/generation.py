@@ -1,4 +1,4 @@
-"""POST /v1/completions and /v1/chat/completions."""
+"""The routes POST /v1/completions and POST /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def _collect(subscription: Subscription) -> Completion:
 
 
 async def _events(subscription: Subscription, reply: Reply, retry_after_s: int) -> AsyncIterator[str]:
-    """The data of each event. An error that comes when the reply has begun is an event as well."""
+    """Yields the data of each event. An error after the reply has begun is an event as well."""
     try:
         for chunk in reply.opening():
             yield _json(chunk)

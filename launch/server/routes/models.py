@@ -1,4 +1,4 @@
-"""GET /v1/models: the one model that is served."""
+"""The routes under GET /v1/models, which describe the one model of the server."""
 
 from __future__ import annotations
 

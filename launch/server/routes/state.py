@@ -1,4 +1,4 @@
-"""GET /health, /ready, /status, /version and /metrics: for operators, without an API key."""
+"""The routes GET /health, /ready, /status, /version and /metrics, for operators. They need no API key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ router = APIRouter()
 
 @router.get("/health")
 async def health(server: Annotated[Context, Depends(context)]) -> dict[str, Any]:
-    """Whether the engine lives."""
+    """Answers 200 unless the engine has failed."""
     if server.service.has_failed:
         raise EngineFailed
     return {"status": "ok"}
@@ -26,7 +26,7 @@ async def health(server: Annotated[Context, Depends(context)]) -> dict[str, Any]
 
 @router.get("/ready")
 async def ready(server: Annotated[Context, Depends(context)]) -> dict[str, Any]:
-    """Whether new requests are taken."""
+    """Answers 200 if the server takes and answers requests now."""
     if server.service.has_failed:
         raise EngineFailed
     if server.service.is_draining:
@@ -38,7 +38,7 @@ async def ready(server: Annotated[Context, Depends(context)]) -> dict[str, Any]:
 
 @router.get("/status")
 async def status(server: Annotated[Context, Depends(context)]) -> dict[str, Any]:
-    """The ranks, one by one."""
+    """Returns the epoch and the state of each rank; see `Backend.status`."""
     return server.backend.status()
 
 

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, after vLLM's."""
+"""The routes POST /tokenize and POST /detokenize, as in vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep shows of its measurements: figures of each point, as tables, as plots and as one HTML file.
+"""The report of a sweep: the figures of each point in tables, in plots and in one HTML file.
 
-Knows nothing of how points are measured.
+This package knows nothing of how points are measured.
 """

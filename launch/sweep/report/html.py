@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing else."""
+"""Writes the report: one HTML file that needs no other file."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TEMPLATE = "report.html.j2"
 def write_report(
     path: Path, points: Sequence[Point], runs: Sequence[Run], summaries: Sequence[Summary], title: str
 ) -> None:
-    """Replaces the file as a whole. Raises OSError if it cannot be written, ImportError without matplotlib."""
-    from launch.sweep.report.plots import all_plots  # late, as matplotlib takes a second
+    """Writes the file in one step. Raises OSError if that fails, ImportError without matplotlib."""
+    from launch.sweep.report.plots import all_plots  # late, because matplotlib takes a second
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -43,14 +43,17 @@ def write_report(
 
 
 def describe(points: Sequence[Point], runs: Sequence[Run]) -> dict[str, Any]:
-    """What was measured, on what. Of files, the names alone: where they lay is nobody's business."""
+    """Returns what was measured, and on what hardware, for the head of the report.
+
+    Files appear by name alone, because a report may be published and their folders are private.
+    """
     hardware = next((run.hardware for run in runs if run.hardware), {})
     facts = {key: value for key, value in hardware.items() if value is not None}
     settings = [point.settings for point in points]
     facts["model"] = _distinct(f"{PurePath(s['model']['path']).name} in {s['model']['dtype']}" for s in settings)
     facts["workload"] = _distinct(_workload(s["workload"]) for s in settings)
     facts["rounds"] = len({run.round for run in runs})
-    facts["cores a rank"] = _distinct(str(s["cores_per_rank"]) for s in settings)
+    facts["cores per rank"] = _distinct(str(s["cores_per_rank"]) for s in settings)
     return facts
 
 
@@ -64,9 +67,9 @@ def _distinct(values: Any) -> str:
 
 
 def _caption(facts: dict[str, Any]) -> str:
-    """What every plot has in common."""
+    """Returns the text above the plots."""
     where = facts.get("gpu") or facts.get("cpu", "unknown hardware")
     return (
-        f"Measured on {where}, {facts['cores a rank']} core(s) a rank, {facts['rounds']} round(s); bars are medians, "
-        "whiskers the least and the most. Baselines are grey."
+        f"Measured on {where}, {facts['cores per rank']} core(s) per rank, {facts['rounds']} round(s). Bars show "
+        "medians, whiskers the least and the most. Baselines are grey."
     )

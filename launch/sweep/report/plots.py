@@ -1,4 +1,4 @@
-"""The report's plots, as SVG text. One bar for each point; no text depends on colour alone."""
+"""Draws the report's plots as SVG text, with one bar for each point. Colour alone carries no information."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ try:
 except ImportError as error:
     raise ImportError("the report's plots need matplotlib: pip install 'lookahead-parallel[bench]'") from error
 
+# The colours of the modes, from a palette that colour-blind readers can tell apart (Okabe and Ito).
 COLORS = {"single": "#0072B2", "lp": "#D55E00", "tp": "#009E73", "pp": "#CC79A7", "lp x tp": "#E69F00"}
-"""By mode, from a palette that colour-blind readers can tell apart (Okabe and Ito)."""
 BASELINE_COLOR = "#888888"
 MEGABYTE = 1e6
 
 Value = Callable[[Summary], float | Spread | None]
 
+# Title, unit and value of each bar plot.
 BARS: list[tuple[str, str, Value]] = [
     ("Speed", "tokens per second", lambda s: s.tokens_per_s),
     ("Speed-up over autoregressive decoding on one rank", "ratio within a round", lambda s: s.over_autoregressive),
@@ -32,11 +33,10 @@ BARS: list[tuple[str, str, Value]] = [
     ("Weights a rank", "MB", lambda s: s.weight_bytes / MEGABYTE if s.weight_bytes is not None else None),
     ("Peak memory a rank", "MB", lambda s: s.peak_bytes / MEGABYTE if s.peak_bytes is not None else None),
 ]
-"""Title, unit and value of each bar plot."""
 
 
 def all_plots(summaries: Sequence[Summary]) -> list[tuple[str, str]]:
-    """(title, SVG) of each plot that has something to show."""
+    """Returns the title and the SVG of each plot that has something to show."""
     measured = [summary for summary in summaries if summary.rounds]
     plots = [(f"{title} ({unit})", bars(measured, unit, value)) for title, unit, value in BARS if measured]
     with_lengths = [summary for summary in measured if summary.accepted_lengths]
@@ -46,7 +46,7 @@ def all_plots(summaries: Sequence[Summary]) -> list[tuple[str, str]]:
 
 
 def bars(summaries: Sequence[Summary], unit: str, value: Value) -> str:
-    """Horizontal bars from the top, with their spread over the rounds where there is one."""
+    """Draws horizontal bars from the top, with their spread over the rounds where there is one."""
     figure = Figure(figsize=(7.5, 0.9 + 0.3 * len(summaries)), layout="constrained")
     axes = figure.add_subplot()
     values = [value(summary) for summary in summaries]
@@ -71,7 +71,7 @@ def bars(summaries: Sequence[Summary], unit: str, value: Value) -> str:
 
 
 def accepted_lengths(summaries: Sequence[Summary]) -> str:
-    """A histogram for each point, side by side."""
+    """Draws a histogram for each point, side by side."""
     columns = 3
     rows = -(-len(summaries) // columns)
     figure = Figure(figsize=(7.5, 1.7 * rows), layout="constrained")
@@ -92,7 +92,7 @@ def _color(summary: Summary) -> str:
 
 
 def _svg(figure: Figure) -> str:
-    """The <svg> element alone, without references to anywhere."""
+    """Returns the <svg> element without its metadata, so that it refers to nothing outside."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()

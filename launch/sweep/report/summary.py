@@ -1,4 +1,4 @@
-"""From measurements to figures of each point: medians over rounds, and ratios that are taken within one round."""
+"""Turns measurements into figures of each point: medians over rounds, and ratios that are taken within one round."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from launch.sweep.records import Point, RankFigures, Run
 
+# Settings that must be equal in a point and the point it is compared with.
 SAME_TASK = ("model", "workload", "sampling", "ignore_eos", "cores_per_rank")
-"""Settings in which a point and what it is compared with must agree."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Over the rounds."""
+    """The spread of a figure over the rounds."""
 
     median: float
     least: float
@@ -29,13 +29,13 @@ class Spread:
 
 @dataclass
 class Summary:
-    """One point. None and empty where nothing was measured, or nothing to compare with.
+    """The figures of one point. They are None or empty where there is nothing measured or nothing to compare with.
 
-    over_autoregressive, over_generate: tokens per second over those of single-device autoregressive decoding, and of
-    transformers' generate. communication_share: of the time. Figures of ranks are those of the rank with the most.
-    accepted_lengths: share of the steps that yielded so many tokens. same_texts: how many of the texts are those of
-    transformers' generate (of autoregressive decoding, when sampling). differing: the settings that tell the points of
-    the sweep apart.
+    differing: the settings that tell the points of the sweep apart. over_autoregressive, over_generate: ratio of tokens
+    per second to those of autoregressive decoding on one rank, and of transformers' generate. communication_share:
+    share of the time. Figures of ranks are those of the rank with the most. accepted_lengths: share of the steps by the
+    number of tokens that they yielded. same_texts: number of texts that are equal to those of transformers' generate;
+    when sampling, or without that baseline, to those of autoregressive decoding.
     """
 
     key: str
@@ -71,14 +71,14 @@ class Summary:
 
 
 def summarise(points: Sequence[Point], runs: Sequence[Run]) -> list[Summary]:
-    """One for each point, in their order."""
+    """Returns a summary of each point, in the order of the points."""
     by_round = {(run.point, run.round): run for run in runs if run.status == "done"}
     differing = differing_settings(points)
     return [_summary(point, points, runs, by_round, differing[point.key]) for point in points]
 
 
 def differing_settings(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
-    """For each point, the settings by dotted key that are not the same for all points of this project's runtime."""
+    """Returns for each point the settings, by dotted key, that differ among the points of this project's runtime."""
     flat = {point.key: _flatten(point.settings) for point in points if point.engine == "runtime"}
     keys = sorted({key for settings in flat.values() for key in settings})
     varying = [key for key in keys if len({repr(settings.get(key)) for settings in flat.values()}) > 1]
@@ -148,7 +148,7 @@ def _is_autoregressive(point: Point) -> bool:
 
 
 def _counterpart(point: Point, points: Sequence[Point], is_it: Callable[[Point], bool]) -> str | None:
-    """The key of the point that this one is compared with."""
+    """Returns the key of the point with the same task that this one is compared with."""
     for other in points:
         if is_it(other) and all(other.settings[key] == point.settings[key] for key in SAME_TASK):
             return other.key
@@ -156,7 +156,7 @@ def _counterpart(point: Point, points: Sequence[Point], is_it: Callable[[Point],
 
 
 def _ratio(done: Sequence[Run], base: str | None, by_round: dict[tuple[str, int], Run]) -> Spread | None:
-    """Of tokens per second, round by round."""
+    """Returns the ratio of tokens per second to those of the point `base`, taken within each round."""
     pairs = [(run, by_round.get((base, run.round))) for run in done if base is not None]
     return Spread.of([run.tokens_per_s / other.tokens_per_s for run, other in pairs if other])
 

@@ -1,4 +1,4 @@
-"""The comparison as two tables, of speed and of what it costs a rank: on the terminal, and in Markdown."""
+"""Shows the comparison in two tables, of speed and of the costs of a rank: on the terminal, and in Markdown."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from launch.sweep.report.summary import Spread, Summary
 SPEED = ("point", "tokens/s", "least-most", "over AR", "over generate", "tokens/step", "rows/step", "same texts")
 COST = ("point", "comm. ms/step", "share", "collectives/step", "bytes/step", "weights MB", "cache MB", "peak MB")
 SPEED_UP = (
-    "Over AR, over generate: ratios of tokens per second within one round, medians over the rounds, against this "
-    "project's autoregressive decoding on one rank and against transformers' generate. Communication includes waiting. "
-    "Of ranks, the one with the most counts."
+    "Over AR, over generate: tokens per second over those of this project's autoregressive decoding on one rank, and "
+    "over those of transformers' generate. Each ratio is taken within one round; the table shows medians over the "
+    "rounds. Communication includes waiting. Figures of ranks are those of the rank with the most."
 )
 
 
 def speed_cells(summary: Summary) -> list[str]:
-    """A line of the first table; what was not measured is a dash."""
+    """Returns a line of the first table. A dash stands for what was not measured."""
     speed = summary.tokens_per_s
     return [
         _name(summary),
@@ -36,7 +36,7 @@ def speed_cells(summary: Summary) -> list[str]:
 
 
 def cost_cells(summary: Summary) -> list[str]:
-    """A line of the second table: what a rank sends, waits for and holds."""
+    """Returns a line of the second table: what a rank sends, waits for and stores."""
     share = summary.communication_share
     megabytes = [
         None if num_bytes is None else num_bytes / 1e6
@@ -56,14 +56,14 @@ TABLES = ((SPEED, speed_cells), (COST, cost_cells))
 
 
 def notes(summaries: Sequence[Summary]) -> list[str]:
-    """What a reader of the table must know."""
+    """Returns what a reader of the tables must know."""
     said = [SPEED_UP]
     if any(summary.mode == "pp" and summary.concurrency == 1 for summary in summaries):
         said.append(
             "With one request in flight, pipeline stages (pp) wait for one another; concurrency=2 lets them overlap."
         )
     if any(summary.oversubscribed for summary in summaries):
-        said.append("* Ranks had to share cores: their times say little.")
+        said.append("* There were too few cores for the ranks, so their times mean little.")
     said += [f"failed: {summary.name}: {summary.error}" for summary in summaries if summary.error]
     return said
 
@@ -95,6 +95,6 @@ def _name(summary: Summary) -> str:
 
 
 def _number(value: float | Spread | None, digits: int) -> str:
-    """A spread by its median."""
+    """Formats a number; a spread is shown by its median."""
     value = value.median if isinstance(value, Spread) else value
     return "-" if value is None else f"{value:.{digits}f}"

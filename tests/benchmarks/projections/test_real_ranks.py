@@ -11,7 +11,7 @@ import pytest
 from benchmarks.projections import real_ranks
 from benchmarks.projections.projected_speed import ProjectionCase
 from launch.prompts.workloads import WorkloadSettings
-from launch.sweep.records import Point, Run, Text
+from launch.sweep.records import Point, Run, TextRecord
 from launch.sweep.settings import BenchSettings
 from lp import Lookahead
 from lp.model.checkpoint import ModelSettings
@@ -40,7 +40,12 @@ def test_ranks_that_fail_are_told_and_the_others_go_on(
     def measure(point: Point, *others: Any) -> Run:
         if point.mode == "tp":
             return Run(point.key, 0, "failed", error="rank 1 was lost")
-        return Run(point.key, 0, "done", texts=[Text("0", 3, 30, 10, 0.1, 1.5, ""), Text("1", 3, 30, 10, 0.1, 0.5, "")])
+        return Run(
+            point.key,
+            0,
+            "done",
+            texts=[TextRecord("0", 3, 30, 10, 0.1, 1.5, ""), TextRecord("1", 3, 30, 10, 0.1, 0.5, "")],
+        )
 
     monkeypatch.setattr(real_ranks, "measure", measure)
     cases = [ProjectionCase("tp", 2, "lookahead"), LP]

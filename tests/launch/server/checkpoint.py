@@ -1,4 +1,4 @@
-"""A tiny random Llama with a byte-level tokenizer, written to a folder as any checkpoint is."""
+"""Writes a checkpoint of a tiny random Llama with a byte-level tokenizer."""
 
 from __future__ import annotations
 

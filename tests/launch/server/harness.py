@@ -1,4 +1,4 @@
-"""A server on a port of its own, in a thread of the test, and what a test may do to its engine."""
+"""Runs a server in a thread of the test, on a port of its own. A test can hold its engine up or make it fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AUTOREGRESSIVE = {"decode": {"method": "autoregressive"}}
 
 
 class Gate(SingleDevice):
-    """A runner that waits at the gate before each step, and fails if told to."""
+    """A runner that waits before each step until the gate is open, and then raises `error` if it is set."""
 
     def __init__(self, checkpoint: Checkpoint):
         super().__init__(checkpoint.model)
@@ -45,7 +45,7 @@ class Gate(SingleDevice):
 
 @dataclass
 class Running:
-    """A server that is up. exit_code: there once `thread` has ended."""
+    """A server that is running. exit_code: holds one number once `thread` has ended."""
 
     server: Server
     engine: Engine
@@ -70,14 +70,14 @@ class Running:
         return httpx.post(self.url + path, json=body, timeout=30.0)
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum over the samples with this name and these labels."""
+        """Returns the sum of the samples with this name and these labels."""
         families = text_string_to_metric_families(httpx.get(self.url + "/metrics").text)
         samples = [sample for family in families for sample in family.samples if sample.name == name]
         assert samples or labels, f"no metric {name}"
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
     def assert_serves(self) -> None:
-        """The server goes on serving."""
+        """Asserts that the server still answers requests."""
         answer = self.post("/v1/completions", prompt="def f(", max_tokens=3, temperature=0)
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] == 3
@@ -104,12 +104,12 @@ def serving(checkpoint: Checkpoint, **settings) -> Iterator[Running]:
 def eventually(is_so: Callable[[], bool], within_s: float = 10.0) -> None:
     deadline = time.monotonic() + within_s
     while not is_so():
-        assert time.monotonic() < deadline, "it did not come to be in time"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.01)
 
 
 def assert_error(answer: httpx.Response, status: int, *words: str, param: str | None = None, code: str | None = None):
-    """The answer has this status and OpenAI's error body, with one message that holds the words."""
+    """Asserts that the answer has this status and OpenAI's error body, with one message that holds the words."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"].startswith("application/json")
     error = answer.json()["error"]

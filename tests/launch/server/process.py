@@ -1,4 +1,4 @@
-"""A server as a process of its own: python process.py FOLDER STEP_SECONDS SETTINGS_AS_JSON."""
+"""Runs a server as a process of its own: python process.py FOLDER STEP_SECONDS SETTINGS_AS_JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parallel.comm.channel import Channel
 
 
 class SlowRunner(SingleDevice):
-    """A single device whose steps take their time."""
+    """A single device that sleeps before each step."""
 
     def __init__(self, model, step_s: float):
         super().__init__(model)

@@ -1,4 +1,4 @@
-"""Bad input over HTTP: one clear message, the right status, and the server goes on serving."""
+"""Bad input over HTTP gives one clear message and the right status, and the server still serves."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_bad_body(shared: Running, content: bytes, word: str, code: str | None):
     shared.assert_serves()
 
 
-def test_text_that_is_no_ascii_is_fine(shared: Running):
+def test_text_that_is_not_ascii_is_accepted(shared: Running):
     answer = shared.post("/v1/completions", prompt="naïve 数 🙂 \x00", echo=True, max_tokens=2)
     assert answer.json()["choices"][0]["text"].startswith("naïve 数 🙂 \x00")
 
@@ -179,7 +179,7 @@ def test_body_that_never_comes(shared: Running):
     shared.assert_serves()
 
 
-def test_no_http(shared: Running):
+def test_bytes_that_are_not_http(shared: Running):
     with socket.create_connection(shared.server._listener.getsockname(), timeout=10) as connection:
         connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
@@ -193,7 +193,7 @@ def test_port_in_use():
             bind(ServerSettings(port=port))
 
 
-def test_host_that_is_not_there():
+def test_host_that_is_not_this_machine():
     with pytest.raises(ValueError, match=r"cannot listen on 192\.0\.2\.1:0: .*server\.host"):
         bind(ServerSettings(host="192.0.2.1", port=0))
 
@@ -234,14 +234,14 @@ def test_a_bug_shows_no_trace(checkpoint, monkeypatch: pytest.MonkeyPatch):
     with serving(checkpoint) as running:
         conversion = running.server.context.conversion
         with monkeypatch.context() as patch:
-            patch.setattr(conversion, "prepare", lambda body: 1 / 0)
+            patch.setattr(conversion, "prepare", lambda *given: 1 / 0)
             answer = running.post("/v1/completions", prompt="a")
         assert_error(answer, 500, "internal error", code="internal_error")
         assert "division" not in answer.text
         running.assert_serves()
 
 
-def test_many_bad_requests_at_a_time(shared: Running):
+def test_many_bad_requests_at_once(shared: Running):
     statuses: list[int] = []
     threads = [threading.Thread(target=lambda: statuses.append(complete(shared, b"{").status_code)) for _ in range(20)]
     for thread in threads:

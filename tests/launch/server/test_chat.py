@@ -1,4 +1,4 @@
-"""/v1/chat/completions, asked by the openai package."""
+"""/v1/chat/completions, with the openai package as the client."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_bytes_of_all_tokens_are_the_text(ask):
     choice = ask(max_tokens=60, logprobs=True, temperature=1.5, seed=1, extra_body={"ignore_eos": True}).choices[0]
     named = [token for token in choice.logprobs.content if token.token != "<|end|>"]
     data = b"".join(bytes(token.bytes) for token in named)
-    assert "\ufffd" in choice.message.content, "the test wants bytes that are no characters"
+    assert "\ufffd" in choice.message.content, "the test needs bytes that are not characters"
     assert data.decode(errors="replace").replace("\ufffd", "") == choice.message.content.replace("\ufffd", "")
 
 

@@ -1,4 +1,4 @@
-"""/v1/completions, asked by the openai package."""
+"""/v1/completions, with the openai package as the client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def expected(shared: Running, **options):
     )
 
 
-def test_text_is_that_of_the_engine(shared: Running, ask):
+def test_text_equals_that_of_the_engine(shared: Running, ask):
     answer, reference = ask(max_tokens=24), expected(shared)
     assert answer.object == "text_completion" and answer.model == shared.model and answer.id.startswith("cmpl-")
     assert answer.choices[0].text == reference.text
@@ -77,7 +77,7 @@ def test_stop_token_ends_the_text(shared: Running, ask):
 
 
 @pytest.mark.parametrize("method", ["autoregressive", "jacobi", "prompt_lookup", "lookahead"])
-def test_seed_gives_the_same_text_by_every_method(shared: Running, ask, method: str):
+def test_seed_gives_the_same_text_with_every_method(shared: Running, ask, method: str):
     options = {"max_tokens": 24, "temperature": 0.9, "top_p": 0.95, "seed": 7}
     text = ask(**options, extra_body={"decode": {"method": method}}).choices[0].text
     assert text == ask(**options).choices[0].text
@@ -135,7 +135,7 @@ def test_echo_puts_the_prompt_first(shared: Running, ask):
 
 
 def test_byte_fallback_tokenizer(checkpoint: Checkpoint):
-    """The space after the prompt is kept, and no sequence of bytes ends the server."""
+    """The space after the prompt is kept, and no sequence of bytes stops the server."""
     tokenizer = build_byte_fallback_tokenizer()
     world = tokenizer.get_vocab()["▁world"]
     with serving(replace(checkpoint, tokenizer=tokenizer)) as running:

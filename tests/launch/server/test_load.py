@@ -76,7 +76,7 @@ def test_requests_that_arrive_together_are_all_served_as_if_alone(shared: Runnin
     assert [one["choices"][0]["text"] for one in together] == [one["choices"][0]["text"] for one in alone]
 
 
-def test_client_that_leaves_in_mid_stream(shared: Running):
+def test_client_that_leaves_in_the_middle_of_a_stream(shared: Running):
     aborted = shared.metric("vllm:request_success_total", finished_reason="abort")
     stream = shared.openai().completions.create(
         model=shared.model, prompt="x", max_tokens=900, stream=True, extra_body={"ignore_eos": True, **AUTOREGRESSIVE}

@@ -1,4 +1,4 @@
-"""What operators and tools ask: models, state, metrics, tokens."""
+"""The routes for operators and tools: models, state, metrics, tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_models(shared: Running):
     assert client.models.retrieve("tiny-llama").model_dump()["max_model_len"] == 1024
 
 
-def test_a_model_name_of_ones_own(checkpoint):
+def test_a_model_name_from_the_settings(checkpoint):
     with serving(checkpoint, model_name="team/model") as running:
         client = running.openai()
         assert client.models.retrieve("team/model").id == "team/model"

@@ -31,7 +31,7 @@ def submitted(commands: list[Command]) -> list[str]:
     return [command.request.id for command in commands if isinstance(command, Submit)]
 
 
-def test_hands_out_no_more_than_may_run_in_order_of_arrival():
+def test_hands_out_as_many_as_may_run_in_order_of_arrival():
     async def scene():
         front = service(max_running=2)
         for name in "abcd":
@@ -83,7 +83,7 @@ def test_cancel():
 
 
 class Interrupted(threading.Condition):
-    """Lets another in as soon as its first holder lets go."""
+    """A condition that calls `other` as soon as its first holder releases it."""
 
     def __init__(self, other):
         super().__init__()
@@ -95,8 +95,8 @@ class Interrupted(threading.Condition):
         other()
 
 
-def test_a_waiting_request_that_is_cancelled_does_not_run_any_more():
-    """Even if the engine takes its commands at the worst moment."""
+def test_a_waiting_request_that_is_cancelled_never_runs():
+    """The engine takes its commands at the worst moment."""
 
     async def scene():
         front = service()
@@ -110,7 +110,7 @@ def test_a_waiting_request_that_is_cancelled_does_not_run_any_more():
     asyncio.run(scene())
 
 
-def test_a_request_that_ends_by_itself_is_not_cancelled_any_more():
+def test_a_request_that_has_ended_is_not_cancelled():
     async def scene():
         front = service()
         front.submit(request("a")).close()
@@ -141,7 +141,7 @@ def test_drain():
     asyncio.run(scene())
 
 
-def test_drain_whose_time_is_over_cancels_all():
+def test_drain_cancels_what_is_left_at_its_deadline():
     async def scene():
         front = service()
         first, second = front.submit(request("a")), front.submit(request("b"))
@@ -157,7 +157,7 @@ def test_drain_whose_time_is_over_cancels_all():
     asyncio.run(scene())
 
 
-def test_failure_reaches_everybody():
+def test_failure_ends_all_requests():
     async def scene():
         front = service()
         subscriptions = [front.submit(request("a")), front.submit(request("b"))]
@@ -185,7 +185,7 @@ def test_take_waits_for_what_arrives():
     asyncio.run(scene())
 
 
-def test_news_for_a_loop_that_has_gone_are_lost_quietly():
+def test_progress_for_a_closed_event_loop_is_dropped():
     front = service()
 
     async def scene():

@@ -64,7 +64,7 @@ def stream_chunks(url: str, max_tokens: int) -> Iterator[dict]:
                 yield json.loads(line.removeprefix("data: "))
 
 
-def test_sigterm_drains_and_ends_with_zero(folder: Path):
+def test_sigterm_drains_and_ends_with_exit_code_0(folder: Path):
     with program(folder, step_s=0.02) as running:
         url = running.url()
         chunks = stream_chunks(url, 60)
@@ -93,7 +93,7 @@ def test_a_second_signal_ends_at_once(folder: Path):
     assert "Traceback" not in "".join(running.log)
 
 
-def test_what_is_not_done_in_time_is_cancelled(checkpoint):
+def test_requests_that_are_not_finished_in_time_are_cancelled(checkpoint):
     with serving(checkpoint, drain_s=0.3) as running:
         chunks = stream_chunks(running.url, 900)
         next(chunks)
@@ -106,7 +106,7 @@ def test_what_is_not_done_in_time_is_cancelled(checkpoint):
         assert running.exit_code == [0]
 
 
-def test_waiting_requests_get_their_turn_when_draining(checkpoint):
+def test_waiting_requests_are_served_while_draining(checkpoint):
     with serving(checkpoint, max_running=1) as running, concurrent.futures.ThreadPoolExecutor(3) as pool:
         running.gate.open_gate.clear()
         answers = [pool.submit(running.post, "/v1/completions", prompt="a", max_tokens=3) for _ in range(3)]

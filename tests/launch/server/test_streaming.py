@@ -58,7 +58,7 @@ def test_usage_comes_last_and_only_when_asked_for(shared: Running):
 
 
 def test_the_first_text_comes_before_the_last_is_made(shared: Running):
-    """openai's client sees tokens as they come."""
+    """The openai package receives tokens as they are generated."""
     stream = shared.openai().completions.create(
         model=shared.model, prompt="x", max_tokens=600, stream=True, extra_body={"ignore_eos": True}
     )

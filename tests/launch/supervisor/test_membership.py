@@ -11,12 +11,12 @@ from launch.supervisor.membership import (
     LOOK_AROUND_S,
     STEADY_S,
     Action,
+    AskToRegroup,
     Begin,
     Fail,
     GiveUp,
     Kill,
     Membership,
-    Regroup,
     Say,
     Start,
     State,
@@ -102,7 +102,7 @@ def test_a_rank_comes_back_at_the_end_of_a_step_and_does_not_lead() -> None:
     membership.ended(0, "killed", 10.0)
     join(membership, [1], 10.1)
     hear(membership, [1], 12.0)
-    assert restart(membership, 0, 12.0) == [Regroup(leader=1)]
+    assert restart(membership, 0, 12.0) == [AskToRegroup(leader=1)]
     assert membership.is_ready(0, 12.1) == []  # the regrouping has been asked for already
     epoch = epoch_of(membership.left(1, membership.number, 12.2))
     assert (epoch.members, epoch.urgent) == ([1, 0], False)
@@ -114,7 +114,7 @@ def test_nobody_is_taken_in_while_a_group_still_forms() -> None:
     hear(membership, [1, 2], 10.5)
     assert restart(membership, 0, 10.6) == []
     assert join(membership, [1], 10.7) == []
-    assert join(membership, [2], 10.8) == [Regroup(leader=1)]
+    assert join(membership, [2], 10.8) == [AskToRegroup(leader=1)]
 
 
 def test_a_leader_lost_while_it_should_regroup() -> None:
@@ -150,7 +150,7 @@ def test_a_rank_that_wakes_takes_no_part_before_it_was_started_again() -> None:
     hear(membership, [0], 6.0)
     membership.ended(1, "it ended with exit code 3", 6.0)
     join(membership, [0], 6.0)
-    assert restart(membership, 1, 7.0) == [Regroup(leader=0)]
+    assert restart(membership, 1, 7.0) == [AskToRegroup(leader=0)]
 
 
 def test_a_failed_collective_alone_forms_all_anew_after_a_look_around() -> None:

@@ -13,7 +13,7 @@ from itertools import count
 
 import pytest
 
-from launch.supervisor.membership import Action, Begin, GiveUp, Kill, Membership, Regroup, Start, State
+from launch.supervisor.membership import Action, AskToRegroup, Begin, GiveUp, Kill, Membership, Start, State
 from launch.supervisor.settings import SupervisorSettings
 from parallel.group.epoch import Epoch
 
@@ -93,7 +93,7 @@ class World:
                     self.epochs.append(epoch)
                     for rank in self.ranks.values():
                         self.after(0.1, partial(self.hear, rank, epoch), rank)
-                case Regroup(leader):
+                case AskToRegroup(leader):
                     rank = self.ranks[leader]
                     self.after(0.1, partial(self.regroup, rank, self.membership.number), rank)
                 case GiveUp(message):

@@ -21,7 +21,7 @@ NEW_TOKENS = 12
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """With room for the shipped workload, whose texts the tiny tokenizer cuts into bytes."""
+    """Its context is long enough for the shipped workload, whose texts the tiny tokenizer cuts into bytes."""
     return str(save_checkpoint(tmp_path_factory.mktemp("model"), max_position_embeddings=4096))
 
 
@@ -55,8 +55,8 @@ def test_each_baseline_gives_the_texts_of_the_runtime_and_counts_its_steps(engin
         assert steps <= 2 * NEW_TOKENS and theirs.rows > steps
 
 
-def test_settings_of_sampling_mean_the_same_to_both(model: str) -> None:
-    """All that changes greedy text."""
+def test_sampling_settings_have_the_same_effect_on_both(model: str) -> None:
+    """Tries every setting that changes greedy text."""
     changes = {"repetition_penalty": 1.5, "no_repeat_ngram": 1, "logit_bias": {40: 9.0}}
     plain = digests(measure.run(settings(model)))
     for name, value in changes.items():
@@ -71,7 +71,7 @@ def test_several_requests_in_flight_give_the_same_texts(model: str) -> None:
     assert digests(one) == digests(two) and two.figures.cache_bytes > one.figures.cache_bytes
 
 
-def test_what_transformers_does_not_have_is_refused(model: str, tmp_path: Path) -> None:
+def test_settings_that_transformers_does_not_have_are_refused(model: str, tmp_path: Path) -> None:
     penalty = settings(model, sampling=Sampling(temperature=0.0, presence_penalty=1.0))
     with pytest.raises(ValueError, match=r"no sampling\.presence_penalty"):
         baseline.run(penalty, "generate")

@@ -1,4 +1,4 @@
-"""The parts of a sweep: its points and their order, cores, what is kept, and the figures that come of it."""
+"""The parts of a sweep: points and their order, cores, the measurements that are kept, and the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from launch.sweep.handover import Handover
 from launch.sweep.points import check_ranks, make_points, schedule
 from launch.sweep.ranks import RankLogs, explain, share_cores, usable_cores
-from launch.sweep.records import Point, RankFigures, Run, Text
+from launch.sweep.records import Point, RankFigures, Run, TextRecord
 from launch.sweep.report.html import write_report
 from launch.sweep.report.summary import summarise
 from launch.sweep.report.table import markdown, print_table
@@ -57,20 +57,20 @@ def test_a_point_is_known_by_what_decides_its_result() -> None:
     assert key not in {make_points([other])[-1].key for other in others}
 
 
-def test_settings_survive_the_way_to_the_ranks() -> None:
+def test_settings_reach_the_ranks_unchanged() -> None:
     there = settings("lp", Lookahead(3, 4, 5), ranks=2, concurrency=2, temperature=0.7)
     there.sampling.logit_bias = {5: 1.5}
     back = from_json_values(json.loads(json.dumps(to_json_values(there))))
     assert to_json_values(back) == to_json_values(there) and isinstance(back.decode, Lookahead)
 
 
-def test_what_ranks_say_to_each_other_makes_no_other_point_of_a_single_one() -> None:
+def test_how_ranks_communicate_does_not_matter_to_a_single_rank() -> None:
     delayed = settings("single")
     delayed.parallel.delay_us = 200.0
     assert make_points([delayed]) == make_points([settings("single")])
 
 
-def test_ranks_that_cannot_be_are_refused() -> None:
+def test_impossible_numbers_of_ranks_are_refused() -> None:
     *_, fits = make_points([settings("lp", ranks=4, tp=2)])
     check_ranks(fits, num_cores=1)
     *_, misfit = make_points([settings("lp", ranks=3, lp=2)])
@@ -81,7 +81,7 @@ def test_ranks_that_cannot_be_are_refused() -> None:
         check_ranks(crowd, num_cores=2)
 
 
-def test_rounds_interleave_and_what_is_done_is_left_out() -> None:
+def test_rounds_interleave_and_leave_out_what_was_measured() -> None:
     points = make_points([settings("single"), settings("lp", ranks=2)])
     a, b, c, d = (point.key for point in points)
     assert [(n, p.key) for n, p in schedule(points, 2, set())] == [
@@ -103,7 +103,7 @@ def test_cores_are_shared_out() -> None:
 
 def test_hardware_threads_of_one_core_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2, 3})
-    assert usable_cores(tmp_path) == [0, 1, 2, 3]  # where nothing is known of them
+    assert usable_cores(tmp_path) == [0, 1, 2, 3]  # nothing is known about hardware threads
     for cpu in range(4):
         folder = tmp_path / f"cpu{cpu}" / "topology"
         folder.mkdir(parents=True)
@@ -117,7 +117,7 @@ def failure(rank: int, exit_code: int, timestamp: int) -> ProcessFailure:
     return found
 
 
-def test_the_rank_that_failed_first_is_heard(tmp_path: Path) -> None:
+def test_the_error_of_the_rank_that_failed_first_is_reported(tmp_path: Path) -> None:
     handover, logs = Handover(tmp_path), RankLogs(tmp_path / "logs", "point-0")
 
     def explained(*failures: ProcessFailure) -> str:
@@ -154,7 +154,7 @@ def figures(rank: int = 0, **changes: Any) -> RankFigures:
 
 
 def run_of(point: Point, number: int, seconds: float, digest: str = "d", **changes: Any) -> Run:
-    text = Text("a", prompt_tokens=5, tokens=20, steps=10, ttft_s=0.1, decode_s=seconds, digest=digest)
+    text = TextRecord("a", prompt_tokens=5, tokens=20, steps=10, ttft_s=0.1, decode_s=seconds, digest=digest)
     return Run(point.key, number, "done", None, [text], [figures()], {"1": 5, "3": 5}, 50, seconds, **changes)
 
 
@@ -167,7 +167,7 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert summary.over_generate and summary.over_autoregressive and summary.tokens_per_s
     assert (summary.over_generate.median, summary.over_generate.least, summary.over_generate.most) == (2.0, 1.0, 4.0)
     assert summary.over_autoregressive.median == 2.0
-    assert summary.tokens_per_s.median == 20.0  # whose ratio to generate's median, 10, would hide the spread
+    assert summary.tokens_per_s.median == 20.0  # its ratio to generate's median, 10, would hide the spread
     assert (summary.tokens_per_step, summary.rows_per_step, summary.same_texts) == (2.0, 5.0, 1)
     assert summary.accepted_lengths == {1: 0.5, 3: 0.5}
 
@@ -189,7 +189,7 @@ def test_sampled_texts_are_compared_with_our_own() -> None:
 
 
 class Outside(HTMLParser):
-    """Collects what a page would fetch from elsewhere, and its tags."""
+    """Collects the tags of a page, and its references to anything outside the page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class Outside(HTMLParser):
                 self.references.append(f"{tag} {name}={value}")
 
 
-def test_the_report_is_whole_with_failures_and_without_anything(tmp_path: Path) -> None:
+def test_the_report_is_complete_with_failures_and_without_measurements(tmp_path: Path) -> None:
     points = make_points([settings("single"), settings("lp", ranks=2), settings("pp", ranks=2)])
     failed = Run(points[-1].key, 0, "failed", "no <script>alert(1)</script> here")
     runs = [*(run_of(point, 0, 1.0, oversubscribed=point.ranks > 1) for point in points[:-1]), failed]
@@ -220,7 +220,7 @@ def test_the_report_is_whole_with_failures_and_without_anything(tmp_path: Path) 
         assert "somewhere" not in page
 
 
-def test_the_tables_fit_and_say_what_failed() -> None:
+def test_the_tables_fit_and_name_what_failed() -> None:
     points = make_points([settings("lp", ranks=2), settings("pp", ranks=2)])
     runs = [*(run_of(point, 0, 1.0) for point in points[:-1]), Run(points[-1].key, 0, "failed", "too few layers")]
     output = io.StringIO()
@@ -232,7 +232,7 @@ def test_the_tables_fit_and_say_what_failed() -> None:
     assert "| lp x2 lookahead (7, 5, 7) |" in markdown(summarise(points, runs))
 
 
-def test_what_is_done_is_kept_and_a_line_cut_off_is_left_out(tmp_path: Path) -> None:
+def test_measurements_are_kept_and_a_partly_written_line_is_left_out(tmp_path: Path) -> None:
     point = make_points([settings()])[0]
     folder = SweepFolder(tmp_path / "sweep")
     folder.append(Run(point.key, 0, "failed", "at first"))

@@ -1,4 +1,4 @@
-"""What launch/tune.py works out of a run: the curve's expectation beside the clock's, and which steps count."""
+"""What launch/tune.py computes from a run: expected and measured speed, and which steps count."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_window_with_most_tokens_a_second_is_chosen() -> None:
 
 
 def shown(table: Table) -> list[list[str]]:
-    """Lines of a table by their cells."""
+    """Returns the words of each line of a table."""
     console = Console(width=80)
     with console.capture() as capture:
         console.print(table)
@@ -87,7 +87,7 @@ def test_a_prompt_that_cannot_be_used_is_named(llama: Engine) -> None:
 
 
 def serve(trial: Trial, engine: Engine) -> None:
-    """Serves as a rank does."""
+    """Serves the trial's requests as rank 0 does."""
     loop.serve(engine, Channel(LocalExchange()), trial.queue, trial.emit)
 
 
@@ -104,7 +104,7 @@ def test_steps_that_hold_a_prompt_do_not_count(llama: Engine) -> None:
     assert sum(tuned.tokens) <= 7 * len(PROBLEMS) and len(tuned.rows) == len(tuned.tokens)
 
 
-def test_a_signal_ends_the_text_at_hand_and_leaves_out_the_rest(llama: Engine) -> None:
+def test_a_signal_ends_the_current_text_and_drops_the_rest(llama: Engine) -> None:
     requests = make_requests(llama.request_builder, PROBLEMS, Stopping(8, ignore_eos=True))
     trial = Trial(requests, lambda: trial.queue.interrupt(15) if len(trial.steps["auto"].rows) else None)
     serve(trial, llama)
@@ -113,7 +113,7 @@ def test_a_signal_ends_the_text_at_hand_and_leaves_out_the_rest(llama: Engine) -
 
 
 @pytest.mark.parametrize(("reason", "failed"), [("error", True), ("length", False)])
-def test_an_answer_that_is_no_number_ends_it(reason: FinishReason, failed: bool, llama: Engine) -> None:
+def test_an_answer_that_is_not_a_number_ends_the_trial(reason: FinishReason, failed: bool, llama: Engine) -> None:
     requests = make_requests(llama.request_builder, PROBLEMS, Stopping(8))
     trial = Trial(requests, lambda: None)
     trial.queue.take(0.0)
