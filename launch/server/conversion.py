@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from launch.server import errors
-from launch.server.body import named_field
+from launch.server.connection import named_field
 from launch.server.errors import ApiError
 from launch.server.protocol import ChatBody, CompletionBody, GenerationBody, Message
 from lp import methods

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 
 from launch.server import errors
-from launch.server.body import body_of
+from launch.server.connection import body_of
 from launch.server.context import Context, authorise, context
 from launch.server.protocol import DetokenizeBody, TokenizeBody
 

@@ -1,21 +1,29 @@
-"""Reads a request's body: limits its size, checks its fields, and refuses a bad one with one readable message."""
+"""What a client does over its connection: it sends a body, receives events, and may go away at any time.
+
+A body is limited in size, checked, and refused with one readable message. Work for a client ends when the client
+leaves.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import reprlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from launch.server import errors
 from launch.server.errors import ApiError
 from launch.server.fields import Body
 
 Kind = TypeVar("Kind", bound=Body)
+T = TypeVar("T")
 
 # A body that is too large is read to its end, up to this many times the limit, so that the client sees the answer.
 _DISCARDED_SHARE = 16
@@ -94,3 +102,58 @@ def _readable(error: ValidationError, kind: type[Body]) -> ApiError:
 def named_field(message: str, kind: type[Body]) -> str | None:
     """Returns the first field of the body that a message names."""
     return next((word for word in re.findall(r"\w+", message) if word in kind.model_fields), None)
+
+
+class ClientGone(Exception):
+    """The client has closed its connection."""
+
+
+async def race(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """Returns the result of `work`. If the client goes away first, cancels the work and raises ClientGone.
+
+    receive: the ASGI channel of a request whose body has been read.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """A response of server-sent events, each sent at once.
+
+    on_end: called when all events are sent or the client has gone away.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[str], on_end: Callable[[], None]):
+        super().__init__()
+        self.events = events
+        self.on_end = on_end
+        self.headers.update({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with contextlib.suppress(ClientGone):
+                await race(self._send_all(send), receive)
+        finally:
+            self.on_end()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for event in self.events:
+            await send({"type": "http.response.body", "body": f"data: {event}\n\n".encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
