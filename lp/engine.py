@@ -110,11 +110,11 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        return self.num_running == 0
+        return not self._under_way and len(self.scheduler) == 0
 
     @property
     def num_running(self) -> int:
-        return sum(1 for _ in self._generations())
+        return len(self.scheduler) + sum(len(batch.generations) for batch in self._under_way)
 
     def _generations(self) -> Iterator[Generation]:
         """All generations: first those that wait for their turn, then those with a step under way."""

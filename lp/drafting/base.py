@@ -13,13 +13,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from lp.drafting.contexts import ContextIndex
+from lp.drafting.contexts import ContextIndex, Proposals
 from lp.methods import Auto
 from lp.tree import TokenTree
-
-# What may follow a path: lists of candidates, best first. Each list comes with the kind of its first candidate; the
-# next candidate has the next kind, and so on.
-Proposals = list[tuple[int, Sequence[int]]]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,10 @@ OFFSET = 2
 # Most tokens kept for one context, the newest first.
 FOLLOWERS = 4
 
+# What may follow a path: lists of candidates, best first. Each list comes with the kind of its first candidate; the
+# next candidate has the next kind, and so on.
+Proposals = list[tuple[int, Sequence[int]]]
+
 
 def mask(length: int) -> int:
     """A bit mask: `context & mask(length)` is the context of the last `length` tokens."""
@@ -62,7 +66,7 @@ class ContextIndex:
         """lengths: lengths of the contexts that are kept, ascending. capacity: most contexts in all."""
         self.capacity = capacity
         self._masks = [mask(length) for length in lengths]
-        self._longest_first = list(enumerate(self._masks))[::-1]
+        self._longest_first = [(place * FOLLOWERS, bits) for place, bits in enumerate(self._masks)][::-1]
         self._followers: dict[int, list[int]] = {}
 
     def __len__(self) -> int:
@@ -91,15 +95,15 @@ class ContextIndex:
             self.add(context, token)
             context = extend(context, token)
 
-    def lookup(self, context: int) -> tuple[int, list[int]] | None:
-        """Finds the longest known end of the context.
+    def propose(self, path: int, position: int) -> Proposals:
+        """Proposes the tokens that followed the longest known end of a path, the newest first; see DraftSource.
 
-        Returns the index of its length among the index's lengths, and its followers, newest first.
+        A kind is a length of the match and a rank: the kinds of one length lie side by side. position: not needed here.
         """
         known = self._followers
-        if context & self._masks[0] not in known:  # then no longer end of it is known either
-            return None
-        for which, length_mask in self._longest_first:
-            if (followers := known.get(context & length_mask)) is not None:
-                return which, followers
-        return None
+        if path & self._masks[0] not in known:  # then no longer end of it is known either
+            return []
+        for kind, length_mask in self._longest_first:
+            if (followers := known.get(path & length_mask)) is not None:
+                return [(kind, followers)]
+        return []

@@ -6,7 +6,7 @@ They are used only if the settings of the requests say so.
 from __future__ import annotations
 
 from lp.drafting.base import Observation, Proposals, SequenceStart
-from lp.drafting.contexts import FOLLOWERS, ContextIndex, context_of
+from lp.drafting.contexts import ContextIndex, context_of
 from lp.drafting.suffix import LENGTHS, text_kinds
 from lp.methods import Auto
 
@@ -37,8 +37,7 @@ class SharedNGrams:
         return None if start.shared is None else cls(start.shared, start)
 
     def propose(self, path: int, position: int) -> Proposals:
-        found = self._index.lookup(path)
-        return [(found[0] * FOLLOWERS, found[1])] if found else []
+        return self._index.propose(path, position)
 
     def learn(self, observation: Observation) -> None:
         self._index.add_text(observation.root.context, observation.accepted)

@@ -50,11 +50,11 @@ class Sources:
     def propose(self, path: int, depth: int) -> Proposals:
         """Proposals of all sources for what follows a path that ends `depth` tokens below the root."""
         position = self.root.position + depth
-        return [
-            (first + kind, candidates)
-            for first, propose in self._proposers
-            for kind, candidates in propose(path, position)
-        ]
+        proposals: Proposals = []
+        for first, propose in self._proposers:
+            for kind, candidates in propose(path, position):
+                proposals.append((first + kind, candidates))
+        return proposals
 
     def learn(self, observation: Observation) -> None:
         """Lets every source learn from one or more steps."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lp.drafting.base import Observation, Proposals, SequenceStart
+from lp.drafting.base import Observation, SequenceStart
 from lp.drafting.contexts import FOLLOWERS, ContextIndex, context_of
 from lp.methods import Auto
 
@@ -18,14 +18,10 @@ def text_kinds() -> list[float]:
     return [min(0.9, 0.3 + 0.1 * length) * share for length in LENGTHS for share in by_rank]
 
 
-class SuffixIndex:
+class SuffixIndex(ContextIndex):
     """See DraftSource. A kind is a length of the match and a rank; the newest candidate ranks first."""
 
     name = "suffix"
-
-    def __init__(self, start: SequenceStart):
-        self._index = ContextIndex(LENGTHS, CAPACITY)
-        self._index.add_text(context_of(start.prompt[:1]), start.prompt[1:])
 
     @staticmethod
     def kinds(settings: Auto) -> list[float]:
@@ -33,11 +29,11 @@ class SuffixIndex:
 
     @classmethod
     def begin(cls, start: SequenceStart) -> SuffixIndex | None:
-        return cls(start) if start.settings.suffix_drafts else None
-
-    def propose(self, path: int, position: int) -> Proposals:
-        found = self._index.lookup(path)
-        return [(found[0] * FOLLOWERS, found[1])] if found else []
+        if not start.settings.suffix_drafts:
+            return None
+        index = cls(LENGTHS, CAPACITY)
+        index.add_text(context_of(start.prompt[:1]), start.prompt[1:])
+        return index
 
     def learn(self, observation: Observation) -> None:
-        self._index.add_text(observation.root.context, observation.accepted)
+        self.add_text(observation.root.context, observation.accepted)

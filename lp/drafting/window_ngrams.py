@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lp.drafting.base import Observation, Proposals, SequenceStart
+from lp.drafting.base import Observation, SequenceStart
 from lp.drafting.contexts import FOLLOWERS, ContextIndex, context_of
 from lp.methods import Auto
 
@@ -12,14 +12,10 @@ LENGTHS = (1, 2, 3, 4)
 CAPACITY = 1 << 20
 
 
-class WindowNGrams:
+class WindowNGrams(ContextIndex):
     """See DraftSource. A kind is a length of the match and a rank; the newest candidate ranks first."""
 
     name = "window"
-
-    def __init__(self, ngram: int):
-        """ngram: N, tokens of an n-gram."""
-        self._index = ContextIndex(LENGTHS[: ngram - 1], CAPACITY)
 
     @staticmethod
     def kinds(settings: Auto) -> list[float]:
@@ -28,12 +24,9 @@ class WindowNGrams:
 
     @classmethod
     def begin(cls, start: SequenceStart) -> WindowNGrams | None:
-        return cls(start.settings.ngram) if start.settings.window_drafts else None
-
-    def propose(self, path: int, position: int) -> Proposals:
-        found = self._index.lookup(path)
-        return [(found[0] * FOLLOWERS, found[1])] if found else []
+        settings = start.settings
+        return cls(LENGTHS[: settings.ngram - 1], CAPACITY) if settings.window_drafts else None
 
     def learn(self, observation: Observation) -> None:
         for ngram in observation.ngrams:
-            self._index.add(context_of(ngram[:-1]), ngram[-1])
+            self.add(context_of(ngram[:-1]), ngram[-1])

@@ -12,7 +12,8 @@ LARGEST_TOKEN = 300_000
 
 
 def lookup(index: ContextIndex, *tokens: int) -> tuple[int, list[int]] | None:
-    return index.lookup(context_of(tokens))
+    proposals = index.propose(context_of(tokens), len(tokens) - 1)
+    return (proposals[0][0] // FOLLOWERS, list(proposals[0][1])) if proposals else None
 
 
 def with_text(lengths: tuple[int, ...], text: list[int], capacity: int = 1000) -> ContextIndex:
