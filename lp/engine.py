@@ -10,11 +10,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from lp import methods
 from lp.assembly import Alone, EngineSettings, Place, find_step_times
 from lp.calibration.measure import StepTimesSource
 from lp.drafting.history import DraftHistory
 from lp.generation import Generation
-from lp.methods import DecodeLimits, DecodeSettings
+from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.checkpoint import Checkpoint, ModelSettings, load
 from lp.model.fast.choose import CompileMode
 from lp.request import Completion, Progress, Request, Sequence
@@ -81,6 +82,7 @@ class Engine:
         the user, and whatever the place raises if the ranks do not meet.
         """
         place = place or Alone()
+        methods.check(settings.decode or Auto(), settings.limits)  # at once, not after minutes of loading
         checkpoint = load(settings.model, settings.attention.kind, place.reader)
         request_builder = RequestBuilder(checkpoint, settings.decode, settings.sampling, settings.limits)
         place.on_loaded(checkpoint)
