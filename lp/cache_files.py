@@ -1,4 +1,4 @@
-"""Files that this project keeps between runs on a machine: compiled forwards and measured step times.
+"""Files that this project keeps between runs on a machine: compiled forwards, step times, unpacked models.
 
 They lie in the folder that the environment variable LOOKAHEAD_CACHE names, else in the system's cache folder for the
 user. All of them can be made again. Knows nothing of what they hold.

@@ -25,7 +25,7 @@ FORBIDDEN = {
 ENGINE = tuple(
     f"lp.{name}" for name in ("assembly", "engine", "generation", "request_builder", "scheduler", "single_device")
 )
-COMMANDS = tuple(f"launch.{name}" for name in ("bench", "demo", "ray_job", "serve", "tune"))
+COMMANDS = tuple(f"launch.{name}" for name in ("bench", "demo", "ray_job", "real_model", "serve", "tune"))
 # By room, what it must not import of its own package.
 INNER = {
     "lp.model": ("lp.calibration", "lp.decoding", "lp.drafting", "lp.request", "lp.runner", "lp.sampling", *ENGINE),

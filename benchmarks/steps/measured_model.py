@@ -56,4 +56,4 @@ def make_measured(
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     with TemporaryDirectory() as temporary:
         name = Path(shape).name.removesuffix(".json")
-        yield Checkpoint(name, config, tokenizer, GenerationConfig(), max_length, [], model), Path(temporary)
+        yield Checkpoint(name, shape, config, tokenizer, GenerationConfig(), max_length, [], model), Path(temporary)

@@ -37,8 +37,8 @@ def inspect_node(checkpoint: str) -> Node:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = "none"
-    folder = Path(checkpoint).is_dir() if os.path.isabs(checkpoint) else None
-    return Node(ray.util.get_node_ip_address(), versions, folder)
+    is_there = Path(checkpoint).exists() if os.path.isabs(checkpoint) else None
+    return Node(ray.util.get_node_ip_address(), versions, is_there)
 
 
 def absolute_name(name: str) -> str:
@@ -76,7 +76,7 @@ def compare_nodes(nodes: Sequence[Node], checkpoint: str) -> None:
     blind = sorted({node.address for node in nodes if node.sees_checkpoint is False})
     if blind:
         raise ValueError(
-            f"model.path={checkpoint} is not a folder on {' and '.join(blind)}: every rank reads the checkpoint "
+            f"model.path={checkpoint} is not there on {' and '.join(blind)}: every rank reads the checkpoint "
             "itself, so put it where all nodes see it under this path, or give a hub id"
         )
     for package in nodes[0].versions:

@@ -17,6 +17,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from launch.program import packaged_model
 from lp.methods import METHODS
 from lp.model.attention import AttentionSettings
 from lp.model.checkpoint import ModelSettings
@@ -67,14 +68,18 @@ def load(name: str, schema: type[Settings], arguments: Sequence[str]) -> Setting
 
 
 def typed(config: DictConfig, schema: type[Settings]) -> Settings:
-    """Converts a composed config to its dataclass.
+    """Converts a composed config to its dataclass. A model that comes in a package is downloaded if it is not there.
 
-    Raises UsageError if a required setting is missing, OmegaConfBaseException for a value of the wrong type.
+    Raises ValueError if it cannot be downloaded, UsageError if a required setting is missing, OmegaConfBaseException
+    for a value of the wrong type.
     """
     if missing := sorted(map(str, OmegaConf.missing_keys(config))):
         raise UsageError(f"{' and '.join(missing)} must be given, as key=value; --help lists the keys")
     settings = OmegaConf.to_object(config)
     assert isinstance(settings, schema)
+    model = getattr(settings, "model", None)
+    if isinstance(model, ModelSettings):
+        model.path = packaged_model.resolve(model.path)
     return settings
 
 

@@ -16,6 +16,7 @@ from launch.sweep.outcome import Outcome, digest, fit, peak_bytes
 from launch.sweep.records import RankFigures, TextRecord
 from launch.sweep.settings import BenchSettings
 from lp.model.checkpoint import pick_device, pick_dtype
+from lp.model.gguf import checkpoint_folder
 from lp.sampling.settings import Sampling
 from parallel.shards.weights import num_weight_bytes
 
@@ -29,8 +30,9 @@ def run(settings: BenchSettings, engine: str) -> Outcome:
     model that cannot be read.
     """
     problems = workloads.load(settings.workload)
-    model = _load(settings.model.path, settings)
-    tokenizer = AutoTokenizer.from_pretrained(settings.model.path)
+    path = checkpoint_folder(settings.model.path)
+    model = _load(path, settings)
+    tokenizer = AutoTokenizer.from_pretrained(path)
     context: int = model.config.get_text_config(decoder=True).max_position_embeddings
     context = min(context, settings.model.max_length or context)
     prompts = [fit(tokenizer.encode(p.prompt), context, settings.workload.max_new_tokens) for p in problems]

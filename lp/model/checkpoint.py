@@ -6,7 +6,6 @@ model passes a `Reader` of its own.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lp.cache_files import folder
 from lp.model.causal import CausalModel
-from lp.model.checkpoint_info import CheckpointError, CheckpointInfo, one_line, read_checkpoint_info
+from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
+from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_tree
 from lp.model.fast.choose import CompileMode, make_fast
 from lp.model.kernels import AttentionKind
@@ -30,8 +30,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class ModelSettings:
     """Which model to load, and how.
 
-    path: folder or hub id. dtype: float32, bfloat16 or float16. device: auto, cpu, cuda or cuda:N. max_length: the most
-    tokens of a sequence; None means the model's own limit. compile: see CompileMode.
+    path: folder, GGUF file or hub id. dtype: float32, bfloat16 or float16. device: auto, cpu, cuda or cuda:N.
+    max_length: the most tokens of a sequence; None means the model's own limit. compile: see CompileMode.
     """
 
     path: str = "demo/python-11m"
@@ -84,10 +84,10 @@ def load(
     Raises CheckpointError, UnsupportedArchitecture or ValueError, each with a message of one line for the user.
     """
     dtype, device = pick_dtype(settings.dtype), pick_device(settings.device)
-    path, known = os.path.expanduser(settings.path), read_checkpoint_info(settings.path, settings.max_length)
+    known = read_checkpoint_info(settings.path, settings.max_length)
     if reader is None:
-        check_fits(path, known.config, dtype, device, known.max_length)
-    model, layers = (reader or read_whole)(path, known.config, dtype, device)
+        check_fits(known.path, known.config, dtype, device, known.max_length)
+    model, layers = (reader or read_whole)(known.path, known.config, dtype, device)
     causal = CausalModel(model, known.max_length, known.eos, attention, layers)
     check_tree(causal)
     if reader is None:

@@ -14,7 +14,9 @@ from pathlib import Path
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
+from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_config
+from lp.model.gguf import checkpoint_folder
 
 log = logging.getLogger("lookahead")
 
@@ -38,19 +40,16 @@ HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 SHIFTING_ROPE = {"dynamic", "longrope"}
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message says why and what to do."""
-
-
 @dataclass
 class CheckpointInfo:
     """A checkpoint without its weights, whose configuration does not rule out exact tree attention.
 
-    generation: the defaults of `generate`. max_length: the most tokens of a sequence, which is the model's limit or a
-    lower one that the user has set. eos: end-of-sequence tokens.
+    path: the folder or hub id that was read. generation: the defaults of `generate`. max_length: the most tokens of a
+    sequence, which is the model's limit or a lower one that the user has set. eos: end-of-sequence tokens.
     """
 
     name: str
+    path: str
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerFast
     generation: GenerationConfig
@@ -65,10 +64,11 @@ class CheckpointInfo:
 def read_checkpoint_info(path: str, max_length: int | None = None) -> CheckpointInfo:
     """Reads a checkpoint's configuration, tokenizer and generation defaults.
 
-    path: folder or hub id. max_length: None means the model's own limit. Raises CheckpointError,
-    UnsupportedArchitecture or ValueError, each with a message of one line for the user.
+    path: folder, GGUF file or hub id; a GGUF file is unpacked first if it has not been yet. max_length: None means the
+    model's own limit. Raises CheckpointError, UnsupportedArchitecture or ValueError, each with a message of one line
+    for the user.
     """
-    path = os.path.expanduser(path)
+    path = checkpoint_folder(os.path.expanduser(path))
     _check_folder(path)
     config = _read_config(path)
     check_config(config)
@@ -77,7 +77,7 @@ def read_checkpoint_info(path: str, max_length: int | None = None) -> Checkpoint
     _warn_of_ignored(generation, path)
     tokenizer = _read_tokenizer(path)
     name = Path(os.path.abspath(path)).name
-    return CheckpointInfo(name, config, tokenizer, generation, length, _eos(generation, config, tokenizer))
+    return CheckpointInfo(name, path, config, tokenizer, generation, length, _eos(generation, config, tokenizer))
 
 
 def _check_folder(path: str) -> None:
@@ -94,7 +94,9 @@ def _check_folder(path: str) -> None:
             found = f"found only {', '.join(sorted(others))}, which is pickle" if others else "it holds no weights"
             raise CheckpointError(f"model.path={path!r}: {found}; convert the weights to safetensors (save_pretrained)")
     elif not HUB_ID.fullmatch(path) or ("/" in path and folder.parent.is_dir()):
-        raise CheckpointError(f"model.path={path!r} is not a folder; give a checkpoint's folder or a hub id")
+        raise CheckpointError(
+            f"model.path={path!r} is not a folder; give a checkpoint's folder, a GGUF file or a hub id"
+        )
 
 
 def _read_config(path: str) -> PreTrainedConfig:
@@ -154,8 +156,3 @@ def _eos(generation: GenerationConfig, config: PreTrainedConfig, tokenizer: PreT
         if eos is not None:
             return [int(token) for token in (eos if isinstance(eos, list | tuple) else [eos])]
     return []
-
-
-def one_line(error: BaseException) -> str:
-    """An error's message on one line, of at most 300 characters."""
-    return " ".join(str(error).split())[:300] or type(error).__name__

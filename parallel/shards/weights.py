@@ -13,7 +13,7 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from lp.model.checkpoint_info import CheckpointError
+from lp.model.errors import CheckpointError
 from parallel.shards.weight_files import Shard, WeightFiles
 
 

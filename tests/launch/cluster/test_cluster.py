@@ -43,7 +43,7 @@ def test_ranks_are_placed_as_asked_and_what_does_not_fit_is_reported(cluster: Lo
     assert sorted(gpu for _, gpu in found["gpus"]) == ["0", "1"]
     assert re.search(r"needs 4 GPUs, the cluster has 2", found["too many GPUs"])
     assert re.search(r"strict_spread needs a node for each", found["too many nodes"])
-    assert re.search(r"model\.path=/nowhere/model is not a folder on 127\.0\.0\.\d", found["unseen checkpoint"])
+    assert re.search(r"model\.path=/nowhere/model is not there on 127\.0\.0\.\d", found["unseen checkpoint"])
     cluster.await_nothing_left()
 
 

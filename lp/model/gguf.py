@@ -1,0 +1,244 @@
+"""Unpacks a GGUF file to a checkpoint folder, once, in the user's cache.
+
+The weights are kept in the smallest of bfloat16, float16 and float32 that holds all of them exactly (float32 for
+quantised blocks), so that one folder serves every dtype. transformers does the reading and the unpacking.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import logging
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from lp import cache_files
+from lp.model.errors import CheckpointError, one_line
+from lp.model.exactness import check_config
+
+log = logging.getLogger("lookahead")
+
+# Counts the ways of unpacking: a folder that was made in another way is not used.
+WAY = 1
+MANIFEST = "unpacked.json"
+PART = re.compile(r"-\d{5}-of-\d{5}$")
+# Samples of a file that its digest covers: their number and their length in bytes.
+NUM_SAMPLES, SAMPLE = 64, 1 << 16
+# Seconds that unpacking takes whatever the model, most of it for the vocabulary, and weights a second after that.
+FIXED_S, WEIGHTS_PER_S = 14.0, 3e7
+
+
+def checkpoint_folder(path: str) -> str:
+    """The folder that a GGUF file is unpacked to; every other path is returned as it is.
+
+    path: a GGUF file, a folder that holds one and no config.json, or any other checkpoint. The first call for a file
+    unpacks it, in one process at a time; later calls read a few megabytes of it. The name of the folder is that of the
+    file without its ending. Raises CheckpointError.
+    """
+    if (file := _find_file(path)) is None:
+        return path
+    try:
+        folder = _cache_folder(file)
+    except OSError as error:
+        raise CheckpointError(f"model.path={path!r} cannot be read: {error.strerror or error}") from error
+    unpacked = folder / file.stem
+    if not _is_whole(unpacked):
+        with _locked(folder, file):
+            if not _is_whole(unpacked):
+                _unpack(file, unpacked)
+    return str(unpacked)
+
+
+def _find_file(path: str) -> Path | None:
+    """The GGUF file that a path names, or None. Raises CheckpointError if it names none clearly."""
+    file = Path(path)
+    if file.is_dir():
+        files = [] if (file / "config.json").is_file() else sorted(f for f in file.iterdir() if _is_named_gguf(f))
+        if not files:
+            return None
+        if len(files) > 1 and not PART.search(files[0].stem):
+            names = ", ".join(f.name for f in files[:3]) + (" ..." if len(files) > 3 else "")
+            raise CheckpointError(
+                f"model.path={path!r} holds {len(files)} GGUF files ({names}): name one, as in model.path={files[0]}"
+            )
+        file = files[0]
+    elif not _is_named_gguf(file):
+        return None
+    if not file.is_file():
+        raise CheckpointError(f"model.path={path!r}: there is no such file")
+    if PART.search(file.stem):
+        raise CheckpointError(
+            f"{str(file)!r} is one part of a model in several files, which transformers cannot read: join them first, "
+            "with llama-gguf-split --merge"
+        )
+    return file
+
+
+def _is_named_gguf(file: Path) -> bool:
+    return file.suffix.lower() == ".gguf"
+
+
+def _cache_folder(file: Path) -> Path:
+    """The folder of the cache for a file with this content. Raises OSError if the file cannot be read."""
+    stat = file.stat()
+    sampled = hashlib.sha256()
+    with file.open("rb") as stream:
+        for number in range(NUM_SAMPLES):
+            stream.seek(max(0, stat.st_size - SAMPLE) * number // (NUM_SAMPLES - 1))
+            sampled.update(stream.read(SAMPLE))
+    facts = [WAY, transformers.__version__, stat.st_size, stat.st_mtime_ns, sampled.hexdigest()]
+    if (folder := cache_files.folder(f"gguf/{cache_files.digest(facts)}")) is None:
+        raise CheckpointError(
+            f"{str(file)!r} cannot be unpacked: the cache folder cannot be made; let the environment variable "
+            f"{cache_files.VARIABLE} name a folder that can be written"
+        )
+    return folder
+
+
+def _is_whole(unpacked: Path) -> bool:
+    """Whether a folder holds all files that were written to it, each of the size that it had then."""
+    if not (unpacked / MANIFEST).is_file():
+        return False
+    sizes = cache_files.read_json(unpacked / MANIFEST) or {}
+    return bool(sizes) and all(
+        (unpacked / name).is_file() and (unpacked / name).stat().st_size == size for name, size in sizes.items()
+    )
+
+
+@contextmanager
+def _locked(folder: Path, file: Path) -> Iterator[None]:
+    """Keeps other processes from unpacking the same file meanwhile; waits while one does."""
+    lock = FileLock(str(folder / "lock"))
+    try:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            log.info("waiting for another process to unpack %s", file.name)
+            lock.acquire()
+    except OSError as error:
+        raise _not_written(file, folder, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _unpack(file: Path, unpacked: Path) -> None:
+    """Makes a folder whole or not at all. Raises CheckpointError."""
+    num_weights = _check(file)
+    _check_space(file, unpacked.parent, 4 * num_weights)
+    log.info("unpacking %s, once: about %.0f s", file.name, FIXED_S + num_weights / WEIGHTS_PER_S)
+    began = time.monotonic()
+    partial = unpacked.with_name("partial")
+    try:
+        for leftover in (partial, unpacked):
+            shutil.rmtree(leftover, ignore_errors=True)
+        partial.mkdir()
+        _convert(file, partial)
+        sizes = {f.name: f.stat().st_size for f in partial.iterdir()}
+        (partial / MANIFEST).write_text(json.dumps(sizes), encoding="utf-8")
+        partial.rename(unpacked)
+    except (OSError, SafetensorError) as error:
+        raise _not_written(file, partial, error) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    log.info(
+        "unpacked %s to %s (%.0f MB) in %.0f s",
+        file.name,
+        unpacked,
+        sum(sizes.values()) / 1e6,
+        time.monotonic() - began,
+    )
+
+
+def _check(file: Path) -> int:
+    """The number of weights in a file that is whole. Raises CheckpointError."""
+    if importlib.util.find_spec("gguf") is None:
+        raise CheckpointError(f"{str(file)!r} cannot be read: the package gguf is missing; pip install 'gguf>=0.17'")
+    from lp.model.gguf_header import read_header
+
+    try:
+        header = read_header(file)
+    except (ValueError, OSError) as error:
+        mend = "copy or download it again"
+        raise CheckpointError(
+            f"{str(file)!r} is not a GGUF file that can be read: {one_line(error)}; {mend}"
+        ) from error
+    if "rope_freqs.weight" in header.tensors:
+        log.warning(
+            "%s scales its rotary embeddings (rope_freqs), which transformers does not read: its texts will differ "
+            "from those of the original checkpoint",
+            file.name,
+        )
+    return header.num_elements
+
+
+def _check_space(file: Path, folder: Path, needed: int) -> None:
+    if (free := shutil.disk_usage(folder).free) < needed:
+        raise CheckpointError(
+            f"{str(file)!r} cannot be unpacked to {folder}: this may need {needed / 1e9:.1f} GB, and "
+            f"{free / 1e9:.1f} GB are free; make room, or let {cache_files.VARIABLE} name a folder elsewhere"
+        )
+
+
+def _not_written(file: Path, folder: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{str(file)!r} cannot be unpacked to {folder}: {one_line(error)}; make room there, or let the environment "
+        f"variable {cache_files.VARIABLE} name a folder that can be written"
+    )
+
+
+def _convert(file: Path, folder: Path) -> None:
+    """Writes a file's configuration, tokenizer, chat template, generation defaults and weights to a folder."""
+    where: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    with _reading("model", file):
+        config = AutoConfig.from_pretrained(**where)
+    check_config(config)
+    with _reading("tokenizer", file):
+        tokenizer = AutoTokenizer.from_pretrained(**where, config=config)
+    with _reading("weights", file):
+        # with output_loading_info it returns a pair
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            **where,
+            config=config,
+            dtype=torch.float32,
+            quantization_config=transformers.GgufConfig(dequantize=True),
+            output_loading_info=True,
+        )
+    model, found = loaded
+    if missing := sorted(found["missing_keys"]):
+        raise CheckpointError(f"{str(file)!r} lacks weights of its model: {', '.join(missing[:3])} ...")
+    model.to(_exact_dtype(model)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def _reading(what: str, file: Path) -> Iterator[None]:
+    """Turns whatever transformers raises in the body, where bytes are not as it expects, into a CheckpointError."""
+    try:
+        yield
+    except Exception as error:
+        raise CheckpointError(
+            f"the {what} of {str(file)!r} cannot be read by transformers {transformers.__version__}: "
+            f"{one_line(error)}; use the original checkpoint with safetensors"
+        ) from error
+
+
+def _exact_dtype(model: PreTrainedModel) -> torch.dtype:
+    """The smallest dtype that holds every weight exactly."""
+    for dtype in (torch.bfloat16, torch.float16):
+        if all(torch.equal(weight, weight.to(dtype).to(weight.dtype)) for weight in model.parameters()):
+            return dtype
+    return torch.float32

@@ -1,0 +1,115 @@
+"""Reads the header of a GGUF file: its architecture and its tensors, and whether the file is whole.
+
+The reader of the package gguf needs seconds for the vocabulary of a model, and does not say that a file is cut off.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+# By number of the type of a value: its format in the module struct. Types 8 and 9 are strings and arrays.
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """What a GGUF file holds. num_elements: the number of weights in all tensors together."""
+
+    architecture: str
+    tensors: frozenset[str]
+    num_elements: int
+
+
+def read_header(file: Path) -> GgufHeader:
+    """Raises ValueError for a file that is not a whole GGUF file, OSError if it cannot be read."""
+    with file.open("rb") as stream:
+        if stream.read(len(MAGIC)) != MAGIC:
+            raise ValueError("it does not begin with the letters GGUF")
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            try:
+                return _Parser(data).parse()
+            except struct.error:
+                raise ValueError(f"it is cut off: its {len(data)} bytes end within the header") from None
+
+
+class _Parser:
+    """Reads a GGUF file from its beginning. Raises struct.error where the file ends too early."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self._at = len(MAGIC)
+
+    def parse(self) -> GgufHeader:
+        version = self._number("I")
+        if version not in VERSIONS:
+            raise ValueError(f"its GGUF version is {version}, and only versions 2 and 3, little-endian, can be read")
+        num_tensors, num_values = self._number("Q"), self._number("Q")
+        values = dict(self._key_and_value() for _ in range(num_values))
+        architecture = values.get("general.architecture")
+        if not isinstance(architecture, str):
+            raise ValueError("it does not name its architecture (general.architecture)")
+        tensors = [self._tensor() for _ in range(num_tensors)]
+        alignment = values.get("general.alignment", 32) or 1
+        begin = math.ceil(self._at / alignment) * alignment
+        needed = max((begin + end for _, _, end in tensors), default=begin)
+        if needed > len(self._data):
+            raise ValueError(f"it is cut off: it has {len(self._data)} of at least {needed} bytes")
+        names = frozenset(name for name, _, _ in tensors)
+        return GgufHeader(architecture, names, sum(elements for _, elements, _ in tensors))
+
+    def _key_and_value(self) -> tuple[str, Any]:
+        key = self._string()
+        return key, self._value(self._number("I"))
+
+    def _value(self, kind: int) -> Any:
+        """The value, or None for an array, which is passed over."""
+        if kind in SCALARS:
+            return self._number(SCALARS[kind])
+        if kind == STRING:
+            return self._string()
+        if kind != ARRAY:
+            raise ValueError(f"its header has a value of the unknown type {kind}")
+        inner, length = self._number("I"), self._number("Q")
+        if inner in SCALARS:
+            self._pass(length * struct.calcsize(SCALARS[inner]))
+            return None
+        for _ in range(length):
+            self._pass(self._number("Q")) if inner == STRING else self._value(inner)
+        return None
+
+    def _tensor(self) -> tuple[str, int, int]:
+        """A tensor's name, its number of elements, and where it ends, counted from the first tensor's beginning."""
+        name = self._string()
+        num_elements = math.prod(self._number("Q") for _ in range(self._number("I")))
+        kind, offset = self._number("I"), self._number("Q")
+        try:
+            block, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        except (ValueError, KeyError):
+            raise ValueError(f"its tensor {name} has the unknown type {kind}; try a newer version of gguf") from None
+        return name, num_elements, offset + num_elements // block * num_bytes
+
+    def _number(self, code: str) -> Any:
+        (number,) = struct.unpack_from(f"<{code}", self._data, self._at)
+        self._at += struct.calcsize(code)
+        return number
+
+    def _string(self) -> str:
+        length = self._number("Q")
+        begin = self._at
+        self._pass(length)
+        return self._data[begin : self._at].decode(errors="replace")
+
+    def _pass(self, num_bytes: int) -> None:
+        if num_bytes > len(self._data) - self._at:
+            raise struct.error("the file ends")
+        self._at += num_bytes

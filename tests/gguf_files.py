@@ -1,0 +1,82 @@
+"""Tiny Llamas as GGUF files, with float32 tensors and the byte-level tokenizer of the other tiny models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gguf import GGUFWriter, TokenType
+from safetensors.numpy import load_file
+from transformers import AutoConfig, AutoTokenizer
+
+from tests.models import save_checkpoint
+
+PARTS = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "embed_tokens": "token_embd",
+    "lm_head": "output",
+    "norm": "output_norm",
+}
+
+
+def write_gguf(
+    file: Path, seed: int = 0, architecture: str = "llama", tokenizer: str = "gpt2", without: str = "none"
+) -> Path:
+    """Writes a tiny model and returns its file.
+
+    architecture, tokenizer: the kinds that the file names. without: a tensor that is left out.
+    """
+    folder = save_checkpoint(file.parent / f"{file.stem}-checkpoint", "llama", seed, chat_template="{{ messages }}")
+    config = AutoConfig.from_pretrained(folder)
+    writer = GGUFWriter(file, architecture)
+    writer.add_name("tiny")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    _add_tokenizer(writer, folder, config, tokenizer)
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if (written := _name(name)) != without:
+            writer.add_tensor(written, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def _add_tokenizer(writer: GGUFWriter, folder: Path, config: Any, kind: str) -> None:
+    tokens = AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens(range(config.vocab_size))
+    merges = json.loads((folder / "tokenizer.json").read_text())["model"]["merges"]
+    special = {config.bos_token_id, config.eos_token_id}
+    writer.add_tokenizer_model(kind)
+    writer.add_token_list(tokens)
+    writer.add_token_types([TokenType.CONTROL if n in special else TokenType.NORMAL for n in range(len(tokens))])
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_bos_token_id(config.bos_token_id)
+    writer.add_eos_token_id(config.eos_token_id)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template("{{ messages }}")
+
+
+def _name(name: str) -> str:
+    """The name in a GGUF file of a tensor that transformers calls `name`."""
+    module, _, kind = name.removeprefix("model.").rpartition(".")
+    if module.startswith("layers."):
+        _, layer, part = module.split(".", 2)
+        return f"blk.{layer}.{PARTS[part]}.{kind}"
+    return f"{PARTS[module]}.{kind}"
