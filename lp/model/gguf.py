@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -28,6 +28,9 @@ from lp import cache_files
 from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_config
 
+if TYPE_CHECKING:  # it needs the package gguf
+    from lp.model.gguf_header import GgufHeader
+
 log = logging.getLogger("lookahead")
 
 # Counts the ways of unpacking: a folder that was made in another way is not used.
@@ -36,8 +39,8 @@ MANIFEST = "unpacked.json"
 PART = re.compile(r"-\d{5}-of-\d{5}$")
 # Samples of a file that its digest covers: their number and their length in bytes.
 NUM_SAMPLES, SAMPLE = 64, 1 << 16
-# Seconds that unpacking takes whatever the model, most of it for the vocabulary, and weights a second after that.
-FIXED_S, WEIGHTS_PER_S = 14.0, 3e7
+# How fast transformers unpacks, on one core of a server: strings of the vocabulary and weights.
+STRINGS_PER_S, WEIGHTS_PER_S = 8e3, 3e7
 
 
 def checkpoint_folder(path: str) -> str:
@@ -137,9 +140,10 @@ def _locked(folder: Path, file: Path) -> Iterator[None]:
 
 def _unpack(file: Path, unpacked: Path) -> None:
     """Makes a folder whole or not at all. Raises CheckpointError."""
-    num_weights = _check(file)
-    _check_space(file, unpacked.parent, 4 * num_weights)
-    log.info("unpacking %s, once: about %.0f s", file.name, FIXED_S + num_weights / WEIGHTS_PER_S)
+    header = _read_header(file)
+    _check_space(file, unpacked.parent, 4 * header.num_elements)
+    expected_s = 1 + header.num_strings / STRINGS_PER_S + header.num_elements / WEIGHTS_PER_S
+    log.info("unpacking %s, once: about %.0f s", file.name, expected_s)
     began = time.monotonic()
     partial = unpacked.with_name("partial")
     try:
@@ -163,8 +167,8 @@ def _unpack(file: Path, unpacked: Path) -> None:
     )
 
 
-def _check(file: Path) -> int:
-    """The number of weights in a file that is whole. Raises CheckpointError."""
+def _read_header(file: Path) -> GgufHeader:
+    """The header of a file that is whole. Raises CheckpointError."""
     if importlib.util.find_spec("gguf") is None:
         raise CheckpointError(f"{str(file)!r} cannot be read: the package gguf is missing; pip install 'gguf>=0.17'")
     from lp.model.gguf_header import read_header
@@ -182,7 +186,7 @@ def _check(file: Path) -> int:
             "from those of the original checkpoint",
             file.name,
         )
-    return header.num_elements
+    return header
 
 
 def _check_space(file: Path, folder: Path, needed: int) -> None:

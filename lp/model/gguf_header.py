@@ -23,11 +23,16 @@ STRING, ARRAY = 8, 9
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a GGUF file holds. num_elements: the number of weights in all tensors together."""
+    """What a GGUF file holds.
+
+    num_elements: the number of weights in all tensors together. num_strings: the number of strings in arrays, which are
+    the vocabulary and its merges.
+    """
 
     architecture: str
     tensors: frozenset[str]
     num_elements: int
+    num_strings: int
 
 
 def read_header(file: Path) -> GgufHeader:
@@ -48,6 +53,7 @@ class _Parser:
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
         self._at = len(MAGIC)
+        self._num_strings = 0
 
     def parse(self) -> GgufHeader:
         version = self._number("I")
@@ -59,13 +65,15 @@ class _Parser:
         if not isinstance(architecture, str):
             raise ValueError("it does not name its architecture (general.architecture)")
         tensors = [self._tensor() for _ in range(num_tensors)]
-        alignment = values.get("general.alignment", 32) or 1
+        alignment = values.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"its alignment is {alignment!r}")
         begin = math.ceil(self._at / alignment) * alignment
         needed = max((begin + end for _, _, end in tensors), default=begin)
         if needed > len(self._data):
             raise ValueError(f"it is cut off: it has {len(self._data)} of at least {needed} bytes")
         names = frozenset(name for name, _, _ in tensors)
-        return GgufHeader(architecture, names, sum(elements for _, elements, _ in tensors))
+        return GgufHeader(architecture, names, sum(elements for _, elements, _ in tensors), self._num_strings)
 
     def _key_and_value(self) -> tuple[str, Any]:
         key = self._string()
@@ -83,6 +91,7 @@ class _Parser:
         if inner in SCALARS:
             self._pass(length * struct.calcsize(SCALARS[inner]))
             return None
+        self._num_strings += length if inner == STRING else 0
         for _ in range(length):
             self._pass(self._number("Q")) if inner == STRING else self._value(inner)
         return None
