@@ -22,6 +22,7 @@ from lp.model.exactness import check_tree
 from lp.model.fast.choose import CompileMode, make_fast
 from lp.model.kernels import AttentionKind
 from lp.model.memory import check_fits
+from lp.model.probes import text_probes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -89,9 +90,9 @@ def load(
         check_fits(known.path, known.config, dtype, device, known.max_length)
     model, layers = (reader or read_whole)(known.path, known.config, dtype, device)
     causal = CausalModel(model, known.max_length, known.eos, attention, layers)
-    check_tree(causal)
+    references = check_tree(causal, text_probes(known.tokenizer))
     if reader is None:
-        make_fast(causal, settings.compile, folder("compiled"))
+        make_fast(causal, settings.compile, folder("compiled"), references)
     elif settings.compile is CompileMode.on:
         raise ValueError("model.compile=on is for a rank that holds the whole model; use model.compile=off")
     return Checkpoint(**vars(known), model=causal)

@@ -117,7 +117,7 @@ def test_a_failure_is_logged_and_does_no_harm(
     make_fast(model, CompileMode.auto, tmp_path)
     assert model.fast is None
     assert [r.message for r in caplog.records if r.levelno == logging.WARNING] == [
-        "the forward is not compiled: the compiler is out of order"
+        "the forward is not compiled: the compiler is out of order (model.compile=off does not try it)"
     ]
     with pytest.raises(ValueError, match=r"model\.compile=on: the compiler is out of order; use model\.compile=off"):
         make_fast(model, CompileMode.on, tmp_path)
