@@ -24,8 +24,8 @@ from lp.tree import TokenTree, TreeBuilder
 
 # The allowed error, as a multiple of the median difference between transformers' kernels.
 MULTIPLE = 3.0
-# The least and the most error that is ever allowed. Below the floor it is a few roundings; above the ceiling, logits
-# have little to do with one another.
+# The least and the most error that is ever allowed. The least is that of a few roundings; where the kernels differ by
+# more than the most, their logits have little to do with one another.
 FLOOR = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 4e-3}
 CEILING = {torch.float32: 0.02, torch.bfloat16: 0.5, torch.float16: 0.25}
 # The number of cached tokens before a tree, and the longest sliding window past whose end there are trees as well.

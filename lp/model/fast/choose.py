@@ -95,9 +95,9 @@ def _find_fault(model: CausalModel, cache: KVCache, references: list[Reference])
 
 
 def _fast_logits(model: CausalModel, cache: KVCache, probe: Probe) -> tuple[Tensor, Tensor]:
-    """Logits of a probe's root alone and of its whole tree, both after its trunk, by the fast forward."""
+    """Logits of a probe's root alone and of its whole tree by the fast forward, both after its trunk."""
     cache.length = 0
-    model.forward(chain(probe.trunk), cache, num_logits=1)
+    model.forward_eager(chain(probe.trunk), cache, num_logits=1)
     cache.keep(range(len(probe.trunk)))
     root = chain(probe.tree.tokens[:1].tolist())
     return model.forward(root, cache, num_logits=1), model.forward(probe.tree, cache, num_logits=len(probe.tree))
