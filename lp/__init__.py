@@ -1,4 +1,7 @@
-"""Lookahead decoding on one device: the algorithm, the model adapter and the engine."""
+"""Lookahead decoding on one device: the algorithm, the model adapter and the engine.
+
+Knows no other rank, no configuration file and no HTTP.
+"""
 
 from lp.engine import Engine
 from lp.methods import Auto, Autoregressive, DecodeLimits, Jacobi, Lookahead, PromptLookup

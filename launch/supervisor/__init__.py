@@ -1,1 +1,4 @@
-"""A front end that is no rank: it starts the ranks, watches them, and regroups them when one is lost."""
+"""A front end that is no rank: it starts the ranks, watches them, and regroups them when one is lost.
+
+Knows no HTTP and no sweep. What starts processes is a launcher: local.py here, another one in launch/cluster.
+"""
