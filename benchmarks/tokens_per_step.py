@@ -112,7 +112,7 @@ def main() -> None:
 def make_methods(
     engine: Engine, model: PreTrainedModel, temperature: float, max_new_tokens: int
 ) -> dict[str, DecodePrompt]:
-    """By name: transformers' two methods first, then METHODS."""
+    """Lists the methods by name: transformers' two first, then METHODS."""
     generation: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature > 0}
     if temperature:
         generation |= {"temperature": temperature, "top_k": 0}

@@ -10,10 +10,13 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 log = logging.getLogger("lookahead")
@@ -62,3 +65,21 @@ def folder(name: str) -> Path | None:
         log.warning("nothing is kept for later runs: the folder %s of %s cannot be made (%s)", name, root, error)
         return None
     return path
+
+
+@contextmanager
+def locked(folder: Path, task: str) -> Iterator[None]:
+    """Lets one process at a time do a task in a folder. The others wait, and log that they do.
+
+    task: what is done, for the log, such as "unpack FILE". Raises OSError if the folder cannot be written.
+    """
+    lock = FileLock(str(folder / "lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        log.info("waiting for another process to %s", task)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

@@ -79,3 +79,8 @@ def check_product(degrees: Mapping[str, int], num_ranks: int) -> None:
             f"{named} needs {product} rank(s), but there are {num_ranks}: start {product} (torchrun --nproc-per-node "
             f"{product}, or parallel.ranks={product} where they are started for you), or leave the degree out"
         )
+
+
+def name_mode(degrees: Mapping[str, int]) -> str:
+    """The name of the parallelism that these degrees mean: single, lp, tp, pp or lp x tp."""
+    return " x ".join(axis for axis in AXES if degrees.get(axis, 1) > 1) or "single"

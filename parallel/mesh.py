@@ -18,7 +18,7 @@ from enum import StrEnum
 import torch
 from torch.distributed import DistError, PrefixStore, Store, rendezvous
 
-from parallel.degrees import AXES, Mode, check_product, resolve_degrees
+from parallel.degrees import AXES, Mode, check_product, name_mode, resolve_degrees
 from parallel.errors import RankLost
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Mesh:
     @property
     def mode(self) -> str:
         """The name of the parallelism in use: single, lp, tp, pp or lp x tp."""
-        return " x ".join(axis for axis in AXES if self.degree(axis) > 1) or "single"
+        return name_mode(self.axes)
 
 
 def make_mesh(settings: ParallelSettings, device: str = "auto", environment: Mapping[str, str] = os.environ) -> Mesh:

@@ -19,7 +19,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
 def imports_of(paths: Iterable[Path]) -> dict[str, set[str]]:
-    """By module, the other modules among `paths` that it imports, inside functions as well."""
+    """Finds the other modules among `paths` that each module imports, inside functions as well."""
     modules = {module_of(path): path for path in paths}
     arrows = {}
     for module, path in modules.items():

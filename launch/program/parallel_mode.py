@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parallel.degrees import AXES, Mode
+from parallel.degrees import Mode, name_mode
 from parallel.mesh import ParallelSettings
 
 
@@ -17,4 +17,4 @@ def mode_of(parallel: ParallelSettings, ranks: int) -> str:
         degrees = parallel.resolve_degrees(ranks)
     except ValueError:
         return str(parallel.mode)
-    return " x ".join(axis for axis in AXES if degrees.get(axis, 1) > 1) or "single"
+    return name_mode(degrees)

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -58,9 +57,12 @@ def checkpoint_folder(path: str) -> str:
         raise CheckpointError(f"model.path={path!r} cannot be read: {error.strerror or error}") from error
     unpacked = folder / file.stem
     if not _is_whole(unpacked):
-        with _locked(folder, file):
-            if not _is_whole(unpacked):
-                _unpack(file, unpacked)
+        try:
+            with cache_files.locked(folder, f"unpack {file.name}"):
+                if not _is_whole(unpacked):
+                    _unpack(file, unpacked)
+        except OSError as error:
+            raise _not_written(file, folder, error) from error
     return str(unpacked)
 
 
@@ -118,24 +120,6 @@ def _is_whole(unpacked: Path) -> bool:
     return bool(sizes) and all(
         (unpacked / name).is_file() and (unpacked / name).stat().st_size == size for name, size in sizes.items()
     )
-
-
-@contextmanager
-def _locked(folder: Path, file: Path) -> Iterator[None]:
-    """Keeps other processes from unpacking the same file meanwhile; waits while one does."""
-    lock = FileLock(str(folder / "lock"))
-    try:
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            log.info("waiting for another process to unpack %s", file.name)
-            lock.acquire()
-    except OSError as error:
-        raise _not_written(file, folder, error) from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _unpack(file: Path, unpacked: Path) -> None:

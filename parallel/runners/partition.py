@@ -33,7 +33,7 @@ class TreePartitioner:
         return parts
 
     def _trunks(self, tokens: Sequence[int]) -> list[int]:
-        """For each replica, the number of tokens before the root that it lacks.
+        """Counts the tokens before the root that each replica lacks.
 
         All are 0 in the first step, and after the sequence was resumed with fewer tokens.
         """
