@@ -4,8 +4,8 @@
 
 The figures follow from the model's configuration (benchmarks/projections/rank_cost.py); no weights are needed. Where
 the model is a folder with weights, the command also measures what this machine can show: the bytes of the weights and
-of the cache and, by running a step of one rank, its operations and its collectives. Degrees that do not divide the
-model are left out, and the output names them.
+of the cache and, by running a step of one rank, its operations and its collectives. Degrees by which the
+model cannot be split are left out, and the output names them.
 """
 
 from __future__ import annotations

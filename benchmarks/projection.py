@@ -10,7 +10,7 @@ under tensor parallelism (tp) it also includes the collectives of every layer. T
 
 So a projection supposes that devices do not disturb one another (memory bandwidth, heat, noise), and that the latency
 of a collective does not depend on the number of ranks. The command also measures as many real ranks as this machine has
-room for. Degrees of tp that do not divide the model are left out, and the output names them.
+room for. Degrees of tp by which the model cannot be split are left out, and the output names them.
 """
 
 from __future__ import annotations

@@ -9,15 +9,15 @@ from parallel.comm.base import LocalCollectives
 
 
 class LoneRank(LocalCollectives):
-    """Rank 0 of an axis whose other ranks do not exist.
+    """One rank of an axis whose other ranks do not exist; rank 0 by default.
 
     A sum lacks the other ranks' parts, and a gathered tensor holds copies of the rank's own. What a model computes with
     these collectives means nothing, but it takes the time of one rank's share.
     """
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, rank: int = 0) -> None:
         super().__init__()
-        self.num_ranks = num_ranks
+        self.rank, self.num_ranks = rank, num_ranks
         self.charges = Charges()
 
     def all_reduce(self, tensor: Tensor) -> Tensor:

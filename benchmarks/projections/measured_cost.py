@@ -40,7 +40,7 @@ class CostCheck:
 def check_cost(
     path: str, dtype: str, degrees: Mapping[str, int], cost: RankCost, tree: TokenTree, context: int
 ) -> list[CostCheck]:
-    """Measures what the CPU can show of a mode with one rank at a time; all ranks of lp and tp hold the same amount.
+    """Measures what the CPU can show of a mode with one rank at a time, and gives the highest figures of any rank.
 
     path: a folder with weights. The stages of a pipeline do not run alone, so only their weights are measured.
     """
@@ -48,23 +48,33 @@ def check_cost(
     if (pp := degrees.get("pp", 1)) > 1:
         stages = [load(settings, reader=read_stage(stage, pp)).model.model for stage in range(pp)]
         return [CostCheck(cost.mode, "weights, bytes", cost.weight_bytes, max(map(num_weight_bytes, stages)))]
-    collectives = LoneRank(degrees.get("tp", 1))
+    part = tree.take(max(partition(tree, degrees.get("lp", 1)), key=len))
+    tp = degrees.get("tp", 1)
+    measured = [measure_rank(settings, LoneRank(tp, rank), part, context) for rank in range(tp)]
+    exchanged = 4 * (HEADER + len(part)) if cost.ranks > 1 else 0
+    computed = {
+        "weights, bytes": cost.weight_bytes,
+        "KV cache, bytes": cost.cache_bytes,
+        "FLOP": cost.flops,
+        "collectives in the replica": cost.collectives - (cost.ranks > 1),
+        "sent in the replica, bytes": cost.bytes_sent - exchanged,
+    }
+    checks = [
+        CostCheck(cost.mode, what, figure, max(found))
+        for (what, figure), found in zip(computed.items(), zip(*measured, strict=True), strict=True)
+    ]
+    return [one for one in checks if one.computed or one.measured]
+
+
+def measure_rank(
+    settings: ModelSettings, collectives: LoneRank, part: TokenTree, context: int
+) -> tuple[int, int, int, int, int]:
+    """Bytes of a rank's weights and of its cache, its operations, and its collectives and bytes sent in a replica."""
     reader = read_sharded(collectives) if collectives.num_ranks > 1 else None
     model = load(settings, AttentionKind.eager, reader).model
     model.model.set_experts_implementation("eager")  # torch counts plain products only
-    part = tree.take(max(partition(tree, degrees.get("lp", 1)), key=len))
     cache_bytes, flops, traffic = run_step(model, part, context, collectives)
-    exchanged = 4 * (HEADER + len(part)) if cost.ranks > 1 else 0
-    checks = [
-        CostCheck(cost.mode, "weights, bytes", cost.weight_bytes, num_weight_bytes(model.model)),
-        CostCheck(cost.mode, "KV cache, bytes", cost.cache_bytes, cache_bytes),
-        CostCheck(cost.mode, "FLOP", cost.flops, flops),
-        CostCheck(
-            cost.mode, "collectives in the replica", cost.collectives - (cost.ranks > 1), traffic.num_collectives
-        ),
-        CostCheck(cost.mode, "sent in the replica, bytes", cost.bytes_sent - exchanged, traffic.bytes_sent),
-    ]
-    return [one for one in checks if one.computed or one.measured]
+    return num_weight_bytes(model.model), cache_bytes, flops, traffic.num_collectives, traffic.bytes_sent
 
 
 def run_step(model: CausalModel, part: TokenTree, context: int, collectives: LoneRank) -> tuple[int, int, Traffic]:

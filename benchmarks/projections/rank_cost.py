@@ -25,8 +25,9 @@ from parallel import build
 from parallel.comm.channel import HEADER
 from parallel.degrees import Mode, resolve_degrees
 from parallel.runners.partition import partition
+from parallel.shards.slices import COLUMN, COLUMN_WHOLE_OUTPUT, Slices, own_heads, shards, slices
 from parallel.shards.stages import cut_stage
-from parallel.shards.tensor import COLUMN, COLUMN_WHOLE_OUTPUT, plan, shards
+from parallel.shards.tensor import plan
 from parallel.shards.weights import empty_model
 
 
@@ -90,7 +91,7 @@ def cost_of(
 ) -> RankCost:
     """The cost of the rank with the highest cost. degrees: of lp, tp and pp, by axis.
 
-    Raises ValueError if the degrees cannot be combined, or do not divide the model.
+    Raises ValueError if the degrees cannot be combined, or the model cannot be split so.
     """
     resolve_degrees(Mode.auto, degrees, math.prod(degrees.values()))
     lp, tp, pp = (degrees.get(axis, 1) for axis in ("lp", "tp", "pp"))
@@ -114,9 +115,9 @@ def cost_of(
 
 
 def share_of(config: PreTrainedConfig, dtype: torch.dtype, tp: int = 1, stage: int = 0, pp: int = 1) -> RankShare:
-    """The share of rank 0 of `tp` ranks, or of one stage of `pp`; only one of the two may be above 1.
+    """The largest share of `tp` ranks, or that of one stage of `pp`; only one of the two may be above 1.
 
-    Raises ValueError if the degrees do not divide the model.
+    Raises ValueError if the model cannot be split so.
     """
     build.check(config, {"tp": tp, "pp": pp})
     text: Any = config.get_text_config(decoder=True)
@@ -125,19 +126,19 @@ def share_of(config: PreTrainedConfig, dtype: torch.dtype, tp: int = 1, stage: i
     if pp > 1:
         layers = cut_stage(model, stage, pp)
     if tp > 1:
-        styles = plan(model, tp)
-    numels = _numels(model, styles, tp)
-    tied = {name for name, source in model.all_tied_weights_keys.items() if {name, source} <= set(numels)}
-    weights = {name: weight.element_size() for name, weight in model.named_parameters()}
+        styles = plan(model)
+    cut = slices(model, styles, tp)
+    numels = [_numels(model, styles, cut, rank) for rank in range(tp)]
+    heads = [own_heads(config, styles, rank, tp) for rank in range(tp)]
     split_embeddings = [name for name in styles if isinstance(model.get_submodule(name), nn.Embedding)]
     zero_row = text.hidden_size * dtype.itemsize * len(split_embeddings)
-    sent = [_sent_for_a_row(model.get_submodule(name), style, tp) for name, style in styles.items()]
+    sent = [_sent_for_a_row(model.get_submodule(name), style, cut[name]) for name, style in styles.items()]
     return RankShare(
-        weight_bytes=sum(numel * weights[name] for name, numel in numels.items() if name not in tied) + zero_row,
-        multiplied=_multiplied(model, numels, text),
+        weight_bytes=max(_weight_bytes(model, held) for held in numels) + zero_row,
+        multiplied=max(_multiplied(model, held, text) for held in numels),
         windows=[_sliding_window(text, layer) for layer in layers],
-        query_heads=text.num_attention_heads // tp,
-        kv_heads=(getattr(text, "num_key_value_heads", None) or text.num_attention_heads) // tp,
+        query_heads=max(len(share.query) for share in heads),
+        kv_heads=max(len(share.key_value) for share in heads),
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
         collectives=sum(number > 0 for number in sent),
         sent=sum(sent),
@@ -150,10 +151,20 @@ def _sliding_window(text: Any, layer: int) -> int | None:
     return getattr(text, "sliding_window", None) if types is None or types[layer] == "sliding_attention" else None
 
 
-def _numels(model: PreTrainedModel, styles: Mapping[str, str], tp: int) -> dict[str, int]:
-    """How many numbers of each parameter rank 0 holds."""
-    split = shards(model, styles, 0, tp)
-    return {name: weight.numel() // (tp if name in split else 1) for name, weight in model.named_parameters()}
+def _numels(model: PreTrainedModel, styles: Mapping[str, str], cut: Slices, rank: int) -> dict[str, int]:
+    """How many numbers of each parameter a rank holds."""
+    split = shards(model, styles, cut, rank)
+    return {
+        name: weight[split[name].bounds(weight.shape) if name in split else ...].numel()
+        for name, weight in model.named_parameters()
+    }
+
+
+def _weight_bytes(model: PreTrainedModel, numels: Mapping[str, int]) -> int:
+    """Bytes of these numbers of each parameter, with tied ones counted once."""
+    tied = {name for name, source in model.all_tied_weights_keys.items() if {name, source} <= set(numels)}
+    sizes = {name: weight.element_size() for name, weight in model.named_parameters()}
+    return sum(numel * sizes[name] for name, numel in numels.items() if name not in tied)
 
 
 def _multiplied(model: PreTrainedModel, numels: Mapping[str, int], text: Any) -> int:
@@ -170,14 +181,14 @@ def _multiplied(model: PreTrainedModel, numels: Mapping[str, int], text: Any) ->
     return total
 
 
-def _sent_for_a_row(module: nn.Module, style: str, tp: int) -> int:
+def _sent_for_a_row(module: nn.Module, style: str, held: list[range]) -> int:
     """How many numbers a split module's collective sends for a row; 0 if the module has no collective."""
     if isinstance(module, nn.Embedding):
         return module.embedding_dim
     assert isinstance(module, nn.Linear)
     if style == COLUMN:
         return 0
-    return module.out_features // tp if style == COLUMN_WHOLE_OUTPUT else module.out_features
+    return max(map(len, held)) if style == COLUMN_WHOLE_OUTPUT else module.out_features
 
 
 def _sent_in_pipeline(config: PreTrainedConfig, dtype: torch.dtype, pp: int, rows: int) -> int:

@@ -136,7 +136,8 @@ def replay(
     """Repeats the steps of a text, which a single device recorded, on one tensor-parallel rank.
 
     shard: a model that was read with these collectives. Its answers mean nothing, but that does not change its time:
-    what the cache keeps depends on the text alone. One shard stands for all, because all are equally large.
+    what the cache keeps depends on the text alone. One shard stands for all: the first, which has as many attention
+    heads as any other.
     """
     runner = SingleDevice(shard)
     sequence = Sequence("replay", [], single.sequence.prompt_length, single.sequence.sampling)

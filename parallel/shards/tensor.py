@@ -2,9 +2,11 @@
 
 The split is applied from outside to a Hugging Face model, by the model's own plan. A column-parallel module computes a
 slice of its outputs. The row-parallel module after it takes that slice as its inputs, and an all-reduce adds up the
-outputs of the ranks. Most layers need two all-reduces. The vocabulary is split as well if it divides: the embedding
-then needs one all-reduce and the logits one all-gather. Every rank gets the whole logits, so it decodes as a single
-device does.
+outputs of the ranks. Most layers need two all-reduces. The vocabulary is split as well: the embedding then needs one
+all-reduce and the logits one all-gather. Every rank gets the whole logits, so it decodes as a single device does.
+
+Slices need not be equal (parallel/shards/dealing.py): ranks hold whole attention heads, and a key/value head is
+repeated if there are more ranks than key/value heads. A rank's KV cache holds the rank's own key/value heads.
 """
 
 from __future__ import annotations
@@ -20,27 +22,38 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from lp.model.checkpoint import Reader
 from lp.model.exactness import UnsupportedArchitecture
 from parallel.comm.base import Collectives
-from parallel.shards.weight_files import Shard
+from parallel.shards.slices import (
+    COLUMN,
+    COLUMN_WHOLE_OUTPUT,
+    ROW,
+    ROW_WHOLE_INPUT,
+    STYLES,
+    Slices,
+    count_own_heads,
+    head_counts,
+    shards,
+    slices,
+)
 from parallel.shards.weights import empty_model, fill, name_of
 
-COLUMN, ROW = "colwise", "rowwise"
-COLUMN_WHOLE_OUTPUT, ROW_WHOLE_INPUT = "colwise_gather_output", "rowwise_split_input"
-STYLES = {COLUMN, ROW, COLUMN_WHOLE_OUTPUT, ROW_WHOLE_INPUT}
 # The names of styles that leave a module whole on every rank begin with this.
 REPLICATED = "replicate"
 
 
 def read_sharded(collectives: Collectives) -> Reader:
-    """The Reader of one rank of a tensor-parallel group. It raises ValueError for degrees that do not divide."""
+    """The Reader of one rank of a tensor-parallel group. It raises ValueError for a model that cannot be split so."""
 
     def read(
         path: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
     ) -> tuple[PreTrainedModel, list[int]]:
-        check_degree(config, collectives.num_ranks)
+        rank, degree = collectives.rank, collectives.num_ranks
+        check_degree(config, degree)
         model = empty_model(config, dtype)
-        styles = plan(model, collectives.num_ranks)
-        fill(model, path, dtype, device, shards(model, styles, collectives.rank, collectives.num_ranks))
-        connect(model, styles, collectives)
+        styles = plan(model)
+        cut = slices(model, styles, degree)
+        count_own_heads(model, styles, rank, degree)
+        fill(model, path, dtype, device, shards(model, styles, cut, rank))
+        connect(model, styles, cut, collectives)
         return model, list(range(config.get_text_config(decoder=True).num_hidden_layers))
 
     return read
@@ -49,30 +62,27 @@ def read_sharded(collectives: Collectives) -> Reader:
 def check_degree(config: PreTrainedConfig, degree: int) -> None:
     """Checks that a model can be split among `degree` ranks.
 
-    Raises ValueError naming the sizes that do not divide, or UnsupportedArchitecture if the model has no plan.
+    Raises ValueError if a rank would have no attention head, or UnsupportedArchitecture if the model has no plan.
     """
-    text = config.get_text_config(decoder=True)
     name = (config.architectures or [config.model_type])[0]
-    if not getattr(text, "base_model_tp_plan", None):
+    if not getattr(config.get_text_config(decoder=True), "base_model_tp_plan", None):
         raise UnsupportedArchitecture(
             f"{name} has no tensor-parallel plan in transformers; use parallel=lp, or parallel=single"
         )
-    sizes = {
-        "attention heads": text.num_attention_heads,
-        "key/value heads": getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
-        "intermediate size": getattr(text, "intermediate_size", None),
-    }
-    sizes = {what: size for what, size in sizes.items() if isinstance(size, int)}  # some models have one for each layer
-    odd = [f"{size} {what}" for what, size in sizes.items() if size % degree]
-    if odd:
-        fitting = [n for n in range(1, degree) if all(size % n == 0 for size in sizes.values())]
+    num_query, num_key_value = head_counts(config)
+    if degree > num_query:
         raise ValueError(
-            f"parallel.tp={degree} does not divide {name}'s {' and '.join(odd)}: use a degree that does "
-            f"({', '.join(map(str, fitting))}), or parallel=lp"
+            f"parallel.tp={degree} is more than the {num_query} attention heads of {name}, so that a rank would have "
+            f"none: use parallel.tp={num_query} or less, or parallel=lp"
+        )
+    if num_query % num_key_value:
+        raise ValueError(
+            f"{name} has {num_query} attention heads, which its {num_key_value} key/value heads cannot share equally: "
+            "correct num_attention_heads or num_key_value_heads in config.json"
         )
 
 
-def plan(model: PreTrainedModel, degree: int) -> dict[str, str]:
+def plan(model: PreTrainedModel) -> dict[str, str]:
     """The style of each module that is split, by the module's name.
 
     Raises UnsupportedArchitecture for an unknown style, and for a plan that fits none of the model's modules.
@@ -99,7 +109,7 @@ def plan(model: PreTrainedModel, degree: int) -> dict[str, str]:
             f"{type(model).__name__} has none of the modules that its tensor-parallel plan in transformers names; use "
             "parallel=lp, or parallel=single"
         )
-    return _with_vocabulary(model, styles, degree)
+    return _with_embedding(model, styles)
 
 
 def _expression(pattern: str) -> str:
@@ -107,13 +117,10 @@ def _expression(pattern: str) -> str:
     return re.escape(pattern).replace(r"\*", r"\d+")
 
 
-def _with_vocabulary(model: PreTrainedModel, styles: dict[str, str], degree: int) -> dict[str, str]:
-    """Adds the embedding if the head is split; removes the head if the vocabulary does not divide."""
+def _with_embedding(model: PreTrainedModel, styles: dict[str, str]) -> dict[str, str]:
+    """Adds the embedding if the head is split."""
     embedding, head = _embeddings(model)
-    head_name = name_of(model, head)
-    if embedding.num_embeddings % degree or head_name not in styles:
-        return {name: style for name, style in styles.items() if name != head_name}
-    return {**styles, name_of(model, embedding): COLUMN}
+    return {**styles, name_of(model, embedding): COLUMN} if name_of(model, head) in styles else styles
 
 
 def _embeddings(model: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
@@ -122,49 +129,29 @@ def _embeddings(model: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
     return embedding, head
 
 
-def shards(model: nn.Module, styles: Mapping[str, str], rank: int, degree: int) -> dict[str, Shard]:
-    """The shard that a rank holds of each parameter of the split modules, by the parameter's name.
-
-    Raises ValueError for a size that does not divide.
-    """
-    found = {}
-    for name, style in styles.items():
-        along_rows = style in (COLUMN, COLUMN_WHOLE_OUTPUT)
-        for parameter, tensor in model.get_submodule(name).named_parameters():
-            dim = 0 if along_rows else 1
-            if tensor.dim() <= dim:
-                continue  # the bias of a row-parallel module
-            if tensor.shape[dim] % degree:
-                raise ValueError(
-                    f"parallel.tp={degree} does not divide {name}, which has {tensor.shape[dim]} "
-                    f"{'outputs' if along_rows else 'inputs'}: use a degree that does, or parallel=lp"
-                )
-            found[f"{name}.{parameter}"] = Shard(dim, rank, degree)
-    return found
-
-
-def connect(model: PreTrainedModel, styles: Mapping[str, str], collectives: Collectives) -> None:
+def connect(model: PreTrainedModel, styles: Mapping[str, str], cut: Slices, collectives: Collectives) -> None:
     """Adds the collectives to the split modules of a model whose weights have been read."""
     for name, style in styles.items():
         module = model.get_submodule(name)
         if isinstance(module, nn.Embedding):
-            _split_vocabulary(model, module, collectives)
+            _split_vocabulary(model, module, cut[name][collectives.rank].start, collectives)
         if style == COLUMN_WHOLE_OUTPUT:
-            module.register_forward_hook(_gather(collectives))
+            module.register_forward_hook(_gather(cut[name], collectives))
         if style == ROW_WHOLE_INPUT:
-            module.register_forward_pre_hook(_split(collectives))
+            module.register_forward_pre_hook(_take(cut[name][collectives.rank]))
         if style in (ROW, ROW_WHOLE_INPUT):
             module.register_forward_hook(_reduce(collectives))
             if getattr(module, "bias", None) is not None and collectives.rank != 0:
                 module.register_parameter("bias", None)  # rank 0 adds it, once
 
 
-def _split_vocabulary(model: PreTrainedModel, embedding: nn.Embedding, collectives: Collectives) -> None:
+def _split_vocabulary(model: PreTrainedModel, embedding: nn.Embedding, first: int, collectives: Collectives) -> None:
     """Makes tokens of other ranks look up a row of zeros, so that the sum over the ranks is the embedding.
 
-    A tied head still shares the embedding's memory: it is all rows except the row of zeros.
+    first: the first token of this rank. A tied head still shares the embedding's memory: it is all rows except the row
+    of zeros.
     """
-    size, first = embedding.weight.shape[0], embedding.weight.shape[0] * collectives.rank
+    size = embedding.weight.shape[0]
     head = _embeddings(model)[1]
     is_tied = head.weight is embedding.weight
     zeros = embedding.weight.new_zeros(1, embedding.weight.shape[1])
@@ -189,15 +176,22 @@ def _reduce(collectives: Collectives) -> Callable[..., Tensor]:
     return hook
 
 
-def _gather(collectives: Collectives) -> Callable[..., Tensor]:
+def _gather(held: list[range], collectives: Collectives) -> Callable[..., Tensor]:
+    """Joins the outputs of all ranks. Tensors that are gathered have one shape, so the smaller ones are padded."""
+    sizes = [len(own) for own in held]
+
     def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        return torch.cat(collectives.all_gather(output).unbind(), dim=-1)
+        missing = max(sizes) - output.shape[-1]
+        gathered = collectives.all_gather(nn.functional.pad(output, (0, missing)) if missing else output)
+        return torch.cat([part[..., :size] for part, size in zip(gathered, sizes, strict=True)], dim=-1)
 
     return hook
 
 
-def _split(collectives: Collectives) -> Callable[..., tuple[Tensor, ...]]:
+def _take(own: range) -> Callable[..., tuple[Tensor, ...]]:
+    """Leaves a module those of its inputs that this rank holds."""
+
     def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (args[0].chunk(collectives.num_ranks, dim=-1)[collectives.rank], *args[1:])
+        return (args[0][..., own.start : own.stop], *args[1:])
 
     return hook

@@ -29,17 +29,16 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Shard:
-    """The `index`-th of `count` equal slices of a tensor along the dimension `dim`."""
+    """The part of a tensor from `begin` up to `end` along the dimension `dim`."""
 
     dim: int
-    index: int
-    count: int
+    begin: int
+    end: int
 
     def bounds(self, shape: Sequence[int]) -> tuple[slice, ...]:
         """One slice for each dimension of a tensor of that shape."""
-        size, remainder = divmod(shape[self.dim], self.count)
-        assert not remainder, f"{self} does not divide {list(shape)}"
-        along = slice(self.index * size, (self.index + 1) * size)
+        assert 0 <= self.begin < self.end <= shape[self.dim], f"{self} is not a part of {list(shape)}"
+        along = slice(self.begin, self.end)
         return tuple(along if dim == self.dim else slice(None) for dim in range(len(shape)))
 
 

@@ -38,6 +38,17 @@ def test_computed_is_measured(
         assert one.computed == one.measured, one
 
 
+@pytest.mark.parametrize("degrees", [{"tp": 2}, {"tp": 4}], ids=str)
+@pytest.mark.parametrize("architecture", ["llama", "phi3"])
+def test_the_rank_with_the_highest_cost_counts(architecture: str, degrees: dict[str, int], tmp_path: Path) -> None:
+    """Heads, columns and tokens do not divide, so that ranks differ."""
+    sizes = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 48, "intermediate_size": 70}
+    path = str(save_checkpoint(tmp_path, architecture, seed=0, chat_template=None, **sizes, vocab_size=299))
+    cost = cost_of(AutoConfig.from_pretrained(path), torch.float32, degrees, TREE, CONTEXT)
+    for one in check_cost(path, "float32", degrees, cost, TREE, CONTEXT):
+        assert one.computed == one.measured, one
+
+
 @pytest.mark.parametrize("architecture", ["gpt2", "mixtral"])
 def test_models_that_cannot_be_split_have_a_cost_on_one_device(architecture: str, tmp_path: Path) -> None:
     path = str(save_checkpoint(tmp_path, architecture, num_key_value_heads=4))
@@ -83,7 +94,7 @@ def test_lookahead_parallelism_splits_rows_and_sends_answers() -> None:
     assert len({cost.weight_bytes for cost in costs}) == 1
 
 
-@pytest.mark.parametrize("degrees", [{"pp": 2, "tp": 2}, {"tp": 5}, {"pp": 9}], ids=str)
+@pytest.mark.parametrize("degrees", [{"pp": 2, "tp": 2}, {"tp": 33}, {"pp": 9}], ids=str)
 def test_degrees_that_cannot_be_are_refused(degrees: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"parallel\."):
         cost_of(LlamaConfig(num_hidden_layers=2), torch.float32, degrees, TREE, CONTEXT)

@@ -80,7 +80,7 @@ def test_weights_are_converted_to_another_dtype(tmp_path: Path) -> None:
 def test_shards_have_memory_of_their_own(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path)
     whole = load_reference(folder)
-    model = read(folder, shards={UP: Shard(0, 1, 4), DOWN: Shard(1, 3, 4)})
+    model = read(folder, shards={UP: Shard(0, 16, 32), DOWN: Shard(1, 48, 64)})
     for name, dim, index in ((UP, 0, 1), (DOWN, 1, 3)):
         found = model.get_parameter(name)
         assert torch.equal(found, whole.get_parameter(name).chunk(4, dim)[index])
@@ -176,9 +176,15 @@ def growth(mesh: Mesh, channel: Channel, folder: str) -> tuple[int, int]:
     """Bytes by which this process grew while it read a quarter of all matrices, and bytes of that quarter."""
     torch.set_num_threads(1)
     model = empty_model(AutoConfig.from_pretrained(folder), torch.float32)
-    matrices = [name for name, parameter in model.named_parameters() if parameter.dim() == 2]
+    heights = {name: len(parameter) for name, parameter in model.named_parameters() if parameter.dim() == 2}
     before = psutil.Process().memory_info()
-    fill(model, folder, torch.float32, CPU, {name: Shard(0, 1, 4) for name in matrices})
+    fill(
+        model,
+        folder,
+        torch.float32,
+        CPU,
+        {name: Shard(0, height // 4, height // 2) for name, height in heights.items()},
+    )
     after = psutil.Process().memory_info()
     return (after.rss - after.shared) - (before.rss - before.shared), num_weight_bytes(model)
 
