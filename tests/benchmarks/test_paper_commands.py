@@ -96,11 +96,11 @@ def test_projection(on_prompts: Callable[..., Path], monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(projection, "measure_all", measured)
     settings = ["--settings", "3,3,3", "5,4,5", "--latency-us", "100", "10"]
-    folder = on_prompts(projection.main, "--ranks", "4", "2", "--repeats", "2", "--measure-up-to", "2", *settings)
+    folder = on_prompts(projection.main, "--ranks", "5", "2", "--repeats", "2", "--measure-up-to", "2", *settings)
     table, data = read(folder, "projection-*")
     found = {tuple(one["case"].values()): one for one in data["projections"]}
     windows = ["(3, 3, 3)", "(5, 4, 5)"]
-    expected = {("lp", ranks, name) for ranks in (2, 4) for name in windows}
+    expected = {("lp", ranks, name) for ranks in (2, 5) for name in windows}
     expected |= {
         (mode, ranks, name) for mode, ranks in (("single", 1), ("tp", 2)) for name in ("autoregressive", *windows)
     }
@@ -110,7 +110,7 @@ def test_projection(on_prompts: Callable[..., Path], monkeypatch: pytest.MonkeyP
     far, near = found["tp", 2, "(3, 3, 3)"]["projected_tokens_per_s"]
     assert far < near
     assert len(set(found["single", 1, "(3, 3, 3)"]["projected_tokens_per_s"])) == 1
-    assert "tp on 4 devices is left out: parallel.tp=4 does not divide" in table
+    assert "tp on 5 devices is left out: parallel.tp=5 is more than the 4 attention heads" in table
     assert "PROJECTED tokens/s at 100 us" in table and "1234.5" in table and "failed" in table
     assert table.startswith("# PROJECTION, not measured")
     assert "PROJECTED, 10 µs" in read_plot(folder, "projection-*")
@@ -120,13 +120,13 @@ def test_costs(
     on_prompts: Callable[..., Path], checkpoint_folder: Callable[[str], Path], monkeypatch, tmp_path
 ) -> None:
     model = str(checkpoint_folder("llama"))
-    arguments = ["--degrees", "single", "lp=2", "tp=2", "tp=4", "--context", "32", "--output", str(tmp_path)]
+    arguments = ["--degrees", "single", "lp=2", "tp=2", "tp=5", "--context", "32", "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["costs", "--model", model, "--dtype", "float32", *arguments])
     costs.main()
     table, data = read(tmp_path, "costs-*-float32")
     assert [cost["mode"] for cost in data["costs"]] == ["single", "lp=2", "tp=2"]
     assert len(data["checks"]) == 3 + 3 + 5
-    assert "- tp=4 is left out: parallel.tp=4 does not divide" in table and "Measured on this machine" in table
+    assert "- tp=5 is left out: parallel.tp=5 is more than" in table and "Measured on this machine" in table
     assert "KV cache" in read_plot(tmp_path, "costs-*")
 
 

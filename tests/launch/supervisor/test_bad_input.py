@@ -31,13 +31,13 @@ def test_a_rank_that_fails_at_every_start_is_given_up_with_its_own_message(model
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("parallel=tp", "parallel.tp=3 does not divide"),
-        ("parallel=pp", "parallel.pp=3 is more than"),
+        ("parallel=tp", "parallel.tp=5 is more than the 4 attention heads"),
+        ("parallel=pp", "parallel.pp=5 is more than"),
         ("parallel.timeout_s=0", "parallel.timeout_s=0 must be"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_before_a_rank_is_started(model: Path, setting: str, words: str) -> None:
-    command = [*serve_command(model, 3), setting]
+    command = [*serve_command(model, 5), setting]
     ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=ENDS_WITHIN_S)
     assert ended.returncode == 2
     [message] = ended.stderr.splitlines()
