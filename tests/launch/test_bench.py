@@ -24,12 +24,8 @@ SMALL = ["decode=lookahead", "workload.limit=2", "workload.max_new_tokens=8", "r
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Its context is long enough for the shipped workload, whose texts the tiny tokenizer cuts into bytes.
-
-    It has two attention heads, so that three ranks cannot split it.
-    """
-    folder = tmp_path_factory.mktemp("model")
-    return f"model.path={save_checkpoint(folder, max_position_embeddings=4096, num_attention_heads=2)}"
+    """Its context is long enough for the shipped workload, whose texts the tiny tokenizer cuts into bytes."""
+    return f"model.path={save_checkpoint(tmp_path_factory.mktemp('model'), max_position_embeddings=4096)}"
 
 
 def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -57,10 +53,10 @@ def test_a_sweep_of_modes_is_resumed_with_a_point_that_cannot_run(model: str, tm
     done = lines(tmp_path / "out/runs.jsonl")
     assert all(len(run["cores"]) == len(run["ranks"]) and run["texts"][0]["tokens"] == 8 for run in done)
 
-    again = bench(tmp_path, "-m", model, *SMALL, "parallel=tp", "parallel.ranks=2,3", "output=out")
+    again = bench(tmp_path, "-m", model, *SMALL, "parallel=pp", "parallel.ranks=2,4", "output=out")
     assert again.returncode == 1, again.stderr
     assert "holds 5 measurements already; 1 are left" in again.stderr
-    assert "failed: tp x3 lookahead (7, 5, 7): parallel.tp=3 is more than" in again.stderr
+    assert "failed: pp x4 lookahead (7, 5, 7): parallel.pp=4 is more than" in again.stderr
     assert [summary["rounds"] for summary in lines(tmp_path / "out/summary.jsonl")] == [1, 1, 1, 0]
 
 
