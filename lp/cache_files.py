@@ -71,9 +71,10 @@ def folder(name: str) -> Path | None:
 def locked(folder: Path, task: str) -> Iterator[None]:
     """Lets one process at a time do a task in a folder. The others wait, and log that they do.
 
-    task: what is done, for the log, such as "unpack FILE". Raises OSError if the folder cannot be written.
+    The lock lies beside the folder, so that it outlives it. task: what is done, for the log, such as "unpack FILE".
+    Raises OSError if the lock cannot be written.
     """
-    lock = FileLock(str(folder / "lock"))
+    lock = FileLock(f"{folder}.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:

@@ -26,8 +26,8 @@ ENGINE = tuple(
     f"lp.{name}" for name in ("assembly", "engine", "generation", "request_builder", "scheduler", "single_device")
 )
 LAUNCH = (
-    "backend", "bench", "cluster", "demo", "generate", "output", "program", "prompts", "ray_job", "real_model", "serve",
-    "server", "supervisor", "sweep", "tune", "tuning",
+    "backend", "bench", "cache", "cluster", "demo", "generate", "output", "program", "prompts", "ray_job", "real_model",
+    "serve", "server", "supervisor", "sweep", "tune", "tuning",
 )  # fmt: skip
 
 
@@ -39,6 +39,7 @@ def all_of_launch_but(*allowed: str) -> tuple[str, ...]:
 
 # By room, what it must not import of its own package.
 INNER = {
+    "lp.cache": ("lp.calibration", "lp.decoding", "lp.drafting", "lp.model", "lp.request", "lp.sampling", *ENGINE),
     "lp.model": ("lp.calibration", "lp.decoding", "lp.drafting", "lp.request", "lp.runner", "lp.sampling", *ENGINE),
     "lp.sampling": ("lp.calibration", "lp.decoding", "lp.drafting", "lp.model", "lp.request", "lp.runner", *ENGINE),
     "lp.drafting": ("lp.calibration", "lp.decoding", "lp.model", "lp.request", "lp.runner", "lp.sampling", *ENGINE),

@@ -15,6 +15,8 @@ from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 from lp import cache_files
+from lp.cache.bound import trim
+from lp.cache.entries import open_entry
 
 log = logging.getLogger("lookahead")
 
@@ -51,7 +53,7 @@ def resolve(path: str) -> str:
     if name not in PACKAGES:
         raise ValueError(f"model.path={path!r} is unknown; the packaged models are {', '.join(PACKAGES)}")
     package = PACKAGES[name]
-    folder = cache_files.folder(f"packages/{name}-{package.version}")
+    folder = open_entry("packages", f"{name}-{package.version}")
     if folder is None:
         raise ValueError(
             f"{name} cannot be kept: the cache folder cannot be made; let the environment variable "
@@ -97,9 +99,11 @@ def _fetch(name: str, package: Package, folder: Path) -> Path:
                 f"{package.sha256}; try again, from another index (PIP_INDEX_URL) if pip uses a mirror"
             )
         file = _take_model(wheel)
-        return file.rename(folder / file.name)
+        kept = file.rename(folder / file.name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+    trim()
+    return kept
 
 
 def _download(requirement: str, folder: Path) -> Path:

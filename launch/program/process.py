@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 from transformers.utils import logging as transformers_logging
 
+from launch import USUAL_THRESHOLDS
 from launch.program import configuration
 from launch.program.configuration import UsageError
 from parallel.errors import RankLost, StateDiverged
@@ -44,15 +45,19 @@ def keep_memory() -> None:
         mallopt(option, value)
 
 
-def freeze_heap() -> None:
+def freeze_heap(collect: bool = True) -> None:
     """Tells Python's garbage collector to ignore the objects that exist now, until the program ends.
 
     A model and its libraries consist of hundreds of thousands of objects. Examining all of them takes tenths of a
     second and would interrupt a text. They are released at the end, because some libraries (triton 3.9) print a long
     report of the objects that are left then.
+
+    collect: whether to release garbage first. There is next to none when only libraries have been imported.
     """
-    gc.collect()
+    if collect:
+        gc.collect()
     gc.freeze()
+    gc.set_threshold(*USUAL_THRESHOLDS)
     atexit.register(gc.unfreeze)
 
 
@@ -117,6 +122,7 @@ def main(
     settings, prompts or files cannot be used, or the GPU has too little memory. 130: Ctrl-C while loading. Once the
     model is loaded, `run` decides the exit code.
     """
+    freeze_heap(collect=False)  # what was imported stays
     rank = read_rank()
     set_logging(rank)
     keep_memory()

@@ -50,8 +50,8 @@ def resolve_step_times(
     kept = _read(path) if path and source is StepTimesSource.auto else None
     told = tell(kept.to_dict() if kept else None)
     if told is not None:
-        holds = still_holds(StepTimes.from_dict(told), runner, model.vocab_size, model.max_length)
-        told = told if tell(holds) else None
+        holds = still_holds(StepTimes.from_dict(told), runner, model.vocab_size, model.max_length, tell)
+        told = told if holds else None
     if told is None:
         log.info("measuring the time of a step by its rows, once for this model and machine")
         measured = measure_step_times(runner, model.vocab_size, model.max_length, most_rows, tell)

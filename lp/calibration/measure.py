@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 
 from lp.request import Sequence as TokenSequence
 from lp.runner import Runner, StepInput
@@ -19,13 +20,13 @@ from lp.step_cost import DEPTH, StepTimes
 from lp.tree import TokenTree, TreeBuilder
 
 # The numbers of rows that are measured. Those that show most of the curve come first.
-ROWS = (1, 16, 64, 4, 32, 128, 8, 48, 24, 96, 2, 12, 192, 256)
-# The length of the sequence on which steps are measured.
-CACHED = 256
+ROWS = (1, 16, 64, 4, 32, 2, 8, 128, 48, 24, 96, 12, 192, 256)
+# The length of the sequence on which steps are measured, and of the one on which kept figures are checked.
+CACHED, CACHED_FOR_CHECK = 256, 32
 # At least this many sizes are measured, however slow the machine is.
 FEWEST_SIZES = 3
-# Seconds after which no further size is started: a slow machine gets a curve of fewer points.
-WARM_UP_S = 3.0
+# Seconds of measured steps after which no further size is started: a slow machine gets a curve of fewer points.
+FIRST_ROUND_S = 1.0
 # The number of rounds lies between these two.
 FEWEST_ROUNDS = 3
 MOST_ROUNDS = 9
@@ -33,6 +34,9 @@ MOST_ROUNDS = 9
 BUDGET_S = 3.0
 # A timing runs this many steps of the same size one after another, and takes the time of the last.
 STEPS_PER_TIMING = 2
+# If a step of one row is longer, the model is larger than the processor's caches, so what ran before a step does not
+# matter, and a timing is one step.
+LONG_STEP_S = 0.02
 # The number of drafts of a chain that count as accepted. Where ranks share a tree, the ranks that did not compute these
 # rows must do so in the next step.
 ACCEPTED = 3
@@ -41,7 +45,7 @@ CANDIDATES = 8
 # The factor by which steps may have become slower or faster before they are measured again.
 LARGEST_CHANGE = 3.0
 
-# Takes each rank's wish whether to go on and returns the decision, which is the same on every rank.
+# Takes each rank's wish, such as whether to go on, and returns the decision, which is the same on every rank.
 GoOn = Callable[[bool], bool]
 
 
@@ -67,80 +71,106 @@ def measure_step_times(
     """Times steps of many sizes in several rounds, on a sequence made for it, and takes each size's median.
 
     A round measures all sizes, so that a machine that is busy for a while slows all of them. Decoders choose by ratios
-    of these times; on a busy machine a ratio of medians varies less than a ratio of minima.
+    of these times; on a busy machine a ratio of medians varies less than a ratio of minima. The first round decides
+    which sizes there is time for.
 
     most_rows: the most rows of a step that is measured. go_on: decides for all ranks whether to go on.
     """
-    cached = _num_cached(max_length)
-    sizes = [rows for rows in ROWS if rows <= max(1, min(most_rows, max_length - cached))]
-    with _stopwatch(runner, vocab_size, max_length) as seconds:
-        sizes = _warm_up(sizes, seconds, go_on)
+    num_cached = _num_cached(max_length, CACHED)
+    sizes = [rows for rows in ROWS if rows <= max(1, min(most_rows, max_length - num_cached))]
+    with _stopwatch(runner, vocab_size, max_length, num_cached, go_on) as seconds:
         deadline = time.perf_counter() + BUDGET_S
-        rounds = [list(map(seconds, sizes))]
-        while len(rounds) < MOST_ROUNDS and go_on(len(rounds) < FEWEST_ROUNDS or time.perf_counter() < deadline):
-            rounds.append(list(map(seconds, sizes)))
-    return StepTimes(tuple(sizes), tuple(map(statistics.median, zip(*rounds, strict=True))), runner.num_parts)
+        timings = {rows: [taken] for rows, taken in _first_round(sizes, seconds, go_on)}
+        num_rounds = 1
+        while num_rounds < MOST_ROUNDS and go_on(num_rounds < FEWEST_ROUNDS or time.perf_counter() < deadline):
+            for rows, taken in timings.items():
+                taken.append(seconds(rows))
+            num_rounds += 1
+    rows = sorted(timings)
+    return StepTimes(tuple(rows), tuple(statistics.median(timings[size]) for size in rows), runner.num_parts)
 
 
-def still_holds(times: StepTimes, runner: Runner, vocab_size: int, max_length: int) -> bool:
+def still_holds(
+    times: StepTimes, runner: Runner, vocab_size: int, max_length: int, go_on: GoOn = lambda wanted: wanted
+) -> bool:
     """Whether a small and a larger step still take about as long as these figures say.
 
-    Figures that were measured while the machine was stopped or overloaded would otherwise be used for ever. Ranks may
-    get different answers.
+    Figures that were measured while the machine was stopped or overloaded would otherwise be used for ever. A size is
+    timed again only if it did not take as long, as something else may have held the machine up.
     """
-    sizes = {times.rows[0], times.rows[len(times.rows) // 2]}
-    with _stopwatch(runner, vocab_size, max_length) as seconds:
-        now = {rows: min(seconds(rows) for _ in range(FEWEST_ROUNDS)) for rows in sizes}
-    return all(1 / LARGEST_CHANGE < now[rows] / times.at(rows) < LARGEST_CHANGE for rows in sizes)
+    num_cached = _num_cached(max_length, CACHED_FOR_CHECK)
+    with _stopwatch(runner, vocab_size, max_length, num_cached, go_on) as seconds:
+        for rows in sorted({times.rows[0], times.rows[len(times.rows) // 2]}):
+            expected = times.at(rows)
+            now = (seconds(rows) for _ in range(FEWEST_ROUNDS))
+            if not any(go_on(1 / LARGEST_CHANGE < taken / expected < LARGEST_CHANGE) for taken in now):
+                return False
+    return True
 
 
-def _num_cached(max_length: int) -> int:
+def _num_cached(max_length: int, wanted: int) -> int:
     """The length of the measured sequence, which is shorter for a short context."""
-    return max(1, min(CACHED, max_length // 2))
+    return max(1, min(wanted, max_length // 2))
 
 
 @contextmanager
-def _stopwatch(runner: Runner, vocab_size: int, max_length: int) -> Iterator[Callable[[int], float]]:
-    """Yields a function that times a step of so many rows. Its sequence is open as long as the body runs."""
-    num_cached = _num_cached(max_length)
+def _stopwatch(
+    runner: Runner, vocab_size: int, max_length: int, num_cached: int, go_on: GoOn
+) -> Iterator[Callable[[int], float]]:
+    """Yields a function that times a step of so many rows. Its sequence is open, and read, while the body runs."""
     tokens = [token % vocab_size for token in range(1, num_cached + 1)]
     sequence = TokenSequence("step-times", tokens, num_cached, Sampling(temperature=0.0, seed=0))
     num_new = min(1 + ACCEPTED, max(0, max_length - num_cached - DEPTH))
     runner.open(sequence)
     try:
-        yield lambda rows: _time_step(runner, sequence, rows, vocab_size, num_new)
+        _run_step(runner, sequence, bushy_tree(tokens[-1], 1, vocab_size))
+
+        def seconds(num_rows: int, num_steps: int = STEPS_PER_TIMING) -> float:
+            return _time_steps(runner, sequence, num_rows, vocab_size, num_new, num_steps)
+
+        one_is_enough = runner.num_parts == 1 and go_on(seconds(1) > LONG_STEP_S)
+        yield partial(seconds, num_steps=1) if one_is_enough else seconds
     finally:
         runner.close(sequence)
 
 
-def _warm_up(sizes: list[int], seconds: Callable[[int], float], go_on: GoOn) -> list[int]:
-    """Times each size once, as long as there is time; returns the sizes that were reached, ascending."""
-    deadline = time.perf_counter() + WARM_UP_S
-    for number, num_rows in enumerate(sizes):
-        if number >= FEWEST_SIZES and not go_on(time.perf_counter() < deadline):
-            return sorted(sizes[:number])
-        seconds(num_rows)
-    return sorted(sizes)
+def _first_round(sizes: list[int], seconds: Callable[[int], float], go_on: GoOn) -> Iterator[tuple[int, float]]:
+    """Times each size once, as long as there is time. Yields sizes and seconds."""
+    spent = 0.0
+    for number, rows in enumerate(sizes):
+        if number >= FEWEST_SIZES and not go_on(spent < FIRST_ROUND_S):
+            return
+        taken = seconds(rows)
+        spent += taken
+        yield rows, taken
 
 
-def _time_step(runner: Runner, sequence: TokenSequence, num_rows: int, vocab_size: int, num_new: int) -> float:
-    """Runs STEPS_PER_TIMING steps of equal size and returns the seconds of the last.
+def _time_steps(
+    runner: Runner, sequence: TokenSequence, num_rows: int, vocab_size: int, num_new: int, num_steps: int
+) -> float:
+    """Runs some steps of equal size and returns the seconds of the last.
 
     In decoding, too, a step mostly finds the processor's caches as a step of similar size has left them. Every step
-    gets a new tree, as what is derived from a tree is computed once and must count in each step.
+    gets a new tree, as what is derived from a tree is computed once and must count in each step. Where ranks share a
+    tree, one step is not enough: in the second, ranks compute accepted rows that others have computed.
 
     num_new: the tokens that a step yields: drafts of the tree's first chain, and one more.
     """
-    num_tokens, begin, end = len(sequence.tokens), 0.0, 0.0
-    for _ in range(STEPS_PER_TIMING):
+    num_tokens, taken = len(sequence.tokens), 0.0
+    for _ in range(num_steps):
         tree = bushy_tree(sequence.tokens[-1], num_rows, vocab_size)
-        begin = time.perf_counter()
-        runner.start([StepInput(sequence, tree, CANDIDATES)])
-        runner.finish()
-        end = time.perf_counter()
+        taken = _run_step(runner, sequence, tree)
         sequence.tokens += [*tree.tokens[1:num_new].tolist(), 0][:num_new]
     del sequence.tokens[num_tokens:]
-    return end - begin
+    return taken
+
+
+def _run_step(runner: Runner, sequence: TokenSequence, tree: TokenTree) -> float:
+    """Runs a step and returns its seconds."""
+    begin = time.perf_counter()
+    runner.start([StepInput(sequence, tree, CANDIDATES)])
+    runner.finish()
+    return time.perf_counter() - begin
 
 
 def bushy_tree(root: int, num_rows: int, vocab_size: int) -> TokenTree:

