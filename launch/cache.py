@@ -25,7 +25,7 @@ from lp.cache.entries import KINDS, Entry
 
 @dataclass
 class CacheSettings:
-    """clear: the kind of entries to remove, or all. keep_gb: GB (1e9 bytes) to leave. Both may be given; none only lists."""
+    """clear: the kind of entries to remove, or all. keep_gb: GB (1e9 bytes) to leave. Without both, nothing goes."""
 
     clear: str | None = None
     keep_gb: float | None = None

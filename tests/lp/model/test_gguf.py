@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -192,6 +193,27 @@ def test_a_full_disk_is_named(file: Path, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(gguf, "_convert", fail)
     assert "No space left on device; make room there" in refusal(file)
     assert not leftovers(tmp_path)
+
+
+def test_a_disk_that_fills_up_while_weights_are_written_is_named(file: Path, tmp_path: Path):
+    """A limit on the size of files stands for the full disk."""
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size // 2, usual[1]))
+    try:
+        assert "make room there, or let the environment variable" in refusal(file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert not leftovers(tmp_path) and not list((tmp_path / "cache").rglob("*.safetensors"))
+    assert Path(gguf.checkpoint_folder(str(file))).is_dir()
+
+
+def test_unpacking_keeps_the_cache_within_its_bound(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LOOKAHEAD_CACHE_GB", "0")
+    old = tmp_path / "cache" / "gguf" / "old" / "other"
+    old.mkdir(parents=True)
+    (old / "model.safetensors").write_bytes(b"weights")
+    assert Path(gguf.checkpoint_folder(str(file))).is_dir()  # what this process uses stays, whatever the bound
+    assert not old.exists()
 
 
 def test_a_missing_package_is_named(file: Path, monkeypatch: pytest.MonkeyPatch):
