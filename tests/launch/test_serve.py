@@ -19,6 +19,8 @@ import pytest
 import torch
 
 from lp import Autoregressive, Engine, Sampling
+from lp.cache_files import VARIABLE
+from tests.gguf_files import write_gguf
 from tests.launch import commands
 from tests.models import save_checkpoint
 from tests.parallel.ranks import free_port
@@ -179,6 +181,19 @@ def test_one_rank_without_torchrun(folder: Path, tmp_path: Path, engine: Engine)
     served.process.terminate()
     assert served.process.wait(timeout=30) == 0, served.log.read_text()
     assert "Traceback" not in served.log.read_text()
+
+
+def test_local_ranks_serve_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The front end and both ranks unpack the file; one of them does it for all."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    file = write_gguf(tmp_path / "Tiny.gguf")
+    served = start(file, tmp_path, "launcher=local", "parallel.ranks=2", "step_times=off", num_ranks=1)
+    reply = served.client.completions.create(model="Tiny", prompt="def f(x):", max_tokens=20)
+    expected = Engine.from_pretrained(str(file), device="cpu", step_times="off", compile="off")
+    assert reply.choices[0].text == expected.generate("def f(x):", max_new_tokens=20, decode=Autoregressive()).text
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(timeout=60) == 0
+    assert served.log.read_text().count("unpacked Tiny.gguf") == 1
 
 
 def test_sigterm_to_torchrun_lets_running_requests_finish(folder: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.gguf_files import write_gguf
 from tests.launch import commands
 from tests.launch.cluster.clusters import ENVIRONMENT, LocalCluster, local_cluster
 from tests.launch.cluster.serving import QUICK, all_serve, node_of, ranks_of, serving, stream, wait_until
@@ -45,6 +46,18 @@ def test_ranks_are_placed_as_asked_and_what_does_not_fit_is_reported(cluster: Lo
     assert re.search(r"strict_spread needs a node for each", found["too many nodes"])
     assert re.search(r"model\.path=/nowhere/model is not there on 127\.0\.0\.\d", found["unseen checkpoint"])
     cluster.await_nothing_left()
+
+
+@pytest.mark.quick
+def test_ranks_on_two_nodes_read_a_gguf_file(cluster: LocalCluster, tmp_path: Path) -> None:
+    """The path is relative to the driver's folder, and both ranks unpack the file to one cache."""
+    write_gguf(tmp_path / "Tiny.gguf")
+    wanted = ["model.path=./Tiny.gguf", "parallel.ranks=2", "ray.placement=strict_spread", "max_new_tokens=8"]
+    job = cluster.run("task=generate", *wanted, *QUICK, "prompt=def", "format=json", "ignore_eos=true", cwd=tmp_path)
+    assert job.exit_code == 0, job.err
+    (record,) = [json.loads(line) for line in job.out.splitlines()]
+    assert len(record["token_ids"]) == 8 and record["ranks"] == 2
+    assert "loaded Tiny: " in job.err
 
 
 @pytest.mark.quick
