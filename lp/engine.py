@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from lp import methods
 from lp.assembly import Alone, EngineSettings, Place, find_step_times
@@ -224,12 +225,17 @@ class Engine:
         decode: DecodeSettings | None = None,
         sampling: Sampling | None = None,
         stopping: Stopping | None = None,
+        **settings: Any,
     ) -> Iterator[Progress]:
         """Yields what each step adds. Closing the iterator cancels the request.
 
-        max_new_tokens: used if `stopping` is not given; None is all the room in the context. Raises ValueError for
-        settings that cannot be used, and FloatingPointError if the model answers NaN.
+        prompt: a text, token ids, or messages such as [{"role": "user", "content": "Hello"}], which the checkpoint's
+        chat template turns into a text. max_new_tokens: used if `stopping` is not given; None is all the room in the
+        context. settings: single settings of Sampling, such as temperature=0.8, which replace those of `sampling`.
+        Raises ValueError for settings or messages that cannot be used, FloatingPointError if the model answers NaN.
         """
+        if settings:
+            sampling = (sampling or Sampling()).changed(settings)
         stopping = stopping or Stopping(max_new_tokens=max_new_tokens)
         request = self.request_builder.build(prompt, decode, sampling, stopping)
         return self._steps(request)
@@ -261,11 +267,12 @@ class Engine:
         decode: DecodeSettings | None = None,
         sampling: Sampling | None = None,
         stopping: Stopping | None = None,
+        **settings: Any,
     ) -> Completion:
         """Like `stream`, but returns the whole output at the end."""
         completion = Completion()
         for progress in self.stream(
-            prompt, max_new_tokens=max_new_tokens, decode=decode, sampling=sampling, stopping=stopping
+            prompt, max_new_tokens=max_new_tokens, decode=decode, sampling=sampling, stopping=stopping, **settings
         ):
             completion.extend(progress)
         return completion

@@ -9,15 +9,24 @@ import copy
 import dataclasses
 import itertools
 import secrets
+from collections.abc import Sequence
+from typing import Any
 
 from lp import methods
 from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Request
 from lp.sampling.settings import Sampling
+from lp.text import chat_template
+from lp.text.chat_template import Message
 from lp.text.stopping import Stopping
 
-Prompt = str | list[int]
+# A text, token ids, or the messages of a conversation.
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+class ContextExceeded(ValueError):
+    """A prompt, or it and the tokens that it asks for, do not fit the model's context."""
 
 
 class RequestBuilder:
@@ -43,11 +52,18 @@ class RequestBuilder:
         self.sampling.check(self._vocab_size)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt. A text gets the special tokens that the tokenizer adds.
+        """The token ids of a prompt: a text gets the tokenizer's special tokens, messages the chat template's.
 
-        Raises ValueError for an empty prompt, an unknown token id and text that is not valid Unicode.
+        Raises ValueError for an empty prompt, an unknown token id and text that is not valid Unicode; for messages as
+        lp.text.chat_template.encode does.
         """
-        tokens = self.checkpoint.tokenizer.encode(_utf8(prompt)) if isinstance(prompt, str) else list(prompt)
+        tokens: list[Any]
+        if isinstance(prompt, str):
+            tokens = self.checkpoint.tokenizer.encode(_utf8(prompt))
+        elif chat_template.is_conversation(prompt):
+            tokens = chat_template.encode(self.checkpoint.tokenizer, prompt)
+        else:
+            tokens = list(prompt)
         if not prompt or not tokens:
             raise ValueError("the prompt is empty; give at least one character or token id")
         largest = self._vocab_size - 1
@@ -93,18 +109,21 @@ class RequestBuilder:
         return complete
 
     def _fit(self, tokens: list[int], stopping: Stopping) -> Stopping:
-        """Checks that prompt and new tokens fit the context; max_new_tokens None becomes all the room there is."""
+        """Checks that prompt and new tokens fit the context; max_new_tokens None becomes all the room there is.
+
+        Raises ContextExceeded if they do not.
+        """
         stopping.check(self._vocab_size)
         context = self.checkpoint.max_length
         room = context - len(tokens)
         if room < 1:
-            raise ValueError(
+            raise ContextExceeded(
                 f"the prompt has {len(tokens)} tokens, which leaves no room in the model's context of {context} "
                 "tokens; shorten the prompt"
             )
         wanted = stopping.max_new_tokens
         if wanted is not None and wanted > room:
-            raise ValueError(
+            raise ContextExceeded(
                 f"a prompt of {len(tokens)} tokens and max_new_tokens={wanted} do not fit the model's context of "
                 f"{context} tokens; ask for at most {room} new tokens"
             )

@@ -6,8 +6,6 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import TemplateError
-
 from launch.server import errors
 from launch.server.connection import named_field
 from launch.server.errors import ApiError
@@ -15,8 +13,9 @@ from launch.server.protocol import ChatBody, CompletionBody, GenerationBody, Mes
 from lp import methods
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Request
-from lp.request_builder import RequestBuilder
+from lp.request_builder import ContextExceeded, RequestBuilder
 from lp.sampling.settings import Sampling
+from lp.text.chat_template import NoChatTemplate
 from lp.text.stopping import Stopping
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -28,13 +27,14 @@ NAMES_OF_THE_API = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_token
 class Prepared:
     """A request that is ready for the engine, and what its reply must contain.
 
-    echo: text before the generated text.
+    echo: text before the generated text. wants_usage_so_far: every chunk of a stream says what it has cost so far.
     """
 
     request: Request
     echo: str
     wants_logprobs: bool
     wants_usage: bool
+    wants_usage_so_far: bool = False
 
 
 class Conversion:
@@ -58,15 +58,17 @@ class Conversion:
         try:
             tokens = self._tokens(body)
         except ValueError as error:
-            raise errors.bad_request(str(error), param="messages" if isinstance(body, ChatBody) else "prompt") from None
+            raise errors.bad_request(str(error), param="prompt") from None
         most_tokens = body.most_tokens
         if most_tokens is None and isinstance(body, CompletionBody):
             most_tokens = self._default_max_tokens(tokens)
         try:
             request = self._request(body, tokens, most_tokens, owner)
         except ValueError as error:
-            raise self._refusal(error, body, len(tokens), most_tokens) from None
-        return Prepared(request, self._echo(body), body.num_logprobs is not None, body.wants_usage)
+            raise _refusal(error, body) from None
+        return Prepared(
+            request, self._echo(body), body.num_logprobs is not None, body.wants_usage, body.wants_usage_so_far
+        )
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model_name:
@@ -77,25 +79,18 @@ class Conversion:
 
         Raises ApiError.
         """
-        tokenizer = self.checkpoint.tokenizer
-        if not tokenizer.chat_template:
-            message = f"the model {self.model_name!r} has no chat template; use /v1/completions"
-            raise errors.bad_request(message, param="messages", code="no_chat_template")
         plain = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            text = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            message = f"the model's chat template refuses these messages: {error}"
-            raise errors.bad_request(message, param="messages") from None
-        except Exception as error:  # a template is a program of the checkpoint's author and may raise anything
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            message = f"the model's chat template fails on these messages ({reason}); use /v1/completions"
-            raise errors.bad_request(message, param="messages") from None
-        return tokenizer.encode(str(text), add_special_tokens=False)
+            return self.request_builder.encode(plain)
+        except NoChatTemplate:
+            message = f"the model {self.model_name!r} has no chat template; use /v1/completions"
+            raise errors.bad_request(message, param="messages", code="no_chat_template") from None
+        except ValueError as error:
+            raise errors.bad_request(str(error), param="messages") from None
 
     def _tokens(self, body: CompletionBody | ChatBody) -> list[int]:
         if isinstance(body, ChatBody):
-            return self.request_builder.encode(self.chat_tokens(body.messages))
+            return self.chat_tokens(body.messages)
         return self.request_builder.encode(body.prompt)
 
     def _default_max_tokens(self, tokens: list[int]) -> int:
@@ -116,18 +111,18 @@ class Conversion:
         given: dict[str, Any] = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
         return Sampling(**given, min_new_tokens=body.min_tokens, logprobs=body.num_logprobs)
 
-    def _refusal(self, error: ValueError, body: GenerationBody, num_tokens: int, most_tokens: int | None) -> ApiError:
-        """Converts an error of lp.RequestBuilder to the names that the API has for the settings."""
-        message = str(error)
-        for ours, theirs in NAMES_OF_THE_API.items():
-            message = message.replace(ours, theirs)
-        too_long = num_tokens + (most_tokens or 1) > self.checkpoint.max_length
-        code = "context_length_exceeded" if too_long else None
-        return errors.bad_request(message, param=named_field(message, type(body)), code=code)
-
     def _echo(self, body: CompletionBody | ChatBody) -> str:
         if isinstance(body, ChatBody) or not body.echo:
             return ""
         if isinstance(body.prompt, str):
             return body.prompt
         return str(self.checkpoint.tokenizer.decode(body.prompt, skip_special_tokens=True))
+
+
+def _refusal(error: ValueError, body: GenerationBody) -> ApiError:
+    """Converts an error of lp.RequestBuilder to the names that the API has for the settings."""
+    message = str(error)
+    for ours, theirs in NAMES_OF_THE_API.items():
+        message = message.replace(ours, theirs)
+    code = "context_length_exceeded" if isinstance(error, ContextExceeded) else None
+    return errors.bad_request(message, param=named_field(message, type(body)), code=code)

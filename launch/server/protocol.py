@@ -25,7 +25,10 @@ from launch.server.fields import (
 
 
 class StreamOptions(Body):
+    """continuous_usage_stats: every chunk says what the request has cost so far, as in vLLM; needs include_usage."""
+
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: Ignored = None
 
 
@@ -75,6 +78,10 @@ class GenerationBody(Body):
     @property
     def wants_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def wants_usage_so_far(self) -> bool:
+        return self.wants_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @model_validator(mode="after")
     def _check_together(self) -> GenerationBody:

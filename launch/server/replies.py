@@ -45,8 +45,7 @@ class Reply:
     def whole(self, completion: Completion) -> dict[str, Any]:
         choice = self._choice(completion.text, completion.logprobs, completion.token_ids)
         choice["finish_reason"] = completion.finish_reason
-        body = {**self._head, "object": self.kind, "choices": [choice]}
-        return {**body, "usage": usage(completion.stats), "lookahead": self._lookahead(completion.stats)}
+        return {**self._head, "object": self.kind, "choices": [choice], **self._figures(completion.stats)}
 
     def opening(self) -> Iterator[dict[str, Any]]:
         """Yields the chunks before the first token."""
@@ -59,10 +58,10 @@ class Reply:
         """
         if progress.text or progress.finish_reason or self.prepared.wants_logprobs:
             choice = self._part(progress.text, progress.logprobs, progress.tokens)
-            yield self._chunk({**choice, "finish_reason": progress.finish_reason})
+            chunk = self._chunk({**choice, "finish_reason": progress.finish_reason})
+            yield {**chunk, **self._figures(progress.stats)} if self.prepared.wants_usage_so_far else chunk
         if progress.finish_reason and self.prepared.wants_usage:
-            figures = {"usage": usage(progress.stats), "lookahead": self._lookahead(progress.stats)}
-            yield {**self._head, "object": self.chunk_kind, "choices": [], **figures}
+            yield {**self._head, "object": self.chunk_kind, "choices": [], **self._figures(progress.stats)}
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = {**self._head, "object": self.chunk_kind, "choices": [choice]}
@@ -73,6 +72,9 @@ class Reply:
 
     def _part(self, text: str, logprobs: list[TokenLogprob] | None, tokens: list[int]) -> dict[str, Any]:
         raise NotImplementedError
+
+    def _figures(self, stats: Statistics) -> dict[str, Any]:
+        return {"usage": usage(stats), "lookahead": self._lookahead(stats)}
 
     def _lookahead(self, stats: Statistics) -> dict[str, Any]:
         """Returns this project's extension: how the request was decoded, and what that cost."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,14 @@ class Sampling:
             "min_new_tokens": generation.min_new_tokens or 0,
         }
         return dataclasses.replace(self, **{k: v for k, v in defaults.items() if getattr(self, k) is None})
+
+    def changed(self, settings: Mapping[str, Any]) -> Sampling:
+        """These settings with those of the mapping in their place. Raises ValueError for a name that is no setting."""
+        names = [field.name for field in dataclasses.fields(self)]
+        for name in settings:
+            if name not in names:
+                raise ValueError(f"{name!r} is no sampling setting; they are {', '.join(names)}")
+        return dataclasses.replace(self, **settings)
 
     def check(self, vocab_size: int) -> None:
         """Raises ValueError naming the first setting that is out of range."""

@@ -1,0 +1,75 @@
+"""Turns a conversation into the tokens that a checkpoint's chat template makes of it.
+
+The template is a program that comes with the checkpoint; transformers runs it in a sandbox. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# A message of a conversation: {"role": "user", "content": "..."}. Which roles there are is up to the template.
+Message = Mapping[str, str]
+
+
+class NoChatTemplate(ValueError):
+    """The checkpoint has no chat template, so it cannot read messages."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the checkpoint has no chat template, so it cannot read messages: give it a text to continue, or use an "
+            "instruction-tuned checkpoint"
+        )
+
+
+def is_conversation(prompt: object) -> TypeGuard[Sequence[Message]]:
+    """Whether a prompt is a list of messages rather than a text or token ids."""
+    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def check_template(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Raises NoChatTemplate if the tokenizer has none."""
+    if not tokenizer.chat_template:
+        raise NoChatTemplate
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Any]) -> list[int]:
+    """The token ids of a conversation, up to where the assistant's answer begins.
+
+    Raises ValueError for messages of another form and for those that the template refuses, NoChatTemplate if there is
+    no template.
+    """
+    plain = [check_message(message, number) for number, message in enumerate(messages)]
+    check_template(tokenizer)
+    try:
+        text = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # the template is the checkpoint's program: it may raise anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"the model's chat template refuses these messages: {reason}") from error
+    return tokenizer.encode(str(text), add_special_tokens=False)
+
+
+def check_message(message: Any, number: int) -> dict[str, str]:
+    """The message itself. number: its place in the conversation. Raises ValueError if it has another form."""
+    if not isinstance(message, Mapping):
+        raise ValueError(f'messages[{number}] must be an object like {{"role": "user", "content": "..."}}')
+    for key in ("role", "content"):
+        if not isinstance(message.get(key), str):
+            raise ValueError(f"messages[{number}] must have a text under {key!r}, not {message.get(key)!r}")
+    if others := sorted(map(str, message.keys() - {"role", "content"})):
+        raise ValueError(f"messages[{number}] has {', '.join(others)}; a message has role and content alone")
+    for key in ("role", "content"):
+        _check_unicode(message[key], number)
+    return {"role": message["role"], "content": message["content"]}
+
+
+def _check_unicode(text: str, number: int) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"messages[{number}] is not valid Unicode: character {error.start} is a lone surrogate"
+        ) from None
