@@ -2,6 +2,7 @@
 
     python launch/generate.py prompt="def fibonacci(n):"
     torchrun --nproc-per-node 2 launch/generate.py parallel=lp decode=lookahead prompts=FILE.jsonl format=json
+    python launch/generate.py model=smollm2 chat=true prompt="What is a prime number?"
 
 Text is streamed as it comes; format=json prints one JSON object for each prompt on standard output.
 """
@@ -17,11 +18,12 @@ from enum import StrEnum
 from typing import Any
 
 from launch.output.printer import Printer
+from launch.output.stream import Color
 from launch.output.terminal import JSONOutput, Output, TextOutput
 from launch.program import configuration, process
 from launch.program.runtime import RuntimeSettings, follow, running
 from launch.prompts import collect
-from launch.prompts.collect import NamedPrompt
+from launch.prompts.collect import NamedPrompt, PromptSettings
 from launch.prompts.queue import PromptQueue
 from lp.engine import NOT_A_NUMBER
 from lp.request import Completion, Progress, Request
@@ -37,22 +39,13 @@ class Format(StrEnum):
     json = "json"
 
 
-class Color(StrEnum):
-    auto = "auto"
-    always = "always"
-    never = "never"
-
-
 @dataclass
-class GenerateSettings(RuntimeSettings):
-    """prompt, prompt_file, prompts: a text, a text file or a JSONL file; exactly one of them must be given.
+class GenerateSettings(PromptSettings, RuntimeSettings):
+    """The settings of the program, in addition to those of every program and those that name the prompts.
 
     max_new_tokens, stop, stop_token_ids, ignore_eos: see lp.Stopping. format, color: see launch.output.terminal.
     """
 
-    prompt: str | None = None
-    prompt_file: str | None = None
-    prompts: str | None = None
     max_new_tokens: int | None = 128
     stop: list[str] = field(default_factory=list)
     stop_token_ids: list[int] = field(default_factory=list)
@@ -112,7 +105,7 @@ class Continuations:
 
     def _begin(self, request: Request) -> None:
         self._current = request, Completion()
-        self._printer.begin(self._prompts[request.id].text)
+        self._printer.begin(self._prompts[request.id].shown)
 
     def _fail(self, request: Request, reason: str) -> None:
         self._failures.append(f"{self._prompts[request.id].where}: {reason}")
@@ -124,7 +117,7 @@ def _requests(request_builder: RequestBuilder, named: list[NamedPrompt], setting
     made = []
     for number, prompt in enumerate(named):
         try:
-            request = request_builder.build(prompt.text, stopping=stopping, request_id=str(number))
+            request = request_builder.build(prompt.prompt, stopping=stopping, request_id=str(number))
         except ValueError as error:
             raise ValueError(f"{prompt.where}: {error}") from None
         made.append(request)
@@ -156,7 +149,7 @@ def _record(where: Mapping[str, Any], prompt: NamedPrompt, request: Request, com
 def output_of(settings: GenerateSettings, num_prompts: int) -> Output:
     """Shows the results as the settings say."""
     if settings.format is Format.text:
-        return TextOutput(settings.color.value, settings.show_prompt)
+        return TextOutput(settings.color, settings.show_prompt)
     return JSONOutput(num_prompts)
 
 
@@ -165,7 +158,7 @@ def run(settings: GenerateSettings) -> int:
 
     Raises OSError or ValueError if the output cannot be written, unless its reader has left: that counts as SIGPIPE.
     """
-    named = collect.collect(settings.prompt, settings.prompt_file, settings.prompts)
+    named = collect.collect(settings)
     with running(settings) as runtime:
         if not runtime.channel.is_leader:
             return follow(runtime)

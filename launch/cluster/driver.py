@@ -47,7 +47,7 @@ def serve(settings: RayServeSettings) -> int:
 
 def generate(settings: RayGenerateSettings) -> int:
     """Exit code as launch/generate.py's. Raises ValueError, and OSError if the output cannot be written."""
-    named = collect.collect(settings.prompt, settings.prompt_file, settings.prompts)
+    named = collect.collect(settings)
     resolve_settings(settings)
     join_cluster(settings.ray.address)
     spec = {

@@ -49,12 +49,12 @@ class Printer:
             while write := self._due.get():
                 write()
         except Exception as error:  # also ValueError: a character that the output's encoding does not have
-            _give_up_rest(sys.stdout)
-            _give_up_rest(sys.stderr)
+            give_up_rest(sys.stdout)
+            give_up_rest(sys.stderr)
             self.error = error
 
 
-def _give_up_rest(stream: TextIO) -> None:
+def give_up_rest(stream: TextIO) -> None:
     """Drops what a stream holds but cannot write; else Python would try again at exit and change the exit code."""
     try:
         stream.flush()

@@ -26,7 +26,7 @@ from parallel.mesh import ParallelSettings
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # Keys whose values are taken literally: neither Hydra's grammar nor OmegaConf's interpolation applies to them.
-FREE_TEXT = ("prompt", "prompt_file", "prompts", "model.path")
+FREE_TEXT = ("prompt", "prompt_file", "prompts", "messages", "system", "url", "api_key", "model.path")
 
 Settings = TypeVar("Settings")
 

@@ -5,41 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from launch import generate
-from launch.generate import GenerateSettings
-from launch.program import configuration, process
 from lp import Engine, engine
+from tests.launch.conftest import Main
 
 KEYS = [
     "id", "prompt_tokens", "token_ids", "text", "finish_reason", "steps", "tokens_per_step",
     "ttft_s", "decode_s", "tokens_per_s", "decode", "parallel", "ranks", "seed",
 ]  # fmt: skip
-Main = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def main(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Main]:
-    """Calls the program in this process, in an empty folder: arguments -> (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        configuration.register("generate", GenerateSettings)
-        capfd.readouterr()  # what fixtures have written
-        code = process.main("generate", GenerateSettings, generate.run, "usage", ["parallel.threads=1", *arguments])
-        return code, *capfd.readouterr()
-
-    yield call
-    torch.set_num_threads(1)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 def test_json_is_one_object_on_stdout_and_nothing_else(main: Main, folder: str, llama: Engine) -> None:
