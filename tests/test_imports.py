@@ -26,8 +26,8 @@ ENGINE = tuple(
     f"lp.{name}" for name in ("assembly", "engine", "generation", "request_builder", "scheduler", "single_device")
 )
 LAUNCH = (
-    "backend", "bench", "cache", "cluster", "demo", "generate", "output", "program", "prompts", "ray_job", "real_model",
-    "serve", "server", "supervisor", "sweep", "tune", "tuning",
+    "backend", "bench", "cache", "chat", "cluster", "conversation", "demo", "generate", "output", "program",
+    "prompts", "ray_job", "real_model", "serve", "server", "supervisor", "sweep", "tune", "tuning",
 )  # fmt: skip
 
 
@@ -54,6 +54,7 @@ INNER = {
     "launch.output": all_of_launch_but(),
     "launch.server": (*all_of_launch_but("backend"), "ray"),
     "launch.supervisor": (*all_of_launch_but("backend", "program"), "ray"),
+    "launch.conversation": (*all_of_launch_but("backend", "output"), "ray"),
     "launch.tuning": (*all_of_launch_but("program", "prompts", "sweep"), "ray"),
     "launch.cluster": all_of_launch_but(
         "backend", "generate", "output", "program", "prompts", "server", "supervisor"

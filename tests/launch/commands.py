@@ -30,13 +30,14 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run(
-    program: str, arguments: list[str], folder: Path, num_ranks: int = 1, timeout_s: float = 120.0
+    program: str, arguments: list[str], folder: Path, num_ranks: int = 1, timeout_s: float = 120.0, lines: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program in `folder` to its end."""
+    """Runs a program in `folder` to its end. lines: its standard input."""
     return subprocess.run(
         command(program, arguments, num_ranks),
         cwd=folder,
         env=environment(),
+        input=lines,
         capture_output=True,
         text=True,
         timeout=timeout_s,
