@@ -26,7 +26,8 @@ ENGINE = tuple(
     f"lp.{name}" for name in ("assembly", "engine", "generation", "request_builder", "scheduler", "single_device")
 )
 LAUNCH = (
-    "backend", "bench", "cache", "chat", "cluster", "conversation", "demo", "generate", "output", "program",
+    "backend", "bench", "cache", "chat", "cluster", "conversation", "demo", "generate", "output", "plain_generate",
+    "program",
     "prompts", "ray_job", "real_model", "serve", "server", "supervisor", "sweep", "tune", "tuning",
 )  # fmt: skip
 
@@ -57,7 +58,7 @@ INNER = {
     "launch.conversation": (*all_of_launch_but("backend", "output"), "ray"),
     "launch.tuning": (*all_of_launch_but("program", "prompts", "sweep"), "ray"),
     "launch.cluster": all_of_launch_but(
-        "backend", "generate", "output", "program", "prompts", "server", "supervisor"
+        "backend", "generate", "output", "plain_generate", "program", "prompts", "server", "supervisor"
     ),
     "launch.sweep": all_of_launch_but("cluster", "program", "prompts"),
 }  # fmt: skip

@@ -54,23 +54,33 @@ def resolve(path: str) -> str:
     """
     if not path.startswith(PREFIX):
         return path
-    name = path.removeprefix(PREFIX)
-    if name not in PACKAGES:
-        raise ValueError(f"model.path={path!r} is unknown; the packaged models are {', '.join(PACKAGES)}")
-    package = PACKAGES[name]
-    folder = open_entry("packages", f"{name}-{package.version}")
-    if folder is None:
-        raise ValueError(
-            f"{name} cannot be kept: the cache folder cannot be made; let the environment variable "
-            f"{cache_files.VARIABLE} name a folder that can be written"
-        )
+    name, folder = _find(path)
     try:
-        return str(_kept(folder) or _fetch_alone(name, package, folder))
+        return str(_kept(folder) or _fetch_alone(name, PACKAGES[name], folder))
     except OSError as error:
         raise ValueError(
             f"{name} cannot be kept in {folder}: {error.strerror or error}; make room there, or let the environment "
             f"variable {cache_files.VARIABLE} name a folder that can be written"
         ) from error
+
+
+def is_kept(path: str) -> bool:
+    """Whether `resolve` needs no network for this path of a packaged model. Raises ValueError as `resolve` does."""
+    return _kept(_find(path)[1]) is not None
+
+
+def _find(path: str) -> tuple[str, Path]:
+    """The package's name, and the folder where its file is kept. Raises ValueError if there is none."""
+    name = path.removeprefix(PREFIX)
+    if name not in PACKAGES:
+        raise ValueError(f"model.path={path!r} is unknown; the packaged models are {', '.join(PACKAGES)}")
+    folder = open_entry("packages", f"{name}-{PACKAGES[name].version}")
+    if folder is None:
+        raise ValueError(
+            f"{name} cannot be kept: the cache folder cannot be made; let the environment variable "
+            f"{cache_files.VARIABLE} name a folder that can be written"
+        )
+    return name, folder
 
 
 def _kept(folder: Path) -> Path | None:

@@ -46,10 +46,16 @@ def encode(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Any]) -> list[
     check_template(tokenizer)
     try:
         text = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # the template is the checkpoint's program: it may raise anything
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"the model's chat template refuses these messages: {reason}") from error
+    except TemplateError as error:
+        raise ValueError(f"the model's chat template refuses these messages: {_one_line(error)}") from error
+    except Exception as error:  # a template is a program of the checkpoint's author and may raise anything
+        reason = f"{type(error).__name__}: {_one_line(error)}"
+        raise ValueError(f"the model's chat template fails on these messages ({reason})") from error
     return tokenizer.encode(str(text), add_special_tokens=False)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def check_message(message: Any, number: int) -> dict[str, str]:
