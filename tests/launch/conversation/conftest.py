@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -57,6 +58,7 @@ def chat(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
         return program.main(), *capfd.readouterr()
 
     yield call
+    logging.getLogger().handlers.clear()  # they write to this test's stderr, which is closed afterwards
     torch.set_num_threads(1)
     for number, handler in handlers.items():
         signal.signal(number, handler)

@@ -30,6 +30,11 @@ def server(checkpoint: Checkpoint) -> Iterator[Running]:
         yield running
 
 
+def notes(err: str) -> list[str]:
+    """The lines of stderr, without those of the server, which runs in this process as well."""
+    return [line for line in err.splitlines() if not line.startswith("serving")]
+
+
 def errors(err: str) -> list[str]:
     return [line for line in err.splitlines() if line.startswith("error: ")]
 
@@ -40,7 +45,7 @@ def test_a_server_answers_as_ranks_do(suffix: str, chat: Chat, server: Running, 
     lines = "def f(\nand g\n/retry\n/clear\ndef f(\n"
     code, out, err = chat(f"url={server.url}{suffix}", "system=Be brief.", "max_tokens=12", lines=lines)
     assert (code, out) == (0, f"{first}\n{second}\n{second}\n{first}\n"), err
-    assert len(err.splitlines()) == 4 and all(re.fullmatch(FIGURES, line) for line in err.splitlines()), err
+    assert len(notes(err)) == 4 and all(re.fullmatch(FIGURES, line) for line in notes(err)), err
 
 
 def test_settings_reach_the_server(chat: Chat, server: Running, engine: Engine) -> None:
@@ -77,7 +82,7 @@ def test_a_key_is_asked_for_and_sent(
 ) -> None:
     with serving(checkpoint, api_keys=["sesame"]) as running:
         code, out, err = chat(f"url={running.url}", lines="def f(\n")
-        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert (code, out, len(notes(err))) == (2, "", 1), err
         assert "the API key is missing or wrong" in err and "LOOKAHEAD_API_KEY" in err
         expected = answers(engine, "def f(")[0] + "\n"
         given = [f"url={running.url}", "max_tokens=12"]
