@@ -9,7 +9,7 @@ import copy
 import dataclasses
 import itertools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lp import methods
@@ -60,7 +60,7 @@ class RequestBuilder:
         tokens: list[Any]
         if isinstance(prompt, str):
             tokens = self.checkpoint.tokenizer.encode(_utf8(prompt))
-        elif chat_template.is_conversation(prompt):
+        elif _is_conversation(prompt):
             tokens = chat_template.encode(self.checkpoint.tokenizer, prompt)
         else:
             tokens = list(prompt)
@@ -128,6 +128,11 @@ class RequestBuilder:
                 f"{context} tokens; ask for at most {room} new tokens"
             )
         return dataclasses.replace(stopping, max_new_tokens=room if wanted is None else wanted)
+
+
+def _is_conversation(prompt: Sequence[Any]) -> bool:
+    """Whether a prompt that is no text is messages rather than token ids."""
+    return bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 def _utf8(text: str) -> str:

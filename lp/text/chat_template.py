@@ -6,7 +6,7 @@ The template is a program that comes with the checkpoint; transformers runs it i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -23,11 +23,6 @@ class NoChatTemplate(ValueError):
             "the checkpoint has no chat template, so it cannot read messages: give it a text to continue, or use an "
             "instruction-tuned checkpoint"
         )
-
-
-def is_conversation(prompt: object) -> TypeGuard[Sequence[Message]]:
-    """Whether a prompt is a list of messages rather than a text or token ids."""
-    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 def check_template(tokenizer: PreTrainedTokenizerFast) -> None:
