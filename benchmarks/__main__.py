@@ -3,6 +3,8 @@
 python -m benchmarks                   lists the commands
 python -m benchmarks NAME --help       explains one and its options
 python -m benchmarks NAME [OPTIONS]    runs it, as `python -m benchmarks.NAME [OPTIONS]` does
+
+The name of a command in a folder begins with the folder's: paper.ablation.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ def main() -> None:
 def find_commands() -> dict[str, str]:
     """The first line of each command's docstring, by the command's name. Nothing is imported."""
     found = {}
-    for path in sorted(FOLDER.glob("[!_]*.py")):
-        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        found[path.stem] = docstring.partition("\n")[0]
+    for path in sorted(FOLDER.rglob("[!_]*.py"), key=lambda path: (path.parent != FOLDER, path)):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
+            name = ".".join(path.relative_to(FOLDER).with_suffix("").parts)
+            found[name] = (ast.get_docstring(tree) or "").partition("\n")[0]
     return found
 
 

@@ -13,28 +13,21 @@ otherwise the exit status is 1. Prints a table and writes it, with all figures, 
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
-
-import torch
-from transformers import PreTrainedModel
 
 from benchmarks.shared.decoded_texts import (
     AUTOREGRESSIVE,
     GENERATE,
     DecodedText,
     add_up,
-    decode_text,
-    generate_tokens,
     take_turns,
 )
 from benchmarks.shared.inputs import encode, load_engine_and_reference, read_prompts
+from benchmarks.shared.methods import DecodePrompt, make_methods, timed
 from benchmarks.shared.options import make_prompts_parser, parse
 from benchmarks.shared.report import markdown_table, publish
-from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling
+from lp import Auto, Autoregressive, Jacobi, Lookahead, PromptLookup
 from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES
 
@@ -49,7 +42,6 @@ METHODS: dict[str, DecodeSettings] = {
     "lookahead (15, 5, 15)": Lookahead(15, 5, 15),
     "lookahead (15, 5, 15), arg max": Lookahead(15, 5, 15, position_noise=False),
 }
-GENERATE_LOOKUP = "transformers prompt lookup (10)"
 
 
 @dataclass
@@ -73,10 +65,6 @@ class MethodFigures:
     accepted: dict[str, int]
 
 
-# Decodes a prompt with a seed.
-DecodePrompt = Callable[[list[int], int], DecodedText]
-
-
 def main() -> None:
     parser = make_prompts_parser(__doc__)
     parser.add_argument("--dtype", default="float32", choices=DTYPES, help="format of the model (default %(default)s)")
@@ -86,7 +74,7 @@ def main() -> None:
     )
     arguments = parse(parser, keep_memory=False)
     engine, model = load_engine_and_reference(arguments.model, arguments.dtype, arguments.device)
-    methods = make_methods(engine, model, arguments.temperature, arguments.max_new_tokens)
+    methods = make_methods(engine, model, METHODS, arguments.temperature, arguments.max_new_tokens)
     prompts = encode(engine, read_prompts(arguments.prompts, arguments.limit), arguments.max_new_tokens)
     texts = decode_all(methods, prompts, arguments.seed)
     figures = summarise(texts, expected=AUTOREGRESSIVE if arguments.temperature else GENERATE)
@@ -109,62 +97,12 @@ def main() -> None:
         raise SystemExit(1)
 
 
-def make_methods(
-    engine: Engine, model: PreTrainedModel, temperature: float, max_new_tokens: int
-) -> dict[str, DecodePrompt]:
-    """Lists the methods by name: transformers' two first, then METHODS."""
-    generation: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature > 0}
-    if temperature:
-        generation |= {"temperature": temperature, "top_k": 0}
-
-    def by_engine(decode: DecodeSettings) -> DecodePrompt:
-        def decode_prompt(prompt: list[int], seed: int) -> DecodedText:
-            sampling = Sampling(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
-            return decode_text(engine, prompt, decode, sampling, max_new_tokens)
-
-        return decode_prompt
-
-    def by_generate(**more: Any) -> DecodePrompt:
-        return lambda prompt, seed: generate_counted(model, prompt, seed, {**generation, **more})
-
-    methods = {GENERATE: by_generate(), GENERATE_LOOKUP: by_generate(prompt_lookup_num_tokens=10)}
-    return methods | {name: by_engine(decode) for name, decode in METHODS.items()}
-
-
-def generate_counted(model: PreTrainedModel, prompt: list[int], seed: int, settings: dict[str, Any]) -> DecodedText:
-    """A text by transformers, with its forward passes counted.
-
-    The prompt's rows are not counted, as in lp's statistics.
-    """
-    rows: list[int] = []
-
-    def count(module, arguments, keywords):
-        rows.append(keywords["input_ids"].shape[1])
-
-    torch.manual_seed(seed)
-    hook = model.register_forward_pre_hook(count, with_kwargs=True)
-    try:
-        tokens = generate_tokens(model, prompt, **settings)
-    finally:
-        hook.remove()
-    return DecodedText(tokens, len(rows), sum(rows) - len(prompt) + 1)
-
-
 def decode_all(methods: dict[str, DecodePrompt], prompts: list[list[int]], seed: int) -> dict[str, list[DecodedText]]:
     """The texts of each method, timed by one clock for all methods."""
     for decode in methods.values():
         decode(prompts[0], seed)  # not counted: the first text pays for what is made only once
 
-    def timed(decode: DecodePrompt) -> DecodePrompt:
-        def decode_timed(prompt: list[int], number: int) -> DecodedText:
-            begin = time.perf_counter()
-            text = decode(prompt, seed + number)
-            text.seconds = time.perf_counter() - begin
-            return text
-
-        return decode_timed
-
-    return take_turns({name: timed(decode) for name, decode in methods.items()}, prompts)
+    return take_turns({name: timed(decode, seed) for name, decode in methods.items()}, prompts)
 
 
 def summarise(texts: dict[str, list[DecodedText]], expected: str) -> list[MethodFigures]:

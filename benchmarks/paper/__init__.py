@@ -1,1 +1,1 @@
-"""What the paper itself uses: its formula for tokens per step, and its measure of summaries."""
+"""The experiments of arXiv 2402.02057: scaling law, ablation, sampling quality; and the paper's own formulas."""

@@ -14,6 +14,7 @@ from benchmarks.projections.projected_speed import ProjectionCase
 from benchmarks.shared.report import progress
 from launch.sweep.points import runtime_point
 from launch.sweep.ranks import measure, usable_cores
+from launch.sweep.records import Run
 from launch.sweep.settings import BenchSettings
 from lp.methods import DecodeSettings
 from parallel.degrees import Mode
@@ -30,16 +31,21 @@ def measure_all(
     measured: dict[ProjectionCase, float] = {}
     failures: list[str] = []
     for case in progress(list(cases), "real ranks", unit="run"):
-        parallel = ParallelSettings(Mode(case.mode), ranks=case.ranks)
-        point = runtime_point(replace(settings, decode=methods[case.method], parallel=parallel))
-        with tempfile.TemporaryDirectory() as logs:
-            run = measure(point, 0, settings.point_timeout_s, Path(logs))
+        run = measure_once(case, methods, settings)
         if run.error:
             failures.append(f"{case.mode} on {case.ranks} real ranks, {case.method}, failed: {run.error}")
             print(failures[-1], file=sys.stderr)
         else:
             measured[case] = run.tokens / sum(text.decode_s for text in run.texts)
     return measured, failures
+
+
+def measure_once(case: ProjectionCase, methods: Mapping[str, DecodeSettings], settings: BenchSettings) -> Run:
+    """One run of a case, or its failure. settings: see `measure_all`."""
+    parallel = ParallelSettings(Mode(case.mode), ranks=case.ranks)
+    point = runtime_point(replace(settings, decode=methods[case.method], parallel=parallel))
+    with tempfile.TemporaryDirectory() as logs:
+        return measure(point, 0, settings.point_timeout_s, Path(logs))
 
 
 def room_for_ranks(device: str, threads: int) -> int:

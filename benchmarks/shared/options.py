@@ -11,11 +11,20 @@ import torch
 
 from launch.program import process
 
+FOLDER = Path(__file__).resolve().parents[1]
+
+
+def command_line() -> str:
+    """How the command that is running is called, without its options."""
+    path = Path(sys.argv[0])
+    inside = path.relative_to(FOLDER) if path.is_relative_to(FOLDER) else Path(path.name)
+    return f"python -m benchmarks.{'.'.join(inside.with_suffix('').parts)}"
+
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
     """A parser that shows a command's docstring as it is written."""
     return argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{Path(sys.argv[0]).stem}",
+        prog=command_line(),
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

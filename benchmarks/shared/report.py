@@ -16,6 +16,7 @@ import transformers
 from tabulate import tabulate
 from tqdm import tqdm
 
+from benchmarks.shared.options import command_line
 from lp.hardware import processor_name
 
 if TYPE_CHECKING:
@@ -31,9 +32,8 @@ def progress(items: Sequence[T], description: str, unit: str = "prompt") -> Iter
 
 def describe_run() -> dict[str, Any]:
     """Command line, date, hardware and versions, without which a figure means nothing."""
-    module = Path(sys.argv[0]).stem
     return {
-        "command": " ".join(["python -m", f"benchmarks.{module}", *map(_without_folder, sys.argv[1:])]),
+        "command": " ".join([command_line(), *map(_without_folder, sys.argv[1:])]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": processor_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

@@ -1,7 +1,8 @@
-"""A fixture that runs a benchmark as its command does, on a tiny model and two prompts."""
+"""Fixtures that run a benchmark as its command does, on a tiny model and two prompts."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,34 @@ def on_prompts(
         output = tmp_path / "results"
         shared = ["--prompts", str(prompts), "--model", str(checkpoint_folder("llama")), "--max-new-tokens", "12"]
         monkeypatch.setattr(sys, "argv", ["benchmark", *shared, "--output", str(output), *arguments])
+        main()
+        return output
+
+    return run
+
+
+@pytest.fixture
+def prompts_folder(tmp_path: Path) -> Path:
+    """A folder with prompts of HumanEval and of two categories of Spec-Bench."""
+    folder = tmp_path / "prompts"
+    folder.mkdir()
+    (folder / "humaneval.jsonl").write_text('{"prompt": "def f(x):\\n"}\n{"prompt": "class Point:\\n"}\n')
+    lines = [{"id": name, "category": name, "turns": [f"self.{name}"]} for name in ("writing", "rag", "qa")]
+    (folder / "spec_bench.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture
+def on_categories(
+    tmp_path: Path, prompts_folder: Path, checkpoint_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Path]:
+    """A function that calls a benchmark's main on prompts by category and returns the folder of its results."""
+
+    def run(main: Callable[[], None], *arguments: str) -> Path:
+        output = tmp_path / "results"
+        shared = ["--prompts", str(prompts_folder), "--model", str(checkpoint_folder("llama")), "--compile", "off"]
+        shared += ["--max-new-tokens", "8", "--threads", "1", "--limit", "4", "--output", str(output)]
+        monkeypatch.setattr(sys, "argv", ["benchmark", *shared, *arguments])
         main()
         return output
 

@@ -1,4 +1,4 @@
-"""Every file on top of benchmarks/ is a command, and `python -m benchmarks` lists and runs the commands."""
+"""Every file on top of benchmarks/ is a command, as are those of paper/, and `python -m benchmarks` lists all."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import pytest
 
 from benchmarks import __main__ as commands
 
-NAMES = sorted(path.stem for path in commands.FOLDER.glob("*.py") if not path.stem.startswith("_"))
-HELPERS = sorted(path for path in commands.FOLDER.rglob("*.py") if path.parent != commands.FOLDER)
+ON_TOP = sorted(path.stem for path in commands.FOLDER.glob("*.py") if not path.stem.startswith("_"))
+IN_FOLDERS = ["paper.ablation", "paper.sampling_quality", "paper.scaling_law"]
+NAMES = [*ON_TOP, *IN_FOLDERS]
+FILES = {commands.FOLDER / f"{name.replace('.', '/')}.py" for name in NAMES}
+HELPERS = sorted(path for path in commands.FOLDER.rglob("*.py") if path.parent != commands.FOLDER and path not in FILES)
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:

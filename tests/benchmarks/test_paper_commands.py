@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ablation, costs, projection, scaling_law
+from benchmarks import costs, projection
+from benchmarks.paper import ablation, scaling_law
+from benchmarks.paper.scaling_law import ScalingPoint
 from benchmarks.projections.projected_speed import ProjectionCase
-from benchmarks.scaling_law import ScalingPoint
 from benchmarks.shared import greedy
 from tests.benchmarks.results import read, read_plot
 

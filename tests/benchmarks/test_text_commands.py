@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import exchange_cost, half_precision, tokens_per_step
+from benchmarks.shared import methods
 from tests.benchmarks.results import read
 
 
@@ -27,14 +28,14 @@ def test_tokens_per_step(temperature: str, on_prompts: Callable[..., Path], caps
 def test_a_text_that_differs_fails_the_benchmark(
     on_prompts: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generate_counted = tokens_per_step.generate_counted
+    generate_counted = methods.generate_counted
 
     def other(*arguments):
         text = generate_counted(*arguments)
         text.tokens[-1] += 1
         return text
 
-    monkeypatch.setattr(tokens_per_step, "generate_counted", other)
+    monkeypatch.setattr(methods, "generate_counted", other)
     with pytest.raises(SystemExit) as stopped:
         on_prompts(tokens_per_step.main)
     assert stopped.value.code == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import sampling_quality
+from benchmarks.paper import sampling_quality
 
 
 def test_lookahead_samples_the_texts_of_plain_sampling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

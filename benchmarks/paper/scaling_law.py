@@ -1,6 +1,6 @@
 """Measures how tokens per step grow with the window, the n-gram size and the guesses.
 
-    python -m benchmarks.scaling_law --prompts prompts.jsonl --limit 20
+    python -m benchmarks.paper.scaling_law --prompts prompts.jsonl --limit 20
 
 Decodes greedily at each window W, n-gram size N and number of guesses G, with G = W unless --guesses says otherwise.
 The plot shows tokens per step against the logarithm of the rows of a step, and the paper's formula

@@ -1,6 +1,6 @@
 """Measures what each branch of lookahead decoding is worth, as the paper's ablation does.
 
-    python -m benchmarks.ablation --prompts prompts.jsonl --limit 50
+    python -m benchmarks.paper.ablation --prompts prompts.jsonl --limit 50
 
 This is table 3 of arXiv 2402.02057. The paper writes a setting as (N, W, G): (5, 1, 30) has 5-grams, a window of one
 column and 30 guesses. So (5, 1, 30) nearly removes the lookahead branch, (5, 30, 1) nearly removes the verification

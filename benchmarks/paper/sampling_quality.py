@@ -1,6 +1,6 @@
 """Checks by ROUGE that lookahead decoding does not change what is sampled.
 
-    python -m benchmarks.sampling_quality [--workload cnn_dailymail --prompts cnn.jsonl]
+    python -m benchmarks.paper.sampling_quality [--workload cnn_dailymail --prompts cnn.jsonl]
 
 This is the comparison of arXiv 2402.02057, table 2. At each temperature it compares plain sampling, sampling by
 lookahead decoding with the same seeds, and transformers' own sampling (with other random numbers), by ROUGE F1 against

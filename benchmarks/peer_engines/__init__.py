@@ -1,0 +1,1 @@
+"""The engines that benchmarks.peers compares, each behind one face: transformers, llama.cpp and this project."""

@@ -1,0 +1,80 @@
+"""Decoding methods that take turns on the same prompts: transformers' own beside those of this project."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from benchmarks.shared.decoded_texts import GENERATE, DecodedText, decode_text, generate_tokens
+from lp import Engine, Sampling
+from lp.methods import DecodeSettings
+
+GENERATE_LOOKUP = "transformers prompt lookup (10)"
+LOOKUP_TOKENS = 10
+
+# Decodes a prompt with a seed.
+DecodePrompt = Callable[[list[int], int], DecodedText]
+
+
+def make_methods(
+    engine: Engine,
+    model: PreTrainedModel,
+    settings: Mapping[str, DecodeSettings],
+    temperature: float,
+    max_new_tokens: int,
+) -> dict[str, DecodePrompt]:
+    """Lists the methods by name: transformers' `generate` and its prompt lookup, then those of `settings`.
+
+    model: the engine's checkpoint as transformers runs it.
+    """
+    generation: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature > 0}
+    if temperature:
+        generation |= {"temperature": temperature, "top_k": 0}
+
+    def by_engine(decode: DecodeSettings) -> DecodePrompt:
+        def decode_prompt(prompt: list[int], seed: int) -> DecodedText:
+            sampling = Sampling(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+            return decode_text(engine, prompt, decode, sampling, max_new_tokens)
+
+        return decode_prompt
+
+    def by_generate(**more: Any) -> DecodePrompt:
+        return lambda prompt, seed: generate_counted(model, prompt, seed, {**generation, **more})
+
+    methods = {GENERATE: by_generate(), GENERATE_LOOKUP: by_generate(prompt_lookup_num_tokens=LOOKUP_TOKENS)}
+    return methods | {name: by_engine(decode) for name, decode in settings.items()}
+
+
+def generate_counted(model: PreTrainedModel, prompt: list[int], seed: int, settings: dict[str, Any]) -> DecodedText:
+    """A text by transformers, with its forward passes counted.
+
+    The prompt's rows are not counted, as in lp's statistics.
+    """
+    rows: list[int] = []
+
+    def count(module, arguments, keywords):
+        rows.append(keywords["input_ids"].shape[1])
+
+    torch.manual_seed(seed)
+    hook = model.register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        tokens = generate_tokens(model, prompt, **settings)
+    finally:
+        hook.remove()
+    return DecodedText(tokens, len(rows), sum(rows) - len(prompt) + 1)
+
+
+def timed(decode: DecodePrompt, first_seed: int = 0) -> DecodePrompt:
+    """The same method, timed by a clock that is the same for all methods. Prompt n has seed `first_seed` + n."""
+
+    def decode_timed(prompt: list[int], number: int) -> DecodedText:
+        begin = time.perf_counter()
+        text = decode(prompt, first_seed + number)
+        text.seconds = time.perf_counter() - begin
+        return text
+
+    return decode_timed
