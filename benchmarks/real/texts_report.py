@@ -163,7 +163,7 @@ def _bars(axes: Axes, values: Mapping[str, Sequence[float]], title: str) -> None
 
 def _methods(run: RunTexts) -> list[str]:
     """The names of all methods but `generate` itself."""
-    return [name for name in next(iter(run.values())) if name != GENERATE]
+    return [name for name in next(iter(run.values()), {}) if name != GENERATE]
 
 
 def _num_texts(run: RunTexts) -> int:
