@@ -61,10 +61,11 @@ def main() -> None:
         raise SystemExit(str(error)) from None
     bandwidth = read_bandwidth()
     told = (
-        f"{len(prompts)} prompts, up to {arguments.max_new_tokens} new tokens each, greedy, {arguments.threads} "
-        f"threads, medians of {arguments.rounds} rounds, on {processor_name()}, whose memory was read at "
-        f"{bandwidth / 1e9:.1f} GB/s. Tokens per second of decoding alone (after the first tokens) and with the "
-        "reading of the prompt. Same text: number of texts that equal those of `generate` in float32."
+        f"{len(prompts)} prompts, up to {arguments.max_new_tokens} new tokens each, greedy. Threads: "
+        f"{arguments.threads}. Rounds, of which each figure is the median: {arguments.rounds}. Processor: "
+        f"{processor_name()}, whose memory was read at {bandwidth / 1e9:.1f} GB/s. Tokens per second of decoding alone "
+        "(after the first tokens) and with the reading of the prompt. Same text: number of texts that equal those of "
+        "`generate` in float32."
     )
     publish(
         arguments.output,
@@ -164,7 +165,7 @@ def llama_peers(model: Path, dtype: str, context: int, arguments: argparse.Names
     programs = llama_build.build_programs(arguments.build_jobs)
     weights = make_weights(programs, model, dtype)
     server = programs / "llama-server"
-    yield llama_programs.BenchProgram(programs / "llama-bench", weights, dtype, arguments.threads)
+    yield llama_programs.BenchProgram(programs / "llama-bench", weights, arguments.threads)
     for name in ("llama-lookup", "llama-lookahead"):
         yield llama_programs.TextProgram(programs / name, weights, dtype, arguments.threads)
     for kind in [None, *llama_server.kinds_of_drafts(server)]:

@@ -150,8 +150,8 @@ def describe(kept: Mapping[str, Mapping[str, Figures]], settings: RealModelSetti
         if module.PART in kept:
             sections[title] = module.describe(kept[module.PART])
     told = (
-        f"{len(settings.asked)} prompts over all categories, up to {settings.max_new_tokens} new tokens each, "
-        f"{settings.threads} threads."
+        f"{len(settings.asked)} prompts over all categories, up to {settings.max_new_tokens} new tokens each. "
+        f"Threads of a rank that has the machine to itself: {settings.threads}."
     )
     missing = [part for part in PARTS if part not in kept]
     notes = [*(f"not measured yet: {part}" for part in missing), *(f"FAILED: {line}" for line in failed)]

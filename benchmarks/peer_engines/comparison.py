@@ -87,7 +87,7 @@ def _try(peer: Peer, prompt: PeerPrompt, max_new_tokens: int, found: Comparison)
     try:
         return peer.decode(prompt, max_new_tokens)
     except Unavailable as error:
-        found.skipped[peer.name] = str(error)
+        found.skipped[peer.name] = str(error).removeprefix(f"{peer.name} ")
         return None
 
 

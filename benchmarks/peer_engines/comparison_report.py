@@ -67,8 +67,8 @@ def describe(comparison: Comparison, expected: ExpectedTexts, prompts: Sequence[
 
 def _whole_table(comparison: Comparison, expected: ExpectedTexts) -> str:
     bases = [comparison.record(GENERATE), comparison.record(AUTOREGRESSIVE)]
-    columns = ["engine", "decoding", "over generate", "over our autoregressive"]
-    columns += ["with the prompt", "over generate", "over our autoregressive", "same text"]
+    columns = ["engine", "decoding alone, tokens/s", "over generate", "over our autoregressive"]
+    columns += ["with the prompt, tokens/s", "over generate", "over our autoregressive", "same text"]
     rows = []
     for record in comparison.records:
         same = expected.num_same(record)
@@ -88,7 +88,7 @@ def _by_category(comparison: Comparison, prompts: Sequence[PeerPrompt]) -> str:
         [record.name, *(f"{median(record.decoding_rates(chosen)):.1f}" for chosen in numbers.values())]
         for record in comparison.records
     ]
-    return f"Tokens per second of decoding alone, by category:\n\n{markdown_table(['engine', *numbers], rows)}"
+    return f"Decoding alone, by category, tokens per second:\n\n{markdown_table(['engine', *numbers], rows)}"
 
 
 def _verdict(comparison: Comparison) -> str:

@@ -52,12 +52,14 @@ class TextProgram:
 
 
 class BenchProgram:
-    """llama-bench: decoding without drafts on made-up tokens, after as many as the prompt has. It has no text."""
+    """llama-bench: decoding without drafts on made-up tokens, after as many as the prompt has.
 
-    def __init__(self, program: Path, weights: Path, dtype: str, threads: int):
+    It has no text, and its KV cache is in float16, as it knows no float32 there.
+    """
+
+    def __init__(self, program: Path, weights: Path, threads: int):
         self.name = f"llama.cpp, {program.name}"
         self._command = [str(program), "-m", str(weights), "-t", str(threads), "-r", "1", "-o", "json"]
-        self._command += CACHE_OPTIONS.get(dtype, [])
 
     def decode(self, prompt: PeerPrompt, max_new_tokens: int) -> PeerText:
         num_read = len(prompt.tokens)

@@ -17,7 +17,7 @@ from benchmarks.real.settings import RealModelSettings
 from benchmarks.real.tasks import Figures, Task
 from benchmarks.shared.categories import CategoryPrompt
 from benchmarks.shared.decoded_texts import AUTOREGRESSIVE
-from benchmarks.shared.report import markdown_table
+from benchmarks.shared.report import markdown_table, progress
 from launch.prompts.workloads import WorkloadSettings
 from launch.sweep.records import Run
 from launch.sweep.settings import BenchSettings
@@ -73,13 +73,13 @@ def measure(settings: RealModelSettings, prompts: Sequence[CategoryPrompt], dtyp
             workload=workload,
             ignore_eos=False,
         )
-        for number in range(settings.rounds):
-            for ranks in (1, 2) if number % 2 == 0 else (2, 1):
-                case = ProjectionCase("lp" if ranks > 1 else "single", ranks, method)
-                run = measure_once(case, METHODS, bench)
-                if run.error:
-                    raise ValueError(f"{method} on {ranks} rank(s) failed: {run.error}")
-                runs[ranks].append(run)
+        turns = [ranks for number in range(settings.rounds) for ranks in ((1, 2) if number % 2 == 0 else (2, 1))]
+        for ranks in progress(turns, "ranks", unit="run"):
+            case = ProjectionCase("lp" if ranks > 1 else "single", ranks, method)
+            run = measure_once(case, METHODS, bench)
+            if run.error:
+                raise ValueError(f"{method} on {ranks} rank(s) failed: {run.error}")
+            runs[ranks].append(run)
     texts = {ranks: [text.digest for text in found[-1].texts] for ranks, found in runs.items()}
     return {
         "tokens_per_s": {str(ranks): [run.tokens_per_s for run in found] for ranks, found in runs.items()},

@@ -94,7 +94,7 @@ def test_a_program_that_fails_is_told(text: str, reason: str, program: Callable[
 
 
 def test_bench_has_times_and_no_text(program: Callable[[str, str], Path]) -> None:
-    text = BenchProgram(program("llama-bench", BENCH), Path("x.gguf"), "bfloat16", 2).decode(PROMPT, 16)
+    text = BenchProgram(program("llama-bench", BENCH), Path("x.gguf"), 2).decode(PROMPT, 16)
     assert (text.num_tokens, text.num_first, text.prompt_s, text.decode_s) == (16, 0, 2.0, 1.0)
     assert text.tokens is None and text.text is None
 
