@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -153,8 +154,12 @@ def describe(kept: Mapping[str, Mapping[str, Figures]], settings: RealModelSetti
         f"{len(settings.asked)} prompts over all categories, up to {settings.max_new_tokens} new tokens each. "
         f"Threads of a rank that has the machine to itself: {settings.threads}."
     )
-    missing = [part for part in PARTS if part not in kept]
-    notes = [*(f"not measured yet: {part}" for part in missing), *(f"FAILED: {line}" for line in failed)]
+    wanted = Counter(task.part for task in all_tasks(settings, LoadedModel(settings)))
+    done = {part: len(kept.get(part, {})) for part in PARTS}
+    notes = [
+        f"{part}: {done[part]} of {wanted[part]} measurements are done" for part in PARTS if done[part] < wanted[part]
+    ]
+    notes += [f"FAILED: {line}" for line in failed]
     parts = [told, *([bullets(notes)] if notes else [])]
     return "\n\n".join([*parts, *(f"## {title}\n\n{body}" for title, body in sections.items())])
 

@@ -18,12 +18,13 @@ RANKS = ("1", "2", "4", "8")
 WINDOWS = ("15,5,15", "30,5,30")
 REPEATS = 2
 NUM_PROMPTS = 2
+DTYPES = ("float32",)
 
 
 def tasks(settings: RealModelSettings) -> list[Task]:
     prompts = choose_prompts(settings.asked)[:NUM_PROMPTS]
     asked = {"prompts": [prompt.text for prompt in prompts], "max_new_tokens": settings.max_new_tokens}
-    return [Task(PART, dtype, asked, partial(measure, settings, dtype)) for dtype in ("float32", "bfloat16")]
+    return [Task(PART, dtype, asked, partial(measure, settings, dtype)) for dtype in DTYPES]
 
 
 def measure(settings: RealModelSettings, dtype: str) -> Figures:

@@ -20,6 +20,8 @@ from benchmarks.shared.report import markdown_table
 # The texts of one run: by category, then by method, a record for each prompt.
 RunTexts = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 STEP_METHODS = (GENERATE_LOOKUP, LOOKAHEAD, AUTO, AUTO_64, AUTO_128)
+SPEED_METHODS = (AUTOREGRESSIVE, GENERATE_LOOKUP, AUTO)
+COLOUR_OF = dict(zip((*STEP_METHODS, AUTOREGRESSIVE), COLOURS, strict=False))
 
 
 def tokens_per_step(texts: Sequence[Mapping[str, Any]]) -> float:
@@ -139,13 +141,13 @@ def plot(kept: Mapping[str, Figures]) -> Figure | None:
                 tokens_per_s(run[category][name]) / tokens_per_s(run[category][GENERATE]) if category in run else 0.0
                 for category in exact
             ]
-            for name in (AUTOREGRESSIVE, GENERATE_LOOKUP, AUTO)
+            for name in SPEED_METHODS
         }
         _bars(axes, speed, f"speed over generate, {dtype}")
         axes.axvline(1.0, color="black", linewidth=0.8)
     panels[0].set_yticks([-number for number in range(len(exact))], list(exact))
-    for axes in panels[:2]:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
+    shown = {label: bar for axes in panels for bar, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(shown.values()), list(shown), loc="outside lower center", ncols=3)
     return figure
 
 
@@ -154,7 +156,7 @@ def _bars(axes: Axes, values: Mapping[str, Sequence[float]], title: str) -> None
     height = 0.8 / len(values)
     for number, (name, lengths) in enumerate(values.items()):
         places = [0.4 - height * (number + 0.5) - category for category in range(len(lengths))]
-        bars = axes.barh(places, lengths, height * 0.9, color=COLOURS[number], label=name)
+        bars = axes.barh(places, lengths, height * 0.9, color=COLOUR_OF[name], label=name)
         axes.bar_label(bars, fmt="%.2f", padding=2, fontsize=6)
     axes.set_xlabel(title)
     axes.grid(axis="y", visible=False)

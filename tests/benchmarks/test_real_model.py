@@ -117,7 +117,7 @@ def test_a_failure_is_told_and_does_not_stop_the_rest(
     assert stopped.value.code == 1
     table, data = read(tmp_path / "results", "real_model-*[!s]")
     assert "- FAILED: ranks/float32, auto: two ranks of one core each need two cores" in table
-    assert set(data["parts"]) == {"first token"} and "- not measured yet: texts" in table
+    assert set(data["parts"]) == {"first token"} and "- texts: 0 of 12 measurements are done" in table
 
 
 def test_texts_that_differ_in_float32_fail(
