@@ -21,7 +21,7 @@ from benchmarks.shared.report import markdown_table
 RunTexts = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 STEP_METHODS = (GENERATE_LOOKUP, LOOKAHEAD, AUTO, AUTO_64, AUTO_128)
 SPEED_METHODS = (AUTOREGRESSIVE, GENERATE_LOOKUP, AUTO)
-COLOUR_OF = dict(zip((*STEP_METHODS, AUTOREGRESSIVE), COLOURS, strict=False))
+COLOUR_OF: dict[str, str] = dict(zip((*STEP_METHODS, AUTOREGRESSIVE), COLOURS, strict=False))
 
 
 def tokens_per_step(texts: Sequence[Mapping[str, Any]]) -> float:
