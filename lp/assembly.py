@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from lp.calibration.calibrate import Tell, resolve_step_times
 from lp.calibration.measure import StepTimesSource
+from lp.decoding.host_time import measure_host
 from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.attention import AttentionSettings
 from lp.model.causal import CausalModel
@@ -96,4 +97,4 @@ def find_step_times(
     decode = request_builder.decode
     if not isinstance(decode, Auto) or decode.rows:
         return None
-    return resolve_step_times(source, model, runner, decode.max_rows, mode, tell)
+    return resolve_step_times(source, model, runner, decode.max_rows, mode, tell, lambda: measure_host(decode))

@@ -70,7 +70,7 @@ class Engine:
         self.runner = runner or SingleDevice(checkpoint.model)
         self.request_builder = request_builder or RequestBuilder(checkpoint)
         self.fingerprints = fingerprints
-        self.history = DraftHistory(step_times)
+        self.history = DraftHistory(step_times, self.runner.num_parts)
         self.scheduler = Scheduler()
         self._under_way: deque[Batch] = deque()
         self._streams: dict[str, deque[Progress]] = {}
@@ -173,7 +173,7 @@ class Engine:
         self.runner.abandon()
         self.scheduler.clear()
         self._under_way.clear()
-        self.runner, self.history = runner, DraftHistory(step_times)
+        self.runner, self.history = runner, DraftHistory(step_times, runner.num_parts)
         replayed = [self._resume_one(request, tokens, held.pop(request.id, None)) for request, tokens in requests]
         for sequence in held.values():
             runner.close(sequence)
@@ -206,7 +206,8 @@ class Engine:
         fingerprint = generation.fingerprint() if self.fingerprints else 0
         room = self.checkpoint.max_length - len(generation.sequence.tokens)
         tree = generation.plan(room)
-        return StepInput(generation.sequence, tree, generation.decoder.num_candidates, fingerprint)
+        decoder = generation.decoder
+        return StepInput(generation.sequence, tree, decoder.num_candidates, fingerprint, decoder.is_shared)
 
     def _commit(self, generation: Generation, answers: Answers) -> Progress:
         """Adds what a step has yielded. A generation that continues takes its next turn after all others."""

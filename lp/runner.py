@@ -20,13 +20,21 @@ class StepInput:
 
     sequence: a sequence that the runner has opened. tree: the rows to answer; its root is the sequence's last token.
     num_candidates: K, how many of the best tokens to return for each row; 0 is the target alone. fingerprint: checksum
-    of the sequence's and the decoder's state, for ranks to compare; 0 if they do not.
+    of the sequence's and the decoder's state, for ranks to compare; 0 if they do not. is_shared: whether all parts
+    share the tree; False lets one part compute it while the others rest.
     """
 
     sequence: Sequence
     tree: TokenTree
     num_candidates: int = 0
     fingerprint: int = 0
+    is_shared: bool = True
+
+    @property
+    def num_columns(self) -> int:
+        """The number of columns of the step's packed answers (see Answers.pack)."""
+        num_top = self.sequence.sampling.logprobs
+        return max(1, self.num_candidates) + (0 if num_top is None else 1 + 2 * num_top)
 
 
 class Runner(Protocol):

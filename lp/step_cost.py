@@ -1,13 +1,15 @@
 """The seconds that a step takes, by the rows of its tree. They depend on the model, the machine and the mode.
 
-They are measured once (lp/calibration/measure.py). Decoders choose by them and never by the clock, as all ranks must
-choose alike.
+They are measured once (lp/calibration/). Decoders choose by them and never by the clock, as all ranks must choose
+alike.
 
-    P measured numbers of rows, M most rows of a tree
+    P measured numbers of rows
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,16 +21,45 @@ DEPTH = 4
 
 
 @dataclass(frozen=True)
+class Extras:
+    """Seconds of a step that its curve does not show. The curve is that of greedy steps that return candidates.
+
+    host_step, host_row: planning a tree and learning from its answers, in each step and for each row of the tree.
+    sampled_step, sampled_row: choosing tokens at a temperature above 0 rather than greedily, in each step and for each
+    row that a rank computes. greedy_plain, sampled_plain: a plain step, which has one row and no candidates, compared
+    with the curve's step of one row; below 0 if it is faster. The noise of a new position is in none of them: a text
+    needs it once for each token, however many steps it takes.
+    """
+
+    host_step: float = 0.0
+    host_row: float = 0.0
+    sampled_step: float = 0.0
+    sampled_row: float = 0.0
+    greedy_plain: float = 0.0
+    sampled_plain: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for figures that are no seconds."""
+        values = dataclasses.astuple(self)
+        if not all(abs(value) < math.inf for value in values) or min(values[:4]) < 0:
+            raise ValueError(f"extra seconds {values} must be finite, and none but those of plain steps below 0")
+
+
+@dataclass(frozen=True)
 class StepTimes:
     """A measured step-time curve.
 
     rows: [P] ascending numbers of rows. seconds: [P] time of a step with as many rows; it never falls, as each time is
-    raised to the longest time of fewer rows. num_parts: number of parts that ranks split the step's tree into.
+    raised to the longest time of fewer rows. num_parts: number of parts that ranks split the step's tree into. alone:
+    the curve of steps whose whole tree one part computes while the others rest; None if there is one part only. extras:
+    what the curves do not show.
     """
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
     num_parts: int = 1
+    alone: StepTimes | None = None
+    extras: Extras = Extras()
 
     def __post_init__(self) -> None:
         """Raises ValueError for figures that are no step times."""
@@ -39,7 +70,7 @@ class StepTimes:
             )
         if self.num_parts < 1:
             raise ValueError(f"num_parts={self.num_parts} must be at least 1")
-        if not all(0 < value < float("inf") for value in self.seconds):
+        if not all(0 < value < math.inf for value in self.seconds):
             raise ValueError(f"seconds {self.seconds} must all be above 0 and finite")
         object.__setattr__(self, "seconds", tuple(accumulate(self.seconds, max)))
 
@@ -65,42 +96,98 @@ class StepTimes:
             largest[min(rows, 1 + DEPTH * -(-num_chains // self.num_parts))] = seconds
         return StepTimes(tuple(largest), tuple(largest.values()))
 
+    def for_parts(self, num_parts: int) -> StepTimes:
+        """The times for a runner of so many parts, where these were measured with more: ranks may have been lost."""
+        if num_parts > 1 or self.alone is None:
+            return self
+        return dataclasses.replace(self.alone, extras=self.extras)
+
     def table(self, most_rows: int) -> Sequence[float]:
         """[M + 1] seconds of steps with 0, 1, ... `most_rows` rows."""
         return [self.at(num_rows) for num_rows in range(most_rows + 1)]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"rows": list(self.rows), "seconds": list(self.seconds), "num_parts": self.num_parts}
+        alone = self.alone and self.alone.to_dict()
+        curve = {"rows": list(self.rows), "seconds": list(self.seconds), "num_parts": self.num_parts}
+        return {**curve, "alone": alone, "extras": dataclasses.asdict(self.extras)}
 
     @staticmethod
     def from_dict(values: Any) -> StepTimes:
         """The inverse of `to_dict`. Raises ValueError for values that are no step times."""
         try:
             rows, seconds = map(int, values["rows"]), map(float, values["seconds"])
-            return StepTimes(tuple(rows), tuple(seconds), int(values["num_parts"]))
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            alone = values.get("alone") and StepTimes.from_dict(values["alone"])
+            extras = Extras(**{name: float(value) for name, value in values.get("extras", {}).items()})
+            return StepTimes(tuple(rows), tuple(seconds), int(values["num_parts"]), alone, extras)
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"not step times: {error}") from error
 
 
 class StepCost:
-    """A step-time curve as tables for fast lookup.
+    """Step times as tables for fast lookup.
 
-    most_rows: M, most rows of a tree. num_parts: number of parts that a tree is split into. seconds: [M + 1]
-    seconds[n] is the time of a step whose largest part has n rows. slopes: [M + 1] slopes[n] is a lower bound of what
-    each further row costs, in seconds, however many are added to n; infinite for n = M.
+    Where ranks share a tree, each step may instead be computed by one part alone, whichever is faster.
+
+        M most rows of a tree
+
+    most_rows: M. num_parts: number of parts that a shared tree is split into. plain_s: seconds of a plain step: one
+    row, no candidates, no drafts looked up. shares_plain_steps: whether such steps are shared as long as no rank lacks
+    tokens. is_flat: whether every step takes the same time.
     """
 
-    def __init__(self, times: StepTimes, most_rows: int):
-        self.most_rows = most_rows
-        self.num_parts = times.num_parts
-        self.seconds = times.by_part().table(most_rows)
-        self.slopes = [
-            min(
-                ((self.seconds[more] - self.seconds[rows]) / (more - rows) for more in range(rows + 1, most_rows + 1)),
-                default=float("inf"),
-            )
-            for rows in range(most_rows + 1)
-        ]
+    def __init__(self, times: StepTimes, most_rows: int, is_sampled: bool = False):
+        """is_sampled: whether tokens are sampled rather than decoded greedily."""
+        extras = times.extras
+        self.most_rows, self.num_parts = most_rows, times.num_parts
+        step_s = extras.host_step + is_sampled * extras.sampled_step
+        row_s = is_sampled * extras.sampled_row
+        shared, alone = times.by_part(), times.alone
+        # [M + 1] seconds by the rows of the largest part, without the host's for each row of the tree.
+        self._shared = [shared.at(rows) + step_s + row_s * rows for rows in range(most_rows + 1)]
+        self._shared_slopes = [slope / self.num_parts for slope in _least_slopes(self._shared)]
+        # [M + 1] seconds by the rows of a tree that one part computes; infinite where ranks never rest.
+        self._alone = self._alone_slopes = [math.inf] * (most_rows + 1)
+        if alone is not None:
+            row_s += extras.host_row
+            self._alone = [alone.at(rows) + step_s + row_s * rows for rows in range(most_rows + 1)]
+            self._alone_slopes = _least_slopes(self._alone)
+        self._host_row = extras.host_row
+        plain = extras.sampled_plain if is_sampled else extras.greedy_plain
+        one_row = min(shared.at(1), alone.at(1) if alone else math.inf)
+        self.plain_s = max(one_row + plain, one_row / 2)
+        self.is_flat = self.step_s(most_rows, 0) <= self.plain_s
+        # Seconds that a part needs for one more row, beyond the rise from one row to two.
+        few, many = min(2, most_rows), min(18, most_rows)
+        self._row_s = (self._shared[many] - self._shared[few]) / max(1, many - few)
+        self._usual_s = self._shared[min(16, most_rows)]
+        self.shares_plain_steps = alone is None or shared.at(1) <= alone.at(1) + self.catch_up_s(1)
+
+    def step_s(self, num_rows: int, depth: int, catch_up_s: float = 0.0) -> float:
+        """Seconds of a step by the rows and the depth of its tree. catch_up_s: see `catch_up_s`."""
+        shared_s = self.shared_s(num_rows, depth) + catch_up_s
+        return shared_s if self.num_parts == 1 else min(shared_s, self._alone[num_rows])
+
+    def shared_s(self, num_rows: int, depth: int) -> float:
+        """Seconds of a step whose tree all parts share."""
+        return self._shared[self.largest_part(num_rows, depth)] + self._host_row * num_rows
+
+    def alone_s(self, num_rows: int) -> float:
+        """Seconds of a step whose tree one part computes; infinite where ranks never rest."""
+        return self._alone[num_rows]
+
+    def row_s(self, num_rows: int, depth: int) -> float:
+        """A lower bound of what each further row of a tree costs, in seconds, however many are added."""
+        return min(self._shared_slopes[self.largest_part(num_rows, depth)], self._alone_slopes[num_rows])
+
+    def catch_up_s(self, num_tokens: int) -> float:
+        """About the seconds by which a shared step is longer if all parts but one lack so many tokens of the sequence.
+
+        The other part takes over rows of the tree, as far as the tokens do not take longer than an ordinary part.
+        """
+        taken_over = num_tokens * (self.num_parts - 1) / self.num_parts * self._row_s
+        last = len(self._shared) - 1
+        busy = self._shared[min(1 + num_tokens, last)] + max(0, 1 + num_tokens - last) * self._row_s
+        return max(taken_over, busy - self._usual_s)
 
     def largest_part(self, num_rows: int, depth: int) -> int:
         """About the number of rows of the largest part of a tree.
@@ -111,3 +198,12 @@ class StepCost:
             return num_rows
         repeated = (self.num_parts - 1) * depth // 2
         return min(num_rows, max(depth + 1, -(-(num_rows + repeated) // self.num_parts)))
+
+
+def _least_slopes(seconds: Sequence[float]) -> list[float]:
+    """For each number of rows, the least cost of a further row, however many are added; infinite for the last."""
+    last = len(seconds)
+    return [
+        min(((seconds[more] - seconds[rows]) / (more - rows) for more in range(rows + 1, last)), default=math.inf)
+        for rows in range(last)
+    ]

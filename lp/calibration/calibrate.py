@@ -6,6 +6,7 @@ sends its own to the others. Knows nothing of how step times are used.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import platform
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import torch
 import transformers
 
 from lp import cache_files
+from lp.calibration.answering import measure_answering
 from lp.calibration.measure import StepTimesSource, describe, measure_step_times, still_holds
 from lp.hardware import device_name
 from lp.model.causal import CausalModel
@@ -25,10 +27,13 @@ from lp.step_cost import StepTimes
 log = logging.getLogger("lookahead")
 
 # To be raised when the figures of an existing file would have another meaning.
-FORMAT = 2
+FORMAT = 3
 
 # Takes each rank's JSON value and returns rank 0's on every rank.
 Tell = Callable[[Any], Any]
+
+# Measures the seconds of the host's own work: in each step, and for each row of its tree.
+MeasureHost = Callable[[], tuple[float, float]]
 
 
 def resolve_step_times(
@@ -38,11 +43,13 @@ def resolve_step_times(
     most_rows: int,
     mode: Any = "single",
     tell: Tell = lambda value: value,
+    measure_host: MeasureHost = lambda: (0.0, 0.0),
 ) -> StepTimes | None:
     """The step times for this run; None if the source is `off`. Every rank of a group calls this before it serves.
 
     most_rows: the most rows of a step that is measured. mode: JSON values that distinguish this way of running the
-    model from others; figures are kept for each separately. tell: returns rank 0's value on every rank.
+    model from others; figures are kept for each separately. tell: returns rank 0's value on every rank. measure_host:
+    see MeasureHost.
     """
     if source is StepTimesSource.off:
         return None
@@ -55,8 +62,10 @@ def resolve_step_times(
     if told is None:
         log.info("measuring the time of a step by its rows, once for this model and machine")
         measured = measure_step_times(runner, model.vocab_size, model.max_length, most_rows, tell)
+        extras = measure_answering(model.vocab_size, model.device)
+        extras = dataclasses.replace(extras, **dict(zip(("host_step", "host_row"), measure_host(), strict=True)))
         log.info("milliseconds of a step by its rows: %s", describe(measured))
-        told = tell(measured.to_dict())
+        told = tell(dataclasses.replace(measured, extras=extras).to_dict())
         if path:
             cache_files.write_json(path, told)
     return StepTimes.from_dict(told)

@@ -1,4 +1,6 @@
-"""Measures the step-time curve of a runner: the seconds that a step takes, by the number of rows of its tree.
+"""Measures the step-time curves of a runner: the seconds that a step takes, by the number of rows of its tree.
+
+Where ranks share trees, there are two curves: of shared steps, and of steps that one part computes while others rest.
 
 Knows nothing of ranks. Several ranks measure at the same time, and a function that they pass decides for all of them
 whether to go on.
@@ -45,6 +47,9 @@ CANDIDATES = 8
 # The factor by which steps may have become slower or faster before they are measured again.
 LARGEST_CHANGE = 3.0
 
+# A number of rows, and whether all parts of the runner share them.
+Size = tuple[int, bool]
+
 # Takes each rank's wish, such as whether to go on, and returns the decision, which is the same on every rank.
 GoOn = Callable[[bool], bool]
 
@@ -77,17 +82,26 @@ def measure_step_times(
     most_rows: the most rows of a step that is measured. go_on: decides for all ranks whether to go on.
     """
     num_cached = _num_cached(max_length, CACHED)
-    sizes = [rows for rows in ROWS if rows <= max(1, min(most_rows, max_length - num_cached))]
+    ways = (True, False) if runner.num_parts > 1 else (True,)
+    sizes = [(rows, way) for rows in ROWS if rows <= max(1, min(most_rows, max_length - num_cached)) for way in ways]
     with _stopwatch(runner, vocab_size, max_length, num_cached, go_on) as seconds:
         deadline = time.perf_counter() + BUDGET_S
-        timings = {rows: [taken] for rows, taken in _first_round(sizes, seconds, go_on)}
+        timings = {size: [taken] for size, taken in _first_round(sizes, FEWEST_SIZES * len(ways), seconds, go_on)}
         num_rounds = 1
         while num_rounds < MOST_ROUNDS and go_on(num_rounds < FEWEST_ROUNDS or time.perf_counter() < deadline):
-            for rows, taken in timings.items():
-                taken.append(seconds(rows))
+            for size, taken in timings.items():
+                taken.append(seconds(size))
             num_rounds += 1
-    rows = sorted(timings)
-    return StepTimes(tuple(rows), tuple(statistics.median(timings[size]) for size in rows), runner.num_parts)
+    medians = {size: statistics.median(timings[size]) for size in sorted(timings)}
+    alone = _curve(medians, False) if runner.num_parts > 1 else None
+    shared = _curve(medians, True)
+    return StepTimes(shared.rows, shared.seconds, runner.num_parts, alone)
+
+
+def _curve(medians: dict[Size, float], is_shared: bool) -> StepTimes:
+    """The curve of the sizes that are shared, or of those that are not."""
+    found = {rows: seconds for (rows, way), seconds in medians.items() if way is is_shared}
+    return StepTimes(tuple(found), tuple(found.values()))
 
 
 def still_holds(
@@ -102,7 +116,7 @@ def still_holds(
     with _stopwatch(runner, vocab_size, max_length, num_cached, go_on) as seconds:
         for rows in sorted({times.rows[0], times.rows[len(times.rows) // 2]}):
             expected = times.at(rows)
-            now = (seconds(rows) for _ in range(FEWEST_ROUNDS))
+            now = (seconds((rows, True)) for _ in range(FEWEST_ROUNDS))
             if not any(go_on(1 / LARGEST_CHANGE < taken / expected < LARGEST_CHANGE) for taken in now):
                 return False
     return True
@@ -116,8 +130,8 @@ def _num_cached(max_length: int, wanted: int) -> int:
 @contextmanager
 def _stopwatch(
     runner: Runner, vocab_size: int, max_length: int, num_cached: int, go_on: GoOn
-) -> Iterator[Callable[[int], float]]:
-    """Yields a function that times a step of so many rows. Its sequence is open, and read, while the body runs."""
+) -> Iterator[Callable[[Size], float]]:
+    """Yields a function that times a step of a size. Its sequence is open, and read, while the body runs."""
     tokens = [token % vocab_size for token in range(1, num_cached + 1)]
     sequence = TokenSequence("step-times", tokens, num_cached, Sampling(temperature=0.0, seed=0))
     num_new = min(1 + ACCEPTED, max(0, max_length - num_cached - DEPTH))
@@ -125,28 +139,30 @@ def _stopwatch(
     try:
         _run_step(runner, sequence, bushy_tree(tokens[-1], 1, vocab_size))
 
-        def seconds(num_rows: int, num_steps: int = STEPS_PER_TIMING) -> float:
-            return _time_steps(runner, sequence, num_rows, vocab_size, num_new, num_steps)
+        def seconds(size: Size, num_steps: int = STEPS_PER_TIMING) -> float:
+            return _time_steps(runner, sequence, size, vocab_size, num_new, num_steps)
 
-        one_is_enough = runner.num_parts == 1 and go_on(seconds(1) > LONG_STEP_S)
+        one_is_enough = runner.num_parts == 1 and go_on(seconds((1, True)) > LONG_STEP_S)
         yield partial(seconds, num_steps=1) if one_is_enough else seconds
     finally:
         runner.close(sequence)
 
 
-def _first_round(sizes: list[int], seconds: Callable[[int], float], go_on: GoOn) -> Iterator[tuple[int, float]]:
-    """Times each size once, as long as there is time. Yields sizes and seconds."""
+def _first_round(
+    sizes: list[Size], fewest: int, seconds: Callable[[Size], float], go_on: GoOn
+) -> Iterator[tuple[Size, float]]:
+    """Times each size once, at least `fewest` of them and as long as there is time. Yields sizes and seconds."""
     spent = 0.0
-    for number, rows in enumerate(sizes):
-        if number >= FEWEST_SIZES and not go_on(spent < FIRST_ROUND_S):
+    for number, size in enumerate(sizes):
+        if number >= fewest and not go_on(spent < FIRST_ROUND_S):
             return
-        taken = seconds(rows)
+        taken = seconds(size)
         spent += taken
-        yield rows, taken
+        yield size, taken
 
 
 def _time_steps(
-    runner: Runner, sequence: TokenSequence, num_rows: int, vocab_size: int, num_new: int, num_steps: int
+    runner: Runner, sequence: TokenSequence, size: Size, vocab_size: int, num_new: int, num_steps: int
 ) -> float:
     """Runs some steps of equal size and returns the seconds of the last.
 
@@ -156,19 +172,20 @@ def _time_steps(
 
     num_new: the tokens that a step yields: drafts of the tree's first chain, and one more.
     """
+    num_rows, is_shared = size
     num_tokens, taken = len(sequence.tokens), 0.0
     for _ in range(num_steps):
         tree = bushy_tree(sequence.tokens[-1], num_rows, vocab_size)
-        taken = _run_step(runner, sequence, tree)
+        taken = _run_step(runner, sequence, tree, is_shared)
         sequence.tokens += [*tree.tokens[1:num_new].tolist(), 0][:num_new]
     del sequence.tokens[num_tokens:]
     return taken
 
 
-def _run_step(runner: Runner, sequence: TokenSequence, tree: TokenTree) -> float:
+def _run_step(runner: Runner, sequence: TokenSequence, tree: TokenTree, is_shared: bool = True) -> float:
     """Runs a step and returns its seconds."""
     begin = time.perf_counter()
-    runner.start([StepInput(sequence, tree, CANDIDATES)])
+    runner.start([StepInput(sequence, tree, CANDIDATES, is_shared=is_shared)])
     runner.finish()
     return time.perf_counter() - begin
 
@@ -183,4 +200,5 @@ def bushy_tree(root: int, num_rows: int, vocab_size: int) -> TokenTree:
 
 def describe(times: StepTimes) -> str:
     """The step times on one line: rows and milliseconds."""
-    return ", ".join(f"{rows}: {1000 * seconds:.2f}" for rows, seconds in zip(times.rows, times.seconds, strict=True))
+    curve = ", ".join(f"{rows}: {1000 * seconds:.2f}" for rows, seconds in zip(times.rows, times.seconds, strict=True))
+    return f"{curve}; on one part while the others rest {describe(times.alone)}" if times.alone else curve

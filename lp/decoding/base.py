@@ -13,10 +13,14 @@ class Decoder(Protocol):
     """Plans trees for one sequence and learns from what the model answers.
 
     num_candidates: how many of the best tokens it needs for each row of the tree planned last; 0 is the target alone.
+    is_shared: whether ranks share the tree planned last; False lets one of them compute it while the others rest.
     """
 
     @property
     def num_candidates(self) -> int: ...
+
+    @property
+    def is_shared(self) -> bool: ...
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
         """Plans the next tree, whose root is tokens[-1].

@@ -16,6 +16,7 @@ class JacobiDecoder:
     """A chain of guesses under the root. Every step replaces each guess by the model's answer to the one before it."""
 
     num_candidates = 0
+    is_shared = True
 
     def __init__(self, settings: Jacobi, prompt: Sequence[int], seed: int):
         self.random = random.Random(seed)

@@ -50,6 +50,7 @@ class LookaheadDecoder:
 
     def __init__(self, window: Window | None, feed: PoolFeed | None, guesses: int, position_noise: bool = True):
         """guesses: G, n-grams verified a step. position_noise: see Lookahead."""
+        self.is_shared = window is not None or feed is not None  # a single row cannot be shared
         self.window = window
         self.feed = feed
         self.guesses = guesses

@@ -1,68 +1,88 @@
-"""Pauses speculation where it does not pay off, and tries it again now and then.
+"""Bounds the time that speculation may lose where it does not pay off: it pauses when it has lost too much.
 
-A speculative step has drafts or a window; a plain step has the root alone. Speculation costs more than its rows: drafts
-are proposed, candidates are computed, and the sources learn. Where few drafts are accepted, a decoder takes plain steps
-for a while.
+A speculative step has drafts or a window. A watching step has one row like a plain one, but asks for candidates, so
+that the sources learn, and says whether the likeliest draft would have been right. A plain step asks and learns
+nothing. All times are modelled ones, in units of a plain step's time: what plain steps need for the same tokens.
 """
 
 from __future__ import annotations
 
+import math
+from enum import Enum
+
 from lp.step_cost import StepCost
 
-# How many times a plain step's tokens per modelled second speculation must yield. It is above 1 because the work on the
-# host is not modelled.
-LEAST_GAIN = 1.1
-# Speculative steps before the first decision whether to pause.
-TRIAL_STEPS = 8
-# Speculative steps before the next decision, after a pause.
-PROBE_STEPS = 3
-# Number of steps after which a step's result counts about a third as much.
-MEMORY_STEPS = 32.0
-# Plain steps of the first pause and of the longest one. If speculation still does not pay off after a pause, the next
-# pause is twice as long.
-SHORTEST_PAUSE, LONGEST_PAUSE = 16, 64
+# The share of the time that may be lost for good.
+LARGEST_SHARE_OF_TIME = 0.01
+# What may be lost at first, before any time has passed. A step may then lose `OVERDRAFT` more than there is.
+FUNDS_AT_FIRST, OVERDRAFT = 0.25, 0.5
+# The most that earlier gains allow to be lost: an easy text does not pay for a long hard one.
+MOST_FUNDS = 3.0
+# After a pause of plain steps, speculation begins with this much, so that its sources can learn for a few steps.
+FUNDS_AFTER_PAUSE = 0.3
+# A pause ends early once drafts that were only watched would have gained this much.
+ENOUGH_WATCHED = 1.0
 
 
-class SharedBackoff:
-    """What the requests of one kind share. num_trial_steps: speculative steps with which the next request starts."""
+class Effort(Enum):
+    """What a step does beside computing the next token."""
 
-    def __init__(self) -> None:
-        self.num_trial_steps = TRIAL_STEPS
+    plain = 0
+    watch = 1
+    speculate = 2
 
 
-class SpeculationBackoff:
-    """Decides for one request when to pause speculation. num_left: plain steps left of the present pause."""
+class SpeculationAccount:
+    """Says for all requests of one kind what a step may do.
 
-    def __init__(self, cost: StepCost, shared: SharedBackoff):
-        self.num_left = 0
-        self._shared = shared
-        self._plain_s = cost.seconds[1]
-        # There is nothing to save where every step costs the same.
-        self._is_needed = cost.seconds[-1] > self._plain_s
-        self._next_pause = SHORTEST_PAUSE
-        # Speculative steps left before the next decision.
-        self._num_trial_left = shared.num_trial_steps
-        self._tokens = self._seconds = 0.0
+    funds: how much may be lost now, in plain steps. What steps gain is added, what they lose is subtracted, and every
+    token adds `LARGEST_SHARE_OF_TIME`. Below 0, speculation pauses. Steps watch during a pause if that costs at most
+    half of what the tokens add; otherwise they are plain. A pause also ends when drafts that were watched would have
+    gained enough.
+    """
+
+    def __init__(self, cost: StepCost):
+        self.funds = FUNDS_AT_FIRST
+        self._plain_s = cost.plain_s
+        watching = cost.step_s(1, 0) / cost.plain_s - 1
+        self._pause = Effort.watch if watching <= LARGEST_SHARE_OF_TIME / 2 else Effort.plain
+        self._is_paused = False
+        # What one draft costs, and what watched drafts would have gained lately.
+        self._draft = cost.step_s(min(2, cost.most_rows), 1) / cost.plain_s - 1
+        self._watched = 0.0
+        # There is nothing to lose where every step costs the same.
+        self._is_bounded = not cost.is_flat
+
+    @property
+    def effort(self) -> Effort:
+        return self._pause if self._is_paused else Effort.speculate
+
+    @property
+    def limit_s(self) -> float:
+        """The most seconds that a speculative step may take now."""
+        return (1 + max(0.0, self.funds) + OVERDRAFT) * self._plain_s if self._is_bounded else math.inf
 
     def took_plain_step(self) -> None:
-        self.num_left -= 1
+        self._add(LARGEST_SHARE_OF_TIME)
 
-    def took_speculative_step(self, tokens: int, seconds: float) -> None:
-        """Notes the tokens that a speculative step yielded and its modelled seconds; begins a pause if one is due."""
-        keep = 1 - 1 / MEMORY_STEPS
-        self._tokens = keep * self._tokens + tokens
-        self._seconds = keep * self._seconds + seconds
-        self._num_trial_left -= 1
-        if self._num_trial_left > 0 or not self._is_needed:
+    def took_step(self, tokens: int, seconds: float) -> None:
+        """Notes the tokens that a watching or speculative step yielded, and its modelled seconds."""
+        self._add((1 + LARGEST_SHARE_OF_TIME) * tokens - seconds / self._plain_s)
+
+    def watched(self, probability: float, is_right: bool) -> None:
+        """Notes whether the likeliest draft of a watching step was right. probability: what was expected of it."""
+        if probability <= self._draft:  # it would not have been tried
             return
-        if self._tokens * self._plain_s >= LEAST_GAIN * self._seconds:
-            self._next_pause, self._shared.num_trial_steps = SHORTEST_PAUSE, TRIAL_STEPS
-            return
-        self.num_left, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
-        self._num_trial_left = self._shared.num_trial_steps = PROBE_STEPS
-        self._tokens = self._seconds = 0.0
+        self._watched = max(0.0, self._watched + is_right - self._draft)
+        if self._watched >= ENOUGH_WATCHED:
+            self._watched, self._is_paused = 0.0, False
+            self.funds = max(self.funds, FUNDS_AT_FIRST)
+
+    def _add(self, gain: float) -> None:
+        self.funds = min(MOST_FUNDS, self.funds + gain)
+        enough = FUNDS_AFTER_PAUSE if self._is_paused and self._pause is Effort.plain else 0.0
+        self._is_paused = self._is_bounded and self.funds < enough
 
     def state(self) -> list[object]:
         """The whole state, for checksums."""
-        shared = self._shared.num_trial_steps
-        return [self.num_left, self._next_pause, self._num_trial_left, self._tokens, self._seconds, shared]
+        return [self.funds, self._is_paused, self._watched]

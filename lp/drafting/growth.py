@@ -9,6 +9,7 @@ their probability, so growth passes the number of nodes with the most expected t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
@@ -27,7 +28,8 @@ class Growth:
 
     tokens: [R] token ids. parents: [R] row of each parent, -1 for the root. depths: [R] distance from the root.
     kinds: [R] kind of each candidate, -1 for the root. proposals: [A] what the sources proposed to follow each row.
-    expected: number of tokens that a step with these nodes is expected to yield.
+    expected: number of tokens that a step with these nodes is expected to yield. best_speed: the most tokens per second
+    of any number of nodes if no rank had to catch up.
     """
 
     tokens: list[int]
@@ -36,6 +38,7 @@ class Growth:
     kinds: list[int] = field(default_factory=lambda: [-1])
     proposals: list[Proposals] = field(default_factory=list)
     expected: float = 1.0
+    best_speed: float = 0.0
 
     def cut(self, num_rows: int) -> None:
         """Drops the rows from `num_rows` on, which are the least likely ones. `proposals` keeps all its entries."""
@@ -86,12 +89,14 @@ def grow(
     max_depth: int,
     cost: StepCost,
     other_rows: int,
+    limit_s: float = math.inf,
+    catch_up_s: float = 0.0,
 ) -> Growth:
     """Grows a tree under the last token of `context`.
 
     propose: tells what may follow a context that ends at a depth below the root. probabilities: [N] probability of each
     kind. max_depth: greatest depth of a node. cost: seconds of a step by its rows. other_rows: rows of the step besides
-    the root and the drafts.
+    the root and the drafts. limit_s: most seconds that the step may take. catch_up_s: see StepCost.
     """
     growth = Growth([last_token(context)])
     tokens, parents, depths, kinds = growth.tokens, growth.parents, growth.depths, growth.kinds
@@ -101,11 +106,11 @@ def grow(
     growth.proposals.append(propose(context, 0))
     if max_depth:
         frontier.add(0, 1.0, growth.proposals[0])
-    most_rows, largest_part = cost.most_rows - other_rows, cost.largest_part(1 + other_rows, 0)
-    best_speed, best_rows, expected, deepest = 1.0 / cost.seconds[largest_part], 1, 1.0, 0
+    most_rows = cost.most_rows - other_rows
+    best_speed, best_rows, expected, deepest = 1.0 / cost.step_s(1 + other_rows, 0, catch_up_s), 1, 1.0, 0
     for probability, parent, kind, token in frontier:
         row = len(tokens)
-        if row >= most_rows or probability < best_speed * cost.slopes[largest_part] / cost.num_parts:
+        if row >= most_rows or probability < best_speed * cost.row_s(row + other_rows, deepest):
             break
         if (parent, token) in taken:
             continue
@@ -118,11 +123,16 @@ def grow(
         contexts.append(context)
         expected += probability
         deepest = max(deepest, depth)
-        largest_part = cost.largest_part(row + 1 + other_rows, deepest)
-        if (speed := expected / cost.seconds[largest_part]) >= best_speed:
+        seconds = cost.step_s(row + 1 + other_rows, deepest, catch_up_s)
+        if seconds > limit_s:
+            break
+        if (speed := expected / seconds) >= best_speed:
             best_speed, best_rows, growth.expected = speed, row + 1, expected
+        if catch_up_s:
+            growth.best_speed = max(growth.best_speed, expected / cost.step_s(row + 1 + other_rows, deepest))
         proposals = propose(context, depth) if depth < max_depth else []
         growth.proposals.append(proposals)
         frontier.add(row, probability, proposals)
     growth.cut(best_rows)
+    growth.best_speed = max(growth.best_speed, best_speed)
     return growth

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
-from lp.drafting.backoff import SharedBackoff
+from lp.drafting.backoff import SpeculationAccount
 from lp.drafting.contexts import ContextIndex
 from lp.drafting.shared import make_shared_index
 from lp.drafting.sources import Kinds
@@ -53,17 +53,19 @@ class DraftProfile:
     cost: StepCost
     estimates: Estimates
     windows: WindowChoice
-    backoff: SharedBackoff
+    account: SpeculationAccount
 
 
 class DraftHistory:
     """The draft profiles and shared n-grams of one engine.
 
-    step_times: its runner's, the same on all ranks; None if they are not known.
+    step_times: its runner's, the same on all ranks; None if they are not known. num_parts: the runner's, which may have
+    fewer parts than the one that was measured.
     """
 
-    def __init__(self, step_times: StepTimes | None = None):
+    def __init__(self, step_times: StepTimes | None = None, num_parts: int | None = None):
         self.step_times = step_times
+        self._num_parts = num_parts
         self._profiles: dict[tuple[object, ...], DraftProfile] = {}
         self._shared: OrderedDict[str, ContextIndex] = OrderedDict()
 
@@ -72,22 +74,25 @@ class DraftHistory:
         regime = 0 if temperature == 0 else 1 if temperature < 0.9 else 2
         key = (*astuple(settings), regime)
         if key not in self._profiles:
-            self._profiles[key] = self._fresh(settings)
+            self._profiles[key] = self._fresh(settings, regime > 0)
         return self._profiles[key]
 
-    def _fresh(self, settings: Auto) -> DraftProfile:
-        kinds, cost = Kinds(settings), self._cost(settings)
+    def _fresh(self, settings: Auto, is_sampled: bool) -> DraftProfile:
+        kinds, cost = Kinds(settings), self._cost(settings, is_sampled)
         levels = settings.ngram - 1
         largest = min(settings.max_window, cost.most_rows // 2 // levels) if settings.window_drafts else 0
         columns = sorted({0, largest // 3, 2 * largest // 3, largest})
-        return DraftProfile(kinds, cost, Estimates(kinds.priors), WindowChoice(columns, levels, cost), SharedBackoff())
+        return DraftProfile(
+            kinds, cost, Estimates(kinds.priors), WindowChoice(columns, levels, cost), SpeculationAccount(cost)
+        )
 
-    def _cost(self, settings: Auto) -> StepCost:
+    def _cost(self, settings: Auto, is_sampled: bool) -> StepCost:
         if settings.rows:
             return StepCost(StepTimes.flat(), settings.rows)
         if self.step_times is None:
             return StepCost(StepTimes.flat(), min(settings.max_rows, UNKNOWN_ROWS))
-        return StepCost(self.step_times, settings.max_rows)
+        times = self.step_times.for_parts(self._num_parts or self.step_times.num_parts)
+        return StepCost(times, settings.max_rows, is_sampled)
 
     def shared(self, owner: str) -> ContextIndex:
         """The n-grams that one owner's requests share. The owners not seen for longest are forgotten first."""

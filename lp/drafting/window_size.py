@@ -68,8 +68,8 @@ class WindowChoice:
         """columns: numbers of columns to choose from, ascending from 0. levels: levels of the window, N-1. cost:
         seconds of a step by its rows.
         """
-        parts = [cost.largest_part(1 + number * levels, number and number + levels - 1) for number in columns]
-        costs = [cost.seconds[part] / cost.seconds[1] - 1 for part in parts]
+        seconds = [cost.step_s(1 + number * levels, number and number + levels - 1) for number in columns]
+        costs = [of_size / seconds[0] - 1 for of_size in seconds]
         self.sizes = [
             Size(number, max(LEAST_STEPS_BETWEEN_TRIALS, round(TRIAL_STEPS * cost / LARGEST_SHARE_OF_TIME)))
             for number, cost in zip(columns, costs, strict=True)

@@ -1,5 +1,6 @@
 """Lookahead parallelism (arXiv 2402.02057, section 3.4): every rank holds the whole model and computes a part of the
-token tree. One exchange of small integers then gives every rank all answers. Nothing else is communicated.
+token tree. One exchange of small integers then gives every rank all answers. Nothing else is communicated. A step that
+is not worth sharing is computed by one replica, and the others rest.
 
     R rows of the whole tree, L rows of its largest part, C columns of packed answers (see Answers.pack)
 
@@ -26,6 +27,8 @@ class LookaheadParallel(ForwardRunner):
     """A Runner around this rank's own runner. All ranks call it with the same trees in the same order.
 
     A replica is a single rank or a tensor-parallel group, whose ranks all compute the same part of the tree.
+
+    num_rests: the number of steps in which this rank computed nothing.
     """
 
     def __init__(self, inner: ForwardRunner, channel: Channel, ranks_per_replica: int = 1):
@@ -35,6 +38,7 @@ class LookaheadParallel(ForwardRunner):
         self.channel = channel
         self.ranks_per_replica = ranks_per_replica
         self.num_parts = channel.num_ranks // ranks_per_replica
+        self.num_rests = 0
         # By sequence id, made at a sequence's first step: the runner of an earlier epoch may have opened the sequence.
         self._partitioners: defaultdict[str, TreePartitioner] = defaultdict(lambda: TreePartitioner(self.num_parts))
 
@@ -52,17 +56,20 @@ class LookaheadParallel(ForwardRunner):
     def forward(self, step: StepInput) -> Answers:
         """Computes this replica's part and merges the answers of all replicas.
 
-        If a row is in several parts, the answer of the lowest rank counts.
+        If a row is in several parts, the answer of the lowest rank counts. A replica without rows rests: it takes part
+        in the exchange alone, and computes what it lacks when it has rows again.
         """
         tree = step.tree
-        parts = self._partitioners[step.sequence.id].split(tree, step.sequence.tokens)
+        parts = self._partitioners[step.sequence.id].split(tree, step.sequence.tokens, step.is_shared)
         own_part = parts[self.channel.rank // self.ranks_per_replica]
-        own = self.inner.forward(replace(step, tree=tree.take(own_part))).pack()
-        payload = np.zeros((max(map(len, parts)), own.shape[1]), dtype=np.int32)
-        payload[: len(own)] = own
+        payload = np.zeros((max(map(len, parts)), step.num_columns), dtype=np.int32)
+        if own_part:
+            part = tree if len(own_part) == len(tree) else tree.take(own_part)
+            payload[: len(own_part)] = self.inner.forward(replace(step, tree=part)).pack()
+        self.num_rests += not own_part
         gathered = self.channel.gather(payload.ravel(), step.fingerprint).reshape(-1, *payload.shape)
         by_replica = gathered[:: self.ranks_per_replica]
-        merged = np.empty((len(tree), own.shape[1]), dtype=np.int32)
+        merged = np.empty((len(tree), step.num_columns), dtype=np.int32)
         for part, answers in reversed(list(zip(parts, by_replica, strict=True))):
             merged[part] = answers[: len(part)]
         return Answers.unpack(merged, step.num_candidates)

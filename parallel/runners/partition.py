@@ -1,5 +1,5 @@
 """Splits token trees into parts for replicas. Parts are closed under ancestors and cover all rows, and the replica with
-the most work has as little of it as possible.
+the most work has as little of it as possible. A tree that is not worth sharing goes to one replica.
 
 Leaves are taken in depth-first order, so that neighbours share most of their paths. Each replica gets a run of
 consecutive leaves. A bisection finds the runs for which the largest work is smallest. A late column of the window has a
@@ -14,10 +14,10 @@ from lp.tree import TokenTree, chain, descend
 
 
 class TreePartitioner:
-    """Splits the trees of one sequence, step after step.
+    """Splits the trees of one sequence, step after step, or gives all of a tree to one replica while the others rest.
 
-    Accepted tokens that one replica has computed are missing from the caches of the others. These compute them in the
-    next step, as a trunk above the tree, and get a smaller part of that tree.
+    A replica lacks the accepted tokens that others have computed. It computes them in the next step in which it takes
+    part, as a trunk above the tree, and gets a smaller part of that tree.
     """
 
     def __init__(self, num_replicas: int):
@@ -25,24 +25,35 @@ class TreePartitioner:
         self._tree = chain([])
         self._parts: list[set[int]] = []
         self._length = 0
+        # How many of the sequence's first tokens each replica has computed.
+        self._num_known = [0] * num_replicas
 
-    def split(self, tree: TokenTree, tokens: Sequence[int]) -> list[list[int]]:
-        """The rows of each replica's part, ascending. tokens: the sequence, whose last token is the tree's root."""
-        parts = partition(tree, self.num_replicas, self._trunks(tokens))
+    def split(self, tree: TokenTree, tokens: Sequence[int], is_shared: bool = True) -> list[list[int]]:
+        """The rows of each replica's part, ascending. tokens: the sequence, whose last token is the tree's root.
+
+        If the tree is not shared, the replica that lacks the fewest tokens gets all rows, and the others none.
+        """
+        self._count_known(tokens)
+        most = max(self._num_known)
+        if is_shared:
+            parts = partition(tree, self.num_replicas, [most - known for known in self._num_known])
+        else:
+            parts = [[] for _ in self._num_known]
+            parts[self._num_known.index(most)] = list(range(len(tree)))
         self._tree, self._parts, self._length = tree, list(map(set, parts)), len(tokens)
         return parts
 
-    def _trunks(self, tokens: Sequence[int]) -> list[int]:
-        """Counts the tokens before the root that each replica lacks.
-
-        All are 0 in the first step, and after the sequence was resumed with fewer tokens.
-        """
+    def _count_known(self, tokens: Sequence[int]) -> None:
+        """Counts the tokens that each replica has computed, up to the last step. None counts before the first step."""
+        num_before = len(tokens) - 1
         accepted = tokens[self._length : -1]
-        if not self._parts or len(tokens) <= self._length:
-            return [0] * self.num_replicas
-        first = self._tree.children[0]
+        first = self._tree.children[0] if self._parts else []
         levels = descend(self._tree, first, lambda depth, _: accepted[depth] if depth < len(accepted) else None)
-        return [len(accepted) - sum(not part.isdisjoint(rows) for rows in levels) for part in self._parts]
+        for replica, part in enumerate(self._parts):
+            if part:
+                self._num_known[replica] = self._length + sum(not part.isdisjoint(rows) for rows in levels)
+        # The sequence may have been resumed with fewer tokens.
+        self._num_known = [min(known, num_before) for known in self._num_known]
 
 
 def partition(tree: TokenTree, num_parts: int, trunks: Sequence[int] = ()) -> list[list[int]]:

@@ -94,7 +94,7 @@ class PipelineParallel:
 
     def _result(self, step: StepInput) -> Answers:
         """The answers of the oldest step that has not been finished, which must be `step`."""
-        num_columns = _num_columns(step)
+        num_columns = step.num_columns
         if self._is_last:
             result = self._published.popleft()
         else:
@@ -149,9 +149,3 @@ class PipelineParallel:
         for stage in range(self.depth - 1):
             self.pipeline.send(torch.from_numpy(result).to(self.model.device), stage)
         self._published.append(result)
-
-
-def _num_columns(step: StepInput) -> int:
-    """C, the number of columns of the step's packed answers."""
-    num_top = step.sequence.sampling.logprobs
-    return max(1, step.num_candidates) + (0 if num_top is None else 1 + 2 * num_top)

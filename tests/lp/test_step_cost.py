@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lp.calibration.measure import bushy_tree
-from lp.step_cost import StepCost, StepTimes
+from lp.step_cost import Extras, StepCost, StepTimes
 from lp.tree import TokenTree, chain
 from parallel.runners.partition import partition
 
@@ -39,7 +39,8 @@ def test_a_single_point_stands_for_all_rows() -> None:
 
 
 def test_json_keeps_times_to_the_last_bit() -> None:
-    times = StepTimes((1, 3), (1 / 3, 0.1 + 0.7), num_parts=2)
+    extras = Extras(0.1 + 0.2, 1 / 7, 0.0, 1e-9, -1 / 3, 0.5)
+    times = StepTimes((1, 3), (1 / 3, 0.1 + 0.7), 2, StepTimes((1,), (2 / 3,)), extras)
     assert StepTimes.from_dict(json.loads(json.dumps(times.to_dict()))) == times
 
 
@@ -67,6 +68,12 @@ def test_json_keeps_times_to_the_last_bit() -> None:
         {"rows": [1], "seconds": [float("nan")]},
         {"rows": [1], "seconds": [float("inf")]},
         {"rows": [1], "seconds": [None]},
+        {"rows": [1], "seconds": [0.1], "alone": {"rows": [1]}},
+        {"rows": [1], "seconds": [0.1], "alone": "rows"},
+        {"rows": [1], "seconds": [0.1], "extras": {"host_row": -0.1}},
+        {"rows": [1], "seconds": [0.1], "extras": {"host_row": float("nan")}},
+        {"rows": [1], "seconds": [0.1], "extras": {"unknown": 0.1}},
+        {"rows": [1], "seconds": [0.1], "extras": [0.1]},
     ],
 )
 def test_values_that_are_no_curve_are_refused(values: Any) -> None:
@@ -95,7 +102,7 @@ def largest_part(tree: TokenTree, num_parts: int) -> int:
 def test_one_rank_computes_the_whole_tree(num_rows: int) -> None:
     cost = StepCost(StepTimes(*ROWS_AND_SECONDS), 64)
     assert {cost.largest_part(num_rows, depth) for depth in range(num_rows)} == {num_rows}
-    assert cost.seconds[num_rows] == StepTimes(*ROWS_AND_SECONDS).at(num_rows)
+    assert cost.step_s(num_rows, 0) == StepTimes(*ROWS_AND_SECONDS).at(num_rows)
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 4])
@@ -112,6 +119,51 @@ def test_a_bushy_tree_is_shared(num_rows: int, num_parts: int) -> None:
     tree = bushy_tree(0, num_rows, 100)
     modelled = cost.largest_part(num_rows, int(tree.depths.max()))
     assert modelled == pytest.approx(largest_part(tree, num_parts), abs=3)
-    assert cost.seconds[largest_part(tree, num_parts)] == pytest.approx(
-        StepTimes(*ROWS_AND_SECONDS).at(num_rows), rel=0.1
+    assert cost.step_s(num_rows, int(tree.depths.max())) == pytest.approx(
+        StepTimes(*ROWS_AND_SECONDS).at(num_rows), rel=0.15
     )
+
+
+def test_extras_are_added_to_the_curve() -> None:
+    times = StepTimes(*ROWS_AND_SECONDS, extras=Extras(0.5, 0.1, 0.25, 0.01, -0.001, 0.003))
+    greedy, sampled = StepCost(times, 64), StepCost(times, 64, is_sampled=True)
+    assert greedy.step_s(4, 1) == pytest.approx(0.011 + 0.5 + 4 * 0.1)
+    assert sampled.step_s(4, 1) == pytest.approx(0.011 + 0.5 + 4 * 0.1 + 0.25 + 4 * 0.01)
+    assert (greedy.plain_s, sampled.plain_s) == pytest.approx((0.009, 0.013))
+
+
+def test_the_host_works_on_all_rows_of_a_shared_tree_and_a_rank_samples_its_own() -> None:
+    extras = Extras(host_row=0.1, sampled_row=0.01)
+    plain = StepCost(StepTimes(*ROWS_AND_SECONDS, 2), 64)
+    cost = StepCost(StepTimes(*ROWS_AND_SECONDS, 2, extras=extras), 64, is_sampled=True)
+    part = cost.largest_part(33, 4)
+    assert part < 25
+    assert cost.step_s(33, 4) == pytest.approx(plain.step_s(33, 4) + 33 * 0.1 + part * 0.01)
+
+
+def test_the_faster_of_sharing_and_resting_counts() -> None:
+    alone = StepTimes((1, 64), (0.010, 0.073))
+    cost = StepCost(StepTimes((1, 64), (0.020, 0.040), 2, alone), 64)
+    assert cost.step_s(1, 0) == cost.alone_s(1) == cost.plain_s == 0.010
+    assert cost.step_s(64, 4) == cost.shared_s(64, 4) < cost.alone_s(64)
+    assert cost.step_s(64, 4, catch_up_s=1.0) == cost.alone_s(64)
+    assert not cost.shares_plain_steps
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 4])
+def test_no_further_row_costs_less_than_the_bound(num_parts: int) -> None:
+    alone = StepTimes((1, 2, 16, 64), (0.010, 0.018, 0.020, 0.070)) if num_parts > 1 else None
+    cost = StepCost(StepTimes(*ROWS_AND_SECONDS, num_parts, alone, Extras(host_row=1e-4)), 64)
+    for rows in range(1, 64):
+        for more in range(rows + 1, 65):
+            rise = cost.step_s(more, 1, 0.001) - cost.step_s(rows, 1, 0.001)
+            # A part holds whole rows, so that a shared tree may grow by a few at no cost.
+            assert rise > (more - rows - num_parts) * cost.row_s(rows, 1) - 1e-9
+
+
+def test_a_runner_of_one_part_goes_by_the_times_of_one_part() -> None:
+    alone, extras = StepTimes((1, 8), (0.1, 0.2)), Extras(host_step=0.3)
+    times = StepTimes((1, 8), (0.15, 0.18), 2, alone, extras)
+    assert times.for_parts(1) == StepTimes((1, 8), (0.1, 0.2), extras=extras)
+    assert times.for_parts(2) is times.for_parts(3) is times
+    assert alone.for_parts(1) is alone

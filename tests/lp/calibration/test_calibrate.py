@@ -75,6 +75,15 @@ def test_figures_that_no_longer_hold_are_replaced(resolved: Resolved) -> None:
     assert resolved.resolve() == anew
 
 
+def test_extras_are_measured_with_the_curve_and_kept(resolved: Resolved) -> None:
+    engine = resolved.engine
+    arguments = engine.checkpoint.model, engine.runner, 8
+    times = resolve_step_times(StepTimesSource.auto, *arguments, measure_host=lambda: (0.25, 0.125))
+    assert times is not None and (times.extras.host_step, times.extras.host_row) == (0.25, 0.125)
+    assert times.extras.sampled_plain != 0
+    assert resolve_step_times(StepTimesSource.auto, *arguments) == times
+
+
 def test_off_measures_and_writes_nothing(resolved: Resolved) -> None:
     assert resolved.resolve("off") is None
     assert (resolved.num_measured, list(resolved.root.iterdir())) == (0, [])

@@ -27,6 +27,7 @@ class Machine:
         self.seconds = seconds
         self.now = 0.0
         self.sizes: list[int] = []
+        self.are_shared: list[bool] = []
         self.sequences: list[Sequence] = []
         self.is_open = False
 
@@ -38,6 +39,7 @@ class Machine:
         (step,) = steps
         assert self.is_open and step.tree.tokens[0] == step.sequence.tokens[-1] and step.num_candidates == 8
         self.sizes.append(len(step.tree))
+        self.are_shared.append(step.is_shared)
 
     def finish(self) -> list[Answers]:
         self.now += self.seconds(self.sizes[-1], len(self.sizes))
@@ -130,6 +132,21 @@ def test_a_machine_of_medium_speed_is_measured_fewer_times(machine_of: Make) -> 
     times = measure_step_times(machine, 300, 4096, most_rows=128)
     assert len(times.rows) == 12
     assert machine.now < measure.FIRST_ROUND_S + measure.BUDGET_S
+
+
+def test_steps_that_ranks_share_and_those_of_one_alone_have_curves_of_their_own(machine_of: Make) -> None:
+    machine = machine_of(lambda rows, number: 0.001 * rows * (1 if machine.are_shared[-1] else 2))
+    machine.num_parts = 2
+    times = measure_step_times(machine, 300, 4096, most_rows=64)
+    assert times.num_parts == 2 and times.seconds == pytest.approx([0.001 * rows for rows in times.rows])
+    assert times.alone is not None and times.alone.rows == times.rows
+    assert times.alone.seconds == pytest.approx([2 * seconds for seconds in times.seconds])
+    assert machine.are_shared[0], "every rank computes the prompt first"
+
+
+def test_one_rank_has_one_curve(machine_of: Make) -> None:
+    machine = machine_of(lambda rows, _: 0.001)
+    assert measure_step_times(machine, 300, 4096, most_rows=8).alone is None and all(machine.are_shared)
 
 
 @pytest.mark.parametrize(("max_length", "cached", "rows"), [(1, 1, 1), (2, 1, 1), (40, 20, 16), (300, 150, 128)])

@@ -1,63 +1,121 @@
-"""When a decoder pauses speculation, and for how long."""
+"""When speculation pauses, and how much time it may lose."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import random
+from collections import Counter
+
+import pytest
 
 from lp.drafting.backoff import (
-    LONGEST_PAUSE,
-    PROBE_STEPS,
-    SHORTEST_PAUSE,
-    TRIAL_STEPS,
-    SharedBackoff,
-    SpeculationBackoff,
+    FUNDS_AT_FIRST,
+    LARGEST_SHARE_OF_TIME,
+    MOST_FUNDS,
+    OVERDRAFT,
+    Effort,
+    SpeculationAccount,
 )
-from lp.step_cost import StepCost, StepTimes
+from lp.step_cost import Extras, StepCost, StepTimes
 
-CPU = StepCost(StepTimes((1, 2, 64), (0.010, 0.020, 0.060)), 64)
-
-
-def pauses(backoff: SpeculationBackoff, num_steps: int, step: Callable[[int], tuple[int, float]]) -> list[int]:
-    """Lengths of the pauses in `num_steps` steps. step: tokens and seconds of a speculative step, by its number."""
-    found = []
-    for number in range(num_steps):
-        if backoff.num_left:
-            backoff.took_plain_step()
-            continue
-        backoff.took_speculative_step(*step(number))
-        if backoff.num_left:
-            found.append(backoff.num_left)
-    return found
+CURVE = (1, 2, 64), (0.010, 0.014, 0.060)
+CPU = StepCost(StepTimes(*CURVE), 64)
+# The host's work takes a tenth of a step.
+BUSY_HOST = StepCost(StepTimes(*CURVE, extras=Extras(host_step=0.001)), 64)
 
 
-def test_pauses_grow_as_long_as_nothing_is_gained() -> None:
-    found = pauses(SpeculationBackoff(CPU, SharedBackoff()), 600, lambda number: (1, 0.010))
-    assert found[:4] == [SHORTEST_PAUSE, 32, LONGEST_PAUSE, LONGEST_PAUSE] and max(found) == LONGEST_PAUSE
-    assert TRIAL_STEPS + len(found) * PROBE_STEPS < 0.1 * 600
+def use(account: SpeculationAccount, num_steps: int, tokens: int, seconds: float) -> Counter[Effort]:
+    """Takes steps, of which the speculative ones have this result and the others yield a token. Counts all kinds."""
+    efforts: Counter[Effort] = Counter()
+    for _ in range(num_steps):
+        efforts[account.effort] += 1
+        match account.effort:
+            case Effort.plain:
+                account.took_plain_step()
+            case Effort.watch:
+                account.took_step(1, CPU.plain_s)
+            case Effort.speculate:
+                account.took_step(tokens, seconds)
+    return efforts
 
 
-def test_speculation_pauses_if_it_costs_more_than_it_yields() -> None:
-    assert pauses(SpeculationBackoff(CPU, SharedBackoff()), 100, lambda number: (2, 0.025))
-    assert not pauses(SpeculationBackoff(CPU, SharedBackoff()), 100, lambda number: (2, 0.015))
+def test_a_share_of_the_time_is_lost_where_speculation_never_pays() -> None:
+    efforts = use(SpeculationAccount(CPU), 1000, tokens=1, seconds=0.014)
+    assert 0 < 0.4 * efforts[Effort.speculate] < FUNDS_AT_FIRST + OVERDRAFT + 1000 * LARGEST_SHARE_OF_TIME
+    assert efforts[Effort.watch] == 1000 - efforts[Effort.speculate]
 
 
-def test_once_speculation_pays_off_pauses_end_and_later_ones_begin_short() -> None:
-    backoff = SpeculationBackoff(CPU, SharedBackoff())
-    assert pauses(backoff, 100, lambda number: (1, 0.010))
-    while backoff.num_left:
-        backoff.took_plain_step()
-    assert not pauses(backoff, 200, lambda number: (3, 0.020))
-    assert pauses(backoff, 400, lambda number: (1, 0.010))[0] == SHORTEST_PAUSE
+def test_speculation_goes_on_while_it_pays() -> None:
+    assert use(SpeculationAccount(CPU), 100, tokens=2, seconds=0.014) == {Effort.speculate: 100}
 
 
-def test_there_is_no_pause_where_every_step_costs_the_same() -> None:
-    flat = StepCost(StepTimes.flat(), 64)
-    assert not pauses(SpeculationBackoff(flat, SharedBackoff()), 500, lambda number: (1, 1.0))
+def test_pauses_are_plain_where_watching_is_dear() -> None:
+    efforts = use(SpeculationAccount(BUSY_HOST), 1000, tokens=1, seconds=0.015)
+    assert efforts[Effort.plain] > 900 and not efforts[Effort.watch]
 
 
-def test_a_request_gets_a_shorter_trial_if_speculation_failed_in_the_one_before() -> None:
-    shared = SharedBackoff()
-    pauses(SpeculationBackoff(CPU, shared), 100, lambda number: (1, 0.010))
-    assert pauses(SpeculationBackoff(CPU, shared), PROBE_STEPS, lambda number: (1, 0.010)) == [SHORTEST_PAUSE]
-    pauses(SpeculationBackoff(CPU, shared), 100, lambda number: (3, 0.020))
-    assert not pauses(SpeculationBackoff(CPU, shared), TRIAL_STEPS - 1, lambda number: (1, 0.010))
+def test_earlier_gains_allow_a_bounded_loss() -> None:
+    account = SpeculationAccount(CPU)
+    use(account, 500, tokens=4, seconds=0.020)
+    assert account.funds == MOST_FUNDS
+    efforts = use(account, 400, tokens=1, seconds=0.014)
+    assert 0.4 * efforts[Effort.speculate] < MOST_FUNDS + OVERDRAFT + 400 * LARGEST_SHARE_OF_TIME
+
+
+def test_a_step_may_lose_little_more_than_there_is() -> None:
+    account = SpeculationAccount(CPU)
+    assert account.limit_s == pytest.approx(0.010 * (1 + FUNDS_AT_FIRST + OVERDRAFT))
+    use(account, 100, tokens=4, seconds=0.020)
+    assert account.limit_s == pytest.approx(0.010 * (1 + MOST_FUNDS + OVERDRAFT))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_sequence_of_results_loses_more_than_the_bound(seed: int) -> None:
+    """Each result is the worst or the best at random, and each step takes as long as it may."""
+    rng, account = random.Random(seed), SpeculationAccount(CPU)
+    tokens = seconds = gained = 0.0
+    for _ in range(3000):
+        if account.effort is Effort.speculate:
+            took, found = account.limit_s, 4 if rng.random() < 0.05 else 1
+            account.took_step(found, took)
+        else:
+            took, found = CPU.plain_s, 1
+            account.took_step(1, took)
+        tokens, seconds = tokens + found, seconds + took
+        gained = max(gained, tokens * CPU.plain_s - seconds)
+    lost = seconds / CPU.plain_s - tokens
+    assert lost < FUNDS_AT_FIRST + OVERDRAFT + LARGEST_SHARE_OF_TIME * tokens
+
+
+def test_nothing_is_bounded_where_every_step_costs_the_same() -> None:
+    account = SpeculationAccount(StepCost(StepTimes.flat(), 64))
+    assert use(account, 500, tokens=1, seconds=1.0) == {Effort.speculate: 500}
+    assert account.limit_s == math.inf
+
+
+def test_drafts_that_would_have_paid_end_a_pause() -> None:
+    account = SpeculationAccount(CPU)
+    account.took_step(1, 0.020)
+    assert account.effort is Effort.watch
+    for _ in range(20):
+        account.watched(0.9, is_right=False)
+        account.watched(0.3, is_right=True)  # not likely enough to be tried
+    assert account.effort is Effort.watch
+    account.watched(0.5, is_right=True)
+    assert account.effort is Effort.watch, "one success may be chance"
+    account.watched(0.5, is_right=True)
+    assert account.effort is Effort.speculate and account.funds == FUNDS_AT_FIRST
+
+
+def test_after_a_plain_pause_there_is_enough_for_several_steps() -> None:
+    account, runs, last = SpeculationAccount(BUSY_HOST), list[int](), Effort.plain
+    for _ in range(600):
+        effort = account.effort
+        if effort is Effort.speculate:
+            runs += [] if last is effort else [0]
+            runs[-1] += 1
+            account.took_step(1, BUSY_HOST.step_s(1, 0))
+        else:
+            account.took_plain_step()
+        last = effort
+    assert len(runs) > 3 and min(runs[1:]) >= 3

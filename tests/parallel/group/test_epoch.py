@@ -17,6 +17,7 @@ from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.methods import Auto, DecodeSettings
 from lp.request import Request
 from lp.single_device import SingleDevice
+from lp.step_cost import StepTimes
 from parallel.errors import EpochOver, RankLost
 from parallel.group.epoch import Epoch, RunningRequest, joined, resume
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
@@ -29,9 +30,15 @@ GREEDY = Sampling(temperature=0.0, seed=3)
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=11)
 
 
-def requests_of(engine: Engine) -> list[Request]:
+Kinds = list[tuple[DecodeSettings, Sampling]]
+KINDS: Kinds = [(Lookahead(5, 4, 5), GREEDY), (Auto(rows=20), SAMPLED)]
+# All ranks but one rest in most steps of these, by the step times below.
+RESTING: Kinds = [(Autoregressive(), GREEDY), (Auto(), SAMPLED)]
+TIMES = StepTimes((1, 64), (0.012, 0.020), 3, StepTimes((1, 64), (0.010, 0.040)))
+
+
+def requests_of(engine: Engine, kinds: Kinds) -> list[Request]:
     stop = Stopping(NUM_TOKENS, ignore_eos=True)
-    kinds: list[tuple[DecodeSettings, Sampling]] = [(Lookahead(5, 4, 5), GREEDY), (Auto(rows=20), SAMPLED)]
     return [
         engine.request_builder.build(prompt, decode, sampling, stop, request_id=str(number))
         for number, (prompt, (decode, sampling)) in enumerate(zip(PROMPTS, kinds, strict=True))
@@ -46,12 +53,12 @@ def client(mesh: Mesh) -> TCPStore:
     return TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False)
 
 
-def lose_one(mesh: Mesh, channel, exchange: str, folder: str, victim: int, num_steps: int):
+def lose_one(mesh: Mesh, channel, exchange: str, folder: str, victim: int, num_steps: int, kinds: Kinds):
     """All tokens of both requests, from the ranks that are left after the victim has died in a step."""
     engine = Engine.from_pretrained(folder, device="cpu")
     assert isinstance(engine.runner, SingleDevice)
     alone, store, tokens = engine.runner, client(mesh), {"0": [], "1": []}
-    running = [RunningRequest(request, []) for request in requests_of(engine)]
+    running = [RunningRequest(request, []) for request in requests_of(engine, kinds)]
     survivors = [rank for rank in range(mesh.num_ranks) if rank != victim]
     lost = threading.Event()  # what the front end would tell
     for epoch in (Epoch(1, list(range(mesh.num_ranks)), running=running), Epoch(2, survivors, running=running)):
@@ -60,7 +67,7 @@ def lose_one(mesh: Mesh, channel, exchange: str, folder: str, victim: int, num_s
             own = epoch.mesh(mesh, mesh.rank)
             with joined(epoch, own, settings_of(exchange), store, is_over) as channel:
                 runner = LookaheadParallel(alone, channel) if channel.num_ranks > 1 else alone
-                for progress in resume(engine, runner, channel, epoch, None):
+                for progress in resume(engine, runner, channel, epoch, TIMES):
                     tokens[progress.request_id] = progress.tokens
                 for number in range(10_000):
                     if engine.is_idle:
@@ -73,24 +80,39 @@ def lose_one(mesh: Mesh, channel, exchange: str, folder: str, victim: int, num_s
             lost.set()
 
 
-@pytest.mark.parametrize("exchange", ["shm", "gloo"])
-@pytest.mark.parametrize(("num_ranks", "victim", "num_steps"), [(2, 0, 7), (2, 1, 0), (3, 1, 4), (3, 0, 11)])
-def test_survivors_end_all_requests_with_the_same_tokens(
-    exchange: str, num_ranks: int, victim: int, num_steps: int, checkpoint_folder: Callable[[str], Path]
+def check_survivors(
+    kinds: Kinds, exchange: str, num_ranks: int, victim: int, num_steps: int, checkpoint_folder: Callable[[str], Path]
 ) -> None:
     folder = str(checkpoint_folder("llama"))
     alone = Engine.from_pretrained(folder, device="cpu")
     expected = {}
-    for request in requests_of(alone):
+    for request in requests_of(alone, kinds):
         alone.submit(request)
         expected[request.id] = []
     while not alone.is_idle:
         (progress,) = alone.step()
         expected[progress.request_id] += progress.tokens
-    arguments = (exchange, folder, victim, num_steps)
+    arguments = (exchange, folder, victim, num_steps, kinds)
     outcomes = run_ranks_to_end(lose_one, num_ranks, *arguments, exchange=exchange, doomed=(victim,))
     for rank, outcome in enumerate(outcomes):
         assert rank == victim or (outcome.error is None and outcome.result == expected), (rank, outcome)
+
+
+@pytest.mark.parametrize("exchange", ["shm", "gloo"])
+@pytest.mark.parametrize(("num_ranks", "victim", "num_steps"), [(2, 0, 7), (2, 1, 0), (3, 1, 4), (3, 0, 11)])
+def test_survivors_end_all_requests_with_the_same_tokens(
+    exchange: str, num_ranks: int, victim: int, num_steps: int, checkpoint_folder: Callable[[str], Path]
+) -> None:
+    check_survivors(KINDS, exchange, num_ranks, victim, num_steps, checkpoint_folder)
+
+
+@pytest.mark.parametrize("exchange", ["shm", "gloo"])
+@pytest.mark.parametrize(("num_ranks", "victim", "num_steps"), [(2, 1, 20), (2, 0, 20), (3, 1, 25), (3, 0, 9)])
+def test_a_rank_may_be_lost_while_it_or_another_rests(
+    exchange: str, num_ranks: int, victim: int, num_steps: int, checkpoint_folder: Callable[[str], Path]
+) -> None:
+    """If rank 0 is lost, the others have computed nothing but the prompt, or not even that."""
+    check_survivors(RESTING, exchange, num_ranks, victim, num_steps, checkpoint_folder)
 
 
 def give_up_waiting(mesh: Mesh, channel, exchange: str) -> tuple[float, list[int]]:

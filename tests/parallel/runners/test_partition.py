@@ -8,7 +8,7 @@ import pytest
 from lp.decoding.make import make_decoder
 from lp.drafting.history import DraftHistory
 from lp.methods import Lookahead
-from lp.tree import PREFIX, TokenTree, TreeBuilder
+from lp.tree import PREFIX, TokenTree, TreeBuilder, chain
 from lp.verification import Answers
 from parallel.runners.partition import TreePartitioner, partition
 
@@ -122,3 +122,47 @@ def test_a_sequence_resumed_with_fewer_tokens_has_no_trunks() -> None:
     partitioner = TreePartitioner(2)
     partitioner.split(two_chains(3, 6), [1, 2, 3])
     assert sorted(map(len, partitioner.split(two_chains(2, 6), [1, 2]))) == [7, 7]
+
+
+def test_a_tree_that_is_not_shared_goes_to_the_replica_that_lacks_least() -> None:
+    partitioner = TreePartitioner(3)
+    tokens = [1, 2, 3]
+    assert partitioner.split(chain([3]), tokens, is_shared=False) == [[0], [], []]
+    tokens += [4]
+    assert partitioner.split(chain([4]), tokens, is_shared=False) == [[0], [], []]
+    # Ranks that rested get a smaller part: the first two lack nothing once they have shared a step.
+    tokens += [5]
+    wide = TreeBuilder(5)
+    for token in range(10, 22):
+        wide.add(token, 0)
+    shared = partitioner.split(wide.build(), tokens)
+    assert len(shared[0]) > max(len(shared[1]), len(shared[2]))
+    in_second = next(row for row in shared[1] if row not in shared[0])
+    tokens += [int(wide.tokens[in_second]), 6]
+    assert partitioner.split(chain([6]), tokens, is_shared=False) == [[], [0], []]
+
+
+def test_a_replica_that_rested_for_long_computes_its_trunk_alone() -> None:
+    partitioner = TreePartitioner(2)
+    tokens = list(range(100, 110))
+    partitioner.split(chain(tokens[-1:]), tokens, is_shared=False)
+    for token in range(40):
+        tokens.append(token)
+        partitioner.split(chain(tokens[-1:]), tokens, is_shared=False)
+    tokens.append(50)
+    wide = TreeBuilder(50)
+    for token in range(20):
+        wide.add(token, 0)
+    assert list(map(len, partitioner.split(wide.build(), tokens))) == [21, 1]
+    tokens.append(3)
+    assert sorted(map(len, partitioner.split(wide.build(), tokens))) == [11, 11]
+
+
+def test_a_sequence_that_was_resumed_with_fewer_tokens_is_known_that_far() -> None:
+    partitioner = TreePartitioner(2)
+    tokens = list(range(20))
+    partitioner.split(chain(tokens[-1:]), tokens)
+    tokens += [20, 21]
+    partitioner.split(chain(tokens[-1:]), tokens, is_shared=False)
+    assert partitioner.split(chain([5]), tokens[:6], is_shared=False) == [[0], []]
+    assert partitioner.split(chain([5, 6, 7]), tokens[:6]) == [[0, 1, 2], [0]]

@@ -1,0 +1,68 @@
+"""Decides whether the ranks share a sequence's next step, or one computes it alone while the others rest.
+
+Ranks that rest lack the tokens of their pause, and must compute them when they share a step again. So sharing begins
+anew once it could have saved as much time as that takes. What they come to lack while sharing would have been faster
+does not count: hesitating must not become a reason to hesitate. Knows nothing of ranks beyond what a step costs.
+"""
+
+from __future__ import annotations
+
+import math
+
+from lp.step_cost import StepCost
+
+
+class Resting:
+    """The decisions for one sequence.
+
+    is_shared: whether the present step is shared. The first one is, so that every rank has the prompt.
+    """
+
+    def __init__(self, cost: StepCost):
+        self._cost = cost
+        self._is_first = True
+        self.is_shared = True
+        # Tokens that the resting ranks lack, and the seconds of catching up that no longer count.
+        self._num_missing = 0
+        self._saved_s = 0.0
+        # Seconds by which the present step could have been faster.
+        self._behind_s = 0.0
+
+    @property
+    def catch_up_s(self) -> float:
+        """Seconds that count against sharing the next step."""
+        if not self._num_missing:
+            return 0.0
+        return max(0.0, self._cost.catch_up_s(self._num_missing) - self._saved_s)
+
+    def choose(self, num_rows: int, depth: int, least_s: float = math.inf) -> float:
+        """Decides about a step with drafts by the rows and the depth of its tree. Returns its modelled seconds.
+
+        least_s: seconds in which another tree would have yielded as much if no rank had to catch up.
+        """
+        shared_s, alone_s = self._cost.shared_s(num_rows, depth), self._cost.alone_s(num_rows)
+        # Resting makes the others lack at least one more token.
+        price_s = 0.0 if self._num_missing else self._cost.catch_up_s(1)
+        self.is_shared = self._is_first or shared_s + self.catch_up_s <= alone_s + price_s
+        self._behind_s = alone_s - min(shared_s, least_s)
+        return shared_s if self.is_shared else alone_s
+
+    def choose_plain(self) -> None:
+        """Decides about a plain step."""
+        self.is_shared = self._is_first or (self._cost.shares_plain_steps and not self._num_missing)
+        self._behind_s = 0.0
+
+    def accepted(self, num_tokens: int) -> None:
+        """Notes what the present step has yielded."""
+        self._is_first = False
+        if self.is_shared:
+            self._num_missing, self._saved_s = 0, 0.0
+            return
+        before_s = self._cost.catch_up_s(self._num_missing)
+        self._num_missing += num_tokens
+        if self._behind_s > 0:
+            self._saved_s += self._behind_s + self._cost.catch_up_s(self._num_missing) - before_s
+
+    def state(self) -> list[object]:
+        """The whole state, for checksums."""
+        return [self._is_first, self._num_missing, self._saved_s]
