@@ -82,9 +82,9 @@ class DraftHistory:
         levels = settings.ngram - 1
         largest = min(settings.max_window, cost.most_rows // 2 // levels) if settings.window_drafts else 0
         columns = sorted({0, largest // 3, 2 * largest // 3, largest})
-        return DraftProfile(
-            kinds, cost, Estimates(kinds.priors), WindowChoice(columns, levels, cost), SpeculationAccount(cost)
-        )
+        has_rivals = settings.suffix_drafts or settings.recycled_drafts or settings.shared_drafts
+        windows = WindowChoice(columns, levels, cost, has_rivals)
+        return DraftProfile(kinds, cost, Estimates(kinds.priors), windows, SpeculationAccount(cost))
 
     def _cost(self, settings: Auto, is_sampled: bool) -> StepCost:
         if settings.rows:

@@ -64,12 +64,16 @@ class WindowTrial:
 class WindowChoice:
     """Chooses the window's number of columns. Requests of the same kind share it and learn from each other's trials."""
 
-    def __init__(self, columns: Sequence[int], levels: int, cost: StepCost):
+    def __init__(self, columns: Sequence[int], levels: int, cost: StepCost, has_rivals: bool = True):
         """columns: numbers of columns to choose from, ascending from 0. levels: levels of the window, N-1. cost:
-        seconds of a step by its rows.
+        seconds of a step by its rows. has_rivals: whether there are drafts that could use the window's rows.
         """
         seconds = [cost.step_s(1 + number * levels, number and number + levels - 1) for number in columns]
         costs = [of_size / seconds[0] - 1 for of_size in seconds]
+        if has_rivals and cost.seconds[-1] <= cost.seconds[1]:
+            # All steps cost the same, for example because their number of rows is given. A window then costs the rows
+            # that drafts lose.
+            costs = [number * levels / cost.most_rows for number in columns]
         self.sizes = [
             Size(number, max(LEAST_STEPS_BETWEEN_TRIALS, round(TRIAL_STEPS * cost / LARGEST_SHARE_OF_TIME)))
             for number, cost in zip(columns, costs, strict=True)

@@ -36,6 +36,15 @@ def test_the_first_choice_is_the_largest_window_that_is_nearly_free() -> None:
     assert choice_by(EXPENSIVE).choose().size.columns == 0
 
 
+def test_where_the_number_of_rows_is_given_a_window_costs_the_rows_that_it_takes() -> None:
+    """Ten columns take 40 of 64 rows from the drafts: they are not begun with, and they are tried rarely."""
+    flat = StepTimes.flat()
+    choice = WindowChoice(COLUMNS, LEVELS, StepCost(flat, 64))
+    assert choice.choose().size.columns == 0
+    used = use(choice, flat, yields={0: 2, 5: 2, 10: 2}, num_steps=700)
+    assert used[0] > 0.97 * used.total()
+
+
 @pytest.mark.parametrize("best", COLUMNS)
 def test_the_best_size_is_used_most(best: int) -> None:
     yields = {columns: 8 if columns == best else 1 for columns in COLUMNS}
