@@ -7,7 +7,8 @@ max" fills the window without the noise of its positions, as the paper does. The
 and its prompt look-up take turns on every prompt, in an order that rotates.
 
 In float32 every method must give the same text as `generate`, or, with a temperature, as autoregressive decoding;
-otherwise the exit status is 1. Prints a table and writes it, with all figures, to --output.
+otherwise the exit status is 1. With --oracle, a second table says what the trees of decode=auto lack: tokens that no
+source proposed, or that were cut. Prints a table and writes it, with all figures, to --output.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from benchmarks.shared.decoded_texts import (
     add_up,
     take_turns,
 )
+from benchmarks.shared.draft_oracle import OracleTally, describe_oracle, tally_oracle
 from benchmarks.shared.inputs import encode, load_engine_and_reference, read_prompts
-from benchmarks.shared.methods import DecodePrompt, make_methods, timed
+from benchmarks.shared.methods import DecodePrompt, make_methods, sampling_at, timed
 from benchmarks.shared.options import make_prompts_parser, parse
 from benchmarks.shared.report import markdown_table, publish
-from lp import Auto, Autoregressive, Jacobi, Lookahead, PromptLookup
+from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup
 from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES
 
@@ -72,18 +74,26 @@ def main() -> None:
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the first prompt; each next prompt takes the next (default 0)"
     )
+    parser.add_argument(
+        "--oracle", action="store_true", help="compare the trees of decode=auto with those of right proposals alone"
+    )
     arguments = parse(parser, keep_memory=False)
     engine, model = load_engine_and_reference(arguments.model, arguments.dtype, arguments.device)
     methods = make_methods(engine, model, METHODS, arguments.temperature, arguments.max_new_tokens)
     prompts = encode(engine, read_prompts(arguments.prompts, arguments.limit), arguments.max_new_tokens)
     texts = decode_all(methods, prompts, arguments.seed)
     figures = summarise(texts, expected=AUTOREGRESSIVE if arguments.temperature else GENERATE)
+    table = describe(figures, len(prompts), arguments.max_new_tokens, sampled=arguments.temperature > 0)
+    if arguments.oracle:
+        right = [text.tokens for text in texts[AUTOREGRESSIVE]]
+        tallies = consult_oracle(engine, prompts, right, arguments.temperature, arguments.seed)
+        table += "\n\n" + describe_oracle(tallies)
     num_different = sum(len(prompts) - row.same_text for row in figures if row.method in METHODS)
     publish(
         arguments.output,
         f"tokens_per_step-{engine.checkpoint.name}-{arguments.dtype}-T{arguments.temperature:g}",
         f"Tokens per step: {engine.checkpoint.name}, {arguments.dtype}, temperature {arguments.temperature:g}",
-        describe(figures, len(prompts), arguments.max_new_tokens, sampled=arguments.temperature > 0),
+        table,
         {
             "settings": {name: asdict(decode) for name, decode in METHODS.items()},
             "figures": [asdict(row) for row in figures],
@@ -95,6 +105,19 @@ def main() -> None:
     if num_different and arguments.dtype == "float32":
         print(f"in float32 all texts must be the same, but {num_different} differ", file=sys.stderr)
         raise SystemExit(1)
+
+
+def consult_oracle(
+    engine: Engine, prompts: list[list[int]], texts: list[list[int]], temperature: float, seed: int
+) -> dict[str, OracleTally]:
+    """The tallies of the methods of decode=auto that name a number of rows, by the methods' names."""
+    tallies = {name: OracleTally() for name, decode in METHODS.items() if isinstance(decode, Auto) and decode.rows}
+    for name, tally in tallies.items():
+        decode = METHODS[name]
+        assert isinstance(decode, Auto)
+        for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+            tally_oracle(engine, decode, prompt, text, sampling_at(temperature, seed + number), tally)
+    return tallies
 
 
 def decode_all(methods: dict[str, DecodePrompt], prompts: list[list[int]], seed: int) -> dict[str, list[DecodedText]]:

@@ -37,8 +37,7 @@ def make_methods(
 
     def by_engine(decode: DecodeSettings) -> DecodePrompt:
         def decode_prompt(prompt: list[int], seed: int) -> DecodedText:
-            sampling = Sampling(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
-            return decode_text(engine, prompt, decode, sampling, max_new_tokens)
+            return decode_text(engine, prompt, decode, sampling_at(temperature, seed), max_new_tokens)
 
         return decode_prompt
 
@@ -47,6 +46,11 @@ def make_methods(
 
     methods = {GENERATE: by_generate(), GENERATE_LOOKUP: by_generate(prompt_lookup_num_tokens=LOOKUP_TOKENS)}
     return methods | {name: by_engine(decode) for name, decode in settings.items()}
+
+
+def sampling_at(temperature: float, seed: int) -> Sampling:
+    """Samples from the whole vocabulary."""
+    return Sampling(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
 
 
 def generate_counted(model: PreTrainedModel, prompt: list[int], seed: int, settings: dict[str, Any]) -> DecodedText:

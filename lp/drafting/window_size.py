@@ -70,7 +70,7 @@ class WindowChoice:
         """
         seconds = [cost.step_s(1 + number * levels, number and number + levels - 1) for number in columns]
         costs = [of_size / seconds[0] - 1 for of_size in seconds]
-        if has_rivals and cost.seconds[-1] <= cost.seconds[1]:
+        if has_rivals and cost.is_flat:
             # All steps cost the same, for example because their number of rows is given. A window then costs the rows
             # that drafts lose.
             costs = [number * levels / cost.most_rows for number in columns]

@@ -25,6 +25,14 @@ def test_tokens_per_step(temperature: str, on_prompts: Callable[..., Path], caps
     assert "lookahead (15, 5, 15)" in capsys.readouterr().out
 
 
+def test_the_oracle_accepts_at_least_what_the_trees_yield(on_prompts: Callable[..., Path]) -> None:
+    table, _ = read(on_prompts(tokens_per_step.main, "--oracle"), "tokens_per_step-*-T0")
+    lines = table.split("tokens not proposed")[1].splitlines()
+    rows = [line.split("|")[1:-1] for line in lines if line.startswith("| auto")]
+    assert [row[0].strip() for row in rows] == ["auto, 64 rows", "auto, 128 rows"]
+    assert all(1 <= float(row[1]) <= float(row[2]) for row in rows)
+
+
 def test_a_text_that_differs_fails_the_benchmark(
     on_prompts: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
