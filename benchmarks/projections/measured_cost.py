@@ -14,13 +14,13 @@ from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast.choose import CompileMode
 from lp.model.kernels import AttentionKind
+from lp.model.memory import num_weight_bytes
 from lp.tree import TokenTree
 from parallel.comm.channel import HEADER
 from parallel.comm.traffic import Traffic
 from parallel.runners.partition import partition
 from parallel.shards.stages import read_stage
 from parallel.shards.tensor import read_sharded
-from parallel.shards.weights import num_weight_bytes
 
 
 @dataclass(frozen=True)

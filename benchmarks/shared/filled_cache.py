@@ -14,6 +14,6 @@ def fill_cache(model: CausalModel, num_tokens: int, num_rows: int) -> KVCache:
     cache = model.make_cache(num_tokens + num_rows)
     while rows := min(num_tokens - cache.length, PREFILL_CHUNK):
         tokens = range(cache.length, cache.length + rows)
-        model.forward_eager(chain([token % model.vocab_size for token in tokens]), cache, num_logits=1)
+        model.forward(chain([token % model.vocab_size for token in tokens]), cache, num_logits=1)
         cache.keep(range(rows))
     return cache

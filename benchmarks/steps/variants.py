@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from lp.model.causal import CausalModel
 from lp.model.fast.choose import CompileMode, make_fast
 from lp.model.kernels import AttentionKind
+from lp.model.native.forward import NativeForward
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,10 @@ def with_marks(model: CausalModel, folder: Path) -> CausalModel:
     """The same model in a form whose parts a profiler can tell apart.
 
     Compiled code gets marks, which cost time. In place of graphs, which hide their parts, the kernels are run one by
-    one. folder: an empty folder for compiled code.
+    one. The native forward tells the times of its parts itself. folder: an empty folder for compiled code.
     """
+    if isinstance(model.fast, NativeForward):
+        return model
     own = CausalModel(model.model, model.max_length, model.eos, model.attention_kind)
     if model.fast and model.device.type == "cpu":
         with inductor.patch({"cpp.enable_kernel_profile": True}):

@@ -21,7 +21,6 @@ from parallel.comm.channel import Channel
 from parallel.comm.traffic import Traffic
 from parallel.group import commands, loop
 from parallel.mesh import Mesh, ParallelSettings, make_mesh
-from parallel.shards.weights import num_weight_bytes
 
 log = logging.getLogger("lookahead")
 
@@ -97,7 +96,7 @@ def report_loaded(settings: RuntimeSettings, mesh: Mesh) -> OnLoaded:
         log.info(
             "loaded %s: %.1f MB of %s weights a rank on %s, context of %d tokens, in %.1f s",
             loaded.name,
-            num_weight_bytes(loaded.model.model) / 1e6,
+            loaded.model.weight_bytes / 1e6,
             settings.model.dtype,
             mesh.device,
             loaded.model.max_length,

@@ -19,7 +19,6 @@ from launch.sweep.settings import BenchSettings
 from lp.request import Completion, Progress, Request
 from lp.text.stopping import Stopping
 from parallel.group import loop
-from parallel.shards.weights import num_weight_bytes
 
 WARM_UP = "warm-up"
 
@@ -67,7 +66,7 @@ class Meter:
         figures = RankFigures(
             rank=runtime.mesh.rank,
             device=str(device),
-            weight_bytes=num_weight_bytes(runtime.engine.checkpoint.model.model),
+            weight_bytes=runtime.engine.checkpoint.model.weight_bytes,
             cache_bytes=self.cache_bytes,
             peak_bytes=peak_bytes(device),
             num_collectives=traffic.num_collectives,

@@ -15,38 +15,33 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lp.model import attention
-from lp.model.attention import MaskKey, TreeStep
+from lp.model.attention import TreeStep
 from lp.model.kernels import AttentionKind, resolve_kind
 from lp.model.kv_cache import KVCache
+from lp.model.memory import num_weight_bytes
 from lp.tree import TokenTree
 
 
 class FastForward(Protocol):
     """A faster version of a model's forward.
 
-    mask_keys: the masks that it must be given. num_spare: how many released caches to keep for later sequences; more
-    than 0 if the fast forward is bound to the memory of the caches that it has seen.
+    num_spare: how many released caches to keep for later sequences; more than 0 if the fast forward is bound to the
+    memory of the caches that it has seen. begins_caches: whether it can be given a cache that nothing was written to.
+    owns_weights: whether it has copies of all weights that it needs. is_invariant: whether a row's logits are the same
+    to the last bit whatever rows are beside it and however much of its path is cached.
     """
 
-    mask_keys: list[MaskKey]
     num_spare: int
+    begins_caches: bool
+    owns_weights: bool
+    is_invariant: bool
 
     def room(self, num_rows: int) -> int:
         """The number of rows, padding included, that a step of `num_rows` rows writes to a cache."""
         ...
 
-    def __call__(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        num_logits: int,
-        length: int,
-        masks: list[Tensor],
-        keys: list[Tensor],
-        values: list[Tensor],
-    ) -> Tensor:
-        """tokens, positions: [R]. length: the prefix's length. masks: as TreeStep.mask makes them. keys, values: one
-        tensor [1, H, capacity, D] for each layer, into which the rows are written behind the prefix.
+    def __call__(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
+        """Runs all rows of a tree after the cached prefix, and writes them to the cache, which has room for them.
 
         Returns float32 logits [num_logits, V] of the last rows.
         """
@@ -74,8 +69,9 @@ class CausalModel:
         self.model = model.eval()
         self.max_length = max_length
         self.eos = eos
-        # Replaces the model's own forward for every cache that has been written to.
+        # Replaces the model's own forward, for caches that have been written to if it cannot begin them.
         self.fast: FastForward | None = None
+        self.weight_bytes = num_weight_bytes(model)
         self._spare: list[KVCache] = []
         self.device = model.device
         self.dtype = model.dtype
@@ -98,22 +94,21 @@ class CausalModel:
             cache.length = 0
             self._spare.append(cache)
 
+    def free_weights(self) -> None:
+        """Frees the weights if the fast forward has copies of its own. The model's own forward cannot run any more."""
+        if self.fast and self.fast.owns_weights:
+            for weight in self.model.parameters():
+                weight.data = weight.new_empty(0)
+
     def forward(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
         """Runs all rows of a tree after the cached prefix; returns float32 logits [num_logits, V] of the last rows.
 
         The rows' keys and values lie in the cache behind the prefix; `KVCache.keep` then says which of them stay.
         """
-        if self.fast and cache.is_written:
-            return self._forward_fast(self.fast, tree, cache, num_logits)
+        if self.fast and (cache.is_written or self.fast.begins_caches):
+            cache.reserve(self.fast.room(len(tree)))
+            return self.fast(tree, cache, num_logits)
         return self.forward_eager(tree, cache, num_logits)[0]
-
-    @torch.inference_mode()
-    def _forward_fast(self, fast: FastForward, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
-        cache.reserve(fast.room(len(tree)))
-        step, tokens = self._to_device(tree, cache.length)
-        masks = [step.mask(*key) for key in fast.mask_keys]
-        stores = list(cache.keys.values()), list(cache.values.values())
-        return fast(tokens, step.positions, num_logits, cache.length, masks, *stores)
 
     @torch.inference_mode()
     def forward_eager(
@@ -124,7 +119,7 @@ class CausalModel:
         incoming: hidden states [1, R, hidden] for the first layer, if another pipeline stage has the embedding.
         """
         cache.reserve(len(tree))
-        step, tokens = self._to_device(tree, cache.length)
+        step, tokens = self.to_device(tree, cache.length)
         step.incoming = incoming
         output = self.model(
             input_ids=tokens[None],
@@ -136,7 +131,7 @@ class CausalModel:
         )
         return output.logits[0].float(), step
 
-    def _to_device(self, tree: TokenTree, cached: int) -> tuple[TreeStep, Tensor]:
+    def to_device(self, tree: TokenTree, cached: int) -> tuple[TreeStep, Tensor]:
         """Moves tokens, positions and visibility to the device in one transfer; returns the step and the tokens."""
         packed = np.concatenate([tree.tokens[:, None], tree.depths[:, None] + cached, tree.visibility], axis=1)
         on_device = torch.from_numpy(packed).to(self.device)

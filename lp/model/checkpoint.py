@@ -93,6 +93,7 @@ def load(
     references = check_tree(causal, text_probes(known.tokenizer))
     if reader is None:
         make_fast(causal, settings.compile, folder("compiled"), references)
+        causal.free_weights()
     elif settings.compile is CompileMode.on:
         raise ValueError("model.compile=on is for a rank that holds the whole model; use model.compile=off")
     return Checkpoint(**vars(known), model=causal)

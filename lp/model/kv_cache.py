@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache
@@ -27,6 +28,7 @@ class KVCache(Cache):
         self.capacity = -(-capacity // BLOCK) * BLOCK
         # The number of cached tokens of the sequence; the current step's rows lie behind them.
         self.length = 0
+        self._addresses: np.ndarray | None = None
 
     @torch.inference_mode()
     def reserve(self, num_rows: int) -> None:
@@ -34,10 +36,24 @@ class KVCache(Cache):
         if self.length + num_rows <= self.capacity:
             return
         self.capacity = -(-max(self.length + num_rows, 2 * self.capacity) // BLOCK) * BLOCK
+        self._addresses = None
         for store in (self.keys, self.values):
             for layer, old in store.items():
                 store[layer] = self._allocate(old)
                 store[layer][:, :, : self.length] = old[:, :, : self.length]
+
+    def allocate(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
+        """Allocates every layer's memory on the CPU. shapes: heads and head dimension of each layer."""
+        for layer, (heads, head_dim) in enumerate(shapes):
+            for store in (self.keys, self.values):
+                store[layer] = torch.empty(1, heads, self.capacity, head_dim, dtype=dtype)
+
+    def addresses(self) -> np.ndarray:
+        """[2 * layers] int64 addresses of all layers' keys, then of their values. It holds until the cache grows."""
+        if self._addresses is None:
+            tensors = [store[layer] for store in (self.keys, self.values) for layer in range(self.num_layers)]
+            self._addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
+        return self._addresses
 
     def _allocate(self, like: Tensor) -> Tensor:
         return like.new_empty(like.shape[0], like.shape[1], self.capacity, like.shape[3])

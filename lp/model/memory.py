@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig
 
 # There must be room for a cache of this many tokens, or of the whole context if that is shorter.
@@ -36,6 +37,12 @@ def check_fits(path: str, config: PreTrainedConfig, dtype: torch.dtype, device: 
             f"{total / 1e9:.1f} GB are free; use model.dtype=bfloat16, a lower model.max_length, parallel=tp over more "
             "GPUs, or free the GPU"
         )
+
+
+def num_weight_bytes(model: nn.Module) -> int:
+    """Bytes of all parameters, with shared memory counted once. An empty model counts as if it were filled."""
+    storages = {p.untyped_storage().data_ptr() or id(p): p.untyped_storage().nbytes() for p in model.parameters()}
+    return sum(storages.values())
 
 
 def num_parameters(folder: Path) -> int:

@@ -20,7 +20,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from lp.model.attention import Step
 from lp.model.checkpoint import Reader
 from lp.model.exactness import UnsupportedArchitecture
-from parallel.shards.weights import empty_model, fill, num_weight_bytes
+from lp.model.memory import num_weight_bytes
+from parallel.shards.weights import empty_model, fill
 
 _LAYERS = "layers"
 _NUM_PLACEHOLDERS = 251

@@ -56,12 +56,6 @@ def fill(
     nn.Module.to(model, device)  # computed buffers
 
 
-def num_weight_bytes(model: nn.Module) -> int:
-    """Bytes of all parameters, with shared memory counted once. An empty model counts as if it were filled."""
-    storages = {p.untyped_storage().data_ptr() or id(p): p.untyped_storage().nbytes() for p in model.parameters()}
-    return sum(storages.values())
-
-
 def name_of(model: nn.Module, module: nn.Module) -> str:
     """The module's dotted name within the model."""
     return next(name for name, candidate in model.named_modules() if candidate is module)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import shutil
 import time
+from collections.abc import Iterator
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -20,9 +20,13 @@ from lp.model.attention import MaskKey
 from lp.model.causal import CausalModel, FastForward
 from lp.model.fast.ahead_of_time import CompilationFailed, compile_ahead
 from lp.model.fast.cuda_graphs import CapturedForward
+from lp.model.fast.on_tensors import OnTensors
 from lp.model.fast.traced import TracedForward
 from lp.model.kernels import AttentionKind
 from lp.model.kv_cache import KVCache
+from lp.model.native.build import CannotBuild
+from lp.model.native.make import make_native
+from lp.model.native.record import Inexpressible
 from lp.model.reference import Probe, Reference, make_references
 from lp.tree import chain
 
@@ -55,72 +59,87 @@ def make_fast(
     num_parameters = sum(weight.numel() for weight in model.model.parameters())
     if mode is CompileMode.off or (mode is CompileMode.auto and num_parameters < WORTHWHILE):
         return
-    started = time.monotonic()
     try:
-        _compile(model, folder, references or make_references(model))
-        log.info("the forward is compiled (%.1f s)", time.monotonic() - started)
+        model.fast = _make(model, folder, references)
     except CompilationFailed as error:
         if mode is CompileMode.on:
             raise ValueError(f"model.compile=on: {error}; use model.compile=off") from error
         log.warning("the forward is not compiled: %s (model.compile=off does not try it)", error)
 
 
-def _compile(model: CausalModel, folder: Path | None, references: list[Reference]) -> None:
-    """Sets the model's fast forward and compares its logits with the references. Raises CompilationFailed."""
+def _make(model: CausalModel, folder: Path | None, references: list[Reference] | None) -> FastForward:
+    """The first fast forward that gives the references' logits. Raises CompilationFailed."""
+    started = time.monotonic()
+    references = references or make_references(model)
     trunk = references[-1].probes[0].trunk
     cache = model.make_cache(capacity=2 * len(trunk))
     _, step = model.forward_eager(chain(trunk), cache, num_logits=1)
-    mask_keys = list(step.masks)
-    make = _capture if model.device.type == "cuda" else partial(_compile_for_cpu, cache=cache, folder=folder)
-    fault = None
-    for fresh in (False, True):  # what was found on disk may belong to another model in spite of its digest
-        model.fast = make(model, mask_keys, fresh=fresh)
-        if (fault := _find_fault(model, cache, references)) is None:
-            return
-    model.fast = None
+    fault = ""
+    for fast in _candidates(model, list(step.masks), cache, folder):
+        if not (fault := _find_fault(model, fast, cache, references)):
+            log.info("the forward is compiled (%.1f s)", time.monotonic() - started)
+            return fast
     raise CompilationFailed(fault)
 
 
-def _find_fault(model: CausalModel, cache: KVCache, references: list[Reference]) -> str | None:
-    """What is wrong with the fast forward; None if it gives the references' logits but for rounding."""
+def _candidates(
+    model: CausalModel, mask_keys: list[MaskKey], cache: KVCache, folder: Path | None
+) -> Iterator[FastForward]:
+    """The fast forwards that can be made here, the best first. Raises CompilationFailed if there is none."""
+    if model.device.type == "cuda":
+        yield _capture(model, mask_keys)
+        return
+    kept = _check_can_compile(model, folder)
+    try:
+        yield make_native(model, kept)
+    except CannotBuild as error:
+        raise CompilationFailed(str(error)) from error
+    except Inexpressible as error:
+        log.info("compiled by PyTorch, which takes minutes, as the model has no native form: %s", error)
+        for fresh in (False, True):  # what was found on disk may belong to another model in spite of its digest
+            yield OnTensors(model, compile_ahead(model, cache, mask_keys, kept, fresh))
+
+
+def _find_fault(model: CausalModel, fast: FastForward, cache: KVCache, references: list[Reference]) -> str:
+    """What is wrong with a fast forward; empty if it gives the references' logits but for rounding."""
     for reference in references:
-        answers = [_fast_logits(model, cache, probe) for probe in reference.probes]
+        answers = [_fast_logits(model, fast, cache, probe) for probe in reference.probes]
         error = max(reference.error(logits) for logits in zip(*answers, strict=True))
         if error > reference.allowed:
             return (
                 f"compiled, {type(model.model).__name__} gives other logits than the model itself (relative error "
                 f"{error:.2g}; rounding explains up to {reference.allowed:.2g})"
             )
-    return None
+    return ""
 
 
-def _fast_logits(model: CausalModel, cache: KVCache, probe: Probe) -> tuple[Tensor, Tensor]:
-    """Logits of a probe's root alone and of its whole tree by the fast forward, both after its trunk."""
+def _fast_logits(model: CausalModel, fast: FastForward, cache: KVCache, probe: Probe) -> tuple[Tensor, Tensor]:
+    """Logits of a probe's root alone and of its whole tree by a fast forward, both after its trunk."""
     cache.length = 0
     model.forward_eager(chain(probe.trunk), cache, num_logits=1)
     cache.keep(range(len(probe.trunk)))
+    cache.reserve(fast.room(len(probe.tree)))
     root = chain(probe.tree.tokens[:1].tolist())
-    return model.forward(root, cache, num_logits=1), model.forward(probe.tree, cache, num_logits=len(probe.tree))
+    return fast(root, cache, 1), fast(probe.tree, cache, len(probe.tree))
 
 
-def _compile_for_cpu(
-    model: CausalModel, mask_keys: list[MaskKey], cache: KVCache, folder: Path | None, fresh: bool
-) -> FastForward:
+def _check_can_compile(model: CausalModel, folder: Path | None) -> Path:
+    """The folder for compiled code. Raises CompilationFailed if nothing can be compiled for the CPU here."""
     if folder is None:
         raise CompilationFailed("there is no folder to keep it in")
     if not any(shutil.which(compiler) for compiler in ("c++", "g++", "clang++")):
         raise CompilationFailed("there is no C++ compiler; install g++")
-    needed = 2 * sum(weight.numel() * weight.element_size() for weight in model.model.parameters())
+    needed = model.weight_bytes
     if needed > (free := psutil.virtual_memory().available):
         raise CompilationFailed(
             f"its packed weights take {needed / 1e9:.1f} GB beside the model, and {free / 1e9:.1f} GB are free"
         )
-    return compile_ahead(model, cache, mask_keys, folder, fresh)
+    return folder
 
 
-def _capture(model: CausalModel, mask_keys: list[MaskKey], fresh: bool) -> FastForward:
+def _capture(model: CausalModel, mask_keys: list[MaskKey]) -> FastForward:
     if model.attention_kind not in (AttentionKind.flash, AttentionKind.varlen):
         raise CompilationFailed(f"CUDA graphs need attention=flash or varlen, and this is {model.attention_kind}")
     if any(window is not None for window, _ in mask_keys):
         raise CompilationFailed("CUDA graphs do not support sliding windows, and this model has them")
-    return CapturedForward(TracedForward(model.model, model.attention_kind, mask_keys), mask_keys)
+    return OnTensors(model, CapturedForward(TracedForward(model.model, model.attention_kind, mask_keys), mask_keys))

@@ -16,6 +16,8 @@ from benchmarks.steps.forward_parts import attention_alone, is_outermost_product
 from benchmarks.steps.step_curve import make_tree
 from benchmarks.steps.variants import with_marks
 from lp import Engine
+from lp.model.checkpoint import ModelSettings, load
+from lp.model.fast.choose import CompileMode
 
 
 @pytest.mark.parametrize(("architecture", "products"), [("llama", 7), ("gpt2", 4), ("gemma2", 7), ("phi3", 4)])
@@ -68,3 +70,10 @@ def test_the_model_for_the_profiler_is_not_compiled_where_the_model_is_not(llama
     assert own.fast is None and marked.fast is None and marked.attention_kind is own.attention_kind
     found = measure_parts("eager", own, marked, fill_cache(own, 40, 20), make_tree(own, 20))
     assert min(found.attention, found.products, found.head) > 0 and (found.cached, found.rows) == (40, 20)
+
+
+def test_the_native_forward_tells_its_parts_itself(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    model = load(ModelSettings(str(checkpoint_folder("llama")), device="cpu", compile=CompileMode.on)).model
+    assert with_marks(model, tmp_path) is model
+    found = measure_parts("compiled", model, model, fill_cache(model, 40, 20), make_tree(model, 20))
+    assert min(found.attention, found.products, found.head, found.rest) > 0 and (found.cached, found.rows) == (40, 20)

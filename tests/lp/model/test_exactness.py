@@ -47,14 +47,14 @@ def test_broken_visibility_is_found(
 
 def test_broken_positions_are_found(checkpoint_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_tiny(checkpoint_folder("llama"))
-    to_device = CausalModel._to_device
+    to_device = CausalModel.to_device
 
     def by_row(self: CausalModel, tree, cached: int):
         step, tokens = to_device(self, tree, cached)
         step.positions = cached + torch.arange(len(tree))
         return step, tokens
 
-    monkeypatch.setattr(CausalModel, "_to_device", by_row)
+    monkeypatch.setattr(CausalModel, "to_device", by_row)
     with pytest.raises(UnsupportedArchitecture, match="other logits"):
         check_tree(model)
 

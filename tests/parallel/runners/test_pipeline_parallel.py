@@ -17,6 +17,7 @@ from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.methods import DecodeSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
+from lp.model.memory import num_weight_bytes
 from lp.request import Request, Sequence
 from lp.runner import StepInput
 from lp.verification import Answers
@@ -29,7 +30,6 @@ from parallel.group.commands import Cancel, Submit
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 from parallel.runners.pipeline import PipelineParallel
 from parallel.shards.stages import read_stage
-from parallel.shards.weights import num_weight_bytes
 from tests.models import generate_greedily, load_reference, save_checkpoint
 from tests.parallel.group.test_loop import Script
 from tests.parallel.ranks import run_ranks, run_ranks_to_end

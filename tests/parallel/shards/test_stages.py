@@ -12,9 +12,10 @@ from lp import Engine
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.exactness import UnsupportedArchitecture, check_tree
+from lp.model.memory import num_weight_bytes
 from lp.tree import TreeBuilder
 from parallel.shards.stages import EarlierLayer, cut_stage, read_stage, share_out
-from parallel.shards.weights import empty_model, num_weight_bytes
+from parallel.shards.weights import empty_model
 from tests.models import save_checkpoint
 
 

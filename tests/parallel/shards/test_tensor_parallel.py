@@ -16,6 +16,7 @@ from lp.methods import DecodeSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.exactness import UnsupportedArchitecture
+from lp.model.memory import num_weight_bytes
 from lp.single_device import SingleDevice
 from lp.tree import TreeBuilder
 from parallel.comm.base import Collectives, LocalCollectives
@@ -26,7 +27,7 @@ from parallel.runners.lookahead import LookaheadParallel
 from parallel.shards.slices import shards, slices
 from parallel.shards.tensor import check_degree, plan, read_sharded
 from parallel.shards.weight_files import Shard
-from parallel.shards.weights import empty_model, num_weight_bytes
+from parallel.shards.weights import empty_model
 from tests.models import SIZES, generate_greedily, load_reference, save_checkpoint
 from tests.parallel.ranks import run_ranks
 

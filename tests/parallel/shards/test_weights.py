@@ -15,10 +15,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from lp.model.errors import CheckpointError
+from lp.model.memory import num_weight_bytes
 from parallel.comm.channel import Channel
 from parallel.mesh import Mesh
 from parallel.shards.weight_files import Shard
-from parallel.shards.weights import empty_model, fill, num_weight_bytes
+from parallel.shards.weights import empty_model, fill
 from tests.models import load_reference, save_checkpoint
 from tests.parallel.ranks import run_ranks
 

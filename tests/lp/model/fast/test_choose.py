@@ -18,12 +18,15 @@ from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast import ahead_of_time, choose
 from lp.model.fast.choose import CompileMode, make_fast
+from lp.model.fast.on_tensors import OnTensors
+from lp.model.native.build import CannotBuild
+from lp.model.native.forward import NativeForward
 from tests.lp.test_lossless import GREEDY, NUM_TOKENS, make_prompt
 from tests.lp.test_tree import random_tree
 from tests.models import SLIDING_WINDOW, VOCAB_SIZE
 
-# llama has full attention; gemma2 has sliding windows in some layers, and a softcap.
-ARCHITECTURES = ["llama", "gemma2"]
+# llama has full attention; gemma2 has sliding windows in some layers, and a softcap; mixtral has no native form.
+ARCHITECTURES = ["llama", "gemma2", "mixtral"]
 
 
 @pytest.fixture(scope="module")
@@ -83,15 +86,30 @@ def test_a_model_is_compiled_once(
     assert "compiling" not in caplog.text
 
 
-def test_corrupt_files_and_those_of_another_model_are_compiled_anew(
+def test_a_corrupt_library_is_compiled_anew(
+    load_plain: Callable[[str], CausalModel], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_fast(load_plain("llama"), CompileMode.on, tmp_path)
+    (library,) = tmp_path.glob("*/forward.so")
+    library.unlink()  # it is in use
+    library.write_bytes(b"half of it")
+    model = load_plain("llama")
+    make_fast(model, CompileMode.on, tmp_path)
+    assert isinstance(model.fast, NativeForward) and "is corrupt" in caplog.text and library.stat().st_size > 10_000
+
+
+def test_what_has_no_native_form_is_compiled_by_pytorch(
     load_plain: Callable[[str], CausalModel], kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    model = load_plain("llama")
-    make_fast(model, CompileMode.on, kept)
-    of_another, cut_off = (tmp_path / f"LlamaForCausalLM-same-{which}" for which in ("any-rows", "one-row"))
-    shutil.copytree(next(kept.glob("LlamaForCausalLM*any-rows")), of_another)
-    shutil.copytree(next(kept.glob("LlamaForCausalLM*one-row")), cut_off)
+    """Corrupt libraries, and those of another model with the same digest, are compiled anew."""
+    model = load_plain("mixtral")
+    with caplog.at_level(logging.INFO, "lookahead"):
+        make_fast(model, CompileMode.on, kept)
+    assert isinstance(model.fast, OnTensors) and "no native form: the operation _softmax" in caplog.text
+    of_another, cut_off = (tmp_path / f"MixtralForCausalLM-same-{which}" for which in ("any-rows", "one-row"))
+    shutil.copytree(next(kept.glob("MixtralForCausalLM*any-rows")), of_another)
+    shutil.copytree(next(kept.glob("MixtralForCausalLM*one-row")), cut_off)
     os.truncate(next(cut_off.glob("*.so")), 8192)
     before = next(of_another.glob("*.so")).name
     monkeypatch.setattr(ahead_of_time, "_digest", lambda *facts: "same")
@@ -104,14 +122,14 @@ def test_corrupt_files_and_those_of_another_model_are_compiled_anew(
 
 
 def fail(*arguments: object) -> None:
-    raise RuntimeError("the compiler\nis out of order")
+    raise CannotBuild("the compiler is out of order")
 
 
 def test_a_failure_is_logged_and_does_no_harm(
     load_plain: Callable[[str], CausalModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(ahead_of_time, "_compile", fail)
+    monkeypatch.setattr(choose, "make_native", fail)
     monkeypatch.setattr(choose, "WORTHWHILE", 1)
     model = load_plain("llama")
     make_fast(model, CompileMode.auto, tmp_path)

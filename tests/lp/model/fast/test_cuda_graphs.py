@@ -15,6 +15,7 @@ from lp.model.attention import MaskKey
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast.choose import CompileMode
 from lp.model.fast.cuda_graphs import MOST_CACHES, CapturedForward
+from lp.model.fast.on_tensors import OnTensors
 from lp.model.fast.traced import TracedForward
 from lp.single_device import SingleDevice
 from tests.lp.test_lossless import make_prompt
@@ -50,7 +51,7 @@ def captured(checkpoint_folder: Callable[[str], Path], recorder: Recorder) -> Si
     model = load(ModelSettings(str(checkpoint_folder("llama")), device="cpu", compile=CompileMode.off)).model
     mask_keys: list[MaskKey] = [(None, 2)]
     traced = TracedForward(model.model, model.attention_kind, mask_keys)
-    model.fast = CapturedForward(traced, mask_keys, LADDER, recorder.capture)
+    model.fast = OnTensors(model, CapturedForward(traced, mask_keys, LADDER, recorder.capture))
     return SingleDevice(model)
 
 

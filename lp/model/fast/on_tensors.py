@@ -1,0 +1,65 @@
+"""A FastForward made of a function of tensors: it moves a tree's tensors and masks to the device."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lp.model.attention import MaskKey
+from lp.model.causal import CausalModel
+from lp.model.kv_cache import KVCache
+from lp.tree import TokenTree
+
+
+class TensorForward(Protocol):
+    """A forward that takes tensors. mask_keys: the masks that it must be given. num_spare, room: as in FastForward.
+
+    R rows, V vocabulary
+    """
+
+    mask_keys: list[MaskKey]
+    num_spare: int
+
+    def room(self, num_rows: int) -> int: ...
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        num_logits: int,
+        length: int,
+        masks: list[Tensor],
+        keys: list[Tensor],
+        values: list[Tensor],
+    ) -> Tensor:
+        """tokens, positions: [R]. length: the prefix's length. masks: as TreeStep.mask makes them. keys, values: one
+        tensor [1, H, capacity, D] for each layer, into which the rows are written behind the prefix.
+
+        Returns float32 logits [num_logits, V] of the last rows.
+        """
+        ...
+
+
+class OnTensors:
+    """See FastForward."""
+
+    begins_caches = False
+    owns_weights = False
+    is_invariant = False
+
+    def __init__(self, model: CausalModel, inner: TensorForward):
+        self.inner = inner
+        self.num_spare = inner.num_spare
+        self._to_device = model.to_device
+
+    def room(self, num_rows: int) -> int:
+        return self.inner.room(num_rows)
+
+    @torch.inference_mode()
+    def __call__(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
+        step, tokens = self._to_device(tree, cache.length)
+        masks = [step.mask(*key) for key in self.inner.mask_keys]
+        stores = list(cache.keys.values()), list(cache.values.values())
+        return self.inner(tokens, step.positions, num_logits, cache.length, masks, *stores)

@@ -1,0 +1,136 @@
+"""The native forward of a model: instructions bound to packed weights, and memory for the rows of a step.
+
+R rows, L layers, V vocabulary
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lp.model.kv_cache import KVCache
+from lp.model.native.binding import Bound, BoundInstruction
+from lp.model.native.memory import RowMemory
+from lp.model.native.program import Program, Value
+from lp.tree import TokenTree
+
+# MOST_QUERIES and KEYS in kernels/attention.h.
+MOST_QUERIES, KEYS = 48, 64
+
+
+class _Step(ctypes.Structure):
+    """Step in kernels/attention.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("tokens", "positions")),
+        *((name, ctypes.c_long) for name in ("num_rows", "num_answered", "length", "capacity")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "starts", "visible")),
+    ]
+
+
+class NativeForward:
+    """A FastForward for the CPU, for one step at a time. Each row's logits are the same to the last bit whatever rows
+    are beside it and however much of its path is cached.
+    """
+
+    num_spare = 0
+    begins_caches = True
+    owns_weights = True
+    is_invariant = True
+
+    def __init__(
+        self,
+        program: Program,
+        instructions: list[BoundInstruction],
+        memory: RowMemory,
+        library: ctypes.CDLL,
+        cache_shapes: list[tuple[int, int]],
+        dtype: torch.dtype,
+    ):
+        """cache_shapes: heads and head dimension of each layer's keys and values. dtype: the cache's."""
+        self._tokens, self._positions, self._logits = program.tokens, program.positions, program.logits
+        self._instructions = instructions
+        self._memory = memory
+        self._library = library
+        self._cache_shapes = cache_shapes
+        self._dtype = dtype
+        self._table = np.zeros((len(instructions), 5), np.int64)
+        self._arguments = np.zeros(sum(len(one.arguments) for one in instructions), np.int64)
+        self._logits_at: list[int] = []
+        self._scores = torch.empty(0)
+        self._fill_table()
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._cache_shapes)
+
+    def room(self, num_rows: int) -> int:
+        return num_rows
+
+    def __call__(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
+        """Returns float32 logits [num_logits, V] of the last rows, for a cache that has room for all rows."""
+        return self._forward(tree, cache, num_logits, None)
+
+    def times(self, tree: TokenTree, cache: KVCache, num_logits: int) -> list[tuple[int, float]]:
+        """Runs a step; returns kind (see source.py) and seconds of each instruction, the wait for other threads
+        included.
+        """
+        times = np.zeros(len(self._instructions) + 1)
+        self._forward(tree, cache, num_logits, times)
+        return list(zip([one.kind for one in self._instructions], np.diff(times).tolist(), strict=True))
+
+    def _forward(self, tree: TokenTree, cache: KVCache, num_logits: int, times: np.ndarray | None) -> Tensor:
+        num_rows, width = len(tree), self._logits.width
+        if not cache.is_written:
+            cache.allocate(self._cache_shapes, self._dtype)
+        if num_rows > self._memory.capacity:
+            self._reserve(num_rows)
+        self._memory.numbers(self._tokens)[:num_rows] = tree.tokens
+        np.add(tree.depths, cache.length, out=self._memory.numbers(self._positions)[:num_rows])
+        logits = torch.empty(num_logits, width)
+        self._arguments[self._logits_at] = logits.data_ptr() - (num_rows - num_logits) * width * logits.itemsize
+        self._run(tree, cache, num_logits, times)
+        return logits
+
+    def _run(self, tree: TokenTree, cache: KVCache, num_logits: int, times: np.ndarray | None) -> None:
+        num_threads = torch.get_num_threads()
+        num_scores = MOST_QUERIES * -(-(cache.length + len(tree)) // KEYS) * KEYS
+        if len(self._scores) < num_threads * num_scores:
+            self._scores = torch.empty(2 * num_threads * num_scores)
+        starts = np.zeros(len(tree) + 1, np.int32)
+        np.cumsum(np.count_nonzero(tree.visibility, axis=1), out=starts[1:])
+        visible = np.nonzero(tree.visibility)[1].astype(np.int32)
+        stores = cache.addresses()
+        step = _Step(
+            self._memory.address(self._tokens), self._memory.address(self._positions),
+            len(tree), num_logits, cache.length, cache.capacity,
+            stores.ctypes.data, stores.ctypes.data + stores.nbytes // 2, starts.ctypes.data, visible.ctypes.data,
+        )  # fmt: skip
+        self._library.forward(
+            ctypes.byref(step), ctypes.c_void_p(self._table.ctypes.data), ctypes.c_long(len(self._table)),
+            ctypes.c_void_p(self._arguments.ctypes.data), ctypes.c_void_p(self._scores.data_ptr()),
+            ctypes.c_long(num_scores), ctypes.c_long(num_threads),
+            ctypes.c_void_p(None if times is None else times.ctypes.data),
+        )  # fmt: skip
+
+    def _fill_table(self) -> None:
+        """Writes Instruction of kernels/run.h for each instruction."""
+        first, stage = 0, 0
+        for number, one in enumerate(self._instructions):
+            self._table[number] = one.kind, one.number, one.is_last, one.stage != stage, first
+            stage, first = one.stage, first + len(one.arguments)
+
+    def _reserve(self, num_rows: int) -> None:
+        """Makes memory for more rows, and writes all addresses into the arguments."""
+        self._memory.reserve(num_rows)
+        arguments = [argument for one in self._instructions for argument in one.arguments]
+        self._logits_at = [at for at, argument in enumerate(arguments) if argument is self._logits]
+        self._arguments[:] = [self._number(argument) for argument in arguments]
+
+    def _number(self, argument: Bound) -> int:
+        if isinstance(argument, Value):
+            return self._memory.address(argument)
+        return argument.data_ptr() if isinstance(argument, Tensor) else argument

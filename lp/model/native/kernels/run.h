@@ -1,0 +1,84 @@
+// Runs a program's stages on several threads, which meet between two stages.
+//
+// times: null, or room for the time at which the first thread begins each instruction, and that of the end.
+#pragma once
+
+#include <atomic>
+#include <omp.h>
+#include <sched.h>
+
+#include "attention.h"
+#include "linear.h"
+
+enum Kind { FUNCTION, PRODUCT, ATTENTION };
+
+// One entry of a program. number: of the function or of the kind of attention. is_last: only the rows whose logits are
+// asked for are needed. meets: the threads meet before it. first: where its arguments begin.
+struct Instruction {
+    long kind, number, is_last, meets, first;
+};
+
+typedef void (*Function)(const Step&, const long* arguments, long first, long last);
+typedef void (*Attention)(const Step&, const long* arguments, long first, float* room, long thread, long num_threads);
+
+// Where threads wait for one another. They spin at first, and let others run if that takes long.
+class Meeting {
+   public:
+    void expect(long num_threads) { num_threads_ = num_threads; }
+
+    void wait() {
+        const long round = round_.load(std::memory_order_acquire);
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads_) {
+            arrived_.store(0, std::memory_order_relaxed);
+            round_.store(round + 1, std::memory_order_release);
+            return;
+        }
+        for (long spins = 0; round_.load(std::memory_order_acquire) == round; spins++) {
+            if (spins > 4000) sched_yield();
+#if defined(__x86_64__)
+            else __builtin_ia32_pause();
+#endif
+        }
+    }
+
+   private:
+    long num_threads_ = 1;
+    alignas(64) std::atomic<long> arrived_{0};
+    alignas(64) std::atomic<long> round_{0};
+};
+
+static void run_product(const Step& step, const long* a, long first, long thread, long num_threads) {
+    const Product product = {(const half_t*)a[0] + a[1], a[2], (const weight_t*)a[3], (const float*)a[4], (float*)a[5], a[6], a[7]};
+    multiply(product, first, step.num_rows, thread, num_threads);
+}
+
+static void run_program(const Step& step, const Instruction* program, long num_instructions, const long* arguments,
+                        const Function* functions, const Attention* attentions, float* room, long room_size,
+                        long most_threads, double* times) {
+    Meeting meeting;
+#pragma omp parallel num_threads(most_threads)
+    {
+        const long num_threads = omp_get_num_threads();
+#pragma omp single
+        meeting.expect(num_threads);
+        const long thread = omp_get_thread_num();
+        const FlushSmall flush_small;
+        open_matrix_unit();
+        for (long n = 0; n < num_instructions; n++) {
+            const Instruction& one = program[n];
+            const long* a = arguments + one.first;
+            const long first = one.is_last ? step.num_rows - step.num_answered : 0, count = step.num_rows - first;
+            if (one.meets && num_threads > 1) meeting.wait();
+            if (times && thread == 0) times[n] = omp_get_wtime();
+            if (one.kind == FUNCTION)
+                functions[one.number](step, a, first + count * thread / num_threads, first + count * (thread + 1) / num_threads);
+            else if (one.kind == PRODUCT)
+                run_product(step, a, first, thread, num_threads);
+            else
+                attentions[one.number](step, a, first, room + thread * room_size, thread, num_threads);
+        }
+        if (times && num_threads > 1) meeting.wait();
+        if (times && thread == 0) times[num_instructions] = omp_get_wtime();
+        close_matrix_unit();
+    }
+}

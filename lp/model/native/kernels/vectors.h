@@ -1,0 +1,62 @@
+// Vectors of floats, as wide as the processor's registers, and functions on them.
+//
+// Everything here computes each lane by itself, so a value never depends on the lane in which it lies.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX2__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+typedef float Vector __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t Integers __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+static inline Vector broadcast(float value) {
+#if defined(__AVX512F__)
+    return (Vector)_mm512_set1_ps(value);
+#elif defined(__AVX2__)
+    return (Vector)_mm256_set1_ps(value);
+#else
+    return value - (Vector){};
+#endif
+}
+
+// a * b + c, rounded once where the processor can do that.
+static inline Vector multiply_add(Vector a, Vector b, Vector c) {
+#if defined(__AVX512F__)
+    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+static inline Vector load(const float* from) { return *(const Vector*)from; }
+static inline void store(float* to, Vector value) { *(Vector*)to = value; }
+
+// The bits of a float that is rounded to the nearest bfloat16, ties to even. NaN stays NaN.
+static inline uint16_t to_bfloat16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded;
+}
+
+static inline float from_bfloat16(uint16_t half) {
+    uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}

@@ -1,0 +1,251 @@
+"""Turns recorded operations into a program over rows.
+
+Only what the logits depend on is turned. An operation on constants alone has been computed by the recording.
+
+    R rows of the recording
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from lp.model.native.formulas import MAPS, literal, power
+from lp.model.native.operands import Operands, squeezed
+from lp.model.native.program import Attention, Constant, Gather, Keep, Map, Operand, Product, Program, Reduce
+from lp.model.native.record import Inexpressible, Operation, Recording, memory
+
+
+class Lowering:
+    """Makes the program of a recording, operation by operation."""
+
+    def __init__(self, recording: Recording):
+        self._recording = recording
+        self._known = Operands(len(recording.tokens))
+        tokens = self._known.fresh(recording.tokens, 0)
+        positions = self._known.fresh(recording.positions, 0)
+        self.program = Program(tokens, positions, tokens)
+
+    def run(self) -> Program:
+        """Raises Inexpressible."""
+        check_choices(self._recording)
+        for operation in live(self._recording):
+            if operation.name != "view":
+                self._lower(operation)
+        self.program.logits, view = self._known.find(self._recording.logits)
+        if not view.is_whole:
+            raise Inexpressible("its logits are a part of something")
+        return self.program
+
+    def _lower(self, operation: Operation) -> None:
+        given = [arg for arg in tree_leaves(operation.args) if isinstance(arg, Tensor)]
+        if not any(self._known.is_value(tensor) for tensor in given):
+            return  # a constant, whose value the recording has
+        name = operation.name.partition(".")[0]
+        if any(memory(tensor) in self._recording.changed for tensor in (*given, *operation.outputs)):
+            raise Inexpressible(f"{name} on memory that is written in place")
+        if name in MAPS:
+            self._map(name, operation)
+        elif (lower := getattr(self, f"_lower_{name}", None)) is not None:
+            lower(operation)
+        else:
+            raise Inexpressible(f"the operation {operation.name}")
+
+    def _map(self, name: str, operation: Operation) -> None:
+        (out,) = operation.outputs
+        tensors, numbers = [], []
+        for arg in operation.args[:2]:
+            (tensors if isinstance(arg, Tensor) else numbers).append(arg)
+        others = {key: value for key, value in operation.kwargs.items() if value is not None}
+        if name == "div" and others.pop("rounding_mode", None):
+            raise Inexpressible("a division that rounds")
+        formula = MAPS[name](**others)
+        for number in numbers:
+            formula = formula.replace("{1}", literal(number))
+        self._add_map(formula, tensors, out)
+
+    def _add_map(self, formula: str, tensors: list[Tensor], out: Tensor) -> None:
+        row = self._known.row_of(tensors, out.dim())
+        inputs = tuple(self._known.operand(tensor, out.shape, row) for tensor in tensors)
+        self.program.steps.append(Map(self._known.out(out, row), squeezed(out.shape, row, out.shape), formula, inputs))
+
+    def _lower_pow(self, operation: Operation) -> None:
+        base, exponent = operation.args
+        self._add_map(power(exponent), [base], operation.outputs[0])
+
+    def _lower_clamp(self, operation: Operation) -> None:
+        tensor, low, high = (*operation.args, None, None)[:3]
+        formula = "{0}"
+        if low is not None:
+            formula = f"fmaxf({formula}, {literal(low)})"
+        if high is not None:
+            formula = f"fminf({formula}, {literal(high)})"
+        self._add_map(formula, [tensor], operation.outputs[0])
+
+    def _lower_mean(self, operation: Operation) -> None:
+        self._reduce(operation, "{{}} / {count}.0f")
+
+    def _lower_sum(self, operation: Operation) -> None:
+        self._reduce(operation, "{{}}")
+
+    def _lower_amax(self, operation: Operation) -> None:
+        self._reduce(operation, "{{}}", is_maximum=True)
+
+    def _reduce(self, operation: Operation, finish: str, is_maximum: bool = False) -> None:
+        tensor, dims = operation.args[:2]
+        dims = {dim % tensor.dim() for dim in ([dims] if isinstance(dims, int) else dims)}
+        row = self._known.row_of([tensor], tensor.dim())
+        (out,) = operation.outputs
+        long = [dim for dim in dims if tensor.shape[dim] > 1]
+        if (
+            row in dims
+            or len(long) != 1
+            or long[0] < max((d for d, s in enumerate(tensor.shape) if s > 1 and d != row))
+        ):
+            raise Inexpressible(f"{operation.name} over other than the last dimension")
+        kept = (
+            out
+            if out.dim() == tensor.dim()
+            else out.reshape([1 if d in dims else s for d, s in enumerate(tensor.shape)])
+        )
+        self._add_reduce("{0}", [tensor], out, kept, row, finish.format(count=tensor.shape[long[0]]), is_maximum)
+
+    def _add_reduce(
+        self,
+        formula: str,
+        tensors: list[Tensor],
+        out: Tensor,
+        kept: Tensor,
+        row: int,
+        finish: str,
+        is_maximum: bool = False,
+    ) -> None:
+        """kept: the outcome with the reduced dimensions as dimensions of size 1."""
+        shape = tensors[0].shape
+        value = self._known.fresh(
+            out, row - sum(1 for d in range(row) if kept.dim() != out.dim() and kept.shape[d] == 1 != shape[d])
+        )
+        del value
+        operand = self._known.operand(kept, shape, row)
+        inputs = tuple(self._known.operand(tensor, shape, row) for tensor in tensors)
+        self.program.steps.append(Reduce(operand, squeezed(shape, row, shape), formula, inputs, finish, is_maximum))
+
+    def _lower_native_layer_norm(self, operation: Operation) -> None:
+        tensor, shape, weight, bias, eps = operation.args
+        out, mean, scale = operation.outputs
+        row = self._known.row_of([tensor], tensor.dim())
+        if len(shape) != 1:
+            raise Inexpressible("a layer norm over several dimensions")
+        size = shape[0]
+        self._add_reduce("{0}", [tensor], mean, mean, row, f"{{}} / {size}.0f")
+        self._add_reduce(
+            "({0} - {1}) * ({0} - {1})",
+            [tensor, mean],
+            scale,
+            scale,
+            row,
+            f"1.0f / sqrtf({{}} / {size}.0f + {literal(eps)})",
+        )
+        formula, inputs = "({0} - {1}) * {2}", [tensor, mean, scale]
+        for tensor, operator in ((weight, "*"), (bias, "+")):
+            if tensor is not None:
+                formula, inputs = f"{formula} {operator} {{{len(inputs)}}}", [*inputs, tensor]
+        self._add_map(formula, inputs, out)
+
+    def _lower_cat(self, operation: Operation) -> None:
+        tensors, dim = (*operation.args, 0)[:2]
+        self._join(tensors, dim % tensors[0].dim(), operation.outputs[0])
+
+    def _lower_stack(self, operation: Operation) -> None:
+        tensors, dim = (*operation.args, 0)[:2]
+        dim %= tensors[0].dim() + 1
+        self._join([tensor.unsqueeze(dim) for tensor in tensors], dim, operation.outputs[0])
+
+    def _join(self, tensors: list[Tensor], dim: int, out: Tensor) -> None:
+        tensors = [tensor for tensor in tensors if tensor.numel()]
+        row = self._known.row_of([tensor for tensor in tensors if self._known.is_value(tensor)], out.dim())
+        if row == dim:
+            raise Inexpressible("rows that are joined")
+        value = self._known.fresh(out, row)
+        strides, start = self._known.find(out)[1].strides, 0
+        for tensor in tensors:
+            target = Operand(value, start, squeezed(tensor.shape, row, strides))
+            source = self._known.operand(tensor, tensor.shape, row)
+            self.program.steps.append(Map(target, squeezed(tensor.shape, row, tensor.shape), "{0}", (source,)))
+            start += tensor.shape[dim] * strides[dim]
+
+    def _lower_embedding(self, operation: Operation) -> None:
+        table, index = operation.args[:2]
+        (out,) = operation.outputs
+        source, view = self._known.find(index)
+        if not source.is_integer or source.width != 1 or self._known.is_value(table):
+            raise Inexpressible("a lookup by something other than tokens or positions")
+        assert view.row is not None
+        target = self._known.out(out, view.row)
+        self.program.steps.append(
+            Gather(target, Operand(source, view.start, ()), self._known.constant(table, is_table=True))
+        )
+
+    def _lower_mm(self, operation: Operation) -> None:
+        self._product(*operation.args, None, operation.outputs[0])
+
+    def _lower_addmm(self, operation: Operation) -> None:
+        bias, x, weight = operation.args
+        if operation.kwargs or bias.dim() != 1:
+            raise Inexpressible("a product with a scaled sum")
+        self._product(x, weight, self._known.constant(bias), operation.outputs[0])
+
+    def _product(self, x: Tensor, weight: Tensor, bias: Constant | None, out: Tensor) -> None:
+        source, view = self._known.find(x) if self._known.is_value(x) else (None, None)
+        if source is None or view is None or self._known.is_value(weight):
+            raise Inexpressible("a product of other than rows with a weight")
+        if view.row != 0 or view.strides[1] > 1:
+            raise Inexpressible("a product with rows that are not in order")
+        value = self._known.fresh(out, 0)
+        self.program.steps.append(Product(value, Operand(source, view.start, (1,)), weight, bias))
+
+    def _lower_attention(self, operation: Operation) -> None:
+        query, key, value, layer, how = operation.args
+        asked, keys, values = (self._heads(tensor) for tensor in (query, key, value))
+        if query.shape[3] != value.shape[3]:
+            raise Inexpressible("attention whose values have another size than its keys")
+        out = self._known.fresh(operation.outputs[0], 1)
+        heads = key.shape[1]
+        for operand, is_key in ((keys, True), (values, False)):
+            self.program.steps.append(Keep(operand, layer, is_key, heads, query.shape[3]))
+        self.program.steps.append(Attention(out, asked, layer, how, heads, query.shape[1] // heads, query.shape[3]))
+
+    def _heads(self, tensor: Tensor) -> Operand:
+        """[1, heads, R, D] as an operand whose stride is that of heads."""
+        if not self._known.is_value(tensor):
+            raise Inexpressible("attention over constants")
+        source, view = self._known.find(tensor)
+        if view.row != 2 or (view.strides[3] != 1 and tensor.shape[3] > 1):
+            raise Inexpressible("attention over heads whose numbers do not lie side by side")
+        return Operand(source, view.start, (view.strides[1],))
+
+
+def live(recording: Recording) -> list[Operation]:
+    """The operations that the logits depend on."""
+    needed, kept = {memory(recording.logits)}, []
+    for operation in reversed(recording.operations):
+        if any(memory(out) in needed for out in operation.outputs):
+            kept.append(operation)
+            for arg in tree_leaves((operation.args, operation.kwargs)):
+                if isinstance(arg, Tensor):
+                    needed.add(memory(arg))
+    return kept[::-1]
+
+
+def check_choices(recording: Recording) -> None:
+    """Raises Inexpressible if the model reads a number that depends on positions, as it may then do something else.
+
+    Numbers that depend on tokens are left to the second recording: models read them to warn of padding.
+    """
+    by_position = {memory(recording.positions)}
+    for operation in recording.operations:
+        given = {memory(arg) for arg in tree_leaves(operation.args) if isinstance(arg, Tensor)}
+        if given & by_position:
+            if operation.name.startswith("_local_scalar_dense"):
+                raise Inexpressible("a choice by the positions of rows")
+            by_position |= {memory(out) for out in operation.outputs}

@@ -1,0 +1,61 @@
+"""Memory for the values of a step's rows. Values that are not needed at the same time share memory."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lp.model.native.program import Value
+
+# Memory is made for multiples of this many rows.
+ROWS = 64
+# Rows behind the last one that the native code may read: TILE_ROWS in kernels/matrix_unit.h.
+BEHIND = 16
+LINE = 64
+
+
+class RowMemory:
+    """Gives each value the address of its first row's numbers."""
+
+    def __init__(self, values: list[tuple[Value, int, int]]):
+        """values: each with the first and the last stage that needs it."""
+        self.capacity = 0
+        self._values = sorted(values, key=lambda one: one[1])
+        self._memory: list[Tensor] = []
+        self._addresses: dict[int, int] = {}
+
+    def reserve(self, num_rows: int) -> None:
+        """Makes room for `num_rows` rows. All addresses change."""
+        self.capacity = -(-num_rows // ROWS) * ROWS
+        self._memory.clear()
+        slots: list[tuple[int, int, int]] = []  # bytes, address, last stage that needs it
+        for value, first, last in self._values:
+            size = value.width * _bytes_of(value) * (self.capacity + BEHIND)
+            slot = min((slot for slot in slots if slot[0] >= size and slot[2] < first), default=None)
+            if slot is None:
+                slot = size, self._allocate(size), last
+            else:
+                slots.remove(slot)
+            slots.append((slot[0], slot[1], last))
+            self._addresses[id(value)] = slot[1]
+
+    def _allocate(self, size: int) -> int:
+        self._memory.append(torch.zeros(size + LINE, dtype=torch.uint8))
+        return -(-self._memory[-1].data_ptr() // LINE) * LINE
+
+    def address(self, value: Value) -> int:
+        return self._addresses[id(value)]
+
+    def numbers(self, value: Value) -> np.ndarray:
+        """[capacity * width] int64, the numbers of a value of integers."""
+        assert value.is_integer
+        count = self.capacity * value.width
+        return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(self.address(value)))
+
+
+def _bytes_of(value: Value) -> int:
+    """Bytes of one number."""
+    return 8 if value.is_integer else 2 if value.is_half else 4

@@ -1,0 +1,174 @@
+"""What a forward does, as steps over values. A value is an array of numbers for each row.
+
+R rows, H key/value heads, G query heads for each of them, D head dimension
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from lp.model.kernels import LayerAttention
+
+
+@dataclass(eq=False)
+class Value:
+    """An array for each row. width: its length. is_integer: int64 instead of float32, as of tokens and positions.
+
+    is_half: 16-bit numbers of the model's own format, as a product reads them.
+    """
+
+    width: int
+    is_integer: bool = False
+    is_half: bool = False
+
+
+@dataclass(eq=False)
+class Constant:
+    """Numbers that are the same for every row and step. tensor: any shape; its numbers are taken in their order.
+
+    is_table: rows of it are looked up; else it is read as float32.
+    """
+
+    tensor: Tensor
+    is_table: bool = False
+
+
+@dataclass(frozen=True)
+class Operand:
+    """How a statement reads or writes an array: from `start` on, with one stride for each of the statement's sizes."""
+
+    source: Value | Constant
+    start: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Map:
+    """Each number of an array, computed by itself. formula: C, with {0}, {1} ... for the inputs' numbers."""
+
+    out: Operand
+    sizes: tuple[int, ...]
+    formula: str
+    inputs: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """A sum or a maximum over the last of `sizes`.
+
+    formula: C, as in Map, for the numbers that are summed. finish: C, with {} for the sum.
+    """
+
+    out: Operand
+    sizes: tuple[int, ...]
+    formula: str
+    inputs: tuple[Operand, ...]
+    finish: str = "{}"
+    is_maximum: bool = False
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Copies the row of a table that an integer names."""
+
+    out: Operand
+    index: Operand
+    table: Constant
+
+
+@dataclass(frozen=True)
+class Round:
+    """Rounds numbers to the model's 16-bit format, and pads them with zeros."""
+
+    out: Value
+    source: Operand
+    size: int
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Writes a layer's keys or values of a row to the KV cache. source: its stride is that of heads."""
+
+    source: Operand
+    layer: int
+    is_key: bool
+    num_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Product:
+    """out[n] = bias[n] + sum over k of x[k] * weight[k, n]. weight: [K, N]."""
+
+    out: Value
+    x: Operand
+    weight: Tensor
+    bias: Constant | None
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A layer's attention over the KV cache. The query's stride is that of heads, whose numbers lie side by side."""
+
+    out: Value
+    query: Operand
+    layer: int
+    how: LayerAttention
+    num_heads: int
+    num_groups: int
+    head_dim: int
+
+
+# Names a weight [K, N]: its memory, and where it lies in it.
+WeightKey = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+
+
+def weight_key(weight: Tensor) -> WeightKey:
+    """The name of the weight [K, N] of a product."""
+    return weight.untyped_storage()._cdata, int(weight.storage_offset()), tuple(weight.shape), weight.stride()
+
+
+def table_key(table: Tensor) -> WeightKey:
+    """The name of the weight that is a table [N, K] of embeddings as well, as in models that tie the two."""
+    return weight_key(table.t())
+
+
+# What treats every row by itself.
+Statement = Map | Reduce | Gather | Round | Keep
+Step = Statement | Product | Attention
+
+
+@dataclass
+class Program:
+    """tokens, positions: the inputs. logits: the output, of as many numbers as the vocabulary has."""
+
+    tokens: Value
+    positions: Value
+    logits: Value
+    steps: list[Step] = field(default_factory=list)
+
+
+def reads(step: Step) -> list[Operand]:
+    """What a step reads."""
+    match step:
+        case Map() | Reduce():
+            return list(step.inputs)
+        case Gather():
+            return [step.index]
+        case Round() | Keep():
+            return [step.source]
+        case Product():
+            return [step.x]
+        case Attention():
+            return [step.query]
+
+
+def written(step: Step) -> Value | None:
+    """The value that a step writes, or a part of which it writes; None if it writes to the KV cache."""
+    if isinstance(step, Keep):
+        return None
+    out = step.out.source if isinstance(step.out, Operand) else step.out
+    assert isinstance(out, Value)
+    return out

@@ -1,0 +1,84 @@
+"""Records the operations that a model runs: which operation made which memory from which.
+
+A tensor is known by its memory, so views need no operation of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from lp.model.attention import Step
+from lp.model.kernels import LayerAttention
+
+
+class Inexpressible(ValueError):
+    """The model does something that has no native form. The message names it."""
+
+
+@dataclass
+class Operation:
+    """One operation. name: as in torch.ops, or "attention". outputs: what it returned, in memory of its own."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[Tensor]
+
+
+@dataclass
+class Recording:
+    """All operations in the order in which they ran. changed: memory that some operation wrote in place."""
+
+    tokens: Tensor
+    positions: Tensor
+    logits: Tensor
+    operations: list[Operation]
+    changed: set[int]
+
+
+def memory(tensor: Tensor) -> int:
+    """A number that names the memory of a tensor, for as long as the tensor lives."""
+    return tensor.untyped_storage()._cdata
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps the operations that run while it is active, and all their tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+        self.changed: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.__name__
+        given = [arg for arg in tree_leaves((args, kwargs)) if isinstance(arg, Tensor)]
+        known = {memory(tensor) for tensor in given}
+        if func._schema.is_mutable:
+            self.changed |= known
+        outputs = [out for out in tree_leaves(result) if isinstance(out, Tensor)]
+        made = [out for out in outputs if memory(out) not in known]
+        if made or not outputs:
+            self.operations.append(Operation(name, args, kwargs or {}, outputs))
+        else:
+            self.operations.append(Operation("view", args, {}, outputs))
+        return result
+
+
+@dataclass(kw_only=True)
+class RecordedStep(Step):
+    """A step whose attention is recorded instead of computed."""
+
+    recorder: Recorder
+    attentions: list[LayerAttention] = field(default_factory=list)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
+        with _disable_current_modes():
+            out = query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+        self.recorder.operations.append(Operation("attention", (query, key, value, layer, how), {}, [out]))
+        return out

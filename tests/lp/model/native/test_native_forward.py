@@ -1,0 +1,146 @@
+"""The native forward gives the model's own logits, and each row's do not depend on the rows beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lp.model.causal import CausalModel
+from lp.model.checkpoint import ModelSettings, load
+from lp.model.fast.choose import CompileMode
+from lp.model.kv_cache import KVCache
+from lp.model.native.forward import NativeForward
+from lp.model.native.make import make_native
+from lp.tree import TokenTree, TreeBuilder, chain
+from tests.lp.test_tree import random_tree
+from tests.models import ARCHITECTURES, SLIDING_WINDOW, VOCAB_SIZE, save_checkpoint
+
+NATIVE = [name for name in ARCHITECTURES if name not in ("mixtral", "qwen3_moe")]
+HALF = ["llama", "gemma2", "gpt2"]
+# Shapes that no vector or tile divides.
+ODD: dict[str, Any] = {
+    "hidden_size": 36,
+    "head_dim": 12,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "intermediate_size": 50,
+}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder for compiled code, shared by all workers of a test run."""
+    folder = tmp_path_factory.getbasetemp().parent / "compiled"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def load_both(
+    checkpoint_folder: Callable[[str], Path], tmp_path: Path, kept: Path
+) -> Callable[[str, str], tuple[CausalModel, NativeForward]]:
+    def load_both(name: str, dtype: str) -> tuple[CausalModel, NativeForward]:
+        path = save_checkpoint(tmp_path / "odd", "qwen3", **ODD) if name == "odd" else checkpoint_folder(name)
+        model = load(ModelSettings(str(path), dtype, "cpu", compile=CompileMode.off)).model
+        return model, make_native(model, kept)
+
+    return load_both
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return ((found - expected).norm() / (expected - expected.mean()).norm()).item()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "allowed"),
+    [(name, "float32", 1e-5) for name in [*NATIVE, "odd"]]
+    + [(name, "bfloat16", 0.05) for name in [*HALF, "odd"]]
+    + [(name, "float16", 0.01) for name in HALF],
+)
+def test_trees_get_the_models_own_logits(
+    name: str, dtype: str, allowed: float, load_both: Callable[[str, str], tuple[CausalModel, NativeForward]]
+) -> None:
+    model, native = load_both(name, dtype)
+    cache, rng = model.make_cache(1), np.random.default_rng(0)
+    for num_rows in (40, 1, 2, 9, SLIDING_WINDOW + 5, 64, 1, 300, 17):  # the cache grows on the way
+        tree = random_tree(rng, num_rows)
+        for num_logits in {1, num_rows}:
+            own = model.forward(tree, cache, num_logits)
+            found = native(tree, cache, num_logits)  # writes the same rows again
+            assert relative_error(found, own) < allowed, num_rows
+        cache.keep(tree.path(num_rows - 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("llama", "float32"), ("llama", "bfloat16"), ("llama", "float16"), ("mistral", "float32"), ("gemma2", "bfloat16"),
+     ("odd", "float32"), ("odd", "bfloat16")],
+)  # fmt: skip
+def test_a_row_does_not_depend_on_the_others(
+    name: str, dtype: str, load_both: Callable[[str, str], tuple[CausalModel, NativeForward]]
+) -> None:
+    """To the last bit: a text read token by token, in chunks, or as paths of trees gets the same logits."""
+    _, native = load_both(name, dtype)
+    text = np.random.default_rng(1).integers(2, VOCAB_SIZE, 90).tolist()
+    expected = read(native, text, [1] * len(text))
+    for chunks in ([90], [7, 64, 19], [30, 1, 1, 33, 25], [3] * 30):
+        assert torch.equal(read(native, text, chunks), expected), chunks
+    for cut in (1, 20, 64, 80):
+        assert torch.equal(along_a_branch(native, text, cut), expected[cut:]), cut
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_threads_do_not_change_a_bit(
+    dtype: str, load_both: Callable[[str, str], tuple[CausalModel, NativeForward]]
+) -> None:
+    _, native = load_both("llama", dtype)
+    text, before = list(range(2, 72)), torch.get_num_threads()
+    try:
+        found = []
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            found.append(read(native, text, [33, 1, 36]))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def read(native: NativeForward, text: list[int], chunks: list[int]) -> Tensor:
+    """Logits [len(text), V] of a text that is read in chunks of these lengths."""
+    cache, logits, done = make_cache(native), [], 0
+    for length in chunks:
+        cache.reserve(length)
+        logits.append(native(chain(text[done : done + length]), cache, length))
+        cache.keep(range(length))
+        done += length
+    return torch.cat(logits)
+
+
+def along_a_branch(native: NativeForward, text: list[int], cut: int) -> Tensor:
+    """Logits of text[cut:], as one branch of a tree among others, after text[:cut]."""
+    cache = make_cache(native)
+    cache.reserve(cut)
+    native(chain(text[:cut]), cache, 1)
+    cache.keep(range(cut))
+    tree, rows = with_branches(text[cut:])
+    cache.reserve(len(tree))
+    return native(tree, cache, len(tree))[rows]
+
+
+def make_cache(native: NativeForward) -> KVCache:
+    return KVCache(native.num_layers, 1)
+
+
+def with_branches(path: list[int]) -> tuple[TokenTree, list[int]]:
+    """A tree that holds a path with a wrong token beside each of its own, and the rows of the path."""
+    builder, rows = TreeBuilder(path[0]), [0]
+    for token in path[1:]:
+        builder.add((token + 1) % VOCAB_SIZE, rows[-1])
+        rows.append(builder.add(token, rows[-1]))
+    return builder.build(), rows
