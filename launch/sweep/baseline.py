@@ -17,8 +17,8 @@ from launch.sweep.records import RankFigures, TextRecord
 from launch.sweep.settings import BenchSettings
 from lp.model.checkpoint import pick_device, pick_dtype
 from lp.model.gguf import checkpoint_folder
+from lp.model.memory import num_weight_bytes
 from lp.sampling.settings import Sampling
-from parallel.shards.weights import num_weight_bytes
 
 PROMPT_LOOKUP_TOKENS = 10
 

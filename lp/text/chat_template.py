@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 

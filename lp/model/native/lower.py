@@ -53,9 +53,8 @@ class Lowering:
 
     def _map(self, name: str, operation: Operation) -> None:
         (out,) = operation.outputs
-        tensors, numbers = [], []
-        for arg in operation.args[:2]:
-            (tensors if isinstance(arg, Tensor) else numbers).append(arg)
+        tensors = [arg for arg in operation.args[:2] if isinstance(arg, Tensor)]
+        numbers = [arg for arg in operation.args[:2] if isinstance(arg, int | float)]
         others = {key: value for key, value in operation.kwargs.items() if value is not None}
         if name == "div" and others.pop("rounding_mode", None):
             raise Inexpressible("a division that rounds")
@@ -93,42 +92,25 @@ class Lowering:
 
     def _reduce(self, operation: Operation, finish: str, is_maximum: bool = False) -> None:
         tensor, dims = operation.args[:2]
-        dims = {dim % tensor.dim() for dim in ([dims] if isinstance(dims, int) else dims)}
+        reduced = {dim % tensor.dim() for dim in ([dims] if isinstance(dims, int) else dims)}
         row = self._known.row_of([tensor], tensor.dim())
-        (out,) = operation.outputs
-        long = [dim for dim in dims if tensor.shape[dim] > 1]
-        if (
-            row in dims
-            or len(long) != 1
-            or long[0] < max((d for d, s in enumerate(tensor.shape) if s > 1 and d != row))
-        ):
+        long = [dim for dim, size in enumerate(tensor.shape) if size > 1 and dim != row]
+        if row in reduced or [dim for dim in long if dim in reduced] != long[-1:]:
             raise Inexpressible(f"{operation.name} over other than the last dimension")
-        kept = (
-            out
-            if out.dim() == tensor.dim()
-            else out.reshape([1 if d in dims else s for d, s in enumerate(tensor.shape)])
-        )
-        self._add_reduce("{0}", [tensor], out, kept, row, finish.format(count=tensor.shape[long[0]]), is_maximum)
+        (out,) = operation.outputs
+        is_kept = out.dim() == tensor.dim()
+        self._known.fresh(out, row if is_kept else row - sum(dim < row for dim in reduced))
+        kept = out.reshape([1 if dim in reduced else size for dim, size in enumerate(tensor.shape)])
+        self._add_reduce("{0}", [tensor], kept, row, finish.format(count=tensor.shape[long[-1]]), is_maximum)
 
     def _add_reduce(
-        self,
-        formula: str,
-        tensors: list[Tensor],
-        out: Tensor,
-        kept: Tensor,
-        row: int,
-        finish: str,
-        is_maximum: bool = False,
+        self, formula: str, tensors: list[Tensor], kept: Tensor, row: int, finish: str, is_maximum: bool = False
     ) -> None:
-        """kept: the outcome with the reduced dimensions as dimensions of size 1."""
+        """kept: a view of the outcome, a known value, that has the reduced dimensions as dimensions of size 1."""
         shape = tensors[0].shape
-        value = self._known.fresh(
-            out, row - sum(1 for d in range(row) if kept.dim() != out.dim() and kept.shape[d] == 1 != shape[d])
-        )
-        del value
-        operand = self._known.operand(kept, shape, row)
+        out = self._known.operand(kept, shape, row)
         inputs = tuple(self._known.operand(tensor, shape, row) for tensor in tensors)
-        self.program.steps.append(Reduce(operand, squeezed(shape, row, shape), formula, inputs, finish, is_maximum))
+        self.program.steps.append(Reduce(out, squeezed(shape, row, shape), formula, inputs, finish, is_maximum))
 
     def _lower_native_layer_norm(self, operation: Operation) -> None:
         tensor, shape, weight, bias, eps = operation.args
@@ -136,28 +118,25 @@ class Lowering:
         row = self._known.row_of([tensor], tensor.dim())
         if len(shape) != 1:
             raise Inexpressible("a layer norm over several dimensions")
-        size = shape[0]
-        self._add_reduce("{0}", [tensor], mean, mean, row, f"{{}} / {size}.0f")
-        self._add_reduce(
-            "({0} - {1}) * ({0} - {1})",
-            [tensor, mean],
-            scale,
-            scale,
-            row,
-            f"1.0f / sqrtf({{}} / {size}.0f + {literal(eps)})",
-        )
+        (size,) = shape
+        for fresh in (mean, scale):
+            self._known.fresh(fresh, row)
+        self._add_reduce("{0}", [tensor], mean, row, f"{{}} / {size}.0f")
+        root = f"1.0f / sqrtf({{}} / {size}.0f + {literal(eps)})"
+        self._add_reduce("({0} - {1}) * ({0} - {1})", [tensor, mean], scale, row, root)
         formula, inputs = "({0} - {1}) * {2}", [tensor, mean, scale]
-        for tensor, operator in ((weight, "*"), (bias, "+")):
-            if tensor is not None:
-                formula, inputs = f"{formula} {operator} {{{len(inputs)}}}", [*inputs, tensor]
+        for parameter, operator in ((weight, "*"), (bias, "+")):
+            if parameter is not None:
+                formula = f"{formula} {operator} {{{len(inputs)}}}"
+                inputs.append(parameter)
         self._add_map(formula, inputs, out)
 
     def _lower_cat(self, operation: Operation) -> None:
-        tensors, dim = (*operation.args, 0)[:2]
+        tensors, dim = _joined(operation)
         self._join(tensors, dim % tensors[0].dim(), operation.outputs[0])
 
     def _lower_stack(self, operation: Operation) -> None:
-        tensors, dim = (*operation.args, 0)[:2]
+        tensors, dim = _joined(operation)
         dim %= tensors[0].dim() + 1
         self._join([tensor.unsqueeze(dim) for tensor in tensors], dim, operation.outputs[0])
 
@@ -187,7 +166,8 @@ class Lowering:
         )
 
     def _lower_mm(self, operation: Operation) -> None:
-        self._product(*operation.args, None, operation.outputs[0])
+        x, weight = operation.args
+        self._product(x, weight, None, operation.outputs[0])
 
     def _lower_addmm(self, operation: Operation) -> None:
         bias, x, weight = operation.args
@@ -206,7 +186,7 @@ class Lowering:
 
     def _lower_attention(self, operation: Operation) -> None:
         query, key, value, layer, how = operation.args
-        asked, keys, values = (self._heads(tensor) for tensor in (query, key, value))
+        asked, keys, values = self._heads(query), self._heads(key), self._heads(value)
         if query.shape[3] != value.shape[3]:
             raise Inexpressible("attention whose values have another size than its keys")
         out = self._known.fresh(operation.outputs[0], 1)
@@ -223,6 +203,12 @@ class Lowering:
         if view.row != 2 or (view.strides[3] != 1 and tensor.shape[3] > 1):
             raise Inexpressible("attention over heads whose numbers do not lie side by side")
         return Operand(source, view.start, (view.strides[1],))
+
+
+def _joined(operation: Operation) -> tuple[list[Tensor], int]:
+    """The tensors that are joined, and the dimension along which they are."""
+    tensors, *dim = operation.args
+    return tensors, dim[0] if dim else 0
 
 
 def live(recording: Recording) -> list[Operation]:
