@@ -94,7 +94,7 @@ def test_a_key_is_asked_for_and_sent(
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        (f"http://127.0.0.1:{free_port()}", "cannot be reached: [Errno 111] Connection refused; is launch/serve.py"),
+        ("http://127.0.0.1:1", "cannot be reached: [Errno 111] Connection refused; is launch/serve.py"),
         ("http://no-such-host.invalid:8000", "cannot be reached"),
         ("127.0.0.1:8000", "is no address of a server"),
         ("http://", "url=http:"),
