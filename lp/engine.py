@@ -17,7 +17,7 @@ from lp.calibration.measure import StepTimesSource
 from lp.drafting.history import DraftHistory
 from lp.generation import Generation
 from lp.methods import Auto, DecodeLimits, DecodeSettings
-from lp.model.checkpoint import Checkpoint, ModelSettings, load
+from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings, load
 from lp.model.fast.choose import CompileMode
 from lp.request import Completion, Progress, Request, Sequence
 from lp.request_builder import Prompt, RequestBuilder
@@ -101,12 +101,13 @@ class Engine:
         limits: DecodeLimits | None = None,
         compile: CompileMode | str = CompileMode.auto,
         step_times: StepTimesSource | str = StepTimesSource.auto,
+        invariant: Invariance | str = Invariance.auto,
     ) -> Engine:
         """An engine on one device. Raises ValueError with a message for the user if the checkpoint cannot be used.
 
-        path: folder or hub id. compile: see CompileMode. step_times: see StepTimesSource.
+        path: folder or hub id. compile: see CompileMode. step_times: see StepTimesSource. invariant: see Invariance.
         """
-        model = ModelSettings(path=str(path), dtype=dtype, device=device, compile=CompileMode(compile))
+        model = ModelSettings(str(path), dtype, device, compile=CompileMode(compile), invariant=Invariance(invariant))
         settings = EngineSettings(model, decode, limits=limits or DecodeLimits())
         settings.step_times = StepTimesSource(step_times)
         return cls.assemble(settings)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -23,8 +24,21 @@ from lp.model.fast.choose import CompileMode, make_fast
 from lp.model.kernels import AttentionKind
 from lp.model.memory import check_fits
 from lp.model.probes import text_probes
+from lp.model.reference import Reference
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Invariance(StrEnum):
+    """Whether a row's logits must be the same to the last bit whatever rows are beside it in a step.
+
+    Then text does not depend on the decoding method, the window or the number of lp ranks, in 16 bits as in float32.
+
+    auto: they are the same wherever the forward is compiled natively. on: a model that cannot be is refused.
+    """
+
+    auto = "auto"
+    on = "on"
 
 
 @dataclass
@@ -33,6 +47,7 @@ class ModelSettings:
 
     path: folder, GGUF file or hub id. dtype: float32, bfloat16 or float16. device: auto, cpu, cuda or cuda:N.
     max_length: the most tokens of a sequence; None means the model's own limit. compile: see CompileMode.
+    invariant: see Invariance.
     """
 
     path: str = "demo/python-11m"
@@ -40,6 +55,7 @@ class ModelSettings:
     device: str = "auto"
     max_length: int | None = None
     compile: CompileMode = CompileMode.auto
+    invariant: Invariance = Invariance.auto
 
 
 @dataclass
@@ -84,6 +100,7 @@ def load(
     reader: reads the weights, for a rank that holds only a part of the model; None reads the whole model.
     Raises CheckpointError, UnsupportedArchitecture or ValueError, each with a message of one line for the user.
     """
+    _check_compilation(settings, is_whole=reader is None)
     dtype, device = pick_dtype(settings.dtype), pick_device(settings.device)
     known = read_checkpoint_info(settings.path, settings.max_length)
     if reader is None:
@@ -92,11 +109,29 @@ def load(
     causal = CausalModel(model, known.max_length, known.eos, attention, layers)
     references = check_tree(causal, text_probes(known.tokenizer))
     if reader is None:
-        make_fast(causal, settings.compile, folder("compiled"), references)
-        causal.free_weights()
-    elif settings.compile is CompileMode.on:
-        raise ValueError("model.compile=on is for a rank that holds the whole model; use model.compile=off")
+        _make_fast(causal, settings, references)
     return Checkpoint(**vars(known), model=causal)
+
+
+def _check_compilation(settings: ModelSettings, is_whole: bool) -> None:
+    """Raises ValueError for what cannot be compiled, or cannot be invariant, whatever the model."""
+    if settings.compile is CompileMode.on and not is_whole:
+        raise ValueError("model.compile=on is for a rank that holds the whole model; use model.compile=off")
+    if settings.invariant is Invariance.on and (settings.compile is CompileMode.off or not is_whole):
+        raise ValueError(
+            "model.invariant=on needs the compiled forward of a rank that holds the whole model; use parallel=single "
+            "or parallel=lp, without model.compile=off, or use model.invariant=auto"
+        )
+
+
+def _make_fast(causal: CausalModel, settings: ModelSettings, references: list[Reference]) -> None:
+    """Makes the forward fast as the settings say. Raises ValueError if it cannot be as they demand."""
+    is_demanded = settings.invariant is Invariance.on
+    make_fast(causal, CompileMode.on if is_demanded else settings.compile, folder("compiled"), references)
+    if is_demanded and not (causal.fast and causal.fast.is_invariant):
+        name = type(causal.model).__name__
+        raise ValueError(f"model.invariant=on: {name} cannot be compiled natively; use model.invariant=auto")
+    causal.free_weights()
 
 
 def read_whole(

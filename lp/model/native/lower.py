@@ -73,7 +73,8 @@ class Lowering:
         self._add_map(power(exponent), [base], operation.outputs[0])
 
     def _lower_clamp(self, operation: Operation) -> None:
-        tensor, low, high = (*operation.args, None, None)[:3]
+        tensor, *limits = operation.args
+        low, high = (*limits, None, None)[:2]
         formula = "{0}"
         if low is not None:
             formula = f"fmaxf({formula}, {literal(low)})"

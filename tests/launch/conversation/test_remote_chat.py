@@ -16,7 +16,6 @@ from lp.model.checkpoint import Checkpoint
 from tests.launch.conversation.conftest import Chat
 from tests.launch.conversation.test_piped_chat import FIGURES, answers
 from tests.launch.server.harness import Running, serving
-from tests.parallel.ranks import free_port
 
 
 @pytest.fixture(scope="module")
