@@ -7,7 +7,7 @@
 
 #include "numbers.h"
 
-#define KEYS 64       // that are turned at once
+#define KEYS 64        // that are turned at once
 #define KEY_VECTORS 4  // in a tile of scores
 #if LANES == 16
 #define QUERIES 6  // in a tile of scores
@@ -18,8 +18,8 @@
 #endif
 #define MOST_QUERIES 48  // of one task
 
-// What all layers of a step share. starts, visible: row r sees the rows visible[starts[r]] ... visible[starts[r + 1] - 1],
-// itself the last. The cache holds `length` tokens before this step's rows, and has room for `capacity`.
+// What all layers of a step share. starts, visible: row r sees the rows visible[starts[r]] ... visible[starts[r + 1] -
+// 1], itself the last. The cache holds `length` tokens before this step's rows, and has room for `capacity`.
 struct Step {
     const long *tokens, *positions;
     long num_rows, num_answered, length, capacity;
@@ -28,7 +28,8 @@ struct Step {
 };
 
 // Writes one row's keys or values behind the prefix.
-static inline void keep(weight_t* cache, const Step& step, long row, const float* from, long stride, long num_heads, long size) {
+static inline void keep(weight_t* cache, const Step& step, long row, const float* from, long stride, long num_heads,
+                        long size) {
     for (long head = 0; head < num_heads; head++) {
         weight_t* to = cache + (head * step.capacity + step.length + row) * size;
         for (long d = 0; d < size; d++) to[d] = rounded(from[head * stride + d]);
@@ -74,7 +75,8 @@ static inline void turn_keys(const weight_t* keys, long count, float* to) {
 
 // Scores of COUNT queries with KEY_VECTORS vectors of keys, from keys that lie turned: turned[d][key].
 template <int COUNT, int SIZE>
-static inline void score(const float* const* queries, const float* turned, float* const* scores, long offset, float scale, float softcap) {
+static inline void score(const float* const* queries, const float* turned, float* const* scores, long offset,
+                         float scale, float softcap) {
     Vector sums[COUNT][KEY_VECTORS];
     for (int q = 0; q < COUNT; q++)
         for (int v = 0; v < KEY_VECTORS; v++) sums[q][v] = Vector{};
@@ -82,7 +84,8 @@ static inline void score(const float* const* queries, const float* turned, float
         Vector keys[KEY_VECTORS];
         for (int v = 0; v < KEY_VECTORS; v++) keys[v] = load(turned + d * KEYS + v * LANES);
         for (int q = 0; q < COUNT; q++)
-            for (int v = 0; v < KEY_VECTORS; v++) sums[q][v] = multiply_add(broadcast(queries[q][d]), keys[v], sums[q][v]);
+            for (int v = 0; v < KEY_VECTORS; v++)
+                sums[q][v] = multiply_add(broadcast(queries[q][d]), keys[v], sums[q][v]);
     }
     for (int q = 0; q < COUNT; q++)
         for (int v = 0; v < KEY_VECTORS; v++) store(scores[q] + offset + v * LANES, sums[q][v] * broadcast(scale));
@@ -96,7 +99,8 @@ static inline void score(const float* const* queries, const float* turned, float
 
 // Adds weighted values to COUNT outputs, at numbers [d, d + WIDE vectors).
 template <int COUNT, int WIDE>
-static inline void add_values(float* const* weights, long first, const float* values, long stride, long count, float* const* outs, int d) {
+static inline void add_values(float* const* weights, long first, const float* values, long stride, long count,
+                              float* const* outs, int d) {
     Vector sums[COUNT][WIDE];
     for (int q = 0; q < COUNT; q++)
         for (int v = 0; v < WIDE; v++) sums[q][v] = load(outs[q] + d + v * LANES);
@@ -113,7 +117,8 @@ static inline void add_values(float* const* weights, long first, const float* va
 }
 
 template <int COUNT, int PADDED>
-static inline void add_all_values(float* const* weights, long first, const float* values, long count, float* const* outs) {
+static inline void add_all_values(float* const* weights, long first, const float* values, long count,
+                                  float* const* outs) {
     int d = 0;
     for (; d + KEY_VECTORS * LANES <= PADDED; d += KEY_VECTORS * LANES)
         add_values<COUNT, KEY_VECTORS>(weights, first, values, PADDED, count, outs, d);
@@ -135,9 +140,9 @@ static inline float soften(float* scores, long first, long last) {
 
 // One key/value head for rows [first, last), at most MOST_QUERIES queries. room: memory for the scores.
 template <int SIZE>
-static void attend_task(const float* query, long query_width, long query_stride, float* out, const weight_t* keys, const weight_t* values,
-                        const Step& step, long head, long num_groups, long num_heads, long first, long last, float scale, long window,
-                        float softcap, float* room) {
+static void attend_task(const float* query, long query_width, long query_stride, float* out, const weight_t* keys,
+                        const weight_t* values, const Step& step, long head, long num_groups, long num_heads,
+                        long first, long last, float scale, long window, float softcap, float* room) {
     constexpr int PADDED = (SIZE + LANES - 1) / LANES * LANES;
     const long num_keys = step.length + step.num_rows, stride = (num_keys + KEYS - 1) / KEYS * KEYS;
     const long num_queries = (last - first) * num_groups;
@@ -148,7 +153,8 @@ static void attend_task(const float* query, long query_width, long query_stride,
     alignas(64) float sums[MOST_QUERIES * PADDED], turned[KEYS * PADDED];
     float factors[MOST_QUERIES];
     for (long q = 0; q < num_queries; q++) {
-        queries[q] = query + (first + q / num_groups) * query_width + (head * num_groups + q % num_groups) * query_stride;
+        queries[q] =
+            query + (first + q / num_groups) * query_width + (head * num_groups + q % num_groups) * query_stride;
         scores[q] = room + q * stride;
         outs[q] = sums + q * PADDED;
     }
@@ -170,7 +176,8 @@ static void attend_task(const float* query, long query_width, long query_stride,
             long q = 0;
             for (; q + QUERIES <= num_queries; q += QUERIES)
                 score<QUERIES, SIZE>(queries + q, turned + part, scores + q, key + part, scale, softcap);
-            for (; q < num_queries; q++) score<1, SIZE>(queries + q, turned + part, scores + q, key + part, scale, softcap);
+            for (; q < num_queries; q++)
+                score<1, SIZE>(queries + q, turned + part, scores + q, key + part, scale, softcap);
         }
     }
     for (long q = 0; q < num_queries; q++) {
@@ -186,9 +193,11 @@ static void attend_task(const float* query, long query_width, long query_stride,
     for (long key = hidden; key < step.length; key += KEYS) {
         const long count = step.length - key < KEYS ? step.length - key : KEYS;
         for (long n = 0; n < count; n++)
-            for (long d = 0; d < PADDED; d++) turned[n * PADDED + d] = d < SIZE ? number(values[(key + n) * SIZE + d]) : 0.0f;
+            for (long d = 0; d < PADDED; d++)
+                turned[n * PADDED + d] = d < SIZE ? number(values[(key + n) * SIZE + d]) : 0.0f;
         long q = 0;
-        for (; q + QUERIES <= num_queries; q += QUERIES) add_all_values<QUERIES, PADDED>(scores + q, key, turned, count, outs + q);
+        for (; q + QUERIES <= num_queries; q += QUERIES)
+            add_all_values<QUERIES, PADDED>(scores + q, key, turned, count, outs + q);
         for (; q < num_queries; q++) add_all_values<1, PADDED>(scores + q, key, turned, count, outs + q);
     }
     for (long q = 0; q < num_queries; q++) {
@@ -205,13 +214,15 @@ static void attend_task(const float* query, long query_width, long query_stride,
 
 // The share of one of `num_threads` threads: some of the heads and rows.
 template <int SIZE>
-static void attend(const float* query, long query_width, long query_stride, float* out, long layer, const Step& step, long num_heads,
-                   long num_groups, long first, float scale, long window, float softcap, float* room, long thread, long num_threads) {
+static void attend(const float* query, long query_width, long query_stride, float* out, long layer, const Step& step,
+                   long num_heads, long num_groups, long first, float scale, long window, float softcap, float* room,
+                   long thread, long num_threads) {
     const long rows = MOST_QUERIES / num_groups > 0 ? MOST_QUERIES / num_groups : 1;
     const long num_chunks = (step.num_rows - first + rows - 1) / rows;
     for (long task = thread; task < num_heads * num_chunks; task += num_threads) {
-        const long begin = first + task / num_heads * rows, end = begin + rows < step.num_rows ? begin + rows : step.num_rows;
-        attend_task<SIZE>(query, query_width, query_stride, out, step.keys[layer], step.values[layer], step, task % num_heads, num_groups,
-                          num_heads, begin, end, scale, window, softcap, room);
+        const long begin = first + task / num_heads * rows,
+                   end = begin + rows < step.num_rows ? begin + rows : step.num_rows;
+        attend_task<SIZE>(query, query_width, query_stride, out, step.keys[layer], step.values[layer], step,
+                          task % num_heads, num_groups, num_heads, begin, end, scale, window, softcap, room);
     }
 }

@@ -1,9 +1,9 @@
 // Products of rows with a packed weight: out[r][n] = bias[n] + sum over k of x[r][k] * weight[n][k].
 //
-// A weight is packed in panels of PANEL outputs. In a panel the inputs k follow one another (in pairs if the numbers are
-// bfloat16), and each has its PANEL outputs side by side. So a panel is read from its beginning to its end, and what comes
-// next is fetched meanwhile. Every result is a sum in the order of k, whatever the number of rows, so a row's results do
-// not depend on the others.
+// A weight is packed in panels of PANEL outputs. In a panel the inputs k follow one another (in pairs if the numbers
+// are bfloat16), and each has its PANEL outputs side by side. So a panel is read from its beginning to its end, and
+// what comes next is fetched meanwhile. Every result is a sum in the order of k, whatever the number of rows, so a
+// row's results do not depend on the others.
 #pragma once
 
 #include "matrix_unit.h"
@@ -35,7 +35,8 @@
 // Where a packed weight of `num_inputs` inputs has its number for an output and an input.
 static inline long packed_at(long output, long input, long num_inputs) {
     const long padded = sizeof(weight_t) == 4 ? num_inputs : (num_inputs + 31) / 32 * 32;
-    return (output / PANEL * padded + input / TOGETHER * TOGETHER) * PANEL + output % PANEL * TOGETHER + input % TOGETHER;
+    return (output / PANEL * padded + input / TOGETHER * TOGETHER) * PANEL + output % PANEL * TOGETHER +
+           input % TOGETHER;
 }
 
 struct Product {
@@ -131,7 +132,8 @@ static void multiply_panel_by_tiles(const Product& product, long panel_number, l
             multiply_tiles<false>(x, product.x_stride, panel, product.num_inputs, sums, ahead);
         for (long r = 0; r < num_rows; r++) {
             float* to = product.out + (row + r) * product.num_outputs + column;
-            for (long n = 0; n < width; n++) to[n] = sums[r * PANEL + n] + (product.bias ? product.bias[column + n] : 0.0f);
+            for (long n = 0; n < width; n++)
+                to[n] = sums[r * PANEL + n] + (product.bias ? product.bias[column + n] : 0.0f);
         }
     }
 }
@@ -146,9 +148,10 @@ static void multiply_panel(const Product& product, long panel_number, long first
     const long width = product.num_outputs - column < PANEL ? product.num_outputs - column : PANEL;
     alignas(64) float sums[ROWS_AT_ONCE * PANEL];
     for (long r = 0; r < num_rows; r++)
-        for (long n = 0; n < PANEL; n++) sums[r * PANEL + n] = product.bias && n < width ? product.bias[column + n] : 0.0f;
-    // Two tiles take turns, block by block, as memory is what they wait for; more tiles go through the whole panel each,
-    // as it then pays to keep their sums in registers.
+        for (long n = 0; n < PANEL; n++)
+            sums[r * PANEL + n] = product.bias && n < width ? product.bias[column + n] : 0.0f;
+    // Two tiles take turns, block by block, as memory is what they wait for; more tiles go through the whole panel
+    // each, as it then pays to keep their sums in registers.
     const long block_steps = num_tiles == 2 ? BLOCK : num_steps;
     for (long k = 0; k < num_steps; k += block_steps) {
         const long count = num_steps - k < block_steps ? num_steps - k : block_steps;

@@ -42,7 +42,8 @@ static void close_matrix_unit() {
 // Up to 32 rows of x, IS_PAIR if more than 16, with a panel of 48 outputs. sums: [32][48]. ahead: fetched meanwhile, a
 // line for each line of the panel; null to fetch nothing.
 template <bool IS_PAIR>
-static void multiply_tiles(const half_t* x, long x_stride, const weight_t* panel, long num_inputs, float* sums, const char* ahead) {
+static void multiply_tiles(const half_t* x, long x_stride, const weight_t* panel, long num_inputs, float* sums,
+                           const char* ahead) {
     const long stride = x_stride * 2, panel_stride = 3 * TILE_OUTPUTS * 4, width = 3 * TILE_OUTPUTS;
     _tile_zero(0);
     _tile_zero(1);
@@ -53,7 +54,8 @@ static void multiply_tiles(const half_t* x, long x_stride, const weight_t* panel
     for (long k = 0; k < num_inputs; k += TILE_INPUTS) {
         const char* weights = (const char*)(panel + k * width);
         if (ahead)
-            for (long line = 0; line < 3 * TILE_ROWS; line++) __builtin_prefetch(ahead + k * width * 2 + line * 64, 0, 2);
+            for (long line = 0; line < 3 * TILE_ROWS; line++)
+                __builtin_prefetch(ahead + k * width * 2 + line * 64, 0, 2);
         _tile_loadd(6, x + k, stride);
         _tile_loadd(7, weights, panel_stride);
         _tile_dpbf16ps(0, 6, 7);

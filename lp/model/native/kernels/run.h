@@ -3,9 +3,10 @@
 // times: null, or room for the time at which the first thread begins each instruction, and that of the end.
 #pragma once
 
-#include <atomic>
 #include <omp.h>
 #include <sched.h>
+
+#include <atomic>
 
 #include "attention.h"
 #include "linear.h"
@@ -36,7 +37,8 @@ class Meeting {
         for (long spins = 0; round_.load(std::memory_order_acquire) == round; spins++) {
             if (spins > 4000) sched_yield();
 #if defined(__x86_64__)
-            else __builtin_ia32_pause();
+            else
+                __builtin_ia32_pause();
 #endif
         }
     }
@@ -48,7 +50,8 @@ class Meeting {
 };
 
 static void run_product(const Step& step, const long* a, long first, long thread, long num_threads) {
-    const Product product = {(const half_t*)a[0] + a[1], a[2], (const weight_t*)a[3], (const float*)a[4], (float*)a[5], a[6], a[7]};
+    const Product product = {
+        (const half_t*)a[0] + a[1], a[2], (const weight_t*)a[3], (const float*)a[4], (float*)a[5], a[6], a[7]};
     multiply(product, first, step.num_rows, thread, num_threads);
 }
 
@@ -71,7 +74,8 @@ static void run_program(const Step& step, const Instruction* program, long num_i
             if (one.meets && num_threads > 1) meeting.wait();
             if (times && thread == 0) times[n] = omp_get_wtime();
             if (one.kind == FUNCTION)
-                functions[one.number](step, a, first + count * thread / num_threads, first + count * (thread + 1) / num_threads);
+                functions[one.number](step, a, first + count * thread / num_threads,
+                                      first + count * (thread + 1) / num_threads);
             else if (one.kind == PRODUCT)
                 run_product(step, a, first, thread, num_threads);
             else

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast.choose import CompileMode
 from lp.model.kv_cache import KVCache
+from lp.model.native import build
 from lp.model.native.forward import NativeForward
 from lp.model.native.make import make_native
 from lp.tree import TokenTree, TreeBuilder, chain
@@ -109,6 +111,28 @@ def test_threads_do_not_change_a_bit(
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="these are generations of x86-64")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3", "x86-64-v4"])
+def test_kernels_for_other_processors(
+    processor: str, dtype: str, checkpoint_folder: Callable[[str], Path], kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without vectors of eight, with AVX2 (as AMD Zen 2 and 3), and with AVX-512 but no bfloat16."""
+    if processor == "x86-64-v4" and not torch.cpu._is_avx512_supported():
+        pytest.skip("this processor has no AVX-512")
+    flags = [f"-march={processor}" if flag == "-march=native" else flag for flag in build.FLAGS]
+    monkeypatch.setattr(build, "FLAGS", tuple(flags))
+    model = load(ModelSettings(str(checkpoint_folder("llama")), dtype, "cpu", compile=CompileMode.off)).model
+    native, cache, rng = make_native(model, kept), model.make_cache(1), np.random.default_rng(0)
+    for num_rows in (40, 1, 9, 70, 17):
+        tree = random_tree(rng, num_rows)
+        own = model.forward(tree, cache, num_rows)
+        assert relative_error(native(tree, cache, num_rows), own) < (1e-5 if dtype == "float32" else 0.05)
+        cache.keep(tree.path(num_rows - 1))
+    text = rng.integers(2, VOCAB_SIZE, 70).tolist()
+    assert torch.equal(read(native, text, [70]), read(native, text, [1] * 3 + [20, 47]))
 
 
 def read(native: NativeForward, text: list[int], chunks: list[int]) -> Tensor:
