@@ -124,7 +124,7 @@ def test_the_steps_of_ranks_that_share_trees_come_in_pairs(machine_of: Make) -> 
     machine = machine_of(lambda rows, _: 0.1)
     machine.num_parts = 2
     measure_step_times(machine, 300, 4096, most_rows=64)
-    assert Counter(machine.sizes)[64] == 2 * measure.FEWEST_ROUNDS
+    assert Counter(machine.sizes)[64] == 2 * 2 * measure.FEWEST_ROUNDS  # shared, and by one rank alone
 
 
 def test_a_machine_of_medium_speed_is_measured_fewer_times(machine_of: Make) -> None:
