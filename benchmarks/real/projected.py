@@ -12,6 +12,7 @@ from benchmarks.real.ranks import choose_prompts, write_prompts
 from benchmarks.real.settings import RealModelSettings
 from benchmarks.real.tasks import Figures, Task
 from benchmarks.shared.report import bullets, markdown_table
+from lp.cache_files import digest
 
 PART = "projection"
 RANKS = ("1", "2", "4", "8")
@@ -23,7 +24,7 @@ DTYPES = ("float32",)
 
 def tasks(settings: RealModelSettings) -> list[Task]:
     prompts = choose_prompts(settings.asked)[:NUM_PROMPTS]
-    asked = {"prompts": [prompt.text for prompt in prompts], "max_new_tokens": settings.max_new_tokens}
+    asked = {"prompts": digest([prompt.text for prompt in prompts]), "max_new_tokens": settings.max_new_tokens}
     return [Task(PART, dtype, asked, partial(measure, settings, dtype)) for dtype in DTYPES]
 
 

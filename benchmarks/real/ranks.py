@@ -22,6 +22,7 @@ from launch.prompts.workloads import WorkloadSettings
 from launch.sweep.records import Run
 from launch.sweep.settings import BenchSettings
 from lp import Auto, Autoregressive, Lookahead, Sampling
+from lp.cache_files import digest
 from lp.methods import DecodeSettings
 from lp.model.checkpoint import ModelSettings
 from lp.model.fast.choose import CompileMode
@@ -40,7 +41,7 @@ METHODS: dict[str, DecodeSettings] = {
 def tasks(settings: RealModelSettings) -> list[Task]:
     prompts = choose_prompts(settings.asked)
     asked = {
-        "prompts": [prompt.text for prompt in prompts],
+        "prompts": digest([prompt.text for prompt in prompts]),
         "max_new_tokens": settings.max_new_tokens,
         "rounds": settings.rounds,
         "compile": settings.compile,

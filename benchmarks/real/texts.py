@@ -20,7 +20,7 @@ from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, DecodedText, take_tu
 from benchmarks.shared.inputs import encode
 from benchmarks.shared.methods import DecodePrompt, generate_counted, make_methods, timed
 from launch.sweep.outcome import digest
-from lp import Auto, Autoregressive, Engine, Lookahead
+from lp import Auto, Autoregressive, Engine, Lookahead, cache_files
 from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES
 
@@ -71,7 +71,7 @@ def tasks(settings: RealModelSettings, loaded: LoadedModel) -> list[Task]:
         for category, prompts in by_category(settings.asked).items():
             chosen = prompts[: settings.num_sampled] if temperature else prompts
             asked = {
-                "prompts": [prompt.text for prompt in chosen],
+                "prompts": cache_files.digest([prompt.text for prompt in chosen]),
                 "max_new_tokens": settings.max_new_tokens,
                 "threads": settings.threads,
                 "compile": settings.compile,

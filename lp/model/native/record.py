@@ -5,7 +5,7 @@ A tensor is known by its memory, so views need no operation of their own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -75,7 +75,6 @@ class RecordedStep(Step):
     """A step whose attention is recorded instead of computed."""
 
     recorder: Recorder
-    attentions: list[LayerAttention] = field(default_factory=list)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
         with _disable_current_modes():

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from lp.model.native.program import (
     Attention,
-    Constant,
     Gather,
     Keep,
     Map,
@@ -80,6 +79,3 @@ def schedule(program: Program) -> list[Stage]:
 def _stage(steps: list[Step]) -> Stage:
     statements: list[Statement] = [one for one in steps if isinstance(one, Map | Reduce | Gather | Round | Keep)]
     return Stage(statements, [one for one in steps if isinstance(one, Product | Attention)])
-
-
-__all__ = ["Constant", "Stage", "round_inputs", "schedule"]

@@ -34,7 +34,9 @@ def test_a_checkpoint_without_a_template_is_named() -> None:
 )
 def test_whatever_a_template_raises_is_one_line(template: str) -> None:
     tokenizer = build_tokenizer(chat_template=template)
-    with pytest.raises(ValueError, match=r"chat template (refuses these messages: |fails on these messages \(\w+: ).+") as refusal:
+    with pytest.raises(
+        ValueError, match=r"chat template (refuses these messages: |fails on these messages \(\w+: ).+"
+    ) as refusal:
         chat_template.encode(tokenizer, [{"role": "robot", "content": "beep"}])
     assert "\n" not in str(refusal.value)
 
