@@ -124,9 +124,9 @@ def main() -> int:
     console = Console()
     scene = choose(console)
     console.print(
-        "One streamed answer and four measured runs follow: about two minutes. The first time, compiling the forward "
-        "pass and measuring its steps for this machine add some minutes; `make demo ARGS=model.compile=off` goes "
-        "without compiling.",
+        "One streamed answer and four measured runs follow: about one minute. The first time, compiling the forward "
+        "pass and measuring its steps for this machine add less than half a minute; `make demo "
+        "ARGS=model.compile=off` goes without compiling.",
         style="dim",
     )
     shared = [*scene.arguments, f"max_new_tokens={options.max_new_tokens}", "parallel.threads=1", "sampling=greedy"]
