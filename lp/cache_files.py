@@ -29,6 +29,12 @@ def digest(facts: Any) -> str:
     return hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()[:20]
 
 
+def checksum(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal. Raises OSError."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def read_json(path: Path) -> Any:
     """The JSON value in a file; None if there is no file, and None with a warning if it cannot be read."""
     try:

@@ -201,7 +201,7 @@ class StepCost:
 
 
 def _least_slopes(seconds: Sequence[float]) -> list[float]:
-    """For each number of rows, the least cost of a further row, however many are added; infinite for the last."""
+    """Finds for each number of rows the least cost of a further row, however many are added; infinite for the last."""
     last = len(seconds)
     return [
         min(((seconds[more] - seconds[rows]) / (more - rows) for more in range(rows + 1, last)), default=math.inf)

@@ -5,7 +5,6 @@ Nothing of the package is installed. What cannot be done is told by `Unavailable
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 import shutil
@@ -85,8 +84,7 @@ def _fetch_source(folder: Path) -> None:
     try:
         log.info("downloading the sources of llama.cpp (77 MB, once): the package %s==%s", PACKAGE, VERSION)
         archive = _download(partial)
-        with archive.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        found = cache_files.checksum(archive)
         if found != SHA256:
             raise Unavailable(f"{archive.name} is not the file that was published: its SHA-256 is {found}")
         _unpack(archive, partial / "source")

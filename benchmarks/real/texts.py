@@ -102,7 +102,7 @@ def measure(loaded: LoadedModel, dtype: str, temperature: float, asked: Sequence
 def all_methods(
     engine: Engine, model: PreTrainedModel, dtype: str, temperature: float, max_new_tokens: int
 ) -> dict[str, DecodePrompt]:
-    """By name. Where texts may differ by rounding, `generate` with its other attention kernel is one of them."""
+    """Lists the methods by name, and `generate` with its other attention kernel where rounding may change texts."""
     methods = make_methods(engine, model, METHODS, temperature, max_new_tokens)
     if dtype != "float32" and not temperature:
         methods[OTHER_KERNEL] = partial(_by_other_kernel, model, max_new_tokens)

@@ -65,7 +65,7 @@ class WatchedDecoder(AutoDecoder):
         return accepted, drafted
 
     def _proposers(self, right: Sequence[int]) -> list[str]:
-        """For each token to come but the last, the sources that propose it after the tokens before it."""
+        """Lists, for each token to come but the last, the sources that propose it after the tokens before it."""
         context, found = self.sources.root.context, []
         for depth, token in enumerate(right[:-1]):
             kinds = [kind for kind, candidates in self.sources.propose(context, depth) if token in candidates]

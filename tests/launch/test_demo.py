@@ -20,7 +20,7 @@ from tests.models import generate_greedily, load_reference, save_checkpoint
 
 @pytest.fixture
 def console(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Console:
-    """With an empty cache folder, and a pip that finds no index."""
+    """The cache folder is empty, and pip finds no index."""
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     return Console(record=True, width=200)

@@ -24,13 +24,14 @@ from zipfile import ZipFile
 
 import torch
 import transformers
-from filelock import FileLock
 from torch import Tensor
 from torch._C._aoti import AOTIModelContainerRunnerCpu
 from torch.export import Dim, export
 
+from lp.cache_files import checksum, locked
 from lp.model.attention import MaskKey
 from lp.model.causal import CausalModel
+from lp.model.errors import one_line
 from lp.model.fast.traced import TracedForward
 from lp.model.kv_cache import KVCache
 
@@ -98,7 +99,7 @@ def compile_ahead(
     forwards = {}
     for which, num_rows in (("any-rows", ROWS), ("one-row", 1)):
         kept = folder / f"{name}-{which}"
-        with FileLock(f"{kept}.lock"):
+        with locked(kept, "compile the forward"):
             if fresh:
                 shutil.rmtree(kept, ignore_errors=True)
             forwards[which] = _load_or_compile(kept, traced, num_rows, cache)
@@ -111,7 +112,7 @@ def _load_or_compile(kept: Path, traced: TracedForward, num_rows: int, cache: KV
         try:
             return _load(kept)
         except Exception as error:  # a corrupt file can raise anything
-            log.warning("%s cannot be used (%s); compiling anew", kept, _one_line(error))
+            log.warning("%s cannot be used (%s); compiling anew", kept, one_line(error))
     log.info(
         "compiling the forward for %s (once for this model and machine)", "one row" if num_rows == 1 else "any rows"
     )
@@ -122,7 +123,7 @@ def _load_or_compile(kept: Path, traced: TracedForward, num_rows: int, cache: KV
             os.replace(Path(temporary) / kept.name, kept)
         return _load(kept)
     except Exception as error:  # a compiler can raise anything, too
-        raise CompilationFailed(_one_line(error)) from error
+        raise CompilationFailed(one_line(error)) from error
 
 
 def _compile(path: Path, traced: TracedForward, num_rows: int, cache: KVCache) -> str:
@@ -143,9 +144,9 @@ def _unpack(package: str, folder: Path) -> None:
         members = [name for name in archive.namelist() if name.endswith((".wrapper.so", ".wrapper.json"))]
         archive.extractall(folder, members)
     library, description = (next(folder.glob(f"**/*.wrapper{suffix}")) for suffix in (".so", ".json"))
-    checksum = _checksum(library)
-    library.rename(folder / f"{checksum}.so")
-    description.rename(folder / f"{checksum}.json")
+    name = checksum(library)
+    library.rename(folder / f"{name}.so")
+    description.rename(folder / f"{name}.json")
 
 
 def _load(kept: Path) -> Forward:
@@ -157,7 +158,7 @@ def _load(kept: Path) -> Forward:
     The checksum is compared first, as loading a truncated library would end the process. Raises any exception.
     """
     library = next(kept.glob("*.so"))
-    if _checksum(library) != library.stem:
+    if checksum(library) != library.stem:
         raise ValueError(f"{library.name} is corrupt")
     runner = AOTIModelContainerRunnerCpu(str(library), 1)
 
@@ -169,11 +170,6 @@ def _load(kept: Path) -> Forward:
         return logits
 
     return forward
-
-
-def _checksum(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _example(traced: TracedForward, num_rows: int, cache: KVCache) -> tuple[Any, ...]:
@@ -214,7 +210,3 @@ def _digest(model: CausalModel, mask_keys: list[MaskKey]) -> str:
         sample = flat[:: max(1, flat.numel() // NUM_SAMPLES)].double()
         digest.update(f"{name} {tuple(weight.shape)}".encode() + sample.numpy().tobytes())
     return digest.hexdigest()[:20]
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -7,7 +7,6 @@ work.
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from collections.abc import Iterator
 from enum import StrEnum
@@ -24,7 +23,7 @@ from lp.model.fast.on_tensors import OnTensors
 from lp.model.fast.traced import TracedForward
 from lp.model.kernels import AttentionKind
 from lp.model.kv_cache import KVCache
-from lp.model.native.build import CannotBuild
+from lp.model.native.build import CannotBuild, find_compiler
 from lp.model.native.make import make_native
 from lp.model.native.record import Inexpressible
 from lp.model.reference import Probe, Reference, make_references
@@ -89,8 +88,8 @@ def _candidates(
     if model.device.type == "cuda":
         yield _capture(model, mask_keys)
         return
-    kept = _check_can_compile(model, folder)
     try:
+        kept = _check_can_compile(model, folder)
         yield make_native(model, kept)
     except CannotBuild as error:
         raise CompilationFailed(str(error)) from error
@@ -124,11 +123,13 @@ def _fast_logits(model: CausalModel, fast: FastForward, cache: KVCache, probe: P
 
 
 def _check_can_compile(model: CausalModel, folder: Path | None) -> Path:
-    """The folder for compiled code. Raises CompilationFailed if nothing can be compiled for the CPU here."""
+    """The folder for compiled code.
+
+    Raises CompilationFailed or CannotBuild if nothing can be compiled for the CPU here.
+    """
     if folder is None:
         raise CompilationFailed("there is no folder to keep it in")
-    if not any(shutil.which(compiler) for compiler in ("c++", "g++", "clang++")):
-        raise CompilationFailed("there is no C++ compiler; install g++")
+    find_compiler()
     needed = model.weight_bytes
     if needed > (free := psutil.virtual_memory().available):
         raise CompilationFailed(

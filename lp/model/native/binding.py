@@ -41,7 +41,9 @@ def bind(instructions: list[Instruction], width: int) -> list[BoundInstruction]:
             case Constant(is_table=True) if table_key(argument.tensor) in weights:
                 return weights[table_key(argument.tensor)]
             case Constant():
-                return constants.setdefault(id(argument), _as_read(argument))
+                if id(argument) not in constants:
+                    constants[id(argument)] = _as_read(argument)
+                return constants[id(argument)]
             case Value() | int():
                 return argument
         raise AssertionError(argument)

@@ -14,10 +14,9 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from filelock import FileLock
-
 from lp.cache.bound import trim
 from lp.cache.entries import use
+from lp.cache_files import checksum, locked
 
 log = logging.getLogger("lookahead")
 
@@ -48,11 +47,11 @@ def build(text: str, folder: Path) -> ctypes.CDLL:
     """
     kept = folder / f"native-{_digest(text)}"
     use(kept)
-    library, checksum = kept / "forward.so", kept / "sha256"
+    library, expected = kept / "forward.so", kept / "sha256"
     try:
-        with FileLock(f"{kept}.lock"):
+        with locked(kept, "compile the forward"):
             if kept.exists() and not (
-                library.is_file() and checksum.is_file() and _sum(library) == checksum.read_text()
+                library.is_file() and expected.is_file() and checksum(library) == expected.read_text()
             ):
                 log.warning("%s is corrupt; compiling anew", kept)
                 shutil.rmtree(kept)
@@ -64,11 +63,17 @@ def build(text: str, folder: Path) -> ctypes.CDLL:
         raise CannotBuild(f"{kept} cannot be written or loaded: {error.strerror or error}") from error
 
 
-def _compile(text: str, kept: Path) -> None:
-    """Makes the folder `kept`, whole or not at all."""
+def find_compiler() -> str:
+    """The path of a C++ compiler. Raises CannotBuild if there is none."""
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
         raise CannotBuild("there is no C++ compiler; install g++")
+    return compiler
+
+
+def _compile(text: str, kept: Path) -> None:
+    """Makes the folder `kept`, whole or not at all."""
+    compiler = find_compiler()
     log.info(
         "compiling the forward, which takes some seconds, once for models of this shape (model.compile=off does not)"
     )
@@ -91,15 +96,10 @@ def _compile(text: str, kept: Path) -> None:
         if done.returncode:
             reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr)
             raise CannotBuild(f"{compiler} fails: {' '.join(reason.split())[:300]}")
-        (Path(temporary) / "sha256").write_text(_sum(library))
+        (Path(temporary) / "sha256").write_text(checksum(library))
         os.replace(temporary, kept)
         Path(temporary).mkdir()  # for its own removal
     log.info("compiled in %.1f s", time.monotonic() - started)
-
-
-def _sum(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _digest(text: str) -> str:

@@ -87,7 +87,7 @@ class Operands:
 
 
 def squeezed(shape: torch.Size, row: int, figures: Any) -> tuple[int, ...]:
-    """Of figures for each dimension, those of dimensions that are neither the row's nor of size 1."""
+    """Leaves out the figures of the row's dimension and of dimensions of size 1."""
     return tuple(
         int(figure) for dim, (size, figure) in enumerate(zip(shape, figures, strict=True)) if size > 1 and dim != row
     )

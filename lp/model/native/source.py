@@ -87,8 +87,8 @@ def _lives(program: Program, stages: list[Stage]) -> dict[int, tuple[Value, int,
         for step in (*stage.statements, *stage.shared):
             for value in [one.source for one in reads(step)] + [written(step)]:
                 if isinstance(value, Value):
-                    _, first, _ = lives.get(id(value), (value, number, number))
-                    lives[id(value)] = value, first, max(number, lives.get(id(value), (value, 0, 0))[2])
+                    _, first, last = lives.get(id(value), (value, number, number))
+                    lives[id(value)] = value, first, max(last, number)
     return lives
 
 

@@ -166,7 +166,7 @@ def test_ranks_with_memory_of_their_own_do_not_rest() -> None:
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_ranks_rest_exactly_where_the_curve_says_so(name: str) -> None:
-    """By the tree of each step, as long as the ranks that rested lack nothing."""
+    """The tree of each step decides, as long as the ranks that rested lack nothing."""
     times = GROUPS[name]
     cost, compared, lacking = StepCost(times, 128), list[bool](), False
 
