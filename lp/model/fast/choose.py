@@ -72,9 +72,8 @@ def _make(model: CausalModel, folder: Path | None, references: list[Reference] |
     references = references or make_references(model)
     trunk = references[-1].probes[0].trunk
     cache = model.make_cache(capacity=2 * len(trunk))
-    _, step = model.forward_eager(chain(trunk), cache, num_logits=1)
     fault = ""
-    for fast in _candidates(model, list(step.masks), cache, folder):
+    for fast in _candidates(model, trunk, cache, folder):
         if not (fault := _find_fault(model, fast, cache, references)):
             log.info("the forward is compiled (%.1f s)", time.monotonic() - started)
             return fast
@@ -82,11 +81,14 @@ def _make(model: CausalModel, folder: Path | None, references: list[Reference] |
 
 
 def _candidates(
-    model: CausalModel, mask_keys: list[MaskKey], cache: KVCache, folder: Path | None
+    model: CausalModel, trunk: list[int], cache: KVCache, folder: Path | None
 ) -> Iterator[FastForward]:
-    """The fast forwards that can be made here, the best first. Raises CompilationFailed if there is none."""
+    """The fast forwards that can be made here, the best first. Raises CompilationFailed if there is none.
+
+    trunk: what is written to the cache where a forward is made from a cache that has been written.
+    """
     if model.device.type == "cuda":
-        yield _capture(model, mask_keys)
+        yield _capture(model, _write(model, trunk, cache))
         return
     try:
         kept = _check_can_compile(model, folder)
@@ -95,8 +97,15 @@ def _candidates(
         raise CompilationFailed(str(error)) from error
     except Inexpressible as error:
         log.info("compiled by PyTorch, which takes minutes, as the model has no native form: %s", error)
+        mask_keys = _write(model, trunk, cache)
         for fresh in (False, True):  # what was found on disk may belong to another model in spite of its digest
             yield OnTensors(model, compile_ahead(model, cache, mask_keys, kept, fresh))
+
+
+def _write(model: CausalModel, trunk: list[int], cache: KVCache) -> list[MaskKey]:
+    """Runs the trunk into the cache; returns the masks that the layers have asked for."""
+    _, step = model.forward_eager(chain(trunk), cache, num_logits=1)
+    return list(step.masks)
 
 
 def _find_fault(model: CausalModel, fast: FastForward, cache: KVCache, references: list[Reference]) -> str:

@@ -50,9 +50,16 @@ class Memory:
         self._origin = int(addresses.min())
         self._places = np.full(int(addresses.max()) - self._origin + 1, -1, np.int64)
         self._places[addresses - self._origin] = rank
+        self._views: dict[tuple[object, ...], View] = {}
 
     def view(self, tensor: Tensor) -> View:
         """Raises Inexpressible for a tensor in which rows and numbers are mixed."""
+        key = tensor.shape, tensor.stride(), tensor.storage_offset()
+        if key not in self._views:
+            self._views[key] = self._find(tensor)
+        return self._views[key]
+
+    def _find(self, tensor: Tensor) -> View:
         ranks = self._places[_addresses(tensor) - self._origin]
         rows, places = ranks // self.width, ranks % self.width
         for dim in (dim for dim, size in enumerate(tensor.shape) if size == self.num_rows):

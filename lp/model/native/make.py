@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 from lp.model.causal import CausalModel
 from lp.model.fast.traced import RowsOnly
-from lp.model.native.binding import bind
+from lp.model.native.binding import BoundInstruction, bind
 from lp.model.native.build import build
 from lp.model.native.forward import NativeForward
 from lp.model.native.lower import Lowering
@@ -27,9 +29,11 @@ def make_native(model: CausalModel, folder: Path) -> NativeForward:
 
     folder: where the compiled library is kept.
     """
-    program, source = translate(model)
-    library = build(source.text, folder)
-    instructions = bind(source.instructions, library.panel())
+    program, source = _translate(model, MORE_ROWS)
+    with ThreadPoolExecutor(1) as beside:  # most of the work is a compiler's or copying, which lets Python go on
+        made = beside.submit(_build_and_bind, source, folder)
+        _check_general(model, source)
+        library, instructions = made.result()
     shapes = {step.layer: (step.num_heads, step.head_dim) for step in program.steps if isinstance(step, Keep)}
     if sorted(shapes) != list(range(model.num_layers)):
         raise Inexpressible(f"attention in {len(shapes)} of its {model.num_layers} layers")
@@ -37,17 +41,20 @@ def make_native(model: CausalModel, folder: Path) -> NativeForward:
     return NativeForward(program, instructions, memory, library, [shapes[n] for n in sorted(shapes)], model.dtype)
 
 
-def translate(model: CausalModel) -> tuple[Program, Source]:
-    """The program of a model. Raises Inexpressible.
+def _check_general(model: CausalModel, source: Source) -> None:
+    """Records the model anew. Raises Inexpressible if its program depends on the number of rows, tokens or positions.
 
-    The model is recorded twice. If its program depended on the number of rows, on tokens or on positions, the two would
-    differ.
+    source: of the first recording.
     """
     _, other = _translate(model, FEW_ROWS)
-    program, source = _translate(model, MORE_ROWS)
     if source.text != other.text or len(source.instructions) != len(other.instructions):
         raise Inexpressible("what it does depends on the number of rows, on tokens or on positions")
-    return program, source
+
+
+def _build_and_bind(source: Source, folder: Path) -> tuple[ctypes.CDLL, list[BoundInstruction]]:
+    """The library of a source, and its instructions with packed weights. Raises CannotBuild."""
+    library = build(source.text, folder)
+    return library, bind(source.instructions, library.panel())
 
 
 def _translate(model: CausalModel, num_rows: int) -> tuple[Program, Source]:

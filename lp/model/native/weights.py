@@ -30,7 +30,8 @@ def packed_shape(weight: Tensor, width: int) -> tuple[int, int, int, int]:
 def pack(weight: Tensor, out: Tensor) -> None:
     """Writes a weight [K, N] into panels [P, K / T, W, T]; what is beyond the weight becomes 0."""
     panels, steps, width, together = out.shape
-    whole = pad(weight, (0, panels * width - weight.shape[1], 0, steps * together - weight.shape[0]))
+    beyond = 0, panels * width - weight.shape[1], 0, steps * together - weight.shape[0]
+    whole = pad(weight, beyond) if any(beyond) else weight  # padding by nothing would copy the weight
     out.copy_(whole.view(steps, together, panels, width).permute(2, 0, 3, 1))
 
 
