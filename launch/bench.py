@@ -21,7 +21,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from launch.cluster.settings import require_ray
-from launch.program import configuration, process
+from launch.program import configuration, engine_groups, process
 from launch.prompts.workloads import WorkloadSettings
 from launch.sweep.settings import BenchSettings, PointLauncher
 
@@ -71,7 +71,7 @@ def main() -> int:
     130: Ctrl-C.
     """
     process.set_logging(rank=0)
-    configuration.register("bench", BenchSettings, workload=WorkloadSettings)
+    engine_groups.register("bench", BenchSettings, workload=WorkloadSettings)
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(f"{(__doc__ or '').strip()}\n\n{configuration.describe('bench')}")
         return 0

@@ -10,17 +10,21 @@ number of GB in the environment variable LOOKAHEAD_CACHE_GB, whenever something 
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from launch.program import configuration, process
+from launch.program import configuration
 from lp.cache import bound, entries
 from lp.cache.entries import KINDS, Entry
+
+log = logging.getLogger("lookahead")
 
 
 @dataclass
@@ -47,7 +51,7 @@ def run(settings: CacheSettings) -> int:
     show(left)
     num_kept = len({entry.path for entry in wanted} & {entry.path for entry in left})
     if num_kept:
-        process.log.warning("%d of %d entries are in use and stay", num_kept, len(wanted))
+        log.warning("%d of %d entries are in use and stay", num_kept, len(wanted))
     return int(bool(num_kept))
 
 
@@ -69,10 +73,19 @@ def show(found: list[Entry]) -> None:
     )
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
+    """Exit code of `run`, or 2 if the settings cannot be used. Knows no model, unlike launch.program.process.main."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
     configuration.register("cache", CacheSettings)
-    return process.main("cache", CacheSettings, run, usage=__doc__ or "")
+    if {"-h", "--help"} & set(arguments):
+        print(f"{(__doc__ or '').strip()}\n\n{configuration.describe('cache')}")
+        return 0
+    try:
+        return run(configuration.load("cache", CacheSettings, arguments))
+    except (ValueError, OSError) as error:
+        log.error("error: %s", error)
+        return 2
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -20,7 +20,7 @@ from typing import Any
 from launch.output.printer import Printer
 from launch.output.stream import Color
 from launch.output.terminal import JSONOutput, Output, TextOutput
-from launch.program import configuration, process
+from launch.program import engine_groups, process
 from launch.program.runtime import RuntimeSettings, follow, running
 from launch.prompts import collect
 from launch.prompts.collect import NamedPrompt, PromptSettings
@@ -176,7 +176,7 @@ def run(settings: GenerateSettings) -> int:
 
 
 def main() -> int:
-    configuration.register("generate", GenerateSettings)
+    engine_groups.register("generate", GenerateSettings)
     return process.main("generate", GenerateSettings, run, usage=__doc__ or "")
 
 

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from launch.generate import GenerateSettings
-from launch.program import configuration, process
+from launch.program import engine_groups, process
 from launch.prompts import collect
 from lp.model.checkpoint import pick_device, pick_dtype
 from lp.model.checkpoint_info import read_checkpoint_info
@@ -54,7 +54,7 @@ def _generate(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
 
 
 def main() -> int:
-    configuration.register("generate", GenerateSettings)
+    engine_groups.register("generate", GenerateSettings)
     return process.main("generate", GenerateSettings, run, usage=__doc__ or "")
 
 

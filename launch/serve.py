@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from launch.backend import EngineBackend
-from launch.program import configuration, process
+from launch.program import engine_groups, process
 from launch.program.runtime import RuntimeSettings, follow, running
 from launch.server.run import bind, serve
 from launch.server.settings import ServerSettings
@@ -71,7 +71,7 @@ def _supervise(settings: ServeSettings) -> int:
 
 
 def main() -> int:
-    configuration.register("serve", ServeSettings, server=ServerSettings, supervisor=SupervisorSettings)
+    engine_groups.register("serve", ServeSettings, server=ServerSettings, supervisor=SupervisorSettings)
     return process.main("serve", ServeSettings, run, usage=__doc__ or "")
 
 

@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from tqdm import tqdm
 
-from launch.program import configuration, process
+from launch.program import engine_groups, process
 from launch.program.runtime import Runtime, RuntimeSettings, follow, running
 from launch.prompts import workloads
 from launch.prompts.workloads import WorkloadSettings
@@ -108,7 +108,7 @@ def show(runtime: Runtime, decode: Auto, trial: Trial) -> None:
 
 
 def main() -> int:
-    configuration.register("tune", TuneSettings, workload=WorkloadSettings)
+    engine_groups.register("tune", TuneSettings, workload=WorkloadSettings)
     return process.main("tune", TuneSettings, run, usage=__doc__ or "")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from launch.cluster.group import RayRuntimeSettings
 from launch.cluster.nodes import absolute_name
 from launch.generate import GenerateSettings
-from launch.program import configuration
+from launch.program import engine_groups
 from launch.server.settings import ServerSettings
 from launch.supervisor.settings import SupervisorSettings
 
@@ -26,8 +26,8 @@ class RayGenerateSettings(GenerateSettings, RayRuntimeSettings):
 
 def register_settings() -> None:
     """Makes the settings of both programs known to Hydra."""
-    configuration.register("ray_serve", RayServeSettings, server=ServerSettings, supervisor=SupervisorSettings)
-    configuration.register("ray_generate", RayGenerateSettings, supervisor=SupervisorSettings)
+    engine_groups.register("ray_serve", RayServeSettings, server=ServerSettings, supervisor=SupervisorSettings)
+    engine_groups.register("ray_generate", RayGenerateSettings, supervisor=SupervisorSettings)
 
 
 def resolve_settings(settings: RayRuntimeSettings) -> None:

@@ -1,6 +1,7 @@
 """Turns the command line into typed settings: Hydra composes the files of conf/ with the overrides.
 
-`prompt=` and other free texts are taken literally, so that users need not quote them for Hydra's grammar.
+`prompt=` and other free texts are taken literally, so that users need not quote them for Hydra's grammar. Imports no
+model, so that a command without one starts at once.
 """
 
 from __future__ import annotations
@@ -14,19 +15,17 @@ from typing import Any, TypeVar
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import KeyValidationError, OmegaConfBaseException
 
 from launch.program import packaged_model
-from lp.methods import METHODS
-from lp.model.attention import AttentionSettings
-from lp.model.checkpoint import ModelSettings
-from lp.sampling.settings import Sampling
-from parallel.mesh import ParallelSettings
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # Keys whose values are taken literally: neither Hydra's grammar nor OmegaConf's interpolation applies to them.
 FREE_TEXT = ("prompt", "prompt_file", "prompts", "messages", "system", "url", "api_key", "model.path")
+
+# Keys of dictionaries that begin empty. Hydra adds entries to them only if `++` stands before the key.
+OPEN = ("sampling.logit_bias",)
 
 Settings = TypeVar("Settings")
 
@@ -35,20 +34,15 @@ class UsageError(ValueError):
     """A command line that cannot be understood."""
 
 
-def register(name: str, schema: type, **groups: type) -> None:
-    """Tells Hydra which dataclasses are the types of a program's config and of its groups."""
+def register(name: str, schema: type, **groups: Any) -> None:
+    """Tells Hydra which dataclasses are the types of a program's config and of its groups.
+
+    A program that runs a model registers itself by launch.program.engine_groups.
+    """
     store = ConfigStore.instance()
     OmegaConf.register_new_resolver("checkout", lambda path: str(CHECKOUT / path), replace=True)
     store.store(name=f"{name}_schema", node=schema)
-    for method, kind in METHODS.items():
-        store.store(group="decode", name=f"{method}_schema", node=kind)
-    shared = {
-        "model": ModelSettings(path=MISSING),
-        "sampling": Sampling,
-        "parallel": ParallelSettings,
-        "attention": AttentionSettings,
-    }
-    for group, node in {**shared, **groups}.items():
+    for group, node in groups.items():
         store.store(group=group, name="schema", node=node)
 
 
@@ -78,7 +72,7 @@ def typed(config: DictConfig, schema: type[Settings]) -> Settings:
     settings = OmegaConf.to_object(config)
     assert isinstance(settings, schema)
     model = getattr(settings, "model", None)
-    if isinstance(model, ModelSettings):
+    if model is not None:
         model.path = packaged_model.resolve(model.path)
     return settings
 
@@ -112,7 +106,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         if key in FREE_TEXT:
             texts[key] = value
         else:
-            overrides.append(argument)
+            overrides.append(f"++{argument}" if key in OPEN else argument)
     return overrides, texts
 
 
@@ -120,11 +114,14 @@ def _readable(error: BaseException) -> str:
     """Returns what a Hydra or OmegaConf error says is wrong, and with which key, in one line."""
     if isinstance(error, OverrideParseException):
         return (
-            f"{error.override!r} cannot be parsed; write lists as [a,b] and quote special characters, as in key='a=b'"
+            f"{(error.override or '').removeprefix('++')!r} cannot be parsed; write lists as [a,b] and quote special "
+            "characters, as in key='a=b'"
         )
     cause: Any = error
     while cause.__cause__ is not None and isinstance(cause.__cause__, HydraException | OmegaConfBaseException):
         cause = cause.__cause__
+    if isinstance(cause, KeyValidationError):
+        return f"{cause.full_key}: {cause.key!r} is not a whole number; write entries as in KEY={{1: -100, 5: 2.5}}"
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     if "Config search path:" in lines:  # an unknown choice of a group; the choices follow the first two lines
         choices = [line for line in lines[2 : lines.index("Config search path:")] if not line.endswith("schema")]

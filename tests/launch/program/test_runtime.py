@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launch.generate import GenerateSettings
-from launch.program import configuration, runtime
+from launch.program import configuration, engine_groups, runtime
 from parallel import build
 from parallel.comm.base import LocalExchange
 from parallel.group.commands import Shutdown, encode
@@ -22,7 +22,7 @@ def test_only_a_failure_before_the_first_command_shuts_the_others_down(
 
     sent: list[bytes] = []
     monkeypatch.setattr(build, "connect", lambda *settings: Recorded())
-    configuration.register("generate", GenerateSettings)
+    engine_groups.register("generate", GenerateSettings)
     settings = configuration.load("generate", GenerateSettings, [f"model.path={folder}", "step_times=off"])
     with pytest.raises(OSError, match="lost"), runtime.running(settings) as running:
         if has_begun:

@@ -10,7 +10,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from launch.program import configuration
+from launch.program import engine_groups
 from launch.program.configuration import CHECKOUT
 from launch.prompts.data_sets import DATA_SETS
 from launch.prompts.workloads import Problem, WorkloadSettings, load
@@ -184,7 +184,7 @@ def test_settings_that_cannot_be_used_are_named(settings: WorkloadSettings, mess
 
 
 def test_every_workload_can_be_chosen() -> None:
-    configuration.register("bench", BenchSettings, workload=WorkloadSettings)
+    engine_groups.register("bench", BenchSettings, workload=WorkloadSettings)
     chosen: dict[str, Any] = {}
     with initialize_config_dir(config_dir=str(CHECKOUT / "conf"), version_base="1.3"):
         for file in (CHECKOUT / "conf/workload").glob("*.yaml"):
