@@ -1,7 +1,6 @@
 """Measures a step's time by its rows, its parts, and the least time that the machine allows.
 
     python -m benchmarks.step_time --model demo/python-11m
-    python -m benchmarks.step_time --model smollm2 --first-token --rounds 3
     python -m benchmarks.step_time --config llama-7b --dtype bfloat16 --device cuda --cached 1024,4096,16384
 
 A step is one forward pass of a tree on top of a number of cached tokens, with logits for all of its rows. Planning,
@@ -28,7 +27,6 @@ from benchmarks.shared.inputs import read_prompts
 from benchmarks.shared.options import add_output, add_threads, ascending_numbers, make_parser, parse
 from benchmarks.shared.report import progress, publish
 from benchmarks.shared.shapes import SHAPES, describe_shape
-from benchmarks.steps.first_token import describe_start_up, measure_start_up
 from benchmarks.steps.forward_parts import ForwardParts, measure_parts
 from benchmarks.steps.host_work import HostWork, measure_host_work
 from benchmarks.steps.machine_rates import RateGauge
@@ -60,8 +58,6 @@ def main() -> None:
     arguments = parse_arguments()
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise the profiler prints each start and stop
     try:
-        if arguments.first_token:
-            return publish_start_up(arguments)
         with open_model(arguments) as (checkpoint, folder):
             results = run(checkpoint, folder, arguments)
     except ValueError as error:
@@ -72,16 +68,6 @@ def main() -> None:
     publish(arguments.output, name, title, describe(results), results.to_dict(), plot(results))
     lines = [json.dumps(asdict(point)) for point in results.points]
     (arguments.output / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def publish_start_up(arguments: argparse.Namespace) -> None:
-    """Measures and writes down the time from a command to its first token. Raises ValueError."""
-    settings = [f"model={arguments.model}" if arguments.model == "smollm2" else f"model.path={arguments.model}"]
-    settings += [f"model.dtype={arguments.dtype}", f"model.compile={arguments.compile[0]}"]
-    found = measure_start_up(settings, arguments.threads, arguments.rounds)
-    name = f"first_token-{Path(arguments.model).name}-{arguments.dtype}"
-    title = f"From a command to its first token: {' '.join(settings)}"
-    publish(arguments.output, name, title, describe_start_up(found), asdict(found))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -102,12 +88,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--attention", nargs="+", default=["auto"], choices=list(AttentionKind), help="default auto")
     parser.add_argument("--compile", nargs="+", default=["off", "on"], choices=["off", "on"], help="default both")
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each point (default %(default)s)")
-    parser.add_argument(
-        "--first-token",
-        action="store_true",
-        help="measure instead how long `launch/generate.py` takes from its start to its first token, with the first "
-        "value of --compile; --model may be smollm2",
-    )
     parser.add_argument(
         "--no-parts", action="store_true", help="measure only the time by rows, not what a step is made of"
     )
