@@ -28,10 +28,13 @@ from torch import Tensor
 from torch._C._aoti import AOTIModelContainerRunnerCpu
 from torch.export import Dim, export
 
+from lp.cache.bound import trim
+from lp.cache.entries import use
 from lp.cache_files import checksum, locked
 from lp.model.attention import MaskKey
 from lp.model.causal import CausalModel
 from lp.model.errors import one_line
+from lp.model.fast.on_tensors import StepTensors
 from lp.model.fast.traced import TracedForward
 from lp.model.kv_cache import KVCache
 
@@ -54,7 +57,7 @@ class CompilationFailed(RuntimeError):
 
 
 class AheadOfTime:
-    """The FastForward of a model on the CPU: one compiled forward for single rows, one for all other trees."""
+    """The TensorForward of a model on the CPU: one compiled forward for single rows, one for all other trees."""
 
     num_spare = 0
 
@@ -66,21 +69,13 @@ class AheadOfTime:
     def room(self, num_rows: int) -> int:
         return num_rows
 
-    def __call__(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        num_logits: int,
-        length: int,
-        masks: list[Tensor],
-        keys: list[Tensor],
-        values: list[Tensor],
-    ) -> Tensor:
-        num_rows = len(tokens)
+    def __call__(self, step: StepTensors, num_logits: int) -> Tensor:
+        num_rows = len(step.tokens)
         forward = self._one_row if num_rows == 1 else self._any_rows
         num_answered = min(max(num_logits, 2), num_rows)  # the compiler treats a size of 1 as a constant
         answered = torch.arange(num_rows - num_answered, num_rows)
-        logits = forward(tokens, positions, answered, torch.tensor(length), masks, keys, values)
+        length = torch.tensor(step.length)
+        logits = forward(step.tokens, step.positions, answered, length, step.masks, step.keys, step.values)
         return logits[num_answered - num_logits :]
 
 
@@ -99,6 +94,7 @@ def compile_ahead(
     forwards = {}
     for which, num_rows in (("any-rows", ROWS), ("one-row", 1)):
         kept = folder / f"{name}-{which}"
+        use(kept)
         with locked(kept, "compile the forward"):
             if fresh:
                 shutil.rmtree(kept, ignore_errors=True)
@@ -121,6 +117,7 @@ def _load_or_compile(kept: Path, traced: TracedForward, num_rows: int, cache: KV
             _unpack(_compile(Path(temporary) / "forward.pt2", traced, num_rows, cache), Path(temporary) / kept.name)
             shutil.rmtree(kept, ignore_errors=True)
             os.replace(Path(temporary) / kept.name, kept)
+        trim()
         return _load(kept)
     except Exception as error:  # a compiler can raise anything, too
         raise CompilationFailed(one_line(error)) from error

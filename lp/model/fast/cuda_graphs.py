@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lp.model.attention import MaskKey
+from lp.model.fast.on_tensors import StepTensors
 from lp.model.fast.traced import TracedForward
 
 # The numbers of rows for which there are graphs. A step with more rows, as of a prompt, runs without a graph.
@@ -69,7 +70,7 @@ class Captured:
 
 
 class CapturedForward:
-    """The FastForward of a model without sliding windows on a GPU."""
+    """The TensorForward of a model without sliding windows on a GPU."""
 
     num_spare = 4
 
@@ -92,23 +93,14 @@ class CapturedForward:
         rung = bisect_left(self.ladder, num_rows)
         return self.ladder[rung] if rung < len(self.ladder) else num_rows
 
-    def __call__(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        num_logits: int,
-        length: int,
-        masks: list[Tensor],
-        keys: list[Tensor],
-        values: list[Tensor],
-    ) -> Tensor:
-        num_rows = len(tokens)
+    def __call__(self, step: StepTensors, num_logits: int) -> Tensor:
+        num_rows, device = len(step.tokens), step.tokens.device
         if num_rows > self.ladder[-1]:
-            answered = torch.arange(num_rows - num_logits, num_rows, device=tokens.device)
-            at = torch.full((), length, device=tokens.device)
-            return self._traced(tokens, positions, answered, at, masks, keys, values)
-        captured = self._graph_for(self.room(num_rows), length, keys, values)
-        captured.fill(tokens, positions, length, masks)
+            answered = torch.arange(num_rows - num_logits, num_rows, device=device)
+            at = torch.full((), step.length, device=device)
+            return self._traced(step.tokens, step.positions, answered, at, step.masks, step.keys, step.values)
+        captured = self._graph_for(self.room(num_rows), step.length, step.keys, step.values)
+        captured.fill(step.tokens, step.positions, step.length, step.masks)
         captured.replay()
         return captured.logits[num_rows - num_logits : num_rows].clone()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -11,6 +12,22 @@ from lp.model.attention import MaskKey
 from lp.model.causal import CausalModel
 from lp.model.kv_cache import KVCache
 from lp.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class StepTensors:
+    """What a step gives to a forward.
+
+    tokens, positions: [R]. length: the prefix's length. masks: as TreeStep.mask makes them. keys, values: one tensor
+    [1, H, capacity, D] for each layer, into which the rows are written behind the prefix.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    length: int
+    masks: list[Tensor]
+    keys: list[Tensor]
+    values: list[Tensor]
 
 
 class TensorForward(Protocol):
@@ -24,21 +41,8 @@ class TensorForward(Protocol):
 
     def room(self, num_rows: int) -> int: ...
 
-    def __call__(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        num_logits: int,
-        length: int,
-        masks: list[Tensor],
-        keys: list[Tensor],
-        values: list[Tensor],
-    ) -> Tensor:
-        """tokens, positions: [R]. length: the prefix's length. masks: as TreeStep.mask makes them. keys, values: one
-        tensor [1, H, capacity, D] for each layer, into which the rows are written behind the prefix.
-
-        Returns float32 logits [num_logits, V] of the last rows.
-        """
+    def __call__(self, step: StepTensors, num_logits: int) -> Tensor:
+        """Returns float32 logits [num_logits, V] of the last rows."""
         ...
 
 
@@ -62,4 +66,4 @@ class OnTensors:
         step, tokens = self._to_device(tree, cache.length)
         masks = [step.mask(*key) for key in self.inner.mask_keys]
         stores = list(cache.keys.values()), list(cache.values.values())
-        return self.inner(tokens, step.positions, num_logits, cache.length, masks, *stores)
+        return self.inner(StepTensors(tokens, step.positions, cache.length, masks, *stores), num_logits)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from lp import Engine, Lookahead, Sampling
+from lp import Engine, Lookahead, Sampling, cache_files
+from lp.cache import bound, entries
 from lp.engine import SingleDevice
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
@@ -119,6 +120,27 @@ def test_what_has_no_native_form_is_compiled_by_pytorch(
     assert model.fast is not None  # so its logits were compared with the model's
     assert next(of_another.glob("*.so")).name != before
     assert "is corrupt" in caplog.text
+    # Both libraries are noted as used, so that whoever trims the cache leaves them while this process lives.
+    assert {of_another, cut_off} <= set(entries._held)
+    assert all(path.with_name(f"{path.name}.used").exists() for path in (of_another, cut_off))
+
+
+def test_a_library_of_pytorch_counts_into_the_bound_of_the_cache(
+    load_plain: Callable[[str], CausalModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was used least recently makes room for it; it stays itself, as it is in use."""
+    monkeypatch.setenv(cache_files.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(bound.VARIABLE, "0")
+    old = cache_files.folder("gguf/old")
+    assert old is not None
+    (old / "weights").write_bytes(b"some")
+    monkeypatch.setattr(ahead_of_time, "_compile", lambda *inputs: "package")
+    monkeypatch.setattr(ahead_of_time, "_unpack", lambda package, folder: folder.mkdir())
+    monkeypatch.setattr(ahead_of_time, "_load", lambda kept: lambda *inputs: torch.zeros(2))
+    model, compiled = load_plain("mixtral"), cache_files.folder("compiled")
+    assert compiled is not None
+    ahead_of_time.compile_ahead(model, model.make_cache(1), [], compiled)
+    assert not old.exists() and len([path for path in compiled.iterdir() if path.is_dir()]) == 2
 
 
 def fail(*arguments: object) -> None:
