@@ -10,7 +10,7 @@ from transformers import AutoConfig, LlamaConfig, PreTrainedConfig
 
 from parallel.shards.weights import empty_model
 
-# Llamas as large as GPT-2's smallest, TinyLlama and Llama 2.
+# Llamas as large as GPT-2's smallest, TinyLlama, Llama 2 and Llama 3.1.
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-130m": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12,
                    "num_key_value_heads": 12},
@@ -18,6 +18,8 @@ SHAPES: dict[str, dict[str, Any]] = {
                  "num_key_value_heads": 4},
     "llama-7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
                  "num_key_value_heads": 32},
+    "llama-3.1-8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+                     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128_256},
 }  # fmt: skip
 VOCABULARY = 32_000
 CONTEXT = 4096
@@ -40,7 +42,7 @@ def read_config(model: str) -> PreTrainedConfig:
 def make_llama(sizes: dict[str, Any]) -> LlamaConfig:
     """A Llama's configuration; whatever `sizes` does not name is as in Llama 2."""
     return LlamaConfig(
-        architectures=["LlamaForCausalLM"], vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, **sizes
+        **{"architectures": ["LlamaForCausalLM"], "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT, **sizes}
     )
 
 

@@ -43,6 +43,11 @@ class TreePartitioner:
         self._tree, self._parts, self._length = tree, list(map(set, parts)), len(tokens)
         return parts
 
+    @property
+    def trunks(self) -> list[int]:
+        """For each replica, the tokens above the root of the last tree that it has not computed."""
+        return [self._length - 1 - known for known in self._num_known]
+
     def _count_known(self, tokens: Sequence[int]) -> None:
         """Counts the tokens that each replica has computed, up to the last step. None counts before the first step."""
         num_before = len(tokens) - 1

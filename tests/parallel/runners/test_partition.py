@@ -107,13 +107,14 @@ def test_a_replica_that_did_not_compute_the_accepted_tokens_gets_less_of_the_nex
     partitioner = TreePartitioner(2)
     tokens = [1, 2, 3]
     first = partitioner.split(two_chains(3, 6), tokens)
-    assert sorted(map(len, first)) == [7, 7]
+    assert sorted(map(len, first)) == [7, 7] and partitioner.trunks == [2, 2]
     star = TreeBuilder(9)
     for token in range(20):
         star.add(token, 0)
     owner = next(number for number, part in enumerate(first) if 1 in part)  # it has the chain that begins with 10
     second = partitioner.split(star.build(), [*tokens, 10, 11, 12, 13, 9])
     assert len(second[owner]) - len(second[1 - owner]) == 4
+    assert (partitioner.trunks[owner], partitioner.trunks[1 - owner]) == (0, 4)
     third = partitioner.split(star.build(), [*tokens, 10, 11, 12, 13, 9, 9])  # no draft was right
     assert sorted(map(len, third)) == [11, 11]
 
