@@ -8,18 +8,22 @@ its slowest part and its communication: a latency for each collective, and the t
 under tensor parallelism (tp) it also includes the collectives of every layer. The time of a part is the median of
 --repeats recordings.
 
-So a projection supposes that devices do not disturb one another (memory bandwidth, heat, noise), and that the latency
-of a collective does not depend on the number of ranks. The command also measures as many real ranks as this machine has
-room for. Degrees of tp by which the model cannot be split are left out, and the output names them.
+No forward is compiled, since that of a tensor-parallel rank cannot be. A projection supposes that devices do not
+disturb one another (memory bandwidth, heat, noise), and that the latency of a collective does not depend on the number
+of ranks. The command also measures as many real ranks as this machine has room for. Degrees of tp by which the model
+cannot be split are left out, and the output names them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from tqdm import tqdm
 
 from benchmarks.projections.lone_rank import LoneRank
 from benchmarks.projections.network import Network
@@ -31,13 +35,15 @@ from benchmarks.shared.decoded_texts import AUTOREGRESSIVE
 from benchmarks.shared.greedy import WARM_UP, check_methods
 from benchmarks.shared.inputs import load_engine, read_prompts
 from benchmarks.shared.options import make_prompts_parser, parse, triple
-from benchmarks.shared.report import progress, publish
+from benchmarks.shared.report import publish
 from launch.prompts.workloads import WorkloadSettings
 from launch.sweep.settings import BenchSettings
 from lp import Autoregressive, Engine, Lookahead, Sampling
+from lp.calibration.measure import StepTimesSource
 from lp.methods import DecodeSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import DTYPES, ModelSettings, load
+from lp.model.fast.choose import CompileMode
 from parallel.shards.tensor import read_sharded
 
 EXCHANGE_COST = Path(__file__).with_name("results") / "exchange_cost-2-ranks.json"
@@ -58,7 +64,7 @@ def main() -> None:
     check_arguments(parser, arguments, methods)
     networks = [Network(latency, arguments.gb_per_s) for latency in arguments.latency_us or [known_latency_us(parser)]]
     texts = read_prompts(arguments.prompts, arguments.limit)
-    engine = load_engine(arguments.model, arguments.dtype, arguments.device)
+    engine = load_engine(arguments.model, arguments.dtype, arguments.device, CompileMode.off, StepTimesSource.off)
     prompts = encode_whole(engine, texts, arguments.max_new_tokens)
     shards, notes = load_shards(arguments)
     projections = project_all(engine, methods, shards, prompts, arguments)
@@ -159,12 +165,16 @@ def encode_whole(engine: Engine, texts: list[str], max_new_tokens: int) -> list[
     return prompts
 
 
+def model_settings(arguments: argparse.Namespace) -> ModelSettings:
+    return ModelSettings(arguments.model, arguments.dtype, arguments.device, compile=CompileMode.off)
+
+
 def load_shards(arguments: argparse.Namespace) -> tuple[dict[int, TensorShard], list[str]]:
     """A shard for each degree, and notes on which degrees are left out and why."""
     shards, notes = {}, []
     for degree in [ranks for ranks in arguments.ranks if ranks > 1]:
         collectives = LoneRank(degree)
-        settings = ModelSettings(arguments.model, arguments.dtype, arguments.device)
+        settings = model_settings(arguments)
         try:
             shards[degree] = TensorShard(load(settings, reader=read_sharded(collectives)).model, collectives)
         except ValueError as error:
@@ -195,12 +205,14 @@ def project_all(
                 yield ProjectionCase("tp", degree, name), replay(shard.model, shard.collectives, single)
 
     cases: dict[ProjectionCase, list[list[RecordedText]]] = {case: [] for case, _ in one_round(prompts[0], WARM_UP)}
-    for prompt in progress(prompts, "recording steps"):
-        for texts in cases.values():
-            texts.append([])
-        for _ in range(arguments.repeats):
+    for texts in cases.values():
+        texts.extend([] for _ in prompts)
+    turns = [(number, prompt) for number, prompt in enumerate(prompts) for _ in range(arguments.repeats)]
+    with tqdm(total=len(turns) * len(cases), desc="recording steps", unit="text", file=sys.stderr) as bar:
+        for number, prompt in turns:
             for case, recording in one_round(prompt, arguments.max_new_tokens):
-                cases[case][-1].append(recording)
+                cases[case][number].append(recording)
+                bar.update()
     found = [project(case, texts) for case, texts in cases.items()]
     return sorted(found, key=lambda one: (["single", "lp", "tp"].index(one.case.mode), one.case.ranks))
 
@@ -208,7 +220,7 @@ def project_all(
 def real_rank_settings(arguments: argparse.Namespace) -> BenchSettings:
     """Settings with which real ranks do what the projection does."""
     return BenchSettings(
-        model=ModelSettings(arguments.model, arguments.dtype, arguments.device),
+        model=model_settings(arguments),
         sampling=Sampling(temperature=0.0),
         workload=WorkloadSettings(
             path=arguments.prompts, limit=arguments.limit, max_new_tokens=arguments.max_new_tokens

@@ -9,7 +9,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from launch.prompts import workloads
 from launch.prompts.workloads import Problem, WorkloadSettings
 from lp import Engine
+from lp.calibration.measure import StepTimesSource
 from lp.model.checkpoint import DTYPES
+from lp.model.fast.choose import CompileMode
 
 
 def read_problems(settings: WorkloadSettings) -> list[Problem]:
@@ -28,10 +30,16 @@ def read_prompts(path: str | None, limit: int) -> list[str]:
     return [problem.prompt for problem in read_problems(WorkloadSettings(path=path, limit=limit))]
 
 
-def load_engine(path: str, dtype: str, device: str) -> Engine:
+def load_engine(
+    path: str,
+    dtype: str,
+    device: str,
+    compile: CompileMode = CompileMode.auto,
+    step_times: StepTimesSource = StepTimesSource.auto,
+) -> Engine:
     """An engine on a checkpoint. Ends the program with a message if the checkpoint cannot be used."""
     try:
-        return Engine.from_pretrained(path, dtype, device)
+        return Engine.from_pretrained(path, dtype, device, compile=compile, step_times=step_times)
     except ValueError as error:
         raise SystemExit(str(error)) from None
 
