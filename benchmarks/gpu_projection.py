@@ -217,7 +217,7 @@ def plot(projected: Mapping[str, Mapping[str, Sequence[Choice]]]) -> Figure:
         axes.set_title(f"PROJECTED: {name}\n{gpu}", fontsize=9)
         axes.set_xlabel("devices")
         axes.set_xticks(DEGREES)
-        axes.set_ylim(bottom=0)
+    panels[0].set_ylim(bottom=0)  # the panels share their axis
     panels[0].set_ylabel("speed over autoregressive, one device")
     panels[0].legend()
     return figure
