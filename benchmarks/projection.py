@@ -6,7 +6,7 @@ One device decodes real texts and computes each rank's part of every step, one p
 its slowest part and its communication: a latency for each collective, and the time of the bytes over a link
 (benchmarks/projections/network.py). Under lookahead parallelism (lp) the communication is one exchange of answers;
 under tensor parallelism (tp) it also includes the collectives of every layer. The time of a part is the median of
---repeats recordings.
+--repeats recordings; with one thread on a CPU it is processor time.
 
 No forward is compiled, since that of a tensor-parallel rank cannot be. A projection supposes that devices do not
 disturb one another (memory bandwidth, heat, noise), and that the latency of a collective does not depend on the number
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from benchmarks.projections.network import Network
 from benchmarks.projections.projected_speed import Projection, ProjectionCase, project
 from benchmarks.projections.projection_report import describe, plot, to_json
 from benchmarks.projections.real_ranks import measure_all, room_for_ranks
-from benchmarks.projections.virtual_ranks import RecordedText, record, replay
+from benchmarks.projections.virtual_ranks import ReadSeconds, RecordedText, record, replay
 from benchmarks.shared.decoded_texts import AUTOREGRESSIVE
 from benchmarks.shared.greedy import WARM_UP, check_methods
 from benchmarks.shared.inputs import load_engine, read_prompts
@@ -182,6 +183,11 @@ def load_shards(arguments: argparse.Namespace) -> tuple[dict[int, TensorShard], 
     return shards, notes
 
 
+def pick_clock(device: str, threads: int) -> ReadSeconds:
+    """Processor time where one thread does all the work, as other programs do not disturb it; else the time of day."""
+    return time.thread_time if device == "cpu" and threads == 1 else time.perf_counter
+
+
 def project_all(
     engine: Engine,
     methods: dict[str, DecodeSettings],
@@ -191,18 +197,19 @@ def project_all(
 ) -> list[Projection]:
     """Projections of single, lp and tp, each sorted by ranks. All cases take turns on a text, once in each repeat."""
     several = [ranks for ranks in arguments.ranks if ranks > 1]
+    clock = pick_clock(arguments.device, arguments.threads)
 
     def one_round(prompt: list[int], max_new_tokens: int) -> Iterator[tuple[ProjectionCase, RecordedText]]:
         for name, decode in methods.items():
-            single = record(engine.checkpoint, 1, decode, prompt, max_new_tokens)
+            single = record(engine.checkpoint, 1, decode, prompt, max_new_tokens, clock)
             yield ProjectionCase("single", 1, name), single
             for ranks in several if name != AUTOREGRESSIVE else []:
                 yield (
                     ProjectionCase("lp", ranks, name),
-                    record(engine.checkpoint, ranks, decode, prompt, max_new_tokens),
+                    record(engine.checkpoint, ranks, decode, prompt, max_new_tokens, clock),
                 )
             for degree, shard in shards.items():
-                yield ProjectionCase("tp", degree, name), replay(shard.model, shard.collectives, single)
+                yield ProjectionCase("tp", degree, name), replay(shard.model, shard.collectives, single, clock)
 
     cases: dict[ProjectionCase, list[list[RecordedText]]] = {case: [] for case, _ in one_round(prompts[0], WARM_UP)}
     for texts in cases.values():

@@ -18,7 +18,7 @@ PART = "projection"
 RANKS = ("1", "2", "4", "8")
 WINDOWS = ("15,5,15", "30,5,30")
 # One device computes what up to eight would, for three methods: a text of 32 tokens takes about 70 seconds a round.
-REPEATS = 3
+REPEATS = 2
 NUM_PROMPTS = 1
 MOST_NEW_TOKENS = 32
 DTYPES = ("bfloat16",)
