@@ -6,21 +6,28 @@ under a supervisor differ only in the `Place` that they pass to it. Knows nothin
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from lp.calibration.calibrate import Tell, resolve_step_times
 from lp.calibration.measure import StepTimesSource
 from lp.decoding.host_time import measure_host
+from lp.drafting.answer_index import FILE_NAME, read_index
+from lp.drafting.answers import AnswerIndex
 from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.attention import AttentionSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint, ModelSettings, Reader
+from lp.model.checkpoint_info import CheckpointInfo
 from lp.request_builder import RequestBuilder
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
+
+log = logging.getLogger("lookahead")
 
 
 @dataclass
@@ -29,7 +36,8 @@ class EngineSettings:
 
     model: the checkpoint, its dtype and its device. decode: the method for requests that choose none; None is `Auto`.
     sampling: defaults for what a request leaves open. attention: how attention is computed. limits: the most that a
-    request may ask for. step_times: where decode=auto gets its step times from.
+    request may ask for. step_times: where decode=auto gets its step times from. index: the file of the model's answers
+    that launch/index.py made, for decode=auto; auto is the one beside the weights if there is one, off is none.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -38,6 +46,7 @@ class EngineSettings:
     attention: AttentionSettings = field(default_factory=AttentionSettings)
     limits: DecodeLimits = field(default_factory=DecodeLimits)
     step_times: StepTimesSource = StepTimesSource.auto
+    index: str = "auto"
 
 
 class Place(Protocol):
@@ -98,3 +107,43 @@ def find_step_times(
     if not isinstance(decode, Auto) or decode.rows:
         return None
     return resolve_step_times(source, model, runner, decode.max_rows, mode, tell, lambda: measure_host(decode))
+
+
+def find_index(setting: str, checkpoint: CheckpointInfo) -> AnswerIndex | None:
+    """The index that a setting names (see EngineSettings). Raises ValueError if a file that was named cannot be used.
+
+    An index beside the weights that cannot be used is ignored, with a warning.
+    """
+    if setting == "off":
+        return None
+    beside = Path(checkpoint.path) / FILE_NAME
+    if setting == "auto" and not beside.is_file():
+        return None
+    try:
+        index = read_index(beside if setting == "auto" else Path(setting).expanduser(), checkpoint.vocab_size)
+    except ValueError as error:
+        if setting != "auto":
+            raise
+        log.warning("%s", error)
+        return None
+    log.info(
+        "index of answers: after %s pairs of tokens and %s tokens", f"{index.num_pairs:,}", f"{index.num_tokens:,}"
+    )
+    return index
+
+
+def digest_of(index: AnswerIndex | None) -> str | None:
+    """What ranks compare to know that they have the same index."""
+    return index and index.digest
+
+
+def require_same_index(index: AnswerIndex | None, told: str | None) -> None:
+    """Raises ValueError unless this rank has the same index as rank 0: ranks with others would make other trees.
+
+    told: rank 0's digest.
+    """
+    if digest_of(index) != told:
+        raise ValueError(
+            f"this rank has another index of answers than the first rank ({digest_of(index) or 'none'} instead of "
+            f"{told or 'none'}); give every host the same file with index=FILE, or use index=off"
+        )

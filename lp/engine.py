@@ -12,8 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from lp import methods
-from lp.assembly import Alone, EngineSettings, Place, find_step_times
+from lp.assembly import (
+    Alone,
+    EngineSettings,
+    Place,
+    digest_of,
+    find_index,
+    find_step_times,
+    require_same_index,
+)
 from lp.calibration.measure import StepTimesSource
+from lp.drafting.answers import AnswerIndex
 from lp.drafting.history import DraftHistory
 from lp.generation import Generation
 from lp.methods import Auto, DecodeLimits, DecodeSettings
@@ -62,15 +71,17 @@ class Engine:
         request_builder: RequestBuilder | None = None,
         fingerprints: bool = False,
         step_times: StepTimes | None = None,
+        index: AnswerIndex | None = None,
     ):
         """fingerprints: whether every step carries a checksum of its generation's state, which ranks compare.
-        step_times: the runner's, the same on all ranks; None if they are not known.
+        step_times: the runner's, the same on all ranks; None if they are not known. index: the model's answers for
+        decode=auto, the same on all ranks.
         """
         self.checkpoint = checkpoint
         self.runner = runner or SingleDevice(checkpoint.model)
         self.request_builder = request_builder or RequestBuilder(checkpoint)
         self.fingerprints = fingerprints
-        self.history = DraftHistory(step_times, self.runner.num_parts)
+        self.history = DraftHistory(step_times, self.runner.num_parts, index)
         self.scheduler = Scheduler()
         self._under_way: deque[Batch] = deque()
         self._streams: dict[str, deque[Progress]] = {}
@@ -86,10 +97,12 @@ class Engine:
         methods.check(settings.decode or Auto(), settings.limits)  # at once, not after minutes of loading
         checkpoint = load(settings.model, settings.attention.kind, place.reader)
         request_builder = RequestBuilder(checkpoint, settings.decode, settings.sampling, settings.limits)
+        index = find_index(settings.index, checkpoint)
         place.on_loaded(checkpoint)
         runner = place.runner(checkpoint.model, settings.attention.prefill_chunk)
+        require_same_index(index, place.tell(digest_of(index)))
         times = find_step_times(request_builder, settings.step_times, checkpoint.model, runner, place.mode, place.tell)
-        return cls(checkpoint, runner, request_builder, place.fingerprints, times)
+        return cls(checkpoint, runner, request_builder, place.fingerprints, times, index)
 
     @classmethod
     def from_pretrained(
@@ -102,14 +115,16 @@ class Engine:
         compile: CompileMode | str = CompileMode.auto,
         step_times: StepTimesSource | str = StepTimesSource.auto,
         invariant: Invariance | str = Invariance.auto,
+        index: str = "auto",
     ) -> Engine:
         """An engine on one device. Raises ValueError with a message for the user if the checkpoint cannot be used.
 
         path: folder or hub id. compile: see CompileMode. step_times: see StepTimesSource. invariant: see Invariance.
+        index: see EngineSettings.
         """
         model = ModelSettings(str(path), dtype, device, compile=CompileMode(compile), invariant=Invariance(invariant))
         settings = EngineSettings(model, decode, limits=limits or DecodeLimits())
-        settings.step_times = StepTimesSource(step_times)
+        settings.step_times, settings.index = StepTimesSource(step_times), index
         return cls.assemble(settings)
 
     @property
@@ -174,7 +189,7 @@ class Engine:
         self.runner.abandon()
         self.scheduler.clear()
         self._under_way.clear()
-        self.runner, self.history = runner, DraftHistory(step_times, runner.num_parts)
+        self.runner, self.history = runner, DraftHistory(step_times, runner.num_parts, self.history.index)
         replayed = [self._resume_one(request, tokens, held.pop(request.id, None)) for request, tokens in requests]
         for sequence in held.values():
             runner.close(sequence)

@@ -75,9 +75,10 @@ class Auto:
 
     window_drafts: use the window's n-grams. suffix_drafts: use the continuation of the longest match in prompt and
     output. recycled_drafts: use the best tokens that the model gave after the same token before. shared_drafts: use
-    n-grams of earlier requests of the same owner (a server's API key). max_rows: the most rows of a step. rows: use
-    this many rows whatever they cost; 0 takes as many as pay off. max_window: W, the most columns of the
-    window. ngram: N, tokens of the window's n-grams. candidates: the best tokens kept from each row's answer.
+    texts and answers of earlier requests of the same owner (a server's API key). index_drafts: use the model's answers
+    that launch/index.py has collected in a file. max_rows: the most rows of a step. rows: use this many rows whatever
+    they cost; 0 takes as many as pay off. max_window: W, the most columns of the window. ngram: N, tokens of the
+    window's n-grams. candidates: the best tokens kept from each row's answer.
     """
 
     method: ClassVar[str] = "auto"
@@ -85,6 +86,7 @@ class Auto:
     suffix_drafts: bool = True
     recycled_drafts: bool = True
     shared_drafts: bool = False
+    index_drafts: bool = True
     max_rows: int = 128
     rows: int = 0
     max_window: int = 15

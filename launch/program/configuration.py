@@ -22,7 +22,7 @@ from launch.program import packaged_model
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # Keys whose values are taken literally: neither Hydra's grammar nor OmegaConf's interpolation applies to them.
-FREE_TEXT = ("prompt", "prompt_file", "prompts", "messages", "system", "url", "api_key", "model.path")
+FREE_TEXT = ("prompt", "prompt_file", "prompts", "messages", "system", "url", "api_key", "model.path", "index")
 
 # Keys of dictionaries that begin empty. Hydra adds entries to them only if `++` stands before the key.
 OPEN = ("sampling.logit_bias",)

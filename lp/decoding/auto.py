@@ -33,12 +33,14 @@ class AutoDecoder:
         owner: str | None = None,
     ):
         """history: what the engine has learnt from earlier requests. owner: who sent the request; requests of the same
-        owner share n-grams if the settings allow it.
+        owner share drafts if the settings allow it.
         """
-        self._num_candidates = settings.candidates if settings.recycled_drafts else 0
         self.profile = history.profile(settings, temperature)
         shared = history.shared(owner) if settings.shared_drafts and owner is not None else None
-        self.sources = Sources(self.profile.kinds, SequenceStart(settings, prompt, temperature > 0, shared))
+        self._num_candidates = settings.candidates if settings.recycled_drafts or shared else 0
+        self.sources = Sources(
+            self.profile.kinds, SequenceStart(settings, prompt, temperature > 0, shared, history.index)
+        )
         self._prompt, self._seed, self._levels = prompt, seed, settings.ngram - 1
         # A checksum of everything that the sources have learnt from.
         self._history = zlib.crc32(repr(prompt).encode())

@@ -13,9 +13,18 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from lp.drafting.answers import AnswerIndex, NewestAnswers
 from lp.drafting.contexts import ContextIndex, Proposals
 from lp.methods import Auto
 from lp.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class SharedKnowledge:
+    """What requests of one owner share: the n-grams of their texts, and the model's answers to them."""
+
+    ngrams: ContextIndex
+    answers: NewestAnswers
 
 
 @dataclass(frozen=True)
@@ -23,13 +32,15 @@ class SequenceStart:
     """What is known of a sequence when its sources are made.
 
     settings: the request's settings of decode=auto. prompt: token ids. is_sampled: whether tokens are sampled rather
-    than decoded greedily. shared: n-grams of other requests of the same owner; None if this request shares none.
+    than decoded greedily. shared: what other requests of the same owner left; None if this request shares nothing.
+    index: the model's answers from a file; None if there is none.
     """
 
     settings: Auto
     prompt: Sequence[int]
     is_sampled: bool
-    shared: ContextIndex | None = None
+    shared: SharedKnowledge | None = None
+    index: AnswerIndex | None = None
 
 
 class Root(NamedTuple):

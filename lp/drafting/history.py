@@ -1,7 +1,7 @@
 """What an engine has learnt about drafts from all its requests. New requests start from it.
 
 It is kept apart by settings and temperature, as text sampled at a high temperature is harder to guess. It contains no
-tokens of requests, except the n-grams that requests of one owner share if their settings say so.
+tokens of requests, except what requests of one owner share if their settings say so.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
+from lp.drafting.answer_index import AnswerIndex
 from lp.drafting.backoff import SpeculationAccount
-from lp.drafting.contexts import ContextIndex
-from lp.drafting.shared import make_shared_index
+from lp.drafting.base import SharedKnowledge
+from lp.drafting.shared import make_shared
 from lp.drafting.sources import Kinds
 from lp.drafting.window_size import WindowChoice
 from lp.methods import Auto
@@ -57,17 +58,20 @@ class DraftProfile:
 
 
 class DraftHistory:
-    """The draft profiles and shared n-grams of one engine.
+    """The draft profiles and shared knowledge of one engine, and its index.
 
     step_times: its runner's, the same on all ranks; None if they are not known. num_parts: the runner's, which may have
-    fewer parts than the one that was measured.
+    fewer parts than the one that was measured. index: the same on all ranks; None if there is none.
     """
 
-    def __init__(self, step_times: StepTimes | None = None, num_parts: int | None = None):
+    def __init__(
+        self, step_times: StepTimes | None = None, num_parts: int | None = None, index: AnswerIndex | None = None
+    ):
         self.step_times = step_times
+        self.index = index
         self._num_parts = num_parts
         self._profiles: dict[tuple[object, ...], DraftProfile] = {}
-        self._shared: OrderedDict[str, ContextIndex] = OrderedDict()
+        self._shared: OrderedDict[str, SharedKnowledge] = OrderedDict()
 
     def profile(self, settings: Auto, temperature: float) -> DraftProfile:
         """The profile of requests with these settings and about this temperature."""
@@ -82,7 +86,8 @@ class DraftHistory:
         levels = settings.ngram - 1
         largest = min(settings.max_window, cost.most_rows // 2 // levels) if settings.window_drafts else 0
         columns = sorted({0, largest // 3, 2 * largest // 3, largest})
-        has_rivals = settings.suffix_drafts or settings.recycled_drafts or settings.shared_drafts
+        has_index = settings.index_drafts and self.index is not None
+        has_rivals = settings.suffix_drafts or settings.recycled_drafts or settings.shared_drafts or has_index
         windows = WindowChoice(columns, levels, cost, has_rivals)
         return DraftProfile(kinds, cost, Estimates(kinds.priors), windows, SpeculationAccount(cost))
 
@@ -94,10 +99,10 @@ class DraftHistory:
         times = self.step_times.for_parts(self._num_parts or self.step_times.num_parts)
         return StepCost(times, settings.max_rows, is_sampled)
 
-    def shared(self, owner: str) -> ContextIndex:
-        """The n-grams that one owner's requests share. The owners not seen for longest are forgotten first."""
-        index = self._shared.setdefault(owner, make_shared_index())
+    def shared(self, owner: str) -> SharedKnowledge:
+        """What one owner's requests share. The owners not seen for longest are forgotten first."""
+        shared = self._shared.setdefault(owner, make_shared())
         self._shared.move_to_end(owner)
         if len(self._shared) > MOST_OWNERS:
             self._shared.popitem(last=False)
-        return index
+        return shared

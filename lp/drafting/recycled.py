@@ -13,18 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-import numpy as np
-
-from lp.drafting.base import Observation, Proposals, SequenceStart
-from lp.drafting.contexts import BITS, mask, pairs
+from lp.drafting.answers import CAPACITY, PAIR, TOKEN, NewestAnswers, put
+from lp.drafting.base import Observation, Proposals, Root, SequenceStart, StepAnswers
+from lp.drafting.contexts import BITS, pairs
 from lp.methods import Auto
 
-TOKEN, PAIR = mask(1), mask(2)
 # Bits by which a position is shifted in a key, so that it stands above the pair.
 PLACE = 2 * BITS
 
-# Most answers kept by two tokens, and by one; the oldest are dropped first.
-CAPACITY = 1 << 17
 # If more answers than this are kept by position, those at positions that the text has passed are dropped.
 MOST_PLACES = 4096
 
@@ -58,9 +54,7 @@ class RecycledAnswers:
         """num_candidates: K. by_place: keep answers by position as well, which helps under sampling."""
         self.num_candidates = num_candidates
         self.by_place = by_place
-        self.capacity = capacity
-        self._pairs: dict[int, tuple[int, ...]] = {}
-        self._tokens: dict[int, tuple[int, ...]] = {}
+        self._newest = NewestAnswers(capacity)
         self._pairs_at: dict[int, tuple[int, ...]] = {}
         self._tokens_at: dict[int, tuple[int, ...]] = {}
         self._places: dict[int, tuple[int, ...]] = {}
@@ -80,46 +74,41 @@ class RecycledAnswers:
         """Keeps the answers of all rows. Of several rows with the same key, one whose path was right is preferred."""
         if observation.answers is None:
             return
-        root, (tree, candidates, right_rows) = observation.root, observation.answers
-        tokens = tree.tokens.tolist()
-        ends = pairs([tokens[parent] for parent in tree.parents.tolist()], tokens)
-        ends[0] = root.context & PAIR  # the token before the root is not in the tree
-        self.add(ends, [root.position + depth for depth in tree.depths.tolist()], candidates, right_rows)
+        root, (tree, _, right_rows) = observation.root, observation.answers
+        positions = [root.position + depth for depth in tree.depths.tolist()]
+        self.add(*answered_pairs(root, observation.answers), positions, right_rows)
         self.forget(before=root.position)
 
-    def add(self, pairs: list[int], positions: list[int], answers: np.ndarray, right_rows: Sequence[int]) -> None:
+    def add(
+        self, pairs: list[int], best: list[tuple[int, ...]], positions: list[int], right_rows: Sequence[int]
+    ) -> None:
         """Keeps the answers of rows.
 
-        pairs: [R] the context of two tokens in which each row's path ends. positions: [R] positions of the rows in the
-        sequence. answers: [R, K] best tokens, best first. Of several rows with the same key, the last of `right_rows`
-        among them is kept, or else the first row.
+        pairs: [R] the context of two tokens in which each row's path ends. best: [R] answers of K tokens, best first.
+        positions: [R] positions of the rows in the sequence. Of several rows with the same key, the last of
+        `right_rows` among them is kept, or else the first row.
         """
-        tokens, places = [pair & TOKEN for pair in pairs], [position << PLACE for position in positions]
-        tables = [(self._pairs, pairs), (self._tokens, tokens), (self._places, places)]
+        self._newest.add(pairs, best, right_rows)
+        places = [position << PLACE for position in positions]
+        put(self._places, places, best, right_rows)
         if self.by_place:
-            tables.append((self._pairs_at, [place | pair for place, pair in zip(places, pairs, strict=True)]))
-            tables.append((self._tokens_at, [place | token for place, token in zip(places, tokens, strict=True)]))
-        best = list(zip(*answers.T.tolist(), strict=True))  # tuples: the garbage collector soon stops tracking them
-        for table, keys in tables:
-            table.update(zip(reversed(keys), reversed(best), strict=True))
-            for row in right_rows:
-                table[keys[row]] = best[row]
+            put(self._pairs_at, [place | pair for place, pair in zip(places, pairs, strict=True)], best, right_rows)
+            tokens_at = [place | pair & TOKEN for place, pair in zip(places, pairs, strict=True)]
+            put(self._tokens_at, tokens_at, best, right_rows)
 
     def forget(self, before: int) -> None:
-        """Drops answers where there are too many: those at positions below `before`, and the oldest of the others."""
+        """Drops answers kept by position where there are too many: those at positions below `before`."""
         place = before << PLACE
         if len(self._pairs_at) > MOST_PLACES:
             self._pairs_at = {key: best for key, best in self._pairs_at.items() if key >= place}
             self._tokens_at = {key: best for key, best in self._tokens_at.items() if key >= place}
         if len(self._places) > MOST_PLACES:
             self._places = {key: best for key, best in self._places.items() if key >= place}
-        while len(self._pairs) > self.capacity:
-            del self._pairs[next(iter(self._pairs))]
-        while len(self._tokens) > self.capacity:
-            del self._tokens[next(iter(self._tokens))]
 
     def lookup(self, context: int, position: int) -> list[tuple[Match, tuple[int, ...]]]:
-        """Answers of the closest match at the same position, and of the closest one at any position."""
+        """Answers of the closest match at the same position, and those at any position after the same two tokens and
+        after the same one.
+        """
         pair, token, place = context & PAIR, context & TOKEN, position << PLACE
         found: list[tuple[Match, tuple[int, ...]]] = []
         if self.by_place:
@@ -129,10 +118,19 @@ class RecycledAnswers:
                 found.append((Match.token_and_place, best))
             elif (best := self._places.get(place)) is not None:
                 found.append((Match.place, best))
-        if (best := self._pairs.get(pair)) is not None:
-            found.append((Match.pair, best))
-        elif (best := self._tokens.get(token)) is not None:
-            found.append((Match.token, best))
+        if (by_two := self._newest.pairs.get(pair)) is not None:
+            found.append((Match.pair, by_two))
+        if (by_one := self._newest.tokens.get(token)) is not None and by_one != by_two:
+            found.append((Match.token, by_one))
         if not found and (best := self._places.get(place)) is not None:
             found.append((Match.place, best))
         return found
+
+
+def answered_pairs(root: Root, answers: StepAnswers) -> tuple[list[int], list[tuple[int, ...]]]:
+    """[R] the context of two tokens in which each row's path ends, and [R] its answer, of a step's tree."""
+    tokens = answers.tree.tokens.tolist()
+    ends = pairs([tokens[parent] for parent in answers.tree.parents.tolist()], tokens)
+    ends[0] = root.context & PAIR  # the token before the root is not in the tree
+    # Tuples, since the garbage collector soon stops tracking them.
+    return ends, list(zip(*answers.candidates.T.tolist(), strict=True))

@@ -1,43 +1,54 @@
-"""Shared n-grams: what followed the same last tokens in other requests of the same owner.
+"""What requests of the same owner share: what followed the same last tokens, and what the model answered after them.
 
-They are used only if the settings of the requests say so.
+It is used only if the settings of the requests say so.
 """
 
 from __future__ import annotations
 
-from lp.drafting.base import Observation, Proposals, SequenceStart
+from lp.drafting.answers import NewestAnswers
+from lp.drafting.base import Observation, Proposals, SequenceStart, SharedKnowledge
 from lp.drafting.contexts import ContextIndex, context_of
+from lp.drafting.recycled import answered_pairs
 from lp.drafting.suffix import LENGTHS, text_kinds
 from lp.methods import Auto
 
 # Most contexts kept for one owner.
 CAPACITY = 1 << 18
+# The probability assumed for the best of shared answers before any has been seen.
+FIRST = 0.3
 
 
-def make_shared_index() -> ContextIndex:
-    """An empty index for one owner's requests."""
-    return ContextIndex(LENGTHS, CAPACITY)
+def make_shared() -> SharedKnowledge:
+    """Nothing yet, for one owner's requests."""
+    return SharedKnowledge(ContextIndex(LENGTHS, CAPACITY), NewestAnswers())
 
 
-class SharedNGrams:
-    """See DraftSource. It has the same kinds as the suffix index, but their probabilities are learnt separately."""
+class SharedDrafts:
+    """See DraftSource. It has the kinds of the suffix index, learnt separately, and one for each rank of an answer."""
 
     name = "shared"
 
-    def __init__(self, index: ContextIndex, start: SequenceStart):
-        self._index = index
-        self._index.add_text(context_of(start.prompt[:1]), start.prompt[1:])
+    def __init__(self, shared: SharedKnowledge, start: SequenceStart):
+        self._shared = shared
+        self._first_answer = len(text_kinds())
+        self._shared.ngrams.add_text(context_of(start.prompt[:1]), start.prompt[1:])
 
     @staticmethod
     def kinds(settings: Auto) -> list[float]:
-        return text_kinds()
+        return [*text_kinds(), *(FIRST * 0.45**rank for rank in range(settings.candidates))]
 
     @classmethod
-    def begin(cls, start: SequenceStart) -> SharedNGrams | None:
+    def begin(cls, start: SequenceStart) -> SharedDrafts | None:
         return None if start.shared is None else cls(start.shared, start)
 
     def propose(self, path: int, position: int) -> Proposals:
-        return self._index.propose(path, position)
+        found = self._shared.ngrams.propose(path, position)
+        if best := self._shared.answers.find(path):
+            found.append((self._first_answer, best))
+        return found
 
     def learn(self, observation: Observation) -> None:
-        self._index.add_text(observation.root.context, observation.accepted)
+        self._shared.ngrams.add_text(observation.root.context, observation.accepted)
+        if observation.answers is not None:
+            _, _, right_rows = observation.answers
+            self._shared.answers.add(*answered_pairs(observation.root, observation.answers), right_rows)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lp.drafting.answer_index import IndexedAnswers
 from lp.drafting.base import DraftSource, Observation, Proposals, Root, SequenceStart
 from lp.drafting.contexts import LONGEST, context_of
 from lp.drafting.recycled import RecycledAnswers
-from lp.drafting.shared import SharedNGrams
+from lp.drafting.shared import SharedDrafts
 from lp.drafting.suffix import SuffixIndex
 from lp.drafting.window_ngrams import WindowNGrams
 from lp.methods import Auto
 
 # To add a source, write one more file and add its class here. Of equally likely candidates, those of the source that
 # stands first here are preferred.
-SOURCES: tuple[type[DraftSource], ...] = (SuffixIndex, SharedNGrams, WindowNGrams, RecycledAnswers)
+SOURCES: tuple[type[DraftSource], ...] = (SuffixIndex, SharedDrafts, WindowNGrams, RecycledAnswers, IndexedAnswers)
 
 
 class Kinds:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from torch.distributed import PrefixStore, Store
 
+from lp.assembly import digest_of, require_same_index
 from lp.engine import Engine
 from lp.request import Progress, Request
 from lp.runner import Runner
@@ -89,10 +90,12 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
     """Brings the engines of all members to the same state, with the longest list of tokens of each request.
 
     times: step times of the runner; those of the leader are used by all. Returns all that each request has so far, from
-    its first token on.
+    its first token on. Raises ValueError if this rank has another index of answers than the leader.
     """
     own = [entry.to_dict() for entry in epoch.running]
-    told = channel.tell({"running": own, "times": times and times.to_dict()})
+    index = engine.history.index
+    told = channel.tell({"running": own, "times": times and times.to_dict(), "index": digest_of(index)})
+    require_same_index(index, told["index"])
     running = [RunningRequest.from_dict(entry) for entry in told["running"]]
     requests, known = [entry.request for entry in running], [entry.tokens for entry in running]
     tokens = longest(channel, engine.generated(), requests, known)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from lp.drafting import recycled
@@ -13,7 +12,7 @@ from lp.drafting.recycled import Match, RecycledAnswers
 def answers(by_place: bool, capacity: int = 100) -> RecycledAnswers:
     """Answers for three rows: token 4 after 5 at position 30, 2 after 3 at 20, and 2 after 1 at 10."""
     found = RecycledAnswers(2, by_place, capacity)
-    found.add(pairs([5, 3, 1], [4, 2, 2]), [30, 20, 10], np.array([[41, 42], [23, 24], [21, 22]]), [])
+    found.add(pairs([5, 3, 1], [4, 2, 2]), [(41, 42), (23, 24), (21, 22)], [30, 20, 10], [])
     return found
 
 
@@ -24,7 +23,8 @@ def lookup(found: RecycledAnswers, previous: int, token: int, position: int) -> 
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ((1, 2, 99), [(Match.pair, (21, 22))]),
+        ((1, 2, 99), [(Match.pair, (21, 22)), (Match.token, (23, 24))]),
+        ((3, 2, 99), [(Match.pair, (23, 24))]),
         ((7, 2, 99), [(Match.token, (23, 24))]),
         ((7, 7, 99), []),
         ((7, 7, 30), [(Match.place, (41, 42))]),
@@ -38,10 +38,10 @@ def test_greedy_answers(asked: tuple[int, int, int], expected: list[tuple[Match,
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ((1, 2, 10), [(Match.pair_and_place, (21, 22)), (Match.pair, (21, 22))]),
+        ((1, 2, 10), [(Match.pair_and_place, (21, 22)), (Match.pair, (21, 22)), (Match.token, (23, 24))]),
         ((7, 2, 10), [(Match.token_and_place, (21, 22)), (Match.token, (23, 24))]),
-        ((1, 2, 30), [(Match.place, (41, 42)), (Match.pair, (21, 22))]),
-        ((1, 2, 99), [(Match.pair, (21, 22))]),
+        ((1, 2, 30), [(Match.place, (41, 42)), (Match.pair, (21, 22)), (Match.token, (23, 24))]),
+        ((1, 2, 99), [(Match.pair, (21, 22)), (Match.token, (23, 24))]),
         ((7, 7, 30), [(Match.place, (41, 42))]),
     ],
 )
@@ -53,15 +53,15 @@ def test_under_sampling_answers_at_the_same_position_come_first(
 
 def test_the_newest_answer_counts() -> None:
     found = answers(by_place=False)
-    found.add(pairs([1], [2]), [11], np.array([[5, 6]]), [])
+    found.add(pairs([1], [2]), [(5, 6)], [11], [])
     assert lookup(found, 1, 2, 99) == [(Match.pair, (5, 6))]
 
 
 def test_of_rows_with_equal_keys_a_right_one_is_kept_or_else_the_first() -> None:
-    alike, places, best = pairs([1, 1, 1], [2, 2, 2]), [11, 11, 11], np.array([[1, 2], [3, 4], [5, 6]])
+    alike, places, best = pairs([1, 1, 1], [2, 2, 2]), [11, 11, 11], [(1, 2), (3, 4), (5, 6)]
     for right_rows, expected in [([], (1, 2)), ([1], (3, 4)), ([1, 2], (5, 6))]:
         found = RecycledAnswers(2, by_place=True)
-        found.add(alike, places, best, right_rows)
+        found.add(alike, best, places, right_rows)
         assert lookup(found, 1, 2, 11) == [(Match.pair_and_place, expected), (Match.pair, expected)]
 
 

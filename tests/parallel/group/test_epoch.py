@@ -14,6 +14,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
+from lp.drafting.answer_index import write_index
 from lp.methods import Auto, DecodeSettings
 from lp.request import Request
 from lp.single_device import SingleDevice
@@ -22,6 +23,7 @@ from parallel.errors import EpochOver, RankLost
 from parallel.group.epoch import Epoch, RunningRequest, joined, resume
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 from parallel.runners.lookahead import LookaheadParallel
+from tests.models import VOCAB_SIZE
 from tests.parallel.ranks import run_ranks, run_ranks_to_end
 
 NUM_TOKENS = 40
@@ -167,3 +169,23 @@ def compare_lengths(mesh: Mesh, channel) -> list[list[int]]:
 
 def test_the_longest_list_counts_unless_it_contradicts_what_was_delivered_or_has_no_log_probabilities() -> None:
     assert run_ranks(compare_lengths, 3) == [[[7, 8, 9], [1, 2], [5, 5, 5]]] * 3
+
+
+def resume_with_index(mesh: Mesh, channel, folder: str, indices: list[str]) -> str:
+    engine = Engine.from_pretrained(folder, step_times="off", index=indices[mesh.rank])
+    try:
+        resume(
+            engine, LookaheadParallel(SingleDevice(engine.checkpoint.model), channel), channel, Epoch(1, [0, 1]), None
+        )
+    except ValueError as error:
+        return str(error)
+    return f"index {engine.history.index is not None}"
+
+
+def test_members_must_have_the_same_index(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """What the epoch before had learnt is forgotten, but its index stays."""
+    folder, file = str(checkpoint_folder("llama")), str(tmp_path / "index")
+    write_index(Path(file), "test", VOCAB_SIZE, {}, {3: (4, 5)})
+    assert run_ranks(resume_with_index, 2, folder, [file, file]) == ["index True"] * 2
+    same, refused = run_ranks(resume_with_index, 2, folder, [file, "off"])
+    assert same == "index True" and "another index of answers" in refused and "index=off" in refused
