@@ -3,9 +3,10 @@
     python -m benchmarks.real_model --prompts FOLDER
 
 FOLDER holds humaneval.jsonl, gsm8k.jsonl and spec_bench.jsonl, or some of them; without --prompts, the project's own
-workload is asked. The parts are `texts` (identity with `generate`, differing texts in bfloat16, tokens per step, what
-each source of drafts earned, speed), `step curve`, `ranks` (two lookahead-parallel ranks over one), `projection` and
-`first token`. With the defaults all of it takes about 90 minutes on two idle cores.
+workload is asked. The parts are `index` (an index of answers, made from other prompts), `texts` (identity with
+`generate`, differing texts in bfloat16, tokens per step, what each source of drafts earned, speed), `step curve`,
+`ranks` (two lookahead-parallel ranks over one), `projection` and `first token`. With the defaults all of it takes about
+90 minutes on two idle cores.
 
 Every measurement is kept as soon as it is done, in real_model-NAME.measurements.json in --output. A second run with
 the same options does only what is missing; --fresh begins anew. At the end, or after Ctrl-C, a report of all that is
@@ -21,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks.real import curves, first_token, projected, ranks, texts, texts_report
+from benchmarks.real import curves, first_token, indexing, projected, ranks, texts, texts_report
 from benchmarks.real.settings import RealModelSettings
 from benchmarks.real.tasks import Figures, MeasurementStore, Task, measure_all
 from benchmarks.real.texts import LoadedModel
@@ -29,17 +30,18 @@ from benchmarks.shared.categories import read_categories
 from benchmarks.shared.options import add_output, add_threads, make_parser, parse
 from benchmarks.shared.report import bullets, publish
 from launch.program import packaged_model
+from lp.cache_files import digest
 from lp.model.fast.choose import CompileMode
 from lp.model.gguf import checkpoint_folder
 
 # The parts that run other processes, in their order, and the titles of their sections.
-IN_PROCESSES: dict[ModuleType, str] = {
+OTHERS: dict[ModuleType, str] = {
     curves: "The time of a step by its rows",
     ranks: "Two ranks of one core over one rank of one core",
     projected: "Projection to more devices",
     first_token: "From the command to the first token",
 }
-PARTS = [texts.PART, *(module.PART for module in IN_PROCESSES)]
+PARTS = [indexing.PART, texts.PART, *(module.PART for module in OTHERS)]
 
 
 def main() -> None:
@@ -87,6 +89,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sampled", type=int, default=3, help="prompts of each category that are sampled (default %(default)s)"
     )
+    parser.add_argument(
+        "--indexed", type=int, default=112, help="further prompts, for the index of answers (default %(default)s)"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=64, help="for each prompt (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=2, help="of ranks and of starts (default %(default)s)")
     parser.add_argument("--compile", default="auto", choices=list(CompileMode), help="default %(default)s")
@@ -103,10 +108,15 @@ def parse_arguments() -> argparse.Namespace:
 
 def make_settings(arguments: argparse.Namespace) -> RealModelSettings:
     """Raises ValueError if the model cannot be had."""
+    model = Path(checkpoint_folder(packaged_model.resolve(arguments.model)))
+    indexed = read_categories(arguments.prompts, arguments.indexed, skip=arguments.limit)
+    facts = [[prompt.text for prompt in indexed], arguments.max_new_tokens]
     return RealModelSettings(
-        model=Path(checkpoint_folder(packaged_model.resolve(arguments.model))),
+        model=model,
         small=arguments.small,
         asked=read_categories(arguments.prompts, arguments.limit),
+        indexed=indexed,
+        index=arguments.output / f"real_model-{model.name}-{digest(facts)}.index",
         num_sampled=arguments.sampled,
         max_new_tokens=arguments.max_new_tokens,
         threads=arguments.threads,
@@ -117,8 +127,8 @@ def make_settings(arguments: argparse.Namespace) -> RealModelSettings:
 
 def all_tasks(settings: RealModelSettings, loaded: LoadedModel) -> list[Task]:
     """The measurements of all parts, in their order."""
-    others = [task for module in IN_PROCESSES for task in module.tasks(settings)]
-    return [*texts.tasks(settings, loaded), *others]
+    others = [task for module in OTHERS for task in module.tasks(settings)]
+    return [*indexing.tasks(settings), *texts.tasks(settings, loaded), *others]
 
 
 def measure(settings: RealModelSettings, store: MeasurementStore, parts: list[str]) -> tuple[dict[str, str], bool]:
@@ -147,7 +157,9 @@ def collect(settings: RealModelSettings, store: MeasurementStore) -> dict[str, d
 
 def describe(kept: Mapping[str, Mapping[str, Figures]], settings: RealModelSettings, failed: list[str]) -> str:
     sections = texts_report.describe(kept[texts.PART]) if texts.PART in kept else {}
-    for module, title in IN_PROCESSES.items():
+    if indexing.PART in kept:
+        sections["The index of answers"] = indexing.describe(kept[indexing.PART])
+    for module, title in OTHERS.items():
         if module.PART in kept:
             sections[title] = module.describe(kept[module.PART])
     told = (

@@ -12,7 +12,8 @@ from benchmarks.shared.categories import CategoryPrompt
 class RealModelSettings:
     """The settings that the parts share.
 
-    model: a checkpoint folder. small: another one, for the step curve alone. asked: the prompts. num_sampled: how many
+    model: a checkpoint folder. small: another one, for the step curve alone. asked: the prompts. indexed: others, whose
+    answers are put into an index. index: its file. num_sampled: how many
     of each category's prompts are sampled. threads: of everything that runs on one rank. rounds: of real ranks and of
     starts. compile: see CompileMode.
     """
@@ -20,6 +21,8 @@ class RealModelSettings:
     model: Path
     small: Path
     asked: list[CategoryPrompt]
+    indexed: list[CategoryPrompt]
+    index: Path
     num_sampled: int
     max_new_tokens: int
     threads: int

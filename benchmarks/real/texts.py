@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from benchmarks.real import indexing
 from benchmarks.real.settings import RealModelSettings
 from benchmarks.real.tasks import Figures, Task
 from benchmarks.shared.categories import CategoryPrompt, by_category
@@ -25,13 +26,16 @@ from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES
 
 PART = "texts"
-AUTO, AUTO_64, AUTO_128, LOOKAHEAD = "auto", "auto, 64 rows", "auto, 128 rows", "lookahead (15, 5, 15)"
+AUTO, AUTO_64, LOOKAHEAD = "auto", "auto, 64 rows", "lookahead (15, 5, 15)"
+INDEXED, INDEXED_64, INDEXED_128 = "auto, index", "auto, 64 rows, index", "auto, 128 rows, index"
 OTHER_KERNEL = "transformers generate, eager attention"
 METHODS: dict[str, DecodeSettings] = {
     AUTOREGRESSIVE: Autoregressive(),
-    AUTO: Auto(),
-    AUTO_64: Auto(rows=64),
-    AUTO_128: Auto(rows=128),
+    AUTO: Auto(index_drafts=False),
+    AUTO_64: Auto(rows=64, index_drafts=False),
+    INDEXED: Auto(),
+    INDEXED_64: Auto(rows=64),
+    INDEXED_128: Auto(rows=128),
     LOOKAHEAD: Lookahead(15, 5, 15),
 }
 # Greedy in float32: identity, tokens per step, speed. Greedy in bfloat16: differing texts, speed. Sampled: tokens per
@@ -54,7 +58,10 @@ class LoadedModel:
         if self._held is None or self._dtype != dtype:
             self.release()
             path = str(self.settings.model)
-            engine = Engine.from_pretrained(path, dtype, "cpu", compile=self.settings.compile)
+            if not self.settings.index.is_file():
+                indexing.build(self.settings)
+            index = str(self.settings.index)
+            engine = Engine.from_pretrained(path, dtype, "cpu", compile=self.settings.compile, index=index)
             model = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], use_safetensors=True)
             self._dtype, self._held = dtype, (engine, model.eval())
         return self._held
@@ -71,6 +78,7 @@ def tasks(settings: RealModelSettings, loaded: LoadedModel) -> list[Task]:
         for category, prompts in by_category(settings.asked).items():
             chosen = prompts[: settings.num_sampled] if temperature else prompts
             asked = {
+                **indexing.asked(settings),
                 "prompts": cache_files.digest([prompt.text for prompt in chosen]),
                 "max_new_tokens": settings.max_new_tokens,
                 "threads": settings.threads,

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.real.tasks import Figures
-from benchmarks.real.texts import AUTO, AUTO_64, AUTO_128, LOOKAHEAD, OTHER_KERNEL, of_run
+from benchmarks.real.texts import AUTO, AUTO_64, INDEXED, INDEXED_64, INDEXED_128, LOOKAHEAD, OTHER_KERNEL, of_run
 from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, GENERATE
 from benchmarks.shared.methods import GENERATE_LOOKUP
 from benchmarks.shared.plots import COLOURS, make_axes
@@ -19,9 +19,10 @@ from benchmarks.shared.report import markdown_table
 
 # The texts of one run: by category, then by method, a record for each prompt.
 RunTexts = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
-STEP_METHODS = (GENERATE_LOOKUP, LOOKAHEAD, AUTO, AUTO_64, AUTO_128)
-SPEED_METHODS = (AUTOREGRESSIVE, GENERATE_LOOKUP, AUTO)
-COLOUR_OF: dict[str, str] = dict(zip((*STEP_METHODS, AUTOREGRESSIVE), COLOURS, strict=False))
+STEP_METHODS = (GENERATE_LOOKUP, LOOKAHEAD, AUTO, AUTO_64, INDEXED, INDEXED_64, INDEXED_128)
+SPEED_METHODS = (AUTOREGRESSIVE, GENERATE_LOOKUP, AUTO, INDEXED)
+SOURCE_METHODS = (AUTO, AUTO_64, INDEXED_64)
+COLOUR_OF: dict[str, str] = dict(zip((*STEP_METHODS, AUTOREGRESSIVE), COLOURS, strict=True))
 
 
 def tokens_per_step(texts: Sequence[Mapping[str, Any]]) -> float:
@@ -101,7 +102,7 @@ def describe_steps(run: RunTexts) -> str:
 
 def describe_sources(run: RunTexts) -> str:
     """What share of each method's tokens came from which source of drafts, by category."""
-    earned = {(category, name): _earned(methods[name]) for category, methods in run.items() for name in (AUTO, AUTO_64)}
+    earned = {(category, name): _earned(methods[name]) for category, methods in run.items() for name in SOURCE_METHODS}
     sources = sorted({source for shares in earned.values() for source in shares})
     rows = [
         (category, name, *(f"{shares.get(source, 0.0):.0%}" for source in sources))
@@ -116,11 +117,11 @@ def describe_speed(run: RunTexts) -> str:
     for category, methods in run.items():
         speed = {name: tokens_per_s(texts) for name, texts in methods.items()}
         base, plain = speed[GENERATE], speed[AUTOREGRESSIVE]
-        over = [speed[name] / base for name in (GENERATE_LOOKUP, AUTOREGRESSIVE, AUTO)]
-        over += [speed[AUTO] / plain, speed[AUTO] / speed[GENERATE_LOOKUP]]
+        over = [speed[name] / base for name in (GENERATE_LOOKUP, AUTOREGRESSIVE, AUTO, INDEXED)]
+        over += [speed[AUTO] / plain, speed[INDEXED] / plain, speed[AUTO] / speed[GENERATE_LOOKUP]]
         rows.append((category, f"{base:.1f}", *(f"{ratio:.2f}x" for ratio in over)))
-    columns = ["category", "generate, tokens/s", "its prompt lookup", "our autoregressive", "auto"]
-    columns += ["auto over our autoregressive", "auto over prompt lookup"]
+    columns = ["category", "generate, tokens/s", "its prompt lookup", "our autoregressive", AUTO, INDEXED]
+    columns += [f"{name} over our autoregressive" for name in (AUTO, INDEXED)] + ["auto over prompt lookup"]
     return "The reading of the prompts included. The columns without a unit are over `generate`.\n\n" + markdown_table(
         columns, rows
     )

@@ -57,17 +57,20 @@ class CategoryPrompt:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
-def read_categories(folder: Path | None, num_prompts: int) -> list[CategoryPrompt]:
+def read_categories(folder: Path | None, num_prompts: int, skip: int = 0) -> list[CategoryPrompt]:
     """The first prompts of every category, `num_prompts` in all, as many of each category as of the others.
 
-    folder: has humaneval.jsonl, gsm8k.jsonl and spec_bench.jsonl; a category whose file is missing is left out. None
-    takes the project's own workload. Ends the program with a message if there is no prompt or a file cannot be read.
+    skip: leaves out all prompts that a call with this number of prompts may give, in whatever category. folder: has
+    humaneval.jsonl, gsm8k.jsonl and spec_bench.jsonl; a category whose file is missing is left out. None takes the
+    project's own workload. Ends the program with a message if there is no prompt or a file cannot be read.
     """
     found = _own() if folder is None else _from_folder(folder)
     if not found:
         files = ", ".join(sorted({f"{one.data_set}.jsonl" for one in CATEGORIES.values()}))
         raise SystemExit(f"--prompts {folder} has none of the files {files}")
-    return [prompt for prompts, share in zip(found, _shares(num_prompts, len(found))) for prompt in prompts[:share]]
+    first = -(-skip // len(found))
+    shares = _shares(num_prompts, len(found))
+    return [prompt for prompts, share in zip(found, shares) for prompt in prompts[first : first + share]]
 
 
 def by_category(prompts: Sequence[CategoryPrompt]) -> dict[str, list[CategoryPrompt]]:

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, in an order in which neighbours differ in lightness too.
-COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"]
+COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#f0e442"]
 # Series also differ in shape, for prints in grey.
-MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
+MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
 # "svg.fonttype" keeps text as text; with the fixed salt the same figures always make the same file.
 STYLE: Any = {
     "font.size": 9,
