@@ -1,36 +1,38 @@
 // Products of rows with a packed weight: out[r][n] = bias[n] + sum over k of x[r][k] * weight[n][k].
 //
 // A weight is packed in panels of PANEL outputs. In a panel the inputs k follow one another (in pairs if the numbers
-// are bfloat16), and each has its PANEL outputs side by side. So a panel is read from its beginning to its end, and
-// what comes next is fetched meanwhile. Every result is a sum in the order of k, whatever the number of rows, so a
-// row's results do not depend on the others.
+// are bfloat16), and each has its PANEL outputs side by side: a cache line. Few rows go through one panel after the
+// other, more rows through several at a time. What is read next is fetched meanwhile, evenly, as memory is what few
+// rows wait for. Every result is a sum in the order of k, whatever the number of rows, so a row's results do not depend
+// on the others.
 #pragma once
 
 #include "matrix_unit.h"
 
+#define VECTORS (PANEL / LANES)  // in a panel
 #if LANES == 16
-#define VECTORS 3    // in a panel
 #define MOST_ROWS 8  // whose sums fit the registers
+#define FEW_ROWS 4   // that go through one panel at a time
+#define WIDE 3       // panels that others go through at a time
 #elif LANES == 8
-#define VECTORS 2
 #define MOST_ROWS 6
+#define FEW_ROWS 6
+#define WIDE 1
 #else
-#define VECTORS 4
-#define MOST_ROWS 4
+#define MOST_ROWS 2
+#define FEW_ROWS 2
+#define WIDE 1
 #endif
-#define PANEL (VECTORS * LANES)
 
 #if WEIGHT_FORMAT == 1
 #define TOGETHER 2  // inputs that lie together
 #else
 #define TOGETHER 1
 #endif
-#define BLOCK (128 / TOGETHER)  // inputs, or pairs of them, after which other rows take their turn
-#define ROWS_AT_ONCE 64         // rows that go through a panel before the next rows do
-#define LINES_OF_INPUT ((PANEL * TOGETHER * (int)sizeof(weight_t) + 63) / 64)
-// Cache lines that the first and the second of several tiles fetch for each input.
-#define LINES_FIRST (LINES_OF_INPUT < 2 ? LINES_OF_INPUT : 2)
-#define LINES_SECOND (LINES_OF_INPUT - LINES_FIRST)
+#define STEP (PANEL * TOGETHER)  // numbers of a panel for one input, or for a pair of them
+#define BLOCK (96 / TOGETHER)    // inputs, or pairs, after which other rows take their turn: a third of the first cache
+#define ROWS_AT_ONCE 64          // rows that go through panels before the next rows do
+#define LINES_AT_ONCE 4          // cache lines that many rows fetch between two of their steps
 
 // Where a packed weight of `num_inputs` inputs has its number for an output and an input.
 static inline long packed_at(long output, long input, long num_inputs) {
@@ -46,150 +48,250 @@ struct Product {
     const float* bias;
     float* out;
     long num_inputs, num_outputs;
+
+    long num_panels() const { return (num_outputs + PANEL - 1) / PANEL; }
+    long num_steps() const { return (num_inputs + TOGETHER - 1) / TOGETHER; }
+    long panel_size() const { return num_steps() * STEP; }
+    const weight_t* panel(long number) const { return weight + number * panel_size(); }
+
+    // The first panel of a thread's share.
+    long share(long thread, long num_threads) const {
+        const long num_groups = (num_panels() + WIDE - 1) / WIDE, first = num_groups * thread / num_threads * WIDE;
+        return first < num_panels() ? first : num_panels();
+    }
 };
 
-// The products of one block of a panel with ROWS rows are added to sums. LINES: how many cache lines to fetch for each
-// input, from `ahead` on.
-template <int ROWS, int LINES>
-static void add_block(const half_t* x, long x_stride, const weight_t* panel, long num_blocks_inputs, float* sums,
-                      const char* ahead) {
-    Vector acc[ROWS][VECTORS];
+// Panels that lie `stride` numbers apart. Fetched from a null pointer, they are not fetched.
+struct Panels {
+    const weight_t* weights;
+    long stride;
+};
+
+// Sums for each row, `stride` numbers apart.
+struct Sums {
+    float* numbers;
+    long stride;
+};
+
+// Adds the products of `count` steps of COLUMNS panels with ROWS rows to the sums `from` and writes them to `to`. Of
+// each of PANELS_AHEAD panels, `at_once` lines are fetched every `every` steps.
+template <int ROWS, int COLUMNS, int PANELS_AHEAD, int AT_ONCE>
+static void add_block(const half_t* x, long x_stride, Panels panels, long count, Sums from, Sums to, Panels ahead,
+                      long every) {
+    constexpr int WIDTH = COLUMNS * VECTORS;
+    Vector acc[ROWS][WIDTH];
+#pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECTORS; v++) acc[r][v] = load(sums + r * PANEL + v * LANES);
-    for (long k = 0; k < num_blocks_inputs; k++) {
-        for (int line = 0; line < LINES; line++) __builtin_prefetch(ahead + (k * LINES + line) * 64, 0, 2);
+#pragma GCC unroll 4
+        for (int v = 0; v < WIDTH; v++) acc[r][v] = load(from.numbers + r * from.stride + v * LANES);
+    const weight_t* weights = panels.weights;
+    const char* fetched = (const char*)ahead.weights;
+    const long stride = panels.stride, fetched_stride = ahead.stride * (long)sizeof(weight_t);
+    for (long k = 0; k < count;) {
+#pragma GCC unroll 4
+        for (int panel = 0; panel < PANELS_AHEAD; panel++)
+#pragma GCC unroll 4
+            for (int line = 0; line < AT_ONCE; line++)
+                __builtin_prefetch(fetched + panel * fetched_stride + line * 64, 0, 2);
+        fetched += 64 * AT_ONCE;
+        const long end = k + every < count ? k + every : count;
+        for (; k < end; k++, weights += STEP) {
 #if TOGETHER == 1
-        Vector weights[VECTORS];
-        for (int v = 0; v < VECTORS; v++) weights[v] = load_numbers(panel + k * PANEL + v * LANES);
+            Vector weight[WIDTH];
+#pragma GCC unroll 4
+            for (int v = 0; v < WIDTH; v++)
+                weight[v] = load_numbers(weights + v / VECTORS * stride + v % VECTORS * LANES);
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            const Vector input = broadcast(number(x[r * x_stride + k]));
-            for (int v = 0; v < VECTORS; v++) acc[r][v] = multiply_add(input, weights[v], acc[r][v]);
-        }
-#elif defined(__AVX512BF16__)
-        __m512bh weights[VECTORS];
-        for (int v = 0; v < VECTORS; v++)
-            weights[v] = (__m512bh)_mm512_loadu_si512(panel + (k * PANEL + v * LANES) * 2);
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            int pair;
-            memcpy(&pair, x + r * x_stride + 2 * k, 4);
-            const __m512bh input = (__m512bh)_mm512_set1_epi32(pair);
-            for (int v = 0; v < VECTORS; v++)
-                acc[r][v] = (Vector)_mm512_dpbf16_ps((__m512)acc[r][v], input, weights[v]);
-        }
-#else
-        Vector even[VECTORS], odd[VECTORS];
-        for (int v = 0; v < VECTORS; v++) load_pairs(panel + (k * PANEL + v * LANES) * 2, even[v], odd[v]);
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            const Vector first = broadcast(number(x[r * x_stride + 2 * k]));
-            const Vector second = broadcast(number(x[r * x_stride + 2 * k + 1]));
-            for (int v = 0; v < VECTORS; v++) {
-                acc[r][v] = multiply_add(first, even[v], acc[r][v]);
-                acc[r][v] = multiply_add(second, odd[v], acc[r][v]);
+            for (int r = 0; r < ROWS; r++) {
+                const Vector input = broadcast(number(x[r * x_stride + k]));
+#pragma GCC unroll 4
+                for (int v = 0; v < WIDTH; v++) acc[r][v] = multiply_add(input, weight[v], acc[r][v]);
             }
-        }
+#elif defined(__AVX512BF16__)
+            __m512bh weight[WIDTH];
+#pragma GCC unroll 4
+            for (int v = 0; v < WIDTH; v++) weight[v] = (__m512bh)_mm512_loadu_si512(weights + v * stride);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+                int pair;
+                memcpy(&pair, x + r * x_stride + 2 * k, 4);
+                const __m512bh input = (__m512bh)_mm512_set1_epi32(pair);
+#pragma GCC unroll 4
+                for (int v = 0; v < WIDTH; v++)
+                    acc[r][v] = (Vector)_mm512_dpbf16_ps((__m512)acc[r][v], input, weight[v]);
+            }
+#else
+            Vector even[WIDTH], odd[WIDTH];
+#pragma GCC unroll 4
+            for (int v = 0; v < WIDTH; v++)
+                load_pairs(weights + v / VECTORS * stride + v % VECTORS * LANES * 2, even[v], odd[v]);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+                const Vector first = broadcast(number(x[r * x_stride + 2 * k]));
+                const Vector second = broadcast(number(x[r * x_stride + 2 * k + 1]));
+#pragma GCC unroll 4
+                for (int v = 0; v < WIDTH; v++) {
+                    acc[r][v] = multiply_add(first, even[v], acc[r][v]);
+                    acc[r][v] = multiply_add(second, odd[v], acc[r][v]);
+                }
+            }
 #endif
+        }
     }
+#pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECTORS; v++) store(sums + r * PANEL + v * LANES, acc[r][v]);
+#pragma GCC unroll 4
+        for (int v = 0; v < WIDTH; v++) store(to.numbers + r * to.stride + v * LANES, acc[r][v]);
 }
 
-template <int LINES>
-static inline void add_rows(int rows, const half_t* x, long x_stride, const weight_t* panel, long count, float* sums,
-                            const char* ahead) {
-    switch (rows) {
-        case 1: return add_block<1, LINES>(x, x_stride, panel, count, sums, ahead);
-        case 2: return add_block<2, LINES>(x, x_stride, panel, count, sums, ahead);
-        case 3: return add_block<3, LINES>(x, x_stride, panel, count, sums, ahead);
-        case 4: return add_block<4, LINES>(x, x_stride, panel, count, sums, ahead);
-#if MOST_ROWS > 4
-        case 5: return add_block<5, LINES>(x, x_stride, panel, count, sums, ahead);
-        case 6: return add_block<6, LINES>(x, x_stride, panel, count, sums, ahead);
-#endif
-#if MOST_ROWS > 6
-        case 7: return add_block<7, LINES>(x, x_stride, panel, count, sums, ahead);
-        case 8: return add_block<8, LINES>(x, x_stride, panel, count, sums, ahead);
-#endif
-    }
+// The same for a number of rows that the compiler does not know, at least LEAST and at most MOST.
+template <int LEAST, int MOST, int COLUMNS, int PANELS_AHEAD, int AT_ONCE>
+static void add_rows(long rows, const half_t* x, long x_stride, Panels panels, long count, Sums from, Sums to,
+                     Panels ahead, long every) {
+    if (rows == MOST)
+        return add_block<MOST, COLUMNS, PANELS_AHEAD, AT_ONCE>(x, x_stride, panels, count, from, to, ahead, every);
+    if constexpr (MOST > LEAST)
+        add_rows<LEAST, MOST - 1, COLUMNS, PANELS_AHEAD, AT_ONCE>(rows, x, x_stride, panels, count, from, to, ahead,
+                                                                  every);
 }
 
-#if HAS_MATRIX_UNIT
-// The same by the matrix unit.
-static void multiply_panel_by_tiles(const Product& product, long panel_number, long first, long last) {
-    const weight_t* panel = product.weight + panel_number * product.num_inputs * PANEL;
-    const char* ahead = (const char*)(panel + product.num_inputs * PANEL);
-    const long column = panel_number * PANEL;
+// Rows [first, last) of one panel.
+static void multiply_panel(const Product& product, long panel, long first, long last, Panels ahead) {
+    const long column = panel * PANEL, steps = product.num_steps();
     const long width = product.num_outputs - column < PANEL ? product.num_outputs - column : PANEL;
-    alignas(64) float sums[2 * TILE_ROWS * PANEL];
-    for (long row = first; row < last; row += 2 * TILE_ROWS, ahead = nullptr) {
-        const long num_rows = last - row < 2 * TILE_ROWS ? last - row : 2 * TILE_ROWS;
-        const half_t* x = product.x + row * product.x_stride;
-        if (num_rows > TILE_ROWS)
-            multiply_tiles<true>(x, product.x_stride, panel, product.num_inputs, sums, ahead);
-        else
-            multiply_tiles<false>(x, product.x_stride, panel, product.num_inputs, sums, ahead);
-        for (long r = 0; r < num_rows; r++) {
-            float* to = product.out + (row + r) * product.num_outputs + column;
-            for (long n = 0; n < width; n++)
-                to[n] = sums[r * PANEL + n] + (product.bias ? product.bias[column + n] : 0.0f);
-        }
+    alignas(64) float bias[PANEL] = {}, sums[MOST_ROWS * PANEL];
+    if (product.bias) memcpy(bias, product.bias + column, width * sizeof(float));
+    for (long row = first; row < last; row += MOST_ROWS, ahead = {}) {
+        const long rows = last - row < MOST_ROWS ? last - row : MOST_ROWS;
+        float* out = product.out + row * product.num_outputs + column;
+        const Sums to = width == PANEL ? Sums{out, product.num_outputs} : Sums{sums, PANEL};
+        const Panels own = {product.panel(panel), 0};
+        const bool fetches = ahead.weights;
+        add_rows<1, MOST_ROWS, 1, 1, 1>(rows, product.x + row * product.x_stride, product.x_stride, own, steps,
+                                        {bias, 0}, to, fetches ? ahead : own, fetches ? 1 : steps);
+        if (width < PANEL)
+            for (long r = 0; r < rows; r++)
+                memcpy(out + r * product.num_outputs, sums + r * PANEL, width * sizeof(float));
     }
 }
-#endif
 
-// Rows [first, last) of one panel, whose outputs begin at `column`.
-static void multiply_panel(const Product& product, long panel_number, long first, long last) {
-    const long num_steps = (product.num_inputs + TOGETHER - 1) / TOGETHER;
+#if WIDE > 1
+// One tile of rows of a block: tile number `tile` of `num_tiles`, which share the work of fetching.
+static void add_tile(long tile, long num_tiles, long rows, const half_t* x, long x_stride, Panels panels, long count,
+                     Sums from, Sums to, Panels ahead) {
+    if (!ahead.weights)
+        return add_rows<1, MOST_ROWS, WIDE, 1, LINES_AT_ONCE>(rows, x, x_stride, panels, count, from, to, panels,
+                                                              count);
+    if (num_tiles == 1)
+        return add_rows<1, MOST_ROWS, WIDE, WIDE, 1>(rows, x, x_stride, panels, count, from, to, ahead, 1);
+    if (num_tiles == 2 && tile == 0)
+        return add_rows<MOST_ROWS / 2, MOST_ROWS, WIDE, WIDE - 1, 1>(rows, x, x_stride, panels, count, from, to, ahead,
+                                                                     1);
+    // One panel is left to the second of two tiles; of more tiles, each fetches a part of one panel.
+    long panel = WIDE - 1, part = 0, parts = 1;
+    if (num_tiles > 2) {
+        panel = tile * WIDE / num_tiles;
+        const long begin = (panel * num_tiles + WIDE - 1) / WIDE, end = ((panel + 1) * num_tiles + WIDE - 1) / WIDE;
+        part = tile - begin, parts = end - begin;
+    }
+    const Panels own = {ahead.weights + panel * ahead.stride + (count + parts - 1) / parts * part * STEP, 0};
+    add_rows<1, MOST_ROWS, WIDE, 1, LINES_AT_ONCE>(rows, x, x_stride, panels, count, from, to, own,
+                                                   parts * LINES_AT_ONCE);
+}
+
+// Rows [first, last), at most ROWS_AT_ONCE, of WIDE panels. Several tiles of rows take turns, block by block.
+static void multiply_panels(const Product& product, long panel, long first, long last, Panels ahead) {
+    constexpr long MOST = WIDE * PANEL;
     const long num_rows = last - first, num_tiles = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
-    const weight_t* panel = product.weight + panel_number * num_steps * PANEL * TOGETHER;
-    const long column = panel_number * PANEL;
-    const long width = product.num_outputs - column < PANEL ? product.num_outputs - column : PANEL;
-    alignas(64) float sums[ROWS_AT_ONCE * PANEL];
-    for (long r = 0; r < num_rows; r++)
-        for (long n = 0; n < PANEL; n++)
-            sums[r * PANEL + n] = product.bias && n < width ? product.bias[column + n] : 0.0f;
-    // Two tiles take turns, block by block, as memory is what they wait for; more tiles go through the whole panel
-    // each, as it then pays to keep their sums in registers.
-    const long block_steps = num_tiles == 2 ? BLOCK : num_steps;
+    const long num_steps = product.num_steps(), stride = product.panel_size(), column = panel * PANEL;
+    const long width = product.num_outputs - column < MOST ? product.num_outputs - column : MOST;
+    alignas(64) float sums[ROWS_AT_ONCE * MOST], bias[MOST] = {};
+    if (product.bias) memcpy(bias, product.bias + column, width * sizeof(float));
+    float* out = product.out + first * product.num_outputs + column;
+    const long block_steps = num_tiles == 1 ? num_steps : BLOCK;
     for (long k = 0; k < num_steps; k += block_steps) {
         const long count = num_steps - k < block_steps ? num_steps - k : block_steps;
-        const weight_t* block = panel + k * PANEL * TOGETHER;
-        const char* next = (const char*)(block + count * PANEL * TOGETHER);
-        long done = 0;
-        for (long tile = 0; tile < num_tiles; tile++) {
+        const bool is_last = k + count == num_steps;
+        const Panels block = {product.panel(panel) + k * STEP, stride};
+        const Panels next = {block.weights + count * STEP, stride};
+        for (long tile = 0, done = 0; tile < num_tiles; tile++) {
             const long rows = (num_rows - done + num_tiles - tile - 1) / (num_tiles - tile);
-            const half_t* x = product.x + (first + done) * product.x_stride + k * TOGETHER;
-            float* to = sums + done * PANEL;
-            if (num_tiles == 1)
-                add_rows<LINES_OF_INPUT>(rows, x, product.x_stride, block, count, to, next);
-            else if (num_tiles == 2 && tile == 0)
-                add_rows<LINES_FIRST>(rows, x, product.x_stride, block, count, to, next);
-            else if (num_tiles == 2)
-                add_rows<LINES_SECOND>(rows, x, product.x_stride, block, count, to, next + LINES_FIRST * count * 64);
-            else if (tile < LINES_OF_INPUT)
-                add_rows<1>(rows, x, product.x_stride, block, count, to, next + tile * count * 64);
-            else
-                add_rows<0>(rows, x, product.x_stride, block, count, to, next);
+            const Sums own = {sums + done * MOST, MOST};
+            const Sums whole = {out + done * product.num_outputs, product.num_outputs};
+            add_tile(tile, num_tiles, rows, product.x + (first + done) * product.x_stride + k * TOGETHER,
+                     product.x_stride, block, count, k ? own : Sums{bias, 0}, is_last && width == MOST ? whole : own,
+                     is_last || !ahead.weights ? ahead : next);
             done += rows;
         }
     }
-    for (long r = 0; r < num_rows; r++)
-        memcpy(product.out + (first + r) * product.num_outputs + column, sums + r * PANEL, width * sizeof(float));
+    if (width < MOST)
+        for (long r = 0; r < num_rows; r++)
+            memcpy(out + r * product.num_outputs, sums + r * MOST, width * sizeof(float));
+}
+#endif
+
+#if HAS_MATRIX_UNIT
+// Rows of COLUMNS panels by the matrix unit.
+template <int COLUMNS>
+static void multiply_panels_by_tiles(const Product& product, long panel, long first, long last, Panels ahead) {
+    const long column = panel * PANEL, stride = product.panel_size() * 2, ahead_stride = ahead.stride * 2;
+    const long width = product.num_outputs - column < COLUMNS * PANEL ? product.num_outputs - column : COLUMNS * PANEL;
+    const long num_chunks = (last - first + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS);
+    const long share = (product.num_inputs / TILE_INPUTS + num_chunks - 1) / num_chunks * TILE_ROWS * STEP;
+    const weight_t* weights = product.panel(panel);
+    alignas(64) float sums[2 * TILE_ROWS * COLUMNS * PANEL], bias[COLUMNS * PANEL] = {};
+    if (product.bias) memcpy(bias, product.bias + column, width * sizeof(float));
+    for (long row = first; row < last; row += 2 * TILE_ROWS, ahead.weights += share) {
+        const long rows = last - row < 2 * TILE_ROWS ? last - row : 2 * TILE_ROWS;
+        const half_t* x = product.x + row * product.x_stride;
+        const char* fetched = (const char*)ahead.weights;
+        if (rows > TILE_ROWS)
+            multiply_tiles<true, COLUMNS>(x, product.x_stride, weights, stride, product.num_inputs, sums, fetched,
+                                          ahead_stride, num_chunks);
+        else
+            multiply_tiles<false, COLUMNS>(x, product.x_stride, weights, stride, product.num_inputs, sums, fetched,
+                                           ahead_stride, num_chunks);
+        for (long r = 0; r < rows; r++) {
+            float* to = product.out + (row + r) * product.num_outputs + column;
+            const float* from = sums + r * COLUMNS * PANEL;
+            if (width == COLUMNS * PANEL)
+                for (long n = 0; n < COLUMNS * PANEL; n++) to[n] = from[n] + bias[n];
+            else
+                for (long n = 0; n < width; n++) to[n] = from[n] + bias[n];
+        }
+    }
 }
 
-// The share of one of `num_threads` threads: some of the panels, all rows.
-static void multiply(const Product& product, long first, long last, long thread, long num_threads) {
-    const long num_panels = (product.num_outputs + PANEL - 1) / PANEL;
-    const long begin = num_panels * thread / num_threads, end = num_panels * (thread + 1) / num_threads;
+// Panels [begin, end).
+static void multiply_by_tiles(const Product& product, long begin, long end, long first, long last, Panels after) {
+    const long stride = product.panel_size();
+    long panel = begin;
+    for (; panel + 3 <= end; panel += 3)
+        multiply_panels_by_tiles<3>(product, panel, first, last,
+                                    panel + 3 < end ? Panels{product.panel(panel + 3), stride} : after);
+    for (; panel < end; panel++)
+        multiply_panels_by_tiles<1>(product, panel, first, last,
+                                    panel + 1 < end ? Panels{product.panel(panel + 1), stride} : after);
+}
+#endif
+
+// The share of one of `num_threads` threads: some of the panels, all rows. next: the product that comes after it.
+static void multiply(const Product& product, const Product& next, long first, long last, long thread,
+                     long num_threads) {
+    const long begin = product.share(thread, num_threads), end = product.share(thread + 1, num_threads);
+    const Panels after = {next.panel(next.share(thread, num_threads)), next.panel_size()};
+    const long stride = product.panel_size();
 #if HAS_MATRIX_UNIT
-    if (uses_matrix_unit) {
-        for (long panel = begin; panel < end; panel++) multiply_panel_by_tiles(product, panel, first, last);
-        return;
+    if (uses_matrix_unit) return multiply_by_tiles(product, begin, end, first, last, after);
+#endif
+    long panel = begin;
+#if WIDE > 1
+    for (; last - first > FEW_ROWS && panel + WIDE <= end; panel += WIDE) {
+        Panels ahead = panel + WIDE < end ? Panels{product.panel(panel + WIDE), stride} : after;
+        for (long row = first; row < last; row += ROWS_AT_ONCE, ahead = {})
+            multiply_panels(product, panel, row, last < row + ROWS_AT_ONCE ? last : row + ROWS_AT_ONCE, ahead);
     }
 #endif
-    for (long panel = begin; panel < end; panel++)
-        for (long row = first; row < last; row += ROWS_AT_ONCE)
-            multiply_panel(product, panel, row, last < row + ROWS_AT_ONCE ? last : row + ROWS_AT_ONCE);
+    for (; panel < end; panel++)
+        multiply_panel(product, panel, first, last, panel + 1 < end ? Panels{product.panel(panel + 1), stride} : after);
 }

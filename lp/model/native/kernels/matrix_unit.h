@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #define TILE_ROWS 16
-#define TILE_OUTPUTS 16
 #define TILE_INPUTS 32
 
 // Asks the system for the unit, which it must allow to each process.
@@ -39,47 +38,62 @@ static void close_matrix_unit() {
     if (uses_matrix_unit) _tile_release();
 }
 
-// Up to 32 rows of x, IS_PAIR if more than 16, with a panel of 48 outputs. sums: [32][48]. ahead: fetched meanwhile, a
-// line for each line of the panel; null to fetch nothing.
-template <bool IS_PAIR>
-static void multiply_tiles(const half_t* x, long x_stride, const weight_t* panel, long num_inputs, float* sums,
-                           const char* ahead) {
-    const long stride = x_stride * 2, panel_stride = 3 * TILE_OUTPUTS * 4, width = 3 * TILE_OUTPUTS;
+static inline void fetch_tile(const char* from) {
+#pragma GCC unroll 16
+    for (int line = 0; line < TILE_ROWS; line++) __builtin_prefetch(from + line * 64, 0, 2);
+}
+
+// Up to 32 rows of x, IS_PAIR if more than 16, with COLUMNS panels that lie `stride` bytes apart. sums: [32][COLUMNS *
+// PANEL]. ahead: fetched meanwhile, of each panel as many lines as are read, or a part of them: every `every` tiles those
+// of a tile; null to fetch nothing. ahead_stride: bytes from one panel to the next.
+template <bool IS_PAIR, int COLUMNS>
+static void multiply_tiles(const half_t* x, long x_stride, const weight_t* panels, long stride, long num_inputs,
+                           float* sums, const char* ahead, long ahead_stride, long every) {
+    const long bytes = x_stride * 2, width = COLUMNS * PANEL, tile_bytes = TILE_ROWS * 64;
+    const char* weights = (const char*)panels;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     _tile_zero(4);
     _tile_zero(5);
-    for (long k = 0; k < num_inputs; k += TILE_INPUTS) {
-        const char* weights = (const char*)(panel + k * width);
-        if (ahead)
-            for (long line = 0; line < 3 * TILE_ROWS; line++)
-                __builtin_prefetch(ahead + k * width * 2 + line * 64, 0, 2);
-        _tile_loadd(6, x + k, stride);
-        _tile_loadd(7, weights, panel_stride);
+    long wait = 0;
+    for (long k = 0; k < num_inputs; k += TILE_INPUTS, weights += tile_bytes) {
+        const bool fetches = ahead && wait == 0;
+        wait = wait ? wait - 1 : every - 1;
+        const char* fetched = ahead;
+        if (fetches) ahead += tile_bytes;
+        _tile_loadd(6, x + k, bytes);
+        _tile_loadd(7, weights, 64);
         _tile_dpbf16ps(0, 6, 7);
-        _tile_loadd(7, weights + 64, panel_stride);
-        _tile_dpbf16ps(1, 6, 7);
-        _tile_loadd(7, weights + 128, panel_stride);
-        _tile_dpbf16ps(2, 6, 7);
+        if (fetches) fetch_tile(fetched);
+        if (COLUMNS > 1) {
+            _tile_loadd(7, weights + stride, 64);
+            _tile_dpbf16ps(1, 6, 7);
+            if (fetches) fetch_tile(fetched + ahead_stride);
+        }
+        if (COLUMNS > 2) {
+            _tile_loadd(7, weights + 2 * stride, 64);
+            _tile_dpbf16ps(2, 6, 7);
+            if (fetches) fetch_tile(fetched + 2 * ahead_stride);
+        }
         if (IS_PAIR) {
-            _tile_loadd(6, x + TILE_ROWS * x_stride + k, stride);
-            _tile_dpbf16ps(5, 6, 7);
-            _tile_loadd(7, weights + 64, panel_stride);
-            _tile_dpbf16ps(4, 6, 7);
-            _tile_loadd(7, weights, panel_stride);
+            _tile_loadd(6, x + TILE_ROWS * x_stride + k, bytes);
+            if (COLUMNS > 2) _tile_dpbf16ps(5, 6, 7);
+            if (COLUMNS > 2) _tile_loadd(7, weights + stride, 64);
+            if (COLUMNS > 1) _tile_dpbf16ps(4, 6, 7);
+            if (COLUMNS > 1) _tile_loadd(7, weights, 64);
             _tile_dpbf16ps(3, 6, 7);
         }
     }
     _tile_stored(0, sums, width * 4);
-    _tile_stored(1, sums + TILE_OUTPUTS, width * 4);
-    _tile_stored(2, sums + 2 * TILE_OUTPUTS, width * 4);
+    if (COLUMNS > 1) _tile_stored(1, sums + PANEL, width * 4);
+    if (COLUMNS > 2) _tile_stored(2, sums + 2 * PANEL, width * 4);
     if (IS_PAIR) {
         sums += TILE_ROWS * width;
         _tile_stored(3, sums, width * 4);
-        _tile_stored(4, sums + TILE_OUTPUTS, width * 4);
-        _tile_stored(5, sums + 2 * TILE_OUTPUTS, width * 4);
+        if (COLUMNS > 1) _tile_stored(4, sums + PANEL, width * 4);
+        if (COLUMNS > 2) _tile_stored(5, sums + 2 * PANEL, width * 4);
     }
 }
 

@@ -5,6 +5,8 @@
 
 #include "vectors.h"
 
+#define PANEL 16  // outputs that lie side by side in a packed weight
+
 #if WEIGHT_FORMAT == 0
 typedef float weight_t;
 #elif WEIGHT_FORMAT == 1

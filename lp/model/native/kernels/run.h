@@ -49,10 +49,16 @@ class Meeting {
     alignas(64) std::atomic<long> round_{0};
 };
 
-static void run_product(const Step& step, const long* a, long first, long thread, long num_threads) {
-    const Product product = {
-        (const half_t*)a[0] + a[1], a[2], (const weight_t*)a[3], (const float*)a[4], (float*)a[5], a[6], a[7]};
-    multiply(product, first, step.num_rows, thread, num_threads);
+static Product product_of(const Instruction& one, const long* arguments) {
+    const long* a = arguments + one.first;
+    return {(const half_t*)a[0] + a[1], a[2], (const weight_t*)a[3], (const float*)a[4], (float*)a[5], a[6], a[7]};
+}
+
+// The product that comes after instruction `number`; that instruction itself if there is none.
+static const Instruction& next_product(const Instruction* program, long num_instructions, long number) {
+    for (long n = number + 1; n < num_instructions; n++)
+        if (program[n].kind == PRODUCT) return program[n];
+    return program[number];
 }
 
 static void run_program(const Step& step, const Instruction* program, long num_instructions, const long* arguments,
@@ -77,7 +83,9 @@ static void run_program(const Step& step, const Instruction* program, long num_i
                 functions[one.number](step, a, first + count * thread / num_threads,
                                       first + count * (thread + 1) / num_threads);
             else if (one.kind == PRODUCT)
-                run_product(step, a, first, thread, num_threads);
+                multiply(product_of(one, arguments),
+                         product_of(next_product(program, num_instructions, n), arguments), first, step.num_rows,
+                         thread, num_threads);
             else
                 attentions[one.number](step, a, first, room + thread * room_size, thread, num_threads);
         }
