@@ -171,7 +171,7 @@ class StageWriter:
         self._open(outer, 0)
         pad = INDENT * depth
         start, operator, body = (
-            ("-INFINITY", "max", "sum = fmaxf(sum, {});") if statement.is_maximum else ("0.0f", "+", "sum += {};")
+            ("-INFINITY", "max", "sum = larger(sum, {});") if statement.is_maximum else ("0.0f", "+", "sum += {};")
         )
         value = loop.formula.format(*(self._at(one) for one in loop.inputs))
         self._lines += [

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lp.model.kv_cache import KVCache
 from lp.model.native.binding import Bound, BoundInstruction
-from lp.model.native.memory import RowMemory
+from lp.model.native.memory import Output, RowMemory
 from lp.model.native.program import Program, Value
 from lp.tree import TokenTree
 
@@ -61,6 +61,7 @@ class NativeForward:
         self._arguments = np.zeros(sum(len(one.arguments) for one in instructions), np.int64)
         self._logits_at: list[int] = []
         self._scores = torch.empty(0)
+        self._output = Output()
         self._fill_table()
 
     @property
@@ -90,7 +91,7 @@ class NativeForward:
             self._reserve(num_rows)
         self._memory.numbers(self._tokens)[:num_rows] = tree.tokens
         np.add(tree.depths, cache.length, out=self._memory.numbers(self._positions)[:num_rows])
-        logits = torch.empty(num_logits, width)
+        logits = self._output.take(num_logits, width)
         self._arguments[self._logits_at] = logits.data_ptr() - (num_rows - num_logits) * width * logits.itemsize
         self._run(tree, cache, num_logits, times)
         return logits

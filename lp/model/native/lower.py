@@ -77,9 +77,9 @@ class Lowering:
         low, high = (*limits, None, None)[:2]
         formula = "{0}"
         if low is not None:
-            formula = f"fmaxf({formula}, {literal(low)})"
+            formula = f"larger({formula}, {literal(low)})"
         if high is not None:
-            formula = f"fminf({formula}, {literal(high)})"
+            formula = f"smaller({formula}, {literal(high)})"
         self._add_map(formula, [tensor], operation.outputs[0])
 
     def _lower_mean(self, operation: Operation) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ ROWS = 64
 # Rows behind the last one that the native code may read: TILE_ROWS in kernels/matrix_unit.h.
 BEHIND = 16
 LINE = 64
+# Memory of earlier logits is used again if it is at most so many times what is needed.
+MOST_SPARE = 64
 
 
 class RowMemory:
@@ -54,6 +57,23 @@ class RowMemory:
         assert value.is_integer
         count = self.capacity * value.width
         return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(self.address(value)))
+
+
+class Output:
+    """Memory for a step's logits, which is used again once nobody holds them any more: fresh memory costs as much time
+    as some rows do.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = np.empty(0, np.float32)
+        self._unused = sys.getrefcount(self._numbers)
+
+    def take(self, num_rows: int, width: int) -> Tensor:
+        """Float32 [num_rows, width] with any numbers."""
+        size = num_rows * width
+        if sys.getrefcount(self._numbers) > self._unused or not size <= len(self._numbers) <= MOST_SPARE * size:
+            self._numbers = np.empty(size, np.float32)
+        return torch.from_numpy(self._numbers)[:size].view(num_rows, width)
 
 
 def _bytes_of(value: Value) -> int:

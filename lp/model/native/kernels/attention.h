@@ -17,6 +17,7 @@
 #define QUERIES 4
 #endif
 #define MOST_QUERIES 48  // of one task
+#define ENOUGH_ROWS 2    // for a task, if there are too few for all threads
 
 // What all layers of a step share. starts, visible: row r sees the rows visible[starts[r]] ... visible[starts[r + 1] -
 // 1], itself the last. The cache holds `length` tokens before this step's rows, and has room for `capacity`.
@@ -129,7 +130,7 @@ static inline void add_all_values(float* const* weights, long first, const float
 static inline float soften(float* scores, long first, long last) {
     float most = -INFINITY, sum = 0.0f;
 #pragma omp simd reduction(max : most)
-    for (long key = first; key < last; key++) most = fmaxf(most, scores[key]);
+    for (long key = first; key < last; key++) most = larger(most, scores[key]);
 #pragma omp simd reduction(+ : sum)
     for (long key = first; key < last; key++) {
         scores[key] = exponential(scores[key] - most);
@@ -217,11 +218,13 @@ template <int SIZE>
 static void attend(const float* query, long query_width, long query_stride, float* out, long layer, const Step& step,
                    long num_heads, long num_groups, long first, float scale, long window, float softcap, float* room,
                    long thread, long num_threads) {
-    const long rows = MOST_QUERIES / num_groups > 0 ? MOST_QUERIES / num_groups : 1;
-    const long num_chunks = (step.num_rows - first + rows - 1) / rows;
+    // Tasks of about the same size, as many for each thread: a task turns all keys, so there are no more than needed.
+    const long count = step.num_rows - first, most = MOST_QUERIES / num_groups > 0 ? MOST_QUERIES / num_groups : 1;
+    long num_chunks = (count + most - 1) / most;
+    while (num_chunks * num_heads % num_threads && num_chunks * ENOUGH_ROWS <= count) num_chunks++;
     for (long task = thread; task < num_heads * num_chunks; task += num_threads) {
-        const long begin = first + task / num_heads * rows,
-                   end = begin + rows < step.num_rows ? begin + rows : step.num_rows;
+        const long chunk = task / num_heads, begin = first + count * chunk / num_chunks,
+                   end = first + count * (chunk + 1) / num_chunks;
         attend_task<SIZE>(query, query_width, query_stride, out, step.keys[layer], step.values[layer], step,
                           task % num_heads, num_groups, num_heads, begin, end, scale, window, softcap, room);
     }

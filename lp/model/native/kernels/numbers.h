@@ -59,6 +59,10 @@ class FlushSmall {
 #endif
 };
 
+// The C library's fmaxf and fminf are calls, as they ask for NaN.
+static inline float larger(float a, float b) { return a > b ? a : b; }
+static inline float smaller(float a, float b) { return a < b ? a : b; }
+
 // e to the power of x, within two units in the last place. Below -87 it stays at the smallest normal number.
 static inline float exponential(float x) {
     x = x < -87.3f ? -87.3f : x > 88.7f ? 88.7f : x;
