@@ -98,6 +98,22 @@ static inline void score(const float* const* queries, const float* turned, float
             }
 }
 
+// The numbers of a value as floats, padded with zeros.
+template <int SIZE, int PADDED>
+static inline void widen_one(const weight_t* value, float* to) {
+    int d = 0;
+    for (; d + LANES <= SIZE; d += LANES) store(to + d, load_numbers(value + d));
+    for (; d < PADDED; d++) to[d] = d < SIZE ? number(value[d]) : 0.0f;
+}
+
+// The same for `count` values: where they lie if they need no change, else in `room`.
+template <int SIZE, int PADDED>
+static inline const float* widen(const weight_t* values, long count, float* room) {
+    if constexpr (sizeof(weight_t) == sizeof(float) && SIZE == PADDED) return (const float*)values;
+    for (long n = 0; n < count; n++) widen_one<SIZE, PADDED>(values + n * SIZE, room + n * PADDED);
+    return room;
+}
+
 // Adds weighted values to COUNT outputs, at numbers [d, d + WIDE vectors).
 template <int COUNT, int WIDE>
 static inline void add_values(float* const* weights, long first, const float* values, long stride, long count,
@@ -193,21 +209,25 @@ static void attend_task(const float* query, long query_width, long query_stride,
     }
     for (long key = hidden; key < step.length; key += KEYS) {
         const long count = step.length - key < KEYS ? step.length - key : KEYS;
-        for (long n = 0; n < count; n++)
-            for (long d = 0; d < PADDED; d++)
-                turned[n * PADDED + d] = d < SIZE ? number(values[(key + n) * SIZE + d]) : 0.0f;
+        const float* wide = widen<SIZE, PADDED>(values + key * SIZE, count, turned);
         long q = 0;
         for (; q + QUERIES <= num_queries; q += QUERIES)
-            add_all_values<QUERIES, PADDED>(scores + q, key, turned, count, outs + q);
-        for (; q < num_queries; q++) add_all_values<1, PADDED>(scores + q, key, turned, count, outs + q);
+            add_all_values<QUERIES, PADDED>(scores + q, key, wide, count, outs + q);
+        for (; q < num_queries; q++) add_all_values<1, PADDED>(scores + q, key, wide, count, outs + q);
+    }
+    for (long row = first; row < last; row++) {
+        const long num_seen = step.starts[row + 1] - step.starts[row], q = (row - first) * num_groups;
+        const int* seen = step.visible + step.starts[row];
+        for (long begin = 0; begin < num_seen; begin += KEYS) {
+            const long count = num_seen - begin < KEYS ? num_seen - begin : KEYS;
+            for (long n = 0; n < count; n++)
+                widen_one<SIZE, PADDED>(values + (step.length + seen[begin + n]) * SIZE, turned + n * PADDED);
+            for (long g = q; g < q + num_groups; g++)
+                add_all_values<1, PADDED>(scores + g, step.length + begin, turned, count, outs + g);
+        }
     }
     for (long q = 0; q < num_queries; q++) {
         const long row = first + q / num_groups;
-        for (long n = 0; n < step.starts[row + 1] - step.starts[row]; n++) {
-            const weight_t* value = values + (step.length + step.visible[step.starts[row] + n]) * SIZE;
-            for (long d = 0; d < PADDED; d++) turned[d] = d < SIZE ? number(value[d]) : 0.0f;
-            add_all_values<1, PADDED>(scores + q, step.length + n, turned, 1, outs + q);
-        }
         float* to = out + row * num_heads * num_groups * SIZE + (head * num_groups + q % num_groups) * SIZE;
         for (long d = 0; d < SIZE; d++) to[d] = outs[q][d] * factors[q];
     }
