@@ -61,7 +61,7 @@ struct Product {
     }
 };
 
-// Panels that lie `stride` numbers apart. Fetched from a null pointer, they are not fetched.
+// Panels that lie `stride` numbers apart. As what to fetch: nothing, if weights is null.
 struct Panels {
     const weight_t* weights;
     long stride;
@@ -74,7 +74,7 @@ struct Sums {
 };
 
 // Adds the products of `count` steps of COLUMNS panels with ROWS rows to the sums `from` and writes them to `to`. Of
-// each of PANELS_AHEAD panels, `at_once` lines are fetched every `every` steps.
+// each of PANELS_AHEAD panels, AT_ONCE lines are fetched every `every` steps; one line every step if AT_ONCE is 1.
 template <int ROWS, int COLUMNS, int PANELS_AHEAD, int AT_ONCE>
 static void add_block(const half_t* x, long x_stride, Panels panels, long count, Sums from, Sums to, Panels ahead,
                       long every) {
@@ -94,7 +94,7 @@ static void add_block(const half_t* x, long x_stride, Panels panels, long count,
             for (int line = 0; line < AT_ONCE; line++)
                 __builtin_prefetch(fetched + panel * fetched_stride + line * 64, 0, 2);
         fetched += 64 * AT_ONCE;
-        const long end = k + every < count ? k + every : count;
+        const long end = AT_ONCE == 1 ? k + 1 : k + every < count ? k + every : count;
         for (; k < end; k++, weights += STEP) {
 #if TOGETHER == 1
             Vector weight[WIDTH];
@@ -166,30 +166,30 @@ static void multiply_panel(const Product& product, long panel, long first, long 
         float* out = product.out + row * product.num_outputs + column;
         const Sums to = width == PANEL ? Sums{out, product.num_outputs} : Sums{sums, PANEL};
         const Panels own = {product.panel(panel), 0};
-        const bool fetches = ahead.weights;
         add_rows<1, MOST_ROWS, 1, 1, 1>(rows, product.x + row * product.x_stride, product.x_stride, own, steps,
-                                        {bias, 0}, to, fetches ? ahead : own, fetches ? 1 : steps);
+                                        {bias, 0}, to, ahead.weights ? ahead : own, 1);
         if (width < PANEL)
             for (long r = 0; r < rows; r++)
                 memcpy(out + r * product.num_outputs, sums + r * PANEL, width * sizeof(float));
     }
 }
 
-#if WIDE > 1
 // One tile of rows of a block: tile number `tile` of `num_tiles`, which share the work of fetching.
 static void add_tile(long tile, long num_tiles, long rows, const half_t* x, long x_stride, Panels panels, long count,
                      Sums from, Sums to, Panels ahead) {
     if (!ahead.weights)
         return add_rows<1, MOST_ROWS, WIDE, 1, LINES_AT_ONCE>(rows, x, x_stride, panels, count, from, to, panels,
                                                               count);
-    if (num_tiles == 1)
-        return add_rows<1, MOST_ROWS, WIDE, WIDE, 1>(rows, x, x_stride, panels, count, from, to, ahead, 1);
-    if (num_tiles == 2 && tile == 0)
-        return add_rows<MOST_ROWS / 2, MOST_ROWS, WIDE, WIDE - 1, 1>(rows, x, x_stride, panels, count, from, to, ahead,
-                                                                     1);
-    // One panel is left to the second of two tiles; of more tiles, each fetches a part of one panel.
     long panel = WIDE - 1, part = 0, parts = 1;
-    if (num_tiles > 2) {
+    if constexpr (WIDE > 1) {
+        if (num_tiles == 1)
+            return add_rows<1, MOST_ROWS, WIDE, WIDE, 1>(rows, x, x_stride, panels, count, from, to, ahead, 1);
+        if (num_tiles == 2 && tile == 0)
+            return add_rows<MOST_ROWS / 2, MOST_ROWS, WIDE, WIDE - 1, 1>(rows, x, x_stride, panels, count, from, to,
+                                                                         ahead, 1);
+    }
+    // One panel is left to the second of two tiles; of more tiles, each fetches a part of one panel.
+    if (WIDE == 1 || num_tiles > 2) {
         panel = tile * WIDE / num_tiles;
         const long begin = (panel * num_tiles + WIDE - 1) / WIDE, end = ((panel + 1) * num_tiles + WIDE - 1) / WIDE;
         part = tile - begin, parts = end - begin;
@@ -228,7 +228,6 @@ static void multiply_panels(const Product& product, long panel, long first, long
         for (long r = 0; r < num_rows; r++)
             memcpy(out + r * product.num_outputs, sums + r * MOST, width * sizeof(float));
 }
-#endif
 
 #if HAS_MATRIX_UNIT
 // Rows of COLUMNS panels by the matrix unit.
@@ -285,13 +284,11 @@ static void multiply(const Product& product, const Product& next, long first, lo
     if (uses_matrix_unit) return multiply_by_tiles(product, begin, end, first, last, after);
 #endif
     long panel = begin;
-#if WIDE > 1
     for (; last - first > FEW_ROWS && panel + WIDE <= end; panel += WIDE) {
         Panels ahead = panel + WIDE < end ? Panels{product.panel(panel + WIDE), stride} : after;
         for (long row = first; row < last; row += ROWS_AT_ONCE, ahead = {})
             multiply_panels(product, panel, row, last < row + ROWS_AT_ONCE ? last : row + ROWS_AT_ONCE, ahead);
     }
-#endif
     for (; panel < end; panel++)
         multiply_panel(product, panel, first, last, panel + 1 < end ? Panels{product.panel(panel + 1), stride} : after);
 }

@@ -168,3 +168,19 @@ def with_branches(path: list[int]) -> tuple[TokenTree, list[int]]:
         builder.add((token + 1) % VOCAB_SIZE, rows[-1])
         rows.append(builder.add(token, rows[-1]))
     return builder.build(), rows
+
+
+def test_logits_that_are_held_are_not_overwritten(
+    load_both: Callable[[str, str], tuple[CausalModel, NativeForward]],
+) -> None:
+    """Memory of logits is used again only when nobody holds them, not even a row of them."""
+    model, native = load_both("llama", "float32")
+    cache, tree = model.make_cache(1), chain([3, 4, 5])
+    first = native(tree, cache, 3)
+    row, copy, address = first[1], first[1].clone(), first.data_ptr()
+    del first
+    other = native(chain([9, 8, 7]), cache, 3)
+    assert other.data_ptr() != address and torch.equal(row, copy)
+    address = other.data_ptr()
+    del other
+    assert native(tree, cache, 3).data_ptr() == address
