@@ -12,7 +12,7 @@
 #define VECTORS (PANEL / LANES)  // in a panel
 #if LANES == 16
 #define MOST_ROWS 8  // whose sums fit the registers
-#define FEW_ROWS 4   // that go through one panel at a time
+#define FEW_ROWS 1   // that go through one panel at a time
 #define WIDE 3       // panels that others go through at a time
 #elif LANES == 8
 #define MOST_ROWS 6

@@ -44,8 +44,8 @@ static inline void fetch_tile(const char* from) {
 }
 
 // Up to 32 rows of x, IS_PAIR if more than 16, with COLUMNS panels that lie `stride` bytes apart. sums: [32][COLUMNS *
-// PANEL]. ahead: fetched meanwhile, of each panel as many lines as are read, or a part of them: every `every` tiles those
-// of a tile; null to fetch nothing. ahead_stride: bytes from one panel to the next.
+// PANEL]. ahead: what is fetched meanwhile, null for nothing: a tile of each of as many panels, `ahead_stride` bytes
+// apart, for every `every` tiles that are read.
 template <bool IS_PAIR, int COLUMNS>
 static void multiply_tiles(const half_t* x, long x_stride, const weight_t* panels, long stride, long num_inputs,
                            float* sums, const char* ahead, long ahead_stride, long every) {

@@ -83,9 +83,8 @@ static void run_program(const Step& step, const Instruction* program, long num_i
                 functions[one.number](step, a, first + count * thread / num_threads,
                                       first + count * (thread + 1) / num_threads);
             else if (one.kind == PRODUCT)
-                multiply(product_of(one, arguments),
-                         product_of(next_product(program, num_instructions, n), arguments), first, step.num_rows,
-                         thread, num_threads);
+                multiply(product_of(one, arguments), product_of(next_product(program, num_instructions, n), arguments),
+                         first, step.num_rows, thread, num_threads);
             else
                 attentions[one.number](step, a, first, room + thread * room_size, thread, num_threads);
         }
