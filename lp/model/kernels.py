@@ -11,21 +11,18 @@ long part. Knows nothing of models or caches.
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import varlen
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-HALF = (torch.float16, torch.bfloat16)
-# The largest head dimension that flash-attn and torch's varlen_attn support.
-LARGEST_HEAD = 256
+from lp.model.gpu import prefix as gpu_prefix
+from lp.model.gpu.prefix import LARGEST_HEAD, Bounds, make_bounds
 
+HALF = (torch.float16, torch.bfloat16)
 
 _cpu_kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -34,8 +31,9 @@ class AttentionKind(StrEnum):
     """How attention is computed.
 
     auto: two_part on a CPU; flash or varlen on a GPU where they can be used, else sdpa. two_part: in two parts, both by
-    torch's CPU kernel. flash, varlen: in two parts on a GPU, the prefix by flash-attn or by torch's varlen_attn. sdpa:
-    in one part, by torch's fused kernels with a mask. eager: in one part, by plain matrix products; the reference.
+    torch's CPU kernel. flash, varlen: in two parts on a GPU, the prefix by flash-attn or by the operator beneath torch's
+    varlen_attn. sdpa: in one part, by torch's fused kernels with a mask. eager: in one part, by plain matrix products;
+    the reference.
     """
 
     auto = "auto"
@@ -44,6 +42,10 @@ class AttentionKind(StrEnum):
     varlen = "varlen"
     sdpa = "sdpa"
     eager = "eager"
+
+
+# Two parts, of which a GPU's kernels compute the prefix.
+GPU_KINDS = (AttentionKind.flash, AttentionKind.varlen)
 
 
 class UnsupportedAttention(ValueError):
@@ -83,12 +85,10 @@ def _obstacle(kind: AttentionKind, device: torch.device, dtype: torch.dtype, hea
     """The reason why a kind cannot be used; empty if it can be."""
     if kind is AttentionKind.two_part:
         return "" if device.type == "cpu" else "it is for the CPU"
-    if kind not in (AttentionKind.flash, AttentionKind.varlen):
+    if kind not in GPU_KINDS:
         return ""
-    if kind is AttentionKind.flash and importlib.util.find_spec("flash_attn") is None:
-        return "flash-attn is not installed (pip install 'lookahead-parallel[flash]')"
-    if kind is AttentionKind.varlen and "seqused_k" not in inspect.signature(varlen.varlen_attn).parameters:
-        return f"varlen_attn of torch {torch.__version__} takes no seqused_k"
+    if missing := gpu_prefix.missing_package() if kind is AttentionKind.flash else gpu_prefix.missing_operator():
+        return missing
     if device.type != "cuda":
         return f"it needs a CUDA device, and this is {device.type}"
     if dtype not in HALF:
@@ -109,8 +109,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: Attent
     num_before = key.shape[2] - mask.shape[1]
     if how.sliding_window is not None:
         key, value, num_before = key[:, :, num_before:], value[:, :, num_before:], 0
-    in_parts = kind in (AttentionKind.two_part, AttentionKind.flash, AttentionKind.varlen)
-    if in_parts and not how.softcap and key.shape[3] == value.shape[3]:
+    if kind in (AttentionKind.two_part, *GPU_KINDS) and not how.softcap and key.shape[3] == value.shape[3]:
         out = _in_parts(query, key, value, mask, kind, how.scale, num_before)
     else:
         out = _in_one(query, key, value, mask, kind, how, num_before)
@@ -153,8 +152,9 @@ def _in_parts(
     tail = masked_part(query, key[:, :, num_before:], value[:, :, num_before:], mask, scale)
     if num_before == 0:
         return tail[0].to(query.dtype)
-    length = torch.full((1,), num_before, dtype=torch.int32, device=query.device)
-    return merge(*prefix_part(query, key[:, :, :num_before], value[:, :, :num_before], length, kind, scale), *tail)
+    bounds = make_bounds(query.shape[2], num_before, torch.full((), num_before, device=query.device))
+    prefix = prefix_part(query, key[:, :, :num_before], value[:, :, :num_before], bounds, kind, scale)
+    return merge(*prefix, *tail)
 
 
 def _two_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, num_before: int) -> Tensor:
@@ -179,27 +179,12 @@ def masked_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: 
 
 
 def prefix_part(
-    query: Tensor, key: Tensor, value: Tensor, length: Tensor, kind: AttentionKind, scale: float
+    query: Tensor, key: Tensor, value: Tensor, bounds: Bounds, kind: AttentionKind, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """[1, H*G, R, D] and log-sum-exp [1, H*G, R] over the first `length` keys, without a mask, by flash or varlen.
-
-    length: int32 [1], on the device.
-    """
-    rows, keys, values = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    if kind is AttentionKind.flash:
-        from flash_attn import flash_attn_with_kvcache  # pyright: ignore[reportMissingImports]  # an extra
-
-        out, sums = flash_attn_with_kvcache(
-            rows, keys, values, cache_seqlens=length, softmax_scale=scale, return_softmax_lse=True
-        )
-        return out.transpose(1, 2), sums
-    num_rows, capacity = rows.shape[1], keys.shape[1]
-    ends = torch.arange(2, dtype=torch.int32, device=query.device)
-    out, sums = varlen.varlen_attn(
-        rows[0], keys[0], values[0], ends * num_rows, ends * capacity, num_rows, capacity,
-        scale=scale, enable_gqa=True, seqused_k=length, return_aux=varlen.AuxRequest(lse=True),
-    )  # fmt: skip
-    return out[None].transpose(1, 2), sums[None]
+    """[1, H*G, R, D] and log-sum-exp [1, H*G, R] over the first `bounds.length` keys, without a mask, on a GPU."""
+    by_kernel = gpu_prefix.by_flash_attn if kind is AttentionKind.flash else gpu_prefix.by_torch
+    out, sums = by_kernel(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), bounds, scale)
+    return out.transpose(1, 2), sums
 
 
 def merge(prefix: Tensor, prefix_sums: Tensor, tail: Tensor, tail_sums: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.cuda_on_cpu.operators import IMPLEMENTATIONS, OPENED, SYNCING, is_pinned, num_launches
+from tests.cuda_on_cpu.operators import SYNCING, implementation, is_pinned, num_launches
 
 aten = torch.ops.aten
 COPIES = (aten._to_copy.default, aten.copy_.default)
@@ -119,13 +119,10 @@ class MakesGpuTensors(TorchDispatchMode):
 
 def perform(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Does an operation, on the CPU tensors inside; wraps its results."""
-    if func in OPENED:  # the kernel of an operator of our own: each of its operations is seen
-        with MakesGpuTensors():
-            return OPENED[func](*args, **kwargs)
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     device = _device_of_result(func, tensors, kwargs)
     if device is None and not any(isinstance(tensor, GpuTensor) for tensor in tensors):
-        return IMPLEMENTATIONS.get(func, func)(*args, **kwargs)
+        return implementation(func)(*args, **kwargs)
     operation = _operation(func, args, kwargs, tensors, device)
     for observer in observers:
         observer.before(operation)
@@ -165,7 +162,7 @@ def _operation(
     is_async = kwargs.get("non_blocking", False) or (func is aten.copy_.default and len(args) > 2 and args[2])
     pinned = all(is_pinned(tensor) for tensor in on_host)
     return Operation(
-        str(func), IMPLEMENTATIONS.get(func, func), *inner,
+        str(func), implementation(func), *inner,
         device=next(iter(places), device) or torch.device("cuda", 0),
         access=_access(func, args, places, on_host, device),
         launches=0 if is_view else num_launches(func, args),

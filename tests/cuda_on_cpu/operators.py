@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from lp.model.fast import traced
-
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
 
@@ -82,9 +80,6 @@ IMPLEMENTATIONS: dict[Any, Callable[..., Any]] = {
     aten.histc.default: _histogram,
     aten._pin_memory.default: _pin,
 }
-# Operators of our own, by the Python function that is their kernel.
-OPENED: dict[Any, Callable[..., Any]] = {torch.ops.lookahead.tree_attention.default: traced._tree_attention}
-
 # The host waits for the result of these, as a shape or a number depends on it.
 SYNCING = {
     aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default, aten.is_nonzero.default,
@@ -103,6 +98,11 @@ LAUNCHES: dict[Any, int] = {
     aten.empty.memory_format: 0, aten.empty_like.default: 0, aten.empty_strided.default: 0,
     aten.new_empty.default: 0, aten.new_empty_strided.default: 0, aten._local_scalar_dense.default: 0,
 }  # fmt: skip
+
+
+def implementation(func: Any) -> Callable[..., Any]:
+    """What does an operator's work on the CPU."""
+    return IMPLEMENTATIONS.get(func) or func
 
 
 def num_launches(func: Any, args: tuple[Any, ...]) -> int:

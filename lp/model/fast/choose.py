@@ -21,7 +21,7 @@ from lp.model.fast.ahead_of_time import CompilationFailed, compile_ahead
 from lp.model.fast.cuda_graphs import CapturedForward
 from lp.model.fast.on_tensors import OnTensors
 from lp.model.fast.traced import TracedForward
-from lp.model.kernels import AttentionKind
+from lp.model.kernels import GPU_KINDS
 from lp.model.kv_cache import KVCache
 from lp.model.native.build import CannotBuild, find_compiler
 from lp.model.native.make import make_native
@@ -146,7 +146,7 @@ def _check_can_compile(model: CausalModel, folder: Path | None) -> Path:
 
 
 def _capture(model: CausalModel, mask_keys: list[MaskKey]) -> FastForward:
-    if model.attention_kind not in (AttentionKind.flash, AttentionKind.varlen):
+    if model.attention_kind not in GPU_KINDS:
         raise CompilationFailed(f"CUDA graphs need attention=flash or varlen, and this is {model.attention_kind}")
     if any(window is not None for window, _ in mask_keys):
         raise CompilationFailed("CUDA graphs do not support sliding windows, and this model has them")

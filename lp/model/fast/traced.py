@@ -1,21 +1,22 @@
 """The forward as a function of tensors alone, which can be compiled ahead of time or captured as a graph.
 
-The length of the prefix changes from step to step without changing a shape, so it is a tensor. Writing rows to the
-cache and attention over it are one operator, into which a compiler need not look.
+The length of the prefix changes from step to step without changing a shape, so it is a tensor. On a CPU, writing rows
+to the cache and attention over it are one operator, into which a compiler need not look.
 
     R rows, N of them with logits, V vocabulary, L layers
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from lp.model.attention import MaskKey, Step
-from lp.model.kernels import AttentionKind, LayerAttention, attend, masked_part, merge, prefix_part
+from lp.model.gpu.prefix import Bounds, make_bounds
+from lp.model.kernels import GPU_KINDS, AttentionKind, LayerAttention, attend, masked_part, merge, prefix_part
 
 _LIBRARY = torch.library.Library("lookahead", "DEF")
 _LIBRARY.define(
@@ -37,37 +38,15 @@ def _tree_attention(
     sliding_window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """Writes the rows' key and value [1, H, R, D] into the cache's keys and values [1, H, capacity, D], behind the
+    """On a CPU: writes the rows' key and value [1, H, R, D] into the cache's keys and values [1, H, capacity, D], behind the
     prefix; returns the attention [1, R, H*G, D] over prefix and rows. length: int64 [], the prefix's length.
     """
-    if query.device.type == "cpu":
-        start = int(length)
-        end = start + key.shape[2]
-        keys[:, :, start:end] = key
-        values[:, :, start:end] = value
-        how = LayerAttention(scale, sliding_window, softcap)
-        return attend(query, keys[:, :, :end], values[:, :, :end], mask, AttentionKind(kind), how)
-    return _attend_on_gpu(query, key, value, keys, values, length, mask, AttentionKind(kind), scale)
-
-
-def _attend_on_gpu(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    length: Tensor,
-    mask: Tensor,
-    kind: AttentionKind,
-    scale: float,
-) -> Tensor:
-    """The same on a GPU. The host never reads the length, as a captured graph is replayed with other lengths."""
-    places = length + torch.arange(key.shape[2], device=key.device)
-    keys.index_copy_(2, places, key)
-    values.index_copy_(2, places, value)
-    tail = masked_part(query, key, value, mask, scale)
-    prefix = prefix_part(query, keys, values, length.to(torch.int32)[None], kind, scale)
-    return merge(*prefix, *tail).transpose(1, 2).contiguous()
+    start = int(length)
+    end = start + key.shape[2]
+    keys[:, :, start:end] = key
+    values[:, :, start:end] = value
+    how = LayerAttention(scale, sliding_window, softcap)
+    return attend(query, keys[:, :, :end], values[:, :, :end], mask, AttentionKind(kind), how)
 
 
 _LIBRARY.impl("tree_attention", _tree_attention, "CompositeExplicitAutograd")
@@ -90,13 +69,30 @@ class TracedStep(Step):
     keys: list[Tensor]
     values: list[Tensor]
     length: Tensor
+    _places: Tensor | None = None
+    _bounds: Bounds = field(init=False)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
         mask = self.masks[how.sliding_window, query.shape[1] // key.shape[1]]
+        if self.kind in GPU_KINDS:
+            return self._attend_on_gpu(query, key, value, self.keys[layer], self.values[layer], mask, how.scale)
         return torch.ops.lookahead.tree_attention(
             query, key, value, self.keys[layer], self.values[layer], self.length, mask,
             str(self.kind), how.scale, how.sliding_window, how.softcap,
         )  # fmt: skip
+
+    def _attend_on_gpu(
+        self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
+    ) -> Tensor:
+        """The same as the operator, of kernels that a graph can capture: the host never reads the length."""
+        if self._places is None:  # the same for all layers
+            self._places = self.length + torch.arange(key.shape[2], device=key.device)
+            self._bounds = make_bounds(key.shape[2], keys.shape[2], self.length)
+        keys.index_copy_(2, self._places, key)
+        values.index_copy_(2, self._places, value)
+        tail = masked_part(query, key, value, mask, scale)
+        prefix = prefix_part(query, keys, values, self._bounds, self.kind, scale)
+        return merge(*prefix, *tail).transpose(1, 2).contiguous()
 
 
 class RowsOnly(Cache):

@@ -1,0 +1,79 @@
+"""Attention without a mask over the cached prefix, by the kernels that a GPU may have: flash-attn's or torch's.
+
+Both are FlashAttention-2 (Dao, arXiv 2307.08691). The host never reads the prefix's length, as a captured graph is
+replayed with other lengths.
+
+    R rows, C capacity of the cache, H key/value heads, G query heads for each of them, D head dimension
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+# The largest head dimension that FlashAttention-2 supports.
+LARGEST_HEAD = 256
+
+# Torch's `varlen_attn` wraps this operator; of the wrapper, some versions lack arguments that the operator has.
+_operator: Any = torch.ops.aten._flash_attention_forward.default
+
+
+class Bounds(NamedTuple):
+    """What the kernels ask for, on the device, as int32.
+
+    rows: [2], 0 and R. keys: [2], 0 and C. length: [1], the number of keys that the rows see.
+    """
+
+    rows: Tensor
+    keys: Tensor
+    length: Tensor
+
+
+def make_bounds(num_rows: int, capacity: int, length: Tensor) -> Bounds:
+    """The bounds of a step. length: [] on the device, of any integer type."""
+    ends = torch.arange(2, dtype=torch.int32, device=length.device)
+    return Bounds(ends * num_rows, ends * capacity, length.to(torch.int32)[None])
+
+
+def missing_operator() -> str:
+    """Why torch's operator cannot be used; empty if it can be."""
+    if "seqused_k" in {argument.name for argument in _operator._schema.arguments}:
+        return ""
+    return f"the attention operator of torch {torch.__version__} takes no seqused_k"
+
+
+def missing_package() -> str:
+    """Why flash-attn cannot be used; empty if it can be. It is imported, as what is installed may still be broken."""
+    if importlib.util.find_spec("flash_attn") is None:
+        return "flash-attn is not installed (pip install 'lookahead-parallel[flash]')"
+    try:
+        _flash_attn()
+    except Exception as error:  # a library built for another torch can raise anything
+        reason = " ".join(str(error).split())[:200]
+        return f"flash-attn is installed but cannot be used ({type(error).__name__}: {reason})"
+    return ""
+
+
+@cache
+def _flash_attn() -> Callable[..., Any]:
+    return importlib.import_module("flash_attn").flash_attn_with_kvcache
+
+
+def by_flash_attn(query: Tensor, key: Tensor, value: Tensor, bounds: Bounds, scale: float) -> tuple[Tensor, Tensor]:
+    """query [1, R, H*G, D], key and value [1, C, H, D] -> [1, R, H*G, D] and log-sum-exp [1, H*G, R]."""
+    return _flash_attn()(query, key, value, cache_seqlens=bounds.length, softmax_scale=scale, return_softmax_lse=True)
+
+
+def by_torch(query: Tensor, key: Tensor, value: Tensor, bounds: Bounds, scale: float) -> tuple[Tensor, Tensor]:
+    """The same by torch's operator."""
+    out, sums, *_ = _operator(
+        query[0], key[0], value[0], bounds.rows, bounds.keys, query.shape[1], key.shape[1], 0.0, False, False,
+        scale=scale, seqused_k=bounds.length,
+    )  # fmt: skip
+    return out[None], sums[None]

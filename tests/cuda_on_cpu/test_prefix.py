@@ -1,0 +1,107 @@
+"""Attention in two parts on a GPU: which kernels can be used, and the numbers of both parts together."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import varlen
+
+from lp.model.gpu import prefix
+from lp.model.kernels import AttentionKind, LayerAttention, UnsupportedAttention, attend, resolve_kind
+from tests.cuda_on_cpu.operators import attention
+
+pytestmark = pytest.mark.usefixtures("cuda")
+GPU, HALF = torch.device("cuda", 0), torch.bfloat16
+
+
+def resolve(kind: str = "auto", dtype: torch.dtype = HALF, head_dim: int = 64) -> AttentionKind:
+    return resolve_kind(AttentionKind(kind), GPU, dtype, head_dim)
+
+
+@pytest.fixture
+def flash_attn(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """A flash-attn that can be imported, with the arguments that are used here alone."""
+
+    def flash_attn_with_kvcache(
+        q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cache_seqlens: Tensor, softmax_scale: float,
+        return_softmax_lse: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        assert return_softmax_lse and cache_seqlens.dtype == torch.int32 and q.stride(3) == k_cache.stride(3) == 1
+        seen = int(cache_seqlens)
+        out, sums = attention(q[0].cpu(), k_cache[0, :seen].cpu(), v_cache[0, :seen].cpu(), softmax_scale)
+        return out[None].to(GPU), sums[None].to(GPU)
+
+    module: Any = types.ModuleType("flash_attn")
+    module.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None)
+    module.flash_attn_with_kvcache = flash_attn_with_kvcache
+    monkeypatch.setitem(sys.modules, "flash_attn", module)
+    prefix._flash_attn.cache_clear()
+    yield module
+    prefix._flash_attn.cache_clear()
+
+
+def test_torchs_own_operator_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.11 has the operator with seqused_k, but a varlen_attn without it."""
+    monkeypatch.setattr(varlen, "varlen_attn", lambda query, key, value: None)
+    assert resolve() is AttentionKind.varlen
+    arguments = {argument.name for argument in prefix._operator._schema.arguments}
+    assert {"cum_seq_q", "cum_seq_k", "max_q", "max_k", "scale", "seqused_k"} <= arguments
+
+
+def test_an_operator_without_lengths_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = types.SimpleNamespace(_schema=types.SimpleNamespace(arguments=[types.SimpleNamespace(name="query")]))
+    monkeypatch.setattr(prefix, "_operator", without)
+    assert resolve() is AttentionKind.sdpa
+    with pytest.raises(UnsupportedAttention, match="takes no seqused_k; use attention=auto, which is sdpa here"):
+        resolve("varlen")
+
+
+def test_flash_attn_comes_first(flash_attn: types.ModuleType) -> None:
+    assert resolve() is AttentionKind.flash
+    assert resolve(dtype=torch.float32) is resolve(head_dim=36) is AttentionKind.sdpa
+
+
+@pytest.mark.parametrize("fault", ["empty", "broken"])
+def test_a_flash_attn_that_cannot_be_used_is_passed_over(fault: str, flash_attn: Any, monkeypatch: Any) -> None:
+    if fault == "empty":  # a folder of that name on the path is a package without content
+        del flash_attn.flash_attn_with_kvcache
+    else:  # built for another version of torch
+        monkeypatch.delitem(sys.modules, "flash_attn")
+
+        def fail(name: str) -> None:
+            raise ImportError("undefined symbol: _ZN3c10")
+
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: flash_attn.__spec__)
+        monkeypatch.setattr(importlib, "import_module", fail)
+    assert resolve() is AttentionKind.varlen
+    with pytest.raises(UnsupportedAttention, match="flash-attn is installed but cannot be used"):
+        resolve("flash")
+
+
+def make_inputs(length: int, rows: int, groups: int, head_dim: int, dtype: torch.dtype = HALF) -> list[Tensor]:
+    """Query, keys and values (two heads), and a causal mask."""
+    generator = torch.Generator().manual_seed(length + rows)
+    shapes = [(1, 2 * groups, rows, head_dim), (1, 2, length + rows, head_dim), (1, 2, length + rows, head_dim)]
+    query, key, value = (torch.randn(shape, generator=generator).to(dtype).to(GPU) for shape in shapes)
+    mask = torch.full((rows, rows), -torch.inf).triu(1).repeat(groups, 1).to(dtype).to(GPU)
+    return [query, key, value, mask]
+
+
+@pytest.mark.parametrize("kind", ["flash", "varlen"])
+@pytest.mark.parametrize(("rows", "groups", "head_dim"), [(1, 1, 64), (5, 4, 8), (7, 8, 128)])
+@pytest.mark.parametrize("length", [0, 1, 255, 256, 257])
+def test_two_parts_are_one_attention(
+    length: int, rows: int, groups: int, head_dim: int, kind: str, flash_attn: types.ModuleType
+) -> None:
+    inputs, how = make_inputs(length, rows, groups, head_dim), LayerAttention(head_dim**-0.5)
+    expected = attend(*(tensor.float() for tensor in inputs), AttentionKind.eager, how).cpu()
+    found = attend(*inputs, AttentionKind(kind), how).cpu()
+    assert found.shape == (1, rows, 2 * groups, head_dim)
+    assert (found.float() - expected).norm() / expected.norm() < 0.01
