@@ -11,6 +11,7 @@ long part. Knows nothing of models or caches.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -31,7 +32,7 @@ class AttentionKind(StrEnum):
     """How attention is computed.
 
     auto: two_part on a CPU; flash or varlen on a GPU where they can be used, else sdpa. two_part: in two parts, both by
-    torch's CPU kernel. flash, varlen: in two parts on a GPU, the prefix by flash-attn or by the operator beneath torch's
+    torch's CPU kernel. flash, varlen: in two parts on a GPU, the prefix by flash-attn or by the operator of torch's
     varlen_attn. sdpa: in one part, by torch's fused kernels with a mask. eager: in one part, by plain matrix products;
     the reference.
     """
@@ -184,7 +185,8 @@ def prefix_part(
     """[1, H*G, R, D] and log-sum-exp [1, H*G, R] over the first `bounds.length` keys, without a mask, on a GPU."""
     by_kernel = gpu_prefix.by_flash_attn if kind is AttentionKind.flash else gpu_prefix.by_torch
     out, sums = by_kernel(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), bounds, scale)
-    return out.transpose(1, 2), sums
+    # FlashAttention-2 says +inf where there are no keys; a merge with that would drop the other part.
+    return out.transpose(1, 2), sums.nan_to_num(nan=math.nan, posinf=-math.inf, neginf=-math.inf)
 
 
 def merge(prefix: Tensor, prefix_sums: Tensor, tail: Tensor, tail_sums: Tensor) -> Tensor:

@@ -58,6 +58,10 @@ def _histogram(values: Tensor, *bounds: Any) -> Tensor:
     return torch.histc(values.float(), *bounds).to(values.dtype)
 
 
+def _softmax(values: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    return aten._softmax(values.float() if half_to_float else values, dim, False)
+
+
 _pinned: list[StorageWeakRef] = []
 
 
@@ -77,6 +81,7 @@ def is_pinned(tensor: Tensor) -> bool:
 # By operator, what stands for it.
 IMPLEMENTATIONS: dict[Any, Callable[..., Any]] = {
     aten._flash_attention_forward.default: flash_attention,
+    aten._softmax.default: _softmax,
     aten.histc.default: _histogram,
     aten._pin_memory.default: _pin,
 }

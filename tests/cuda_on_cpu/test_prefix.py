@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.util
+import math
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import varlen
 
 from lp.model.gpu import prefix
-from lp.model.kernels import AttentionKind, LayerAttention, UnsupportedAttention, attend, resolve_kind
+from lp.model.kernels import AttentionKind, LayerAttention, UnsupportedAttention, attend, prefix_part, resolve_kind
 from tests.cuda_on_cpu.operators import attention
 
 pytestmark = pytest.mark.usefixtures("cuda")
@@ -85,13 +87,23 @@ def test_a_flash_attn_that_cannot_be_used_is_passed_over(fault: str, flash_attn:
         resolve("flash")
 
 
-def make_inputs(length: int, rows: int, groups: int, head_dim: int, dtype: torch.dtype = HALF) -> list[Tensor]:
+class Inputs(NamedTuple):
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor
+
+    def float(self) -> Inputs:
+        return Inputs(*(tensor.float() for tensor in self))
+
+
+def make_inputs(length: int, rows: int, groups: int, head_dim: int, dtype: torch.dtype = HALF) -> Inputs:
     """Query, keys and values (two heads), and a causal mask."""
     generator = torch.Generator().manual_seed(length + rows)
     shapes = [(1, 2 * groups, rows, head_dim), (1, 2, length + rows, head_dim), (1, 2, length + rows, head_dim)]
     query, key, value = (torch.randn(shape, generator=generator).to(dtype).to(GPU) for shape in shapes)
     mask = torch.full((rows, rows), -torch.inf).triu(1).repeat(groups, 1).to(dtype).to(GPU)
-    return [query, key, value, mask]
+    return Inputs(query, key, value, mask)
 
 
 @pytest.mark.parametrize("kind", ["flash", "varlen"])
@@ -101,7 +113,16 @@ def test_two_parts_are_one_attention(
     length: int, rows: int, groups: int, head_dim: int, kind: str, flash_attn: types.ModuleType
 ) -> None:
     inputs, how = make_inputs(length, rows, groups, head_dim), LayerAttention(head_dim**-0.5)
-    expected = attend(*(tensor.float() for tensor in inputs), AttentionKind.eager, how).cpu()
+    expected = attend(*inputs.float(), AttentionKind.eager, how).cpu()
     found = attend(*inputs, AttentionKind(kind), how).cpu()
     assert found.shape == (1, rows, 2 * groups, head_dim)
     assert (found.float() - expected).norm() / expected.norm() < 0.01
+
+
+@pytest.mark.parametrize("kind", ["flash", "varlen"])
+def test_a_prefix_without_keys_counts_nothing(kind: str, flash_attn: types.ModuleType) -> None:
+    """Both kernels return +infinity as the log-sum-exp of no keys."""
+    query, key, value, _ = make_inputs(8, 3, 2, 16)
+    bounds = prefix.make_bounds(3, key.shape[2], torch.zeros((), dtype=torch.int64, device=GPU))
+    out, sums = prefix_part(query, key, value, bounds, AttentionKind(kind), 0.25)
+    assert not out.any().item() and (sums == -math.inf).all().item()

@@ -38,8 +38,8 @@ def _tree_attention(
     sliding_window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """On a CPU: writes the rows' key and value [1, H, R, D] into the cache's keys and values [1, H, capacity, D], behind the
-    prefix; returns the attention [1, R, H*G, D] over prefix and rows. length: int64 [], the prefix's length.
+    """On a CPU: writes the rows' key and value [1, H, R, D] into the cache's keys and values [1, H, capacity, D], behind
+    the prefix; returns the attention [1, R, H*G, D] over prefix and rows. length: int64 [], the prefix's length.
     """
     start = int(length)
     end = start + key.shape[2]
