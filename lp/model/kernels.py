@@ -173,10 +173,12 @@ def _on_cpu(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scal
 
 def masked_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """[1, H*G, R, D] and log-sum-exp [1, H*G, R] over keys [1, H, M, D] with a mask [G*R, M]."""
-    scores = (fold(query, key.shape[1]) @ key.transpose(2, 3)).float() * scale + mask
-    sums = scores.logsumexp(dim=-1)
-    out = (scores - sums[..., None]).exp().to(query.dtype) @ value
-    return out.reshape(query.shape), sums.reshape(query.shape[:3])
+    # Scaled within the product: before it is scaled, a score may be more than float16 holds.
+    scores = torch.baddbmm(mask, fold(query, key.shape[1])[0], key[0].transpose(1, 2), alpha=scale)
+    shares = scores.softmax(dim=-1, dtype=torch.float32)
+    sums = scores.amax(dim=-1) - shares.amax(dim=-1).log()  # the largest share is exp(largest score - sum)
+    out = shares.to(query.dtype) @ value[0]
+    return out.view(query.shape), sums.view(query.shape[:3])
 
 
 def prefix_part(

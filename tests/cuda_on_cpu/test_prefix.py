@@ -126,3 +126,12 @@ def test_a_prefix_without_keys_counts_nothing(kind: str, flash_attn: types.Modul
     bounds = prefix.make_bounds(3, key.shape[2], torch.zeros((), dtype=torch.int64, device=GPU))
     out, sums = prefix_part(query, key, value, bounds, AttentionKind(kind), 0.25)
     assert not out.any().item() and (sums == -math.inf).all().item()
+
+
+def test_float16_does_not_overflow_before_it_is_scaled() -> None:
+    """A product of 64 components of 40 is 102,400, and 12,800 when it is scaled; float16 ends at 65,504."""
+    inputs, how = make_inputs(0, 3, 1, 64, torch.float16), LayerAttention(0.125)
+    inputs.query.fill_(40)
+    inputs.key.fill_(40)
+    found, expected = attend(*inputs, AttentionKind.varlen, how), attend(*inputs.float(), AttentionKind.eager, how)
+    torch.testing.assert_close(found.float().cpu(), expected.cpu(), rtol=1e-2, atol=1e-2)
