@@ -16,7 +16,16 @@ from transformers import Cache, PreTrainedModel
 
 from lp.model.attention import MaskKey, Step
 from lp.model.gpu.prefix import Bounds, make_bounds
-from lp.model.kernels import GPU_KINDS, AttentionKind, LayerAttention, attend, masked_part, merge, prefix_part
+from lp.model.kernels import (
+    GPU_KINDS,
+    AttentionKind,
+    LayerAttention,
+    UnsupportedAttention,
+    attend,
+    masked_part,
+    merge,
+    prefix_part,
+)
 
 _LIBRARY = torch.library.Library("lookahead", "DEF")
 _LIBRARY.define(
@@ -38,8 +47,8 @@ def _tree_attention(
     sliding_window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """On a CPU: writes the rows' key and value [1, H, R, D] into the cache's keys and values [1, H, capacity, D], behind
-    the prefix; returns the attention [1, R, H*G, D] over prefix and rows. length: int64 [], the prefix's length.
+    """Writes the rows' key and value [1, H, R, D] into the cache's keys and values [1, H, capacity, D], behind the
+    prefix; returns the attention [1, R, H*G, D] over prefix and rows. length: int64 [], on the CPU, as all is.
     """
     start = int(length)
     end = start + key.shape[2]
@@ -75,6 +84,8 @@ class TracedStep(Step):
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
         mask = self.masks[how.sliding_window, query.shape[1] // key.shape[1]]
         if self.kind in GPU_KINDS:
+            if obstacle := _obstacle_on_gpu(key, value, how):
+                raise UnsupportedAttention(obstacle)
             return self._attend_on_gpu(query, key, value, self.keys[layer], self.values[layer], mask, how.scale)
         return torch.ops.lookahead.tree_attention(
             query, key, value, self.keys[layer], self.values[layer], self.length, mask,
@@ -93,6 +104,17 @@ class TracedStep(Step):
         tail = masked_part(query, key, value, mask, scale)
         prefix = prefix_part(query, keys, values, self._bounds, self.kind, scale)
         return merge(*prefix, *tail).transpose(1, 2).contiguous()
+
+
+def _obstacle_on_gpu(key: Tensor, value: Tensor, how: LayerAttention) -> str:
+    """Why a GPU's two parts cannot compute a layer's attention; empty if they can."""
+    if how.softcap:
+        return "the scores of a layer are soft-capped"
+    if how.sliding_window is not None:
+        return "a layer has a sliding window"
+    if key.shape[3] != value.shape[3]:
+        return f"a layer's keys have {key.shape[3]} dimensions and its values {value.shape[3]}"
+    return ""
 
 
 class RowsOnly(Cache):
