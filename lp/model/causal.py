@@ -7,6 +7,7 @@ R rows of the tree, V vocabulary
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +21,12 @@ from lp.model.kernels import AttentionKind, resolve_kind
 from lp.model.kv_cache import KVCache
 from lp.model.memory import num_weight_bytes
 from lp.tree import TokenTree
+
+log = logging.getLogger("lookahead")
+
+
+class ForwardFailed(RuntimeError):
+    """A fast forward cannot run, though the model's own can. The message says why, on one line."""
 
 
 class FastForward(Protocol):
@@ -43,7 +50,7 @@ class FastForward(Protocol):
     def __call__(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
         """Runs all rows of a tree after the cached prefix, and writes them to the cache, which has room for them.
 
-        Returns float32 logits [num_logits, V] of the last rows.
+        Returns float32 logits [num_logits, V] of the last rows. Raises ForwardFailed before it writes to the prefix.
         """
         ...
 
@@ -107,7 +114,12 @@ class CausalModel:
         """
         if self.fast and (cache.is_written or self.fast.begins_caches):
             cache.reserve(self.fast.room(len(tree)))
-            return self.fast(tree, cache, num_logits)
+            try:
+                return self.fast(tree, cache, num_logits)
+            except ForwardFailed as error:
+                log.warning("from here on the model's own forward runs, which is slower: %s", error)
+                self.fast = None
+                self._spare.clear()
         return self.forward_eager(tree, cache, num_logits)[0]
 
     @torch.inference_mode()

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cuda_on_cpu import cuda_api, device_guard
 from tests.cuda_on_cpu.gpu import MakesGpuTensors
+from tests.cuda_on_cpu.models import ARCHITECTURES
+from tests.models import save_checkpoint
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two emulated GPUs, for this test and thread. Checkpoints must be there before: weights are not made on them."""
+    """Two emulated GPUs, for this test and thread."""
     device_guard.install()
     cuda_api.install(monkeypatch)
     with MakesGpuTensors():
         yield
+
+
+@pytest.fixture(scope="session")
+def folders(checkpoint_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints by their architecture, made before a test has the emulated GPU, which has no random numbers."""
+    full: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
+    capped = save_checkpoint(tmp_path_factory.mktemp("capped"), "gemma2", **full)
+    rope: dict[str, Any] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    dynamic = save_checkpoint(tmp_path_factory.mktemp("dynamic"), "llama", rope_parameters=rope)
+    special = {"gemma2_without_windows": capped, "llama_with_dynamic_positions": dynamic}
+    return {name: checkpoint_folder(name) for name in ARCHITECTURES} | special

@@ -106,12 +106,13 @@ class MakesGpuTensors(TorchDispatchMode):
     """While it is active in a thread, what the thread makes with device="cuda" is a GpuTensor."""
 
     def __enter__(self) -> MakesGpuTensors:
+        self._before = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor then makes its values on the CPU and copies them
         return super().__enter__()
 
     def __exit__(self, *reason: Any) -> None:
         super().__exit__(*reason)
-        torch._C._set_only_lift_cpu_tensors(False)
+        torch._C._set_only_lift_cpu_tensors(self._before)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return perform(func, args, kwargs or {})
@@ -119,6 +120,9 @@ class MakesGpuTensors(TorchDispatchMode):
 
 def perform(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Does an operation, on the CPU tensors inside; wraps its results."""
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        with MakesGpuTensors():  # it is made of other operations, as on a GPU
+            return func.decompose(*args, **kwargs)
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     device = _device_of_result(func, tensors, kwargs)
     if device is None and not any(isinstance(tensor, GpuTensor) for tensor in tensors):
@@ -133,7 +137,13 @@ def perform(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return kwargs.get("out", args[0])
     if device is None:
         return result
-    return tree_map(lambda made: GpuTensor(made, device) if isinstance(made, Tensor) else made, result)
+    # A view of a weight must be an ordinary tensor, as the weight is, in inference mode as well.
+    with torch.inference_mode((torch.is_inference_mode_enabled() and not operation.is_view) or _is_inference(tensors)):
+        return tree_map(lambda made: GpuTensor(made, device) if isinstance(made, Tensor) else made, result)
+
+
+def _is_inference(tensors: list[Tensor]) -> bool:
+    return bool(tensors) and tensors[0].is_inference()
 
 
 def _device_of_result(func: Any, tensors: list[Tensor], kwargs: dict[str, Any]) -> torch.device | None:

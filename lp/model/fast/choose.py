@@ -16,7 +16,7 @@ import psutil
 from torch import Tensor
 
 from lp.model.attention import MaskKey
-from lp.model.causal import CausalModel, FastForward
+from lp.model.causal import CausalModel, FastForward, ForwardFailed
 from lp.model.fast.ahead_of_time import CompilationFailed, compile_ahead
 from lp.model.fast.cuda_graphs import CapturedForward
 from lp.model.fast.on_tensors import OnTensors
@@ -74,7 +74,11 @@ def _make(model: CausalModel, folder: Path | None, references: list[Reference] |
     cache = model.make_cache(capacity=2 * len(trunk))
     fault = ""
     for fast in _candidates(model, trunk, cache, folder):
-        if not (fault := _find_fault(model, fast, cache, references)):
+        try:
+            fault = _find_fault(model, fast, cache, references)
+        except ForwardFailed as error:
+            raise CompilationFailed(str(error)) from error
+        if not fault:
             log.info("the forward is compiled (%.1f s)", time.monotonic() - started)
             return fast
     raise CompilationFailed(fault)

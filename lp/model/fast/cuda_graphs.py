@@ -18,8 +18,11 @@ import torch
 from torch import Tensor
 
 from lp.model.attention import MaskKey
+from lp.model.causal import ForwardFailed
+from lp.model.errors import one_line
 from lp.model.fast.on_tensors import StepTensors
 from lp.model.fast.traced import TracedForward
+from lp.model.kernels import UnsupportedAttention
 
 # The numbers of rows for which there are graphs. A step with more rows, as of a prompt, runs without a graph.
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -125,4 +128,7 @@ class CapturedForward:
         def run() -> Tensor:
             return self._traced(tokens, positions, answered, at, masks, keys, values)
 
-        return Captured(tokens, positions, at, masks, *self._capture(run))
+        try:
+            return Captured(tokens, positions, at, masks, *self._capture(run))
+        except (RuntimeError, UnsupportedAttention) as error:  # such as a model that reads a number on the host
+            raise ForwardFailed(f"a CUDA graph cannot be captured: {one_line(error)}") from error
