@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -101,3 +103,20 @@ def test_a_capture_that_fails_in_service_is_said_once(folders: Folders, caplog: 
     (record,) = caplog.records
     assert record.message.startswith("from here on the model's own forward runs")
     assert record.message.endswith("a CUDA graph cannot be captured: CUDA out of memory")
+
+
+def test_graphs_go_with_their_cache(folders: Folders) -> None:
+    """A later cache may lie where a dropped one lay; the graphs of that one would write all over it."""
+    model = load_on_gpu(folders["llama"])
+    assert isinstance(model.fast, OnTensors) and isinstance(model.fast.inner, cuda_graphs.CapturedForward)
+    for num_tokens in (9, 300, 9):
+        cache = model.make_cache(1)
+        fill_cache(model, cache, num_tokens)
+        assert error_of_graphs(model, cache, 5) < ROUNDING
+    graphs = model.fast.inner._by_cache
+    assert len(graphs) == 1
+    memory = [ref(tensor) for tensor in (*cache.keys.values(), *cache.values.values())]
+    cache.reserve(cache.capacity)  # it grows
+    gc.collect()
+    assert not graphs and not any(tensor() for tensor in memory)
+    assert error_of_graphs(model, cache, 5) < ROUNDING

@@ -2,7 +2,8 @@
 
 There is a graph for each of a few numbers of rows, the ladder, and a step is padded to the next of them. A padding row
 sees only itself, no other row sees it, and it is written to the cache behind the step's rows. A graph is bound to the
-memory of one cache, so caches are kept and reused for later sequences.
+memory of one cache, so caches are kept and reused for later sequences. A cache that is dropped or grows takes its
+graphs with it.
 
     R rows, P rows with padding, G query heads for each key/value head
 """
@@ -12,7 +13,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -27,7 +29,7 @@ from lp.model.kernels import UnsupportedAttention
 # The numbers of rows for which there are graphs. A step with more rows, as of a prompt, runs without a graph.
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
-# The most caches that have graphs at the same time: a graph keeps its cache's memory allocated.
+# The most caches that have graphs at the same time: graphs take memory of their own.
 MOST_CACHES = 8
 
 # Captures a function: returns one that replays it, and the tensor into which each replay writes the result.
@@ -72,6 +74,19 @@ class Captured:
             by_head[:, :num_rows, :num_rows] = mask.view(-1, num_rows, num_rows)
 
 
+@dataclass
+class CacheGraphs:
+    """The graphs of one cache, by their numbers of rows.
+
+    first: the first of the cache's tensors; when it is gone, the graphs are given up. others: the rest of them, which
+    must not go before the graphs that read and write them.
+    """
+
+    first: ReferenceType[Tensor]
+    others: list[Tensor]
+    by_rows: dict[int, Captured] = field(default_factory=dict)
+
+
 class CapturedForward:
     """The TensorForward of a model without sliding windows on a GPU."""
 
@@ -89,7 +104,8 @@ class CapturedForward:
         self.ladder = ladder
         self._traced = traced
         self._capture = capture
-        self._by_cache: OrderedDict[tuple[int, int], dict[int, Captured]] = OrderedDict()
+        # By the identity of a cache's first tensor.
+        self._by_cache: OrderedDict[int, CacheGraphs] = OrderedDict()
 
     def room(self, num_rows: int) -> int:
         """The next number of rows on the ladder, or `num_rows` itself if it is beyond the ladder."""
@@ -108,15 +124,22 @@ class CapturedForward:
         return captured.logits[num_rows - num_logits : num_rows].clone()
 
     def _graph_for(self, padded: int, length: int, keys: list[Tensor], values: list[Tensor]) -> Captured:
-        """The graph for this cache and number of rows, captured if there is none or the cache has grown since."""
-        place = keys[0].data_ptr(), keys[0].shape[2]
-        graphs = self._by_cache.setdefault(place, {})
-        self._by_cache.move_to_end(place)
-        if len(self._by_cache) > MOST_CACHES:
-            self._by_cache.popitem(last=False)
+        """The graph for this cache and number of rows, captured if there is none."""
+        graphs = self._graphs_of(keys, values)
         if padded not in graphs:
             graphs[padded] = self._capture_graph(padded, length, keys, values)
         return graphs[padded]
+
+    def _graphs_of(self, keys: list[Tensor], values: list[Tensor]) -> dict[int, Captured]:
+        """The graphs of the cache with these tensors. Those of the cache that was used least recently may go for it."""
+        place = id(keys[0])
+        if place not in self._by_cache:
+            first = ref(keys[0], lambda _: self._by_cache.pop(place, None))
+            self._by_cache[place] = CacheGraphs(first, [*keys[1:], *values])
+        self._by_cache.move_to_end(place)
+        if len(self._by_cache) > MOST_CACHES:
+            self._by_cache.popitem(last=False)
+        return self._by_cache[place].by_rows
 
     def _capture_graph(self, padded: int, length: int, keys: list[Tensor], values: list[Tensor]) -> Captured:
         """Captures the forward. The warm-up runs write only behind the cache's prefix, so they do no harm."""
