@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from lp.model import attention
 from lp.model.attention import TreeStep
+from lp.model.gpu.device import current
 from lp.model.kernels import AttentionKind, resolve_kind
 from lp.model.kv_cache import KVCache
 from lp.model.memory import num_weight_bytes
@@ -115,7 +116,8 @@ class CausalModel:
         if self.fast and (cache.is_written or self.fast.begins_caches):
             cache.reserve(self.fast.room(len(tree)))
             try:
-                return self.fast(tree, cache, num_logits)
+                with current(self.device):
+                    return self.fast(tree, cache, num_logits)
             except ForwardFailed as error:
                 log.warning("from here on the model's own forward runs, which is slower: %s", error)
                 self.fast = None
@@ -133,14 +135,15 @@ class CausalModel:
         cache.reserve(len(tree))
         step, tokens = self.to_device(tree, cache.length)
         step.incoming = incoming
-        output = self.model(
-            input_ids=tokens[None],
-            position_ids=step.positions[None],
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=num_logits,
-            step=step,
-        )
+        with current(self.device):
+            output = self.model(
+                input_ids=tokens[None],
+                position_ids=step.positions[None],
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=num_logits,
+                step=step,
+            )
         return output.logits[0].float(), step
 
     def to_device(self, tree: TokenTree, cached: int) -> tuple[TreeStep, Tensor]:

@@ -21,6 +21,7 @@ from lp.model.fast.ahead_of_time import CompilationFailed, compile_ahead
 from lp.model.fast.cuda_graphs import CapturedForward
 from lp.model.fast.on_tensors import OnTensors
 from lp.model.fast.traced import TracedForward
+from lp.model.gpu.device import current
 from lp.model.kernels import GPU_KINDS
 from lp.model.kv_cache import KVCache
 from lp.model.native.build import CannotBuild, find_compiler
@@ -75,7 +76,8 @@ def _make(model: CausalModel, folder: Path | None, references: list[Reference] |
     fault = ""
     for fast in _candidates(model, trunk, cache, folder):
         try:
-            fault = _find_fault(model, fast, cache, references)
+            with current(model.device):
+                fault = _find_fault(model, fast, cache, references)
         except ForwardFailed as error:
             raise CompilationFailed(str(error)) from error
         if not fault:

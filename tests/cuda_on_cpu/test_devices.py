@@ -1,0 +1,58 @@
+"""A model on the second GPU, and in a thread whose current device nobody has set; the kernels that sdpa may choose."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lp.model import kernels
+from lp.model.fast.choose import CompileMode
+from lp.model.fast.on_tensors import OnTensors
+from tests.cuda_on_cpu.cuda_api import current_device
+from tests.cuda_on_cpu.gpu import MakesGpuTensors
+from tests.cuda_on_cpu.models import ROUNDING, error_of_graphs, fill_cache, load_on_gpu
+
+Folders = dict[str, Path]
+pytestmark = pytest.mark.usefixtures("cuda")
+
+
+def test_graphs_are_captured_on_the_models_own_device(folders: Folders) -> None:
+    """The server steps in a worker thread, and a thread's current device is cuda:0 until it is set."""
+    model = load_on_gpu(folders["llama"], device="cuda:1")
+    assert isinstance(model.fast, OnTensors) and model.device == torch.device("cuda", 1)
+    found: list[Any] = []
+
+    def serve() -> None:
+        try:
+            with MakesGpuTensors():
+                cache = model.make_cache(1)
+                fill_cache(model, cache, 20)
+                found.append(error_of_graphs(model, cache, 5))
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+    assert isinstance(found[0], float) and found[0] < ROUNDING
+    assert isinstance(model.fast, OnTensors) and current_device() == 0
+
+
+def test_sdpa_does_not_use_cudnn(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN makes a plan for each number of keys, which changes in every step."""
+    allowed = []
+    real = kernels.scaled_dot_product_attention
+
+    def sdpa(*args: Any, **kwargs: Any) -> Any:
+        allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(kernels, "scaled_dot_product_attention", sdpa)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    model = load_on_gpu(folders["llama"], CompileMode.off, "float32")
+    fill_cache(model, model.make_cache(1), 3)
+    assert allowed and not any(allowed) and torch.backends.cuda.cudnn_sdp_enabled() == before
