@@ -76,6 +76,19 @@ def test_each_size_gets_its_time(machine_of: Make) -> None:
     assert Counter(machine.sizes)[128] == 2 * measure.MOST_ROUNDS
 
 
+def test_what_a_size_does_once_cuts_no_sizes_off(machine_of: Make) -> None:
+    """A runner may capture a graph when a size is timed for the first time, as where ranks share trees."""
+    steps: Counter[int] = Counter()
+
+    def seconds(rows: int, _: int) -> float:
+        steps[rows] += 1
+        return 0.5 if rows > 1 and steps[rows] == measure.STEPS_PER_TIMING else 0.002
+
+    times = measure_step_times(machine_of(seconds), 300, 4096, most_rows=128)
+    assert times.rows == (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+    assert times.seconds == pytest.approx([0.002] * 12)
+
+
 def test_a_step_continues_with_accepted_drafts_of_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that did not compute the accepted rows must then compute them, as in decoding."""
     machine = Machine(lambda rows, _: 0.001)
