@@ -58,6 +58,9 @@ class Exchange(Protocol):
 class Collectives(Protocol):
     """Collectives of the ranks along one axis of the mesh. All of them must make the same calls in the same order.
 
+    On a GPU, `all_reduce` and `all_gather` are only launched, so that the host need not wait in each layer. Before a
+    rank reads what depends on them it calls `settle`, which has a time limit, as a plain copy to the host has not.
+
     rank: this rank's place along the axis. Every call may raise RankLost, which names ranks as the whole run counts
     them.
     """
@@ -80,6 +83,10 @@ class Collectives(Protocol):
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
         """Returns the next tensor that rank `source` has sent to this rank, on this rank's device."""
+        ...
+
+    def settle(self) -> None:
+        """Waits until everything that was launched has been done."""
         ...
 
     def close(self) -> None:
@@ -127,6 +134,9 @@ class LocalCollectives:
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
         raise AssertionError("there is no other rank to receive from")
+
+    def settle(self) -> None:
+        """Nothing was launched."""
 
     def close(self) -> None:
         """There is nothing to leave."""

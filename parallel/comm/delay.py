@@ -78,6 +78,9 @@ class DelayedCollectives:
         self._wait()
         return received
 
+    def settle(self) -> None:
+        self._inner.settle()
+
     def close(self) -> None:
         self._inner.close()
 

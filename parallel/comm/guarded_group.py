@@ -27,6 +27,10 @@ from parallel.errors import EpochOver, RankLost, name_ranks
 
 _NCCL_LAST_RESORT_S = 30.0  # how long NCCL's watchdog, which ends the process without a message, waits after us
 _POLL_S = 20e-6
+# The most collectives that the host launches ahead of a GPU. Its queue holds about a thousand kernels, and a full one
+# stops the host, which could not see then that a rank is lost.
+MOST_AHEAD = 8
+_LEAVING_S = 5.0  # how long a rank waits for NCCL to end, which it may not do beside a rank that is lost
 _MOST_UNSENT = 32  # messages that are kept at most because they may not have left yet
 
 _Result = TypeVar("_Result")
@@ -74,13 +78,13 @@ class GuardedGroup:
         self._store = store
         self._is_over = is_over
         self._unsent: deque[tuple[c10d.Work, Tensor]] = deque()
+        self._ahead: deque[torch.cuda.Event] = deque()
         self._group: ProcessGroup | None = None
-        self._group = self._guard(
-            lambda: self._in_thread(
-                lambda: _make_group(PrefixStore(backend, store), self.rank, len(ranks), backend, timeout_s)
-            )
-        )
-        self.all_reduce(torch.zeros(1, device=self.device))  # the first use makes the connections: better now
+        first = torch.zeros(1, device=self.device)
+        self._group = self._guard(lambda: self._in_thread(lambda: self._meet(backend, first)))
+        self.settle()
+
+    # On a GPU a collective is only launched: `settle` waits for it, and work on the same stream comes after it.
 
     def all_gather(self, tensor: Tensor, timeout_s: float | None = None) -> Tensor:
         """Returns the tensors of all ranks, which have one shape, as [ranks, *shape] on this group's device."""
@@ -111,6 +115,12 @@ class GuardedGroup:
         while self._unsent and (self._unsent[0][0].is_completed() or len(self._unsent) > _MOST_UNSENT):
             self._guard(self._await_oldest_message)
 
+    def settle(self, timeout_s: float | None = None) -> None:
+        """Waits until everything that was launched on a GPU has been done. Raises RankLost, and EpochOver."""
+        if self.device.type == "cuda":
+            self._guard(lambda: self._wait_for(self._mark(), self.timeout_s if timeout_s is None else timeout_s))
+            self._ahead.clear()
+
     def close(self) -> None:
         """Leaves the group once every message has left; may be called twice."""
         with suppress(RankLost):  # a rank that is lost needs no message
@@ -118,13 +128,20 @@ class GuardedGroup:
                 self._guard(self._await_oldest_message)
         self._leave()
 
-    def _abandon(self) -> None:
-        """Leaves at once. A thread gives the group up, as one with a collective under way ends only at its timeout."""
-        leaving = _Leaving(self._group, self._unsent, is_aborted=self.device.type == "cuda")
+    def _abandon(self, wait_s: float = 0.0, is_aborted: bool = True) -> None:
+        """Leaves at once. A thread gives the group up, as one with a collective under way ends only at its timeout.
+
+        wait_s: seconds to wait for that. is_aborted: whether a GPU's collectives are stopped first.
+        """
+        leaving = _Leaving(self._group, self._unsent, is_aborted and self.device.type == "cuda")
         self._group, self._unsent = None, deque()
-        threading.Thread(target=leaving.run, daemon=True).start()
+        thread = threading.Thread(target=leaving.run, daemon=True)
+        thread.start()
+        thread.join(wait_s)
 
     def _leave(self) -> None:
+        if self._group is not None and self.device.type == "cuda":
+            self._abandon(_LEAVING_S, is_aborted=False)
         self._unsent.clear()  # a message keeps the connections open, too
         self._group = None
 
@@ -146,22 +163,55 @@ class GuardedGroup:
         return self._group
 
     def _finish(self, work: c10d.Work, timeout_s: float) -> None:
-        """Waits on the host until the collective has finished; gloo watches the time limit itself."""
+        """Waits on the host for gloo's collective, which watches the time limit itself. On a GPU, the stream waits."""
         if self._is_over is not never:
             wait_for(work.is_completed, self._check_epoch)  # a wait inside torch could not be given up
         work.wait()
         if self.device.type == "cuda":
-            _wait_for_device(self.device, timeout_s, self._check_epoch)
+            self._ahead.append(self._mark())
+            if len(self._ahead) > MOST_AHEAD:
+                self._wait_for(self._ahead.popleft(), timeout_s)
+
+    def _mark(self) -> torch.cuda.Event:
+        """An event that is over when everything launched so far has been done."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def _wait_for(self, event: torch.cuda.Event, timeout_s: float) -> None:
+        """Waits on the host, with a limit that a plain synchronisation does not have."""
+        deadline = time.monotonic() + timeout_s
+        while not event.query():
+            self._check_epoch()
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"NCCL timed out after {timeout_s:g} s")
+            time.sleep(_POLL_S)
 
     def _check_epoch(self) -> None:
         if self._is_over():
             raise EpochOver
 
+    def _meet(self, backend: str, first: Tensor) -> ProcessGroup:
+        """Makes the group, and its connections by a first collective. Both may wait long for the other ranks."""
+        group = _make_group(PrefixStore(backend, self._store), self.rank, len(self.ranks), backend, self.timeout_s)
+        options = c10d.AllreduceOptions()
+        options.timeout = timedelta(seconds=self.timeout_s)
+        try:
+            group.allreduce([first], options).wait()
+        except RuntimeError:
+            del group  # the error's traceback would keep it alive, and with it the others waiting
+            raise
+        return group
+
     def _in_thread(self, make: Callable[[], _Result]) -> _Result:
-        """Returns what `make` returns, unless the epoch is over first."""
+        """Returns what `make` returns, unless the epoch is over first, or it takes too long."""
         made: Future[_Result] = Future()
         threading.Thread(target=_fulfil, args=(made, make), daemon=True).start()
-        wait_for(made.done, self._check_epoch)
+        limit_s = self.timeout_s + _NCCL_LAST_RESORT_S
+        try:
+            wait_for(made.done, self._check_epoch, limit_s)
+        except TimeoutError:
+            raise RuntimeError(f"the ranks were not connected within {limit_s:g} s") from None
         return made.result()
 
     def _guard(self, attempt: Callable[[], _Result]) -> _Result:
@@ -181,8 +231,8 @@ class GuardedGroup:
         if self._is_over is not never:
             self._abandon()
             return RankLost(f"a collective failed: {reason.splitlines()[0]}")
-        if self._group is not None and self.device.type == "cuda":
-            self._group.abort()
+        if self.device.type == "cuda":
+            self._abandon(_LEAVING_S)
         self._leave()
         missing = tuple(self.ranks[place] for place in find_missing_ranks(self._store, self.rank, len(self.ranks)))
         cause = reason.splitlines()[0]
@@ -226,18 +276,3 @@ def _fulfil(future: Future[_Result], make: Callable[[], _Result]) -> None:
         future.set_result(make())
     except RuntimeError as error:
         future.set_exception(error)
-
-
-def _wait_for_device(device: torch.device, timeout_s: float, check: Callable[[], None]) -> None:
-    """Waits for the device's current stream, with a limit that a plain synchronisation does not have.
-
-    check: called at each poll; may raise.
-    """
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    deadline = time.monotonic() + timeout_s
-    while not event.query():
-        check()
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"NCCL timed out after {timeout_s:g} s")
-        time.sleep(_POLL_S)

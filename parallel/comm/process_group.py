@@ -36,18 +36,22 @@ class ProcessGroupExchange:
     def all_gather(self, mine: np.ndarray, timeout_s: float | None = None) -> np.ndarray:
         assert mine.dtype == np.int32 and mine.ndim == 1, "an all-gather takes int32 [I]"
         with self.traffic.counted(mine.nbytes):
-            return self._group.all_gather(torch.from_numpy(mine).to(self._group.device), timeout_s).cpu().numpy()
+            gathered = self._group.all_gather(torch.from_numpy(mine).to(self._group.device), timeout_s)
+            self._group.settle(timeout_s)
+            return gathered.cpu().numpy()
 
     def broadcast(self, data: bytes | None) -> bytes:
         assert (data is not None) == (self.rank == 0), "only rank 0 passes the bytes of a broadcast"
         with self.traffic.counted(len(data or b"")):
             length = torch.tensor([len(data or b"")], device=self._group.device)
             self._group.broadcast(length)
+            self._group.settle()
             if not int(length):
                 return b""
             buffer = bytearray(data) if data is not None else bytearray(int(length))
             content = torch.frombuffer(buffer, dtype=torch.uint8).to(self._group.device)
             self._group.broadcast(content)
+            self._group.settle()
             return content.cpu().numpy().tobytes()
 
     def close(self) -> None:
@@ -84,7 +88,11 @@ class ProcessGroupCollectives:
         with self.traffic.counted(0, num_collectives=0):
             received = torch.empty(shape, dtype=dtype, device=self._group.device)
             self._group.receive(received, source)
+            self._group.settle()
             return received.to(self._device)
+
+    def settle(self) -> None:
+        self._group.settle()
 
     def close(self) -> None:
         self._group.close()

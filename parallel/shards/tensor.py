@@ -143,6 +143,7 @@ def connect(model: PreTrainedModel, styles: Mapping[str, str], cut: Slices, coll
             module.register_forward_hook(_reduce(collectives))
             if getattr(module, "bias", None) is not None and collectives.rank != 0:
                 module.register_parameter("bias", None)  # rank 0 adds it, once
+    model.register_forward_hook(_settle(collectives))
 
 
 def _split_vocabulary(model: PreTrainedModel, embedding: nn.Embedding, first: int, collectives: Collectives) -> None:
@@ -172,6 +173,13 @@ def _split_vocabulary(model: PreTrainedModel, embedding: nn.Embedding, first: in
 def _reduce(collectives: Collectives) -> Callable[..., Tensor]:
     def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         return collectives.all_reduce(output)
+
+    return hook
+
+
+def _settle(collectives: Collectives) -> Callable[..., None]:
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        collectives.settle()
 
     return hook
 
