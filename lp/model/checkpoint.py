@@ -148,6 +148,8 @@ def read_whole(
             attn_implementation="eager",
             ignore_mismatched_sizes=True,  # reported below, by name
             output_loading_info=True,
+            # Straight to a GPU: otherwise each rank would first hold all weights in the host's memory.
+            device_map={"": device} if device.type == "cuda" else None,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the model {path!r} cannot be loaded: {one_line(error)}") from error

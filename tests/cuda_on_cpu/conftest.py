@@ -19,6 +19,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two emulated GPUs, for this test and thread."""
     device_guard.install()
     cuda_api.install(monkeypatch)
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # transformers' threads would make tensors of no emulated GPU
     with MakesGpuTensors():
         yield
 

@@ -22,7 +22,7 @@ from lp.model.fast.cuda_graphs import CapturedForward
 from lp.model.fast.on_tensors import OnTensors
 from lp.model.fast.traced import TracedForward
 from lp.model.gpu.device import current
-from lp.model.kernels import GPU_KINDS
+from lp.model.kernels import GPU_KINDS, HALF
 from lp.model.kv_cache import KVCache
 from lp.model.native.build import CannotBuild, find_compiler
 from lp.model.native.make import make_native
@@ -153,7 +153,8 @@ def _check_can_compile(model: CausalModel, folder: Path | None) -> Path:
 
 def _capture(model: CausalModel, mask_keys: list[MaskKey]) -> FastForward:
     if model.attention_kind not in GPU_KINDS:
-        raise CompilationFailed(f"CUDA graphs need attention=flash or varlen, and this is {model.attention_kind}")
+        half = "" if model.dtype in HALF else ", which need model.dtype=bfloat16 or float16"
+        raise CompilationFailed(f"CUDA graphs need attention=flash or varlen{half}, and this is {model.attention_kind}")
     if any(window is not None for window, _ in mask_keys):
         raise CompilationFailed("CUDA graphs do not support sliding windows, and this model has them")
     return OnTensors(model, CapturedForward(TracedForward(model.model, model.attention_kind, mask_keys), mask_keys))
