@@ -100,7 +100,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         "get_device_name": lambda device=None: "emulated",
         "mem_get_info": lambda device=None: (MEMORY, MEMORY),
         "current_stream": Stream,
-        "is_current_stream_capturing": lambda: any(isinstance(one, Recording) for one in gpu.observers),
+        "is_current_stream_capturing": lambda: any(getattr(one, "is_capturing", False) for one in gpu.observers),
         "synchronize": lambda device=None: None,
         "empty_cache": lambda: None,
         "stream": lambda stream: stream,

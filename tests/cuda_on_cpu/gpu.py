@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.cuda_on_cpu.operators import SYNCING, implementation, is_pinned, num_launches
 
@@ -65,9 +65,9 @@ observers: list[Observer] = []
 
 
 class GpuTensor(Tensor):
-    """A tensor that says it is on a CUDA device. inner: the CPU tensor that holds its values."""
+    """A tensor that says it is on a CUDA device. on_cpu: the CPU tensor that holds its values."""
 
-    inner: Tensor
+    on_cpu: Tensor
 
     @staticmethod
     def __new__(cls, inner: Tensor, device: torch.device) -> GpuTensor:
@@ -75,7 +75,7 @@ class GpuTensor(Tensor):
             cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
             device=device,
         )  # fmt: skip
-        made.inner = inner
+        made.on_cpu = inner
         return made
 
     @classmethod
@@ -83,23 +83,23 @@ class GpuTensor(Tensor):
         return perform(func, args, kwargs or {})
 
     def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
-        return ["inner"], self.device
+        return ["on_cpu"], self.device
 
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, Tensor], device: torch.device, size: Any, stride: Any) -> GpuTensor:
-        return GpuTensor(inner["inner"], device)
+        return GpuTensor(inner["on_cpu"], device)
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        return self.inner.untyped_storage()
+        return self.on_cpu.untyped_storage()
 
     def data_ptr(self) -> int:
-        return self.inner.data_ptr()
+        return self.on_cpu.data_ptr()
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"GpuTensor({self.inner!r}, device={self.device})"
+        return f"GpuTensor({self.on_cpu!r}, device={self.device})"
 
 
 class MakesGpuTensors(TorchDispatchMode):
@@ -120,70 +120,99 @@ class MakesGpuTensors(TorchDispatchMode):
 
 def perform(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Does an operation, on the CPU tensors inside; wraps its results."""
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+    if _is_composite(func):
         with MakesGpuTensors():  # it is made of other operations, as on a GPU
             return func.decompose(*args, **kwargs)
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    device = _device_of_result(func, tensors, kwargs)
+    tensors: list[Tensor] = []
+    mapped((args, kwargs), lambda tensor: tensors.append(tensor) or tensor)
+    device = _device_of_result(func, args, tensors, kwargs)
     if device is None and not any(isinstance(tensor, GpuTensor) for tensor in tensors):
         return implementation(func)(*args, **kwargs)
-    operation = _operation(func, args, kwargs, tensors, device)
+    places = {tensor.device for tensor in tensors if isinstance(tensor, GpuTensor)}
+    on_host = [tensor for tensor in tensors if not isinstance(tensor, GpuTensor)]
+    _check_one_device(func, places, on_host)
+    inner_args, inner_kwargs = mapped((args, kwargs), _on_cpu)
+    if "device" in kwargs:
+        inner_kwargs["device"] = torch.device("cpu")
+    is_view, is_in_place = _aliasing(func)
+    operation = Operation(
+        str(func), implementation(func), inner_args, inner_kwargs,
+        device=next(iter(places), device) or torch.device("cuda", 0),
+        access=_access(func, args, places, on_host, device) if observers else Access.none,
+        launches=0 if is_view else num_launches(func),
+        is_view=is_view, is_in_place=is_in_place,
+        is_blocking=not (_is_async(func, args, kwargs) and all(is_pinned(tensor) for tensor in on_host)),
+    )  # fmt: skip
     for observer in observers:
         observer.before(operation)
-    result = operation.run(*operation.args, **operation.kwargs)
+    result = operation.run(*inner_args, **inner_kwargs)
     for observer in observers:
         observer.after(operation, result)
-    if operation.is_in_place:
+    if is_in_place:
         return kwargs.get("out", args[0])
     if device is None:
         return result
     # A view of a weight must be an ordinary tensor, as the weight is, in inference mode as well.
-    with torch.inference_mode((torch.is_inference_mode_enabled() and not operation.is_view) or _is_inference(tensors)):
-        return tree_map(lambda made: GpuTensor(made, device) if isinstance(made, Tensor) else made, result)
+    is_inference = tensors[0].is_inference() if is_view else torch.is_inference_mode_enabled()
+    with torch.inference_mode(is_inference):
+        return mapped(result, lambda made: GpuTensor(made, device))
 
 
-def _is_inference(tensors: list[Tensor]) -> bool:
-    return bool(tensors) and tensors[0].is_inference()
+def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """A nested structure with its tensors changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)([mapped(one, change) for one in value])
+    if isinstance(value, dict):
+        return {key: mapped(one, change) for key, one in value.items()}
+    return value
 
 
-def _device_of_result(func: Any, tensors: list[Tensor], kwargs: dict[str, Any]) -> torch.device | None:
+def _on_cpu(tensor: Tensor) -> Tensor:
+    return tensor.on_cpu if isinstance(tensor, GpuTensor) else tensor
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+@cache
+def _aliasing(func: Any) -> tuple[bool, bool]:
+    """Whether an operator makes views, and whether it writes to its arguments."""
+    aliases = [value.alias_info for value in func._schema.returns]
+    is_in_place = bool(aliases) and all(alias is not None and alias.is_write for alias in aliases)
+    return not is_in_place and any(alias is not None for alias in aliases), is_in_place
+
+
+def _device_of_result(
+    func: Any, args: tuple[Any, ...], tensors: list[Tensor], kwargs: dict[str, Any]
+) -> torch.device | None:
     """The CUDA device on which the results are; None if they are on the host."""
+    if func is aten.copy_.default:
+        return args[0].device if isinstance(args[0], GpuTensor) else None
     wanted = kwargs.get("device")
     if wanted is not None:
         return torch.device("cuda", wanted.index or 0) if wanted.type == "cuda" else None
     return next((tensor.device for tensor in tensors if isinstance(tensor, GpuTensor)), None)
 
 
-def _operation(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], device: torch.device | None
-) -> Operation:
-    places = {tensor.device for tensor in tensors if isinstance(tensor, GpuTensor)}
+def _check_one_device(func: Any, places: set[torch.device], on_host: list[Tensor]) -> None:
     if func not in COPIES and len(places) > 1:
         raise RuntimeError(f"{func}: expected all tensors on one device, but they are on {sorted(map(str, places))}")
-    on_host = [tensor for tensor in tensors if not isinstance(tensor, GpuTensor)]
     if places and func not in (*COPIES, *INDEXING) and any(tensor.dim() for tensor in on_host):
         raise RuntimeError(f"{func}: expected all tensors on one device, but they are on {places} and the CPU")
-    returns = func._schema.returns
-    is_in_place = bool(returns) and all(value.alias_info is not None and value.alias_info.is_write for value in returns)
-    is_view = not is_in_place and any(value.alias_info is not None for value in returns)
-    if func is aten.copy_.default:
-        device = args[0].device if isinstance(args[0], GpuTensor) else None
-    inner = tree_map(_inner, (args, kwargs))
-    is_async = kwargs.get("non_blocking", False) or (func is aten.copy_.default and len(args) > 2 and args[2])
-    pinned = all(is_pinned(tensor) for tensor in on_host)
-    return Operation(
-        str(func), implementation(func), *inner,
-        device=next(iter(places), device) or torch.device("cuda", 0),
-        access=_access(func, args, places, on_host, device),
-        launches=0 if is_view else num_launches(func, args),
-        is_view=is_view, is_in_place=is_in_place, is_blocking=not (is_async and pinned),
-    )  # fmt: skip
+
+
+def _is_async(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(kwargs.get("non_blocking") or (func is aten.copy_.default and len(args) > 2 and args[2]))
 
 
 def _access(
     func: Any, args: tuple[Any, ...], places: set[torch.device], on_host: list[Tensor], device: torch.device | None
 ) -> Access:
-    has_mask = func in INDEXING and any(leaf.dtype == torch.bool for leaf in tree_leaves(args[1]) if leaf is not None)
+    has_mask = func in INDEXING and any(index is not None and index.dtype == torch.bool for index in args[1])
     if func in SYNCING or has_mask:
         return Access.waits
     if func in COPIES:
@@ -191,9 +220,3 @@ def _access(
             return Access.to_host
         return Access.to_device if on_host else Access.none
     return Access.to_device if places and any(tensor.dim() for tensor in on_host) else Access.none
-
-
-def _inner(value: Any) -> Any:
-    if isinstance(value, torch.device):
-        return torch.device("cpu")
-    return value.inner if isinstance(value, GpuTensor) else value

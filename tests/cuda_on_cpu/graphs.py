@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.cuda_on_cpu.gpu import Access, Operation
+from tests.cuda_on_cpu.gpu import Access, Operation, mapped
 
 
 class MemoryIsGone(AssertionError):
@@ -42,6 +42,8 @@ class Place:
 class Recording:
     """What a graph has captured. device: where; operations on another device do not belong to its stream."""
 
+    is_capturing = True
+
     def __init__(self, device: torch.device):
         self.device = device
         self._steps: list[tuple[Any, Any, Any, Any]] = []
@@ -58,8 +60,8 @@ class Recording:
             for made in _tensors(result):
                 self._owned[made.untyped_storage()._cdata] = made
         if not operation.is_view:
-            args, kwargs = tree_map(self._kept, (operation.args, operation.kwargs))
-            outputs = None if operation.is_in_place else tree_map(self._kept, result)
+            args, kwargs = mapped((operation.args, operation.kwargs), self._kept)
+            outputs = None if operation.is_in_place else mapped(result, self._kept)
             self._steps.append((operation.run, args, kwargs, outputs))
 
     def finish(self) -> None:
@@ -74,8 +76,8 @@ class Recording:
                 for old, new in zip(_tensors(tree_map(_alive, outputs)), _tensors(found), strict=True):
                     old.copy_(new)
 
-    def _kept(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.untyped_storage()._cdata in self._owned:
+    def _kept(self, value: Tensor) -> Any:
+        if value.untyped_storage()._cdata in self._owned:
             return value
         return Place(value)
 

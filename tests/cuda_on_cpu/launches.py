@@ -42,6 +42,8 @@ class Launches:
 class NoHostAccess:
     """The capture linter: fails at what a GPU could not capture, without a graph."""
 
+    is_capturing = True
+
     def before(self, operation: Operation) -> None:
         if operation.access is not Access.none:
             raise AssertionError(f"{operation.name} {operation.access.value}")

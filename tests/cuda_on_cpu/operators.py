@@ -110,6 +110,6 @@ def implementation(func: Any) -> Callable[..., Any]:
     return IMPLEMENTATIONS.get(func) or func
 
 
-def num_launches(func: Any, args: tuple[Any, ...]) -> int:
+def num_launches(func: Any) -> int:
     """The number of kernels that a GPU runs for an operator that is no view."""
     return LAUNCHES.get(func, 1)
