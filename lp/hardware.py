@@ -1,10 +1,12 @@
-"""Names this machine's processor and devices. Knows nothing of what the names are used for."""
+"""Names this machine's processor and devices, and copies values to them. Knows nothing of what they are used for."""
 
 from __future__ import annotations
 
 import platform
 
+import numpy as np
 import torch
+from torch import Tensor
 
 
 def processor_name() -> str:
@@ -19,3 +21,11 @@ def processor_name() -> str:
 def device_name(device: torch.device) -> str:
     """The model of a GPU; for any other device, of the processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+
+
+def upload(values: np.ndarray, device: torch.device) -> Tensor:
+    """The values as a tensor on the device. To a GPU they are copied from pinned memory, for which the host need not
+    wait; torch keeps that memory until the copy is done.
+    """
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lp.hardware import upload
 from lp.model import attention
 from lp.model.attention import TreeStep
 from lp.model.gpu.device import current
@@ -149,7 +150,7 @@ class CausalModel:
     def to_device(self, tree: TokenTree, cached: int) -> tuple[TreeStep, Tensor]:
         """Moves tokens, positions and visibility to the device in one transfer; returns the step and the tokens."""
         packed = np.concatenate([tree.tokens[:, None], tree.depths[:, None] + cached, tree.visibility], axis=1)
-        on_device = torch.from_numpy(packed).to(self.device)
+        on_device = upload(packed, self.device)
         tokens, positions = on_device[:, 0].contiguous(), on_device[:, 1].contiguous()
         step = TreeStep(
             self.attention_kind,

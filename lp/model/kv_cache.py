@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from lp.hardware import upload
+
 # Capacities are multiples of this, so that a cache seldom has to grow.
 BLOCK = 256
 
@@ -77,7 +79,7 @@ class KVCache(Cache):
         if list(rows) != list(range(len(rows))):
             kept = slice(self.length, self.length + len(rows))
             tensors = [*self.keys.values(), *self.values.values()]
-            index = torch.as_tensor(rows, device=tensors[0].device) + self.length
+            index = upload(np.asarray(rows, np.int64) + self.length, tensors[0].device)
             for tensor in tensors:
                 tensor[:, :, kept] = tensor.index_select(2, index)
         self.length += len(rows)

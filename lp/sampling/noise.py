@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lp.hardware import upload
+
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_A, _MIX_B = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -48,7 +50,7 @@ def gumbel_at(seed: int, positions: Iterable[int], tokens_RN: Tensor) -> Tensor:
     """[R, N] float32 standard Gumbel noise of each row's tokens at the row's position."""
     hashed = _mix(seed & _MASK)
     keys = [_signed(_mix((hashed + position * _GOLDEN) & _MASK)) for position in positions]
-    keys_R = torch.tensor(keys, dtype=torch.int64, device=tokens_RN.device)
+    keys_R = upload(np.array(keys, np.int64), tokens_RN.device)
     counters = (tokens_RN + 1).mul_(_signed(_GOLDEN)).add_(keys_R[:, None])
     bits = _shift_right(_mix_in_place(counters), 12)  # 52: with 53, adding a half could round up to 1
     uniform = bits.double().add_(0.5).mul_(2.0**-52)
@@ -72,24 +74,30 @@ class NoiseTable:
 
     def for_rows(self, positions: np.ndarray, greedy: np.ndarray) -> Tensor:
         """[R, V] the noise of each row's position, zeros for greedy rows. positions: [R] int64. greedy: [R] bool."""
-        slots = [
-            0 if is_greedy else self._slot(position)
-            for position, is_greedy in zip(positions.tolist(), greedy, strict=True)
+        drawn = [
+            None if is_greedy else position for position, is_greedy in zip(positions.tolist(), greedy, strict=True)
         ]
-        return self._values[torch.tensor(slots, device=self._values.device)]
+        self._fill(sorted({position for position in drawn if position is not None} - self._slots.keys()))
+        slots = [0 if position is None else self._slots[position] for position in drawn]
+        return self._values[upload(np.array(slots, np.int64), self._values.device)]
 
     def forget(self, before: int) -> None:
         """Frees the slots of all positions before this one, which a growing sequence needs no more."""
         for position in [position for position in self._slots if position < before]:
             self._free.append(self._slots.pop(position))
 
-    def _slot(self, position: int) -> int:
-        """The slot of a position, filled if it is new."""
-        if position not in self._slots:
-            if not self._free:
-                num_slots = len(self._values)
-                self._values = torch.cat([self._values, torch.zeros_like(self._values)])
-                self._free = list(range(num_slots, 2 * num_slots))
-            slot = self._slots[position] = self._free.pop()
-            self._values[slot] = gumbel(self.seed, position, self._values.shape[1], self._values.device)
-        return self._slots[position]
+    def _fill(self, positions: list[int]) -> None:
+        """Makes the noise of new positions: on a GPU of all at once, on a CPU one by one, which its caches hold."""
+        while len(self._free) < len(positions):
+            num_slots = len(self._values)
+            self._values = torch.cat([self._values, torch.zeros_like(self._values)])
+            self._free += range(num_slots, 2 * num_slots)
+        slots = [self._free.pop() for _ in positions]
+        self._slots |= zip(positions, slots, strict=True)
+        device, vocab_size = self._values.device, self._values.shape[1]
+        if device.type == "cuda" and positions:
+            tokens = torch.arange(vocab_size, device=device).expand(len(positions), -1)
+            self._values[upload(np.array(slots, np.int64), device)] = gumbel_at(self.seed, positions, tokens)
+            return
+        for position, slot in zip(positions, slots, strict=True):
+            self._values[slot] = gumbel(self.seed, position, vocab_size, device)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import FloatTensor, LongTensor, Tensor
 
+from lp.hardware import upload
 from lp.sampling.full_vocabulary import Chooser, FullVocabulary, Rows
 from lp.sampling.noise import NoiseTable
 from lp.sampling.processors import RepetitionPenalty, biases, context_processors, warpers
@@ -109,7 +110,7 @@ class Sampler:
         if not self.repetition and not self.context:
             return scores_RV
         order = np.argsort(tree.depths, kind="stable")
-        on_device = torch.from_numpy(np.column_stack([order, paths(tree, tokens)])).to(scores_RV.device)
+        on_device = upload(np.column_stack([order, paths(tree, tokens)]), scores_RV.device)
         order_R, paths_RL = on_device[:, 0], on_device[:, 1:]
         scores_RV = scores_RV.clone()
         if self.repetition:  # how often a token occurs does not matter, so padded paths will do

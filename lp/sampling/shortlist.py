@@ -13,6 +13,7 @@ import torch
 from torch import FloatTensor, LongTensor, Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper
 
+from lp.hardware import upload
 from lp.sampling.full_vocabulary import Choice, Rows
 from lp.sampling.noise import gumbel_at
 from lp.sampling.top_k import top_tokens
@@ -60,7 +61,7 @@ class Shortlist:
         is_known_RN = scores_RN > beyond / self.temperature
         left = self._truncate(rows, tokens_RN, scores_RN, is_known_RN)
         noise_RN = gumbel_at(self.seed, rows.positions.tolist(), tokens_RN)
-        noise_RN[torch.from_numpy(rows.greedy).to(noise_RN.device)] = 0
+        noise_RN.masked_fill_(upload(rows.greedy, noise_RN.device)[:, None], 0)
         order_RN = torch.where(left.scores.isneginf(), scores_RN - FAR, scores_RN + noise_RN)
         best_RK = order_RN.sort(dim=1, descending=True, stable=True).indices[:, : self.num_tokens]
         are_numbers_R = ~scores_RN.isnan().any(dim=1)

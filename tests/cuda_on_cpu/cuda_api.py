@@ -62,9 +62,10 @@ class Event:
 
 
 class CUDAGraph:
-    """torch.cuda.CUDAGraph. num_captured: of all graphs, since the fixture began."""
+    """torch.cuda.CUDAGraph. num_captured: of all graphs, since the fixture began. last: the recording of the last."""
 
     num_captured = 0
+    last: Recording
     recording: Recording
 
     def replay(self) -> None:
@@ -86,6 +87,7 @@ class graph:  # torch's name
         if kind is None:
             self._graph.recording.finish()
             CUDAGraph.num_captured += 1
+            CUDAGraph.last = self._graph.recording
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:

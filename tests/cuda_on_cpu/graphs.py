@@ -46,6 +46,7 @@ class Recording:
 
     def __init__(self, device: torch.device):
         self.device = device
+        self.num_kernels = 0
         self._steps: list[tuple[Any, Any, Any, Any]] = []
         self._owned: dict[int, Tensor] = {}
 
@@ -56,6 +57,7 @@ class Recording:
             raise NotCapturable(f"{operation.name} {operation.access.value}, while a graph is captured")
 
     def after(self, operation: Operation, result: Any) -> None:
+        self.num_kernels += operation.launches
         if not operation.is_view and not operation.is_in_place:
             for made in _tensors(result):
                 self._owned[made.untyped_storage()._cdata] = made

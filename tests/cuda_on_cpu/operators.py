@@ -99,7 +99,7 @@ LAUNCHES: dict[Any, int] = {
     aten.sort.default: 2, aten.sort.stable: 2, aten.argsort.default: 2, aten.argsort.stable: 2,
     aten.topk.default: 2, aten.cumsum.default: 1,
     aten.baddbmm.default: 2,  # a copy of the summand, then the product
-    aten.unbind.int: 0,
+    aten._unsafe_view.default: 0,
     aten.empty.memory_format: 0, aten.empty_like.default: 0, aten.empty_strided.default: 0,
     aten.new_empty.default: 0, aten.new_empty_strided.default: 0, aten._local_scalar_dense.default: 0,
 }  # fmt: skip

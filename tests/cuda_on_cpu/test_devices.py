@@ -1,4 +1,4 @@
-"""A model on the second GPU, and in a thread whose current device nobody has set; the kernels that sdpa may choose."""
+"""A model on the second GPU: how it is read, run in a thread that has set no device, and which kernels it may take."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from lp.model import kernels
+from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast.choose import CompileMode
 from lp.model.fast.on_tensors import OnTensors
 from tests.cuda_on_cpu.cuda_api import current_device
@@ -56,3 +58,26 @@ def test_sdpa_does_not_use_cudnn(folders: Folders, monkeypatch: pytest.MonkeyPat
     model = load_on_gpu(folders["llama"], CompileMode.off, "float32")
     fill_cache(model, model.make_cache(1), 3)
     assert allowed and not any(allowed) and torch.backends.cuda.cudnn_sdp_enabled() == before
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "cpu"])
+def test_weights_do_not_pass_through_the_hosts_memory(
+    device: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Any] = []
+    real: Any = AutoModelForCausalLM.from_pretrained
+
+    def from_pretrained(*args: Any, **kwargs: Any) -> Any:
+        model, found = real(*args, **kwargs)
+        read.extend({weight.device for weight in model.parameters()})
+        return model, found
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    settings = ModelSettings(str(folders["llama"]), device=device, compile=CompileMode.off)
+    model = load(settings).model
+    assert read == [torch.device(device)] and model.device == read[0]
+
+
+def test_float32_is_told_what_graphs_need(folders: Folders) -> None:
+    with pytest.raises(ValueError, match=r"model\.dtype=bfloat16 or float16, and this is sdpa; use model\.compile=off"):
+        load_on_gpu(folders["llama"], dtype="float32")

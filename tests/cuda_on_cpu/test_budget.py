@@ -1,0 +1,86 @@
+"""The launch budget: what one step of a Llama of 32 layers asks of a GPU must not grow beyond what is written down.
+
+Kernels are counted as torch dispatches them; a few operators count as more than one (tests/cuda_on_cpu/operators.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lp import Sampling
+from lp.model.causal import CausalModel
+from lp.model.fast import cuda_graphs
+from lp.request import Sequence
+from lp.runner import StepInput
+from lp.single_device import SingleDevice
+from lp.tree import TokenTree, TreeBuilder
+from tests.cuda_on_cpu.cuda_api import CUDAGraph
+from tests.cuda_on_cpu.launches import Launches, observed
+from tests.cuda_on_cpu.models import load_on_gpu
+from tests.models import save_checkpoint
+
+LAYERS, ROWS, CANDIDATES = 32, 64, 8
+# Kernels in the graph: of each layer, products and attention included, and beside the layers. The aim is 14 a layer.
+IN_A_LAYER, BESIDE_LAYERS = 57, 27
+SAMPLINGS = {
+    "greedy": Sampling(temperature=0.0, seed=1),
+    "temperature": Sampling(temperature=0.8, top_k=0, top_p=1.0, seed=1),
+    "top-k and top-p": Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=1),
+    "presence penalty": Sampling(temperature=0.0, presence_penalty=0.5, seed=1),
+}
+# Outside the graph, by sampling: kernels, copies to the device, copies to the host, and how often the host waits. 128
+# of the kernels keep an accepted path, in 64 tensors. The aim is 30 kernels, one copy each way, and one wait.
+OUTSIDE = {
+    "greedy": (163, 2, 1, 1),
+    "temperature": (192, 5, 1, 1),
+    "top-k and top-p": (308, 9, 2, 4),
+    "presence penalty": (252, 3, 1, 1),
+}
+
+
+@pytest.fixture(scope="session")
+def deep_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes: Any = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    return save_checkpoint(tmp_path_factory.mktemp("deep"), num_hidden_layers=LAYERS, vocab_size=4000, **sizes)
+
+
+@pytest.fixture
+def model(deep_folder: Path, cuda: None, monkeypatch: pytest.MonkeyPatch) -> CausalModel:
+    ladder: Any = ((1, ROWS), cuda_graphs.capture_on_gpu)
+    monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", ladder)
+    return load_on_gpu(deep_folder)
+
+
+def make_tree(root: int) -> TokenTree:
+    """Chains of seven under the root."""
+    builder = TreeBuilder(root)
+    for row in range(1, ROWS):
+        builder.add(row % 290 + 2, row - 1 if row % 7 != 1 else 0)
+    return builder.build()
+
+
+def test_a_step_asks_for_no_more_than_is_written_down(model: CausalModel) -> None:
+    found: dict[str, tuple[int, ...]] = {}
+    for name, sampling in SAMPLINGS.items():
+        runner = SingleDevice(model)
+        sequence = Sequence(name, [3, 7, 9, 5], 4, sampling.changed({"repetition_penalty": 1.0, "min_p": 0.0}))
+        runner.open(sequence)
+        for number in range(3):  # the third has its graph, and keeps accepted rows that are not the first
+            tree = make_tree(sequence.tokens[-1])
+            with observed(Launches()) as counted:
+                runner.start([StepInput(sequence, tree, CANDIDATES)])
+                runner.finish()
+            sequence.tokens += [*tree.tokens[8:10].tolist(), 11 + number]
+        runner.close(sequence)
+        found[name] = (counted.kernels, counted.to_device, counted.to_host, counted.blocking + counted.waits)
+    assert found == OUTSIDE, "more than was written down, or less: then write that down"
+
+
+def test_a_graph_has_no_more_kernels_than_are_written_down(model: CausalModel) -> None:
+    cache = model.make_cache(1)
+    model.forward(make_tree(3), cache, ROWS)
+    model.forward(make_tree(3), cache, ROWS)
+    assert divmod(CUDAGraph.last.num_kernels, LAYERS) == (IN_A_LAYER, BESIDE_LAYERS)
