@@ -51,7 +51,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None) ->
     factor = 1 / math.sqrt(query.shape[2]) if scale is None else scale
     scores = torch.einsum("rhd,chd->hrc", query.float(), keys) * factor
     out = torch.einsum("hrc,chd->rhd", scores.softmax(dim=-1), values)
-    return out.to(query.dtype), scores.logsumexp(dim=-1)
+    return torch.empty_like(query).copy_(out), scores.logsumexp(dim=-1)  # laid out as the query is
 
 
 def _histogram(values: Tensor, *bounds: Any) -> Tensor:
