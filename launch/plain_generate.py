@@ -33,9 +33,10 @@ def run(settings: GenerateSettings) -> int:
     if request.sampling.temperature:
         raise ValueError(f"temperature={request.sampling.temperature} samples; compare greedily, with sampling=greedy")
     torch.set_num_threads(settings.parallel.threads or torch.get_num_threads())
-    dtype = pick_dtype(settings.model.dtype)
+    device = pick_device(settings.model.device)
+    dtype = pick_dtype(settings.model.dtype, device, known.config)
     model = AutoModelForCausalLM.from_pretrained(known.path, dtype=dtype, use_safetensors=True).eval()
-    torch.nn.Module.to(model, pick_device(settings.model.device))
+    torch.nn.Module.to(model, device)
     _generate(model, request.prompt, 2)  # the first call of a process is slower
     began = time.perf_counter()
     tokens = _generate(model, request.prompt, settings.max_new_tokens or known.max_length - len(request.prompt))

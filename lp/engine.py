@@ -108,7 +108,7 @@ class Engine:
     def from_pretrained(
         cls,
         path: str,
-        dtype: str = "float32",
+        dtype: str = "auto",
         device: str = "auto",
         decode: DecodeSettings | None = None,
         limits: DecodeLimits | None = None,
@@ -119,7 +119,7 @@ class Engine:
     ) -> Engine:
         """An engine on one device. Raises ValueError with a message for the user if the checkpoint cannot be used.
 
-        path: folder or hub id. compile: see CompileMode. step_times: see StepTimesSource. invariant: see Invariance.
+        path: folder or hub id. dtype: see pick_dtype in lp/model/checkpoint.py. compile: see CompileMode. step_times: see StepTimesSource. invariant: see Invariance.
         index: see EngineSettings.
         """
         model = ModelSettings(str(path), dtype, device, compile=CompileMode(compile), invariant=Invariance(invariant))

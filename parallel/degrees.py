@@ -84,3 +84,21 @@ def check_product(degrees: Mapping[str, int], num_ranks: int) -> None:
 def name_mode(degrees: Mapping[str, int]) -> str:
     """The name of the parallelism that these degrees mean: single, lp, tp, pp or lp x tp."""
     return " x ".join(axis for axis in AXES if degrees.get(axis, 1) > 1) or "single"
+
+
+# What each axis means for the ranks along it.
+MEANINGS = {
+    "lp": "each replica holds the whole model and computes a part of every step",
+    "pp": "each stage holds some of the layers",
+    "tp": "each rank holds a part of every layer",
+}
+
+
+def explain(degrees: Mapping[str, int], mode: Mode) -> str:
+    """The degrees above 1 and what they mean; for the mode `auto` also what to use if the model does not fit."""
+    used = {axis: degree for axis, degree in degrees.items() if degree > 1}
+    told = " x ".join(f"{axis}={degree}" for axis, degree in used.items())
+    told += f" ({'; '.join(MEANINGS[axis] for axis in used)})"
+    if mode is Mode.auto and set(used) == {"lp"}:
+        told += ", chosen by parallel=auto; parallel=tp is for a model that does not fit one device"
+    return told

@@ -46,7 +46,8 @@ class ParallelSettings:
     added to every message, to try out a slower network. timeout_s: seconds that a rank waits for the others before it
     gives them up. debug: compare a fingerprint of every rank's state in each step. threads: CPU threads of each rank;
     None shares the cores that the process may use evenly among the ranks of a host, whatever OMP_NUM_THREADS says
-    (torchrun sets it to 1 by itself); only a rank alone on its host keeps OMP_NUM_THREADS.
+    (torchrun sets it to 1 by itself); only a rank alone on its host keeps OMP_NUM_THREADS. pin: whether a rank with a
+    GPU runs on the cores next to it alone.
     """
 
     mode: Mode = Mode.auto
@@ -58,6 +59,7 @@ class ParallelSettings:
     delay_us: float = 0.0
     timeout_s: float = 60.0
     debug: bool = False
+    pin: bool = True
     threads: int | None = None
 
     @property

@@ -13,12 +13,14 @@ from omegaconf import MISSING
 from torch.distributed import Store
 
 from launch.program import process
+from launch.program.cores import pin_near
 from lp.assembly import EngineSettings
 from lp.engine import Engine
 from lp.model.checkpoint import Checkpoint, ModelSettings
 from parallel.build import MeshPlace, OnLoaded
 from parallel.comm.channel import Channel
 from parallel.comm.traffic import Traffic
+from parallel.degrees import explain
 from parallel.group import commands, loop
 from parallel.mesh import Mesh, ParallelSettings, make_mesh
 
@@ -73,6 +75,8 @@ def running(settings: RuntimeSettings, mesh: Mesh | None = None, store: Store | 
     ValueError for settings that cannot be used, RankLost if the ranks do not meet.
     """
     mesh = mesh or make_mesh(settings.parallel, settings.model.device)
+    if settings.parallel.pin:
+        pin_near(mesh.device)
     process.set_threads(mesh, settings.parallel.threads)
 
     def on_met() -> None:
@@ -97,14 +101,13 @@ def report_loaded(settings: RuntimeSettings, mesh: Mesh) -> OnLoaded:
             "loaded %s: %.1f MB of %s weights a rank on %s, context of %d tokens, in %.1f s",
             loaded.name,
             loaded.model.weight_bytes / 1e6,
-            settings.model.dtype,
+            str(loaded.model.dtype).removeprefix("torch."),
             mesh.device,
             loaded.model.max_length,
             time.monotonic() - started,
         )
         if mesh.num_ranks > 1:
-            degrees = " x ".join(f"{axis}={degree}" for axis, degree in mesh.axes.items() if degree > 1)
-            log.info("%d ranks: %s", mesh.num_ranks, degrees)
+            log.info("%d ranks: %s", mesh.num_ranks, explain(mesh.axes, settings.parallel.mode))
         process.freeze_heap()
 
     return report

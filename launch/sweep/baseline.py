@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from launch.prompts import workloads
@@ -97,10 +97,12 @@ class RowCounter:
 
 
 def _load(path: str, settings: BenchSettings) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=pick_dtype(settings.model.dtype), use_safetensors=True)
+    device = pick_device(settings.model.device)
+    dtype = pick_dtype(settings.model.dtype, device, AutoConfig.from_pretrained(path))
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True)
     if settings.ignore_eos:
         model.generation_config.eos_token_id = None
-    nn.Module.to(model, pick_device(settings.model.device))
+    nn.Module.to(model, device)
     return model.eval()
 
 

@@ -6,6 +6,7 @@ model passes a `Reader` of its own.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,6 +28,10 @@ from lp.model.probes import text_probes
 from lp.model.reference import Reference
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# The dtype that fits the device.
+AUTO = "auto"
+
+log = logging.getLogger("lookahead")
 
 
 class Invariance(StrEnum):
@@ -45,13 +50,14 @@ class Invariance(StrEnum):
 class ModelSettings:
     """Which model to load, and how.
 
-    path: folder, GGUF file or hub id. dtype: float32, bfloat16 or float16. device: auto, cpu, cuda or cuda:N.
+    path: folder, GGUF file or hub id. dtype: float32, bfloat16, float16 or auto (see pick_dtype). device: auto, cpu,
+    cuda or cuda:N.
     max_length: the most tokens of a sequence; None means the model's own limit. compile: see CompileMode.
     invariant: see Invariance.
     """
 
     path: str = "demo/python-11m"
-    dtype: str = "float32"
+    dtype: str = AUTO
     device: str = "auto"
     max_length: int | None = None
     compile: CompileMode = CompileMode.auto
@@ -80,11 +86,27 @@ def pick_device(device: str) -> torch.device:
     return picked
 
 
-def pick_dtype(dtype: str) -> torch.dtype:
-    """The dtype of that name. Raises ValueError."""
+def pick_dtype(dtype: str, device: torch.device, config: PreTrainedConfig) -> torch.dtype:
+    """The dtype of that name; "auto" is float32 on a CPU, and the checkpoint's own on a GPU. Raises ValueError.
+
+    config: the checkpoint's.
+    """
+    if dtype == AUTO:
+        own = str(config.get_text_config(decoder=True).dtype or config.dtype).removeprefix("torch.")
+        return DTYPES.get(own, torch.float32) if device.type == "cuda" else torch.float32
     if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r} is unknown; use {', '.join(DTYPES)}")
+        raise ValueError(f"dtype={dtype!r} is unknown; use {AUTO}, {', '.join(DTYPES)}")
     return DTYPES[dtype]
+
+
+def _tell_dtype(chosen: torch.dtype, settings: ModelSettings) -> None:
+    """Logs what it means for the text that "auto" has chosen a format of 16 bits."""
+    if settings.dtype == AUTO and chosen != torch.float32:
+        log.info(
+            "model.dtype=auto: the model runs in %s, its own format. Its text is that of transformers in this format, "
+            "up to rounding; model.dtype=float32 gives the same tokens as transformers, more slowly",
+            str(chosen).removeprefix("torch."),
+        )
 
 
 # Reads a checkpoint's weights: (path, config, dtype, device) -> (model, indices of the layers that it really holds).
@@ -101,8 +123,10 @@ def load(
     Raises CheckpointError, UnsupportedArchitecture or ValueError, each with a message of one line for the user.
     """
     _check_compilation(settings, is_whole=reader is None)
-    dtype, device = pick_dtype(settings.dtype), pick_device(settings.device)
+    device = pick_device(settings.device)
     known = read_checkpoint_info(settings.path, settings.max_length)
+    dtype = pick_dtype(settings.dtype, device, known.config)
+    _tell_dtype(dtype, settings)
     if reader is None:
         check_fits(known.path, known.config, dtype, device, known.max_length)
     model, layers = (reader or read_whole)(known.path, known.config, dtype, device)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from parallel.degrees import Mode, resolve_degrees
+from parallel.degrees import Mode, explain, resolve_degrees
 from parallel.mesh import Mesh, ParallelSettings, make_mesh
 
 
@@ -76,3 +76,11 @@ def test_ranks_and_delay_are_checked():
     with pytest.raises(ValueError, match=r"parallel\.delay_us=-1 must be"):
         make_mesh(ParallelSettings(delay_us=-1), "cpu", {})
     assert make_mesh(ParallelSettings(ranks=1), "cpu", {}).num_ranks == 1
+
+
+def test_the_choice_of_auto_is_explained():
+    chosen = explain({"lp": 2}, Mode.auto)
+    assert "lp=2 (each replica holds the whole model" in chosen and "parallel=tp is for" in chosen
+    assert "chosen by" not in explain({"lp": 2}, Mode.lp)
+    both = explain({"lp": 2, "tp": 4}, Mode.auto)
+    assert "lp=2 x tp=4" in both and "a part of every layer" in both and "chosen by" not in both

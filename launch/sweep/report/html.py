@@ -50,7 +50,7 @@ def describe(points: Sequence[Point], runs: Sequence[Run]) -> dict[str, Any]:
     hardware = next((run.hardware for run in runs if run.hardware), {})
     facts = {key: value for key, value in hardware.items() if value is not None}
     settings = [point.settings for point in points]
-    facts["model"] = _distinct(f"{PurePath(s['model']['path']).name} in {s['model']['dtype']}" for s in settings)
+    facts["model"] = _distinct(f"{PurePath(s['model']['path']).name}, dtype {s['model']['dtype']}" for s in settings)
     facts["workload"] = _distinct(_workload(s["workload"]) for s in settings)
     facts["rounds"] = len({run.round for run in runs})
     facts["cores per rank"] = _distinct(str(s["cores_per_rank"]) for s in settings)

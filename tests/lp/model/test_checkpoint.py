@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import T5Config
 
 from lp import Autoregressive, Engine, Lookahead, Sampling
-from lp.model.checkpoint import ModelSettings, load
+from lp.model.checkpoint import ModelSettings, load, pick_dtype
+from lp.model.checkpoint_info import read_checkpoint_info
 from tests.models import CONTEXT, EOS, VOCAB_SIZE, build_tokenizer, save_checkpoint
 
 
@@ -142,7 +143,7 @@ def test_an_encoder_decoder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dtype": "float8"}, "dtype='float8' is unknown; use float32, bfloat16, float16"),
+        ({"dtype": "float8"}, "dtype='float8' is unknown; use auto, float32, bfloat16, float16"),
         ({"device": "tpu"}, "device='tpu' is unknown; use auto, cpu or cuda"),
         ({"device": "mps"}, "device='mps' is not supported; use auto, cpu or cuda"),
         ({"device": "cuda:99"}, "device='cuda:99' is not there: torch sees"),
@@ -221,3 +222,23 @@ def test_generation_settings_that_are_not_applied_are_named(
     (folder / "generation_config.json").write_text(json.dumps({"suppress_tokens": [5], "min_length": 9}))
     load(ModelSettings(path=str(folder), device="cpu"))
     assert "sets min_length, suppress_tokens, not applied here" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "own", "expected"),
+    [
+        ("auto", "cpu", torch.bfloat16, torch.float32),
+        ("auto", "cuda", torch.bfloat16, torch.bfloat16),
+        ("auto", "cuda", torch.float16, torch.float16),
+        ("auto", "cuda", None, torch.float32),
+        ("auto", "cuda", torch.float64, torch.float32),
+        ("float32", "cuda", torch.bfloat16, torch.float32),
+        ("bfloat16", "cpu", torch.float32, torch.bfloat16),
+    ],
+)
+def test_a_dtype_fits_the_device(
+    asked: str, device: str, own: torch.dtype | None, expected: torch.dtype, checkpoint_folder: Callable[[str], Path]
+) -> None:
+    config = read_checkpoint_info(str(checkpoint_folder("llama"))).config
+    config.dtype = own
+    assert pick_dtype(asked, torch.device(device), config) == expected

@@ -1,0 +1,64 @@
+"""A rank with a GPU runs on the cores next to it, and on all where nothing is known of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from launch.program import cores
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def usable(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
+    """The cores that this process may use, as `pin_near` leaves them."""
+    found = {0, 1, 2, 3, 8, 9}
+
+    def restrict(process: int, wanted: set[int]) -> None:
+        found.intersection_update(wanted)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(found))
+    monkeypatch.setattr(os, "sched_setaffinity", restrict)
+    known = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: known)
+    yield found
+
+
+def system(folder: Path, text: str) -> Path:
+    (folder / "0000:3b:00.0").mkdir()
+    (folder / "0000:3b:00.0" / "local_cpulist").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("2-3,9\n", {2, 3, 9}),
+        ("0-15\n", {0, 1, 2, 3, 8, 9}),
+        ("20-31\n", {0, 1, 2, 3, 8, 9}),
+        ("\n", {0, 1, 2, 3, 8, 9}),
+        ("all of them\n", {0, 1, 2, 3, 8, 9}),
+    ],
+)
+def test_a_rank_stays_next_to_its_gpu(text: str, left: set[int], usable: set[int], tmp_path: Path) -> None:
+    cores.pin_near(GPU, system(tmp_path, text))
+    assert usable == left
+
+
+def test_it_is_said(usable: set[int], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="lookahead"):
+        cores.pin_near(GPU, system(tmp_path, "0-1"))
+    assert "2 of 6 cores, those next to cuda:0 (parallel.pin=false" in caplog.text
+
+
+def test_without_a_gpu_or_its_description_nothing_changes(usable: set[int], tmp_path: Path) -> None:
+    cores.pin_near(GPU, tmp_path)
+    cores.pin_near(torch.device("cpu"), system(tmp_path, "0"))
+    assert usable == {0, 1, 2, 3, 8, 9}
