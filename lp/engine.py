@@ -119,8 +119,8 @@ class Engine:
     ) -> Engine:
         """An engine on one device. Raises ValueError with a message for the user if the checkpoint cannot be used.
 
-        path: folder or hub id. dtype: see pick_dtype in lp/model/checkpoint.py. compile: see CompileMode. step_times: see StepTimesSource. invariant: see Invariance.
-        index: see EngineSettings.
+        path: folder or hub id. dtype: see pick_dtype in lp/model/checkpoint.py. compile: see CompileMode. step_times:
+        see StepTimesSource. invariant: see Invariance. index: see EngineSettings.
         """
         model = ModelSettings(str(path), dtype, device, compile=CompileMode(compile), invariant=Invariance(invariant))
         settings = EngineSettings(model, decode, limits=limits or DecodeLimits())

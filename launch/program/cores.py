@@ -27,7 +27,9 @@ def pin_near(device: torch.device, system: Path = SYSTEM) -> None:
     usable = os.sched_getaffinity(0)
     if near & usable and near & usable != usable:
         os.sched_setaffinity(0, near & usable)
-        log.info("on %d of %d cores, those next to %s (parallel.pin=false uses all)", len(near & usable), len(usable), device)
+        log.info(
+            "on %d of %d cores, those next to %s (parallel.pin=false uses all)", len(near & usable), len(usable), device
+        )
 
 
 def _address(device: torch.device) -> str:

@@ -20,7 +20,10 @@ BLOCK = 256
 
 
 class KVCache(Cache):
-    """Keys and values of one sequence: a tensor [1, heads, capacity, head_dim] of each for every layer."""
+    """Keys and values of one sequence: a tensor [1, heads, capacity, head_dim] of each for every layer.
+
+    Where all layers are alike, these are parts of one tensor, so that a path is kept by two operations for all layers.
+    """
 
     def __init__(self, num_layers: int, capacity: int):
         super().__init__(layers=[])
@@ -31,24 +34,44 @@ class KVCache(Cache):
         # The number of cached tokens of the sequence; the current step's rows lie behind them.
         self.length = 0
         self._addresses: np.ndarray | None = None
+        # [2, layers, 1, heads, capacity, head_dim] keys, then values; None while they are not in one tensor.
+        self._together: Tensor | None = None
 
     @torch.inference_mode()
     def reserve(self, num_rows: int) -> None:
         """Makes room for a step of `num_rows` rows."""
-        if self.length + num_rows <= self.capacity:
-            return
-        self.capacity = -(-max(self.length + num_rows, 2 * self.capacity) // BLOCK) * BLOCK
-        self._addresses = None
-        for store in (self.keys, self.values):
-            for layer, old in store.items():
-                store[layer] = self._allocate(old)
-                store[layer][:, :, : self.length] = old[:, :, : self.length]
+        grows = self.length + num_rows > self.capacity
+        if grows:
+            self.capacity = -(-max(self.length + num_rows, 2 * self.capacity) // BLOCK) * BLOCK
+        if grows or (self._together is None and self._are_alike()):
+            self._move()
 
     def allocate(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
         """Allocates every layer's memory on the CPU. shapes: heads and head dimension of each layer."""
         for layer, (heads, head_dim) in enumerate(shapes):
             for store in (self.keys, self.values):
-                store[layer] = torch.empty(1, heads, self.capacity, head_dim, dtype=dtype)
+                store[layer] = torch.empty(1, heads, 0, head_dim, dtype=dtype)
+        self._move()
+
+    def _are_alike(self) -> bool:
+        """Whether all layers are there and have the same shape."""
+        return self.is_written and len({tensor.shape for tensor in (*self.keys.values(), *self.values.values())}) == 1
+
+    def _move(self) -> None:
+        """Moves the cached tokens of all layers to new memory with the present capacity."""
+        before = self.keys, self.values
+        self._addresses = None
+        if self._are_alike():
+            first = self.keys[0]
+            self._together = first.new_empty(2, self.num_layers, *self._shape(first))
+            self.keys, self.values = (dict(enumerate(part)) for part in self._together)
+        else:
+            self.keys, self.values = (
+                {layer: tensor.new_empty(self._shape(tensor)) for layer, tensor in store.items()} for store in before
+            )
+        for old, new in zip(before, (self.keys, self.values), strict=True):
+            for layer, tensor in old.items():
+                new[layer][:, :, : self.length] = tensor[:, :, : self.length]
 
     def addresses(self) -> np.ndarray:
         """[2 * layers] int64 addresses of all layers' keys, then of their values. It holds until the cache grows."""
@@ -57,8 +80,9 @@ class KVCache(Cache):
             self._addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
         return self._addresses
 
-    def _allocate(self, like: Tensor) -> Tensor:
-        return like.new_empty(like.shape[0], like.shape[1], self.capacity, like.shape[3])
+    def _shape(self, like: Tensor) -> tuple[int, ...]:
+        """The shape of a layer's keys or values with the present capacity."""
+        return *like.shape[:2], self.capacity, like.shape[3]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
@@ -68,7 +92,7 @@ class KVCache(Cache):
         views = []
         for store, states in ((self.keys, key_states), (self.values, value_states)):
             if layer_idx not in store:
-                store[layer_idx] = self._allocate(states)
+                store[layer_idx] = states.new_empty(self._shape(states))
             store[layer_idx][:, :, self.length : end] = states
             views.append(store[layer_idx][:, :, :end])
         return views[0], views[1]
@@ -78,10 +102,11 @@ class KVCache(Cache):
         """Appends rows of the last step, given in ascending order, to the cached sequence."""
         if list(rows) != list(range(len(rows))):
             kept = slice(self.length, self.length + len(rows))
-            tensors = [*self.keys.values(), *self.values.values()]
+            each = (*self.keys.values(), *self.values.values())
+            tensors = each if self._together is None else (self._together,)
             index = upload(np.asarray(rows, np.int64) + self.length, tensors[0].device)
             for tensor in tensors:
-                tensor[:, :, kept] = tensor.index_select(2, index)
+                tensor[..., kept, :] = tensor.index_select(tensor.dim() - 2, index)
         self.length += len(rows)
 
     @property

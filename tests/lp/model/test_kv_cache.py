@@ -60,8 +60,9 @@ def test_rows_that_are_not_kept_are_overwritten() -> None:
 def test_it_is_written_in_place_until_it_must_grow() -> None:
     cache = KVCache(LAYERS, capacity=10)
     assert cache.capacity == BLOCK
-    keys, _ = run_step(cache, list(range(BLOCK - 1)))
+    run_step(cache, list(range(BLOCK - 1)))
     cache.keep(range(BLOCK - 1))
+    keys, _ = run_step(cache, [1])  # now all layers have been written, and are put together
     before = keys.data_ptr()
     keys, _ = run_step(cache, [1])
     assert keys.data_ptr() == before
@@ -69,6 +70,51 @@ def test_it_is_written_in_place_until_it_must_grow() -> None:
     assert keys.data_ptr() != before
     assert cache.capacity >= 2 * BLOCK and cache.capacity % BLOCK == 0
     assert contents(cache) == list(range(BLOCK - 1))
+
+
+def is_together(cache: KVCache) -> bool:
+    """Whether the memory of all layers is one piece."""
+    first = cache.keys[0].untyped_storage().data_ptr()
+    return all(t.untyped_storage().data_ptr() == first for t in (*cache.keys.values(), *cache.values.values()))
+
+
+def test_layers_that_are_alike_share_their_memory() -> None:
+    cache = KVCache(LAYERS, capacity=BLOCK)
+    run_step(cache, [1, 2, 3])
+    cache.keep(range(3))
+    assert not is_together(cache), "else the step before proves nothing"
+    run_step(cache, [10, 11, 12])
+    assert is_together(cache)
+    cache.keep([0, 2])
+    assert contents(cache) == [1, 2, 3, 10, 12]
+    before = cache.addresses().copy()
+    run_step(cache, [5] * BLOCK)
+    assert is_together(cache) and set(cache.addresses()).isdisjoint(before)
+    assert contents(cache) == [1, 2, 3, 10, 12]
+
+
+@torch.inference_mode()
+def test_layers_that_differ_keep_their_own_memory() -> None:
+    cache = KVCache(2, capacity=BLOCK)
+    for tokens, kept in ([1, 2], range(2)), ([7, 8, 9], [1, 2]), ([4], [0]):
+        cache.reserve(len(tokens))
+        for layer, heads in enumerate((1, 2)):
+            rows = torch.tensor(tokens, dtype=torch.float32)[None, None, :, None].expand(1, heads, -1, HEAD_DIM)
+            cache.update(rows, -rows, layer)
+        cache.keep(kept)
+    assert not is_together(cache)
+    assert cache.keys[0][0, 0, : cache.length, 0].tolist() == cache.keys[1][0, 1, : cache.length, 0].tolist()
+    assert cache.values[1][0, 1, : cache.length, 0].tolist() == [-1, -2, -8, -9, -4]
+
+
+def test_memory_that_is_allocated_at_once() -> None:
+    cache = KVCache(LAYERS, capacity=BLOCK)
+    cache.allocate([(HEADS, HEAD_DIM)] * LAYERS, torch.float32)
+    assert cache.is_written and is_together(cache) and cache.keys[2].shape == (1, HEADS, BLOCK, HEAD_DIM)
+    assert contents(cache) == []
+    other = KVCache(2, capacity=BLOCK)
+    other.allocate([(1, HEAD_DIM), (2, HEAD_DIM)], torch.bfloat16)
+    assert not is_together(other) and other.values[1].shape == (1, 2, BLOCK, HEAD_DIM)
 
 
 def test_its_size_in_bytes() -> None:
