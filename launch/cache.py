@@ -73,8 +73,12 @@ def show(found: list[Entry]) -> None:
     )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Exit code of `run`, or 2 if the settings cannot be used. Knows no model, unlike launch.program.process.main."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code of `run`, or 2 if the settings cannot be used. Knows no model, unlike launch.program.process.main.
+
+    arguments: None takes those of the command line.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
     configuration.register("cache", CacheSettings)
     if {"-h", "--help"} & set(arguments):
@@ -88,4 +92,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -28,7 +28,7 @@ from launch.conversation.remote import connected
 from launch.conversation.session import COMMANDS, Session
 from launch.output.printer import give_up_rest
 from launch.output.stream import Color, TextStream
-from launch.program import configuration, engine_groups, process
+from launch.program import engine_groups, process
 from launch.program.parallel_mode import mode_of, num_ranks
 from launch.program.runtime import RuntimeSettings, follow, running
 from launch.supervisor.local import LocalLauncher
@@ -141,7 +141,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 def main() -> int:
     if any(argument.startswith("url=") for argument in sys.argv[1:]):
-        configuration.register("chat_remote", RemoteChatSettings)
+        engine_groups.register("chat_remote", RemoteChatSettings)
         return process.main("chat_remote", RemoteChatSettings, run_remotely, usage=__doc__ or "")
     engine_groups.register("chat", ChatSettings, supervisor=SupervisorSettings)
     return process.main("chat", ChatSettings, run, usage=__doc__ or "")

@@ -26,7 +26,7 @@ from omegaconf import MISSING
 from tqdm import tqdm
 
 from launch.indexing.collector import MOST_PAIRS, AnswerCollector
-from launch.program import configuration, process
+from launch.program import engine_groups, process
 from launch.prompts import collect
 from launch.prompts.collect import NamedPrompt, PromptSettings
 from lp.assembly import EngineSettings
@@ -150,7 +150,7 @@ def run(settings: IndexSettings) -> int:
 
 
 def main() -> int:
-    configuration.register("index", IndexSettings)
+    engine_groups.register("index", IndexSettings)
     return process.main("index", IndexSettings, run, usage=__doc__ or "")
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from launch import index as program
 from launch.index import IndexSettings
 from launch.indexing.collector import AnswerCollector, line_start
-from launch.program import configuration, process
+from launch.program import engine_groups, process
 from lp import Auto, Engine
 from lp.drafting.answer_index import FILE_NAME, read_index
 from lp.drafting.contexts import context_of
@@ -40,7 +40,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, 
     """Calls launch/index.py in this process: arguments -> (exit code, stderr)."""
 
     def call(*arguments: str) -> tuple[int, str]:
-        configuration.register("index", IndexSettings)
+        engine_groups.register("index", IndexSettings)
         capfd.readouterr()
         code = process.main("index", IndexSettings, program.run, "usage", ["threads=1", *arguments])
         return code, capfd.readouterr().err
