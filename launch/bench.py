@@ -72,8 +72,8 @@ def main() -> int:
     """
     process.set_logging(rank=0)
     engine_groups.register("bench", BenchSettings, workload=WorkloadSettings)
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        print(f"{(__doc__ or '').strip()}\n\n{configuration.describe('bench')}")
+    if configuration.asks_for_help(sys.argv[1:]):
+        configuration.print_help("bench", __doc__)
         return 0
     try:
         return measure()

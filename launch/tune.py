@@ -27,6 +27,7 @@ from launch.tuning import tables
 from launch.tuning.trial import Trial, make_requests
 from lp.calibration.measure import StepTimesSource
 from lp.engine import NOT_A_NUMBER
+from lp.hardware import dtype_name
 from lp.methods import Auto
 from lp.text.stopping import Stopping
 from parallel.group import loop
@@ -90,7 +91,7 @@ def show(runtime: Runtime, decode: Auto, trial: Trial) -> None:
     assert times is not None and temperature is not None
     console = Console()
     console.print(
-        f"{engine.checkpoint.name}, {str(model.dtype).removeprefix('torch.')} on {model.device}; "
+        f"{engine.checkpoint.name}, {dtype_name(model.dtype)} on {model.device}; "
         f"{mesh.mode} on {mesh.num_ranks} rank(s), {torch.get_num_threads()} thread(s) each",
         highlight=False,
     )

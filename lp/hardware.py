@@ -1,4 +1,4 @@
-"""Names this machine's processor and devices, and copies values to them. Knows nothing of what they are used for."""
+"""Names this machine's processor, devices and number formats. Copies values to a device. Knows nothing of their use."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ def processor_name() -> str:
 def device_name(device: torch.device) -> str:
     """The model of a GPU; for any other device, of the processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+
+
+def dtype_name(dtype: torch.dtype | str | None) -> str:
+    """The name without its package, such as float32. dtype: torch's, or as a checkpoint's configuration has it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def upload(values: np.ndarray, device: torch.device) -> Tensor:

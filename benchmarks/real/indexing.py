@@ -16,22 +16,14 @@ from benchmarks.real.tasks import Figures, Task
 from benchmarks.shared.inputs import encode
 from benchmarks.shared.report import progress
 from launch.indexing.collector import AnswerCollector
-from lp import Auto, Engine, cache_files
+from lp import Auto, Engine
 from lp.drafting.answer_index import write_index
 
 PART = "index"
 
 
-def asked(settings: RealModelSettings) -> dict[str, object]:
-    """What the index depends on."""
-    return {
-        "indexed": cache_files.digest([prompt.text for prompt in settings.indexed]),
-        "max_new_tokens": settings.max_new_tokens,
-    }
-
-
 def tasks(settings: RealModelSettings) -> list[Task]:
-    return [Task(PART, "bfloat16", {**asked(settings), "threads": settings.threads}, partial(build, settings))]
+    return [Task(PART, "bfloat16", {**settings.index_facts, "threads": settings.threads}, partial(build, settings))]
 
 
 def build(settings: RealModelSettings) -> Figures:

@@ -78,7 +78,7 @@ def tasks(settings: RealModelSettings, loaded: LoadedModel) -> list[Task]:
         for category, prompts in by_category(settings.asked).items():
             chosen = prompts[: settings.num_sampled] if temperature else prompts
             asked = {
-                **indexing.asked(settings),
+                **settings.index_facts,
                 "prompts": cache_files.digest([prompt.text for prompt in chosen]),
                 "max_new_tokens": settings.max_new_tokens,
                 "threads": settings.threads,

@@ -26,8 +26,7 @@ TOKEN_ROWS, TEXT_ROWS = 128, 64
 MOST_PAIRS = 1 << 18
 # Under this name the requests share what they learn.
 OWNER = "index"
-# Nothing but the model's own scores decides.
-GREEDY = Sampling(0.0, 0, 1.0, 0.0, 1.0, 0.0, 0.0, 0, min_new_tokens=0, seed=0)
+GREEDY = Sampling.greedy()
 
 
 class AnswerCollector:

@@ -95,6 +95,15 @@ def describe(name: str) -> str:
     return "\n".join(["Groups:", *choices, "", "Settings and their defaults:", OmegaConf.to_yaml(config)])
 
 
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    return not {"-h", "--help"}.isdisjoint(arguments)
+
+
+def print_help(name: str, usage: str | None) -> None:
+    """Prints what a program does, and its groups and settings. usage: its docstring."""
+    print(f"{(usage or '').strip()}\n\n{describe(name)}")
+
+
 def _split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Returns the overrides for Hydra, and the literal values of the keys in FREE_TEXT."""
     overrides: list[str] = []

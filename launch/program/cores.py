@@ -1,4 +1,6 @@
-"""Which cores this process runs on: those next to its GPU, so that its host work does not cross between sockets."""
+"""Which cores this process runs on (those next to its GPU, so that its host work does not cross between sockets), and
+with how many threads.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,18 @@ from pathlib import Path
 
 import torch
 
+from parallel.mesh import Mesh, ParallelSettings
+
 log = logging.getLogger("lookahead")
 
 SYSTEM = Path("/sys/bus/pci/devices")
+
+
+def take_cores(mesh: Mesh, settings: ParallelSettings) -> None:
+    """Pins this process if it is to be pinned, and sets its number of threads."""
+    if settings.pin:
+        pin_near(mesh.device)
+    set_threads(mesh, settings.threads)
 
 
 def pin_near(device: torch.device, system: Path = SYSTEM) -> None:
@@ -30,6 +41,18 @@ def pin_near(device: torch.device, system: Path = SYSTEM) -> None:
         log.info(
             "on %d of %d cores, those next to %s (parallel.pin=false uses all)", len(near & usable), len(usable), device
         )
+
+
+def set_threads(mesh: Mesh, threads: int | None) -> None:
+    """Sets torch's number of threads.
+
+    threads: None divides the usable cores among the ranks of this host. A rank that is alone on its host keeps the
+    number in OMP_NUM_THREADS. Several ranks ignore that variable, because torchrun itself sets it to 1 for them.
+    """
+    if threads is None and mesh.num_local_ranks == 1 and os.environ.get("OMP_NUM_THREADS"):
+        return  # torch has read it already
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(threads or max(1, cores // mesh.num_local_ranks))
 
 
 def _address(device: torch.device) -> str:

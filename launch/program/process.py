@@ -1,4 +1,4 @@
-"""Prepares a program's own process (memory, threads, logging) and turns its errors into messages and exit codes."""
+"""Prepares a program's own process (memory, logging) and turns its errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import atexit
 import ctypes
 import gc
 import logging
-import os
 import signal
 import sys
 import time
@@ -20,7 +19,7 @@ from launch import USUAL_THRESHOLDS
 from launch.program import configuration
 from launch.program.configuration import UsageError
 from parallel.errors import RankLost, StateDiverged
-from parallel.mesh import Mesh, read_rank
+from parallel.mesh import read_rank
 
 log = logging.getLogger("lookahead")
 Settings = TypeVar("Settings")
@@ -59,18 +58,6 @@ def freeze_heap(collect: bool = True) -> None:
     gc.freeze()
     gc.set_threshold(*USUAL_THRESHOLDS)
     atexit.register(gc.unfreeze)
-
-
-def set_threads(mesh: Mesh, threads: int | None) -> None:
-    """Sets torch's number of threads.
-
-    threads: None divides the usable cores among the ranks of this host. A rank that is alone on its host keeps the
-    number in OMP_NUM_THREADS. Several ranks ignore that variable, because torchrun itself sets it to 1 for them.
-    """
-    if threads is None and mesh.num_local_ranks == 1 and os.environ.get("OMP_NUM_THREADS"):
-        return  # torch has read it already
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(threads or max(1, cores // mesh.num_local_ranks))
 
 
 def set_logging(rank: int) -> None:
@@ -127,9 +114,9 @@ def main(
     set_logging(rank)
     keep_memory()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(arguments):
+    if configuration.asks_for_help(arguments):
         if rank == 0:
-            print(f"{usage.strip()}\n\n{configuration.describe(name)}")
+            configuration.print_help(name, usage)
         return 0
     try:
         return run(configuration.load(name, schema, arguments))

@@ -13,9 +13,10 @@ from omegaconf import MISSING
 from torch.distributed import Store
 
 from launch.program import process
-from launch.program.cores import pin_near
+from launch.program.cores import take_cores
 from lp.assembly import EngineSettings
 from lp.engine import Engine
+from lp.hardware import dtype_name
 from lp.model.checkpoint import Checkpoint, ModelSettings
 from parallel.build import MeshPlace, OnLoaded
 from parallel.comm.channel import Channel
@@ -75,9 +76,7 @@ def running(settings: RuntimeSettings, mesh: Mesh | None = None, store: Store | 
     ValueError for settings that cannot be used, RankLost if the ranks do not meet.
     """
     mesh = mesh or make_mesh(settings.parallel, settings.model.device)
-    if settings.parallel.pin:
-        pin_near(mesh.device)
-    process.set_threads(mesh, settings.parallel.threads)
+    take_cores(mesh, settings.parallel)
 
     def on_met() -> None:
         if mesh.rank != 0:  # until the ranks have met, a signal must be able to end this one
@@ -101,7 +100,7 @@ def report_loaded(settings: RuntimeSettings, mesh: Mesh) -> OnLoaded:
             "loaded %s: %.1f MB of %s weights a rank on %s, context of %d tokens, in %.1f s",
             loaded.name,
             loaded.model.weight_bytes / 1e6,
-            str(loaded.model.dtype).removeprefix("torch."),
+            dtype_name(loaded.model.dtype),
             mesh.device,
             loaded.model.max_length,
             time.monotonic() - started,

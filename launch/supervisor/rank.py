@@ -17,7 +17,7 @@ import torch
 from torch.distributed import Store, TCPStore
 
 from launch.program import process, runtime
-from launch.program.cores import pin_near
+from launch.program.cores import take_cores
 from launch.program.runtime import RuntimeSettings
 from launch.program.settings_json import from_json_values
 from launch.supervisor.rank_spec import KEY_VARIABLE, RankSpec
@@ -86,9 +86,7 @@ class _Rank:
         self.spec, self.member = spec, member
         self.settings = from_json_values(spec.settings, RuntimeSettings)
         self.mesh = _mesh(spec, self.settings)
-        if self.settings.parallel.pin:
-            pin_near(self.mesh.device)
-        process.set_threads(self.mesh, self.settings.parallel.threads)
+        take_cores(self.mesh, self.settings.parallel)
         timeout = timedelta(seconds=self.settings.parallel.timeout_s)
         self.store: Store = TCPStore(*spec.store, is_master=False, wait_for_workers=False, timeout=timeout)
 

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from launch.prompts.naming import naming
 from launch.prompts.queue import PromptQueue
 from launch.prompts.workloads import Problem
 from launch.sweep.outcome import fit
@@ -32,11 +33,9 @@ def make_requests(request_builder: RequestBuilder, problems: Sequence[Problem], 
     context = request_builder.checkpoint.max_length
     requests: list[Request] = []
     for name, problem in [(WARM_UP, problems[0]), *((problem.id, problem) for problem in problems)]:
-        try:
+        with naming(problem.where):
             tokens = fit(request_builder.encode(problem.prompt), context, stopping.max_new_tokens)
             request = request_builder.build(tokens, stopping=stopping, request_id=f"{name} {Auto.method}")
-        except ValueError as error:
-            raise ValueError(f"{problem.where}: {error}") from None
         plain = dataclasses.replace(request, id=f"{name} {Autoregressive.method}", decode=Autoregressive())
         requests += [request, plain]
     return requests

@@ -19,7 +19,7 @@ import transformers
 from lp import cache_files
 from lp.calibration.answering import measure_answering
 from lp.calibration.measure import StepTimesSource, describe, measure_step_times, still_holds
-from lp.hardware import device_name
+from lp.hardware import device_name, dtype_name
 from lp.model.causal import CausalModel
 from lp.runner import Runner
 from lp.step_cost import StepTimes
@@ -93,5 +93,5 @@ def _path(model: CausalModel, most_rows: int, mode: Any) -> Path | None:
         device_name(model.device), platform.machine(), torch.get_num_threads(), mode, most_rows,
         torch.__version__, transformers.__version__,
     ]  # fmt: skip
-    dtype = str(model.dtype).removeprefix("torch.")
+    dtype = dtype_name(model.dtype)
     return kept / f"{type(model.model).__name__}-{dtype}-{cache_files.digest(facts)}.json"

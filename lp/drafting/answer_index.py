@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from lp import cache_files
-from lp.drafting.answers import AnswerIndex
+from lp.drafting.answers import AnswerIndex, priors
 from lp.drafting.base import Observation, Proposals, SequenceStart
 from lp.drafting.contexts import BITS, last_token
 from lp.methods import Auto
@@ -42,7 +42,7 @@ class IndexedAnswers:
 
     @staticmethod
     def kinds(settings: Auto) -> list[float]:
-        return [first * 0.45**rank for first in (AFTER_TWO, AFTER_ONE) for rank in range(settings.candidates)]
+        return [*priors(AFTER_TWO, settings.candidates), *priors(AFTER_ONE, settings.candidates)]
 
     @classmethod
     def begin(cls, start: SequenceStart) -> IndexedAnswers | None:

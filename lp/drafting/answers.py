@@ -91,6 +91,11 @@ class AnswerIndex:
         return None if row is None else self._token_answers[row].tolist()
 
 
+def priors(best: float, num_candidates: int) -> list[float]:
+    """[K] how likely each candidate of an answer is right before any was counted. best: that of the best one."""
+    return [best * 0.45**rank for rank in range(num_candidates)]
+
+
 def put(
     table: dict[int, tuple[int, ...]],
     keys: Sequence[int],

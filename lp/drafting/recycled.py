@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from lp.drafting.answers import CAPACITY, PAIR, TOKEN, NewestAnswers, put
+from lp.drafting.answers import CAPACITY, PAIR, TOKEN, NewestAnswers, priors, put
 from lp.drafting.base import Observation, Proposals, Root, SequenceStart, StepAnswers
 from lp.drafting.contexts import BITS, pairs
 from lp.methods import Auto
@@ -61,7 +61,7 @@ class RecycledAnswers:
 
     @staticmethod
     def kinds(settings: Auto) -> list[float]:
-        return [CLOSENESS[match] * 0.45**rank for match in Match for rank in range(settings.candidates)]
+        return [prior for match in Match for prior in priors(CLOSENESS[match], settings.candidates)]
 
     @classmethod
     def begin(cls, start: SequenceStart) -> RecycledAnswers | None:

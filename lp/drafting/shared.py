@@ -5,7 +5,7 @@ It is used only if the settings of the requests say so.
 
 from __future__ import annotations
 
-from lp.drafting.answers import NewestAnswers
+from lp.drafting.answers import NewestAnswers, priors
 from lp.drafting.base import Observation, Proposals, SequenceStart, SharedKnowledge
 from lp.drafting.contexts import ContextIndex, context_of
 from lp.drafting.recycled import answered_pairs
@@ -35,7 +35,7 @@ class SharedDrafts:
 
     @staticmethod
     def kinds(settings: Auto) -> list[float]:
-        return [*text_kinds(), *(FIRST * 0.45**rank for rank in range(settings.candidates))]
+        return [*text_kinds(), *priors(FIRST, settings.candidates)]
 
     @classmethod
     def begin(cls, start: SequenceStart) -> SharedDrafts | None:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lp.cache_files import folder
+from lp.hardware import dtype_name
 from lp.model.causal import CausalModel
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
 from lp.model.errors import CheckpointError, one_line
@@ -92,7 +93,7 @@ def pick_dtype(dtype: str, device: torch.device, config: PreTrainedConfig) -> to
     config: the checkpoint's.
     """
     if dtype == AUTO:
-        own = str(config.get_text_config(decoder=True).dtype or config.dtype).removeprefix("torch.")
+        own = dtype_name(config.get_text_config(decoder=True).dtype or config.dtype)
         return DTYPES.get(own, torch.float32) if device.type == "cuda" else torch.float32
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is unknown; use {AUTO}, {', '.join(DTYPES)}")
@@ -105,7 +106,7 @@ def _tell_dtype(chosen: torch.dtype, settings: ModelSettings) -> None:
         log.info(
             "model.dtype=auto: the model runs in %s, its own format. Its text is that of transformers in this format, "
             "up to rounding; model.dtype=float32 gives the same tokens as transformers, more slowly",
-            str(chosen).removeprefix("torch."),
+            dtype_name(chosen),
         )
 
 

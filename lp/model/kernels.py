@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from lp.hardware import dtype_name
 from lp.model.gpu import prefix as gpu_prefix
 from lp.model.gpu.prefix import LARGEST_HEAD, Bounds, make_bounds
 
@@ -93,7 +94,7 @@ def _obstacle(kind: AttentionKind, device: torch.device, dtype: torch.dtype, hea
     if device.type != "cuda":
         return f"it needs a CUDA device, and this is {device.type}"
     if dtype not in HALF:
-        return f"it needs float16 or bfloat16, and this is {str(dtype).removeprefix('torch.')}"
+        return f"it needs float16 or bfloat16, and this is {dtype_name(dtype)}"
     if head_dim > LARGEST_HEAD or head_dim % 8:
         return f"it needs a head dimension that is a multiple of 8 up to {LARGEST_HEAD}, and this is {head_dim}"
     if torch.cuda.get_device_capability(device) < (8, 0):

@@ -38,6 +38,11 @@ class Sampling:
     seed: int | None = None
     logprobs: int | None = None
 
+    @staticmethod
+    def greedy() -> Sampling:
+        """The model's best token, with nothing that changes its scores."""
+        return Sampling(0.0, 0, 1.0, 0.0, 1.0, 0.0, 0.0, 0, min_new_tokens=0, seed=0)
+
     def with_defaults(self, generation: GenerationConfig) -> Sampling:
         """Fills in every None but `seed` and `logprobs` from a checkpoint's generation_config.json."""
         samples = bool(generation.do_sample)

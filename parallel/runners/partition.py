@@ -45,7 +45,7 @@ class TreePartitioner:
 
     @property
     def trunks(self) -> list[int]:
-        """For each replica, the tokens above the root of the last tree that it has not computed."""
+        """The number of tokens above the root of the last tree that each replica has not computed."""
         return [self._length - 1 - known for known in self._num_known]
 
     def _count_known(self, tokens: Sequence[int]) -> None:

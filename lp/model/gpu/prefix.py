@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lp.model.errors import one_line
+
 # The largest head dimension that FlashAttention-2 supports.
 LARGEST_HEAD = 256
 
@@ -55,8 +57,7 @@ def missing_package() -> str:
     try:
         _flash_attn()
     except Exception as error:  # a library built for another torch can raise anything
-        reason = " ".join(str(error).split())[:200]
-        return f"flash-attn is installed but cannot be used ({type(error).__name__}: {reason})"
+        return f"flash-attn is installed but cannot be used ({type(error).__name__}: {one_line(error)})"
     return ""
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from launch.program import cores
+from parallel.mesh import Mesh
 
 GPU = torch.device("cuda", 0)
 
@@ -62,3 +63,20 @@ def test_without_a_gpu_or_its_description_nothing_changes(usable: set[int], tmp_
     cores.pin_near(GPU, tmp_path)
     cores.pin_near(torch.device("cpu"), system(tmp_path, "0"))
     assert usable == {0, 1, 2, 3, 8, 9}
+
+
+@pytest.mark.parametrize(
+    ("threads", "num_local_ranks", "variable", "expected"),
+    [(None, 1, "3", 7), (None, 1, "", 8), (None, 2, "3", 4), (None, 16, "3", 1), (5, 1, "3", 5), (5, 2, "", 5)],
+)
+def test_threads(
+    threads: int | None, num_local_ranks: int, variable: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host has 8 cores, and torch has 7 threads before. torchrun itself sets OMP_NUM_THREADS for several ranks."""
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    found = [7]
+    monkeypatch.setattr(torch, "set_num_threads", found.append)
+    mesh = Mesh(axes={"lp": num_local_ranks}, num_ranks=num_local_ranks, num_local_ranks=num_local_ranks)
+    cores.set_threads(mesh, threads)
+    assert found[-1] == expected

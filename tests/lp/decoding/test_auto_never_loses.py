@@ -61,7 +61,7 @@ class Machine:
 
     def take(self, tree: TokenTree, tokens: Sequence[int], is_shared: bool, is_plain: bool) -> None:
         parts = self.partitioner.split(tree, tokens, is_shared)
-        lacking = [len(tokens) - 1 - known for known in self.partitioner._num_known]
+        lacking = self.partitioner.trunks
         first = not self.is_shared  # the prompt's time is nobody's gain or loss
         rows = [len(part) + (0 if first else lack) for part, lack in zip(parts, lacking, strict=True) if part]
         curve = self.shared if is_shared or self.alone is None else self.alone
