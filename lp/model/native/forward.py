@@ -17,12 +17,12 @@ from lp.model.native.memory import Output, RowMemory
 from lp.model.native.program import Program, Value
 from lp.tree import TokenTree
 
-# MOST_QUERIES and KEYS in kernels/attention.h.
+# MOST_QUERIES and KEYS in kernels/attention_task.h.
 MOST_QUERIES, KEYS = 48, 64
 
 
 class _Step(ctypes.Structure):
-    """Step in kernels/attention.h."""
+    """Step in kernels/attention_task.h."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("tokens", "positions")),

@@ -16,7 +16,7 @@ from lp.model.native.schedule import Stage
 
 FUNCTION, PRODUCT, ATTENTION = range(3)
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-# The most query heads that may share a key/value head: MOST_QUERIES in kernels/attention.h.
+# The most query heads that may share a key/value head: MOST_QUERIES in kernels/attention_task.h.
 MOST_GROUPS = 48
 
 

@@ -63,12 +63,13 @@ class FlushSmall {
 static inline float larger(float a, float b) { return a > b ? a : b; }
 static inline float smaller(float a, float b) { return a < b ? a : b; }
 
-// e to the power of x, within two units in the last place. Below -87 it stays at the smallest normal number.
+// e to the power of x, within two units in the last place, for x from -87.3 to 88; outside, that of the nearer end. NaN
+// stays NaN. Adding a number whose last bit is worth 1 rounds to a whole number, which is then in its lower bits.
 static inline float exponential(float x) {
-    x = x < -87.3f ? -87.3f : x > 88.7f ? 88.7f : x;
-    const float scaled = x * 1.44269504f;
-    const int power = (int)(scaled + (scaled < 0.0f ? -0.5f : 0.5f));
-    const float rest = (x - (float)power * 0.693359375f) + (float)power * 2.12194440e-4f;
+    x = -87.3f > x ? -87.3f : x;
+    x = 88.0f < x ? 88.0f : x;
+    const float whole = 12582912.0f, shifted = x * 1.44269504f + whole, power = shifted - whole;
+    const float rest = (x - power * 0.693359375f) + power * 2.12194440e-4f;
     float sum = 1.9875691500e-4f;
     sum = sum * rest + 1.3981999507e-3f;
     sum = sum * rest + 8.3334519073e-3f;
@@ -76,7 +77,9 @@ static inline float exponential(float x) {
     sum = sum * rest + 1.6666665459e-1f;
     sum = sum * rest + 5.0000001201e-1f;
     sum = sum * rest * rest + rest + 1.0f;
-    const int32_t bits = (power + 127) << 23;
+    uint32_t bits;
+    memcpy(&bits, &shifted, 4);
+    bits = (bits << 23) + 0x3f800000;
     float factor;
     memcpy(&factor, &bits, 4);
     return sum * factor;

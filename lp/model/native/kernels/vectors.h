@@ -60,3 +60,21 @@ static inline float from_bfloat16(uint16_t half) {
     memcpy(&value, &bits, 4);
     return value;
 }
+
+// Turns LANES rows of LANES numbers: row i, number j becomes row j, number i.
+static inline void turn(Vector* rows) {
+    Integers lane;
+    for (int l = 0; l < LANES; l++) lane[l] = l;
+#pragma GCC unroll 4
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        const Integers in_second = (lane & half) != 0;  // -1 where it holds
+        const Integers low = lane + (in_second & (LANES - half)), high = lane + half + (in_second & (LANES - half));
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++)
+            if (!(i & half)) {
+                const Vector first = rows[i], second = rows[i + half];
+                rows[i] = __builtin_shuffle(first, second, low);
+                rows[i + half] = __builtin_shuffle(first, second, high);
+            }
+    }
+}

@@ -25,13 +25,23 @@ from tests.models import ARCHITECTURES, SLIDING_WINDOW, VOCAB_SIZE, save_checkpo
 
 NATIVE = [name for name in ARCHITECTURES if name not in ("mixtral", "qwen3_moe")]
 HALF = ["llama", "gemma2", "gpt2"]
-# Shapes that no vector or tile divides.
-ODD: dict[str, Any] = {
-    "hidden_size": 36,
-    "head_dim": 12,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 1,
-    "intermediate_size": 50,
+# Models of other shapes: the architecture, and what differs from the tiny one.
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    # No vector or tile divides these sizes.
+    "odd": (
+        "qwen3",
+        {
+            "hidden_size": 36,
+            "head_dim": 12,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "intermediate_size": 50,
+        },
+    ),
+    # Heads that a matrix unit computes: with windows and soft-capping, with many queries for a key, and large ones.
+    "windows": ("gemma2", {"head_dim": 64, "num_attention_heads": 8}),
+    "groups": ("qwen3", {"hidden_size": 40, "head_dim": 96, "num_attention_heads": 20, "num_key_value_heads": 1}),
+    "large": ("llama", {"head_dim": 256}),
 }
 
 
@@ -48,7 +58,11 @@ def load_both(
     checkpoint_folder: Callable[[str], Path], tmp_path: Path, kept: Path
 ) -> Callable[[str, str], tuple[CausalModel, NativeForward]]:
     def load_both(name: str, dtype: str) -> tuple[CausalModel, NativeForward]:
-        path = save_checkpoint(tmp_path / "odd", "qwen3", **ODD) if name == "odd" else checkpoint_folder(name)
+        if name in SHAPES:
+            architecture, changes = SHAPES[name]
+            path = save_checkpoint(tmp_path / name, architecture, **changes)
+        else:
+            path = checkpoint_folder(name)
         model = load(ModelSettings(str(path), dtype, "cpu", compile=CompileMode.off)).model
         return model, make_native(model, kept)
 
@@ -62,7 +76,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize(
     ("name", "dtype", "allowed"),
     [(name, "float32", 1e-5) for name in [*NATIVE, "odd"]]
-    + [(name, "bfloat16", 0.05) for name in [*HALF, "odd"]]
+    + [(name, "bfloat16", 0.05) for name in [*HALF, *SHAPES]]
     + [(name, "float16", 0.01) for name in HALF],
 )
 def test_trees_get_the_models_own_logits(
@@ -82,7 +96,7 @@ def test_trees_get_the_models_own_logits(
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [("llama", "float32"), ("llama", "bfloat16"), ("llama", "float16"), ("mistral", "float32"), ("gemma2", "bfloat16"),
-     ("odd", "float32"), ("odd", "bfloat16")],
+     ("odd", "float32"), *((name, "bfloat16") for name in SHAPES)],
 )  # fmt: skip
 def test_a_row_does_not_depend_on_the_others(
     name: str, dtype: str, load_both: Callable[[str, str], tuple[CausalModel, NativeForward]]
@@ -97,11 +111,11 @@ def test_a_row_does_not_depend_on_the_others(
         assert torch.equal(along_a_branch(native, text, cut), expected[cut:]), cut
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "dtype"), [("llama", "float32"), ("llama", "bfloat16"), ("windows", "bfloat16")])
 def test_threads_do_not_change_a_bit(
-    dtype: str, load_both: Callable[[str, str], tuple[CausalModel, NativeForward]]
+    name: str, dtype: str, load_both: Callable[[str, str], tuple[CausalModel, NativeForward]]
 ) -> None:
-    _, native = load_both("llama", dtype)
+    _, native = load_both(name, dtype)
     text, before = list(range(2, 72)), torch.get_num_threads()
     try:
         found = []

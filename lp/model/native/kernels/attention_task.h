@@ -1,0 +1,81 @@
+// What one thread computes of a layer's attention at a time: a key/value head for some rows.
+#pragma once
+
+#include "numbers.h"
+
+#define KEYS 64          // room for scores is a multiple of this
+#define MOST_QUERIES 48  // of one task
+
+// What all layers of a step share. starts, visible: row r sees the rows visible[starts[r]] ... visible[starts[r + 1] -
+// 1], itself the last. The cache holds `length` tokens before this step's rows, and has room for `capacity`.
+struct Step {
+    const long *tokens, *positions;
+    long num_rows, num_answered, length, capacity;
+    weight_t *const *keys, *const *values;
+    const int *starts, *visible;
+};
+
+// The query heads that share a key/value head, for rows [first, last): at most MOST_QUERIES queries, those of a row next
+// to each other. size: numbers of a head. window: keys that a row sees at most, 0 for all. softcap: 0 for none.
+struct Task {
+    const float* query;
+    long query_width, query_stride;
+    float* out;
+    const weight_t *keys, *values;
+    const Step& step;
+    long size, head, num_heads, num_groups, first, last;
+    float scale;
+    long window;
+    float softcap;
+
+    long num_queries() const { return (last - first) * num_groups; }
+    long row_of(long q) const { return first + q / num_groups; }
+    // Of the prefix and the step's rows.
+    long num_keys() const { return step.length + step.num_rows; }
+    // Floats from one query's scores to the next one's.
+    long stride() const { return (num_keys() + KEYS - 1) / KEYS * KEYS; }
+
+    const float* query_of(long q) const {
+        return query + row_of(q) * query_width + (head * num_groups + q % num_groups) * query_stride;
+    }
+    float* out_of(long q) const {
+        return out + (row_of(q) * num_heads * num_groups + head * num_groups + q % num_groups) * size;
+    }
+
+    const int* seen_by(long row) const { return step.visible + step.starts[row]; }
+    // A row sees the keys [begin_of, end_of) of its path: those of the prefix, then its ancestors and itself.
+    long end_of(long row) const { return step.length + step.starts[row + 1] - step.starts[row]; }
+    long begin_of(long row) const {
+        const long begin = window > 0 ? end_of(row) - window : 0;
+        return begin < 0 ? 0 : begin;
+    }
+    // The first key that any of the rows sees.
+    long begin_of_all() const {
+        long begin = num_keys();
+        for (long row = first; row < last; row++) begin = begin_of(row) < begin ? begin_of(row) : begin;
+        return begin;
+    }
+
+    // Puts a row's scores, which are those of all keys, in the order of its path.
+    void follow_path(long row, float* scores) const {
+        const int* seen = seen_by(row);
+        for (long n = 0; step.length + n < end_of(row); n++) scores[step.length + n] = scores[step.length + seen[n]];
+    }
+};
+
+// Turns scores [first, last) into weights that add up to 1 / sum; returns 1 / sum. Whole vectors are computed: what lies
+// beside these scores, up to the next multiple of LANES, is written as well.
+static inline float soften(float* scores, long first, long last) {
+    const long begin = first / LANES * LANES, end = (last + LANES - 1) / LANES * LANES;
+    for (long key = begin; key < first; key++) scores[key] = -INFINITY;
+    for (long key = last; key < end; key++) scores[key] = -INFINITY;
+    float most = -INFINITY, sum = 0.0f;
+#pragma omp simd reduction(max : most)
+    for (long key = begin; key < end; key++) most = larger(most, scores[key]);
+#pragma omp simd reduction(+ : sum)
+    for (long key = begin; key < end; key++) {
+        scores[key] = exponential(scores[key] - most);
+        sum += scores[key];
+    }
+    return 1.0f / sum;
+}

@@ -1,0 +1,160 @@
+// Attention by the processor's vectors, in float32.
+//
+// For every query the keys are taken one after another, in the order of their positions.
+#pragma once
+
+#include "attention_task.h"
+
+#define KEY_VECTORS 4  // in a tile of scores
+#if LANES == 16
+#define QUERIES 6  // in a tile of scores
+#elif LANES == 8
+#define QUERIES 2
+#else
+#define QUERIES 4
+#endif
+
+// The numbers of up to KEYS keys turned: to[d][key]. SIZE numbers of each key.
+template <int SIZE>
+static inline void turn_keys(const weight_t* keys, long count, float* to) {
+    long key = 0;
+    for (; key + LANES <= count; key += LANES) {
+        int d = 0;
+        for (; d + LANES <= SIZE; d += LANES) {
+            Vector rows[LANES];
+            for (int n = 0; n < LANES; n++) rows[n] = load_numbers(keys + (key + n) * SIZE + d);
+            turn(rows);
+            for (int n = 0; n < LANES; n++) store(to + (d + n) * KEYS + key, rows[n]);
+        }
+        for (; d < SIZE; d++)
+            for (int n = 0; n < LANES; n++) to[d * KEYS + key + n] = number(keys[(key + n) * SIZE + d]);
+    }
+    for (; key < KEYS; key++)
+        for (int d = 0; d < SIZE; d++) to[d * KEYS + key] = key < count ? number(keys[key * SIZE + d]) : 0.0f;
+}
+
+// Scores of COUNT queries with KEY_VECTORS vectors of keys, from keys that lie turned: turned[d][key].
+template <int COUNT, int SIZE>
+static inline void score(const float* const* queries, const float* turned, float* const* scores, long offset,
+                         float scale, float softcap) {
+    Vector sums[COUNT][KEY_VECTORS];
+    for (int q = 0; q < COUNT; q++)
+        for (int v = 0; v < KEY_VECTORS; v++) sums[q][v] = Vector{};
+    for (int d = 0; d < SIZE; d++) {
+        Vector keys[KEY_VECTORS];
+        for (int v = 0; v < KEY_VECTORS; v++) keys[v] = load(turned + d * KEYS + v * LANES);
+        for (int q = 0; q < COUNT; q++)
+            for (int v = 0; v < KEY_VECTORS; v++)
+                sums[q][v] = multiply_add(broadcast(queries[q][d]), keys[v], sums[q][v]);
+    }
+    for (int q = 0; q < COUNT; q++)
+        for (int v = 0; v < KEY_VECTORS; v++) store(scores[q] + offset + v * LANES, sums[q][v] * broadcast(scale));
+    if (softcap > 0.0f)
+        for (int q = 0; q < COUNT; q++)
+            for (int n = 0; n < KEY_VECTORS * LANES; n++) {
+                float* score = scores[q] + offset + n;
+                *score = softcap * hyperbolic_tangent(*score / softcap);
+            }
+}
+
+// The numbers of a value as floats, padded with zeros.
+template <int SIZE, int PADDED>
+static inline void widen_one(const weight_t* value, float* to) {
+    int d = 0;
+    for (; d + LANES <= SIZE; d += LANES) store(to + d, load_numbers(value + d));
+    for (; d < PADDED; d++) to[d] = d < SIZE ? number(value[d]) : 0.0f;
+}
+
+// The same for `count` values: where they lie if they need no change, else in `room`.
+template <int SIZE, int PADDED>
+static inline const float* widen(const weight_t* values, long count, float* room) {
+    if constexpr (sizeof(weight_t) == sizeof(float) && SIZE == PADDED) return (const float*)values;
+    for (long n = 0; n < count; n++) widen_one<SIZE, PADDED>(values + n * SIZE, room + n * PADDED);
+    return room;
+}
+
+// Adds weighted values to COUNT outputs, at numbers [d, d + WIDE vectors).
+template <int COUNT, int WIDE>
+static inline void add_values(float* const* weights, long first, const float* values, long stride, long count,
+                              float* const* outs, int d) {
+    Vector sums[COUNT][WIDE];
+    for (int q = 0; q < COUNT; q++)
+        for (int v = 0; v < WIDE; v++) sums[q][v] = load(outs[q] + d + v * LANES);
+    for (long key = 0; key < count; key++) {
+        Vector value[WIDE];
+        for (int v = 0; v < WIDE; v++) value[v] = load(values + key * stride + d + v * LANES);
+        for (int q = 0; q < COUNT; q++) {
+            const Vector weight = broadcast(weights[q][first + key]);
+            for (int v = 0; v < WIDE; v++) sums[q][v] = multiply_add(weight, value[v], sums[q][v]);
+        }
+    }
+    for (int q = 0; q < COUNT; q++)
+        for (int v = 0; v < WIDE; v++) store(outs[q] + d + v * LANES, sums[q][v]);
+}
+
+template <int COUNT, int PADDED>
+static inline void add_all_values(float* const* weights, long first, const float* values, long count,
+                                  float* const* outs) {
+    int d = 0;
+    for (; d + KEY_VECTORS * LANES <= PADDED; d += KEY_VECTORS * LANES)
+        add_values<COUNT, KEY_VECTORS>(weights, first, values, PADDED, count, outs, d);
+    for (; d < PADDED; d += LANES) add_values<COUNT, 1>(weights, first, values, PADDED, count, outs, d);
+}
+
+// room: memory for the scores.
+template <int SIZE>
+static void attend_by_vectors(const Task& task, float* room) {
+    constexpr int PADDED = (SIZE + LANES - 1) / LANES * LANES;
+    const Step& step = task.step;
+    const long num_queries = task.num_queries(), num_keys = task.num_keys(), hidden = task.begin_of_all();
+    const float* queries[MOST_QUERIES];
+    float *scores[MOST_QUERIES], *outs[MOST_QUERIES];
+    alignas(64) float sums[MOST_QUERIES * PADDED], turned[KEYS * PADDED];
+    float factors[MOST_QUERIES];
+    for (long q = 0; q < num_queries; q++) {
+        queries[q] = task.query_of(q);
+        scores[q] = room + q * task.stride();
+        outs[q] = sums + q * PADDED;
+    }
+    memset(sums, 0, sizeof(float) * num_queries * PADDED);
+    for (long key = hidden / KEYS * KEYS; key < num_keys; key += KEYS) {
+        const long count = num_keys - key < KEYS ? num_keys - key : KEYS;
+        turn_keys<SIZE>(task.keys + key * SIZE, count, turned);
+        for (long part = 0; part < KEYS; part += KEY_VECTORS * LANES) {
+            long q = 0;
+            for (; q + QUERIES <= num_queries; q += QUERIES)
+                score<QUERIES, SIZE>(queries + q, turned + part, scores + q, key + part, task.scale, task.softcap);
+            for (; q < num_queries; q++)
+                score<1, SIZE>(queries + q, turned + part, scores + q, key + part, task.scale, task.softcap);
+        }
+    }
+    for (long q = 0; q < num_queries; q++) {
+        const long row = task.row_of(q), begin = task.begin_of(row);
+        task.follow_path(row, scores[q]);
+        factors[q] = soften(scores[q], begin, task.end_of(row));
+        for (long key = hidden < step.length ? hidden : step.length; key < begin; key++) scores[q][key] = 0.0f;
+    }
+    for (long key = hidden; key < step.length; key += KEYS) {
+        const long count = step.length - key < KEYS ? step.length - key : KEYS;
+        const float* wide = widen<SIZE, PADDED>(task.values + key * SIZE, count, turned);
+        long q = 0;
+        for (; q + QUERIES <= num_queries; q += QUERIES)
+            add_all_values<QUERIES, PADDED>(scores + q, key, wide, count, outs + q);
+        for (; q < num_queries; q++) add_all_values<1, PADDED>(scores + q, key, wide, count, outs + q);
+    }
+    for (long row = task.first; row < task.last; row++) {
+        const long num_seen = task.end_of(row) - step.length, q = (row - task.first) * task.num_groups;
+        for (long begin = 0; begin < num_seen; begin += KEYS) {
+            const long count = num_seen - begin < KEYS ? num_seen - begin : KEYS;
+            for (long n = 0; n < count; n++)
+                widen_one<SIZE, PADDED>(task.values + (step.length + task.seen_by(row)[begin + n]) * SIZE,
+                                        turned + n * PADDED);
+            for (long g = q; g < q + task.num_groups; g++)
+                add_all_values<1, PADDED>(scores + g, step.length + begin, turned, count, outs + g);
+        }
+    }
+    for (long q = 0; q < num_queries; q++) {
+        float* to = task.out_of(q);
+        for (long d = 0; d < SIZE; d++) to[d] = outs[q][d] * factors[q];
+    }
+}
