@@ -109,6 +109,12 @@ def find_step_times(
     return resolve_step_times(source, model, runner, decode.max_rows, mode, tell, lambda: measure_host(decode))
 
 
+def check_index(setting: str) -> None:
+    """Raises ValueError if a setting (see EngineSettings) names what is no file."""
+    if setting not in ("auto", "off") and not Path(setting).expanduser().is_file():
+        raise ValueError(f"index={setting} is not a file; make it with launch/index.py, or use index=off")
+
+
 def find_index(setting: str, checkpoint: CheckpointInfo) -> AnswerIndex | None:
     """The index that a setting names (see EngineSettings). Raises ValueError if a file that was named cannot be used.
 

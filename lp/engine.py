@@ -16,6 +16,7 @@ from lp.assembly import (
     Alone,
     EngineSettings,
     Place,
+    check_index,
     digest_of,
     find_index,
     find_step_times,
@@ -95,6 +96,7 @@ class Engine:
         """
         place = place or Alone()
         methods.check(settings.decode or Auto(), settings.limits)  # at once, not after minutes of loading
+        check_index(settings.index)
         checkpoint = load(settings.model, settings.attention.kind, place.reader)
         request_builder = RequestBuilder(checkpoint, settings.decode, settings.sampling, settings.limits)
         index = find_index(settings.index, checkpoint)

@@ -104,9 +104,11 @@ def test_an_index_that_was_named_must_be_usable_and_one_beside_the_weights_need_
     (checkpoint / FILE_NAME).write_bytes(b"broken")
     _, err = generate(checkpoint, tmp_path)
     assert "cannot be read" in err and "launch/index.py" in err
-    arguments = [f"model.path={checkpoint}", "prompt=a", f"index={checkpoint / FILE_NAME}"]
-    done = commands.run("generate", arguments, tmp_path)
-    assert done.returncode == 2 and done.stderr.count("error: ") == 1 and "index=off" in done.stderr
+    for named, reason in ((FILE_NAME, "cannot be read"), ("missing.index", "is not a file")):
+        arguments = [f"model.path={checkpoint}", "prompt=a", f"index={checkpoint / named}"]
+        done = commands.run("generate", arguments, tmp_path)
+        assert done.returncode == 2 and done.stderr.count("error: ") == 1 and "index=off" in done.stderr
+        assert reason in done.stderr
 
 
 @pytest.mark.parametrize(
