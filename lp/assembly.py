@@ -54,7 +54,8 @@ class Place(Protocol):
 
     reader: reads the weights that this rank holds; None reads all of them. fingerprints: whether the ranks compare
     checksums of their state in every step. mode: a JSON value that names this way of running the model; step times are
-    stored separately for each mode. tell: gives every rank the JSON value of rank 0.
+    stored separately for each mode. tell: gives every rank the JSON value of rank 0. num_sharing: the number of ranks
+    in this machine's memory.
     """
 
     @property
@@ -68,6 +69,13 @@ class Place(Protocol):
 
     @property
     def tell(self) -> Tell: ...
+
+    @property
+    def num_sharing(self) -> int: ...
+
+    def least(self, value: int, /) -> int:
+        """The least value of any rank, once they have met."""
+        ...
 
     def on_loaded(self, checkpoint: Checkpoint, /) -> None:
         """Called once the weights are loaded and checked, before `runner`."""
@@ -84,8 +92,12 @@ class Alone:
     reader: Reader | None = None
     fingerprints = False
     mode: Any = "single"
+    num_sharing: int = 1
 
     def tell(self, value: Any) -> Any:
+        return value
+
+    def least(self, value: int, /) -> int:
         return value
 
     def on_loaded(self, checkpoint: Checkpoint, /) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from lp import methods
@@ -31,32 +30,16 @@ from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings, load
 from lp.model.fast.choose import CompileMode
 from lp.request import Completion, Progress, Request, Sequence
 from lp.request_builder import Prompt, RequestBuilder
+from lp.room import NoRoom, Room
 from lp.runner import Runner, StepInput
 from lp.sampling.settings import Sampling
-from lp.scheduler import Scheduler
+from lp.scheduler import Batch, Scheduler
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from lp.text.stopping import Stopping
 from lp.verification import Answers
 
 NOT_A_NUMBER = "the model answered with something that is not a number (NaN); try dtype=float32 or bfloat16"
-
-
-@dataclass
-class Batch:
-    """Generations whose steps were started together.
-
-    answers: one for each generation; None until the runner has finished the batch.
-    """
-
-    generations: list[Generation]
-    answers: list[Answers] | None = None
-
-    def remove(self, generation: Generation) -> None:
-        """Removes a generation and its answers, which must be there already."""
-        assert self.answers is not None
-        at = self.generations.index(generation)
-        del self.generations[at], self.answers[at]
 
 
 class Engine:
@@ -73,17 +56,19 @@ class Engine:
         fingerprints: bool = False,
         step_times: StepTimes | None = None,
         index: AnswerIndex | None = None,
+        room: Room | None = None,
     ):
         """fingerprints: whether every step carries a checksum of its generation's state, which ranks compare.
         step_times: the runner's, the same on all ranks; None if they are not known. index: the model's answers for
-        decode=auto, the same on all ranks.
+        decode=auto, the same on all ranks. room: for keys and values, the same on all ranks; None is this rank's.
         """
         self.checkpoint = checkpoint
         self.runner = runner or SingleDevice(checkpoint.model)
         self.request_builder = request_builder or RequestBuilder(checkpoint)
         self.fingerprints = fingerprints
         self.history = DraftHistory(step_times, self.runner.num_parts, index)
-        self.scheduler = Scheduler()
+        self.scheduler = Scheduler(room or Room(checkpoint.model.memory.num_pages))
+        self.request_builder.room = self.scheduler.room
         self._under_way: deque[Batch] = deque()
         self._streams: dict[str, deque[Progress]] = {}
 
@@ -97,14 +82,16 @@ class Engine:
         place = place or Alone()
         methods.check(settings.decode or Auto(), settings.limits)  # at once, not after minutes of loading
         check_index(settings.index)
-        checkpoint = load(settings.model, settings.attention.kind, place.reader)
+        checkpoint = load(settings.model, settings.attention.kind, place.reader, place.num_sharing)
         request_builder = RequestBuilder(checkpoint, settings.decode, settings.sampling, settings.limits)
         index = find_index(settings.index, checkpoint)
         place.on_loaded(checkpoint)
         runner = place.runner(checkpoint.model, settings.attention.prefill_chunk)
+        room = Room(place.least(checkpoint.model.memory.num_pages))
+        checkpoint.model.memory.limit(room.num_pages)  # ranks of one replica must evict alike
         require_same_index(index, place.tell(digest_of(index)))
         times = find_step_times(request_builder, settings.step_times, checkpoint.model, runner, place.mode, place.tell)
-        return cls(checkpoint, runner, request_builder, place.fingerprints, times, index)
+        return cls(checkpoint, runner, request_builder, place.fingerprints, times, index, room)
 
     @classmethod
     def from_pretrained(
@@ -118,13 +105,15 @@ class Engine:
         step_times: StepTimesSource | str = StepTimesSource.auto,
         invariant: Invariance | str = Invariance.auto,
         index: str = "auto",
+        kv_memory: str = "auto",
     ) -> Engine:
         """An engine on one device. Raises ValueError with a message for the user if the checkpoint cannot be used.
 
         path: folder or hub id. dtype: see pick_dtype in lp/model/checkpoint.py. compile: see CompileMode. step_times:
-        see StepTimesSource. invariant: see Invariance. index: see EngineSettings.
+        see StepTimesSource. invariant: see Invariance. index: see EngineSettings. kv_memory: see ModelSettings.
         """
         model = ModelSettings(str(path), dtype, device, compile=CompileMode(compile), invariant=Invariance(invariant))
+        model.kv_memory = str(kv_memory)
         settings = EngineSettings(model, decode, limits=limits or DecodeLimits())
         settings.step_times, settings.index = StepTimesSource(step_times), index
         return cls.assemble(settings)
@@ -143,23 +132,29 @@ class Engine:
         for batch in self._under_way:
             yield from batch.generations
 
-    def submit(self, request: Request) -> None:
-        """Adds a request. It takes its turn after all that are waiting."""
+    def submit(self, request: Request) -> Progress | None:
+        """Adds a request, which takes its turn after all others. Returns its end if there can never be room for it."""
+        if refusal := self.scheduler.room.refusal(request):
+            return refusal
         generation = Generation(request, self.checkpoint, self.history)
         self.runner.open(generation.sequence)
         self.scheduler.add(generation)
+        return None
 
     def cancel(self, request_id: str) -> Progress | None:
         """Ends a request at once. Returns None if it is not running."""
         generation = next((found for found in self._generations() if found.sequence.id == request_id), None)
         if generation is None:
             return None
-        if generation in self.scheduler:
-            self.scheduler.remove([generation])
-        else:
+        if generation not in self.scheduler:
             self._withdraw(generation)
-        self.runner.close(generation.sequence)
+        self._end(generation)
         return generation.cancelled()
+
+    def _end(self, generation: Generation) -> None:
+        """Frees what is held of a generation that has ended and has no step under way."""
+        self.scheduler.end(generation)
+        self.runner.close(generation.sequence)
 
     def _withdraw(self, generation: Generation) -> None:
         """Removes a generation with a step under way, after waiting for its batch and all earlier ones."""
@@ -178,18 +173,23 @@ class Engine:
         return {sequence.id: sequence.tokens[sequence.prompt_length :] for sequence in sequences}
 
     def resume(
-        self, runner: Runner, requests: Iterable[tuple[Request, list[int]]], step_times: StepTimes | None
+        self,
+        runner: Runner,
+        requests: Iterable[tuple[Request, list[int]]],
+        step_times: StepTimes | None,
+        room: Room | None = None,
     ) -> list[Progress]:
         """Continues the given requests from their token ids, and drops all steps under way and all other requests.
 
         runner: the present one, or another that holds the same sequences; KV caches that it holds are used again.
         requests: all that run from now on, each with the tokens generated so far. step_times: the runner's, or those of
-        a runner like it. What was learnt about drafts is forgotten, so that engines with different pasts reach the same
-        state. Returns for each request all of its output so far; a request may turn out to be complete.
+        a runner like it. room: None is the present one. What was learnt about drafts is forgotten, so that engines with
+        different pasts reach the same state. Returns for each request all of its output so far; it may be complete.
         """
         held = {generation.sequence.id: generation.sequence for generation in self._generations()}
         self.runner.abandon()
         self.scheduler.clear()
+        self.scheduler.room = self.request_builder.room = room or self.scheduler.room
         self._under_way.clear()
         self.runner, self.history = runner, DraftHistory(step_times, runner.num_parts, self.history.index)
         replayed = [self._resume_one(request, tokens, held.pop(request.id, None)) for request, tokens in requests]
@@ -199,6 +199,10 @@ class Engine:
 
     def _resume_one(self, request: Request, tokens: list[int], held: Sequence | None) -> Progress:
         """held: the sequence that the runner has open for this request; None if it has none."""
+        if refusal := self.scheduler.room.refusal(request):
+            if held is not None:
+                self.runner.close(held)
+            return refusal
         generation = Generation(request, self.checkpoint, self.history, tokens)
         if held is None:
             self.runner.open(generation.sequence)
@@ -231,7 +235,7 @@ class Engine:
         """Adds what a step has yielded. A generation that continues takes its next turn after all others."""
         progress = generation.commit(answers)
         if progress.finish_reason:
-            self.runner.close(generation.sequence)
+            self._end(generation)
         else:
             self.scheduler.add(generation)
         return progress
@@ -260,7 +264,8 @@ class Engine:
         return self._steps(request)
 
     def _steps(self, request: Request) -> Iterator[Progress]:
-        self.submit(request)
+        if refusal := self.submit(request):
+            raise NoRoom(refusal.text)
         unread = self._streams[request.id] = deque()
         try:
             while True:

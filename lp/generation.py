@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from lp.decoding.base import Decoder
 from lp.decoding.make import make_decoder
 from lp.drafting.history import DraftHistory
+from lp.methods import most_rows
 from lp.model.checkpoint import Checkpoint
 from lp.request import Progress, Request, Sequence, TokenLogprob
 from lp.statistics import Statistics
@@ -38,6 +39,12 @@ class Generation:
         self.stop = StopConditions(request.stopping, checkpoint.eos, request.stopping.max_new_tokens)
         self.stats = Statistics(prompt_tokens=len(request.prompt))
         self.tree = chain([])  # the tree of the step under way
+        self._most_rows = most_rows(request.decode)
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens of keys and values that the next step needs, the rows of its tree included."""
+        return len(self.sequence.tokens) - 1 + self._most_rows
 
     def plan(self, room: int) -> TokenTree:
         """Plans the next step's tree. room: positions that the model has after the sequence's last token."""

@@ -34,3 +34,8 @@ def upload(values: np.ndarray, device: torch.device) -> Tensor:
     """
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def upload_into(values: np.ndarray, target: Tensor) -> None:
+    """Copies the values to where a tensor on a device lies; see `upload`. The values may be changed at once."""
+    target.copy_(torch.from_numpy(values).pin_memory(), non_blocking=True)

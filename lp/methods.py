@@ -154,6 +154,14 @@ def from_dict(values: dict[str, Any], defaults: DecodeSettings | None = None) ->
     return dataclasses.replace(base, **given)
 
 
+def most_rows(settings: DecodeSettings) -> int:
+    """The most rows that a step can have."""
+    if isinstance(settings, Auto):
+        return max(settings.max_rows, settings.rows)
+    values = dataclasses.asdict(settings)
+    return (values.get("window", 0) + values.get("guesses", 0)) * (values.get("ngram", 2) - 1) + 1
+
+
 def check(settings: DecodeSettings, limits: DecodeLimits) -> None:
     """Raises ValueError naming the first value that is out of range."""
     values = dataclasses.asdict(settings)
@@ -164,11 +172,7 @@ def check(settings: DecodeSettings, limits: DecodeLimits) -> None:
                 f"decode.{key}={values[key]} is out of range for {settings.method}: "
                 f"it must be from {smallest} to {largest}"
             )
-    if isinstance(settings, Auto):
-        return
-    levels = values.get("ngram", 2) - 1
-    rows = (values.get("window", 0) + values.get("guesses", 0)) * levels + 1
-    if rows > limits.rows:
+    if not isinstance(settings, Auto) and (rows := most_rows(settings)) > limits.rows:
         raise ValueError(
             f"decode settings ask for up to {rows} rows a step, more than the limit of {limits.rows}; "
             "use a smaller window, ngram or guesses"

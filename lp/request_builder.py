@@ -16,6 +16,7 @@ from lp import methods
 from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Request
+from lp.room import NoRoom, Room
 from lp.sampling.settings import Sampling
 from lp.text import chat_template
 from lp.text.chat_template import Message
@@ -45,6 +46,8 @@ class RequestBuilder:
         self.checkpoint = checkpoint
         self._vocab_size = checkpoint.vocab_size
         self.limits = limits or DecodeLimits()
+        # For keys and values; set once it is known how much there is.
+        self.room = Room()
         self.decode = decode or Auto()
         self.sampling = (sampling or Sampling()).with_defaults(checkpoint.generation)
         self._numbers = itertools.count()
@@ -88,7 +91,7 @@ class RequestBuilder:
         tokens = self.encode(prompt)
         decode = decode or self.decode
         methods.check(decode, self.limits)
-        stopping = self._fit(tokens, stopping or Stopping())
+        stopping = self._fit(tokens, stopping or Stopping(), decode)
         sampling = self._complete(sampling, stopping)
         return Request(request_id or f"request-{next(self._numbers)}", tokens, decode, sampling, stopping, owner)
 
@@ -108,8 +111,9 @@ class RequestBuilder:
         complete.check(self._vocab_size)
         return complete
 
-    def _fit(self, tokens: list[int], stopping: Stopping) -> Stopping:
-        """Checks that prompt and new tokens fit the context; max_new_tokens None becomes all the room there is.
+    def _fit(self, tokens: list[int], stopping: Stopping, decode: DecodeSettings) -> Stopping:
+        """Checks that prompt and new tokens fit the context and the memory for keys and values; max_new_tokens None
+        becomes all the room there is.
 
         Raises ContextExceeded if they do not.
         """
@@ -127,7 +131,13 @@ class RequestBuilder:
                 f"a prompt of {len(tokens)} tokens and max_new_tokens={wanted} do not fit the model's context of "
                 f"{context} tokens; ask for at most {room} new tokens"
             )
-        return dataclasses.replace(stopping, max_new_tokens=room if wanted is None else wanted)
+        if wanted is None:
+            wanted = max(1, min(room, self.room.most_new_tokens(len(tokens), decode)))
+        try:
+            self.room.check(len(tokens), wanted, decode)
+        except NoRoom as error:
+            raise ContextExceeded(str(error)) from None
+        return dataclasses.replace(stopping, max_new_tokens=wanted)
 
 
 def _is_conversation(prompt: Sequence[Any]) -> bool:

@@ -71,6 +71,8 @@ class SequenceState:
 
         The sequence's last token is never kept: it is the root of the next step's tree.
         """
+        if self.cache.take_eviction():
+            self.last = chain([])
         if self.cache.length >= len(tokens):  # the sequence was resumed with fewer tokens than the cache holds
             self.cache.length, self.last = len(tokens) - 1, chain([])
         missing = tokens[self.cache.length : -1]
@@ -85,6 +87,8 @@ class SequenceState:
         At most `most_rows` tokens are left at the end. They become the trunk of the step's tree.
         """
         self.keep_accepted(tokens)
+        if len(tokens) - 1 - self.cache.length > most_rows:
+            self.cache.reserve(len(tokens) - self.cache.length)  # at once, rather than once for each chain
         while len(trunk := tokens[self.cache.length : -1]) > most_rows:
             yield chain(trunk[:most_rows])
             self.cache.keep(range(most_rows))
@@ -124,4 +128,4 @@ class SingleDevice(ForwardRunner):
         return state.sampler.answers(logits, step.tree, tokens, step.num_candidates)
 
     def close(self, sequence: Sequence) -> None:
-        self.model.release(self.states.pop(sequence.id).cache)
+        self.states.pop(sequence.id).cache.release()

@@ -103,8 +103,15 @@ class MeshPlace:
     def has_met(self) -> bool:
         return hasattr(self, "channel")
 
+    @property
+    def num_sharing(self) -> int:
+        return self.mesh.num_local_ranks
+
     def tell(self, value: Any) -> Any:
         return self.channel.tell(value)
+
+    def least(self, value: int, /) -> int:
+        return self.channel.least(value)
 
     def runner(self, model: CausalModel, prefill_chunk: int) -> Runner:
         self.channel = Channel(connect(self._settings, self.mesh, self._store))
@@ -128,7 +135,8 @@ class MeshPlace:
 class EpochPlace(Alone):
     """See `Place`: a rank that holds a whole model. It decodes alone until it joins an epoch (see parallel/group)."""
 
-    def __init__(self, settings: ParallelSettings, on_loaded: OnLoaded = ignore):
-        """on_loaded: called when the weights are loaded."""
+    def __init__(self, settings: ParallelSettings, on_loaded: OnLoaded = ignore, num_sharing: int = 1):
+        """on_loaded: called when the weights are loaded. num_sharing: see `Place`."""
         self.on_loaded = on_loaded
+        self.num_sharing = num_sharing
         self.fingerprints = settings.debug

@@ -18,7 +18,7 @@ import torch
 from lp import Engine
 from lp.methods import Auto
 from lp.model.checkpoint import Checkpoint
-from lp.request import Request
+from lp.request import Progress, Request
 from lp.sampling.settings import Sampling
 from lp.single_device import SingleDevice
 from lp.text.stopping import Stopping
@@ -58,14 +58,16 @@ class TimedEngine(Engine):
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._watch(model, "forward", FORWARD)
 
-    def submit(self, request: Request) -> None:
-        super().submit(request)
+    def submit(self, request: Request) -> Progress | None:
+        if refusal := super().submit(request):
+            return refusal
         assert isinstance(self.runner, SingleDevice)
         *_, generation = self.scheduler
         self._watch(self.runner.states[request.id].sampler, "answers", ANSWERS)
         self._watch(generation.decoder, "plan", "planning")
         self._watch(generation.decoder, "commit", "verifying")
         self._watch(generation, "absorb", "text")
+        return None
 
     def _watch(self, owner: Any, method: str, part: str) -> None:
         """Replaces a method of `owner` by one that adds its time to `part`."""

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from launch.server.service import QueueFull, RanksLost, ServiceError, ShuttingDown
+from launch.server.service import QueueFull, RanksLost, ServiceError, ShuttingDown, TooLarge
 
 LONGEST_MESSAGE = 400
 
@@ -70,6 +70,8 @@ def from_service(error: ServiceError, retry_after_s: int) -> ApiError:
     """Converts an error of the service to the error that the client receives."""
     retry = {"Retry-After": str(retry_after_s)}
     match error:
+        case TooLarge():
+            return bad_request(str(error), code="context_length_exceeded")
         case QueueFull():
             return ApiError(429, str(error), kind="rate_limit_error", code="rate_limit_exceeded", headers=retry)
         case ShuttingDown():

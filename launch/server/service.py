@@ -1,7 +1,8 @@
 """A thread-safe queue of requests between an event loop, which submits them, and the thread of the engine.
 
-At most `max_running` requests are in the engine at a time; the others wait in the order of their arrival. The engine's
-thread uses the service as the `Inbox` of `parallel.group.commands`. The service knows nothing of HTTP.
+At most `max_running` requests are in the engine at a time; the others wait in the order of their arrival. Of those in
+the engine, some may wait there for room for their keys and values (lp/room.py), as every rank decides alike. The
+engine's thread uses the service as the `Inbox` of `parallel.group.commands`. The service knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ class GenerationFailed(ServiceError):
         super().__init__(NOT_A_NUMBER)
 
 
+class TooLarge(ServiceError):
+    """There can never be room for the keys and values of this request, not even alone."""
+
+
 class Subscription:
     """An asynchronous iterator over the progress of one request. Raises ServiceError if the request is cut short."""
 
@@ -84,6 +89,8 @@ class Subscription:
             raise ShuttingDown
         if news.finish_reason == "error":
             raise GenerationFailed
+        if news.finish_reason == "no_room":
+            raise TooLarge(news.text)
         return news
 
     def close(self) -> None:

@@ -99,11 +99,12 @@ class _Rank:
     def _serve_whole(self) -> None:
         """The whole model is here: ranks may come and go."""
         settings = self.settings.on(self.mesh)
-        place = EpochPlace(settings.parallel, runtime.report_loaded(settings, self.mesh))
+        on_loaded = runtime.report_loaded(settings, self.mesh)
+        place = EpochPlace(settings.parallel, on_loaded, self.mesh.num_local_ranks)
         # Step times depend on how many ranks share a step, and so are found in the first epoch.
         engine = Engine.assemble(replace(settings, step_times=StepTimesSource.off), place)
         alone, model = cast(SingleDevice, engine.runner), engine.checkpoint.model
-        self.member.send(Ready(str(self.mesh.device)))
+        self.member.send(Ready(str(self.mesh.device), model.memory.num_pages))
 
         def join(epoch: Epoch) -> AbstractContextManager[Channel]:
             mesh = epoch.mesh(self.mesh, self.spec.rank)

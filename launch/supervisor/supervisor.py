@@ -29,6 +29,7 @@ from launch.supervisor.settings import SupervisorSettings
 from lp.model.checkpoint_info import read_checkpoint_info
 from lp.request import Progress
 from lp.request_builder import RequestBuilder
+from lp.room import Room
 from parallel import build
 from parallel.group import commands, messages
 from parallel.group.commands import Command, Inbox
@@ -239,8 +240,11 @@ class Supervisor:
                 case messages.Progressed(number, told):
                     if progress := self._ledger.take(number, told):
                         self._emit(progress)
-                case messages.Ready(device):
+                case messages.Ready(device, num_pages):
                     self._places[rank].device = device
+                    if num_pages:  # a request must fit every rank
+                        least = min(num_pages, self.request_builder.room.num_pages)
+                        self.request_builder.room = Room(least)
                     self._do(self._group.is_ready(rank, now))
                 case messages.Joined(number):
                     self._do(self._group.joined(rank, number, now))

@@ -19,7 +19,11 @@ from lp.hardware import upload
 from lp.model import attention
 from lp.model.attention import TreeStep
 from lp.model.gpu.device import current
-from lp.model.kernels import AttentionKind, resolve_kind
+from lp.model.kernels import AttentionKind, reads_block_tables, resolve_kind
+from lp.model.kv.arena import LayerShape
+from lp.model.kv.bound import make_memory
+from lp.model.kv.contiguous import ContiguousCache, ContiguousMemory
+from lp.model.kv.memory import KVMemory
 from lp.model.kv_cache import KVCache
 from lp.model.memory import num_weight_bytes
 from lp.tree import TokenTree
@@ -34,20 +38,14 @@ class ForwardFailed(RuntimeError):
 class FastForward(Protocol):
     """A faster version of a model's forward.
 
-    num_spare: how many released caches to keep for later sequences; more than 0 if the fast forward is bound to the
-    memory of the caches that it has seen. begins_caches: whether it can be given a cache that nothing was written to.
-    owns_weights: whether it has copies of all weights that it needs. is_invariant: whether a row's logits are the same
-    to the last bit whatever rows are beside it and however much of its path is cached.
+    begins_caches: whether it can be given a cache that nothing was written to. owns_weights: whether it has copies of
+    all weights that it needs. is_invariant: whether a row's logits are the same to the last bit whatever rows are
+    beside it and however much of its path is cached.
     """
 
-    num_spare: int
     begins_caches: bool
     owns_weights: bool
     is_invariant: bool
-
-    def room(self, num_rows: int) -> int:
-        """The number of rows, padding included, that a step of `num_rows` rows writes to a cache."""
-        ...
 
     def __call__(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
         """Runs all rows of a tree after the cached prefix, and writes them to the cache, which has room for them.
@@ -81,27 +79,34 @@ class CausalModel:
         # Replaces the model's own forward, for caches that have been written to if it cannot begin them.
         self.fast: FastForward | None = None
         self.weight_bytes = num_weight_bytes(model)
-        self._spare: list[KVCache] = []
         self.device = model.device
         self.dtype = model.dtype
         text_config = model.config.get_text_config(decoder=True)
         self.num_layers: int = text_config.num_hidden_layers
         self.layers = list(range(self.num_layers)) if layers is None else layers
+        # Where caches lie. Its size is known once the model has been run.
+        self.memory: KVMemory = ContiguousMemory(self.num_layers)
+        self._shapes: dict[int, LayerShape] = {}
         self.vocab_size: int = text_config.vocab_size
         head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
         self.attention_kind = resolve_kind(kind, self.device, self.dtype, head_dim)
 
-    def make_cache(self, capacity: int) -> KVCache:
-        """Returns an empty cache, new or spare. It grows when more tokens come than it has room for."""
-        if self._spare:
-            return self._spare.pop()
-        return KVCache(self.num_layers, min(capacity, self.max_length))
+    def make_cache(self, capacity: int = 0) -> KVCache:
+        """Returns an empty cache. It grows when more tokens come than it has room for.
 
-    def release(self, cache: KVCache) -> None:
-        """Takes back a cache that is no longer needed, and keeps it if the fast forward asks for spare ones."""
-        if self.fast and len(self._spare) < self.fast.num_spare:
-            cache.length = 0
-            self._spare.append(cache)
+        capacity: tokens that it is likely to have.
+        """
+        return self.memory.open(min(capacity, self.max_length))
+
+    def bound_memory(self, kv_memory: str, num_sharing: int = 1) -> None:
+        """Gives the model, which has been run, its memory for keys and values; see `make_memory` for both arguments.
+
+        Raises ValueError if there is no room for one sequence.
+        """
+        in_runs = not reads_block_tables(self.attention_kind)
+        self.memory = make_memory(
+            kv_memory, self._shapes, self.num_layers, self.dtype, self.device, self.max_length, in_runs, num_sharing
+        )
 
     def free_weights(self) -> None:
         """Frees the weights if the fast forward has copies of its own. The model's own forward cannot run any more."""
@@ -115,14 +120,13 @@ class CausalModel:
         The rows' keys and values lie in the cache behind the prefix; `KVCache.keep` then says which of them stay.
         """
         if self.fast and (cache.is_written or self.fast.begins_caches):
-            cache.reserve(self.fast.room(len(tree)))
+            cache.reserve(len(tree))
             try:
                 with current(self.device):
                     return self.fast(tree, cache, num_logits)
             except ForwardFailed as error:
                 log.warning("from here on the model's own forward runs, which is slower: %s", error)
                 self.fast = None
-                self._spare.clear()
         return self.forward_eager(tree, cache, num_logits)[0]
 
     @torch.inference_mode()
@@ -145,6 +149,8 @@ class CausalModel:
                 logits_to_keep=num_logits,
                 step=step,
             )
+        if not self._shapes and isinstance(cache, ContiguousCache):
+            self._shapes = _shapes_of(cache)
         return output.logits[0].float(), step
 
     def to_device(self, tree: TokenTree, cached: int) -> tuple[TreeStep, Tensor]:
@@ -160,3 +166,11 @@ class CausalModel:
             dtype=self.dtype,
         )
         return step, tokens
+
+
+def _shapes_of(cache: ContiguousCache) -> dict[int, LayerShape]:
+    """The shapes of all layers that a step has written."""
+    return {
+        layer: LayerShape(keys.shape[1], keys.shape[3], cache.values[layer].shape[3])
+        for layer, keys in sorted(cache.keys.items())
+    }

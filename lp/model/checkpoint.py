@@ -24,6 +24,7 @@ from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_tree
 from lp.model.fast.choose import CompileMode, make_fast
 from lp.model.kernels import AttentionKind
+from lp.model.kv.bound import parse_bound
 from lp.model.memory import check_fits
 from lp.model.probes import text_probes
 from lp.model.reference import Reference
@@ -54,7 +55,7 @@ class ModelSettings:
     path: folder, GGUF file or hub id. dtype: float32, bfloat16, float16 or auto (see pick_dtype). device: auto, cpu,
     cuda or cuda:N.
     max_length: the most tokens of a sequence; None means the model's own limit. compile: see CompileMode.
-    invariant: see Invariance.
+    invariant: see Invariance. kv_memory: the most memory for keys and values in GB, or auto (see lp/model/kv/bound.py).
     """
 
     path: str = "demo/python-11m"
@@ -63,6 +64,7 @@ class ModelSettings:
     max_length: int | None = None
     compile: CompileMode = CompileMode.auto
     invariant: Invariance = Invariance.auto
+    kv_memory: str = AUTO
 
 
 @dataclass
@@ -116,23 +118,29 @@ Reader = Callable[[str, PreTrainedConfig, torch.dtype, torch.device], tuple[PreT
 
 
 def load(
-    settings: ModelSettings, attention: AttentionKind = AttentionKind.auto, reader: Reader | None = None
+    settings: ModelSettings,
+    attention: AttentionKind = AttentionKind.auto,
+    reader: Reader | None = None,
+    num_sharing: int = 1,
 ) -> Checkpoint:
     """Loads a checkpoint, checks that tree attention is exact for it, and makes its forward fast if that pays.
 
-    reader: reads the weights, for a rank that holds only a part of the model; None reads the whole model.
+    reader: reads the weights, for a rank that holds only a part of the model; None reads the whole model. num_sharing:
+    the number of ranks that share this machine's memory.
     Raises CheckpointError, UnsupportedArchitecture or ValueError, each with a message of one line for the user.
     """
     _check_compilation(settings, is_whole=reader is None)
+    kv_bytes = parse_bound(settings.kv_memory)
     device = pick_device(settings.device)
     known = read_checkpoint_info(settings.path, settings.max_length)
     dtype = pick_dtype(settings.dtype, device, known.config)
     _tell_dtype(dtype, settings)
     if reader is None:
-        check_fits(known.path, known.config, dtype, device, known.max_length)
+        check_fits(known.path, known.config, dtype, device, known.max_length, kv_bytes)
     model, layers = (reader or read_whole)(known.path, known.config, dtype, device)
     causal = CausalModel(model, known.max_length, known.eos, attention, layers)
     references = check_tree(causal, text_probes(known.tokenizer))
+    causal.bound_memory(settings.kv_memory, num_sharing)
     if reader is None:
         _make_fast(causal, settings, references)
     return Checkpoint(**vars(known), model=causal)

@@ -102,6 +102,11 @@ def _obstacle(kind: AttentionKind, device: torch.device, dtype: torch.dtype, hea
     return ""
 
 
+def reads_block_tables(kind: AttentionKind) -> bool:
+    """Whether a kind reads the keys and values of a prefix in pages, wherever these lie."""
+    return kind is AttentionKind.flash or (kind is AttentionKind.varlen and gpu_prefix.takes_block_table())
+
+
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: AttentionKind, how: LayerAttention) -> Tensor:
     """query [1, H*G, R, D], key and value [1, H, S, D] -> [1, R, H*G, D].
 
@@ -155,7 +160,8 @@ def _in_parts(
     if num_before == 0:
         return tail[0].to(query.dtype)
     bounds = make_bounds(query.shape[2], num_before, torch.full((), num_before, device=query.device))
-    prefix = prefix_part(query, key[:, :, :num_before], value[:, :, :num_before], bounds, kind, scale)
+    before = (part[:, :, :num_before].transpose(1, 2) for part in (key, value))
+    prefix = prefix_part(query, *before, bounds, kind, scale)
     return merge(*prefix, *tail)
 
 
@@ -185,9 +191,12 @@ def masked_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: 
 def prefix_part(
     query: Tensor, key: Tensor, value: Tensor, bounds: Bounds, kind: AttentionKind, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """[1, H*G, R, D] and log-sum-exp [1, H*G, R] over the first `bounds.length` keys, without a mask, on a GPU."""
+    """[1, H*G, R, D] and log-sum-exp [1, H*G, R] over the keys that each row's sequence has, without a mask, on a GPU.
+
+    key, value: [1, C, H, D], or [pages, tokens, H, D] if the bounds have a block table.
+    """
     by_kernel = gpu_prefix.by_flash_attn if kind is AttentionKind.flash else gpu_prefix.by_torch
-    out, sums = by_kernel(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), bounds, scale)
+    out, sums = by_kernel(query.transpose(1, 2), key, value, bounds, scale)
     # FlashAttention-2 says +inf where there are no keys; a merge with that would drop the other part.
     return out.transpose(1, 2), sums.nan_to_num(nan=math.nan, posinf=-math.inf, neginf=-math.inf)
 

@@ -21,21 +21,33 @@ class DoesNotFit(ValueError):
     """The model is too large for its device. The message gives the numbers and says what to lower."""
 
 
-def check_fits(path: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, max_length: int) -> None:
-    """Raises DoesNotFit for a checkpoint folder whose weights and cache need more than a GPU has free."""
+def check_fits(
+    path: str,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_length: int,
+    kv_bytes: float | None = None,
+) -> None:
+    """Raises DoesNotFit for a checkpoint folder whose weights, arena and graphs need more than a GPU has free.
+
+    kv_bytes: the size of the arena of keys and values; None is as much as one sequence is likely to need.
+    """
     if device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)
     num_tokens = min(max_length, LIKELY_TOKENS)
     weights = num_parameters(Path(path)) * dtype.itemsize
-    cache = cache_bytes(config, dtype, num_tokens)
+    arena, what = kv_bytes, "model.kv_memory"
+    if arena is None:
+        arena, what = cache_bytes(config, dtype, num_tokens), f"keys and values of {num_tokens} tokens"
     rest = MARGIN * total
-    if weights + cache + rest > free:
+    if weights + arena + rest > free:
+        lower = "" if kv_bytes is None else "a lower model.kv_memory, "
         raise DoesNotFit(
-            f"{path!r} does not fit {device}: weights {weights / 1e9:.1f} GB, a cache of {num_tokens} tokens "
-            f"{cache / 1e9:.1f} GB, graphs and activations {rest / 1e9:.1f} GB, and {free / 1e9:.1f} of "
-            f"{total / 1e9:.1f} GB are free; use model.dtype=bfloat16, a lower model.max_length, parallel=tp over more "
-            "GPUs, or free the GPU"
+            f"{path!r} does not fit {device}: weights {weights / 1e9:.1f} GB, {what} {arena / 1e9:.1f} GB, graphs and "
+            f"activations {rest / 1e9:.1f} GB, and {free / 1e9:.1f} of {total / 1e9:.1f} GB are free; use {lower}"
+            "model.dtype=bfloat16, a lower model.max_length, parallel=tp over more GPUs, or free the GPU"
         )
 
 

@@ -12,8 +12,9 @@ from typing import Literal
 
 from lp.text.detokenizer import Detokenizer
 
-# "error" means that the model's logits were not numbers.
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+# "error" means that the model's logits were not numbers; "no_room", that the request needs more keys and values than
+# there is memory for, as the text says.
+FinishReason = Literal["stop", "length", "cancelled", "error", "no_room"]
 
 
 @dataclass

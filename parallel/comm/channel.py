@@ -96,6 +96,10 @@ class Channel:
         """
         return self._exchange.all_gather(mine)
 
+    def least(self, value: int) -> int:
+        """Gives every rank the least value of any rank, or the largest int32 if that is less. Raises RankLost."""
+        return int(self.compare(np.array([min(value, np.iinfo(np.int32).max)], np.int32)).min())
+
     def close(self) -> None:
         """Leaves the exchange; may be called twice."""
         self._exchange.close()

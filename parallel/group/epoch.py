@@ -17,6 +17,7 @@ from torch.distributed import PrefixStore, Store
 from lp.assembly import digest_of, require_same_index
 from lp.engine import Engine
 from lp.request import Progress, Request
+from lp.room import Room
 from lp.runner import Runner
 from lp.step_cost import StepTimes
 from parallel.comm.base import IsOver
@@ -94,13 +95,14 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
     """
     own = [entry.to_dict() for entry in epoch.running]
     index = engine.history.index
+    room = Room(channel.least(engine.checkpoint.model.memory.num_pages))
     told = channel.tell({"running": own, "times": times and times.to_dict(), "index": digest_of(index)})
     require_same_index(index, told["index"])
     running = [RunningRequest.from_dict(entry) for entry in told["running"]]
     requests, known = [entry.request for entry in running], [entry.tokens for entry in running]
     tokens = longest(channel, engine.generated(), requests, known)
     times = StepTimes.from_dict(told["times"]) if told["times"] else None
-    return engine.resume(runner, zip(requests, tokens, strict=True), times)
+    return engine.resume(runner, zip(requests, tokens, strict=True), times, room)
 
 
 def longest(

@@ -29,7 +29,8 @@ def serve(engine: Engine, channel: Channel, inbox: Inbox | None, emit: Callable[
             for command in _next_commands(channel, inbox, wait_s=IDLE_S if engine.is_idle else 0.0):
                 match command:
                     case Submit(request):
-                        engine.submit(request)
+                        if progress := engine.submit(request):
+                            emit(progress)
                     case Cancel(request_id):
                         if progress := engine.cancel(request_id):
                             emit(progress)

@@ -27,9 +27,10 @@ class Hello:
 
 @dataclass(frozen=True)
 class Ready:
-    """The rank could serve. device: where it would."""
+    """The rank could serve. device: where it would. num_pages: room for keys and values; 0 if it is not known yet."""
 
     device: str
+    num_pages: int = 0
 
 
 @dataclass(frozen=True)

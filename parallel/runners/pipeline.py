@@ -66,7 +66,7 @@ class PipelineParallel:
         self.states[sequence.id] = SequenceState.begin(sequence, self.model)
 
     def close(self, sequence: Sequence) -> None:
-        del self.states[sequence.id]
+        self.states.pop(sequence.id).cache.release()
 
     def start(self, steps: list[StepInput]) -> None:
         """Computes this stage's layers for each step. Waits for the stage before it, but not for answers."""

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from lp.model.fast import cuda_graphs
 from tests.cuda_on_cpu import cuda_api, device_guard
 from tests.cuda_on_cpu.gpu import MakesGpuTensors
-from tests.cuda_on_cpu.models import ARCHITECTURES
+from tests.cuda_on_cpu.models import ARCHITECTURES, LADDER
 from tests.models import save_checkpoint
 
 
@@ -22,6 +23,12 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # transformers' threads would make tensors of no emulated GPU
     with MakesGpuTensors():
         yield
+
+
+@pytest.fixture(autouse=True)
+def few_rungs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few graphs: all of the real ladder's would take a CPU seconds for each model."""
+    monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", (LADDER, cuda_graphs.capture_on_gpu))
 
 
 @pytest.fixture(scope="session")

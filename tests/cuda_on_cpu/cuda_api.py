@@ -12,7 +12,7 @@ from tests.cuda_on_cpu import gpu
 from tests.cuda_on_cpu.graphs import Recording
 
 NUM_DEVICES = 2
-MEMORY = 100_000_000_000
+MEMORY = 4_000_000_000
 
 _thread = threading.local()
 
@@ -111,6 +111,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         "Event": Event,
         "CUDAGraph": CUDAGraph,
         "graph": graph,
+        "graph_pool_handle": lambda: (0, 1),
     }
     for name, value in replaced.items():
         monkeypatch.setattr(torch.cuda, name, value)

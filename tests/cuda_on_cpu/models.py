@@ -17,6 +17,9 @@ from tests.lp.test_tree import random_tree
 
 ARCHITECTURES = ("llama", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt2", "olmo2", "qwen3_moe")
 
+# The graphs of tests.
+LADDER = (1, 2, 8, 16)
+
 # Rounding in bfloat16 moves the logits of the tiny models by a few percent; a fault moves them by about their norm.
 ROUNDING = 0.15
 

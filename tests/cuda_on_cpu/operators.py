@@ -20,25 +20,42 @@ HALF = (torch.float16, torch.bfloat16)
 def flash_attention(
     query: Tensor, key: Tensor, value: Tensor, ends_q: Tensor, ends_k: Tensor, max_q: int, max_k: int,
     dropout: float, is_causal: bool, return_debug_mask: bool, *, scale: float | None = None,
-    seqused_k: Tensor | None = None,
+    seqused_k: Tensor | None = None, block_table: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """FlashAttention-2 over one sequence with as many keys as `seqused_k` says.
+    """FlashAttention-2 over B sequences, each with as many keys as `seqused_k` says.
 
-    query: [R, H*G, D]. key, value: [C, H, D]. ends_q, ends_k: int32 [2]. seqused_k: int32 [1]. Returns the attention
+    query: [R, H*G, D]. key, value: [C, H, D], or [pages, tokens, H, D] with a table of pages, int32 [B, P]. ends_q,
+    ends_k: int32 [B + 1], of which only the starts of keys are read. seqused_k: int32 [B]. Returns the attention
     [R, H*G, D] and its log-sum-exp [H*G, R]. No keys give 0 and +infinity, as in the real one.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         assert tensor.dtype in HALF and tensor.dtype == query.dtype, f"{name}: FlashAttention takes half precision only"
-        assert tensor.dim() == 3 and tensor.stride(2) == 1, f"{name}: the last dimension must be contiguous"
-        assert tensor.shape[2] == query.shape[2], f"{name}: query, key and value have one head dimension"
+        assert tensor.dim() == (3 if name == "query" or block_table is None else 4), f"{name}: its dimensions"
+        assert tensor.stride(-1) == 1, f"{name}: the last dimension must be contiguous"
+        assert tensor.shape[-1] == query.shape[2], f"{name}: query, key and value have one head dimension"
     assert query.shape[2] % 8 == 0 and query.shape[2] <= 256, "the head dimension is a multiple of 8 up to 256"
-    assert key.shape == value.shape and query.shape[1] % key.shape[1] == 0
-    for ends, length in ((ends_q, query.shape[0]), (ends_k, key.shape[0])):
-        assert ends.dtype == torch.int32 and ends.is_contiguous() and ends.tolist() == [0, length]
-    assert max_q == query.shape[0] and max_k == key.shape[0]
+    assert key.shape == value.shape and query.shape[1] % key.shape[-2] == 0
+    assert seqused_k is not None and seqused_k.dtype == torch.int32 and seqused_k.dim() == 1
+    num_sequences = len(seqused_k)
+    for ends in (ends_q, ends_k):
+        assert ends.dtype == torch.int32 and ends.is_contiguous() and ends.shape == (num_sequences + 1,)
+    assert ends_q[0] == 0 and ends_q[-1] == max_q == query.shape[0] if num_sequences == 1 else True
     assert dropout == 0 and not is_causal and not return_debug_mask
-    assert seqused_k is not None and seqused_k.dtype == torch.int32 and seqused_k.shape == (1,)
-    out, sums = attention(query, key[: int(seqused_k)], value[: int(seqused_k)], scale)
+    if block_table is not None:
+        assert key.shape[1] % 256 == 0, "the page size is a multiple of 256"
+        assert block_table.dtype == torch.int32 and block_table.stride(-1) == 1 and len(block_table) == num_sequences
+        assert max_k == block_table.shape[1] * key.shape[1]
+    out, sums = torch.empty_like(query), query.new_empty(query.shape[1::-1], dtype=torch.float32)
+    for number, length in enumerate(seqused_k.tolist()):
+        assert length <= max_k
+        rows = slice(*ends_q[number : number + 2].tolist())
+        if block_table is None:
+            start = int(ends_k[number])
+            keys, values = key[start : start + length], value[start : start + length]
+        else:
+            pages = block_table[number, : -(-length // key.shape[1])]
+            keys, values = (part[pages.long()].flatten(0, 1)[:length] for part in (key, value))
+        out[rows], sums[:, rows] = attention(query[rows], keys, values, scale)
     return out, sums, torch.zeros(2, dtype=torch.int64), torch.zeros(0), torch.zeros(0)
 
 

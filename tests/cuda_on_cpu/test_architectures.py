@@ -12,10 +12,11 @@ import torch
 from transformers import PreTrainedModel
 
 from lp import Auto, Autoregressive, Engine, Lookahead, Sampling
-from lp.model.fast import cuda_graphs
 from lp.model.fast.choose import CompileMode
-from lp.model.fast.on_tensors import OnTensors
-from lp.model.fast.traced import TracedForward
+from lp.model.fast.cuda_graphs import CapturedForward
+from lp.model.fast.paged import PagedForward
+from lp.model.fast.step_tensors import StepBuffer
+from lp.model.kv.arena import Arena, PagedCache
 from tests.cuda_on_cpu.launches import NoHostAccess, observed
 from tests.cuda_on_cpu.models import ARCHITECTURES, ROUNDING, error_of_graphs, fill_cache, load_on_gpu
 from tests.lp.test_tree import random_tree
@@ -44,16 +45,12 @@ def test_text_in_float32_is_that_of_generate(
 
 
 @pytest.mark.parametrize("name", sorted(CAPTURED))
-def test_graphs_are_captured_and_right(
-    name: str, folders: Folders, cuda: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ladder: Any = ((1, 5, 8), cuda_graphs.capture_on_gpu)
-    monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", ladder)
+def test_graphs_are_captured_and_right(name: str, folders: Folders, cuda: None) -> None:
     model = load_on_gpu(folders[name])
     cache = model.make_cache(1)
     fill_cache(model, cache, 19)
     assert all(error_of_graphs(model, cache, num_rows) < ROUNDING for num_rows in (1, 7))
-    assert isinstance(model.fast, OnTensors), "a capture failed"
+    assert isinstance(model.fast, CapturedForward), "a capture failed"
 
 
 @pytest.mark.parametrize("name", sorted(set(ARCHITECTURES) - CAPTURED))
@@ -66,16 +63,14 @@ def test_others_say_why_they_have_no_graphs(name: str, folders: Folders, cuda: N
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_request_in_half_precision_gives_the_same_text_from_a_reused_cache(
-    name: str, dtype: str, folders: Folders, cuda: None, monkeypatch: pytest.MonkeyPatch
+def test_a_request_in_half_precision_gives_the_same_text_from_used_pages(
+    name: str, dtype: str, folders: Folders, cuda: None
 ) -> None:
-    """A whole request: prompt, cache, graphs, sampler."""
-    ladder: Any = ((1, 4, 16), cuda_graphs.capture_on_gpu)
-    monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", ladder)
+    """A whole request: prompt, arena, graphs, sampler."""
     engine = Engine.from_pretrained(str(folders[name]), dtype=dtype, device="cuda", compile="on", step_times="off")
     sampling = Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=3, presence_penalty=0.5)
     settings: Any = {"max_new_tokens": 8, "decode": Autoregressive(), "sampling": sampling}
-    _, *texts = (engine.generate(PROMPT, **settings).token_ids for _ in range(3))  # the first makes the cache
+    texts = [engine.generate(PROMPT, **settings).token_ids for _ in range(2)]
     assert len(texts[0]) and texts[0] == texts[1]
 
 
@@ -87,10 +82,10 @@ def test_what_is_captured_does_not_touch_the_host(name: str, folders: Folders, c
     fill_cache(model, cache, 9)
     tree = random_tree(np.random.default_rng(0), 6)
     _, used = model.forward_eager(tree, cache, 1)
-    (key,) = used.masks
-    step, tokens = model.to_device(tree, cache.length)
-    traced = TracedForward(model.model, model.attention_kind, [key])
-    length, answered = torch.full((), 9, device="cuda"), torch.arange(6, device="cuda")
-    given = tokens, step.positions, answered, length, [step.mask(*key)]
+    assert isinstance(model.memory, Arena) and isinstance(cache, PagedCache)
+    forward = PagedForward(model.model, model.memory, model.attention_kind, list(used.masks))
+    given = StepBuffer(8, 1, model.max_length, model.device)
+    answered = torch.arange(6, device="cuda")
+    given.fill([(tree, cache)])
     with torch.inference_mode(), observed(NoHostAccess()):
-        traced(*given, list(cache.keys.values()), list(cache.values.values()))
+        forward(given.on_device, answered)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from lp.model import kernels
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast.choose import CompileMode
-from lp.model.fast.on_tensors import OnTensors
+from lp.model.fast.cuda_graphs import CapturedForward
 from tests.cuda_on_cpu.cuda_api import current_device
 from tests.cuda_on_cpu.gpu import MakesGpuTensors
 from tests.cuda_on_cpu.models import ROUNDING, error_of_graphs, fill_cache, load_on_gpu
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("cuda")
 def test_graphs_are_captured_on_the_models_own_device(folders: Folders) -> None:
     """The server steps in a worker thread, and a thread's current device is cuda:0 until it is set."""
     model = load_on_gpu(folders["llama"], device="cuda:1")
-    assert isinstance(model.fast, OnTensors) and model.device == torch.device("cuda", 1)
+    assert isinstance(model.fast, CapturedForward) and model.device == torch.device("cuda", 1)
     found: list[Any] = []
 
     def serve() -> None:
@@ -41,7 +41,7 @@ def test_graphs_are_captured_on_the_models_own_device(folders: Folders) -> None:
     thread.start()
     thread.join()
     assert isinstance(found[0], float) and found[0] < ROUNDING
-    assert isinstance(model.fast, OnTensors) and current_device() == 0
+    assert isinstance(model.fast, CapturedForward) and current_device() == 0
 
 
 def test_sdpa_does_not_use_cudnn(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import logging
+import re
 from pathlib import Path
 from typing import Any
-from weakref import ref
 
 import numpy as np
 import pytest
@@ -14,45 +13,111 @@ import torch
 from torch import Tensor
 
 from lp.model.attention import MaskKey
-from lp.model.fast import cuda_graphs
+from lp.model.causal import CausalModel, ForwardFailed
+from lp.model.checkpoint import ModelSettings, load
+from lp.model.fast import choose
 from lp.model.fast.choose import CompileMode
-from lp.model.fast.on_tensors import OnTensors
-from lp.model.fast.traced import TracedStep
+from lp.model.fast.cuda_graphs import CapturedForward
+from lp.model.fast.paged import PagedForward, PagedStep
+from lp.model.fast.step_tensors import StepBuffer
+from lp.model.gpu import prefix
 from lp.model.kernels import AttentionKind, LayerAttention, UnsupportedAttention
+from lp.model.kv.arena import Arena, LayerShape
+from lp.model.kv_cache import PAGE
+from lp.model.reference import relative_error
 from tests.cuda_on_cpu.cuda_api import CUDAGraph
-from tests.cuda_on_cpu.models import ROUNDING, error_of_graphs, fill_cache, load_on_gpu
+from tests.cuda_on_cpu.launches import Launches, NoHostAccess, observed
+from tests.cuda_on_cpu.models import LADDER, ROUNDING, error_of_graphs, fill_cache, load_on_gpu
 from tests.lp.test_tree import random_tree
 
 Folders = dict[str, Path]
 pytestmark = pytest.mark.usefixtures("cuda")
 
 
-@pytest.fixture(autouse=True)
-def few_rungs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", ((1, 2, 8), cuda_graphs.capture_on_gpu))
+@pytest.fixture(params=["pages anywhere", "pages in runs"])
+def addressing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's operator with block tables, as of 2.13, and without."""
+    if request.param == "pages in runs":
+        monkeypatch.setattr(prefix, "takes_block_table", lambda: False)
 
 
-@pytest.mark.parametrize("length", [1, 255, 256, 257])
-def test_graphs_give_the_models_own_logits(length: int, folders: Folders) -> None:
+def arena_of(model: CausalModel) -> Arena:
+    assert isinstance(model.memory, Arena)
+    return model.memory
+
+
+@pytest.mark.usefixtures("addressing")
+def test_graphs_serve_every_sequence_and_nothing_is_captured_later(folders: Folders) -> None:
+    """Nine sequences in turn, which grow across the ends of pages, are closed, forked, and begin anew."""
     model = load_on_gpu(folders["llama"])
-    assert isinstance(model.fast, OnTensors) and model.attention_kind is AttentionKind.varlen
-    cache = model.make_cache(1)
-    fill_cache(model, cache, length)
+    assert isinstance(model.fast, CapturedForward) and model.attention_kind is AttentionKind.varlen
     captured = CUDAGraph.num_captured
-    for num_rows in (1, 5, 7, 8):
-        assert error_of_graphs(model, cache, num_rows) < ROUNDING
-    assert CUDAGraph.num_captured == captured + 2
+    assert captured == len(LADDER)
+    caches = [model.make_cache() for _ in range(9)]
+    for length in (0, 245, 251, 300):  # and one more for each sequence: 0 to 8, 245 to 253, 251 to 259
+        for number, cache in enumerate(caches):
+            fill_cache(model, cache, length + number)
+            for num_rows in (1, 7, 12):
+                assert error_of_graphs(model, cache, num_rows) < ROUNDING
+        caches[length % 9].release()
+        caches[length % 9] = caches[(length + 1) % 9].fork()
+    assert isinstance(model.fast, CapturedForward) and CUDAGraph.num_captured == captured
+    for cache in caches:
+        cache.release()
+    assert arena_of(model).allocator.num_free == arena_of(model).num_pages
 
 
-def test_a_reused_cache_begins_anew(folders: Folders) -> None:
+@pytest.mark.usefixtures("addressing")
+def test_a_step_beyond_the_ladder_runs_without_a_graph(folders: Folders) -> None:
     model = load_on_gpu(folders["llama"])
-    cache = model.make_cache(1)
-    fill_cache(model, cache, 40)
-    model.release(cache)
-    again = model.make_cache(1)
-    assert again is cache and again.is_written and again.length == 0
-    for num_rows in (5, 1, 8):
-        assert error_of_graphs(model, again, num_rows) < ROUNDING
+    cache = model.make_cache()
+    for length in (0, 250):
+        fill_cache(model, cache, length)
+        assert error_of_graphs(model, cache, LADDER[-1] + 4) < ROUNDING
+    assert isinstance(model.fast, CapturedForward)
+
+
+@pytest.mark.usefixtures("addressing")
+def test_two_sequences_in_one_step_are_as_each_by_itself(folders: Folders) -> None:
+    """What a later scheduler packs: rows of several sequences, each with its own prefix."""
+    model = load_on_gpu(folders["llama"], CompileMode.off)
+    caches, rng = [model.make_cache(), model.make_cache()], np.random.default_rng(0)
+    for cache, length in zip(caches, (300, 9), strict=True):
+        fill_cache(model, cache, length)
+    trees = [random_tree(rng, 5), random_tree(rng, 7)]
+    own = [model.forward_eager(tree, cache, len(tree))[0] for tree, cache in zip(trees, caches, strict=True)]
+    given = StepBuffer(16, 2, model.max_length, model.device)
+    given.fill(list(zip(trees, caches, strict=True)))
+    forward = PagedForward(model.model, arena_of(model), model.attention_kind, [(None, 2)])
+    with torch.inference_mode(), observed(NoHostAccess()):
+        answered = torch.arange(12, device=model.device)
+        logits = forward(given.on_device, answered)
+    assert relative_error(logits.cpu(), torch.cat(own).cpu()) < ROUNDING
+
+
+def test_keeping_a_path_is_one_gather_and_one_scatter(folders: Folders) -> None:
+    model = load_on_gpu(folders["llama"], CompileMode.off)
+    cache = model.make_cache()
+    fill_cache(model, cache, 250)
+    model.forward(random_tree(np.random.default_rng(0), 12), cache, 1)
+    with observed(Launches()) as counted:
+        cache.keep([0, 2, 3, 7, 9, 11])
+    assert (counted.kernels, counted.to_device, counted.blocking, counted.waits) == (2, 1, 0, 0)
+    with observed(Launches()) as counted:
+        cache.keep([0, 1])
+        cache.fork()
+    assert counted.kernels == 1 and counted.to_device == 0, "a fork copies the last page"
+
+
+def test_growth_moves_no_keys(folders: Folders) -> None:
+    model = load_on_gpu(folders["llama"], CompileMode.off)
+    caches = [model.make_cache(), model.make_cache()]
+    with observed(Launches()) as counted:
+        for _ in range(3):
+            for cache in caches:
+                cache.reserve(cache.length + PAGE)
+                cache.length += PAGE
+    assert counted.kernels == counted.to_device == 0
 
 
 def test_soft_capped_attention_is_not_captured(folders: Folders) -> None:
@@ -61,12 +126,12 @@ def test_soft_capped_attention_is_not_captured(folders: Folders) -> None:
         load_on_gpu(folders["gemma2_without_windows"])
 
 
-def make_step() -> TracedStep:
+def make_step() -> PagedStep:
     """A step of three rows after an empty prefix."""
-    key, value = torch.zeros(1, 1, 256, 8, device="cuda"), torch.zeros(1, 1, 256, 16, device="cuda")
-    length, mask = torch.zeros((), dtype=torch.int64, device="cuda"), torch.zeros(6, 3, device="cuda")
-    masks: dict[MaskKey, Tensor] = {(None, 2): mask}
-    return TracedStep(AttentionKind.varlen, masks=masks, keys=[key], values=[value], length=length)
+    arena = Arena({0: LayerShape(1, 8, 16)}, 1, 2, torch.float32, torch.device("cuda", 0), in_runs=False)
+    given = StepBuffer(3, 1, PAGE, arena.device).on_device
+    keys: list[MaskKey] = [(None, 2)]
+    return PagedStep(AttentionKind.varlen, given=given, arena=arena, mask_keys=keys, dtype=torch.float32)
 
 
 def test_values_of_another_dimension_are_not_captured() -> None:
@@ -86,37 +151,44 @@ def test_a_model_that_cannot_be_captured_keeps_its_own_forward(folders: Folders,
         load_on_gpu(folders["llama_with_dynamic_positions"])
 
 
-def test_a_capture_that_fails_in_service_is_said_once(folders: Folders, caplog: Any, monkeypatch: Any) -> None:
-    model = load_on_gpu(folders["llama"])
-    cache = model.make_cache(1)
-    fill_cache(model, cache, 9)
-    tree = random_tree(np.random.default_rng(0), 2)
-    expected = model.forward_eager(tree, cache, 2)[0].cpu()
-
-    def fail(*_: Any) -> None:
+def test_a_capture_that_fails_is_said_once_when_the_model_is_loaded(
+    folders: Folders, caplog: Any, monkeypatch: Any
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch.cuda, "graph", fail)
+    monkeypatch.setattr(choose, "WORTHWHILE", 0)
+    with caplog.at_level(logging.WARNING, "lookahead"):
+        model = load_on_gpu(folders["llama"], CompileMode.auto)
+        fill_cache(model, model.make_cache(), 300)
+    (record,) = caplog.records
+    assert record.message.startswith("the forward is not compiled: a CUDA graph cannot be captured: CUDA out of memory")
+
+
+def test_a_graph_that_fails_in_service_is_said_once(folders: Folders, caplog: Any) -> None:
+    model = load_on_gpu(folders["llama"])
+    cache, tree = model.make_cache(), random_tree(np.random.default_rng(0), 2)
+    fill_cache(model, cache, 9)
+    expected = model.forward_eager(tree, cache, 2)[0].cpu()
+
+    class Broken:
+        begins_caches, owns_weights, is_invariant = True, False, False
+
+        def __call__(self, *_: Any) -> Tensor:
+            raise ForwardFailed("the driver has gone")
+
+    model.fast = Broken()
     with caplog.at_level(logging.WARNING, "lookahead"):
         for _ in range(2):
             assert torch.equal(model.forward(tree, cache, 2).cpu(), expected)
     (record,) = caplog.records
     assert record.message.startswith("from here on the model's own forward runs")
-    assert record.message.endswith("a CUDA graph cannot be captured: CUDA out of memory")
 
 
-def test_graphs_go_with_their_cache(folders: Folders) -> None:
-    """A later cache may lie where a dropped one lay; the graphs of that one would write all over it."""
-    model = load_on_gpu(folders["llama"])
-    assert isinstance(model.fast, OnTensors) and isinstance(model.fast.inner, cuda_graphs.CapturedForward)
-    for num_tokens in (9, 300, 9):
-        cache = model.make_cache(1)
-        fill_cache(model, cache, num_tokens)
-        assert error_of_graphs(model, cache, 5) < ROUNDING
-    graphs = model.fast.inner._by_cache
-    assert len(graphs) == 1
-    memory = [ref(tensor) for tensor in (*cache.keys.values(), *cache.values.values())]
-    cache.reserve(cache.capacity)  # it grows
-    gc.collect()
-    assert not graphs and not any(tensor() for tensor in memory)
-    assert error_of_graphs(model, cache, 5) < ROUNDING
+def test_what_graphs_and_arena_take_is_said_at_start(folders: Folders, caplog: Any) -> None:
+    with caplog.at_level(logging.INFO, "lookahead"):
+        load(ModelSettings(str(folders["llama"]), "bfloat16", "cuda:0", compile=CompileMode.on, kv_memory="0.01"))
+    text = caplog.text
+    assert re.search(r"keys and values: 0\.00\d+ GB with model\.kv_memory=0\.01, for [\d,]+ tokens: \d+ sequence", text)
+    assert re.search(r"captured 4 CUDA graphs in \d+\.\d s; they take \d+\.\d\d GB", text)

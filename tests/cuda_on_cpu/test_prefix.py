@@ -33,11 +33,16 @@ def flash_attn(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
 
     def flash_attn_with_kvcache(
         q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cache_seqlens: Tensor, softmax_scale: float,
-        return_softmax_lse: bool,
+        return_softmax_lse: bool, block_table: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         assert return_softmax_lse and cache_seqlens.dtype == torch.int32 and q.stride(3) == k_cache.stride(3) == 1
         seen = int(cache_seqlens)
-        out, sums = attention(q[0].cpu(), k_cache[0, :seen].cpu(), v_cache[0, :seen].cpu(), softmax_scale)
+        keys, values = k_cache.cpu(), v_cache.cpu()
+        if block_table is not None:
+            assert block_table.dtype == torch.int32 and len(block_table) == len(q)
+            pages = block_table[0].long().cpu()
+            keys, values = keys[pages].flatten(0, 1)[None], values[pages].flatten(0, 1)[None]
+        out, sums = attention(q[0].cpu(), keys[0, :seen], values[0, :seen], softmax_scale)
         return out[None].to(GPU), sums[None].to(GPU)
 
     module: Any = types.ModuleType("flash_attn")
@@ -124,8 +129,26 @@ def test_a_prefix_without_keys_counts_nothing(kind: str, flash_attn: types.Modul
     """Both kernels return +infinity as the log-sum-exp of no keys."""
     query, key, value, _ = make_inputs(8, 3, 2, 16)
     bounds = prefix.make_bounds(3, key.shape[2], torch.zeros((), dtype=torch.int64, device=GPU))
-    out, sums = prefix_part(query, key, value, bounds, AttentionKind(kind), 0.25)
+    stores = key.transpose(1, 2), value.transpose(1, 2)
+    out, sums = prefix_part(query, *stores, bounds, AttentionKind(kind), 0.25)
     assert not out.any().item() and (sums == -math.inf).all().item()
+
+
+@pytest.mark.parametrize("kind", ["flash", "varlen"])
+@pytest.mark.parametrize("length", [0, 1, 256, 257, 700])
+def test_pages_are_read_through_a_block_table(length: int, kind: str, flash_attn: types.ModuleType) -> None:
+    query, key, value, _ = make_inputs(3 * 256 - 4, 4, 2, 16)
+    table = torch.tensor([[4, 1, 3]], dtype=torch.int32).to(GPU)
+    stores = []
+    for part in (key, value):
+        store = torch.full((6, 256, 2, 16), torch.nan, dtype=HALF)
+        store[[4, 1, 3]] = part.cpu()[0].transpose(0, 1).reshape(3, 256, 2, 16)
+        stores.append(store.to(GPU))
+    one = prefix.make_bounds(4, 3 * 256, torch.tensor(length).to(GPU))
+    found = prefix_part(query, *stores, one._replace(table=table), AttentionKind(kind), 0.25)
+    plain = (part.transpose(1, 2) for part in (key, value))
+    expected = prefix_part(query, *plain, one, AttentionKind(kind), 0.25)
+    assert all(torch.equal(mine, other) for mine, other in zip(found, expected, strict=True))
 
 
 def test_float16_does_not_overflow_before_it_is_scaled() -> None:

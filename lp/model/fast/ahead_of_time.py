@@ -34,9 +34,9 @@ from lp.cache_files import checksum, locked
 from lp.model.attention import MaskKey
 from lp.model.causal import CausalModel
 from lp.model.errors import one_line
-from lp.model.fast.on_tensors import StepTensors
+from lp.model.fast.on_tensors import HostStep
 from lp.model.fast.traced import TracedForward
-from lp.model.kv_cache import KVCache
+from lp.model.kv.contiguous import ContiguousCache
 
 log = logging.getLogger("lookahead")
 
@@ -59,17 +59,12 @@ class CompilationFailed(RuntimeError):
 class AheadOfTime:
     """The TensorForward of a model on the CPU: one compiled forward for single rows, one for all other trees."""
 
-    num_spare = 0
-
     def __init__(self, mask_keys: list[MaskKey], one_row: Forward, any_rows: Forward):
         self.mask_keys = mask_keys
         self._one_row = one_row
         self._any_rows = any_rows
 
-    def room(self, num_rows: int) -> int:
-        return num_rows
-
-    def __call__(self, step: StepTensors, num_logits: int) -> Tensor:
+    def __call__(self, step: HostStep, num_logits: int) -> Tensor:
         num_rows = len(step.tokens)
         forward = self._one_row if num_rows == 1 else self._any_rows
         num_answered = min(max(num_logits, 2), num_rows)  # the compiler treats a size of 1 as a constant
@@ -80,7 +75,7 @@ class AheadOfTime:
 
 
 def compile_ahead(
-    model: CausalModel, cache: KVCache, mask_keys: list[MaskKey], folder: Path, fresh: bool = False
+    model: CausalModel, cache: ContiguousCache, mask_keys: list[MaskKey], folder: Path, fresh: bool = False
 ) -> AheadOfTime:
     """Loads the compiled forward of a model on the CPU from the folder, and compiles it first if it is not there.
 
@@ -102,7 +97,7 @@ def compile_ahead(
     return AheadOfTime(mask_keys, forwards["one-row"], forwards["any-rows"])
 
 
-def _load_or_compile(kept: Path, traced: TracedForward, num_rows: int, cache: KVCache) -> Forward:
+def _load_or_compile(kept: Path, traced: TracedForward, num_rows: int, cache: ContiguousCache) -> Forward:
     """The forward in the folder `kept`, which is made if it is missing or corrupt. Raises CompilationFailed."""
     if kept.exists():
         try:
@@ -123,7 +118,7 @@ def _load_or_compile(kept: Path, traced: TracedForward, num_rows: int, cache: KV
         raise CompilationFailed(one_line(error)) from error
 
 
-def _compile(path: Path, traced: TracedForward, num_rows: int, cache: KVCache) -> str:
+def _compile(path: Path, traced: TracedForward, num_rows: int, cache: ContiguousCache) -> str:
     """Compiles the forward into a package of AOTInductor; returns the package's path."""
     options: dict[str, Any] = {"freezing": True}
     if num_rows == 1 and traced.model.dtype == torch.float32:
@@ -169,7 +164,7 @@ def _load(kept: Path) -> Forward:
     return forward
 
 
-def _example(traced: TracedForward, num_rows: int, cache: KVCache) -> tuple[Any, ...]:
+def _example(traced: TracedForward, num_rows: int, cache: ContiguousCache) -> tuple[Any, ...]:
     """Inputs to trace the forward with."""
     rows = torch.arange(num_rows)
     masks = [

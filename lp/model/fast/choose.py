@@ -20,9 +20,11 @@ from lp.model.causal import CausalModel, FastForward, ForwardFailed
 from lp.model.fast.ahead_of_time import CompilationFailed, compile_ahead
 from lp.model.fast.cuda_graphs import CapturedForward
 from lp.model.fast.on_tensors import OnTensors
-from lp.model.fast.traced import TracedForward
+from lp.model.fast.paged import PagedForward
 from lp.model.gpu.device import current
 from lp.model.kernels import GPU_KINDS, HALF
+from lp.model.kv.arena import Arena
+from lp.model.kv.contiguous import ContiguousCache
 from lp.model.kv_cache import KVCache
 from lp.model.native.build import CannotBuild, find_compiler
 from lp.model.native.make import make_native
@@ -102,6 +104,7 @@ def _candidates(model: CausalModel, trunk: list[int], cache: KVCache, folder: Pa
     except Inexpressible as error:
         log.info("compiled by PyTorch, which takes minutes, as the model has no native form: %s", error)
         mask_keys = _write(model, trunk, cache)
+        assert isinstance(cache, ContiguousCache), "a CPU has no arena"
         for fresh in (False, True):  # what was found on disk may belong to another model in spite of its digest
             yield OnTensors(model, compile_ahead(model, cache, mask_keys, kept, fresh))
 
@@ -130,7 +133,7 @@ def _fast_logits(model: CausalModel, fast: FastForward, cache: KVCache, probe: P
     cache.length = 0
     model.forward_eager(chain(probe.trunk), cache, num_logits=1)
     cache.keep(range(len(probe.trunk)))
-    cache.reserve(fast.room(len(probe.tree)))
+    cache.reserve(len(probe.tree))
     root = chain(probe.tree.tokens[:1].tolist())
     return fast(root, cache, 1), fast(probe.tree, cache, len(probe.tree))
 
@@ -157,4 +160,10 @@ def _capture(model: CausalModel, mask_keys: list[MaskKey]) -> FastForward:
         raise CompilationFailed(f"CUDA graphs need attention=flash or varlen{half}, and this is {model.attention_kind}")
     if any(window is not None for window, _ in mask_keys):
         raise CompilationFailed("CUDA graphs do not support sliding windows, and this model has them")
-    return OnTensors(model, CapturedForward(TracedForward(model.model, model.attention_kind, mask_keys), mask_keys))
+    assert isinstance(model.memory, Arena), "a GPU has an arena"
+    forward = PagedForward(model.model, model.memory, model.attention_kind, mask_keys)
+    try:
+        with current(model.device):
+            return CapturedForward(forward, model.max_length)
+    except ForwardFailed as error:
+        raise CompilationFailed(str(error)) from error

@@ -1,4 +1,4 @@
-"""A FastForward made of a function of tensors: it moves a tree's tensors and masks to the device."""
+"""A FastForward for the CPU made of a function of tensors, which it gives a tree's tensors and masks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from torch import Tensor
 
 from lp.model.attention import MaskKey
 from lp.model.causal import CausalModel
+from lp.model.kv.contiguous import ContiguousCache
 from lp.model.kv_cache import KVCache
 from lp.tree import TokenTree
 
 
 @dataclass(frozen=True)
-class StepTensors:
-    """What a step gives to a forward.
+class HostStep:
+    """What a step gives to a forward on the CPU.
 
     tokens, positions: [R]. length: the prefix's length. masks: as TreeStep.mask makes them. keys, values: one tensor
     [1, H, capacity, D] for each layer, into which the rows are written behind the prefix.
@@ -31,17 +32,14 @@ class StepTensors:
 
 
 class TensorForward(Protocol):
-    """A forward that takes tensors. mask_keys: the masks that it must be given. num_spare, room: as in FastForward.
+    """A forward that takes tensors. mask_keys: the masks that it must be given.
 
     R rows, V vocabulary
     """
 
     mask_keys: list[MaskKey]
-    num_spare: int
 
-    def room(self, num_rows: int) -> int: ...
-
-    def __call__(self, step: StepTensors, num_logits: int) -> Tensor:
+    def __call__(self, step: HostStep, num_logits: int) -> Tensor:
         """Returns float32 logits [num_logits, V] of the last rows."""
         ...
 
@@ -55,15 +53,12 @@ class OnTensors:
 
     def __init__(self, model: CausalModel, inner: TensorForward):
         self.inner = inner
-        self.num_spare = inner.num_spare
         self._to_device = model.to_device
-
-    def room(self, num_rows: int) -> int:
-        return self.inner.room(num_rows)
 
     @torch.inference_mode()
     def __call__(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
+        assert isinstance(cache, ContiguousCache), "only a CPU has a forward that is compiled ahead of time"
         step, tokens = self._to_device(tree, cache.length)
         masks = [step.mask(*key) for key in self.inner.mask_keys]
         stores = list(cache.keys.values()), list(cache.values.values())
-        return self.inner(StepTensors(tokens, step.positions, cache.length, masks, *stores), num_logits)
+        return self.inner(HostStep(tokens, step.positions, cache.length, masks, *stores), num_logits)

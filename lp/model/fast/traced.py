@@ -1,31 +1,21 @@
-"""The forward as a function of tensors alone, which can be compiled ahead of time or captured as a graph.
+"""The forward on a CPU as a function of tensors alone, which can be compiled ahead of time.
 
-The length of the prefix changes from step to step without changing a shape, so it is a tensor. On a CPU, writing rows
-to the cache and attention over it are one operator, into which a compiler need not look.
+The length of the prefix changes from step to step without changing a shape, so it is a tensor. Writing rows to the
+cache and attention over it are one operator, into which a compiler need not look.
 
     R rows, N of them with logits, V vocabulary, L layers
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from lp.model.attention import MaskKey, Step
-from lp.model.gpu.prefix import Bounds, make_bounds
-from lp.model.kernels import (
-    GPU_KINDS,
-    AttentionKind,
-    LayerAttention,
-    UnsupportedAttention,
-    attend,
-    masked_part,
-    merge,
-    prefix_part,
-)
+from lp.model.kernels import AttentionKind, LayerAttention, attend
 
 _LIBRARY = torch.library.Library("lookahead", "DEF")
 _LIBRARY.define(
@@ -78,43 +68,13 @@ class TracedStep(Step):
     keys: list[Tensor]
     values: list[Tensor]
     length: Tensor
-    _places: Tensor | None = None
-    _bounds: Bounds = field(init=False)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
         mask = self.masks[how.sliding_window, query.shape[1] // key.shape[1]]
-        if self.kind in GPU_KINDS:
-            if obstacle := _obstacle_on_gpu(key, value, how):
-                raise UnsupportedAttention(obstacle)
-            return self._attend_on_gpu(query, key, value, self.keys[layer], self.values[layer], mask, how.scale)
         return torch.ops.lookahead.tree_attention(
             query, key, value, self.keys[layer], self.values[layer], self.length, mask,
             str(self.kind), how.scale, how.sliding_window, how.softcap,
         )  # fmt: skip
-
-    def _attend_on_gpu(
-        self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
-    ) -> Tensor:
-        """The same as the operator, of kernels that a graph can capture: the host never reads the length."""
-        if self._places is None:  # the same for all layers
-            self._places = self.length + torch.arange(key.shape[2], device=key.device)
-            self._bounds = make_bounds(key.shape[2], keys.shape[2], self.length)
-        keys.index_copy_(2, self._places, key)
-        values.index_copy_(2, self._places, value)
-        tail = masked_part(query, key, value, mask, scale)
-        prefix = prefix_part(query, keys, values, self._bounds, self.kind, scale)
-        return merge(*prefix, *tail).transpose(1, 2).contiguous()
-
-
-def _obstacle_on_gpu(key: Tensor, value: Tensor, how: LayerAttention) -> str:
-    """Why a GPU's two parts cannot compute a layer's attention; empty if they can."""
-    if how.softcap:
-        return "the scores of a layer are soft-capped"
-    if how.sliding_window is not None:
-        return "a layer has a sliding window"
-    if key.shape[3] != value.shape[3]:
-        return f"a layer's keys have {key.shape[3]} dimensions and its values {value.shape[3]}"
-    return ""
 
 
 class RowsOnly(Cache):

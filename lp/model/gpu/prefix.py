@@ -3,7 +3,8 @@
 Both are FlashAttention-2 (Dao, arXiv 2307.08691). The host never reads the prefix's length, as a captured graph is
 replayed with other lengths.
 
-    R rows, C capacity of the cache, H key/value heads, G query heads for each of them, D head dimension
+    R rows of B sequences, C keys and values, of which each sequence has some, P pages of a sequence at most,
+    H key/value heads, G query heads for each of them, D head dimension
 """
 
 from __future__ import annotations
@@ -27,20 +28,31 @@ _operator: Any = torch.ops.aten._flash_attention_forward.default
 
 
 class Bounds(NamedTuple):
-    """What the kernels ask for, on the device, as int32.
+    """Which rows and keys belong to each sequence, on the device, as int32.
 
-    rows: [2], 0 and R. keys: [2], 0 and C. length: [1], the number of keys that the rows see.
+    rows: [B + 1] the first row of each sequence, then R. keys: [B + 1] the first key of each sequence, where its keys
+    lie one behind the other; the last number is not used. lengths: [B] the number of keys that the sequence's rows see.
+    most: the most keys of a sequence. table: [B, P] the pages of each sequence, where its keys lie in pages.
     """
 
     rows: Tensor
     keys: Tensor
-    length: Tensor
+    lengths: Tensor
+    most: int
+    table: Tensor | None = None
 
 
 def make_bounds(num_rows: int, capacity: int, length: Tensor) -> Bounds:
-    """The bounds of a step. length: [] on the device, of any integer type."""
+    """The bounds of a step of one sequence, whose keys are the first ones. length: [] on the device, of any integer
+    type.
+    """
     ends = torch.arange(2, dtype=torch.int32, device=length.device)
-    return Bounds(ends * num_rows, ends * capacity, length.to(torch.int32)[None])
+    return Bounds(ends * num_rows, ends * capacity, length.to(torch.int32)[None], capacity)
+
+
+def takes_block_table() -> bool:
+    """Whether torch's operator reads keys and values in pages; that of older versions does not."""
+    return "block_table" in {argument.name for argument in _operator._schema.arguments}
 
 
 def missing_operator() -> str:
@@ -67,14 +79,24 @@ def _flash_attn() -> Callable[..., Any]:
 
 
 def by_flash_attn(query: Tensor, key: Tensor, value: Tensor, bounds: Bounds, scale: float) -> tuple[Tensor, Tensor]:
-    """query [1, R, H*G, D], key and value [1, C, H, D] -> [1, R, H*G, D] and log-sum-exp [1, H*G, R]."""
-    return _flash_attn()(query, key, value, cache_seqlens=bounds.length, softmax_scale=scale, return_softmax_lse=True)
+    """query [1, R, H*G, D] of one sequence, key and value [1, C, H, D], or [pages, tokens, H, D] with a table ->
+    [1, R, H*G, D] and log-sum-exp [1, H*G, R].
+    """
+    assert len(bounds.lengths) == 1, "flash_attn_with_kvcache takes as many rows of each sequence"
+    table = {} if bounds.table is None else {"block_table": bounds.table}
+    return _flash_attn()(
+        query, key, value, cache_seqlens=bounds.lengths, softmax_scale=scale, return_softmax_lse=True, **table
+    )
 
 
 def by_torch(query: Tensor, key: Tensor, value: Tensor, bounds: Bounds, scale: float) -> tuple[Tensor, Tensor]:
-    """The same by torch's operator."""
+    """The same by torch's operator, for any number of sequences."""
+    if bounds.table is None:
+        table, keys, values = {}, key[0], value[0]
+    else:
+        table, keys, values = {"block_table": bounds.table}, key, value
     out, sums, *_ = _operator(
-        query[0], key[0], value[0], bounds.rows, bounds.keys, query.shape[1], key.shape[1], 0.0, False, False,
-        scale=scale, seqused_k=bounds.length,
+        query[0], keys, values, bounds.rows, bounds.keys, query.shape[1], bounds.most, 0.0, False, False,
+        scale=scale, seqused_k=bounds.lengths, **table,
     )  # fmt: skip
     return out[None], sums[None]

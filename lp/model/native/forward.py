@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lp.model.kv.contiguous import ContiguousCache
 from lp.model.kv_cache import KVCache
 from lp.model.native.binding import Bound, BoundInstruction
 from lp.model.native.memory import Output, RowMemory
@@ -36,7 +37,6 @@ class NativeForward:
     are beside it and however much of its path is cached.
     """
 
-    num_spare = 0
     begins_caches = True
     owns_weights = True
     is_invariant = True
@@ -68,9 +68,6 @@ class NativeForward:
     def num_layers(self) -> int:
         return len(self._cache_shapes)
 
-    def room(self, num_rows: int) -> int:
-        return num_rows
-
     def __call__(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
         """Returns float32 logits [num_logits, V] of the last rows, for a cache that has room for all rows."""
         return self._forward(tree, cache, num_logits, None)
@@ -84,6 +81,7 @@ class NativeForward:
         return list(zip([one.kind for one in self._instructions], np.diff(times).tolist(), strict=True))
 
     def _forward(self, tree: TokenTree, cache: KVCache, num_logits: int, times: np.ndarray | None) -> Tensor:
+        assert isinstance(cache, ContiguousCache), "the native code reads a layer's tokens as one piece of memory"
         num_rows, width = len(tree), self._logits.width
         if not cache.is_written:
             cache.allocate(self._cache_shapes, self._dtype)
@@ -96,7 +94,7 @@ class NativeForward:
         self._run(tree, cache, num_logits, times)
         return logits
 
-    def _run(self, tree: TokenTree, cache: KVCache, num_logits: int, times: np.ndarray | None) -> None:
+    def _run(self, tree: TokenTree, cache: ContiguousCache, num_logits: int, times: np.ndarray | None) -> None:
         num_threads = torch.get_num_threads()
         num_scores = MOST_QUERIES * -(-(cache.length + len(tree)) // KEYS) * KEYS
         if len(self._scores) < num_threads * num_scores:

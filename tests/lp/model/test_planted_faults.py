@@ -230,16 +230,12 @@ def test_stale_compiled_code_is_found(
 class Stale:
     """A FastForward that computes what other models do."""
 
-    num_spare = 0
     begins_caches = True
     owns_weights = False
     is_invariant = False
 
     def __init__(self, one_row: CausalModel, any_rows: CausalModel):
         self.models = one_row, any_rows
-
-    def room(self, num_rows: int) -> int:
-        return num_rows
 
     def __call__(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
         return self.models[len(tree) > 1].forward_eager(tree, cache, num_logits)[0]

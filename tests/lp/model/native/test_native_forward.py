@@ -15,7 +15,7 @@ from torch import Tensor
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast.choose import CompileMode
-from lp.model.kv_cache import KVCache
+from lp.model.kv.contiguous import ContiguousCache
 from lp.model.native import build
 from lp.model.native.forward import NativeForward
 from lp.model.native.make import make_native
@@ -171,8 +171,8 @@ def along_a_branch(native: NativeForward, text: list[int], cut: int) -> Tensor:
     return native(tree, cache, len(tree))[rows]
 
 
-def make_cache(native: NativeForward) -> KVCache:
-    return KVCache(native.num_layers, 1)
+def make_cache(native: NativeForward) -> ContiguousCache:
+    return ContiguousCache(native.num_layers, 1)
 
 
 def with_branches(path: list[int]) -> tuple[TokenTree, list[int]]:

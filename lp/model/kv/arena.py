@@ -1,0 +1,257 @@
+"""One arena of keys and values for all layers and all sequences, in pages, as a GPU's attention kernels read them.
+
+A layer's keys are [pages, PAGE, heads, head_dim], and so are its values. All layers' keys and values of one shape are
+one tensor, so that an operation on pages is one operation for all layers. A page has the same number in every layer,
+and a sequence has a list of pages, the block table. So a captured graph, which is bound to the arena alone, serves
+every sequence: it reads block tables, lengths and slots from the device.
+
+    slot: where a token lies, page * PAGE + offset
+
+Page 0 belongs to no sequence: padding rows are written there.
+
+Sequences that were forked share their full pages. A page that is shared is never written: it is copied first.
+
+Kernels without block tables read keys from a first slot on. For them the pages of a sequence are consecutive
+(`in_runs`): if it cannot grow in place it is moved, a fork copies all pages, and nothing is shared. The kernels that
+torch runs without a graph read views of such a sequence; of scattered pages they read a copy, made for each layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from weakref import finalize
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lp.hardware import upload
+from lp.model.kv.memory import KVMemory, OutOfRoom
+from lp.model.kv.pages import PageAllocator
+from lp.model.kv_cache import PAGE, KVCache, pages_of
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A layer's heads, and the dimensions of a key and of a value."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def numbers(self) -> int:
+        """The numbers of one token."""
+        return self.heads * (self.key_dim + self.value_dim)
+
+
+class Arena(KVMemory):
+    """See the module. keys, values: [pages, PAGE, heads, head_dim] of each layer that is held here."""
+
+    def __init__(
+        self,
+        shapes: Mapping[int, LayerShape],
+        num_layers: int,
+        num_pages: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        in_runs: bool,
+    ):
+        """shapes: of the layers that are held here. num_layers: of the model. in_runs: see the module."""
+        super().__init__(num_pages)
+        self.num_layers, self.device = num_layers, device
+        self.allocator = PageAllocator(num_pages + 1, in_runs, num_reserved=1)
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        # By shape: [n, pages, PAGE, heads, head_dim], the n layers' keys and then their values.
+        self._stores: list[Tensor] = []
+        places = [(self.keys, layer, shape.heads, shape.key_dim) for layer, shape in shapes.items()]
+        places += [(self.values, layer, shape.heads, shape.value_dim) for layer, shape in shapes.items()]
+        for kind in dict.fromkeys((heads, dim) for _, _, heads, dim in places):
+            alike = [(owner, layer) for owner, layer, *found in places if tuple(found) == kind]
+            store = torch.empty(len(alike), num_pages + 1, PAGE, *kind, dtype=dtype, device=device)
+            store[:, 0].zero_()  # what padding rows read must be numbers
+            self._stores.append(store)
+            for (owner, layer), part in zip(alike, store, strict=True):
+                owner[layer] = part
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page in all layers."""
+        return sum(store[:, 0].numel() * store.element_size() for store in self._stores)
+
+    def open(self, capacity: int = 0) -> PagedCache:
+        cache = PagedCache(self)
+        self._add(cache)
+        return cache
+
+    def limit(self, num_pages: int) -> None:
+        super().limit(num_pages)
+        self.allocator.limit(self.num_pages + 1)
+
+    def grow(self, cache: PagedCache, num_tokens: int) -> None:
+        """Gives a cache pages for so many tokens, and makes all those its own that it is going to write."""
+        if pages_of(num_tokens) > self.num_pages:
+            raise OutOfRoom(pages_of(num_tokens), self.num_pages)
+        for place in range(cache.length // PAGE, len(cache.pages)):
+            if self.allocator.is_shared(page := cache.pages[place]):
+                (own,) = self._take(1, cache)
+                if place * PAGE < cache.length:
+                    self._copy(page, own, 1)
+                cache.pages[place] = own
+                self.allocator.give_back([page])
+        while not self._extend(cache, pages_of(num_tokens)):
+            if not self._evict_one(cache):
+                self._slide_to_front(cache)  # its pages must be consecutive: otherwise, all free ones would do
+
+    def fork(self, cache: PagedCache) -> PagedCache:
+        """Another cache with the same tokens. Full pages are shared, unless the pages of each must be consecutive."""
+        copy = self.open()
+        full = 0 if self.allocator.in_runs else cache.length // PAGE
+        count = pages_of(cache.length) - full
+        taken = self._take(count, cache, copy)
+        copy.pages += self.allocator.share(cache.pages[:full])
+        copy.pages += taken
+        copy.length = cache.length
+        if count:
+            self._copy(cache.pages[full], copy.pages[full], count)
+        return copy
+
+    def move(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Copies tokens from slots to slots, in one gather and one scatter for all layers that are alike."""
+        both = upload(np.stack([sources, targets]), self.device)
+        for store in self._stores:
+            slots = store.flatten(1, 2)
+            slots.index_copy_(1, both[1], slots.index_select(1, both[0]))
+
+    def _take(self, count: int, *besides: PagedCache) -> list[int]:
+        """Pages for one of these caches, evicting others if need be."""
+        while (taken := self.allocator.take(count)) is None:
+            if not self._evict_one(*besides):
+                raise OutOfRoom(count + max(len(cache.pages) for cache in besides), self.num_pages)
+        return taken
+
+    def _extend(self, cache: PagedCache, num_pages: int) -> bool:
+        """Gives a cache as many pages as that; returns whether there are enough."""
+        missing = num_pages - len(cache.pages)
+        if missing <= 0:
+            return True
+        taken = self.allocator.take(missing, after=cache.pages[-1] if cache.pages else None)
+        if taken is not None:
+            cache.pages += taken
+            return True
+        return self.allocator.in_runs and bool(cache.pages) and self._relocate(cache, num_pages)
+
+    def _relocate(self, cache: PagedCache, num_pages: int) -> bool:
+        """Moves a cache to a longer run of free pages, if there is one."""
+        run = self.allocator.take(num_pages)
+        if run is None:
+            return False
+        self._copy(cache.pages[0], run[0], len(cache.pages))
+        self.allocator.give_back(cache.pages)
+        cache.pages += run
+        return True
+
+    def _slide_to_front(self, cache: PagedCache) -> None:
+        """Moves the only cache that has pages to the first ones, by pieces that do not overlap."""
+        first, count = cache.pages[0], len(cache.pages)
+        for place in range(0, count, gap := first - 1):
+            self._copy(first + place, 1 + place, min(gap, count - place))
+        self.allocator.give_back(cache.pages)
+        front = self.allocator.take(count)
+        assert front is not None and front[0] == 1, "another cache holds pages"
+        cache.pages += front
+
+    def _copy(self, source: int, target: int, count: int) -> None:
+        """Copies consecutive pages; one operation for all layers that are alike."""
+        for store in self._stores:
+            store[:, target : target + count].copy_(store[:, source : source + count])
+
+
+@dataclass
+class _Places:
+    """Where an eager step reads and writes. new: int64 [R] slots. pages: int64 [n], or None if they are one run."""
+
+    new: Tensor
+    pages: Tensor | None
+
+
+class PagedCache(KVCache):
+    """See KVCache. pages: the sequence's pages in the arena, in order; the memory behind them is the arena's."""
+
+    def __init__(self, arena: Arena):
+        super().__init__()
+        self.arena = arena
+        self.pages: list[int] = []
+        self._places: _Places | None = None
+        finalize(self, arena.allocator.give_back, self.pages)
+
+    @property
+    def capacity(self) -> int:
+        return len(self.pages) * PAGE
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.pages)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.pages) * self.arena.page_bytes
+
+    @property
+    def is_written(self) -> bool:
+        return True
+
+    @torch.inference_mode()
+    def reserve(self, num_rows: int) -> None:
+        self.arena.use(self)
+        self._places = None
+        self.arena.grow(self, self.length + num_rows)
+
+    def slots(self, positions: np.ndarray) -> np.ndarray:
+        """int64 slots of the tokens at these positions."""
+        return np.asarray(self.pages, np.int64)[positions // PAGE] * PAGE + positions % PAGE
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
+    ) -> tuple[Tensor, Tensor]:
+        num_rows = key_states.shape[2]
+        end = self.length + num_rows
+        if self._places is None:
+            self._places = self._find_places(num_rows)
+        seen = []
+        for owner, states in ((self.arena.keys, key_states), (self.arena.values, value_states)):
+            store = owner[layer_idx]
+            store.flatten(0, 1).index_copy_(0, self._places.new, states[0].transpose(0, 1))
+            if self._places.pages is None:
+                pages = store[self.pages[0] : self.pages[-1] + 1]
+            else:
+                pages = store.index_select(0, self._places.pages)
+            seen.append(pages.flatten(0, 1)[:end].transpose(0, 1)[None])
+        return seen[0], seen[1]
+
+    def _find_places(self, num_rows: int) -> _Places:
+        new = upload(self.slots(np.arange(self.length, self.length + num_rows)), self.arena.device)
+        pages = np.asarray(self.pages, np.int64)
+        is_run = bool((np.diff(pages) == 1).all())
+        return _Places(new, None if is_run else upload(pages, self.arena.device))
+
+    @torch.inference_mode()
+    def keep(self, rows: Sequence[int]) -> None:
+        if list(rows) != list(range(len(rows))):
+            chosen = self.length + np.asarray(rows, np.int64)
+            self.arena.move(self.slots(chosen), self.slots(self.length + np.arange(len(rows))))
+        self.length += len(rows)
+        self._places = None
+
+    @torch.inference_mode()
+    def fork(self) -> PagedCache:
+        return self.arena.fork(self)
+
+    def release(self) -> None:
+        self.arena.allocator.give_back(self.pages)
+        self.length, self._places = 0, None
+
+    def __len__(self) -> int:
+        return self.arena.num_layers

@@ -1,0 +1,172 @@
+"""A KV cache with memory of its own, in which a layer's tokens lie one behind the other: what the CPU reads fastest.
+
+It is allocated ahead and written in place, and grows by moving. The memory of all these caches together has a bound.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lp.hardware import upload
+from lp.model.kv.memory import KVMemory, OutOfRoom
+from lp.model.kv_cache import PAGE, KVCache, pages_of
+
+
+class ContiguousCache(KVCache):
+    """See KVCache: a tensor [1, heads, capacity, head_dim] of keys and one of values for every layer.
+
+    Where all layers are alike, these are parts of one tensor, so that a path is kept by two operations for all layers.
+    """
+
+    def __init__(self, num_layers: int, capacity: int, memory: ContiguousMemory | None = None):
+        """capacity: tokens that there is to be room for. memory: bounds the memory; None is no bound."""
+        super().__init__()
+        self.num_layers = num_layers
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        self.capacity = pages_of(capacity) * PAGE
+        self._memory = memory
+        self._granted = 0  # tokens
+        self._addresses: np.ndarray | None = None
+        # [2, layers, 1, heads, capacity, head_dim] keys, then values; None while they are not in one tensor.
+        self._together: Tensor | None = None
+
+    @property
+    def num_pages(self) -> int:
+        return self._granted // PAGE
+
+    @torch.inference_mode()
+    def reserve(self, num_rows: int) -> None:
+        if self._memory is not None:
+            self._memory.use(self)
+        needed = self.length + num_rows
+        grows = needed > self._granted and self._grow(needed)
+        if grows or (self._together is None and self._are_alike()):
+            self._move()
+
+    def _grow(self, needed: int) -> bool:
+        """Changes the capacity so that so many tokens fit; returns whether tensors must move for it."""
+        before = self.capacity
+        wanted = max(needed, 2 * before if needed > before else before)
+        if self._memory is not None:
+            self._granted = self._memory.grant(self, pages_of(needed), pages_of(wanted)) * PAGE
+        else:
+            self._granted = pages_of(wanted) * PAGE
+        self.capacity = self._granted
+        return self.capacity != before
+
+    def allocate(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
+        """Allocates every layer's memory on the CPU. shapes: heads and head dimension of each layer."""
+        for layer, (heads, head_dim) in enumerate(shapes):
+            for store in (self.keys, self.values):
+                store[layer] = torch.empty(1, heads, 0, head_dim, dtype=dtype)
+        self._move()
+
+    def _are_alike(self) -> bool:
+        """Whether all layers are there and have the same shape."""
+        return self.is_written and len({tensor.shape for tensor in (*self.keys.values(), *self.values.values())}) == 1
+
+    def _move(self) -> None:
+        """Moves the cached tokens of all layers to new memory with the present capacity."""
+        before = self.keys, self.values
+        self._addresses = None
+        if self._are_alike():
+            first = self.keys[0]
+            self._together = first.new_empty(2, self.num_layers, *self._shape(first))
+            self.keys, self.values = (dict(enumerate(part)) for part in self._together)
+        else:
+            self.keys, self.values = (
+                {layer: tensor.new_empty(self._shape(tensor)) for layer, tensor in store.items()} for store in before
+            )
+        for old, new in zip(before, (self.keys, self.values), strict=True):
+            for layer, tensor in old.items():
+                new[layer][:, :, : self.length] = tensor[:, :, : self.length]
+
+    def addresses(self) -> np.ndarray:
+        """[2 * layers] int64 addresses of all layers' keys, then of their values. It holds until the cache grows."""
+        if self._addresses is None:
+            tensors = [store[layer] for store in (self.keys, self.values) for layer in range(self.num_layers)]
+            self._addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
+        return self._addresses
+
+    def _shape(self, like: Tensor) -> tuple[int, ...]:
+        """The shape of a layer's keys or values with the present capacity."""
+        return *like.shape[:2], self.capacity, like.shape[3]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
+    ) -> tuple[Tensor, Tensor]:
+        end = self.length + key_states.shape[2]
+        views = []
+        for store, states in ((self.keys, key_states), (self.values, value_states)):
+            if layer_idx not in store:
+                store[layer_idx] = states.new_empty(self._shape(states))
+            store[layer_idx][:, :, self.length : end] = states
+            views.append(store[layer_idx][:, :, :end])
+        return views[0], views[1]
+
+    @torch.inference_mode()
+    def keep(self, rows: Sequence[int]) -> None:
+        if list(rows) != list(range(len(rows))):
+            kept = slice(self.length, self.length + len(rows))
+            each = (*self.keys.values(), *self.values.values())
+            tensors = each if self._together is None else (self._together,)
+            index = upload(np.asarray(rows, np.int64) + self.length, tensors[0].device)
+            for tensor in tensors:
+                tensor[..., kept, :] = tensor.index_select(tensor.dim() - 2, index)
+        self.length += len(rows)
+
+    @torch.inference_mode()
+    def fork(self) -> ContiguousCache:
+        memory = self._memory
+        copy = ContiguousCache(self.num_layers, self.length) if memory is None else memory.open(self.length)
+        copy.reserve(self.length)
+        copy.length = self.length
+        copy.keys, copy.values = dict(self.keys), dict(self.values)
+        copy._move()
+        return copy
+
+    def release(self) -> None:
+        self.keys, self.values = {}, {}
+        self._together = self._addresses = None
+        self.length = self._granted = self.capacity = 0
+
+    @property
+    def is_written(self) -> bool:
+        """Whether every layer's memory is allocated, which happens when the layer is first written."""
+        return len(self.keys) == self.num_layers
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (*self.keys.values(), *self.values.values()))
+
+    def __len__(self) -> int:
+        return self.num_layers
+
+
+class ContiguousMemory(KVMemory):
+    """See KVMemory. It counts pages; each cache allocates its own memory."""
+
+    def __init__(self, num_layers: int, num_pages: int = sys.maxsize):
+        super().__init__(num_pages)
+        self._num_layers = num_layers
+
+    def open(self, capacity: int = 0) -> ContiguousCache:
+        cache = ContiguousCache(self._num_layers, capacity, self)
+        self._add(cache)
+        return cache
+
+    def grant(self, cache: ContiguousCache, needed: int, wanted: int) -> int:
+        """The pages that a cache may have: as many as it wants if there is room, else as many as it needs."""
+        if needed > self.num_pages:
+            raise OutOfRoom(needed, self.num_pages)
+        if self.num_used - cache.num_pages + wanted <= self.num_pages:
+            return wanted
+        while self.num_used - cache.num_pages + needed > self.num_pages:
+            self._evict_one(cache)
+        return needed

@@ -1,0 +1,75 @@
+"""Ranks with little memory for keys and values, and not all with as much: they decide alike, and the text is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+
+from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
+from lp.model.checkpoint import ModelSettings, load
+from lp.model.kv.contiguous import ContiguousMemory
+from lp.room import Room
+from lp.single_device import SingleDevice
+from parallel.comm.channel import Channel
+from parallel.mesh import Mesh
+from parallel.runners.lookahead import LookaheadParallel
+from parallel.runners.pipeline import PipelineParallel
+from parallel.shards.stages import read_stage
+from tests.parallel.ranks import run_ranks
+from tests.parallel.runners.test_pipeline_parallel import connect_stages
+
+GREEDY = Sampling(temperature=0.0, seed=3)
+PROMPTS = [[(3 + n + 7 * i) % 41 + 2 for i in range(230)] for n in range(4)]
+METHODS = [Autoregressive(), Lookahead(3, 4, 3), Autoregressive(), Lookahead(5, 3, 5)]
+
+
+def serve(engine: Engine) -> dict[str, list[int]]:
+    for number, (prompt, decode) in enumerate(zip(PROMPTS, METHODS, strict=True)):
+        stopping = Stopping(40, ignore_eos=True)
+        engine.submit(engine.request_builder.build(prompt, decode, GREEDY, stopping, request_id=str(number)))
+    tokens: dict[str, list[int]] = {str(number): [] for number in range(len(PROMPTS))}
+    while not engine.is_idle:
+        for progress in engine.step():
+            tokens[progress.request_id] += progress.tokens
+    return tokens
+
+
+def serve_with_replicas(
+    mesh: Mesh, channel: Channel, folder: str, all_at_once: bool
+) -> tuple[dict[str, list[int]], int]:
+    """all_at_once: no request waits, so that sequences are evicted all the time, others on each rank."""
+    checkpoint = load(ModelSettings(folder, device="cpu"))
+    memory = checkpoint.model.memory = ContiguousMemory(3, 4 + mesh.rank)
+    room = Room(channel.least(memory.num_pages))
+    runner = LookaheadParallel(SingleDevice(checkpoint.model), channel)
+    engine = Engine(checkpoint, runner, fingerprints=True, room=Room() if all_at_once else room)
+    return serve(engine), room.num_pages
+
+
+def serve_with_stages(mesh: Mesh, channel: Channel, folder: str) -> dict[str, list[int]]:
+    with closing(connect_stages(mesh)) as pipeline:
+        checkpoint = load(ModelSettings(folder, device="cpu"), reader=read_stage(mesh.rank, mesh.num_ranks))
+        memory = checkpoint.model.memory = ContiguousMemory(3, 3 + 2 * mesh.rank)
+        memory.limit(channel.least(memory.num_pages))  # stages must lack the same tokens
+        runner = PipelineParallel(checkpoint.model, pipeline, channel)
+        return serve(Engine(checkpoint, runner, fingerprints=True, room=Room()))
+
+
+@pytest.fixture(scope="module")
+def expected(llama: Engine) -> dict[str, list[int]]:
+    return serve(Engine(llama.checkpoint))
+
+
+@pytest.mark.parametrize("all_at_once", [False, True])
+def test_replicas_of_different_size(
+    all_at_once: bool, checkpoint_folder: Callable[[str], str], expected: dict[str, list[int]]
+) -> None:
+    for tokens, num_pages in run_ranks(serve_with_replicas, 2, str(checkpoint_folder("llama")), all_at_once):
+        assert tokens == expected and num_pages == 4
+
+
+def test_stages_of_different_size(checkpoint_folder: Callable[[str], str], expected: dict[str, list[int]]) -> None:
+    for tokens in run_ranks(serve_with_stages, 2, str(checkpoint_folder("llama"))):
+        assert tokens == expected
