@@ -14,6 +14,7 @@ from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast.choose import CompileMode
 from lp.model.kernels import AttentionKind
+from lp.model.kv_cache import PAGE
 from lp.model.memory import num_weight_bytes
 from lp.tree import TokenTree
 from parallel.comm.channel import HEADER
@@ -83,4 +84,8 @@ def run_step(model: CausalModel, part: TokenTree, context: int, collectives: Lon
     before = replace(collectives.traffic)
     with FlopCounterMode(display=False) as counter:
         model.forward(part, cache, num_logits=len(part))
-    return cache.num_bytes * context // cache.capacity, counter.get_total_flops(), collectives.traffic - before
+    return (
+        cache.num_bytes * context // (cache.num_pages * PAGE),
+        counter.get_total_flops(),
+        collectives.traffic - before,
+    )

@@ -66,6 +66,9 @@ class Ledger:
         entry = self._entries.get(progress.request_id)
         if entry is None or epoch != self._epoch:
             return None
+        if progress.finish_reason == "no_room":  # its text is a message, not a part of what the client has
+            del self._entries[progress.request_id]
+            return progress
         tokens = progress.tokens[max(0, len(entry.tokens) - entry.told_tokens) :]
         text = progress.text[max(0, entry.num_characters - entry.told_characters) :]
         entry.told_tokens += len(progress.tokens)

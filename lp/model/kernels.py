@@ -160,9 +160,8 @@ def _in_parts(
     if num_before == 0:
         return tail[0].to(query.dtype)
     bounds = make_bounds(query.shape[2], num_before, torch.full((), num_before, device=query.device))
-    before = (part[:, :, :num_before].transpose(1, 2) for part in (key, value))
-    prefix = prefix_part(query, *before, bounds, kind, scale)
-    return merge(*prefix, *tail)
+    keys, values = (part[:, :, :num_before].transpose(1, 2) for part in (key, value))
+    return merge(*prefix_part(query, keys, values, bounds, kind, scale), *tail)
 
 
 def _two_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, num_before: int) -> Tensor:

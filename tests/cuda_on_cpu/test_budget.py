@@ -24,7 +24,7 @@ from tests.models import save_checkpoint
 
 LAYERS, ROWS, CANDIDATES = 32, 64, 8
 # Kernels in the graph: of each layer, products and attention included, and beside the layers. The aim is 14 a layer.
-IN_A_LAYER, BESIDE_LAYERS = 57, 27
+IN_A_LAYER, BESIDE_LAYERS = 57, 25
 SAMPLINGS = {
     "greedy": Sampling(temperature=0.0, seed=1),
     "temperature": Sampling(temperature=0.8, top_k=0, top_p=1.0, seed=1),

@@ -22,9 +22,10 @@ from lp.model.fast.paged import PagedForward, PagedStep
 from lp.model.fast.step_tensors import StepBuffer
 from lp.model.gpu import prefix
 from lp.model.kernels import AttentionKind, LayerAttention, UnsupportedAttention
-from lp.model.kv.arena import Arena, LayerShape
-from lp.model.kv_cache import PAGE
+from lp.model.kv.arena import Arena, LayerShape, PagedCache
+from lp.model.kv_cache import PAGE, KVCache
 from lp.model.reference import relative_error
+from lp.tree import TokenTree
 from tests.cuda_on_cpu.cuda_api import CUDAGraph
 from tests.cuda_on_cpu.launches import Launches, NoHostAccess, observed
 from tests.cuda_on_cpu.models import LADDER, ROUNDING, error_of_graphs, fill_cache, load_on_gpu
@@ -44,6 +45,11 @@ def addressing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def arena_of(model: CausalModel) -> Arena:
     assert isinstance(model.memory, Arena)
     return model.memory
+
+
+def paged(cache: KVCache) -> PagedCache:
+    assert isinstance(cache, PagedCache)
+    return cache
 
 
 @pytest.mark.usefixtures("addressing")
@@ -87,7 +93,7 @@ def test_two_sequences_in_one_step_are_as_each_by_itself(folders: Folders) -> No
     trees = [random_tree(rng, 5), random_tree(rng, 7)]
     own = [model.forward_eager(tree, cache, len(tree))[0] for tree, cache in zip(trees, caches, strict=True)]
     given = StepBuffer(16, 2, model.max_length, model.device)
-    given.fill(list(zip(trees, caches, strict=True)))
+    given.fill([(tree, paged(cache)) for tree, cache in zip(trees, caches, strict=True)])
     forward = PagedForward(model.model, arena_of(model), model.attention_kind, [(None, 2)])
     with torch.inference_mode(), observed(NoHostAccess()):
         answered = torch.arange(12, device=model.device)
@@ -175,7 +181,7 @@ def test_a_graph_that_fails_in_service_is_said_once(folders: Folders, caplog: An
     class Broken:
         begins_caches, owns_weights, is_invariant = True, False, False
 
-        def __call__(self, *_: Any) -> Tensor:
+        def __call__(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
             raise ForwardFailed("the driver has gone")
 
     model.fast = Broken()

@@ -145,9 +145,8 @@ def test_pages_are_read_through_a_block_table(length: int, kind: str, flash_attn
         store[[4, 1, 3]] = part.cpu()[0].transpose(0, 1).reshape(3, 256, 2, 16)
         stores.append(store.to(GPU))
     one = prefix.make_bounds(4, 3 * 256, torch.tensor(length).to(GPU))
-    found = prefix_part(query, *stores, one._replace(table=table), AttentionKind(kind), 0.25)
-    plain = (part.transpose(1, 2) for part in (key, value))
-    expected = prefix_part(query, *plain, one, AttentionKind(kind), 0.25)
+    found = prefix_part(query, stores[0], stores[1], one._replace(table=table), AttentionKind(kind), 0.25)
+    expected = prefix_part(query, key.transpose(1, 2), value.transpose(1, 2), one, AttentionKind(kind), 0.25)
     assert all(torch.equal(mine, other) for mine, other in zip(found, expected, strict=True))
 
 

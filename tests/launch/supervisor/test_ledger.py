@@ -130,3 +130,13 @@ def test_a_request_cancelled_while_nobody_leads_ends() -> None:
     (ended,) = ledger.end_cancelled()
     assert (ended.request_id, ended.finish_reason, ended.tokens) == ("a", "cancelled", [])
     assert [entry.request.id for entry in ledger.begin(2)] == ["b"] and ledger.end_cancelled() == []
+
+
+def test_why_there_is_no_room_is_delivered_whole() -> None:
+    """Its text is a message, which the text that the client has is not a beginning of."""
+    ledger = begun("a")
+    ledger.take(1, told("a", [5, 6], "xyz"))
+    ledger.begin(2)
+    delivered = ledger.take(2, told("a", [], "too large", "no_room"))
+    assert delivered and delivered.text == "too large"
+    assert ledger.begin(3) == []
