@@ -30,10 +30,10 @@ from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings, load
 from lp.model.fast.choose import CompileMode
 from lp.request import Completion, Progress, Request, Sequence
 from lp.request_builder import Prompt, RequestBuilder
-from lp.room import NoRoom, Room
 from lp.runner import Runner, StepInput
 from lp.sampling.settings import Sampling
-from lp.scheduler import Batch, Scheduler
+from lp.scheduling.room import NoRoom, Room
+from lp.scheduling.scheduler import Batch, Scheduler
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from lp.text.stopping import Stopping

@@ -16,8 +16,8 @@ from lp import methods
 from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Request
-from lp.room import NoRoom, Room
 from lp.sampling.settings import Sampling
+from lp.scheduling.room import NoRoom, Room
 from lp.text import chat_template
 from lp.text.chat_template import Message
 from lp.text.stopping import Stopping

@@ -23,7 +23,7 @@ FORBIDDEN = {
 }
 # What assembles and drives the parts of lp: no room of lp knows it.
 ENGINE = tuple(
-    f"lp.{name}" for name in ("assembly", "engine", "generation", "request_builder", "scheduler", "single_device")
+    f"lp.{name}" for name in ("assembly", "engine", "generation", "request_builder", "scheduling", "single_device")
 )
 LAUNCH = (
     "backend", "bench", "cache", "chat", "cluster", "conversation", "demo", "generate", "index", "indexing", "output",

@@ -1,8 +1,8 @@
 """A thread-safe queue of requests between an event loop, which submits them, and the thread of the engine.
 
 At most `max_running` requests are in the engine at a time; the others wait in the order of their arrival. Of those in
-the engine, some may wait there for room for their keys and values (lp/room.py), as every rank decides alike. The
-engine's thread uses the service as the `Inbox` of `parallel.group.commands`. The service knows nothing of HTTP.
+the engine, some may wait there for room for their keys and values, as every rank decides alike (lp/scheduling/room.py).
+The engine's thread uses the service as the `Inbox` of `parallel.group.commands`. The service knows nothing of HTTP.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from launch.supervisor.settings import SupervisorSettings
 from lp.model.checkpoint_info import read_checkpoint_info
 from lp.request import Progress
 from lp.request_builder import RequestBuilder
-from lp.room import Room
+from lp.scheduling.room import Room
 from parallel import build
 from parallel.group import commands, messages
 from parallel.group.commands import Command, Inbox

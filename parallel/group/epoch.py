@@ -17,8 +17,8 @@ from torch.distributed import PrefixStore, Store
 from lp.assembly import digest_of, require_same_index
 from lp.engine import Engine
 from lp.request import Progress, Request
-from lp.room import Room
 from lp.runner import Runner
+from lp.scheduling.room import Room
 from lp.step_cost import StepTimes
 from parallel.comm.base import IsOver
 from parallel.comm.channel import Channel

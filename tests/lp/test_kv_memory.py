@@ -13,7 +13,7 @@ from lp import Auto, Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.model.kv import bound
 from lp.model.kv.contiguous import ContiguousCache, ContiguousMemory
 from lp.model.kv_cache import PAGE
-from lp.room import Room
+from lp.scheduling.room import Room
 
 GREEDY = Sampling(temperature=0.0, seed=0)
 PAGE_BYTES = 3 * 2 * (8 + 8) * 4 * PAGE  # of the tiny Llama

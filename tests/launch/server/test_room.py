@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lp.model.checkpoint import Checkpoint
-from lp.room import Room
+from lp.scheduling.room import Room
 from tests.launch.server.harness import AUTOREGRESSIVE, assert_error, serving
 
 PROMPT = list(range(20, 220))

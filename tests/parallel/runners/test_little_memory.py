@@ -1,4 +1,4 @@
-"""Ranks with little memory for keys and values, and not all with as much: they decide alike, and the text is the same."""
+"""Ranks with little memory for keys and values, and not all with as much: they decide alike; the text is the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.kv.contiguous import ContiguousMemory
-from lp.room import Room
+from lp.scheduling.room import Room
 from lp.single_device import SingleDevice
 from parallel.comm.channel import Channel
 from parallel.mesh import Mesh

@@ -8,7 +8,7 @@ import pytest
 
 from lp import Auto, Autoregressive, Lookahead, methods
 from lp.model.kv_cache import PAGE
-from lp.room import NoRoom, Room
+from lp.scheduling.room import NoRoom, Room
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lp import Auto, Engine, Lookahead, Sampling, Stopping
 from lp.generation import Generation
-from lp.scheduler import Scheduler
+from lp.scheduling.scheduler import Scheduler
 
 GREEDY = Sampling(temperature=0.0, seed=0)
 PROMPTS = [[5, 9, 5, 9], [40, 41, 42], [7]]

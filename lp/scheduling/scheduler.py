@@ -1,6 +1,6 @@
 """Decides whose step comes next. Requests take turns, one step at a time, so that a long one starves nobody.
 
-A request for whose keys and values there is no room waits until an earlier one ends (lp/room.py).
+A request for whose keys and values there is no room waits until an earlier one ends (lp/scheduling/room.py).
 
 The same requests in the same order give the same schedule on every rank, as no decision depends on a clock.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from lp.generation import Generation
-from lp.room import Room
+from lp.scheduling.room import Room
 from lp.verification import Answers
 
 
