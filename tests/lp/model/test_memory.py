@@ -37,3 +37,5 @@ def test_a_gpu_that_is_too_small_is_named_with_the_numbers(
     with pytest.raises(DoesNotFit, match=r"does not fit cuda:0: .* 0\.6 GB, and 0\.1 of 10\.0 GB are free; use"):
         check_fits(folder, config, torch.float32, GPU, CONTEXT)
     check_fits(folder, config, torch.float32, torch.device("cpu"), CONTEXT)
+    with pytest.raises(DoesNotFit, match=r"model\.kv_memory 0\.1 GB, .* use a lower model\.kv_memory, model\.dtype"):
+        check_fits(folder, config, torch.float32, GPU, CONTEXT, 1e8)
