@@ -80,8 +80,8 @@ def _auto(device: torch.device, num_sharing: int) -> tuple[float, str]:
         free, total = torch.cuda.mem_get_info(device)
         return max(0.0, free - MARGIN * total), f" (what is free on {device}, but for {MARGIN:.0%} of it)"
     size = CPU_SHARE * psutil.virtual_memory().available / num_sharing
-    each = f", a {num_sharing}th for each rank" if num_sharing > 1 else ""
-    return size, f" ({CPU_SHARE:.0%} of the memory that is available{each})"
+    shared = f", shared by {num_sharing} ranks" if num_sharing > 1 else ""
+    return size, f" ({CPU_SHARE:.0%} of the memory that is available{shared})"
 
 
 def _describe(setting: str, num_pages: int, page_bytes: int, max_length: int) -> str:
