@@ -155,7 +155,7 @@ def make_variants(
     ]
     for variant in progress(wanted, "preparing", unit="variant"):
         try:
-            own = make_variant(variant, model.model, model.max_length, model.eos, folder)
+            own = make_variant(variant, model, folder)
             models[variant.name(own)] = own
         except ValueError as error:
             notes.append(f"attention {variant.attention}, compile {variant.compile}: left out ({error})")

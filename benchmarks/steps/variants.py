@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch._inductor import config as inductor
-from transformers import PreTrainedModel
 
 from lp.model.causal import CausalModel
 from lp.model.fast.choose import CompileMode, make_fast
@@ -27,15 +26,20 @@ class ModelVariant:
         return f"{model.attention_kind}, {fast if self.compile is CompileMode.on else 'eager'}"
 
 
-def make_variant(
-    variant: ModelVariant, model: PreTrainedModel, max_length: int, eos: list[int], folder: Path
-) -> CausalModel:
-    """The model in this variant; all variants share its weights. folder: where compiled code is kept.
+def make_variant(variant: ModelVariant, model: CausalModel, folder: Path) -> CausalModel:
+    """The model in this variant; all variants share its weights, and the memory of its caches.
 
-    Raises ValueError if the variant is not available here.
+    folder: where compiled code is kept. Raises ValueError if the variant is not available here.
     """
-    causal = CausalModel(model, max_length, eos, variant.attention)
+    causal = _like(model, variant.attention)
     make_fast(causal, variant.compile, folder)
+    return causal
+
+
+def _like(model: CausalModel, attention: AttentionKind) -> CausalModel:
+    """Another model of the same weights and memory, which may run on the same caches."""
+    causal = CausalModel(model.model, model.max_length, model.eos, attention)
+    causal.memory = model.memory
     return causal
 
 
@@ -47,7 +51,7 @@ def with_marks(model: CausalModel, folder: Path) -> CausalModel:
     """
     if isinstance(model.fast, NativeForward):
         return model
-    own = CausalModel(model.model, model.max_length, model.eos, model.attention_kind)
+    own = _like(model, model.attention_kind)
     if model.fast and model.device.type == "cpu":
         with inductor.patch({"cpp.enable_kernel_profile": True}):
             make_fast(own, CompileMode.on, folder)

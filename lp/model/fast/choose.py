@@ -22,7 +22,7 @@ from lp.model.fast.cuda_graphs import CapturedForward
 from lp.model.fast.on_tensors import OnTensors
 from lp.model.fast.paged import PagedForward
 from lp.model.gpu.device import current
-from lp.model.kernels import GPU_KINDS, HALF
+from lp.model.kernels import GPU_KINDS, HALF, reads_block_tables
 from lp.model.kv.arena import Arena
 from lp.model.kv.contiguous import ContiguousCache
 from lp.model.kv_cache import KVCache
@@ -161,6 +161,8 @@ def _capture(model: CausalModel, mask_keys: list[MaskKey]) -> FastForward:
     if any(window is not None for window, _ in mask_keys):
         raise CompilationFailed("CUDA graphs do not support sliding windows, and this model has them")
     assert isinstance(model.memory, Arena), "a GPU has an arena"
+    if not (model.memory.allocator.in_runs or reads_block_tables(model.attention_kind)):
+        raise CompilationFailed(f"{model.attention_kind} reads consecutive pages only, and this arena scatters them")
     forward = PagedForward(model.model, model.memory, model.attention_kind, mask_keys)
     try:
         with current(model.device):
