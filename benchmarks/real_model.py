@@ -30,6 +30,7 @@ from benchmarks.shared.categories import read_categories
 from benchmarks.shared.options import add_output, add_threads, make_parser, parse
 from benchmarks.shared.report import bullets, publish
 from launch.program import packaged_model
+from lp.hardware import processor_name
 from lp.model.fast.choose import CompileMode
 from lp.model.gguf import checkpoint_folder
 
@@ -48,7 +49,7 @@ def main() -> None:
     try:
         settings = make_settings(arguments)
         store = MeasurementStore(
-            arguments.output / f"real_model-{settings.model.name}.measurements.json", arguments.fresh
+            arguments.output / f"real_model-{settings.model.name}.measurements.json", arguments.fresh, processor_name()
         )
         failures, interrupted = measure(settings, store, arguments.only or PARTS)
     except ValueError as error:

@@ -21,6 +21,7 @@ from lp.model.attention import AttentionSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint, ModelSettings, Reader
 from lp.model.checkpoint_info import CheckpointInfo
+from lp.model.fast.cuda_graphs import Capture
 from lp.request_builder import RequestBuilder
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
@@ -52,14 +53,17 @@ class EngineSettings:
 class Place(Protocol):
     """A rank's place among the ranks of a run.
 
-    reader: reads the weights that this rank holds; None reads all of them. fingerprints: whether the ranks compare
-    checksums of their state in every step. mode: a JSON value that names this way of running the model; step times are
-    stored separately for each mode. tell: gives every rank the JSON value of rank 0. num_sharing: the number of ranks
-    in this machine's memory.
+    reader: reads the weights that this rank holds; None reads all of them. capture: see `load`. fingerprints: whether
+    the ranks compare checksums of their state in every step. mode: a JSON value that names this way of running the
+    model; step times are stored separately for each mode. tell: gives every rank the JSON value of rank 0. num_sharing:
+    the number of ranks in this machine's memory.
     """
 
     @property
     def reader(self) -> Reader | None: ...
+
+    @property
+    def capture(self) -> Capture | None: ...
 
     @property
     def fingerprints(self) -> bool: ...
@@ -90,6 +94,7 @@ class Alone:
     """The place of an engine on one device, without other ranks."""
 
     reader: Reader | None = None
+    capture: Capture | None = None
     fingerprints = False
     mode: Any = "single"
     num_sharing: int = 1

@@ -82,7 +82,7 @@ class Engine:
         place = place or Alone()
         methods.check(settings.decode or Auto(), settings.limits)  # at once, not after minutes of loading
         check_index(settings.index)
-        checkpoint = load(settings.model, settings.attention.kind, place.reader, place.num_sharing)
+        checkpoint = load(settings.model, settings.attention.kind, place.reader, place.num_sharing, place.capture)
         request_builder = RequestBuilder(checkpoint, settings.decode, settings.sampling, settings.limits)
         index = find_index(settings.index, checkpoint)
         place.on_loaded(checkpoint)

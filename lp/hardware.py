@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import warnings
 
 import numpy as np
 import torch
@@ -26,6 +27,22 @@ def device_name(device: torch.device) -> str:
 def dtype_name(dtype: torch.dtype | str | None) -> str:
     """The name without its package, such as float32. dtype: torch's, or as a checkpoint's configuration has it."""
     return str(dtype).removeprefix("torch.")
+
+
+def why_no_gpu() -> str:
+    """Why torch cannot use the GPU that is here; empty if it can, or if there is none."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if torch.cuda.is_available() or not told:
+            return ""
+    reason = " ".join(str(told[0].message).split()).removeprefix("CUDA initialization: ")
+    if "driver" in reason and "too old" in reason:
+        built = f"torch {torch.__version__}, which is built for CUDA {torch.version.cuda}"
+        return (
+            f"the NVIDIA driver is too old for {built}: update the driver, or install a torch that is built for an "
+            "older CUDA"
+        )
+    return reason[:300]
 
 
 def upload(values: np.ndarray, device: torch.device) -> Tensor:

@@ -6,6 +6,7 @@ is the place of a rank that holds a whole model and joins one epoch after anothe
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import PreTrainedConfig
 from lp.assembly import Alone
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint, Reader
+from lp.model.fast.cuda_graphs import Capture
 from lp.runner import Runner
 from lp.single_device import SingleDevice
 from parallel.comm.channel import Channel
@@ -23,6 +25,8 @@ from parallel.comm.traffic import Traffic
 from parallel.mesh import Mesh, ParallelSettings
 from parallel.runners.lookahead import LookaheadParallel
 from parallel.runners.pipeline import PipelineParallel
+from parallel.runners.tensor import TensorParallel
+from parallel.shards.capture import capture_together
 from parallel.shards.stages import check_stages, read_stage
 from parallel.shards.tensor import check_degree, read_sharded
 
@@ -82,6 +86,7 @@ class MeshPlace:
         self.mesh = mesh
         self.on_loaded = on_loaded
         self._on_met = on_met
+        self._model: CausalModel | None = None
         self._settings, self._store = settings, store
         self.replica = connect_axis(settings, mesh, "pp" if mesh.degree("pp") > 1 else "tp", store)
 
@@ -90,6 +95,10 @@ class MeshPlace:
         if self.mesh.degree("pp") > 1:
             return read_stage(self.replica.rank, self.replica.num_ranks)
         return read_sharded(self.replica) if self.mesh.degree("tp") > 1 else None
+
+    @property
+    def capture(self) -> Capture | None:
+        return capture_together(self.replica) if self.mesh.degree("tp") > 1 else None
 
     @property
     def fingerprints(self) -> bool:
@@ -118,7 +127,12 @@ class MeshPlace:
         self._on_met()
         if self.mesh.degree("pp") > 1:
             return PipelineParallel(model, self.replica, self.channel, prefill_chunk)
-        return share_steps(SingleDevice(model, prefill_chunk), self.channel, self.replica.num_ranks)
+        self._model = model
+        if self.mesh.degree("tp") > 1:
+            alone: SingleDevice = TensorParallel(model, self.replica, prefill_chunk)
+        else:
+            alone = SingleDevice(model, prefill_chunk)
+        return share_steps(alone, self.channel, self.replica.num_ranks)
 
     @property
     def traffic(self) -> Traffic:
@@ -129,6 +143,9 @@ class MeshPlace:
         """Closes the connections to the other ranks."""
         if self.has_met:
             self.channel.close()
+        if self.mesh.degree("tp") > 1 and self._model is not None and self._model.fast is not None:
+            self._model.fast = None  # NCCL does not end while there are graphs that use it
+            gc.collect()
         self.replica.close()
 
 

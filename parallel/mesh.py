@@ -130,6 +130,8 @@ def make_mesh(settings: ParallelSettings, device: str = "auto", environment: Map
     device: "auto", "cpu", "cuda" or "cuda:N". Raises ValueError if they contradict each other; its message names the
     numbers and the remedy.
     """
+    from lp.hardware import why_no_gpu  # a rank needs lp; whoever only reads settings need not wait for it
+
     rank, num_ranks, local_rank, num_local_ranks = _read_ranks(environment)
     axes = settings.resolve_degrees(num_ranks)
     _check_ranks(settings, num_ranks)
@@ -139,15 +141,23 @@ def make_mesh(settings: ParallelSettings, device: str = "auto", environment: Map
         num_ranks=num_ranks,
         local_rank=local_rank,
         num_local_ranks=num_local_ranks,
-        device=choose_device(device, local_rank, num_local_ranks, torch.cuda.device_count()),
+        device=choose_device(device, local_rank, num_local_ranks, torch.cuda.device_count(), why_no_gpu()),
     )
 
 
-def choose_device(name: str, local_rank: int, num_local_ranks: int, num_gpus: int) -> torch.device:
+def choose_device(
+    name: str, local_rank: int, num_local_ranks: int, num_gpus: int, why_no_gpu: str = ""
+) -> torch.device:
     """Chooses one rank's device: "cuda" gives each local rank a GPU of its own, "auto" does so if there are enough.
 
-    "cuda:N" is for a rank that is alone on its host. Raises ValueError for an unknown name and for too few GPUs.
+    "cuda:N" puts all ranks of a host on that GPU. why_no_gpu: why torch cannot use the GPUs that are there. Raises
+    ValueError for an unknown name and for too few GPUs.
     """
+    if why_no_gpu and name.startswith("cuda"):
+        raise ValueError(f"model.device={name}, but {why_no_gpu}; or use model.device=cpu")
+    if why_no_gpu and name == "auto":
+        log.warning("computing on the CPU: %s", why_no_gpu)
+        return torch.device("cpu")
     if numbered := re.fullmatch(r"cuda:(\d+)", name):
         return _numbered_gpu(int(numbered[1]), num_local_ranks, num_gpus)
     if name not in ("auto", "cpu", "cuda"):
@@ -168,15 +178,16 @@ def choose_device(name: str, local_rank: int, num_local_ranks: int, num_gpus: in
 
 
 def _numbered_gpu(index: int, num_local_ranks: int, num_gpus: int) -> torch.device:
-    if num_local_ranks > 1:
-        raise ValueError(
-            f"model.device=cuda:{index} is one GPU, but {num_local_ranks} ranks run on this host, and each needs a GPU "
-            "of its own: use model.device=cuda"
-        )
     if num_gpus == 0:
         raise ValueError(f"model.device=cuda:{index}, but {_NO_GPU}")
     if index >= num_gpus:
         raise ValueError(f"model.device=cuda:{index}, but this host has {num_gpus} GPU(s), counted from cuda:0")
+    if num_local_ranks > 1:
+        log.warning(
+            "%d ranks share cuda:%d, each with weights of its own: that is for trying out, and gains no time",
+            num_local_ranks,
+            index,
+        )
     return torch.device("cuda", index)
 
 

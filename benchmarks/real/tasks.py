@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lp.hardware import processor_name
-
 # A measurement's figures, as JSON values.
 Figures = dict[str, Any]
 
@@ -34,12 +32,13 @@ class Task:
 class MeasurementStore:
     """Figures in a JSON file, which is written anew, whole, after every measurement.
 
-    Figures count for the processor that they were measured on. Raises ValueError if the file cannot be used.
+    Figures count for the machine that they were measured on. Raises ValueError if the file cannot be used.
     """
 
-    def __init__(self, path: Path, fresh: bool):
-        """fresh: forgets what the file holds."""
+    def __init__(self, path: Path, fresh: bool, machine: str):
+        """fresh: forgets what the file holds. machine: the name of the processor, or of the GPU."""
         self.path = path
+        self.machine = machine
         self.entries: dict[str, dict[str, Any]] = {}
         if not fresh:
             self._read()
@@ -67,7 +66,7 @@ class MeasurementStore:
             ) from error
 
     def _settings(self, task: Task) -> dict[str, Any]:
-        return {**task.settings, "processor": processor_name()}
+        return {**task.settings, "processor": self.machine}
 
     def _read(self) -> None:
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from launch.program import process
+from launch.program.memory import keep_memory as keep_freed_memory
 
 FOLDER = Path(__file__).resolve().parents[1]
 
@@ -83,7 +83,7 @@ def parse(parser: argparse.ArgumentParser, keep_memory: bool = True) -> argparse
         parser.error(f"--output {arguments.output} is a folder that cannot be written to")
     torch.set_num_threads(getattr(arguments, "threads", torch.get_num_threads()))
     if keep_memory:
-        process.keep_memory()
+        keep_freed_memory()
     return arguments
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
 import logging
 import signal
@@ -18,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from launch import USUAL_THRESHOLDS
 from launch.program import configuration
 from launch.program.configuration import UsageError
+from launch.program.memory import keep_memory
 from parallel.errors import RankLost, StateDiverged
 from parallel.mesh import read_rank
 
@@ -26,22 +26,6 @@ Settings = TypeVar("Settings")
 
 # Seconds that a rank other than 0 waits before it reports an error.
 GRACE_S = 5.0
-
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
-_KEPT_BYTES = 256 << 20
-
-
-def keep_memory() -> None:
-    """Tells glibc to keep freed memory.
-
-    Returning it to the system and faulting it in again would cost more than the work of a step.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return  # not glibc
-    for option, value in ((_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, _KEPT_BYTES), (_M_MMAP_MAX, 0)):
-        mallopt(option, value)
 
 
 def freeze_heap(collect: bool = True) -> None:

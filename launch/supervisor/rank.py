@@ -24,6 +24,7 @@ from launch.supervisor.rank_spec import KEY_VARIABLE, RankSpec
 from lp.assembly import find_step_times
 from lp.calibration.measure import StepTimesSource
 from lp.engine import Engine
+from lp.hardware import why_no_gpu
 from lp.request import Progress
 from lp.single_device import SingleDevice
 from parallel.build import EpochPlace, describe_mode, share_steps
@@ -132,7 +133,8 @@ class _Rank:
 
 
 def _mesh(spec: RankSpec, settings: RuntimeSettings) -> Mesh:
-    device = choose_device(settings.model.device, spec.local_rank, spec.num_local_ranks, torch.cuda.device_count())
+    num_gpus = torch.cuda.device_count()
+    device = choose_device(settings.model.device, spec.local_rank, spec.num_local_ranks, num_gpus, why_no_gpu())
     degrees = settings.parallel.resolve_degrees(spec.num_ranks)
     return Mesh(degrees, spec.rank, spec.num_ranks, spec.local_rank, spec.num_local_ranks, device)
 

@@ -17,12 +17,13 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lp.cache_files import folder
-from lp.hardware import dtype_name
+from lp.hardware import dtype_name, why_no_gpu
 from lp.model.causal import CausalModel
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
 from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_tree
 from lp.model.fast.choose import CompileMode, make_fast
+from lp.model.fast.cuda_graphs import Capture
 from lp.model.kernels import AttentionKind
 from lp.model.kv.bound import parse_bound
 from lp.model.memory import check_fits
@@ -76,7 +77,10 @@ class Checkpoint(CheckpointInfo):
 
 def pick_device(device: str) -> torch.device:
     """The device of that name; "auto" is a GPU if there is one, else the CPU. Raises ValueError."""
+    reason = "" if device == "cpu" else why_no_gpu()
     if device == "auto":
+        if reason:
+            log.warning("computing on the CPU: %s", reason)
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         picked = torch.device(device)
@@ -84,6 +88,8 @@ def pick_device(device: str) -> torch.device:
         raise ValueError(f"device={device!r} is unknown; use auto, cpu or cuda") from None
     if picked.type not in ("cpu", "cuda"):
         raise ValueError(f"device={device!r} is not supported; use auto, cpu or cuda")
+    if picked.type == "cuda" and reason:
+        raise ValueError(f"device={device!r} cannot be used: {reason}; or use device=cpu")
     if picked.type == "cuda" and (picked.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device={device!r} is not there: torch sees {torch.cuda.device_count()} GPUs; use device=cpu")
     return picked
@@ -122,16 +128,19 @@ def load(
     attention: AttentionKind = AttentionKind.auto,
     reader: Reader | None = None,
     num_sharing: int = 1,
+    capture: Capture | None = None,
 ) -> Checkpoint:
     """Loads a checkpoint, checks that tree attention is exact for it, and makes its forward fast if that pays.
 
     reader: reads the weights, for a rank that holds only a part of the model; None reads the whole model. num_sharing:
-    the number of ranks that share this machine's memory.
+    the number of ranks that share this machine's memory. capture: makes CUDA graphs of the forward of a rank with a
+    part of the model; None makes none.
     Raises CheckpointError, UnsupportedArchitecture or ValueError, each with a message of one line for the user.
     """
-    _check_compilation(settings, is_whole=reader is None)
     kv_bytes = parse_bound(settings.kv_memory)
     device = pick_device(settings.device)
+    has_graphs = reader is not None and capture is not None and device.type == "cuda"
+    _check_compilation(settings, reader is None, has_graphs)
     known = read_checkpoint_info(settings.path, settings.max_length)
     dtype = pick_dtype(settings.dtype, device, known.config)
     _tell_dtype(dtype, settings)
@@ -141,15 +150,18 @@ def load(
     causal = CausalModel(model, known.max_length, known.eos, attention, layers)
     references = check_tree(causal, text_probes(known.tokenizer))
     causal.bound_memory(settings.kv_memory, num_sharing)
-    if reader is None:
-        _make_fast(causal, settings, references)
+    if reader is None or has_graphs:
+        _make_fast(causal, settings, references, capture)
     return Checkpoint(**vars(known), model=causal)
 
 
-def _check_compilation(settings: ModelSettings, is_whole: bool) -> None:
+def _check_compilation(settings: ModelSettings, is_whole: bool, has_graphs: bool) -> None:
     """Raises ValueError for what cannot be compiled, or cannot be invariant, whatever the model."""
-    if settings.compile is CompileMode.on and not is_whole:
-        raise ValueError("model.compile=on is for a rank that holds the whole model; use model.compile=off")
+    if settings.compile is CompileMode.on and not is_whole and not has_graphs:
+        raise ValueError(
+            "model.compile=on is for a rank that holds the whole model, or a part of every layer on a GPU; use "
+            "model.compile=off"
+        )
     if settings.invariant is Invariance.on and (settings.compile is CompileMode.off or not is_whole):
         raise ValueError(
             "model.invariant=on needs the compiled forward of a rank that holds the whole model; use parallel=single "
@@ -157,10 +169,12 @@ def _check_compilation(settings: ModelSettings, is_whole: bool) -> None:
         )
 
 
-def _make_fast(causal: CausalModel, settings: ModelSettings, references: list[Reference]) -> None:
+def _make_fast(
+    causal: CausalModel, settings: ModelSettings, references: list[Reference], capture: Capture | None
+) -> None:
     """Makes the forward fast as the settings say. Raises ValueError if it cannot be as they demand."""
     is_demanded = settings.invariant is Invariance.on
-    make_fast(causal, CompileMode.on if is_demanded else settings.compile, folder("compiled"), references)
+    make_fast(causal, CompileMode.on if is_demanded else settings.compile, folder("compiled"), references, capture)
     if is_demanded and not (causal.fast and causal.fast.is_invariant):
         name = type(causal.model).__name__
         raise ValueError(f"model.invariant=on: {name} cannot be compiled natively; use model.invariant=auto")

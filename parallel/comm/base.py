@@ -9,6 +9,7 @@ Shapes: N ranks, I integers of one rank.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import numpy as np
@@ -58,8 +59,9 @@ class Exchange(Protocol):
 class Collectives(Protocol):
     """Collectives of the ranks along one axis of the mesh. All of them must make the same calls in the same order.
 
-    On a GPU, `all_reduce` and `all_gather` are only launched, so that the host need not wait in each layer. Before a
-    rank reads what depends on them it calls `settle`, which has a time limit, as a plain copy to the host has not.
+    On a GPU they are only launched, on the current stream, so that the host need not wait in each layer and a graph can
+    capture them. What depends on them counts once `settle` has returned: if a rank is lost, it is made up. A rank that
+    reads it sooner does not wait for ever: after the time limit a thread ends the collectives.
 
     rank: this rank's place along the axis. Every call may raise RankLost, which names ranks as the whole run counts
     them.
@@ -89,6 +91,18 @@ class Collectives(Protocol):
         """Waits until everything that was launched has been done."""
         ...
 
+    def deferred(self) -> AbstractContextManager[None]:
+        """Puts `settle` off to the end of the body. An error of the body is RankLost if a rank is lost."""
+        ...
+
+    def replayed(self, traffic: Traffic) -> None:
+        """Called after a graph was replayed that has collectives of this group in it. traffic: theirs."""
+        ...
+
+    def agree(self, is_so: bool) -> bool:
+        """Whether all ranks say that it is so. Waits for them."""
+        ...
+
     def close(self) -> None:
         """Leaves the others and frees what is held; may be called twice."""
         ...
@@ -115,7 +129,28 @@ class LocalExchange:
         """There is nothing to leave."""
 
 
-class LocalCollectives:
+class WaitsOnHost:
+    """What all `Collectives` have in common whose calls wait for the other ranks themselves."""
+
+    num_ranks: int
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Nothing is launched."""
+
+    def deferred(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def replayed(self, traffic: Traffic) -> None:
+        """Nothing is launched."""
+
+    def agree(self, is_so: bool) -> bool:
+        return int(self.all_reduce(torch.tensor([float(is_so)]))) == self.num_ranks
+
+
+class LocalCollectives(WaitsOnHost):
     """The `Collectives` along an axis with one rank: nothing is sent, and nothing is counted."""
 
     def __init__(self) -> None:
@@ -134,9 +169,6 @@ class LocalCollectives:
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
         raise AssertionError("there is no other rank to receive from")
-
-    def settle(self) -> None:
-        """Nothing was launched."""
 
     def close(self) -> None:
         """There is nothing to leave."""

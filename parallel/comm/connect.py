@@ -5,6 +5,7 @@ Knows nothing of what will be sent.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from pathlib import Path
@@ -20,6 +21,8 @@ from parallel.comm.shared_memory import SharedMemoryExchange
 from parallel.comm.shared_tensors import SharedMemoryCollectives, keeps_order
 from parallel.errors import RankLost, name_ranks
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
+
+log = logging.getLogger("lookahead")
 
 
 def connect(settings: ParallelSettings, mesh: Mesh, store: Store | None = None, is_over: IsOver = never) -> Exchange:
@@ -39,6 +42,8 @@ def connect(settings: ParallelSettings, mesh: Mesh, store: Store | None = None, 
         case ExchangeKind.shm:
             exchange = SharedMemoryExchange(store, mesh.rank, mesh.num_ranks, settings.timeout_s, is_over)
         case backend:
+            if backend is ExchangeKind.nccl:
+                _check_own_gpus(store, mesh, list(range(mesh.num_ranks)), hosts, settings.timeout_s, is_over)
             exchange = ProcessGroupExchange(
                 store, mesh.rank, mesh.num_ranks, backend.value, mesh.device, settings.timeout_s, is_over
             )
@@ -63,9 +68,14 @@ def connect_axis(settings: ParallelSettings, mesh: Mesh, axis: str, store: Store
         case ExchangeKind.shm:
             collectives = SharedMemoryCollectives(store, ranks, mesh.rank, settings.timeout_s)
         case backend:
+            if backend is ExchangeKind.nccl:
+                _check_own_gpus(store, mesh, ranks, hosts, settings.timeout_s, never)
+            pairs = message_pairs(len(ranks)) if axis == "pp" else []
             collectives = ProcessGroupCollectives(
-                store, ranks, mesh.rank, backend.value, mesh.device, settings.timeout_s
+                store, ranks, mesh.rank, backend.value, mesh.device, settings.timeout_s, pairs
             )
+            if backend is ExchangeKind.nccl:
+                _tell_way(collectives, axis, is_tried=axis == "tp" and kind is ExchangeKind.auto, hosts=hosts)
     return DelayedCollectives(collectives, settings.delay_us) if settings.delay_us else collectives
 
 
@@ -112,10 +122,52 @@ def _check_nccl(kind: ExchangeKind, device: torch.device) -> None:
         )
 
 
+def message_pairs(num_stages: int) -> list[tuple[int, int]]:
+    """Who sends messages to whom in a pipeline: each stage to the next one, and the last stage to all others."""
+    last = num_stages - 1
+    return [(stage, stage + 1) for stage in range(last)] + [(last, stage) for stage in range(last)]
+
+
+def _tell_way(collectives: ProcessGroupCollectives, axis: str, is_tried: bool, hosts: list[str]) -> None:
+    """Tries symmetric memory where it may serve, and logs how the ranks along an axis of GPUs talk."""
+    if not is_tried:
+        reason = ""
+    elif len(set(hosts)) > 1:
+        reason = "the ranks are on several hosts"
+    else:
+        reason = collectives.use_symmetric_memory()
+    way = "NCCL, launched without waiting and captured in CUDA graphs" if axis == "tp" else "NCCL"
+    if collectives.symmetric is not None:
+        way += "; small sums in graphs by symmetric memory"
+    log.info("%s: %s%s", axis, way, f" (no symmetric memory: {reason})" if reason else "")
+
+
+def _check_own_gpus(
+    store: Store, mesh: Mesh, ranks: list[int], hosts: list[str], timeout_s: float, is_over: IsOver
+) -> None:
+    """Raises ValueError, on all ranks, if two of them are on one GPU, which NCCL refuses."""
+    own = str(torch.cuda.get_device_properties(mesh.device).uuid)
+    gpus = _compare(store, mesh, ranks, "gpu", own, timeout_s, is_over)
+    seen: dict[tuple[str, str], int] = {}
+    for rank, place in zip(ranks, zip(hosts, gpus, strict=True), strict=True):
+        if (other := seen.setdefault(place, rank)) != rank:
+            raise ValueError(
+                f"ranks {other} and {rank} are on the same GPU, and NCCL wants one for each rank: start one rank for "
+                "each GPU with model.device=cuda, or try it out, slowly, with parallel.exchange=gloo"
+            )
+
+
 def _compare_hosts(store: Store, mesh: Mesh, ranks: list[int], timeout_s: float, is_over: IsOver) -> list[str]:
     """Returns the host of each of these ranks, all of which call this."""
-    keys = {rank: f"host/{rank}" for rank in ranks}
-    store.set(keys[mesh.rank], identify_host())
+    return _compare(store, mesh, ranks, "host", identify_host(), timeout_s, is_over)
+
+
+def _compare(
+    store: Store, mesh: Mesh, ranks: list[int], what: str, own: str, timeout_s: float, is_over: IsOver
+) -> list[str]:
+    """Returns what each of these ranks says. All of them call this. own: what this rank says."""
+    keys = {rank: f"{what}/{rank}" for rank in ranks}
+    store.set(keys[mesh.rank], own)
     if late := await_keys(store, list(keys.values()), timeout_s, is_over):
         missing = tuple(rank for rank, key in keys.items() if key in late)
         raise RankLost(

@@ -7,6 +7,7 @@ sent while its receiver is still computing: a real network would hide some of th
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -80,6 +81,15 @@ class DelayedCollectives:
 
     def settle(self) -> None:
         self._inner.settle()
+
+    def deferred(self) -> AbstractContextManager[None]:
+        return self._inner.deferred()
+
+    def replayed(self, traffic: Traffic) -> None:
+        self._inner.replayed(traffic)
+
+    def agree(self, is_so: bool) -> bool:
+        return self._inner.agree(is_so)
 
     def close(self) -> None:
         self._inner.close()

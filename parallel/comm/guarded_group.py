@@ -5,15 +5,13 @@ It does not touch torch's default group. Knows nothing of what is sent.
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,35 +19,16 @@ from torch.distributed import PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
 
 from parallel.comm.base import IsOver, never
+from parallel.comm.gpu.launch_watch import LaunchWatch
 from parallel.comm.peers import find_missing_ranks
 from parallel.comm.spin_wait import wait_for
+from parallel.comm.torch_group import LAST_RESORT_S, Leaving, ProcessGroup, make_group
 from parallel.errors import EpochOver, RankLost, name_ranks
 
-_NCCL_LAST_RESORT_S = 30.0  # how long NCCL's watchdog, which ends the process without a message, waits after us
-_POLL_S = 20e-6
-# The most collectives that the host launches ahead of a GPU. Its queue holds about a thousand kernels, and a full one
-# stops the host, which could not see then that a rank is lost.
-MOST_AHEAD = 8
 _LEAVING_S = 5.0  # how long a rank waits for NCCL to end, which it may not do beside a rank that is lost
 _MOST_UNSENT = 32  # messages that are kept at most because they may not have left yet
 
 _Result = TypeVar("_Result")
-
-
-class ProcessGroup(Protocol):
-    """The part of torch's ProcessGroupGloo and ProcessGroupNCCL that is used here; torch's type stubs leave it out."""
-
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any) -> c10d.Work: ...
-
-    def allreduce(self, tensors: list[Tensor], options: Any) -> c10d.Work: ...
-
-    def broadcast(self, tensors: list[Tensor], options: Any) -> c10d.Work: ...
-
-    def send(self, tensors: list[Tensor], to: int, tag: int) -> c10d.Work: ...
-
-    def recv(self, tensors: list[Tensor], source: int, tag: int) -> c10d.Work: ...
-
-    def abort(self) -> None: ...
 
 
 class GuardedGroup:
@@ -58,7 +37,8 @@ class GuardedGroup:
     The Store must live as long as the group. ranks: who takes part, as the run counts them. backend: "gloo" or "nccl".
     device: where tensors lie for NCCL; for gloo they lie on the CPU. timeout_s: seconds that a collective waits for the
     others. is_over: passed where somebody else finds out which ranks are lost; without it, a failure is followed by a
-    roll call. Raises RankLost if the others do not come, and EpochOver.
+    roll call. pairs: (sender, receiver) places of the ranks that will send each other messages; NCCL connects them when
+    the group is made. Raises RankLost if the others do not come, and EpochOver.
     """
 
     def __init__(
@@ -70,6 +50,7 @@ class GuardedGroup:
         device: torch.device,
         timeout_s: float,
         is_over: IsOver = never,
+        pairs: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.ranks = ranks
         self.rank = ranks.index(rank)
@@ -78,19 +59,29 @@ class GuardedGroup:
         self._store = store
         self._is_over = is_over
         self._unsent: deque[tuple[c10d.Work, Tensor]] = deque()
-        self._ahead: deque[torch.cuda.Event] = deque()
+        self._watch: LaunchWatch | None = None
+        self._loss: RankLost | None = None
         self._group: ProcessGroup | None = None
         first = torch.zeros(1, device=self.device)
-        self._group = self._guard(lambda: self._in_thread(lambda: self._meet(backend, first)))
+        group = self._guard(lambda: self._in_thread(lambda: self._meet(backend, first, pairs)))
+        self._group = group
+        if self.is_on_gpu:
+            self._watch = LaunchWatch(group.abort)
         self.settle()
 
-    # On a GPU a collective is only launched: `settle` waits for it, and work on the same stream comes after it.
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether collectives are only launched: `settle` waits for them, and work on the same stream comes after."""
+        return self.device.type == "cuda"
 
     def all_gather(self, tensor: Tensor, timeout_s: float | None = None) -> Tensor:
         """Returns the tensors of all ranks, which have one shape, as [ranks, *shape] on this group's device."""
         gathered = torch.empty((len(self.ranks), *tensor.shape), dtype=tensor.dtype, device=self.device)
         options = c10d.AllgatherOptions()
-        self._run(lambda group: group.allgather([list(gathered.unbind())], [tensor], options), options, timeout_s)
+        if self.is_on_gpu:  # one kernel, without copies
+            self._run(lambda group: group._allgather_base(gathered, tensor, options), options, timeout_s)
+        else:
+            self._run(lambda group: group.allgather([list(gathered.unbind())], [tensor], options), options, timeout_s)
         return gathered
 
     def all_reduce(self, tensor: Tensor) -> None:
@@ -117,9 +108,13 @@ class GuardedGroup:
 
     def settle(self, timeout_s: float | None = None) -> None:
         """Waits until everything that was launched on a GPU has been done. Raises RankLost, and EpochOver."""
-        if self.device.type == "cuda":
+        if self.is_on_gpu and not torch.cuda.is_current_stream_capturing():
             self._guard(lambda: self._wait_for(self._mark(), self.timeout_s if timeout_s is None else timeout_s))
-            self._ahead.clear()
+
+    def launched(self) -> None:
+        """Notes that collectives were launched by a graph, so that a rank that is lost is noticed in time."""
+        if self.is_on_gpu:
+            self._guard(lambda: self._expect(self.timeout_s))
 
     def close(self) -> None:
         """Leaves the group once every message has left; may be called twice."""
@@ -133,17 +128,23 @@ class GuardedGroup:
 
         wait_s: seconds to wait for that. is_aborted: whether a GPU's collectives are stopped first.
         """
-        leaving = _Leaving(self._group, self._unsent, is_aborted and self.device.type == "cuda")
+        leaving = Leaving(self._group, self._unsent, is_aborted and self.is_on_gpu)
         self._group, self._unsent = None, deque()
+        self._end_watch()
         thread = threading.Thread(target=leaving.run, daemon=True)
         thread.start()
         thread.join(wait_s)
 
     def _leave(self) -> None:
-        if self._group is not None and self.device.type == "cuda":
+        if self._group is not None and self.is_on_gpu:
             self._abandon(_LEAVING_S, is_aborted=False)
         self._unsent.clear()  # a message keeps the connections open, too
         self._group = None
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
 
     def _await_oldest_message(self) -> None:
         """Waits until the oldest message has left."""
@@ -151,26 +152,29 @@ class GuardedGroup:
         self._unsent.popleft()
 
     def _run(
-        self, collective: Callable[[ProcessGroup], c10d.Work], options: Any, timeout_s: float | None = None
+        self, collective: Callable[[ProcessGroup], c10d.Work | None], options: Any, timeout_s: float | None = None
     ) -> None:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         if options is not None:
             options.timeout = timedelta(seconds=limit_s)
+            options.asyncOp = not self.is_on_gpu  # on a GPU: on the current stream, not on one of the group's own
         self._guard(lambda: self._finish(collective(self._open()), limit_s))
 
     def _open(self) -> ProcessGroup:
         assert self._group is not None, "this group is closed"
         return self._group
 
-    def _finish(self, work: c10d.Work, timeout_s: float) -> None:
+    def _finish(self, work: c10d.Work | None, timeout_s: float) -> None:
         """Waits on the host for gloo's collective, which watches the time limit itself. On a GPU, the stream waits."""
+        if self.is_on_gpu:
+            if work is not None:  # a message, which has a stream of its own
+                work.wait()
+            self._expect(timeout_s)
+            return
+        assert work is not None, "gloo always says how its work stands"
         if self._is_over is not never:
             wait_for(work.is_completed, self._check_epoch)  # a wait inside torch could not be given up
         work.wait()
-        if self.device.type == "cuda":
-            self._ahead.append(self._mark())
-            if len(self._ahead) > MOST_AHEAD:
-                self._wait_for(self._ahead.popleft(), timeout_s)
 
     def _mark(self) -> torch.cuda.Event:
         """An event that is over when everything launched so far has been done."""
@@ -178,26 +182,49 @@ class GuardedGroup:
         event.record(torch.cuda.current_stream(self.device))
         return event
 
+    def _expect(self, timeout_s: float) -> None:
+        """Lets the watch expect the end of what has been launched. A graph only notes it, and runs it later."""
+        self._check_watch()
+        if self._watch is not None and not torch.cuda.is_current_stream_capturing():
+            self._watch.expect(self._mark(), timeout_s)
+
     def _wait_for(self, event: torch.cuda.Event, timeout_s: float) -> None:
         """Waits on the host, with a limit that a plain synchronisation does not have."""
-        deadline = time.monotonic() + timeout_s
-        while not event.query():
-            self._check_epoch()
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"NCCL timed out after {timeout_s:g} s")
-            time.sleep(_POLL_S)
+        try:
+            wait_for(event.query, self._look, timeout_s)
+        except TimeoutError:
+            raise RuntimeError(f"NCCL timed out after {timeout_s:g} s") from None
+        self._check_watch()
+
+    def _look(self) -> None:
+        self._check_epoch()
+        self._check_watch()
+
+    def _check_watch(self) -> None:
+        """Raises RuntimeError if the group was given up: what the GPU has computed since is worth nothing."""
+        if self._watch is not None and self._watch.failure:
+            raise RuntimeError(self._watch.failure)
 
     def _check_epoch(self) -> None:
         if self._is_over():
             raise EpochOver
 
-    def _meet(self, backend: str, first: Tensor) -> ProcessGroup:
-        """Makes the group, and its connections by a first collective. Both may wait long for the other ranks."""
-        group = _make_group(PrefixStore(backend, self._store), self.rank, len(self.ranks), backend, self.timeout_s)
+    def _meet(self, backend: str, first: Tensor, pairs: Sequence[tuple[int, int]]) -> ProcessGroup:
+        """Makes the group, and its connections by a first collective. Both may wait long for the other ranks.
+
+        NCCL builds communicators in the first collective, and in the first message of each pair.
+        """
+        group = make_group(PrefixStore(backend, self._store), self.rank, len(self.ranks), backend, self.timeout_s)
         options = c10d.AllreduceOptions()
         options.timeout = timedelta(seconds=self.timeout_s)
         try:
-            group.allreduce([first], options).wait()
+            if (work := group.allreduce([first], options)) is not None:
+                work.wait()
+            for sender, receiver in pairs if self.is_on_gpu else ():
+                if self.rank == sender:
+                    group.send([first], receiver, 0).wait()
+                elif self.rank == receiver:
+                    group.recv([first], sender, 0).wait()
         except RuntimeError:
             del group  # the error's traceback would keep it alive, and with it the others waiting
             raise
@@ -207,7 +234,7 @@ class GuardedGroup:
         """Returns what `make` returns, unless the epoch is over first, or it takes too long."""
         made: Future[_Result] = Future()
         threading.Thread(target=_fulfil, args=(made, make), daemon=True).start()
-        limit_s = self.timeout_s + _NCCL_LAST_RESORT_S
+        limit_s = self.timeout_s + LAST_RESORT_S
         try:
             wait_for(made.done, self._check_epoch, limit_s)
         except TimeoutError:
@@ -215,7 +242,9 @@ class GuardedGroup:
         return made.result()
 
     def _guard(self, attempt: Callable[[], _Result]) -> _Result:
-        """Attempts something that needs all ranks and turns its failure into RankLost."""
+        """Attempts something that needs all ranks and turns its failure, then and later, into RankLost."""
+        if self._loss is not None:
+            raise RankLost(str(self._loss), self._loss.ranks)
         try:
             return attempt()
         except EpochOver:
@@ -224,15 +253,16 @@ class GuardedGroup:
         except RuntimeError as error:
             reason = str(error)
         # Outside the handler: there, the error's traceback would keep the group alive, which must be closed first.
-        raise self._lost(reason)
+        self._loss = self._lost(reason)
+        raise self._loss
 
     def _lost(self, reason: str) -> RankLost:
         """Closes the connections, so that ranks waiting for this one notice the loss too, and calls the roll."""
         if self._is_over is not never:
             self._abandon()
             return RankLost(f"a collective failed: {reason.splitlines()[0]}")
-        if self.device.type == "cuda":
-            self._abandon(_LEAVING_S)
+        if self.is_on_gpu:  # the watch has stopped the collectives if it was the one that noticed
+            self._abandon(_LEAVING_S, is_aborted=self._watch is None or not self._watch.failure)
         self._leave()
         missing = tuple(self.ranks[place] for place in find_missing_ranks(self._store, self.rank, len(self.ranks)))
         cause = reason.splitlines()[0]
@@ -246,29 +276,6 @@ class GuardedGroup:
             "rank's own output for the cause, then start the run again; if it is only slow, raise parallel.timeout_s.",
             missing,
         )
-
-
-def _make_group(store: Store, rank: int, num_ranks: int, backend: str, timeout_s: float) -> ProcessGroup:
-    if backend == "gloo":
-        return cast(ProcessGroup, c10d.ProcessGroupGloo(store, rank, num_ranks, timedelta(seconds=timeout_s)))
-    # Failures are noticed here and reported with the rank; without this, NCCL's watchdog would abort the process first.
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    options = c10d.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=timeout_s + _NCCL_LAST_RESORT_S)
-    return cast(ProcessGroup, c10d.ProcessGroupNCCL(store, rank, num_ranks, options))
-
-
-class _Leaving:
-    """The last reference to a group, which its thread gives up: there, waiting for the group's end does no harm."""
-
-    def __init__(self, group: ProcessGroup | None, unsent: deque[tuple[c10d.Work, Tensor]], is_aborted: bool) -> None:
-        self.group, self.unsent, self.is_aborted = group, unsent, is_aborted
-
-    def run(self) -> None:
-        if self.group is not None and self.is_aborted:
-            self.group.abort()
-        self.unsent.clear()
-        self.group = None
 
 
 def _fulfil(future: Future[_Result], make: Callable[[], _Result]) -> None:

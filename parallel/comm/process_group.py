@@ -5,14 +5,19 @@ Only tensors travel, no pickled objects. Knows nothing of what they mean.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed import Store
 
 from parallel.comm.base import IsOver, never
+from parallel.comm.gpu.symmetric_memory import SymmetricSum, try_symmetric_memory
 from parallel.comm.guarded_group import GuardedGroup
 from parallel.comm.traffic import Traffic
+from parallel.errors import RankLost
 
 
 class ProcessGroupExchange:
@@ -59,12 +64,25 @@ class ProcessGroupExchange:
 
 
 class ProcessGroupCollectives:
-    """The `Collectives` of ranks that need not be on one host; see GuardedGroup for the arguments."""
+    """The `Collectives` of ranks that need not be on one host; see GuardedGroup for the arguments.
+
+    symmetric: adds up inside of graphs in place of NCCL, once `use_symmetric_memory` has found that it can.
+    """
 
     def __init__(
-        self, store: Store, ranks: list[int], rank: int, backend: str, device: torch.device, timeout_s: float
+        self,
+        store: Store,
+        ranks: list[int],
+        rank: int,
+        backend: str,
+        device: torch.device,
+        timeout_s: float,
+        pairs: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self._group = GuardedGroup(store, ranks, rank, backend, device, timeout_s)
+        self._group = GuardedGroup(store, ranks, rank, backend, device, timeout_s, pairs=pairs)
+        self.symmetric: SymmetricSum | None = None
+        self._is_deferred = False
+        self._store = store
         self.rank = self._group.rank
         self.num_ranks = len(ranks)
         self.traffic = Traffic()
@@ -72,6 +90,8 @@ class ProcessGroupCollectives:
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         with self.traffic.counted(tensor.nbytes):
+            if self.symmetric and torch.cuda.is_current_stream_capturing() and self.symmetric.serves(tensor):
+                return self.symmetric.add_up(tensor.contiguous())
             summed = self._to_group(tensor)
             self._group.all_reduce(summed)
             return summed.to(self._device)
@@ -88,11 +108,44 @@ class ProcessGroupCollectives:
         with self.traffic.counted(0, num_collectives=0):
             received = torch.empty(shape, dtype=dtype, device=self._group.device)
             self._group.receive(received, source)
-            self._group.settle()
             return received.to(self._device)
 
     def settle(self) -> None:
+        if not self._is_deferred:
+            self._group.settle()
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        # A rank that is lost leaves the kernels of symmetric memory running for ever, and a host that waits for them in
+        # a call of CUDA's with them: nothing can stop them, so `settle` must look for itself.
+        self._is_deferred = self.symmetric is None
+        try:
+            yield
+        except RankLost:
+            raise
+        except Exception:
+            self._is_deferred = False
+            self._group.settle()  # if a rank was lost, that is why
+            raise
+        finally:
+            self._is_deferred = False
         self._group.settle()
+
+    def replayed(self, traffic: Traffic) -> None:
+        self.traffic.add(traffic)
+        self._group.launched()
+        self.settle()
+
+    def agree(self, is_so: bool) -> bool:
+        votes = torch.tensor([int(is_so)], dtype=torch.int32, device=self._group.device)
+        self._group.all_reduce(votes)
+        self._group.settle()
+        return int(votes) == self.num_ranks
+
+    def use_symmetric_memory(self) -> str:
+        """Tries torch's symmetric memory, with all ranks of the group. Returns why it is not used; empty if it is."""
+        self.symmetric, reason = try_symmetric_memory(self._store, self.rank, self.num_ranks, self._device, self.agree)
+        return reason
 
     def close(self) -> None:
         self._group.close()

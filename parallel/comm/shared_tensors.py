@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-from parallel.comm.base import never
+from parallel.comm.base import WaitsOnHost, never
 from parallel.comm.peers import Peers
 from parallel.comm.shared_file import SharedFile, shared_path
 from parallel.comm.spin_wait import wait_for
@@ -35,7 +35,7 @@ def keeps_order() -> bool:
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
-class SharedMemoryCollectives:
+class SharedMemoryCollectives(WaitsOnHost):
     """The `Collectives` of ranks that all run on one host.
 
     All ranks construct it at the same time with the same Store, which is not needed afterwards. ranks: who takes part,
@@ -109,9 +109,6 @@ class SharedMemoryCollectives:
                 part.copy_(self._rings[source, self.rank, number % _RING_SLOTS, : len(part)])
                 self._read[source, self.rank] = number + 1
             return received
-
-    def settle(self) -> None:
-        """Every call waits for the other ranks itself."""
 
     def close(self) -> None:
         self._left[self.rank] = 1

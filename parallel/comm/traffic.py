@@ -29,6 +29,12 @@ class Traffic:
         self.bytes_sent += num_bytes
         self.num_collectives += num_collectives
 
+    def add(self, other: Traffic) -> None:
+        """Counts what another has counted as well."""
+        self.num_collectives += other.num_collectives
+        self.bytes_sent += other.bytes_sent
+        self.seconds += other.seconds
+
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
             self.num_collectives + other.num_collectives,

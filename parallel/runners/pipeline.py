@@ -8,6 +8,9 @@ into stages.
     S stages, R rows of a step's tree, F rows of a forward: a chunk of a prompt, or a trunk and the tree,
     H integers of a header, C columns of packed answers (see Answers.pack)
 
+On a GPU, messages are only launched: a stage before the last neither waits for hidden states nor reads the headers that
+come with them, so it can launch a step while the step before is under way. Only answers are awaited.
+
 From stage to stage goes one message of bytes for each forward: the headers as int32 [S, H], then the hidden states
 [F, hidden] in the model's dtype. From the last stage to all others goes one message for each step: the headers and then
 the answers, int32 [S * H + R * C].
@@ -22,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lp.hardware import upload
 from lp.model.causal import CausalModel
 from lp.model.kv_cache import KVCache
 from lp.request import Sequence
@@ -90,7 +94,8 @@ class PipelineParallel:
         logits, headers = self._forward(rows, state.cache, len(step.tree), step.fingerprint)
         if self._is_last:
             answers = state.sampler.answers(logits, step.tree, tokens, step.num_candidates)
-            self._publish(np.concatenate([headers.ravel(), answers.pack().ravel()]))
+            self.pipeline.settle()  # or the answers are not to be trusted
+            self._publish(np.concatenate([headers.cpu().numpy().ravel(), answers.pack().ravel()]))
 
     def _result(self, step: StepInput) -> Answers:
         """The answers of the oldest step that has not been finished, which must be `step`."""
@@ -99,7 +104,9 @@ class PipelineParallel:
             result = self._published.popleft()
         else:
             length = self.depth * HEADER + len(step.tree) * num_columns
-            result = self.pipeline.receive((length,), torch.int32, self.depth - 1).cpu().numpy()
+            received = self.pipeline.receive((length,), torch.int32, self.depth - 1)
+            self.pipeline.settle()
+            result = received.cpu().numpy()
         headers, packed = np.split(result, [self.depth * HEADER])
         self.channel.heard(headers.reshape(self.depth, HEADER))
         return Answers.unpack(packed.reshape(-1, num_columns), step.num_candidates)
@@ -112,40 +119,40 @@ class PipelineParallel:
     def _is_last(self) -> bool:
         return self.pipeline.rank == self.depth - 1
 
-    def _forward(
-        self, tree: TokenTree, cache: KVCache, num_logits: int, fingerprint: int = 0
-    ) -> tuple[Tensor, np.ndarray]:
+    def _forward(self, tree: TokenTree, cache: KVCache, num_logits: int, fingerprint: int = 0) -> tuple[Tensor, Tensor]:
         """Logits [num_logits, V] (meaningless before the last stage) and headers [S, H] of the stages up to this one.
 
-        V is the vocabulary size.
+        V is the vocabulary size. Both are on the device.
         """
-        headers = np.zeros((self.depth, HEADER), dtype=np.int32)
-        incoming = None
+        own = np.zeros((self.depth, HEADER), dtype=np.int32)
+        own[self.pipeline.rank] = self.channel.header(fingerprint)
+        headers, incoming = upload(own, self.model.device), None
         if not self._is_first:
-            headers, incoming = self._receive_hidden(len(tree))
-        headers[self.pipeline.rank] = self.channel.header(fingerprint)
+            before, incoming = self._receive_hidden(len(tree))
+            headers = headers + before  # no two stages have a row in common
         logits, step = self.model.forward_eager(tree, cache, num_logits if self._is_last else 1, incoming)
         if not self._is_last:
             assert step.outgoing is not None, "a stage before the last has stand-ins for later layers"
             self._send_hidden(headers, step.outgoing)
         return logits, headers
 
-    def _send_hidden(self, headers: np.ndarray, hidden: Tensor) -> None:
+    def _send_hidden(self, headers: Tensor, hidden: Tensor) -> None:
         """Sends one message to the next stage, with the headers' bytes first."""
-        parts = [torch.from_numpy(headers).to(hidden.device), hidden.contiguous()]
+        parts = [headers, hidden.contiguous()]
         self.pipeline.send(torch.cat([part.view(-1).view(torch.uint8) for part in parts]), self.pipeline.rank + 1)
 
-    def _receive_hidden(self, num_rows: int) -> tuple[np.ndarray, Tensor]:
-        """Headers [S, H] and hidden states [1, F, hidden] from the stage before. num_rows: F."""
+    def _receive_hidden(self, num_rows: int) -> tuple[Tensor, Tensor]:
+        """Headers [S, H] and hidden states [1, F, hidden] from the stage before, on the device. num_rows: F."""
         config: Any = self.model.model.config.get_text_config(decoder=True)
         num_header_bytes = self.depth * HEADER * 4
         num_bytes = num_header_bytes + num_rows * config.hidden_size * self.model.dtype.itemsize
         message = self.pipeline.receive((num_bytes,), torch.uint8, self.pipeline.rank - 1)
-        headers = message[:num_header_bytes].view(torch.int32).view(self.depth, HEADER).cpu().numpy()
+        headers = message[:num_header_bytes].view(torch.int32).view(self.depth, HEADER)
         return headers, message[num_header_bytes:].view(self.model.dtype).view(1, num_rows, config.hidden_size)
 
     def _publish(self, result: np.ndarray) -> None:
         """Sends the result of a step to every other stage, the first one first, as it begins the next step."""
+        message = upload(result, self.model.device)
         for stage in range(self.depth - 1):
-            self.pipeline.send(torch.from_numpy(result).to(self.model.device), stage)
+            self.pipeline.send(message, stage)
         self._published.append(result)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from lp import Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [pytest.mark.gpu, pytest.mark.real_gpu]
 
 METHODS = [Autoregressive(), Jacobi(6), PromptLookup(4, 5), Lookahead(3, 3, 3), Lookahead(15, 5, 15)]
 PROMPTS = [[7], [5, 9, 5, 9, 5], [(3 + 7 * i) % 41 + 2 for i in range(300)]]

@@ -14,6 +14,7 @@ from tests.parallel.ranks import run_ranks
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.real_gpu,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices: NCCL wants one for each rank"),
 ]
 ON_GPUS = {"exchange": "nccl", "device": "cuda", "timeout_s": 60.0}

@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks import step_time
 from benchmarks.shared.shapes import make_llama
 from tests.benchmarks.results import read
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [pytest.mark.gpu, pytest.mark.real_gpu]
 
 
 def test_graphs_and_eager_forwards_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,6 @@ def test_device(name: str, local_rank: int, num_local_ranks: int, num_gpus: int,
     [
         ("cuda", 1, r"2 ranks run on this host, which has 1 GPU\(s\): start 1 rank\(s\)"),
         ("cuda", 0, r"model\.device=cuda, but torch finds no GPU here: use model\.device=cpu"),
-        ("cuda:0", 8, r"model\.device=cuda:0 is one GPU, but 2 ranks run on this host.*use model\.device=cuda$"),
         ("tpu", 0, r"model\.device='tpu' is not known: use auto, cpu, cuda or cuda:N"),
         ("cuda:-1", 8, r"model\.device='cuda:-1' is not known"),
         ("cuda:", 8, r"model\.device='cuda:' is not known"),
@@ -137,6 +136,20 @@ def test_device_refused(name: str, num_gpus: int, message: str):
 def test_a_numbered_gpu_that_is_not_there_is_refused(num_gpus: int, message: str):
     with pytest.raises(ValueError, match=rf"model\.device=cuda:2, but {message}"):
         choose_device("cuda:2", 0, 1, num_gpus)
+
+
+def test_ranks_that_share_a_gpu_are_told_what_that_is_for(caplog):
+    assert [choose_device("cuda:1", rank, 2, 2) for rank in range(2)] == [torch.device("cuda", 1)] * 2
+    assert "2 ranks share cuda:1, each with weights of its own" in caplog.text
+
+
+def test_a_gpu_that_torch_cannot_use_is_explained(caplog):
+    reason = "the NVIDIA driver is too old"
+    for name in ("cuda", "cuda:0"):
+        with pytest.raises(ValueError, match=rf"^model\.device={name}, but {reason}; or use model\.device=cpu$"):
+            choose_device(name, 0, 1, 1, reason)
+    assert choose_device("auto", 0, 1, 1, reason) == torch.device("cpu")
+    assert "computing on the CPU: the NVIDIA driver is too old" in caplog.text
 
 
 def test_auto_device_says_that_gpus_are_left_unused(caplog):

@@ -18,7 +18,7 @@ from torch import Tensor
 from lp.model.attention import MaskKey
 from lp.model.causal import CausalModel, FastForward, ForwardFailed
 from lp.model.fast.ahead_of_time import CompilationFailed, compile_ahead
-from lp.model.fast.cuda_graphs import CapturedForward
+from lp.model.fast.cuda_graphs import Capture, CapturedForward, capture_on_gpu
 from lp.model.fast.on_tensors import OnTensors
 from lp.model.fast.paged import PagedForward
 from lp.model.gpu.device import current
@@ -51,32 +51,38 @@ class CompileMode(StrEnum):
 
 
 def make_fast(
-    model: CausalModel, mode: CompileMode, folder: Path | None, references: list[Reference] | None = None
+    model: CausalModel,
+    mode: CompileMode,
+    folder: Path | None,
+    references: list[Reference] | None = None,
+    capture: Capture | None = None,
 ) -> None:
     """Gives a model, of which this rank holds all layers, a fast forward.
 
     folder: where compiled code is kept; None if nothing can be kept. references: what the fast forward is compared
-    with; None makes them. Raises ValueError if the mode is `on` and the forward cannot be compiled.
+    with; None makes them. capture: captures the forward of one of several ranks that hold parts of every layer: all of
+    them have graphs, or none has. Raises ValueError if the mode is `on` and the forward cannot be compiled.
     """
     num_parameters = sum(weight.numel() for weight in model.model.parameters())
-    if mode is CompileMode.off or (mode is CompileMode.auto and num_parameters < WORTHWHILE):
+    is_small = num_parameters < WORTHWHILE and capture is None
+    if mode is CompileMode.off or (mode is CompileMode.auto and is_small):
         return
     try:
-        model.fast = _make(model, folder, references)
+        model.fast = _make(model, folder, references, capture or capture_on_gpu)
     except CompilationFailed as error:
         if mode is CompileMode.on:
             raise ValueError(f"model.compile=on: {error}; use model.compile=off") from error
         log.warning("the forward is not compiled: %s (model.compile=off does not try it)", error)
 
 
-def _make(model: CausalModel, folder: Path | None, references: list[Reference] | None) -> FastForward:
+def _make(model: CausalModel, folder: Path | None, references: list[Reference] | None, capture: Capture) -> FastForward:
     """The first fast forward that gives the references' logits. Raises CompilationFailed."""
     started = time.monotonic()
     references = references or make_references(model)
     trunk = references[-1].probes[0].trunk
     cache = model.make_cache(capacity=2 * len(trunk))
     fault = ""
-    for fast in _candidates(model, trunk, cache, folder):
+    for fast in _candidates(model, trunk, cache, folder, capture):
         try:
             with current(model.device):
                 fault = _find_fault(model, fast, cache, references)
@@ -88,13 +94,15 @@ def _make(model: CausalModel, folder: Path | None, references: list[Reference] |
     raise CompilationFailed(fault)
 
 
-def _candidates(model: CausalModel, trunk: list[int], cache: KVCache, folder: Path | None) -> Iterator[FastForward]:
+def _candidates(
+    model: CausalModel, trunk: list[int], cache: KVCache, folder: Path | None, capture: Capture
+) -> Iterator[FastForward]:
     """The fast forwards that can be made here, the best first. Raises CompilationFailed if there is none.
 
     trunk: what is written to the cache where a forward is made from a cache that has been written.
     """
     if model.device.type == "cuda":
-        yield _capture(model, _write(model, trunk, cache))
+        yield _capture(model, _write(model, trunk, cache), capture)
         return
     try:
         kept = _check_can_compile(model, folder)
@@ -154,7 +162,7 @@ def _check_can_compile(model: CausalModel, folder: Path | None) -> Path:
     return folder
 
 
-def _capture(model: CausalModel, mask_keys: list[MaskKey]) -> FastForward:
+def _capture(model: CausalModel, mask_keys: list[MaskKey], capture: Capture) -> FastForward:
     if model.attention_kind not in GPU_KINDS:
         half = "" if model.dtype in HALF else ", which need model.dtype=bfloat16 or float16"
         raise CompilationFailed(f"CUDA graphs need attention=flash or varlen{half}, and this is {model.attention_kind}")
@@ -166,6 +174,6 @@ def _capture(model: CausalModel, mask_keys: list[MaskKey]) -> FastForward:
     forward = PagedForward(model.model, model.memory, model.attention_kind, mask_keys)
     try:
         with current(model.device):
-            return CapturedForward(forward, model.max_length)
+            return CapturedForward(forward, model.max_length, capture=capture)
     except ForwardFailed as error:
         raise CompilationFailed(str(error)) from error

@@ -47,7 +47,8 @@ def capture_on_gpu(run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], N
             run()
     torch.cuda.current_stream().wait_stream(warm_up)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    # Other threads may use the GPU meanwhile: NCCL's own, and the one that watches collectives.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         result = run()
     return graph.replay, result
 

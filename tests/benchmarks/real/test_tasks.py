@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.real import tasks
 from benchmarks.real.tasks import MeasurementStore, Task, measure_all
 
 
@@ -14,14 +13,13 @@ def task(**settings: int) -> Task:
     return Task("part", "name", settings, lambda: {"figure": 1})
 
 
-def test_figures_are_kept_for_their_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_are_kept_for_their_settings(tmp_path: Path) -> None:
     path = tmp_path / "kept.json"
-    MeasurementStore(path, fresh=False).keep(task(threads=2), {"figure": 1}, 0.5)
-    assert MeasurementStore(path, fresh=False).figures(task(threads=2)) == {"figure": 1}
-    assert MeasurementStore(path, fresh=False).figures(task(threads=1)) is None
-    assert MeasurementStore(path, fresh=True).figures(task(threads=2)) is None
-    monkeypatch.setattr(tasks, "processor_name", lambda: "another")
-    assert MeasurementStore(path, fresh=False).figures(task(threads=2)) is None
+    MeasurementStore(path, fresh=False, machine="one").keep(task(threads=2), {"figure": 1}, 0.5)
+    assert MeasurementStore(path, fresh=False, machine="one").figures(task(threads=2)) == {"figure": 1}
+    assert MeasurementStore(path, fresh=False, machine="one").figures(task(threads=1)) is None
+    assert MeasurementStore(path, fresh=True, machine="one").figures(task(threads=2)) is None
+    assert MeasurementStore(path, fresh=False, machine="another").figures(task(threads=2)) is None
     assert [file.name for file in tmp_path.iterdir()] == ["kept.json"]
 
 
@@ -29,8 +27,8 @@ def test_figures_are_kept_for_their_settings(tmp_path: Path, monkeypatch: pytest
 def test_a_broken_file_is_told(text: str, tmp_path: Path) -> None:
     (tmp_path / "kept.json").write_text(text)
     with pytest.raises(ValueError, match=r"cannot be read .*: remove it, or begin anew with --fresh"):
-        MeasurementStore(tmp_path / "kept.json", fresh=False)
-    MeasurementStore(tmp_path / "kept.json", fresh=True)
+        MeasurementStore(tmp_path / "kept.json", fresh=False, machine="one")
+    MeasurementStore(tmp_path / "kept.json", fresh=True, machine="one")
 
 
 def test_failures_are_collected(tmp_path: Path) -> None:
@@ -38,7 +36,7 @@ def test_failures_are_collected(tmp_path: Path) -> None:
         raise ValueError("no\nroom")
 
     begun: list[tuple[str, int, int]] = []
-    store = MeasurementStore(tmp_path / "kept.json", fresh=True)
+    store = MeasurementStore(tmp_path / "kept.json", fresh=True, machine="one")
     some = [Task("part", "bad", {}, fail), task()]
     failures = measure_all(some, store, lambda one, number, total: begun.append((one.key, number, total)))
     assert failures == {"part/bad": "no room"}

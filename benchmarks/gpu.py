@@ -1,0 +1,175 @@
+"""Runs what the first hour with a GPU should show: tests, step times, attention, sampling, tokens per step.
+
+    python -m benchmarks.gpu --part 1 --seconds 540
+    python -m benchmarks.gpu --dry-run
+
+It is for a machine with one GPU, without a network, on which a run may take ten minutes. Every item runs in a process
+of its own with a limit; one that hangs or crashes does not stop the others. Results are written anew after each item,
+two files for each part: gpu-part-N.md and gpu-part-N.json. A second run with the same options does what is missing or
+has failed; --fresh begins anew. The table is printed last. Exit status 1: something failed, or is left to do.
+
+  part 1  the machine, its operators, and the tests that need a GPU
+  part 2  the time of a step for 1B and 7B shapes: launches, seconds of capture, memory, floor
+  part 3  kinds of attention at 1k, 4k and 16k cached tokens; the cost of sampling
+  part 4  tokens per step, and texts in half precision
+
+Run part 1 first. A machine that lacks packages is told which wheels to bring along. --dry-run runs tiny versions of
+all parts on the CPU, with the tests on an emulated GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.on_gpu import report
+from benchmarks.on_gpu.plan import PARTS, items_of, read_plan
+from benchmarks.on_gpu.process import ItemFailed, run_item, run_limited
+from benchmarks.on_gpu.report import ItemState
+from benchmarks.real.tasks import Figures, MeasurementStore, Task, measure_all
+
+# Seconds that an item must have at least, so that it is worth beginning.
+LEAST_S = 10.0
+PROBE_S = 120.0
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # items are stopped with this program
+    deadline = time.monotonic() + arguments.seconds
+    facts = probe()
+    if not facts.get("gpus") and not arguments.dry_run:
+        raise SystemExit(
+            f"there is no GPU that torch can use here: {facts.get('why_no_gpu', 'it finds none')}. Run this on a "
+            "machine with one, or try it out with --dry-run"
+        )
+    for line in report.describe_missing(facts.get("missing", {})):
+        print(line, file=sys.stderr)
+    try:
+        parts = [Part(number, arguments, facts, deadline) for number in arguments.part or PARTS]
+        codes = [part.run() for part in parts]
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    print("\n\n".join(f"Part {part.number}. {PARTS[part.number]}\n\n{report.table(part.states)}" for part in parts))
+    if any(codes):
+        raise SystemExit(max(codes))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--part", type=int, action="append", choices=list(PARTS), help="one of them (default: all)")
+    parser.add_argument("--seconds", type=float, default=540.0, help="time for all of it (default %(default).0f)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(os.environ.get("OUT") or "benchmarks/results"),
+        help="folder for the results (default: $OUT if that is set, else benchmarks/results)",
+    )
+    parser.add_argument("--model", default="demo/python-11m", help="checkpoint of part 4 (default %(default)s)")
+    parser.add_argument("--fresh", action="store_true", help="forget what was found before")
+    parser.add_argument("--dry-run", action="store_true", help="tiny versions of all items, without a GPU")
+    parser.add_argument("--plan", type=Path, metavar="FILE", help="items of your own, as JSON, in place of the part's")
+    arguments = parser.parse_args()
+    if arguments.seconds <= 0:
+        parser.error(f"--seconds {arguments.seconds:g} must be more than 0")
+    if arguments.plan and len(arguments.part or []) != 1:
+        parser.error("--plan needs one --part, whose items it replaces")
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out {arguments.out} is not a folder that can be made: {error.strerror}")
+    return arguments
+
+
+def probe() -> dict[str, Any]:
+    """What this machine has. Ends the program if even that cannot be found out."""
+    print("looking at the machine", file=sys.stderr, flush=True)
+    code, output = run_limited([sys.executable, "-m", "benchmarks.on_gpu.probe"], PROBE_S, whole=True)
+    line = next((line for line in reversed(output.splitlines()) if line.startswith("{")), None)
+    if code or line is None:
+        raise SystemExit(f"the machine cannot be looked at (exit code {code}):\n{output}")
+    return json.loads(line)
+
+
+class Part:
+    """One part: its items, how each stands, and its two files."""
+
+    def __init__(self, number: int, arguments: argparse.Namespace, facts: Mapping[str, Any], deadline: float):
+        """deadline: by time.monotonic(); no item is begun later. Raises ValueError for files that cannot be used."""
+        self.number = number
+        self.facts = facts
+        self.deadline = deadline
+        self.name = f"gpu-part-{number}{'-dry-run' if arguments.dry_run else ''}"
+        self.folder: Path = arguments.out
+        machine = facts["gpus"][0]["name"] if facts.get("gpus") else "no GPU"
+        self.store = MeasurementStore(self.folder / f"{self.name}.json", arguments.fresh, machine)
+        items = read_plan(arguments.plan) if arguments.plan else items_of(number, arguments.model, arguments.dry_run)
+        self.states = [ItemState(item) for item in items]
+        self.tasks = [
+            Task(self.name, one.item.name, {"command": list(one.item.command)}, partial(self.measure, one))
+            for one in self.states
+        ]
+        for one, task in zip(self.states, self.tasks, strict=True):
+            if (kept := self.store.figures(task)) is not None:
+                show(one, kept, self.store.entries[task.key]["seconds"])
+
+    def run(self) -> int:
+        """Runs what is missing. Returns the exit code; 130 if the user interrupted it."""
+        self.write()
+        try:
+            measure_all(self.tasks, self.store, self.begin)
+        except KeyboardInterrupt:
+            print("interrupted; the same command does what is left", file=sys.stderr)
+            self.write()
+            return 130
+        self.write()
+        return int(any(one.state != "done" for one in self.states))
+
+    def begin(self, task: Task, number: int, total: int) -> None:
+        self.write()
+        left = max(0.0, self.deadline - time.monotonic())
+        print(f"part {self.number} [{number}/{total}] {task.name} ({left:.0f} s left)", file=sys.stderr, flush=True)
+
+    def measure(self, state: ItemState) -> Figures:
+        """Runs an item and notes how it stands. Raises ItemFailed."""
+        limit_s = min(state.item.limit_s, self.deadline - time.monotonic())
+        if limit_s < min(LEAST_S, state.item.limit_s):
+            state.summary = "not begun, as the time is used up; the same command does it"
+            raise ItemFailed(state.summary)
+        clock = time.monotonic()
+        try:
+            found = run_item(state.item, limit_s)
+        except ItemFailed as error:
+            state.state, state.summary, state.output = "FAILED", str(error), error.output
+            state.seconds = time.monotonic() - clock
+            print(f"  FAILED after {state.seconds:.0f} s: {error}", file=sys.stderr, flush=True)
+            raise
+        show(state, found, time.monotonic() - clock)
+        print(f"  done in {state.seconds:.0f} s: {state.summary}", file=sys.stderr, flush=True)
+        return found
+
+    def write(self) -> None:
+        command = f"python -m benchmarks.gpu --part {self.number}{' --dry-run' if 'dry' in self.name else ''}"
+        report.write(self.folder / f"{self.name}.md", report.document(self.number, command, self.facts, self.states))
+
+
+def show(state: ItemState, found: Figures, seconds: float) -> None:
+    """Notes an item as done, with what it found."""
+    state.state, state.seconds = "done", seconds
+    last = found.get("output", "").splitlines()[-1:]
+    state.summary = found.get("summary") or (last[0] if last else "")
+    state.text = found.get("text", "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""The items of each part: what is run on a GPU, in what order, and for how long at most."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+TESTS = CHECKOUT / "tests/gpu"
+# In an item's command, stands for an empty folder for its result files.
+FOLDER = "{folder}"
+PARTS = {
+    1: "Is it right: the tests that need a GPU",
+    2: "The time of a step: 1B and 7B shapes, launches, capture, memory, floor",
+    3: "Kinds of attention by cached tokens, and the cost of sampling",
+    4: "Tokens per step, and texts in half precision",
+}
+# Rows of a step that are measured.
+ROWS = "1,16,64,128"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing to run, in a process of its own.
+
+    command: what follows the Python interpreter. limit_s: seconds after which the process is stopped.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    limit_s: float
+
+
+def items_of(part: int, model: str, dry_run: bool) -> list[Item]:
+    """The items of a part, the most telling ones first.
+
+    model: the checkpoint of part 4. dry_run: tiny versions of the same items, for a machine without a GPU.
+    """
+    made = {1: _tests, 2: _shapes, 3: _attention, 4: _texts}[part]
+    return made(model, dry_run)
+
+
+def read_plan(path: Path) -> list[Item]:
+    """Items of the user's own: a JSON list of {"name": ..., "command": [...], "seconds": ...}. Raises ValueError."""
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        items = [Item(str(one["name"]), tuple(map(str, one["command"])), float(one["seconds"])) for one in entries]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"--plan {path} cannot be used ({type(error).__name__}: {error}): it must be a JSON list of "
+            '{"name": "...", "command": ["-m", "..."], "seconds": 60}'
+        ) from None
+    if len({item.name for item in items}) < len(items):
+        raise ValueError(f"--plan {path}: every item needs a name of its own")
+    return items
+
+
+def _tests(model: str, dry_run: bool) -> list[Item]:
+    """A file of tests each. Without a GPU they run on the emulated one, and only some of them."""
+    files = sorted(TESTS.glob("test_*.py"), key=lambda path: (path.stem not in ("test_graphs", "test_cuda"), path.stem))
+    some = {"test_graphs": ["-k", "(models_own and 4-64-257) or reused"], "test_threads": []}
+    return [
+        Item(
+            path.stem.removeprefix("test_"),
+            ("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={FOLDER}/tests.xml",
+             *(["--emulated-gpu", *some[path.stem]] if dry_run else []), str(path.relative_to(CHECKOUT))),
+            60 if dry_run else 240,
+        )
+        for path in files
+        if not dry_run or path.stem in some
+    ]  # fmt: skip
+
+
+def _shapes(model: str, dry_run: bool) -> list[Item]:
+    if dry_run:
+        return [_steps("tiny", "demo/python-11m", "auto", "64", dry_run, 60, "--compile", "off")]
+    return [
+        _steps("1B shape", "llama-1b", "auto", "1024", dry_run, 150),
+        _steps("7B shape", "llama-7b", "auto", "1024", dry_run, 330),
+    ]
+
+
+def _attention(model: str, dry_run: bool) -> list[Item]:
+    kinds = ("two_part", "sdpa") if dry_run else ("flash", "varlen", "sdpa")
+    shape, cached, limit_s = ("demo/python-11m", "32,64", 60) if dry_run else ("llama-7b", "1024,4096,16384", 120)
+    kind_items = [
+        _steps(f"attention {kind}", shape, kind, cached, dry_run, limit_s, "--compile", "off") for kind in kinds
+    ]
+    rows, vocab, seconds = (["1", "2"], "300", "0.1") if dry_run else (["1", "16", "64", "128"], "32000", "6")
+    command = ["-m", "benchmarks.sampling_cost", "--rows", *rows, "--vocab", vocab, "--seconds", seconds]
+    command += ["--device", _device(dry_run), "--output", FOLDER]
+    return [*kind_items, Item("sampling", tuple(command), limit_s)]
+
+
+def _texts(model: str, dry_run: bool) -> list[Item]:
+    size = ["--limit", "1", "--max-new-tokens", "4"] if dry_run else ["--limit", "8", "--max-new-tokens", "64"]
+    shared = ["--model", model, "--device", _device(dry_run), *size, "--output", FOLDER]
+    limit_s = 60 if dry_run else 200
+    dtypes = ["float32"] if dry_run else ["float32", "bfloat16"]
+    return [
+        *(
+            Item(f"tokens per step, {dtype}", ("-m", "benchmarks.tokens_per_step", "--dtype", dtype, *shared), limit_s)
+            for dtype in dtypes
+        ),
+        Item(
+            "half precision",
+            ("-m", "benchmarks.half_precision", *(["--dtypes", "bfloat16"] if dry_run else []), *shared),
+            limit_s,
+        ),
+    ]
+
+
+def _steps(name: str, shape: str, kind: str, cached: str, dry_run: bool, limit_s: float, *more: str) -> Item:
+    rows, rounds, dtype = ("1,4", "1", "float32") if dry_run else (ROWS, "7", "bfloat16")
+    small = ["--buffer-mb", "16"] if dry_run else []
+    command = ["-m", "benchmarks.on_gpu.steps", "--config", shape, "--attention", kind, "--dtype", dtype]
+    command += ["--device", _device(dry_run), "--cached", cached, "--rows", rows, "--rounds", rounds, *small, *more]
+    return Item(name, (*command, "--output", FOLDER), limit_s)
+
+
+def _device(dry_run: bool) -> str:
+    return "cpu" if dry_run else "cuda"

@@ -1,0 +1,25 @@
+"""Tensor parallelism: every rank computes every step with its part of each layer (see parallel/shards/tensor.py)."""
+
+from __future__ import annotations
+
+from lp.model.causal import CausalModel
+from lp.runner import StepInput
+from lp.single_device import SingleDevice
+from lp.verification import Answers
+from parallel.comm.base import Collectives
+
+
+class TensorParallel(SingleDevice):
+    """A SingleDevice that shares its model with other ranks. All of them call it with the same steps.
+
+    The collectives of a step are launched without waiting; its answers count once they have been done.
+    """
+
+    def __init__(self, model: CausalModel, collectives: Collectives, prefill_chunk: int = 512):
+        super().__init__(model, prefill_chunk)
+        self.collectives = collectives
+
+    def forward(self, step: StepInput) -> Answers:
+        """See SingleDevice. Raises RankLost as well."""
+        with self.collectives.deferred():
+            return super().forward(step)

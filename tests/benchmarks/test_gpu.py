@@ -1,0 +1,137 @@
+"""The command for the first hour with a GPU, as it is called: limits, crashes, what a second run does, dry runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.on_gpu.plan import PARTS
+
+
+def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    variables = {name: value for name, value in os.environ.items() if name != "OUT"} | environment
+    command = [sys.executable, "-m", "benchmarks.gpu", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, env=variables)
+
+
+def write_plan(folder: Path, **scripts: str) -> list[str]:
+    """The options for items that are Python scripts, each with a limit of 3 s, but of 1 s if it sleeps."""
+    items = [
+        {"name": name, "command": ["-c", script], "seconds": 1.0 if "sleep" in script else 20.0}
+        for name, script in scripts.items()
+    ]
+    (folder / "plan.json").write_text(json.dumps(items))
+    return ["--plan", str(folder / "plan.json"), "--part", "1", "--dry-run", "--out", str(folder / "out")]
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The table's cells by the item's name."""
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")
+    ]
+    return {row[0]: row[1:] for row in cells[2:]}
+
+
+def test_what_hangs_or_crashes_does_not_stop_the_rest(tmp_path: Path) -> None:
+    child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])"
+    options = write_plan(
+        tmp_path,
+        hangs="import time; print('so far', flush=True); time.sleep(99)",
+        crashes="import os; print('almost', flush=True); os.abort()",
+        refuses="raise SystemExit('no room')",
+        leaves_a_child=f"{child}; print('left')",
+        works="print('all is well')",
+    )
+    begin = time.monotonic()
+    done = call(*options)
+    assert done.returncode == 1 and time.monotonic() - begin < 90
+    found = rows(done.stdout)
+    assert found["hangs"][0] == "FAILED" and found["hangs"][2] == "stopped at its limit of 1 s"
+    assert found["crashes"][2] == "ended by signal 6: almost"
+    assert found["refuses"][2] == "ended with exit code 1: no room"
+    assert found["leaves_a_child"][0] == found["works"][0] == "done" and found["works"][2] == "all is well"
+    assert done.stdout.splitlines()[-1].startswith("| works"), "the table is printed last"
+    assert "part 1 [2/5] crashes" in done.stderr and "FAILED after" in done.stderr
+    out = tmp_path / "out"
+    assert sorted(path.name for path in out.iterdir()) == ["gpu-part-1-dry-run.json", "gpu-part-1-dry-run.md"]
+    written = (out / "gpu-part-1-dry-run.md").read_text()
+    assert "## The end of the output of hangs\n\n    so far" in written and rows(written) == found
+
+
+def test_a_second_run_does_what_is_missing(tmp_path: Path) -> None:
+    note = f"open({str(tmp_path / 'runs')!r}, 'a').write('x')"
+    options = write_plan(tmp_path, works=f"{note}; print('fine')", fails=f"{note}; raise SystemExit('no')")
+    runs = [(tmp_path / "runs").read_text() for _ in range(2) if call(*options).returncode == 1]
+    assert runs == ["xx", "xxx"], "what was done is kept, and what failed is tried again"
+    assert rows(call(*options, "--fresh").stdout)["works"][0] == "done"
+    assert (tmp_path / "runs").read_text() == "xxxxx"
+
+
+def test_without_time_nothing_is_begun(tmp_path: Path) -> None:
+    options = write_plan(tmp_path, slow="print('never')")
+    done = call(*options, "--seconds", "0.1")
+    assert done.returncode == 1
+    assert rows(done.stdout)["slow"] == ["waiting", "", "not begun, as the time is used up; the same command does it"]
+
+
+def test_an_interrupt_stops_the_item_and_keeps_the_results(tmp_path: Path) -> None:
+    options = write_plan(tmp_path, works="print('fine')", long="import time; time.sleep(99)")
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    plan[1]["seconds"] = 100
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.gpu", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "[2/2] long" in line:
+            process.terminate()
+            break
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "the same command does what is left" in err
+    assert rows(out)["works"][0] == "done" and rows(out)["long"][0] == "waiting"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--part", "9"], "argument --part: invalid choice: 9"),
+        (["--seconds", "0"], "--seconds 0 must be more than 0"),
+        (["--plan", "x.json"], "--plan needs one --part, whose items it replaces"),
+        (["--out", "/dev/null/x"], "--out /dev/null/x is not a folder that can be made"),
+        (["--dry-run", "--part", "1", "--plan", "/nowhere.json", "--out", "{}"], "--plan /nowhere.json cannot be used"),
+    ],
+)
+def test_bad_options_are_told(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = call(*(one.format(tmp_path) for one in arguments))
+    assert done.returncode not in (0, None) and message in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_gives_one_message(tmp_path: Path) -> None:
+    done = call("--part", "1", OUT=str(tmp_path))
+    assert done.returncode == 1 and done.stdout == ""
+    assert "there is no GPU that torch can use here: " in done.stderr and "try it out with --dry-run" in done.stderr
+    assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_dry_run_goes_through_a_part(part: int, tmp_path: Path) -> None:
+    done = call("--dry-run", "--part", str(part), "--seconds", "180", OUT=str(tmp_path))
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert {row[0] for row in rows(done.stdout).values()} == {"done"}
+    files = {path.name for path in tmp_path.iterdir()}
+    assert files == {f"gpu-part-{part}-dry-run.{ending}" for ending in ("json", "md")} and 2 * len(PARTS) <= 8
+    text = (tmp_path / f"gpu-part-{part}-dry-run.md").read_text()
+    assert "- torch: " in text and "aten::_flash_attention_forward takes seqused_k: yes, block_table: " in text
+    if part == 1:
+        assert "tests passed" in text
+    if part in (2, 3):
+        assert "| variant" in text and "of bandwidth" in text
