@@ -59,11 +59,11 @@ def read_plan(path: Path) -> list[Item]:
 def _tests(model: str, dry_run: bool) -> list[Item]:
     """A file of tests each. Without a GPU they run on the emulated one, and only some of them."""
     files = sorted(TESTS.glob("test_*.py"), key=lambda path: (path.stem not in ("test_graphs", "test_cuda"), path.stem))
-    some = {"test_graphs": ["-k", "(models_own and 4-64-257) or reused"], "test_threads": []}
+    some = {"test_graphs": ["-k", "(models_own and 4-64-257) or reused"]}
     return [
         Item(
             path.stem.removeprefix("test_"),
-            ("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={FOLDER}/tests.xml",
+            ("-m", "pytest", "-q", "-o", f"cache_dir={FOLDER}/cache", f"--junitxml={FOLDER}/tests.xml",
              *(["--emulated-gpu", *some[path.stem]] if dry_run else []), str(path.relative_to(CHECKOUT))),
             60 if dry_run else 240,
         )

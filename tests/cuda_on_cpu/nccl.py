@@ -34,6 +34,7 @@ class Network:
         self.group: Any = None
         self.done: Counter[str] = Counter()
         self.asked: Counter[str] = Counter()
+        self.sent: list[Any] = []  # gloo gives up a message that nobody holds
 
     def all_reduce(self, values: Tensor, name: str) -> Tensor:
         if not is_capturing():
@@ -92,7 +93,8 @@ class FakeNccl:
     def send(self, tensors: list[Tensor], to: int, tag: int) -> Launched:
         self.network.asked["send"] += 1
         given: Any = tensors[0]
-        return Launched(self.network.group.send([given.on_cpu], to, tag))
+        self.network.sent.append(self.network.group.send([given.on_cpu], to, tag))
+        return Launched(self.network.sent[-1])
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> Launched:
         self.network.asked["receive"] += 1

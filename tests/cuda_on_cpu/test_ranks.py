@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed import PrefixStore
 
 from lp import Autoregressive, Engine, Lookahead, Sampling
 from lp.assembly import EngineSettings
@@ -20,7 +21,7 @@ from lp.model.checkpoint import ModelSettings
 from lp.model.fast.choose import CompileMode
 from parallel.build import MeshPlace
 from parallel.comm.channel import Channel
-from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
+from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
 from tests.cuda_on_cpu import cuda_api, device_guard, nccl
 from tests.cuda_on_cpu.gpu import MakesGpuTensors
 from tests.cuda_on_cpu.launches import Launches, observed
@@ -31,8 +32,8 @@ from tests.parallel.ranks import run_ranks
 
 Folders = dict[str, Path]
 pytestmark = pytest.mark.usefixtures("cuda")  # which skips where it cannot be had
-PROMPT = [(3 + 7 * i) % 41 + 2 for i in range(70)]
-NEW_TOKENS = 10
+PROMPT = [(3 + 7 * i) % 41 + 2 for i in range(40)]
+NEW_TOKENS = 6
 
 
 @dataclass
@@ -46,7 +47,9 @@ class Rank:
 
     def texts(self) -> list[list[int]]:
         return [
-            self.engine.generate(PROMPT, NEW_TOKENS, decode=decode, sampling=Sampling(0.0, seed=3)).token_ids
+            self.engine.generate(
+                PROMPT, max_new_tokens=NEW_TOKENS, decode=decode, sampling=Sampling(0.0, seed=3)
+            ).token_ids
             for decode in (Autoregressive(), Lookahead(3, 3, 3))
         ]
 
@@ -67,7 +70,8 @@ def serving(mesh: Mesh, folder: str, axis: str, has_peers: bool = False, **model
         network = nccl.install(patch, has_peers)
         placed = Mesh({axis: 2}, mesh.rank, 2, mesh.rank, 2, torch.device("cuda", mesh.rank))
         settings = ParallelSettings(exchange=ExchangeKind.auto, timeout_s=30)
-        with MakesGpuTensors(), closing(MeshPlace(settings, placed)) as place:
+        store = PrefixStore("place", open_store(mesh, 30))  # apart from that of the channel that all tests have
+        with MakesGpuTensors(), closing(MeshPlace(settings, placed, store)) as place:
             engine_settings = EngineSettings(ModelSettings(folder, device=f"cuda:{mesh.rank}", **model))
             engine_settings.step_times = StepTimesSource.off
             engine_settings.attention.prefill_chunk = 32
@@ -111,15 +115,9 @@ def with_graphs(mesh: Mesh, channel: Channel, folder: str, has_peers: bool) -> S
         before = rank.place.replica.traffic.num_collectives
         with rank.place.replica.deferred():
             model.forward(tree, cache, 5)
-        return StepCounts(
-            error,
-            rank.texts(),
-            dict(rank.network.asked - asked),
-            dict(rank.network.done - done),
-            rank.place.replica.traffic.num_collectives - before,
-            rank.log,
-            model.fast is not None,
-        )
+        counts = dict(rank.network.asked - asked), dict(rank.network.done - done)
+        traffic = rank.place.replica.traffic.num_collectives - before
+        return StepCounts(error, rank.texts(), *counts, traffic, rank.log, model.fast is not None)
 
 
 @pytest.mark.parametrize("has_peers", [False, True])
