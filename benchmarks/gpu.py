@@ -166,9 +166,9 @@ class Part:
 def show(state: ItemState, found: Figures, seconds: float) -> None:
     """Notes an item as done, with what it found."""
     state.state, state.seconds = "done", seconds
-    last = found.get("output", "").splitlines()[-1:]
-    state.summary = found.get("summary") or (last[0] if last else "")
     state.text = found.get("text", "")
+    last = "see below" if state.text else next(iter(found.get("output", "").splitlines()[-1:]), "")
+    state.summary = found.get("summary") or last
 
 
 if __name__ == "__main__":
