@@ -33,10 +33,11 @@ def main() -> None:
 def find_commands() -> dict[str, str]:
     """The first line of each command's docstring, by the command's name. Nothing is imported."""
     found = {}
-    for path in sorted(FOLDER.rglob("[!_]*.py"), key=lambda path: (path.parent != FOLDER, path)):
+    packages = FOLDER.glob("*/__main__.py")
+    for path in sorted([*FOLDER.rglob("[!_]*.py"), *packages], key=lambda path: (path.parent != FOLDER, path)):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
-            name = ".".join(path.relative_to(FOLDER).with_suffix("").parts)
+            name = ".".join(path.relative_to(FOLDER).with_suffix("").parts).removesuffix(".__main__")
             found[name] = (ast.get_docstring(tree) or "").partition("\n")[0]
     return found
 

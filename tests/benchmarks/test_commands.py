@@ -1,4 +1,4 @@
-"""Every file on top of benchmarks/ is a command, as are those of paper/, and `python -m benchmarks` lists all."""
+"""Every file on top of benchmarks/ is a command, as are those of paper/ and the folder gpu/, and `python -m benchmarks` lists all."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import pytest
 from benchmarks import __main__ as commands
 
 ON_TOP = sorted(path.stem for path in commands.FOLDER.glob("*.py") if not path.stem.startswith("_"))
-IN_FOLDERS = ["paper.ablation", "paper.sampling_quality", "paper.scaling_law"]
+PACKAGES = ["gpu"]
+IN_FOLDERS = [*PACKAGES, "paper.ablation", "paper.sampling_quality", "paper.scaling_law"]
 NAMES = [*ON_TOP, *IN_FOLDERS]
-FILES = {commands.FOLDER / f"{name.replace('.', '/')}.py" for name in NAMES}
+FILES = {commands.FOLDER / f"{name.replace('.', '/')}{'/__main__' * (name in PACKAGES)}.py" for name in NAMES}
 HELPERS = sorted(path for path in commands.FOLDER.rglob("*.py") if path.parent != commands.FOLDER and path not in FILES)
 
 
@@ -52,7 +53,7 @@ def test_an_unknown_name_gets_the_list_and_exit_code_2(
 def test_a_command_explains_itself(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = importlib.import_module(f"benchmarks.{name}")
+    module = importlib.import_module(f"benchmarks.{name}{'.__main__' if name in PACKAGES else ''}")
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
     with pytest.raises(SystemExit) as stopped:
         module.main()

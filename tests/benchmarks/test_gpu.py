@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.on_gpu.plan import PARTS
+from benchmarks.gpu.plan import PARTS
 
 
 def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ def shape_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int
 
     @cache
     def folder(groups: int, head_dim: int) -> Path:
-        sizes = {"num_key_value_heads": 2, "num_attention_heads": 2 * groups, "head_dim": head_dim}
+        sizes: dict[str, Any] = {"num_key_value_heads": 2, "num_attention_heads": 2 * groups, "head_dim": head_dim}
         made = tmp_path_factory.mktemp(f"llama-{groups}-{head_dim}")
         return save_checkpoint(made, "llama", **sizes, num_hidden_layers=2, max_position_embeddings=2048)
 

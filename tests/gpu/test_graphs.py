@@ -48,7 +48,8 @@ def small(shape_folder: Callable[[int, int], Path]) -> Path:
 def load(folder: Path) -> tuple[CausalModel, Counted]:
     """A model with graphs, and the count of the steps that ran as graphs."""
     model = load_on_gpu(folder)
-    model.fast = counted = Counted(model.fast)
+    counted: Any = Counted(model.fast)
+    model.fast = counted
     return model, counted
 
 

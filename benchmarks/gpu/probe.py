@@ -14,8 +14,8 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.on_gpu.plan import CHECKOUT
-from benchmarks.on_gpu.wheels import missing_packages
+from benchmarks.gpu.plan import CHECKOUT
+from benchmarks.gpu.wheels import missing_packages
 
 # What each operator must take so that a kind of attention, or a way to add up over ranks, can use it.
 ARGUMENTS = {
@@ -45,7 +45,11 @@ def _torch_facts() -> dict[str, Any]:
     return {
         "cuda": torch.version.cuda,
         "cudnn": _said(lambda: torch.backends.cudnn.version()),
-        "nccl": _said(lambda: ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else None),
+        "nccl": _said(
+            lambda: (
+                ".".join(map(str, importlib.import_module("torch.cuda.nccl").version())) if torch.version.cuda else None
+            )
+        ),
         **_gpus(torch),
         "schemas": {name: _said(lambda name=name: _takes(torch, name)) for name in ARGUMENTS},
         "varlen_attn": _said(_varlen_arguments),

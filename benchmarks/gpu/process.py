@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from xml.etree import ElementTree
 
-from benchmarks.on_gpu.plan import CHECKOUT, FOLDER, Item
+from benchmarks.gpu.plan import CHECKOUT, FOLDER, Item
 from benchmarks.real.child import environment
 
 # The last lines of an item's output that a report shows, and the longest that one of them may be.

@@ -32,13 +32,13 @@ ABSENT = [
     "rouge_score",
 ]
 ITEMS = [
-    "benchmarks.on_gpu.steps",
+    "benchmarks.gpu.steps",
     "benchmarks.sampling_cost",
     "benchmarks.tokens_per_step",
     "benchmarks.half_precision",
 ]
 ITEMS += ["tests.gpu.conftest", "tests.gpu.test_graphs", "tests.gpu.test_threads", "tests.gpu.test_shared_gpu"]
-DRIVER = ["benchmarks.gpu", "benchmarks.on_gpu.probe"]
+DRIVER = ["benchmarks.gpu", "benchmarks.gpu.probe"]
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def _texts(model: str, dry_run: bool) -> list[Item]:
 def _steps(name: str, shape: str, kind: str, cached: str, dry_run: bool, limit_s: float, *more: str) -> Item:
     rows, rounds, dtype = ("1,4", "1", "float32") if dry_run else (ROWS, "7", "bfloat16")
     small = ["--buffer-mb", "16"] if dry_run else []
-    command = ["-m", "benchmarks.on_gpu.steps", "--config", shape, "--attention", kind, "--dtype", dtype]
+    command = ["-m", "benchmarks.gpu.steps", "--config", shape, "--attention", kind, "--dtype", dtype]
     command += ["--device", _device(dry_run), "--cached", cached, "--rows", rows, "--rounds", rounds, *small, *more]
     return Item(name, (*command, "--output", FOLDER), limit_s)
 

@@ -1,4 +1,4 @@
-"""Runs what the first hour with a GPU should show: tests, step times, attention, sampling, tokens per step.
+"""Runs what the first hour with a GPU should show: tests, step times, attention, texts.
 
     python -m benchmarks.gpu --part 1 --seconds 540
     python -m benchmarks.gpu --dry-run
@@ -30,10 +30,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.on_gpu import report
-from benchmarks.on_gpu.plan import PARTS, items_of, read_plan
-from benchmarks.on_gpu.process import ItemFailed, run_item, run_limited
-from benchmarks.on_gpu.report import ItemState
+from benchmarks.gpu.plan import PARTS, items_of, read_plan
+from benchmarks.gpu.process import ItemFailed, run_item, run_limited
+from benchmarks.gpu.report import ItemState, describe_missing, document, table, write
 from benchmarks.real.tasks import Figures, MeasurementStore, Task, measure_all
 
 # Seconds that an item must have at least, so that it is worth beginning.
@@ -51,14 +50,14 @@ def main() -> None:
             f"there is no GPU that torch can use here: {facts.get('why_no_gpu', 'it finds none')}. Run this on a "
             "machine with one, or try it out with --dry-run"
         )
-    for line in report.describe_missing(facts.get("missing", {})):
+    for line in describe_missing(facts.get("missing", {})):
         print(line, file=sys.stderr)
     try:
         parts = [Part(number, arguments, facts, deadline) for number in arguments.part or PARTS]
         codes = [part.run() for part in parts]
     except ValueError as error:
         raise SystemExit(str(error)) from None
-    print("\n\n".join(f"Part {part.number}. {PARTS[part.number]}\n\n{report.table(part.states)}" for part in parts))
+    print("\n\n".join(f"Part {part.number}. {PARTS[part.number]}\n\n{table(part.states)}" for part in parts))
     if any(codes):
         raise SystemExit(max(codes))
 
@@ -94,7 +93,7 @@ def parse_arguments() -> argparse.Namespace:
 def probe() -> dict[str, Any]:
     """What this machine has. Ends the program if even that cannot be found out."""
     print("looking at the machine", file=sys.stderr, flush=True)
-    code, output = run_limited([sys.executable, "-m", "benchmarks.on_gpu.probe"], PROBE_S, whole=True)
+    code, output = run_limited([sys.executable, "-m", "benchmarks.gpu.probe"], PROBE_S, whole=True)
     line = next((line for line in reversed(output.splitlines()) if line.startswith("{")), None)
     if code or line is None:
         raise SystemExit(f"the machine cannot be looked at (exit code {code}):\n{output}")
@@ -160,7 +159,7 @@ class Part:
 
     def write(self) -> None:
         command = f"python -m benchmarks.gpu --part {self.number}{' --dry-run' if 'dry' in self.name else ''}"
-        report.write(self.folder / f"{self.name}.md", report.document(self.number, command, self.facts, self.states))
+        write(self.folder / f"{self.name}.md", document(self.number, command, self.facts, self.states))
 
 
 def show(state: ItemState, found: Figures, seconds: float) -> None:

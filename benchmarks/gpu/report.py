@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.on_gpu.plan import PARTS, Item
+from benchmarks.gpu.plan import PARTS, Item
 
 
 @dataclass
@@ -50,7 +50,7 @@ def document(part: int, command: str, facts: Mapping[str, Any], states: list[Ite
 
 
 def describe_machine(facts: Mapping[str, Any], date: str) -> str:
-    """Bullets. facts: what benchmarks.on_gpu.probe says."""
+    """Bullets. facts: what benchmarks.gpu.probe says."""
     lines = [f"date: {date}"]
     for one in facts.get("gpus", []):
         lines.append(
