@@ -1,4 +1,4 @@
-"""Every file on top of benchmarks/ is a command, as are those of paper/ and the folder gpu/, and `python -m benchmarks` lists all."""
+"""Files on top of benchmarks/, those of paper/ and the folder gpu/ are commands; `python -m benchmarks` lists them."""
 
 from __future__ import annotations
 
