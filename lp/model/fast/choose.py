@@ -28,7 +28,7 @@ from lp.model.kv.contiguous import ContiguousCache
 from lp.model.kv_cache import KVCache
 from lp.model.native.build import CannotBuild, find_compiler
 from lp.model.native.make import make_native
-from lp.model.native.record import Inexpressible
+from lp.model.program.record import Inexpressible
 from lp.model.reference import Probe, Reference, make_references
 from lp.tree import chain
 

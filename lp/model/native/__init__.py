@@ -1,6 +1,5 @@
-"""A model's forward as one native function for the CPU: recorded from the model, written as C++, compiled once.
+"""A model's forward as one native function for the CPU: its program over rows, written as C++ and compiled once.
 
-The model is run once and its operations are recorded. All of them but attention and the products with weights treat
-every row by itself, so they become functions of one row; products and attention have kernels of their own. This package
-knows PyTorch's operations and nothing of any architecture, tree or cache policy.
+Functions of single rows are written for each model; products and attention have kernels of their own. This package knows
+nothing of any architecture, tree or cache policy.
 """

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lp.model.native.emit import Layer
-from lp.model.native.program import Constant, Product, Value, WeightKey, table_key, weight_key
+from lp.model.program.steps import Constant, Product, Value, WeightKey, table_key, weight_key
 from lp.model.native.source import Instruction
 from lp.model.native.weights import Arena, pack, packed_shape
 

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
-from lp.model.native.program import (
+from lp.model.program.steps import (
     Constant,
     Gather,
     Keep,

@@ -15,7 +15,7 @@ from lp.model.kv.contiguous import ContiguousCache
 from lp.model.kv_cache import KVCache
 from lp.model.native.binding import Bound, BoundInstruction
 from lp.model.native.memory import Output, RowMemory
-from lp.model.native.program import Program, Value
+from lp.model.program.steps import Program, Value
 from lp.tree import TokenTree
 
 # MOST_QUERIES and KEYS in kernels/attention_task.h.

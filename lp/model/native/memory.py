@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp.model.native.program import Value
+from lp.model.program.steps import Value
 
 # Memory is made for multiples of this many rows.
 ROWS = 64

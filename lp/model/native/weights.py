@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lp.model.native.schedule import MULTIPLE
-
+# The inputs of products in a 16-bit format are padded to a multiple of this, which matrix units ask for.
+MULTIPLE = 32
 # Each weight begins at a multiple of this many bytes, which is a cache line's size.
 ALIGNMENT = 64
 

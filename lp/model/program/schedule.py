@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from lp.model.native.program import (
+from lp.model.program.steps import (
     Attention,
     Gather,
     Keep,
@@ -26,9 +26,6 @@ from lp.model.native.program import (
     written,
 )
 
-# The inputs of products in a 16-bit format are padded to a multiple of this, which matrix units ask for.
-MULTIPLE = 32
-
 
 @dataclass(frozen=True)
 class Stage:
@@ -38,16 +35,19 @@ class Stage:
     shared: list[Product | Attention]
 
 
-def round_inputs(program: Program) -> None:
-    """Has the inputs of all products rounded to the model's 16-bit format, each once."""
+def round_inputs(program: Program, multiple: int = 1) -> None:
+    """Has the inputs of all products rounded to the model's 16-bit format, each once, but for those that are in it.
+
+    multiple: rounded inputs are padded with zeros to a multiple of this.
+    """
     rounded: dict[tuple[int, int, int], Value] = {}
     steps: list[Step] = []
     for step in program.steps:
-        if isinstance(step, Product):
+        if isinstance(step, Product) and not (isinstance(step.x.source, Value) and step.x.source.is_half):
             size = step.weight.shape[0]
             key = id(step.x.source), step.x.start, size
             if key not in rounded:
-                rounded[key] = Value(-(-size // MULTIPLE) * MULTIPLE, is_half=True)
+                rounded[key] = Value(-(-size // multiple) * multiple, is_half=True)
                 steps.append(Round(rounded[key], step.x, size))
             step = Product(step.out, Operand(rounded[key], 0, (1,)), step.weight, step.bias)
         steps.append(step)

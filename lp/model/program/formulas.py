@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from lp.model.native.record import Inexpressible
+from lp.model.program.record import Inexpressible
 
 # Operations that compute each number by itself: C, with {0} and {1} for their
 # first two arguments, numbers or tensors. All others are given by name.

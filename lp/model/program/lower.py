@@ -10,10 +10,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lp.model.native.formulas import MAPS, literal, power
-from lp.model.native.operands import Operands, squeezed
-from lp.model.native.program import Attention, Constant, Gather, Keep, Map, Operand, Product, Program, Reduce
-from lp.model.native.record import Inexpressible, Operation, Recording, memory
+from lp.model.program.formulas import MAPS, literal, power
+from lp.model.program.operands import Operands, squeezed
+from lp.model.program.steps import Attention, Constant, Gather, Keep, Map, Operand, Product, Program, Reduce
+from lp.model.program.record import Inexpressible, Operation, Recording, memory
 
 
 class Lowering:

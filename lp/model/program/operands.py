@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lp.model.native.layout import Memory, View
-from lp.model.native.program import Constant, Operand, Value
-from lp.model.native.record import Inexpressible, memory
+from lp.model.program.layout import Memory, View
+from lp.model.program.steps import Constant, Operand, Value
+from lp.model.program.record import Inexpressible, memory
 
 NUMBERS = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from lp.model.native.record import Inexpressible
+from lp.model.program.record import Inexpressible
 
 
 @dataclass(frozen=True)

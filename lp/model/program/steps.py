@@ -5,7 +5,7 @@ R rows, H key/value heads, G query heads for each of them, D head dimension
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from torch import Tensor
 
@@ -172,3 +172,29 @@ def written(step: Step) -> Value | None:
     out = step.out.source if isinstance(step.out, Operand) else step.out
     assert isinstance(out, Value)
     return out
+
+
+def outline(program: Program) -> list[str]:
+    """What a program does, without its numbers: two programs with the same outline do the same."""
+    names: dict[int, str] = {}
+
+    def described(part: object) -> str:
+        match part:
+            case Value():
+                return names.setdefault(id(part), f"v{len(names)}") + f"[{part.width}]"
+            case Constant():
+                return names.setdefault(id(part), f"c{len(names)}") + f"{list(part.tensor.shape)}"
+            case Tensor():
+                return f"weight{list(part.shape)}"
+            case Operand():
+                return f"{described(part.source)}+{part.start}{part.strides}"
+            case tuple():
+                return f"({', '.join(described(one) for one in part)})"
+        return repr(part)
+
+    described((program.tokens, program.positions))
+    lines = [
+        f"{type(step).__name__} " + " ".join(described(getattr(step, one.name)) for one in fields(step))
+        for step in program.steps
+    ]
+    return [*lines, described(program.logits)]

@@ -1,0 +1,130 @@
+"""Tree attention over keys and values in pages, as Triton kernels. Import this only where Triton is.
+
+The keys and values of a step's rows are in their places before attention starts. A row sees the cached prefix of its
+sequence, and those of the step's rows that its row of `visible` names. The softmax is computed block by block of keys, as in
+FlashAttention (Dao, arXiv 2307.08691), in float32.
+
+    R rows, H key/value heads, G query heads for each of them, D head dimension, S splits, P tokens of a page,
+    B sequences
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend(
+    queries, keys, values, out, parts, sums, slots, positions, visible, row_starts, block_table, lengths,
+    num_rows, num_sequences, max_pages, query_stride, head_stride, scale,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Programs [tiles of ROWS rows, H, S]. Each takes all query heads of one key/value head, and one of S shares of the
+    prefix; the last takes the step's own rows as well. Writes attention if S is 1, else unscaled sums for `merge`.
+    """
+    tile = tl.program_id(0)
+    head = tl.program_id(1)
+    split = tl.program_id(2)
+    m = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    n = tl.arange(0, BLOCK_N)
+    row = tile * ROWS + m // GROUPS
+    query_head = head * GROUPS + m % GROUPS
+    is_row = (m < ROWS * GROUPS) & (row < num_rows)
+    is_query = is_row[:, None] & (d < HEAD_DIM)[None, :]
+    at = row[:, None] * query_stride + query_head[:, None] * head_stride + d[None, :]
+    query = tl.load(queries + at, mask=is_query, other=0.0).to(keys.dtype.element_ty)
+    position = tl.load(positions + row, mask=is_row, other=0).to(tl.int32)
+    most = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.full([BLOCK_M], 0.0, tl.float32)
+    result = tl.full([BLOCK_M, BLOCK_D], 0.0, tl.float32)
+    for one in range(0, num_sequences):
+        first = tl.load(row_starts + one)
+        behind = tl.load(row_starts + one + 1)
+        length = tl.load(lengths + one)
+        is_beside = (behind <= tile * ROWS) | (first >= tile * ROWS + ROWS)
+        is_own = (row >= first) & (row < behind)
+        begin = 0
+        if WINDOW > 0:
+            begin = tl.maximum(length + 1 - WINDOW, 0) // BLOCK_N
+        end = tl.where(is_beside, begin, (length + BLOCK_N - 1) // BLOCK_N)
+        share = (end - begin + SPLITS - 1) // SPLITS
+        for block in range(begin + split * share, tl.minimum(begin + (split + 1) * share, end)):
+            key_position = block * BLOCK_N + n
+            page = tl.load(block_table + one * max_pages + block * BLOCK_N // PAGE)
+            place = page.to(tl.int64) * PAGE + (block * BLOCK_N % PAGE + n)
+            is_key = key_position < length
+            pointer = (place * HEADS + head)[:, None] * HEAD_DIM + d[None, :]
+            is_number = is_key[:, None] & (d < HEAD_DIM)[None, :]
+            key = tl.load(keys + pointer, mask=is_number, other=0.0)
+            scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+            if SOFTCAP > 0:
+                scores = SOFTCAP * (1.0 - 2.0 / (tl.exp(scores * (2.0 / SOFTCAP)) + 1.0))
+            is_seen = is_own[:, None] & is_key[None, :]
+            if WINDOW > 0:
+                is_seen = is_seen & (position[:, None] - key_position[None, :] < WINDOW)
+            scores = tl.where(is_seen, scores, float("-inf"))
+            highest = tl.maximum(most, tl.max(scores, axis=1))
+            base = tl.where(highest == float("-inf"), 0.0, highest)
+            shares = tl.exp(scores - base[:, None])
+            decay = tl.exp(most - base)
+            total = total * decay + tl.sum(shares, axis=1)
+            value = tl.load(values + pointer, mask=is_number, other=0.0)
+            result = result * decay[:, None]
+            result += tl.dot(shares.to(value.dtype), value, input_precision="ieee")
+            most = highest
+        last_block = tl.where(is_beside | (split < SPLITS - 1), 0, (behind + BLOCK_N - 1) // BLOCK_N)
+        for block in range(first // BLOCK_N, last_block):
+            other = block * BLOCK_N + n
+            is_key = (other >= first) & (other < behind)
+            place = tl.load(slots + other, mask=is_key, other=0)
+            pointer = (place * HEADS + head)[:, None] * HEAD_DIM + d[None, :]
+            is_number = is_key[:, None] & (d < HEAD_DIM)[None, :]
+            key = tl.load(keys + pointer, mask=is_number, other=0.0)
+            scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+            if SOFTCAP > 0:
+                scores = SOFTCAP * (1.0 - 2.0 / (tl.exp(scores * (2.0 / SOFTCAP)) + 1.0))
+            is_pair = (is_row & is_own)[:, None] & is_key[None, :]
+            is_seen = tl.load(visible + row[:, None] * num_rows + other[None, :], mask=is_pair, other=0) != 0
+            if WINDOW > 0:
+                key_position = tl.load(positions + other, mask=is_key, other=0).to(tl.int32)
+                is_seen = is_seen & (position[:, None] - key_position[None, :] < WINDOW)
+            scores = tl.where(is_seen, scores, float("-inf"))
+            highest = tl.maximum(most, tl.max(scores, axis=1))
+            base = tl.where(highest == float("-inf"), 0.0, highest)
+            shares = tl.exp(scores - base[:, None])
+            decay = tl.exp(most - base)
+            total = total * decay + tl.sum(shares, axis=1)
+            value = tl.load(values + pointer, mask=is_number, other=0.0)
+            result = result * decay[:, None]
+            result += tl.dot(shares.to(value.dtype), value, input_precision="ieee")
+            most = highest
+    target = row * (HEADS * GROUPS) + query_head
+    if SPLITS == 1:
+        tl.store(out + target[:, None] * HEAD_DIM + d[None, :], result / total[:, None], mask=is_query)
+    else:
+        target += split * num_rows * (HEADS * GROUPS)
+        tl.store(parts + target[:, None] * HEAD_DIM + d[None, :], result, mask=is_query)
+        tl.store(sums + target * 2, most, mask=is_row)
+        tl.store(sums + target * 2 + 1, total, mask=is_row)
+
+
+@triton.jit
+def merge(
+    parts, sums, out, num_rows,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Programs [R, all query heads]. parts: [S, R, heads, D] float32. sums: [S, R, heads, 2], the largest score and the
+    sum of shares. Writes attention [R, heads, D].
+    """
+    target = tl.program_id(0) * HEADS + tl.program_id(1)
+    s = tl.arange(0, SPLITS)
+    d = tl.arange(0, BLOCK_D)
+    at = s * (num_rows * HEADS) + target
+    most = tl.load(sums + at * 2)
+    shares = tl.exp(most - tl.max(most, axis=0))
+    total = tl.sum(tl.load(sums + at * 2 + 1) * shares, axis=0)
+    part = tl.load(parts + at[:, None] * HEAD_DIM + d[None, :], mask=(d < HEAD_DIM)[None, :], other=0.0)
+    result = tl.sum(part * shares[:, None], axis=0) / total
+    tl.store(out + target * HEAD_DIM + d, result, mask=d < HEAD_DIM)

@@ -1,0 +1,43 @@
+"""Runs a model on a few rows and returns its program."""
+
+from __future__ import annotations
+
+import torch
+
+from lp.model.causal import CausalModel
+from lp.model.fast.traced import RowsOnly
+from lp.model.program.lower import Lowering
+from lp.model.program.record import Inexpressible, RecordedStep, Recorder, Recording
+from lp.model.program.steps import Keep, Program
+
+# Rows of two recordings, which differ in tokens and positions, too. What both become must be the same.
+FEW_ROWS, MORE_ROWS = 5, 7
+
+
+def translate(model: CausalModel, num_rows: int) -> Program:
+    """Raises Inexpressible for a model that is no program over rows."""
+    return Lowering(_record(model, num_rows)).run()
+
+
+def cache_shapes(program: Program, num_layers: int) -> list[tuple[int, int]]:
+    """Heads and head dimension of each layer's keys and values. Raises Inexpressible for layers without attention."""
+    shapes = {step.layer: (step.num_heads, step.head_dim) for step in program.steps if isinstance(step, Keep)}
+    if sorted(shapes) != list(range(num_layers)):
+        raise Inexpressible(f"attention in {len(shapes)} of its {num_layers} layers")
+    return [shapes[layer] for layer in range(num_layers)]
+
+
+def _record(model: CausalModel, num_rows: int) -> Recording:
+    """Runs the model on `num_rows` rows without attention, and keeps what it does."""
+    recorder = Recorder()
+    tokens = torch.arange(num_rows, device=model.device) + num_rows
+    positions = torch.arange(num_rows, device=model.device) * num_rows % model.max_length
+    with torch.inference_mode(False), torch.no_grad(), recorder:
+        output = model.model(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            past_key_values=RowsOnly(model.num_layers),
+            use_cache=True,
+            step=RecordedStep(kind=model.attention_kind, recorder=recorder),
+        )
+    return Recording(tokens, positions, output.logits, recorder.operations, recorder.changed)

@@ -1,0 +1,41 @@
+"""Triton kernels on the emulated GPU: interpreted, counted, captured and replayed like every other operation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lp import gpu_kernels
+from tests.cuda_on_cpu import gpu
+from tests.cuda_on_cpu.gpu import Access, GpuTensor, Operation
+from tests.lp.model.gpu.fused import interpreter
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has kernels interpreted on the CPU tensors inside, until the test ends."""
+    monkeypatch.setattr(gpu_kernels, "start", start)
+
+
+def start(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """As gpu_kernels.start. Fails for a tensor that is not on the device."""
+    tensors = [one for one in arguments if isinstance(one, Tensor)]
+    assert all(isinstance(one, GpuTensor) for one in tensors), "a kernel reads memory of the device alone"
+    (device,) = {one.device for one in tensors}
+    inner = tuple(one.on_cpu if isinstance(one, GpuTensor) else one for one in arguments)
+
+    def run(*arguments: Any, **options: Any) -> None:
+        with torch.utils._python_dispatch._disable_current_modes():
+            interpreter.start(kernel, grid, *arguments, **options)
+
+    operation = Operation(
+        f"triton.{kernel.fn.__name__}", run, inner, options,
+        device=device, access=Access.none, launches=1, is_view=False, is_in_place=True, is_blocking=False,
+    )  # fmt: skip
+    for observer in gpu.observers:
+        observer.before(operation)
+    run(*inner, **options)
+    for observer in gpu.observers:
+        observer.after(operation, None)

@@ -1,0 +1,77 @@
+"""Mends what Triton's interpreter does otherwise than a GPU: bfloat16, and functions that are kernels themselves.
+
+Triton 3.9 keeps bfloat16 numbers as uint16: it multiplies their bits in products, and cuts off what rounding should keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """float32 -> the bits of the nearest bfloat16, as uint16."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+
+
+def from_bfloat16(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+@contextmanager
+def mended() -> Iterator[None]:
+    """Inside, the interpreter is as it should be."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder: Any = interpreter.InterpreterBuilder
+    standard = tl.standard
+    changed: list[tuple[Any, str, Any]] = []
+
+    def change(owner: Any, name: str, to: Any) -> None:
+        changed.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, to)
+
+    def reduction(combine: Any) -> Any:
+        return lambda values, axis, keep_dims=False: tl.reduce(values, axis, combine, keep_dims=keep_dims)
+
+    cast, dot, convert = builder.cast_impl, builder.create_dot, builder.create_fp_to_fp
+
+    def cast_right(self: Any, source: Any, kind: Any) -> Any:
+        pair = source.dtype.scalar, kind.scalar
+        if pair == (tl.float32, tl.bfloat16):
+            return interpreter.TensorHandle(to_bfloat16(source.data), tl.bfloat16)
+        if pair == (tl.bfloat16, tl.float32):
+            return interpreter.TensorHandle(from_bfloat16(source.data), tl.float32)
+        return cast(self, source, kind)
+
+    def convert_right(self: Any, source: Any, kind: Any, rounding: Any) -> Any:
+        if tl.bfloat16 in (source.dtype.scalar, kind.scalar):
+            return cast_right(self, source, kind)
+        if source.dtype.scalar == tl.float32 and kind.scalar == tl.float16:
+            return interpreter.TensorHandle(source.data.astype(np.float16), tl.float16)
+        return convert(self, source, kind, rounding)
+
+    def dot_right(self: Any, a: Any, b: Any, d: Any, *others: Any) -> Any:
+        wide = [
+            cast_right(self, one, tl.float32) if one.dtype.scalar == tl.bfloat16 else one for one in (a, b)
+        ]
+        return dot(self, *wide, d, *others)
+
+    try:
+        for name, combine in (
+            ("sum", standard._sum_combine), ("max", standard._elementwise_max), ("min", standard._elementwise_min),
+        ):  # fmt: skip
+            change(tl, name, reduction(combine))
+        change(builder, "cast_impl", cast_right)
+        change(builder, "create_fp_to_fp", convert_right)
+        change(builder, "create_dot", dot_right)
+        yield
+    finally:
+        for owner, name, before in reversed(changed):
+            setattr(owner, name, before)
