@@ -16,8 +16,8 @@ def best_of_chunks(
 ):  # fmt: skip
     """Programs [R, C]. values, tokens: [R, C, K], the best of each chunk, equals in the order of their ids.
 
-    temperatures: [R] float32, 0 for rows without temperature and noise. keys: int64 [R], the row's of `gumbel_at`. A NaN
-    makes a chunk's first value NaN.
+    temperatures: [R] float32, 0 for rows without temperature and noise. keys: int64 [R], the row's of `gumbel_at`. A
+    NaN makes a chunk's first value NaN.
     """
     row = tl.program_id(0)
     chunk = tl.program_id(1)

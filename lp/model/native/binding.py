@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from lp.model.native.emit import Layer
-from lp.model.program.steps import Constant, Product, Value, WeightKey, table_key, weight_key
 from lp.model.native.source import Instruction
 from lp.model.native.weights import Arena, pack, packed_shape
+from lp.model.program.steps import Constant, Product, Value, WeightKey, table_key, weight_key
 
 # What an argument of the native code is: memory for rows, a constant's or a weight's numbers, or a number.
 Bound = Value | Tensor | int

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from lp.model.native.emit import Argument, StageWriter
-from lp.model.program.steps import Attention, Product, Program, Value, reads, weight_key, written
 from lp.model.program.record import Inexpressible
 from lp.model.program.schedule import Stage
+from lp.model.program.steps import Attention, Product, Program, Value, reads, weight_key, written
 
 FUNCTION, PRODUCT, ATTENTION = range(3)
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from lp.model.program.formulas import MAPS, literal, power
 from lp.model.program.operands import Operands, squeezed
-from lp.model.program.steps import Attention, Constant, Gather, Keep, Map, Operand, Product, Program, Reduce
 from lp.model.program.record import Inexpressible, Operation, Recording, memory
+from lp.model.program.steps import Attention, Constant, Gather, Keep, Map, Operand, Product, Program, Reduce
 
 
 class Lowering:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lp.model.program.layout import Memory, View
-from lp.model.program.steps import Constant, Operand, Value
 from lp.model.program.record import Inexpressible, memory
+from lp.model.program.steps import Constant, Operand, Value
 
 NUMBERS = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
 

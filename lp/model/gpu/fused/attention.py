@@ -104,7 +104,7 @@ def block_of_keys(width: int, dtype: torch.dtype) -> int:
 
 def num_warps(block: int, width: int) -> int:
     """Warps that hold a tile's results in their registers."""
-    return 8 if block * width > 64 * 128 else 4
+    return 8 if width > 128 or block * width > 64 * 128 else 4
 
 
 def _first_head(step: Attention, query: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Tree attention over keys and values in pages, as Triton kernels. Import this only where Triton is.
 
 The keys and values of a step's rows are in their places before attention starts. A row sees the cached prefix of its
-sequence, and those of the step's rows that its row of `visible` names. The softmax is computed block by block of keys, as in
-FlashAttention (Dao, arXiv 2307.08691), in float32.
+sequence, and those of the step's rows that its row of `visible` names. The softmax is computed block by block of keys,
+as in FlashAttention (Dao, arXiv 2307.08691), in float32.
 
     R rows, H key/value heads, G query heads for each of them, D head dimension, S splits, P tokens of a page,
     B sequences

@@ -88,7 +88,7 @@ def solve(at: Index, out: Operand, sizes: tuple[int, ...]) -> list[Index] | None
         if not _is_within(index, sizes[dim]):
             return None
         indices[dim] = index
-    return indices if rest == Index() else None
+    return indices if _is_within(rest, 1) else None
 
 
 def _divide(at: Index, stride: int) -> tuple[Index, Index]:

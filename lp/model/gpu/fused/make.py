@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from lp.gpu_kernels import missing_triton
 from lp.model.causal import CausalModel
 from lp.model.gpu.fused.forward import FusedForward
-from lp.gpu_kernels import missing_triton
 from lp.model.gpu.fused.passes import choose_formats, merge_products
 from lp.model.gpu.fused.plan import make_plan
 from lp.model.program.record import Inexpressible

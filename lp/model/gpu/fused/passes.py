@@ -37,8 +37,8 @@ from lp.model.program.steps import (
 def merge_products(program: Program, parameters: Iterable[Tensor]) -> None:
     """Makes one product of those that multiply the same rows. Their weights become one tensor.
 
-    parameters: the model's own. Those that are merged become views of that tensor, so the model's own forward goes on, and
-    nothing is held twice.
+    parameters: the model's own. Those that are merged become views of that tensor, so the model's own forward goes on,
+    and nothing is held twice.
     """
     owners = {table_key(parameter.detach()): parameter for parameter in parameters if parameter.dim() == 2}
     groups: dict[tuple[int, Operand, bool], list[Product]] = defaultdict(list)

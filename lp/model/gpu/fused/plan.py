@@ -112,9 +112,7 @@ class _Plan:
                 outputs = tuple(value for value in values if id(value) not in self._made)
                 self._made |= {id(value) for value in outputs}
                 arguments = tuple(self._bind(one) for one in step.arguments)
-                return RunStage(
-                    compiled(step.text), arguments, step.num_programs, step.num_warps, outputs, last_uses
-                )
+                return RunStage(compiled(step.text), arguments, step.num_programs, step.num_warps, outputs, last_uses)
             case Product():
                 self._made.add(id(step.out))
                 bias = None if step.bias is None else step.bias.tensor.detach().reshape(-1)
@@ -129,5 +127,3 @@ class _Plan:
         if id(argument) not in self._bound:
             self._bound[id(argument)] = argument.tensor.detach().contiguous()
         return self._bound[id(argument)]
-
-

@@ -69,7 +69,7 @@ def power_of_two(size: int) -> int:
 
 def find_sinks(statements: list[Statement], shared: set[int]) -> list[Sink]:
     """shared: the values that other stages use as well. Raises Inexpressible."""
-    terms, sinks = Terms(statements), []
+    terms, sinks = Terms(statements, shared), []
     for statement in statements:
         value = written(statement)
         if value is None or id(value) in shared:
@@ -142,6 +142,4 @@ def _make_part(domain: tuple[Variable, ...], sinks: tuple[Sink, ...]) -> Part:
 def _total_sizes(sinks: Iterable[Sink], with_outer: bool = False) -> list[int]:
     """The sizes over which totals run; if asked for, only of those that differ among a sink's outer variables."""
     found = [total for sink in sinks for total in totals(sink.term)]
-    return [
-        variable.size for total in found if not with_outer or variables(total) for _, variable in total.parts
-    ]
+    return [variable.size for total in found if not with_outer or variables(total) for _, variable in total.parts]

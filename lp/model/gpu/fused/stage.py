@@ -149,6 +149,9 @@ class _PartWriter:
         """The name of a term's numbers, which are computed if they have not been."""
         if term not in self._terms:
             match term:
+                case Formula(text="{0}") if _is_integer(term.arguments[0]) == term.is_integer:
+                    self._terms[term] = self._term(term.arguments[0])
+                    return self._terms[term]
                 case Load():
                     code = self._load(self._arguments.pointer(term.source), self._index(term.at), variables(term))
                     if not _is_integer(term):

@@ -56,9 +56,10 @@ INNER = "i"
 
 
 class Terms:
-    """Finds the terms of a stage's numbers."""
+    """Finds the terms of a stage's numbers. shared: the values that are in memory."""
 
-    def __init__(self, statements: Iterable[Statement]):
+    def __init__(self, statements: Iterable[Statement], shared: set[int]):
+        self._shared = shared
         self._writers: dict[int, list[Statement]] = defaultdict(list)
         for statement in statements:
             value = written(statement)
@@ -94,6 +95,8 @@ class Terms:
             indices = solve(at, out, sizes)
             if indices is not None:
                 return self.outcome(statement, indices)
+        if isinstance(source, Value) and id(source) not in self._shared:
+            raise Inexpressible("a number that is read and was never written")
         return Load(source, at)
 
     def _total(self, statement: Reduce, outer: list[Index]) -> Total:

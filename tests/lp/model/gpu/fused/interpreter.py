@@ -34,7 +34,7 @@ def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Pages:
-    """Keys and values of one sequence, in pages that lie in any order. shapes: heads and head dimension of each layer."""
+    """Keys and values of one sequence, in pages in any order. shapes: heads and head dimension of each layer."""
 
     def __init__(self, shapes: Sequence[tuple[int, int]], num_pages: int, dtype: torch.dtype = torch.float32):
         def empty() -> list[torch.Tensor]:

@@ -1,6 +1,6 @@
 """Mends what Triton's interpreter does otherwise than a GPU: bfloat16, and functions that are kernels themselves.
 
-Triton 3.9 keeps bfloat16 numbers as uint16: it multiplies their bits in products, and cuts off what rounding should keep.
+Triton 3.9 keeps bfloat16 numbers as uint16: it multiplies their bits in products, and cuts off where it should round.
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ def mended() -> Iterator[None]:
         return convert(self, source, kind, rounding)
 
     def dot_right(self: Any, a: Any, b: Any, d: Any, *others: Any) -> Any:
-        wide = [
-            cast_right(self, one, tl.float32) if one.dtype.scalar == tl.bfloat16 else one for one in (a, b)
-        ]
+        wide = [cast_right(self, one, tl.float32) if one.dtype.scalar == tl.bfloat16 else one for one in (a, b)]
         return dot(self, *wide, d, *others)
 
     try:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from lp.gpu_kernels import missing_triton
 from lp.model.causal import CausalModel
 from lp.model.gpu.fused.attention import block_of_keys, num_warps
-from lp.gpu_kernels import missing_triton
 from lp.model.gpu.fused.make import make_program
 from lp.model.gpu.fused.plan import Instruction, RunStage, make_plan
 from lp.model.gpu.fused.product import INPUTS, ROWS, tile_outputs
@@ -111,7 +111,11 @@ def test_attention_does_not_spill(head_dim: int, block: int, architecture: int) 
         )
     ]
     if block == 16:
-        found.append(compile_for(architecture, invariant_kernels.attend_in_order, ATTENTION_TYPES, constants | {"BLOCK_B": 1}, 4, 2))
+        found.append(
+            compile_for(
+                architecture, invariant_kernels.attend_in_order, ATTENTION_TYPES, constants | {"BLOCK_B": 1}, 4, 2
+            )
+        )
     for one in found:
         assert one.spilled == 0, one
         assert one.registers <= ATTENTION_REGISTERS, one

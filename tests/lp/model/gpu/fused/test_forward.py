@@ -57,12 +57,11 @@ def test_trees_get_the_models_own_logits(
     forward = make_fused(model)
     cache, pages = model.make_cache(1), Pages(cache_shapes(translate(model, 5), model.num_layers), 2, model.dtype)
     rng = np.random.default_rng(0)
-    for num_rows in (SLIDING_WINDOW + 5, 1, 9, 2):
+    for num_rows, num_logits in ((SLIDING_WINDOW + 5, 2), (9, 9), (1, 1)):
         tree = random_tree(rng, num_rows)
-        for num_logits in {1, num_rows}:
-            own = model.forward(tree, cache, num_logits)
-            found = pages.run(forward, tree, num_logits)
-            assert relative_error(found, own) < allowed, num_rows
+        own = model.forward(tree, cache, num_logits)
+        found = pages.run(forward, tree, num_logits, num_padded=num_rows % 4)
+        assert relative_error(found, own) < allowed, num_rows
         cache.keep(path := tree.path(num_rows - 1))
         pages.keep(path)
 
