@@ -174,10 +174,12 @@ def _make_fast(
 ) -> None:
     """Makes the forward fast as the settings say. Raises ValueError if it cannot be as they demand."""
     is_demanded = settings.invariant is Invariance.on
-    make_fast(causal, CompileMode.on if is_demanded else settings.compile, folder("compiled"), references, capture)
+    mode = CompileMode.on if is_demanded else settings.compile
+    make_fast(causal, mode, folder("compiled"), references, capture, is_demanded)
     if is_demanded and not (causal.fast and causal.fast.is_invariant):
         name = type(causal.model).__name__
-        raise ValueError(f"model.invariant=on: {name} cannot be compiled natively; use model.invariant=auto")
+        how = "in fused kernels" if causal.device.type == "cuda" else "natively"
+        raise ValueError(f"model.invariant=on: {name} cannot be compiled {how}; use model.invariant=auto")
     causal.free_weights()
 
 

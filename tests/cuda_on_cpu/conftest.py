@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from lp import gpu_kernels
 from lp.model.fast import cuda_graphs
-from tests.cuda_on_cpu import cuda_api, device_guard
+from tests.cuda_on_cpu import cuda_api, device_guard, triton_kernels
 from tests.cuda_on_cpu.gpu import MakesGpuTensors
 from tests.cuda_on_cpu.models import ARCHITECTURES, LADDER
 from tests.models import save_checkpoint
@@ -20,9 +21,16 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two emulated GPUs, for this test and thread."""
     device_guard.install()
     cuda_api.install(monkeypatch)
+    monkeypatch.setattr(gpu_kernels, "missing_triton", lambda: "this test runs without it")
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # transformers' threads would make tensors of no emulated GPU
     with MakesGpuTensors():
         yield
+
+
+@pytest.fixture
+def triton(cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton on the emulated GPUs: its kernels are interpreted, which takes long."""
+    triton_kernels.install(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -18,10 +18,11 @@ from torch import Tensor
 from lp.model.attention import MaskKey
 from lp.model.causal import CausalModel, FastForward, ForwardFailed
 from lp.model.fast.ahead_of_time import CompilationFailed, compile_ahead
-from lp.model.fast.cuda_graphs import Capture, CapturedForward, capture_on_gpu
+from lp.model.fast.cuda_graphs import ArenaForward, Capture, CapturedForward, capture_on_gpu
 from lp.model.fast.on_tensors import OnTensors
 from lp.model.fast.paged import PagedForward
 from lp.model.gpu.device import current
+from lp.model.gpu.fused.make import make_fused
 from lp.model.kernels import GPU_KINDS, HALF, reads_block_tables
 from lp.model.kv.arena import Arena
 from lp.model.kv.contiguous import ContiguousCache
@@ -56,33 +57,42 @@ def make_fast(
     folder: Path | None,
     references: list[Reference] | None = None,
     capture: Capture | None = None,
+    is_invariant: bool = False,
 ) -> None:
     """Gives a model, of which this rank holds all layers, a fast forward.
 
     folder: where compiled code is kept; None if nothing can be kept. references: what the fast forward is compared
     with; None makes them. capture: captures the forward of one of several ranks that hold parts of every layer: all of
-    them have graphs, or none has. Raises ValueError if the mode is `on` and the forward cannot be compiled.
+    them have graphs, or none has; None is for a rank that holds the whole model. is_invariant: whether a GPU's kernels
+    must compute each row alike, which takes longer; those of a CPU always do. Raises ValueError if the mode is `on` and
+    the forward cannot be compiled.
     """
     num_parameters = sum(weight.numel() for weight in model.model.parameters())
     is_small = num_parameters < WORTHWHILE and capture is None
     if mode is CompileMode.off or (mode is CompileMode.auto and is_small):
         return
     try:
-        model.fast = _make(model, folder, references, capture or capture_on_gpu)
+        model.fast = _make(model, folder, references, capture, is_invariant)
     except CompilationFailed as error:
         if mode is CompileMode.on:
             raise ValueError(f"model.compile=on: {error}; use model.compile=off") from error
         log.warning("the forward is not compiled: %s (model.compile=off does not try it)", error)
 
 
-def _make(model: CausalModel, folder: Path | None, references: list[Reference] | None, capture: Capture) -> FastForward:
+def _make(
+    model: CausalModel,
+    folder: Path | None,
+    references: list[Reference] | None,
+    capture: Capture | None,
+    is_invariant: bool,
+) -> FastForward:
     """The first fast forward that gives the references' logits. Raises CompilationFailed."""
     started = time.monotonic()
     references = references or make_references(model)
     trunk = references[-1].probes[0].trunk
     cache = model.make_cache(capacity=2 * len(trunk))
     fault = ""
-    for fast in _candidates(model, trunk, cache, folder, capture):
+    for fast in _candidates(model, trunk, cache, folder, capture, is_invariant):
         try:
             with current(model.device):
                 fault = _find_fault(model, fast, cache, references)
@@ -91,18 +101,25 @@ def _make(model: CausalModel, folder: Path | None, references: list[Reference] |
         if not fault:
             log.info("the forward is compiled (%.1f s)", time.monotonic() - started)
             return fast
+        log.info("a forward is not used: %s", fault)
     raise CompilationFailed(fault)
 
 
 def _candidates(
-    model: CausalModel, trunk: list[int], cache: KVCache, folder: Path | None, capture: Capture
+    model: CausalModel,
+    trunk: list[int],
+    cache: KVCache,
+    folder: Path | None,
+    capture: Capture | None,
+    is_invariant: bool,
 ) -> Iterator[FastForward]:
     """The fast forwards that can be made here, the best first. Raises CompilationFailed if there is none.
 
-    trunk: what is written to the cache where a forward is made from a cache that has been written.
+    trunk: what is written to the cache where a forward is made from a cache that has been written. is_invariant: see
+    make_fast.
     """
     if model.device.type == "cuda":
-        yield _capture(model, _write(model, trunk, cache), capture)
+        yield from _captured(model, trunk, cache, capture, is_invariant)
         return
     try:
         kept = _check_can_compile(model, folder)
@@ -162,16 +179,37 @@ def _check_can_compile(model: CausalModel, folder: Path | None) -> Path:
     return folder
 
 
-def _capture(model: CausalModel, mask_keys: list[MaskKey], capture: Capture) -> FastForward:
+def _captured(
+    model: CausalModel, trunk: list[int], cache: KVCache, capture: Capture | None, is_invariant: bool
+) -> Iterator[FastForward]:
+    """A GPU's forwards as graphs: of fused kernels if that can be, else of transformers' own operations.
+
+    A model whose ranks hold parts of every layer has collectives, for which there are no fused kernels.
+    """
+    assert isinstance(model.memory, Arena), "a GPU has an arena"
+    if capture is None:
+        try:
+            with current(model.device):
+                fused = make_fused(model, model.memory, is_invariant)
+            yield _capture(model, fused, capture_on_gpu)
+        except (Inexpressible, CompilationFailed) as error:
+            log.info("the forward on the GPU has no fused kernels: %s", error)
+    traced = _traced(model, _write(model, trunk, cache), model.memory)
+    yield _capture(model, traced, capture or capture_on_gpu)
+
+
+def _traced(model: CausalModel, mask_keys: list[MaskKey], arena: Arena) -> PagedForward:
     if model.attention_kind not in GPU_KINDS:
         half = "" if model.dtype in HALF else ", which need model.dtype=bfloat16 or float16"
         raise CompilationFailed(f"CUDA graphs need attention=flash or varlen{half}, and this is {model.attention_kind}")
     if any(window is not None for window, _ in mask_keys):
         raise CompilationFailed("CUDA graphs do not support sliding windows, and this model has them")
-    assert isinstance(model.memory, Arena), "a GPU has an arena"
-    if not (model.memory.allocator.in_runs or reads_block_tables(model.attention_kind)):
+    if not (arena.allocator.in_runs or reads_block_tables(model.attention_kind)):
         raise CompilationFailed(f"{model.attention_kind} reads consecutive pages only, and this arena scatters them")
-    forward = PagedForward(model.model, model.memory, model.attention_kind, mask_keys)
+    return PagedForward(model.model, arena, model.attention_kind, mask_keys)
+
+
+def _capture(model: CausalModel, forward: ArenaForward, capture: Capture) -> FastForward:
     try:
         with current(model.device):
             return CapturedForward(forward, model.max_length, capture=capture)

@@ -14,17 +14,16 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from lp.model.causal import ForwardFailed
 from lp.model.errors import one_line
-from lp.model.fast.paged import PagedForward
-from lp.model.fast.step_tensors import StepBuffer
+from lp.model.fast.step_tensors import StepBuffer, StepTensors
 from lp.model.kernels import UnsupportedAttention
-from lp.model.kv.arena import PagedCache
+from lp.model.kv.arena import Arena, PagedCache
 from lp.model.kv_cache import KVCache
 from lp.tree import TokenTree
 
@@ -53,6 +52,23 @@ def capture_on_gpu(run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], N
     return graph.replay, result
 
 
+class ArenaForward(Protocol):
+    """A forward over the arena that a graph can capture: all that changes from step to step is read from the device.
+
+    is_invariant: as in FastForward.
+    """
+
+    arena: Arena
+    is_invariant: bool
+
+    def __call__(self, given: StepTensors, answered: Tensor) -> Tensor:
+        """Writes the rows to the arena. answered: [N] the rows whose logits are needed, the last ones of the step.
+
+        Returns float32 [N, V].
+        """
+        ...
+
+
 @dataclass
 class Captured:
     """A captured forward of so many rows: what it reads, which must live as long, and what it writes, logits [P, V]."""
@@ -64,21 +80,21 @@ class Captured:
 
 
 class CapturedForward:
-    """The FastForward of a model without sliding windows on a GPU, for one step at a time."""
+    """The FastForward of a model on a GPU, for one step at a time."""
 
     begins_caches = True
     owns_weights = False
-    is_invariant = False
 
     def __init__(
         self,
-        forward: PagedForward,
+        forward: ArenaForward,
         max_length: int,
         ladder: Sequence[int] = LADDER,
         capture: Capture = capture_on_gpu,
     ):
         """Captures all graphs. max_length: the most tokens of a sequence. Raises ForwardFailed if one cannot be."""
         self.ladder = ladder
+        self.is_invariant = forward.is_invariant
         self._forward = forward
         self._max_length = max_length
         self._device = forward.arena.device

@@ -85,6 +85,8 @@ def _obstacle(key: Tensor, value: Tensor, how: LayerAttention) -> str:
 class PagedForward:
     """A model's forward over a step's tensors. arena: holds the keys and values of all its sequences."""
 
+    is_invariant = False
+
     def __init__(self, model: PreTrainedModel, arena: Arena, kind: AttentionKind, mask_keys: list[MaskKey]):
         assert kind in GPU_KINDS, "other kinds know no arena"
         assert all(window is None for window, _ in mask_keys), "a graph cannot know where a window's keys lie"

@@ -1,4 +1,4 @@
-"""Starts the kernels of one layer's attention, in the shapes that suit the number of rows.
+"""Starts the kernels of one layer's attention, in the shapes that suit the number of given.
 
 R rows, H key/value heads, G query heads for each of them, D head dimension
 """
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from lp import gpu_kernels
-from lp.model.gpu.fused.inputs import PAGE, Rows
+from lp.model.fast.step_tensors import StepTensors
 from lp.model.gpu.fused.sinks import power_of_two
+from lp.model.kv_cache import PAGE
 from lp.model.program.steps import Attention, Value
 
 # Query rows of a tile: matrix units want 16 at least.
@@ -36,11 +37,11 @@ def num_splits(num_rows: int, step: Attention) -> int:
     return min(power_of_two(max(most, 1) + 1) // 2, MOST_SPLITS)
 
 
-def attend(step: Attention, query: Tensor, keys: Tensor, values: Tensor, rows: Rows, out: Tensor) -> None:
+def attend(step: Attention, query: Tensor, keys: Tensor, values: Tensor, given: StepTensors, out: Tensor) -> None:
     """query: [R, ..], whose rows hold the heads. keys, values: the layer's [pages, PAGE, H, D]. out: [R, H*G*D]."""
     from lp.model.gpu.fused import attention_kernels
 
-    num_rows, heads = len(rows.tokens), step.num_heads * step.num_groups
+    num_rows, heads = len(given.tokens), step.num_heads * step.num_groups
     row_tile, block = tile_rows(num_rows, step.num_groups)
     splits = num_splits(num_rows, step)
     parts = out.new_empty((splits, num_rows, heads, step.head_dim) if splits > 1 else (1,), dtype=torch.float32)
@@ -48,8 +49,8 @@ def attend(step: Attention, query: Tensor, keys: Tensor, values: Tensor, rows: R
     width = max(power_of_two(step.head_dim), 16)
     gpu_kernels.start(
         attention_kernels.attend, (-(-num_rows // row_tile), step.num_heads, splits),
-        _first_head(step, query), keys, values, out, parts, sums, rows.slots, rows.positions, rows.visibility,
-        rows.row_starts, rows.block_table, rows.lengths, num_rows, len(rows.lengths), rows.block_table.stride(0),
+        _first_head(step, query), keys, values, out, parts, sums, given.slots, given.positions, given.visibility,
+        given.row_starts, given.block_table, given.lengths, num_rows, len(given.lengths), given.block_table.stride(0),
         query.stride(0), _head_stride(step), float(step.how.scale),
         HEADS=step.num_heads, GROUPS=step.num_groups, HEAD_DIM=step.head_dim,
         WINDOW=step.how.sliding_window or 0, SOFTCAP=float(step.how.softcap or 0.0), PAGE=PAGE,
@@ -64,33 +65,33 @@ def attend(step: Attention, query: Tensor, keys: Tensor, values: Tensor, rows: R
 
 
 def attend_in_order(
-    step: Attention, query: Tensor, keys: Tensor, values: Tensor, rows: Rows, paths: Tensor, out: Tensor
+    step: Attention, query: Tensor, keys: Tensor, values: Tensor, given: StepTensors, paths: Tensor, out: Tensor
 ) -> None:
     """The same, in one order of sums for each row. paths: of `lay_paths`."""
     from lp.model.gpu.fused import invariant_kernels
 
-    num_rows, width = len(rows.tokens), max(power_of_two(step.head_dim), 16)
+    num_rows, width = len(given.tokens), max(power_of_two(step.head_dim), 16)
     block = max(power_of_two(step.num_groups), LEAST_ROWS)
     gpu_kernels.start(
         invariant_kernels.attend_in_order, (num_rows, step.num_heads),
-        _first_head(step, query), keys, values, out, rows.slots, rows.positions, paths, rows.row_starts,
-        rows.block_table, rows.lengths, num_rows, len(rows.lengths), rows.block_table.stride(0), query.stride(0),
+        _first_head(step, query), keys, values, out, given.slots, given.positions, paths, given.row_starts,
+        given.block_table, given.lengths, num_rows, len(given.lengths), given.block_table.stride(0), query.stride(0),
         _head_stride(step), float(step.how.scale),
         HEADS=step.num_heads, GROUPS=step.num_groups, HEAD_DIM=step.head_dim,
         WINDOW=step.how.sliding_window or 0, SOFTCAP=float(step.how.softcap or 0.0), PAGE=PAGE,
         BLOCK_M=block, BLOCK_N=ORDERED_BLOCK, BLOCK_D=width,
-        BLOCK_B=power_of_two(len(rows.lengths)), num_warps=num_warps(block, width),
+        BLOCK_B=power_of_two(len(given.lengths)), num_warps=num_warps(block, width),
     )  # fmt: skip
 
 
-def lay_paths(rows: Rows) -> Tensor:
+def lay_paths(given: StepTensors) -> Tensor:
     """[R, R] int32: the rows on each row's path, by their depth. The same for all layers."""
     from lp.model.gpu.fused import invariant_kernels
 
-    num_rows, num_sequences = len(rows.tokens), len(rows.lengths)
-    paths = torch.empty(num_rows, num_rows, dtype=torch.int32, device=rows.tokens.device)
+    num_rows, num_sequences = len(given.tokens), len(given.lengths)
+    paths = torch.empty(num_rows, num_rows, dtype=torch.int32, device=given.tokens.device)
     gpu_kernels.start(
-        invariant_kernels.lay_paths, (num_rows,), paths, rows.positions, rows.visibility, rows.row_starts, rows.lengths,
+        invariant_kernels.lay_paths, (num_rows,), paths, given.positions, given.visibility, given.row_starts, given.lengths,
         num_rows, num_sequences,
         BLOCK=min(max(power_of_two(num_rows), 16), 1024), BLOCK_B=power_of_two(num_sequences),
     )  # fmt: skip

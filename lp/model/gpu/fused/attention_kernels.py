@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_sequences", "max_pages"])
 def attend(
     queries, keys, values, out, parts, sums, slots, positions, visible, row_starts, block_table, lengths,
     num_rows, num_sequences, max_pages, query_stride, head_stride, scale,
@@ -110,7 +110,7 @@ def attend(
         tl.store(sums + target * 2 + 1, total, mask=is_row)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def merge(
     parts, sums, out, num_rows,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,

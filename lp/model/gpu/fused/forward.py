@@ -12,47 +12,61 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from lp import gpu_kernels
+from lp.model.fast.step_tensors import StepTensors
 from lp.model.gpu.fused.attention import attend, attend_in_order, lay_paths
-from lp.model.gpu.fused.inputs import Rows, Stores
 from lp.model.gpu.fused.plan import Instruction, RunAttention, RunProduct, RunStage
 from lp.model.gpu.fused.product import multiply
 from lp.model.gpu.fused.sinks import Store
 from lp.model.gpu.fused.stage import Slots
+from lp.model.kv.arena import Arena
 from lp.model.program.steps import Operand, Program, Value
 
 
 class FusedForward:
     """A model's forward by kernels of our own and, unless it is invariant, cuBLAS's products.
 
-    is_invariant: whether a row's logits are the same to the last bit whatever rows are beside it and however much of
-    its path is cached.
+    arena: holds the keys and values of all its sequences. is_invariant: whether a row's logits are the same to the last
+    bit whatever rows are beside it and however much of its path is cached.
     """
 
-    def __init__(self, program: Program, plan: list[Instruction], dtype: torch.dtype, is_invariant: bool = False):
+    def __init__(
+        self, program: Program, plan: list[Instruction], dtype: torch.dtype, arena: Arena, is_invariant: bool = False
+    ):
         """dtype: of weights, keys and values."""
         self.plan = plan
+        self.arena = arena
         self.is_invariant = is_invariant
         self._program = program
         self._dtype = dtype
 
-    def __call__(self, rows: Rows, stores: Stores, num_logits: int) -> Tensor:
-        """Writes the rows' keys and values to their places; returns float32 logits [num_logits, V] of the last rows."""
-        return _Run(self._program, self._dtype, self.is_invariant, rows, stores, num_logits).run(self.plan)
+    def __call__(self, given: StepTensors, answered: Tensor) -> Tensor:
+        """Writes the rows to the arena. answered: [N] the rows whose logits are needed, the last ones of the step.
+
+        Returns float32 [N, V].
+        """
+        run = _Run(self._program, self._dtype, self.is_invariant, given, self.arena, len(answered))
+        return run.run(self.plan)
 
 
 class _Run:
     """One run. The arrays of values are made when they are first needed, and let go after they are last needed."""
 
     def __init__(
-        self, program: Program, dtype: torch.dtype, is_invariant: bool, rows: Rows, stores: Stores, num_logits: int
+        self,
+        program: Program,
+        dtype: torch.dtype,
+        is_invariant: bool,
+        given: StepTensors,
+        arena: Arena,
+        num_logits: int,
     ):
         self._program = program
         self._dtype = dtype
-        self._rows = rows
-        self._stores = stores
+        self._given = given
+        self._arena = arena
         self._num_logits = num_logits
-        self._paths = lay_paths(rows) if is_invariant else None
-        self._arrays: dict[Value, Tensor] = {program.tokens: rows.tokens, program.positions: rows.positions}
+        self._paths = lay_paths(given) if is_invariant else None
+        self._arrays: dict[Value, Tensor] = {program.tokens: given.tokens, program.positions: given.positions}
 
     def run(self, plan: list[Instruction]) -> Tensor:
         for one in plan:
@@ -71,16 +85,16 @@ class _Run:
         for value in one.outputs:
             self._arrays[value] = self._new(value)
         arguments = [self._argument(argument) for argument in one.arguments]
-        gpu_kernels.start(one.kernel, (len(self._rows.tokens), one.num_programs), *arguments, num_warps=one.num_warps)
+        gpu_kernels.start(one.kernel, (len(self._given.tokens), one.num_programs), *arguments, num_warps=one.num_warps)
 
     def _argument(self, argument: Value | Store | Slots | Tensor | object) -> Tensor:
         match argument:
             case Value():
                 return self._arrays[argument]
             case Store():
-                return (self._stores.keys if argument.is_key else self._stores.values)[argument.layer]
+                return (self._arena.keys if argument.is_key else self._arena.values)[argument.layer]
             case Slots():
-                return self._rows.slots
+                return self._given.slots
             case Tensor():
                 return argument
         raise AssertionError(argument)
@@ -103,22 +117,22 @@ class _Run:
         step = one.step
         assert isinstance(step.query.source, Value)
         query, out = self._arrays[step.query.source], self._new(step.out)
-        keys, values = self._stores.keys[step.layer], self._stores.values[step.layer]
+        keys, values = self._arena.keys[step.layer], self._arena.values[step.layer]
         if self._paths is None:
-            attend(step, query, keys, values, self._rows, out)
+            attend(step, query, keys, values, self._given, out)
         else:
-            attend_in_order(step, query, keys, values, self._rows, self._paths, out)
+            attend_in_order(step, query, keys, values, self._given, self._paths, out)
         self._arrays[step.out] = out
         if one.is_last:
             self._keep_answered()
 
     def _keep_answered(self) -> None:
         """Goes on with the rows whose logits are wanted."""
-        first = len(self._rows.tokens) - self._num_logits
+        first = len(self._given.tokens) - self._num_logits
         self._arrays = {value: array[first:] for value, array in self._arrays.items()}
-        rows = self._rows
-        self._rows = replace(rows, tokens=rows.tokens[first:], positions=rows.positions[first:])
+        given = self._given
+        self._given = replace(given, tokens=given.tokens[first:], positions=given.positions[first:])
 
     def _new(self, value: Value) -> Tensor:
         dtype = torch.int64 if value.is_integer else self._dtype if value.is_half else torch.float32
-        return torch.empty(len(self._rows.tokens), value.width, dtype=dtype, device=self._rows.tokens.device)
+        return torch.empty(len(self._given.tokens), value.width, dtype=dtype, device=self._given.tokens.device)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def multiply(
     x, weight, bias, out, num_rows, row_stride, input_stride, output_stride,
     K: tl.constexpr, N: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -40,7 +40,7 @@ def multiply(
     tl.store(out + m[:, None].to(tl.int64) * N + n[None, :], sums, mask=is_row[:, None] & is_output[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_sequences"])
 def lay_paths(
     paths, positions, visible, row_starts, lengths, num_rows, num_sequences,
     BLOCK: tl.constexpr, BLOCK_B: tl.constexpr,
@@ -58,7 +58,7 @@ def lay_paths(
         tl.store(paths + row * num_rows + depth, other, mask=is_row & is_seen & (depth >= 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_sequences", "max_pages"])
 def attend_in_order(
     queries, keys, values, out, slots, positions, paths, row_starts, block_table, lengths,
     num_rows, num_sequences, max_pages, query_stride, head_stride, scale,

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from lp.gpu_kernels import missing_triton
+from lp import gpu_kernels
 from lp.model.causal import CausalModel
 from lp.model.gpu.fused.forward import FusedForward
 from lp.model.gpu.fused.passes import choose_formats, merge_products
 from lp.model.gpu.fused.plan import make_plan
+from lp.model.kv.arena import Arena
 from lp.model.program.record import Inexpressible
 from lp.model.program.schedule import schedule
 from lp.model.program.steps import Program, outline
 from lp.model.program.translate import FEW_ROWS, MORE_ROWS, cache_shapes, translate
 
 
-def make_fused(model: CausalModel, is_invariant: bool = False) -> FusedForward:
+def make_fused(model: CausalModel, arena: Arena, is_invariant: bool = False) -> FusedForward:
     """Raises Inexpressible for a model that has no fused form, and where there is no Triton."""
-    if missing := missing_triton():
+    if missing := gpu_kernels.missing_triton():
         raise Inexpressible(missing)
     program = make_program(model)
-    return FusedForward(program, make_plan(program, schedule(program), model.dtype), model.dtype, is_invariant)
+    plan = make_plan(program, schedule(program), model.dtype)
+    return FusedForward(program, plan, model.dtype, arena, is_invariant)
 
 
 def make_program(model: CausalModel) -> Program:

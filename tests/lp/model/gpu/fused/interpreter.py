@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from lp import gpu_kernels
+from lp.model.fast.step_tensors import StepTensors
 from lp.model.gpu.fused.forward import FusedForward
-from lp.model.gpu.fused.inputs import PAGE, Rows, Stores
+from lp.model.kv.arena import Arena, LayerShape
+from lp.model.kv_cache import PAGE
 from lp.tree import TokenTree
 from tests.lp.model.gpu.fused.mended import mended
 
@@ -34,49 +36,39 @@ def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Pages:
-    """Keys and values of one sequence, in pages in any order. shapes: heads and head dimension of each layer."""
+    """An arena on the CPU with one sequence, whose pages lie in any order. shapes: heads and dimension by layer."""
 
     def __init__(self, shapes: Sequence[tuple[int, int]], num_pages: int, dtype: torch.dtype = torch.float32):
-        def empty() -> list[torch.Tensor]:
-            return [torch.full((num_pages + 1, PAGE, *shape), float("nan"), dtype=dtype) for shape in shapes]
+        layers = {layer: LayerShape(heads, dim, dim) for layer, (heads, dim) in enumerate(shapes)}
+        self.arena = Arena(layers, len(layers), num_pages, dtype, torch.device("cpu"), in_runs=False)
+        for tensor in (*self.arena.keys.values(), *self.arena.values.values()):
+            tensor[1:] = float("nan")  # whoever reads what was never written is found out
+        self.cache = self.arena.open()
+        self.cache.reserve(num_pages * PAGE)
+        np.random.default_rng(0).shuffle(self.cache.pages)
 
-        self.stores = Stores(empty(), empty())
-        for tensor in (*self.stores.keys, *self.stores.values):
-            tensor[0] = 0  # a page of nobody
-        self.table = torch.from_numpy(np.random.default_rng(0).permutation(num_pages) + 1).to(torch.int32)[None]
-        self.length = 0
-
-    def rows(self, tree: TokenTree, num_padded: int = 0) -> Rows:
-        """The rows of a tree behind the cached prefix, and padding, whose keys go to places behind them."""
-        num_rows = len(tree)
+    def given(self, tree: TokenTree, num_padded: int = 0) -> StepTensors:
+        """The rows of a tree behind the cached prefix, and padding, as StepBuffer makes them."""
+        num_rows, length = len(tree), self.cache.length
         padded = num_rows + num_padded
         visibility = np.eye(padded, dtype=bool)
         visibility[:num_rows, :num_rows] = tree.visibility
-        tokens, depths = np.zeros(padded, np.int64), np.zeros(padded, np.int64)
-        tokens[:num_rows], depths[:num_rows] = tree.tokens, tree.depths
-        return Rows(
-            torch.from_numpy(tokens),
-            torch.from_numpy(depths + self.length),
-            self._slots(torch.arange(padded) + self.length),
-            torch.tensor([self.length], dtype=torch.int32),
-            torch.tensor([0, padded], dtype=torch.int32),
-            self.table,
-            torch.from_numpy(visibility),
+        padding = np.zeros(num_padded, np.int64)
+        return StepTensors(
+            tokens=torch.from_numpy(np.concatenate([tree.tokens, padding])),
+            positions=torch.from_numpy(np.concatenate([tree.depths + length, padding])),
+            slots=torch.from_numpy(np.concatenate([self.slots(length, length + num_rows), np.arange(num_padded)])),
+            lengths=torch.tensor([length], dtype=torch.int32),
+            row_starts=torch.tensor([0, padded], dtype=torch.int32),
+            key_starts=torch.zeros(2, dtype=torch.int32),
+            block_table=torch.tensor([self.cache.pages], dtype=torch.int32),
+            visibility=torch.from_numpy(visibility),
         )
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Appends rows of the last step to the prefix."""
-        source = self._slots(torch.tensor(list(rows)) + self.length)
-        target = self._slots(torch.arange(len(rows)) + self.length)
-        for tensor in (*self.stores.keys, *self.stores.values):
-            flat = tensor.view(-1, *tensor.shape[2:])
-            flat[target] = flat[source]
-        self.length += len(rows)
+    def slots(self, first: int, last: int) -> np.ndarray:
+        return self.cache.slots(np.arange(first, last))
 
     def run(self, forward: FusedForward, tree: TokenTree, num_logits: int, num_padded: int = 0) -> torch.Tensor:
         """Logits [num_logits, V] of a tree's last rows."""
-        logits = forward(self.rows(tree, num_padded), self.stores, num_logits + num_padded)
-        return logits[:num_logits]
-
-    def _slots(self, positions: torch.Tensor) -> torch.Tensor:
-        return self.table[0, positions // PAGE].long() * PAGE + positions % PAGE
+        given = self.given(tree, num_padded)
+        return forward(given, torch.arange(num_logits + num_padded))[:num_logits]

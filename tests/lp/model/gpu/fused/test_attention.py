@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lp.model.fast.step_tensors import StepTensors
 from lp.model.gpu.fused.attention import attend, attend_in_order, lay_paths, num_splits
-from lp.model.gpu.fused.inputs import PAGE, Rows, Stores
 from lp.model.kernels import LayerAttention
+from lp.model.kv_cache import PAGE
 from lp.model.program.steps import Attention, Operand, Value
 from lp.tree import TokenTree
 from tests.lp.model.gpu.fused.interpreter import Pages, interpret
@@ -44,7 +45,7 @@ class Case:
     keys: Tensor
     values: Tensor
     pages: Pages
-    rows: Rows
+    given: StepTensors
 
 
 def make_case(shape: Shape, tree: TokenTree, length: int, seed: int = 0) -> Case:
@@ -55,16 +56,21 @@ def make_case(shape: Shape, tree: TokenTree, length: int, seed: int = 0) -> Case
     )
     query = torch.randn(num_rows, width, generator=random).to(shape.dtype)
     pages = Pages([(shape.heads, shape.head_dim)], (length + num_rows) // PAGE + 2, shape.dtype)
-    slots = pages._slots(torch.arange(length + num_rows))
-    for tensor, given in zip((pages.stores.keys[0], pages.stores.values[0]), (keys, values), strict=True):
-        tensor.view(-1, shape.heads, shape.head_dim)[slots] = given
-    pages.length = length
-    return Case(query, keys, values, pages, pages.rows(tree))
+    write(pages, keys, values)
+    pages.cache.length = length
+    return Case(query, keys, values, pages, pages.given(tree))
+
+
+def write(pages: Pages, keys: Tensor, values: Tensor) -> None:
+    """Writes a layer's keys and values [S, H, D] to their places."""
+    slots = torch.from_numpy(pages.slots(0, len(keys)))
+    for store, numbers in ((pages.arena.keys[0], keys), (pages.arena.values[0], values)):
+        store.flatten(0, 1)[slots] = numbers
 
 
 def dense(shape: Shape, case: Case, tree: TokenTree) -> Tensor:
     """[R, heads * D] by plain products in float32."""
-    num_rows, length = len(tree), case.pages.length
+    num_rows, length = len(tree), case.pages.cache.length
     query = case.query[:, 3:].float().view(num_rows, shape.heads, shape.groups, shape.head_dim)
     scores = torch.einsum("rhgd,shd->hgrs", query, case.keys.float()) * shape.head_dim**-0.5
     if shape.softcap:
@@ -79,17 +85,17 @@ def dense(shape: Shape, case: Case, tree: TokenTree) -> Tensor:
 
 def found(shape: Shape, case: Case) -> Tensor:
     step = shape.step()
-    stores: Stores = case.pages.stores
-    out = torch.empty(len(case.rows.tokens), step.out.width, dtype=shape.dtype)
-    attend(step, case.query, stores.keys[0], stores.values[0], case.rows, out)
+    arena = case.pages.arena
+    out = torch.empty(len(case.given.tokens), step.out.width, dtype=shape.dtype)
+    attend(step, case.query, arena.keys[0], arena.values[0], case.given, out)
     return out.float()
 
 
 def found_in_order(shape: Shape, case: Case) -> Tensor:
     step = shape.step()
-    stores: Stores = case.pages.stores
-    out = torch.empty(len(case.rows.tokens), step.out.width, dtype=shape.dtype)
-    attend_in_order(step, case.query, stores.keys[0], stores.values[0], case.rows, lay_paths(case.rows), out)
+    arena = case.pages.arena
+    out = torch.empty(len(case.given.tokens), step.out.width, dtype=shape.dtype)
+    attend_in_order(step, case.query, arena.keys[0], arena.values[0], case.given, lay_paths(case.given), out)
     return out.float()
 
 
@@ -134,21 +140,21 @@ def test_packed_sequences_see_their_own_prefix(monkeypatch: pytest.MonkeyPatch) 
     trees = [random_tree(np.random.default_rng(seed), 7) for seed in (1, 2)]
     cases = [make_case(shape, tree, length, seed) for tree, length, seed in zip(trees, (300, 40), (1, 2), strict=True)]
     alone = [found(shape, case) for case in cases]
-    first, second = (case.rows for case in cases)
-    behind = len(cases[0].pages.stores.keys[0])  # the second sequence's pages come behind those of the first
-    pairs = [(one.pages.stores.keys[0], one.pages.stores.values[0]) for one in cases]
+    first, second = (case.given for case in cases)
+    behind = len(cases[0].pages.arena.keys[0])  # the second sequence's pages come behind those of the first
+    pairs = [(one.pages.arena.keys[0], one.pages.arena.values[0]) for one in cases]
     keys, values = (torch.cat(both) for both in zip(*pairs, strict=True))
     table = torch.zeros(2, first.block_table.shape[1], dtype=torch.int32)
     table[0], table[1, : second.block_table.shape[1]] = first.block_table, second.block_table + behind
-    seen = torch.block_diag(first.visibility.int(), second.visibility.int()).bool()
-    packed = Rows(
-        torch.cat([first.tokens, second.tokens]),
-        torch.cat([first.positions, second.positions]),
-        torch.cat([first.slots, second.slots + behind * PAGE]),
-        torch.cat([first.lengths, second.lengths]),
-        torch.tensor([0, 7, 14], dtype=torch.int32),
-        table,
-        seen,
+    packed = StepTensors(
+        tokens=torch.cat([first.tokens, second.tokens]),
+        positions=torch.cat([first.positions, second.positions]),
+        slots=torch.cat([first.slots, second.slots + behind * PAGE]),
+        lengths=torch.cat([first.lengths, second.lengths]),
+        row_starts=torch.tensor([0, 7, 14], dtype=torch.int32),
+        key_starts=torch.zeros(3, dtype=torch.int32),
+        block_table=table,
+        visibility=torch.block_diag(first.visibility.int(), second.visibility.int()).bool(),
     )
     step = shape.step()
     out = torch.empty(14, step.out.width)

@@ -54,8 +54,8 @@ def test_trees_get_the_models_own_logits(
 ) -> None:
     interpret(monkeypatch)
     model = load_model(name, dtype)
-    forward = make_fused(model)
-    cache, pages = model.make_cache(1), Pages(cache_shapes(translate(model, 5), model.num_layers), 2, model.dtype)
+    cache, pages = model.make_cache(1), Pages(cache_shapes(translate(model, 5), model.num_layers), 1, model.dtype)
+    forward = make_fused(model, pages.arena)
     rng = np.random.default_rng(0)
     for num_rows, num_logits in ((SLIDING_WINDOW + 5, 2), (9, 9), (1, 1)):
         tree = random_tree(rng, num_rows)
@@ -63,7 +63,7 @@ def test_trees_get_the_models_own_logits(
         found = pages.run(forward, tree, num_logits, num_padded=num_rows % 4)
         assert relative_error(found, own) < allowed, num_rows
         cache.keep(path := tree.path(num_rows - 1))
-        pages.keep(path)
+        pages.cache.keep(path)
 
 
 def test_merged_weights_are_still_the_models_own(
@@ -72,7 +72,7 @@ def test_merged_weights_are_still_the_models_own(
     interpret(monkeypatch)
     model = load_model("llama", "float32")
     before = {name: weight.clone() for name, weight in model.model.state_dict().items()}
-    make_fused(model)
+    make_fused(model, Pages([(1, 1)], 1).arena)
     after = model.model.state_dict()
     assert all(torch.equal(weight, after[name]) for name, weight in before.items())
     attention: Any = model.model.model.layers[0].self_attn
@@ -84,4 +84,4 @@ def test_experts_have_no_fused_form(
 ) -> None:
     interpret(monkeypatch)
     with pytest.raises(Inexpressible, match="the operation"):
-        make_fused(load_model("qwen3_moe", "float32"))
+        make_fused(load_model("qwen3_moe", "float32"), Pages([(1, 1)], 1).arena)

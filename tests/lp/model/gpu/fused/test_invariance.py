@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from lp.model.gpu.fused.product import multiply
 from lp.model.program.translate import cache_shapes, translate
 from lp.tree import chain
 from tests.lp.model.gpu.fused.interpreter import Pages, interpret
-from tests.lp.model.gpu.fused.test_attention import Shape, found_in_order, make_case
+from tests.lp.model.gpu.fused.test_attention import Shape, found_in_order, make_case, write
 from tests.lp.test_tree import random_tree
 
 
@@ -27,25 +28,27 @@ def test_a_rows_logits_do_not_depend_on_its_company(
 ) -> None:
     interpret(monkeypatch)
     model = load(ModelSettings(str(checkpoint_folder(name)), dtype, "cpu", compile=CompileMode.off)).model
-    forward = make_fused(model, is_invariant=True)
     shapes = cache_shapes(translate(model, 5), model.num_layers)
+    forward = make_fused(model, Pages(shapes, 1, model.dtype).arena, is_invariant=True)
     tree = random_tree(np.random.default_rng(3), 9)
     trunk = [(7 * n + 3) % 290 + 2 for n in range(70)]
     answers: list[Tensor] = []
     for cached in (70, 69, 40):  # the rest of the trunk is computed with the tree, as its trunk
         pages = Pages(shapes, 1, model.dtype)
+        forward.arena = pages.arena
         for part in (trunk[:33], trunk[33:cached]):
             pages.run(forward, chain(part), 1)
-            pages.keep(range(len(part)))
+            pages.cache.keep(range(len(part)))
         answers.append(pages.run(forward, tree.under(trunk[cached:]), len(tree), num_padded=3))
     pages = Pages(shapes, 1, model.dtype)
+    forward.arena = pages.arena
     for token in trunk:  # one by one
         pages.run(forward, chain([token]), 1)
-        pages.keep([0])
+        pages.cache.keep([0])
     path = tree.path(8)
     for row in path:
         (alone,) = pages.run(forward, chain([int(tree.tokens[row])]), 1)
-        pages.keep([0])
+        pages.cache.keep([0])
         assert all(torch.equal(alone, together[row]) for together in answers)
 
 
@@ -69,8 +72,6 @@ def test_attention_is_the_same_wherever_the_prefix_ends(monkeypatch: pytest.Monk
         expected = found_in_order(shape, whole)
         for length in (1, 64, 97):
             part = make_case(shape, chain(list(range(100 - length))), length)
-            part = type(part)(whole.query[length:], whole.keys, whole.values, part.pages, part.rows)
-            slots = part.pages._slots(torch.arange(100))
-            for store, given in ((part.pages.stores.keys, whole.keys), (part.pages.stores.values, whole.values)):
-                store[0].view(-1, shape.heads, shape.head_dim)[slots] = given
+            part = replace(part, query=whole.query[length:])
+            write(part.pages, whole.keys, whole.values)
             assert torch.equal(found_in_order(shape, part), expected[length:])

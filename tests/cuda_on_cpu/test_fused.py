@@ -1,0 +1,134 @@
+"""The fused forward on the emulated GPU: chosen, checked, captured and replayed, for all architectures but experts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lp import Engine, Lookahead, Sampling
+from lp.model.causal import CausalModel
+from lp.model.fast import cuda_graphs
+from lp.model.fast.choose import CompileMode, make_fast
+from lp.model.fast.cuda_graphs import CapturedForward
+from lp.model.fast.paged import PagedForward
+from lp.model.gpu.fused import attention, stage
+from lp.model.gpu.fused.formula import in_triton
+from lp.model.gpu.fused.forward import FusedForward
+from lp.model.kernels import LayerAttention
+from lp.model.kv.arena import Arena
+from tests.cuda_on_cpu.models import ARCHITECTURES, ROUNDING, error_of_graphs, fill_cache, load_on_gpu
+from tests.models import EOS, SLIDING_WINDOW, generate_greedily
+
+Folders = dict[str, Path]
+FUSED = [name for name in ARCHITECTURES if name != "qwen3_moe"]
+
+
+@pytest.fixture(autouse=True)
+def two_rungs(few_rungs: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes a second for a graph, so there are as few as can be, captured without warm-up runs."""
+
+    def capture(run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            result = run()
+        return graph.replay, result
+
+    monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", ((1, 6), capture))
+
+
+def forward_of(model: CausalModel) -> object:
+    assert isinstance(model.fast, CapturedForward)
+    return model.fast._forward
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_graphs_of_fused_kernels_give_the_models_own_logits(name: str, folders: Folders, triton: None) -> None:
+    """Sliding windows and soft-capping are in the graph, too."""
+    model = load_on_gpu(folders[name])
+    assert isinstance(forward_of(model), FusedForward)
+    cache = model.make_cache(1)
+    fill_cache(model, cache, SLIDING_WINDOW + 3)
+    assert error_of_graphs(model, cache, 5) < ROUNDING
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_text_in_float32_is_that_of_generate(
+    name: str, folders: Folders, reference_of: Callable[[str], PreTrainedModel], triton: None
+) -> None:
+    engine = Engine.from_pretrained(str(folders[name]), device="cuda", dtype="float32", compile="on", step_times="off")
+    assert isinstance(forward_of(engine.checkpoint.model), FusedForward)
+    prompt = [5, 9, 5, 9, 5]
+    settings: Any = {"max_new_tokens": 8, "decode": Lookahead(2, 3, 2), "sampling": Sampling(0.0, seed=1)}
+    found = engine.generate(prompt, **settings)
+    assert found.token_ids == generate_greedily(reference_of(name), prompt, 8, [EOS])
+
+
+def test_what_cannot_be_fused_says_why_and_is_traced(
+    folders: Folders, triton: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "lookahead"):
+        model = load_on_gpu(folders["qwen3_moe"])
+    assert isinstance(forward_of(model), PagedForward)
+    reasons = [one.message for one in caplog.records if "has no fused kernels" in one.message]
+    assert len(reasons) == 1 and "the operation" in reasons[0]
+
+
+def turn_the_other_way(patch: pytest.MonkeyPatch) -> None:
+    """Rotary positions of the wrong sign."""
+    patch.setattr(stage, "in_triton", lambda text: in_triton("{0}" if text == "-{0}" else text))
+
+
+def drop_the_softcap(patch: pytest.MonkeyPatch) -> None:
+    change(patch, lambda how: LayerAttention(how.scale, how.sliding_window, None))
+
+
+def see_one_key_more(patch: pytest.MonkeyPatch) -> None:
+    change(patch, lambda how: LayerAttention(how.scale, how.sliding_window and how.sliding_window + 1, how.softcap))
+
+
+def change(patch: pytest.MonkeyPatch, changed: Callable[[LayerAttention], LayerAttention]) -> None:
+    """Plants a fault in every layer's attention."""
+    attend = attention.attend
+
+    def faulty(step: Any, *others: Any) -> None:
+        attend(replace(step, how=changed(step.how)), *others)
+
+    patch.setattr("lp.model.gpu.fused.forward.attend", faulty)
+
+
+@pytest.mark.parametrize(
+    ("name", "plant"),
+    [("llama", turn_the_other_way), ("gemma2", drop_the_softcap), ("mistral", see_one_key_more)],
+    ids=lambda given: getattr(given, "__name__", given),
+)
+def test_the_check_at_start_finds_planted_faults(
+    name: str,
+    plant: Callable[[pytest.MonkeyPatch], None],
+    folders: Folders,
+    triton: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plant(monkeypatch)
+    with caplog.at_level(logging.INFO, "lookahead"):
+        model = load_on_gpu(folders[name], CompileMode.off, "float32")
+        with pytest.raises(ValueError, match="compile=on"):
+            make_fast(model, CompileMode.on, None)
+    assert any("other logits than the model itself" in one.message for one in caplog.records)
+
+
+def test_invariant_kernels_are_chosen_where_they_are_demanded(folders: Folders, triton: None) -> None:
+    model = load_on_gpu(folders["llama"])
+    assert isinstance(model.memory, Arena) and not model.fast.is_invariant  # pyright: ignore[reportOptionalMemberAccess]
+    engine = Engine.from_pretrained(
+        str(folders["llama"]), device="cuda", dtype="bfloat16", invariant="on", step_times="off"
+    )
+    assert engine.checkpoint.model.fast and engine.checkpoint.model.fast.is_invariant
