@@ -46,11 +46,15 @@ def _mix_in_place(values: Tensor) -> Tensor:
     return values.bitwise_xor_(_shift_right(values, 31))
 
 
+def row_keys(seed: int, positions: Iterable[int]) -> np.ndarray:
+    """[R] int64: what the noise of each row's position is made of, with a token's id."""
+    hashed = _mix(seed & _MASK)
+    return np.array([_signed(_mix((hashed + position * _GOLDEN) & _MASK)) for position in positions], np.int64)
+
+
 def gumbel_at(seed: int, positions: Iterable[int], tokens_RN: Tensor) -> Tensor:
     """[R, N] float32 standard Gumbel noise of each row's tokens at the row's position."""
-    hashed = _mix(seed & _MASK)
-    keys = [_signed(_mix((hashed + position * _GOLDEN) & _MASK)) for position in positions]
-    keys_R = upload(np.array(keys, np.int64), tokens_RN.device)
+    keys_R = upload(row_keys(seed, positions), tokens_RN.device)
     counters = (tokens_RN + 1).mul_(_signed(_GOLDEN)).add_(keys_R[:, None])
     bits = _shift_right(_mix_in_place(counters), 12)  # 52: with 53, adding a half could round up to 1
     uniform = bits.double().add_(0.5).mul_(2.0**-52)

@@ -17,6 +17,7 @@ from torch import FloatTensor, LongTensor, Tensor
 
 from lp.hardware import upload
 from lp.sampling.full_vocabulary import Chooser, FullVocabulary, Rows
+from lp.sampling.fused import FusedShortlist, FusedVocabulary, can_fuse
 from lp.sampling.noise import NoiseTable
 from lp.sampling.processors import RepetitionPenalty, biases, context_processors, warpers
 from lp.sampling.settings import Sampling
@@ -43,6 +44,7 @@ class Sampler:
         """sampling: complete settings, in which only `logprobs` may be None."""
         assert sampling.seed is not None and sampling.temperature is not None
         self.sampling = sampling
+        self._device = device
         self.vocab_size = vocab_size
         self.logprobs = sampling.logprobs
         self.bias = biases(sampling)
@@ -72,9 +74,15 @@ class Sampler:
         """The shortlists, shortest first, then the full vocabulary. Each gets the rows that the last left unsettled."""
         num_tokens = min(max(1, num_candidates), self.vocab_size)
         if num_tokens not in self._choosers:
-            short = shortlists(self.sampling, self.vocab_size, num_tokens) if self.noise else []
-            self._choosers[num_tokens] = [*short, FullVocabulary(self.warpers, self.noise, num_tokens)]
+            is_fused = can_fuse(self._device, num_tokens)
+            short = shortlists(self.sampling, self.vocab_size, num_tokens, is_fused) if self.noise else []
+            self._choosers[num_tokens] = [*short, self._full(num_tokens, is_fused)]
         return self._choosers[num_tokens]
+
+    def _full(self, num_tokens: int, is_fused: bool) -> Chooser:
+        if not is_fused or truncates(self.sampling):
+            return FullVocabulary(self.warpers, self.noise, num_tokens)
+        return FusedVocabulary(self.sampling.seed if self.noise else None, self.sampling.temperature, num_tokens)
 
     def scores(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Tensor:
         """[R, V] scores after all processors. Tokens are drawn from each row's softmax."""
@@ -136,16 +144,26 @@ def paths(tree: TokenTree, tokens: Sequence[int]) -> np.ndarray:
     return filled
 
 
-def shortlists(sampling: Sampling, vocab_size: int, num_tokens: int) -> list[Shortlist]:
-    """The shortlists for these settings, shortest first; none where the full vocabulary takes no longer."""
+def truncates(sampling: Sampling) -> bool:
+    """Whether the settings drop tokens before one is drawn."""
+    return bool(sampling.temperature and (sampling.top_k or sampling.top_p != 1 or sampling.min_p))
+
+
+def shortlists(sampling: Sampling, vocab_size: int, num_tokens: int, is_fused: bool = False) -> list[Chooser]:
+    """The shortlists for these settings, shortest first; none where the full vocabulary takes no longer.
+
+    is_fused: whether kernels of a GPU may stand for the first.
+    """
     seed, temperature, top_k = sampling.seed, sampling.temperature, sampling.top_k
     top_p, min_p = sampling.top_p, sampling.min_p
     assert seed is not None and temperature and top_k is not None and top_p is not None and min_p is not None
-    if not top_k and top_p == 1 and not min_p:
+    if not truncates(sampling):
         return []
     largest = vocab_size // (2 if top_p < 1 else 100)  # top-p sorts the vocabulary, so even a long list pays
     sizes = [size for size in SHORTLISTS if num_tokens <= size <= largest]
-    return [Shortlist(size, seed, temperature, top_k, top_p, min_p, num_tokens) for size in sizes]
+    kinds = [FusedShortlist if is_fused and size == SHORTLISTS[0] else Shortlist for size in sizes]
+    settings = seed, temperature, top_k, top_p, min_p, num_tokens
+    return [kind(size, *settings) for kind, size in zip(kinds, sizes, strict=True)]
 
 
 def _no_context(scores_RV: Tensor) -> LongTensor:

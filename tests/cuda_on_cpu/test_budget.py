@@ -13,18 +13,27 @@ import pytest
 from lp import Sampling
 from lp.model.causal import CausalModel
 from lp.model.fast import cuda_graphs
+from lp.model.fast.choose import CompileMode
+from lp.model.fast.cuda_graphs import CapturedForward
+from lp.model.gpu.fused.make import make_fused
+from lp.model.kv.arena import Arena
 from lp.request import Sequence
 from lp.runner import StepInput
 from lp.single_device import SingleDevice
 from lp.tree import TokenTree, TreeBuilder
+from tests.cuda_on_cpu import triton_kernels
 from tests.cuda_on_cpu.cuda_api import CUDAGraph
 from tests.cuda_on_cpu.launches import Launches, observed
 from tests.cuda_on_cpu.models import load_on_gpu
 from tests.models import save_checkpoint
 
 LAYERS, ROWS, CANDIDATES = 32, 64, 8
-# Kernels in the graph: of each layer, products and attention included, and beside the layers. The aim is 14 a layer.
+# Kernels in the graph: of each layer, products and attention included, and beside the layers; without Triton.
 IN_A_LAYER, BESIDE_LAYERS = 57, 25
+# With Triton, by rows. In a layer: 4 products, 4 fused stages, and attention, whose split prefix takes a second kernel.
+FUSED = {1: (10, 3), 64: (10, 3)}
+# With model.invariant=on: attention is never split, and one kernel more lays the rows' paths.
+INVARIANT = {1: (9, 4), 64: (9, 4)}
 SAMPLINGS = {
     "greedy": Sampling(temperature=0.0, seed=1),
     "temperature": Sampling(temperature=0.8, top_k=0, top_p=1.0, seed=1),
@@ -78,3 +87,20 @@ def test_a_step_asks_for_no_more_than_is_written_down(model: CausalModel) -> Non
         found[name] = (counted.kernels, counted.to_device, counted.to_host, counted.blocking + counted.waits)
     assert found == OUTSIDE, "more than was written down, or less: then write that down"
     assert divmod(CUDAGraph.last.num_kernels, LAYERS) == (IN_A_LAYER, BESIDE_LAYERS)
+
+
+@pytest.mark.parametrize(("is_invariant", "expected"), [(False, FUSED), (True, INVARIANT)])
+def test_a_fused_step_has_few_kernels(
+    is_invariant: bool,
+    expected: dict[int, tuple[int, int]],
+    deep_folder: Path,
+    triton: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    triton_kernels.count_only(monkeypatch)
+    model = load_on_gpu(deep_folder, CompileMode.off)
+    assert isinstance(model.memory, Arena)
+    forward = make_fused(model, model.memory, is_invariant)
+    for num_rows, kernels in expected.items():
+        CapturedForward(forward, model.max_length, (num_rows,), cuda_graphs.capture_on_gpu)
+        assert divmod(CUDAGraph.last.num_kernels, LAYERS) == kernels

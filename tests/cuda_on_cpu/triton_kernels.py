@@ -23,6 +23,11 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_kernels, "start", start)
 
 
+def count_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has kernels counted and captured, but not computed."""
+    monkeypatch.setattr(interpreter, "start", lambda *arguments, **options: None)
+
+
 def start(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """As gpu_kernels.start. Fails for a tensor that is not on the device."""
     tensors = [one for one in arguments if isinstance(one, Tensor)]

@@ -91,8 +91,8 @@ def lay_paths(given: StepTensors) -> Tensor:
     num_rows, num_sequences = len(given.tokens), len(given.lengths)
     paths = torch.empty(num_rows, num_rows, dtype=torch.int32, device=given.tokens.device)
     gpu_kernels.start(
-        invariant_kernels.lay_paths, (num_rows,), paths, given.positions, given.visibility, given.row_starts, given.lengths,
-        num_rows, num_sequences,
+        invariant_kernels.lay_paths, (num_rows,), paths, given.positions, given.visibility, given.row_starts,
+        given.lengths, num_rows, num_sequences,
         BLOCK=min(max(power_of_two(num_rows), 16), 1024), BLOCK_B=power_of_two(num_sequences),
     )  # fmt: skip
     return paths
