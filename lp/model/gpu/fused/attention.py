@@ -54,7 +54,7 @@ def attend(step: Attention, query: Tensor, keys: Tensor, values: Tensor, given: 
         query.stride(0), _head_stride(step), float(step.how.scale),
         HEADS=step.num_heads, GROUPS=step.num_groups, HEAD_DIM=step.head_dim,
         WINDOW=step.how.sliding_window or 0, SOFTCAP=float(step.how.softcap or 0.0), PAGE=PAGE,
-        ROWS=row_tile, BLOCK_M=block, BLOCK_N=block_of_keys(width, keys.dtype), BLOCK_D=width, SPLITS=splits,
+        ROWS=row_tile, BLOCK_M=block, BLOCK_N=block_of_keys(block, width), BLOCK_D=width, SPLITS=splits,
         num_warps=num_warps(block, width),
     )  # fmt: skip
     if splits > 1:
@@ -98,14 +98,14 @@ def lay_paths(given: StepTensors) -> Tensor:
     return paths
 
 
-def block_of_keys(width: int, dtype: torch.dtype) -> int:
-    """Keys of a block, as shared memory holds. width: the padded head dimension."""
-    return 64 if width * dtype.itemsize <= 256 else 32
+def block_of_keys(block: int, width: int) -> int:
+    """Keys of a block, as many as registers hold. block: query rows of a tile. width: the padded head dimension."""
+    return min(64, (8192 if block <= LEAST_ROWS else 4096) // width)
 
 
 def num_warps(block: int, width: int) -> int:
     """Warps that hold a tile's results in their registers."""
-    return 8 if width > 128 or block * width > 64 * 128 else 4
+    return 8 if block > LEAST_ROWS or width > 128 else 4
 
 
 def _first_head(step: Attention, query: Tensor) -> Tensor:

@@ -31,6 +31,6 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         invariant_kernels.multiply, (-(-num_rows // ROWS), -(-num_outputs // block)),
         x, weight, weight if bias is None else bias, out, num_rows, x.stride(0), weight.stride(0), weight.stride(1),
         K=num_inputs, N=num_outputs, HAS_BIAS=bias is not None, BLOCK_M=ROWS, BLOCK_N=block, BLOCK_K=INPUTS,
-        num_warps=4, num_stages=4,
+        num_warps=8 if block == MANY_OUTPUTS else 4, num_stages=3,
     )  # fmt: skip
     return out

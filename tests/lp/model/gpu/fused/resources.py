@@ -31,7 +31,7 @@ class Resources:
 def compile_for(
     architecture: int, kernel: Any, types: dict[str, str], constants: dict[str, Any], num_warps: int, num_stages: int
 ) -> Resources:
-    """types: of the arguments, as Triton writes them. Pointers are aligned to 16 bytes, as torch's are."""
+    """types: of the arguments, as Triton writes them. Pointers and strides are multiples of 16, as models' are."""
     if missing := missing_triton():
         pytest.skip(missing)
     import triton
@@ -40,7 +40,11 @@ def compile_for(
 
     names = list(kernel.arg_names)
     signature = {name: types.get(name, "constexpr") for name in names}
-    aligned = {(number,): [["tt.divisibility", 16]] for number, name in enumerate(names) if "*" in signature[name]}
+    aligned = {
+        (number,): [["tt.divisibility", 16]]
+        for number, name in enumerate(names)
+        if "*" in signature[name] or (name.endswith("_stride") and signature[name] == "i32")
+    }
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     options = {"num_warps": num_warps, "num_stages": num_stages}
     made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)

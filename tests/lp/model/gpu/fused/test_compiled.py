@@ -17,11 +17,12 @@ from lp.model.causal import CausalModel
 from lp.model.gpu.fused.attention import block_of_keys, num_warps
 from lp.model.gpu.fused.make import make_program
 from lp.model.gpu.fused.plan import Instruction, RunStage, make_plan
-from lp.model.gpu.fused.product import INPUTS, ROWS, tile_outputs
+from lp.model.gpu.fused.product import INPUTS, MANY, ROWS, tile_outputs
 from lp.model.gpu.fused.sinks import Store
 from lp.model.gpu.fused.stage import Slots
 from lp.model.program.schedule import schedule
 from lp.model.program.steps import Value
+from lp.sampling.fused import CHUNK
 from tests.lp.model.gpu.fused.resources import ARCHITECTURES, SHARED_MEMORY, compile_for
 
 pytestmark = pytest.mark.skipif(bool(missing_triton()), reason=missing_triton() or "triton is there")
@@ -43,7 +44,7 @@ TYPES = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64", torch.int32: "*i32",
 }  # fmt: skip
 # Registers of a thread, at most.
-STAGE_REGISTERS, ATTENTION_REGISTERS, PRODUCT_REGISTERS = 128, 255, 255
+STAGE_REGISTERS, ATTENTION_REGISTERS, OTHER_REGISTERS = 128, 255, 128
 ATTENTION_TYPES = {
     "queries": "*bf16", "keys": "*bf16", "values": "*bf16", "out": "*bf16", "parts": "*fp32", "sums": "*fp32",
     "slots": "*i64", "row_starts": "*i32", "positions": "*i64", "visible": "*i1", "block_table": "*i32",
@@ -95,14 +96,14 @@ def test_stages_do_not_spill(name: str, architecture: int) -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
-@pytest.mark.parametrize("block", [16, 64])
+@pytest.mark.parametrize("block", [16, 32, 64])
 def test_attention_does_not_spill(head_dim: int, block: int, architecture: int) -> None:
     from lp.model.gpu.fused import attention_kernels, invariant_kernels
 
     width = {80: 128}.get(head_dim, head_dim)
     constants: dict[str, Any] = {
         "HEADS": 8, "GROUPS": 4, "HEAD_DIM": head_dim, "WINDOW": 4096, "SOFTCAP": 50.0, "PAGE": 256,
-        "BLOCK_M": block, "BLOCK_N": block_of_keys(width, torch.bfloat16), "BLOCK_D": width,
+        "BLOCK_M": block, "BLOCK_N": block_of_keys(block, width), "BLOCK_D": width,
     }  # fmt: skip
     tiles = {"ROWS": block // 4, "SPLITS": 4}
     found = [
@@ -140,8 +141,35 @@ def test_other_kernels_do_not_spill(architecture: int) -> None:
             "input_stride": 1, "K": 4096, "N": num_outputs, "HAS_BIAS": False, "BLOCK_M": ROWS,
             "BLOCK_N": tile_outputs(num_outputs), "BLOCK_K": INPUTS,
         }  # fmt: skip
-        found.append(compile_for(architecture, invariant_kernels.multiply, types, constants, 4, 4))
+        warps = 8 if num_outputs >= MANY else 4
+        found.append(compile_for(architecture, invariant_kernels.multiply, types, constants, warps, 3))
     for one in found:
         assert one.spilled == 0, one
-        assert one.registers <= PRODUCT_REGISTERS, one
+        assert one.registers <= OTHER_REGISTERS, one
         assert one.shared <= SHARED_MEMORY[architecture], one
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_that_choose_tokens_do_not_spill(architecture: int) -> None:
+    from lp.sampling import triton_kernels
+
+    types = {
+        "scores": "*fp32", "drawn": "*i64", "keys": "*i64", "sums": "*fp32", "row_stride": "i32", "num_tokens": "i32",
+        "temperature": "fp32", "num_found": "i32", "num_chunks": "i32", "top_k": "i32", "top_p": "fp32",
+        "min_p": "fp32", "rounding": "fp32", "far": "fp32", "out": "*i64", "values": "*fp32", "tokens": "*i32",
+    }  # fmt: skip
+    all_kinds = {"HAS_TOP_K": True, "HAS_TOP_P": True, "HAS_MIN_P": True}
+    found = [
+        compile_for(
+            architecture, triton_kernels.best_of_chunks, types, {"IS_NOISY": True, "K": 8, "BLOCK": CHUNK}, 4, 2
+        ),
+        compile_for(architecture, triton_kernels.best_of_rows, types, {"K": 8, "BLOCK": 512}, 4, 2),
+        compile_for(architecture, triton_kernels.sums_of_chunks, types, {"BLOCK": CHUNK}, 4, 2),
+        compile_for(
+            architecture, triton_kernels.settle, types | {"tokens": "*i64"},
+            all_kinds | {"K": 8, "N": 128, "BLOCK": 64}, 8, 2,
+        ),
+    ]  # fmt: skip
+    for one in found:
+        assert one.spilled == 0, one
+        assert one.registers <= ATTENTION_REGISTERS, one
