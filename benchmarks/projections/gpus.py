@@ -47,6 +47,14 @@ A100_NVLINK = Gpu(
         "link: 300 GB/s one way in the data sheet, two thirds assumed",
     ),
 )
+H200 = Gpu(
+    "H200 SXM",
+    4800,
+    989,
+    {},
+    300,
+    ("memory, FLOP/s: NVIDIA's data sheet of the H200",),
+)
 GPUS = (
     Gpu(
         "A100-80GB PCIe, no NVLink",

@@ -161,13 +161,13 @@ def test_kernels_that_choose_tokens_do_not_spill(architecture: int) -> None:
     all_kinds = {"HAS_TOP_K": True, "HAS_TOP_P": True, "HAS_MIN_P": True}
     found = [
         compile_for(
-            architecture, triton_kernels.best_of_chunks, types, {"IS_NOISY": True, "K": 8, "BLOCK": CHUNK}, 4, 2
+            architecture, triton_kernels.best_of_chunks, types, {"IS_NOISY": True, "K": 8, "BLOCK": CHUNK}, 8, 2
         ),
         compile_for(architecture, triton_kernels.best_of_rows, types, {"K": 8, "BLOCK": 512}, 4, 2),
         compile_for(architecture, triton_kernels.sums_of_chunks, types, {"BLOCK": CHUNK}, 4, 2),
         compile_for(
             architecture, triton_kernels.settle, types | {"tokens": "*i64"},
-            all_kinds | {"K": 8, "N": 128, "BLOCK": 64}, 8, 2,
+            all_kinds | {"K": 8, "N": 128, "BLOCK": 64}, 16, 2,
         ),
     ]  # fmt: skip
     for one in found:

@@ -1,0 +1,25 @@
+"""The estimate of a step on a GPU counts the real plan's kernels, and says that nothing is measured."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu_step
+from lp.gpu_kernels import missing_triton
+from tests.benchmarks.results import read
+
+
+@pytest.mark.skipif(bool(missing_triton()), reason=missing_triton() or "triton is there")
+def test_a_fused_step_is_estimated_to_take_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["--model", "llama-1b", "--rows", "1,64", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["gpu_step", *options])
+    gpu_step.main()
+    text, data = read(tmp_path, "gpu_step-llama-1b")
+    by_name = {(one["rows"], one["forward"]): one["us"] for one in data["steps"]}
+    for rows in (1, 64):
+        assert by_name[rows, "fused"] < by_name[rows, "without fusing"]
+    assert "No GPU has run any of this" in text
+    assert f"|products|{4 * 22 + 1}|" in text.replace(" ", "")
