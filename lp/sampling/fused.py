@@ -90,7 +90,7 @@ class FusedShortlist:
             best.values, best.indices, sums, *noise_of(rows, self.seed), out, num_chunks, float(self.temperature),
             self.top_k, float(self.top_p), float(self.min_p), ROUNDING, FAR,
             HAS_TOP_K=self.top_k > 0, HAS_TOP_P=self.top_p < 1, HAS_MIN_P=self.min_p > 0,
-            K=self.num_tokens, N=self.num_best, BLOCK=_power_of_two(num_chunks), num_warps=16,
+            K=self.num_tokens, N=self.num_best, BLOCK=_power_of_two(num_chunks), num_warps=8,
         )  # fmt: skip
         return Choice(out[:, 1:], out[:, 0].bool())
 

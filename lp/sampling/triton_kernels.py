@@ -4,6 +4,7 @@ Import this only where Triton is.
 
     R rows, V vocabulary, C chunks of it, K best tokens
 """
+# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
@@ -117,9 +118,8 @@ def settle(
             sum_below = tl.load(sums + (row * num_chunks + c) * 2 + 1, mask=is_chunk, other=0.0)
             whole = tl.sum(tl.where(is_chunk, sum_below * tl.exp(most - best_score), 0.0), axis=0)
             shares = tl.exp(score - best_score) / whole
-        wide = shares.to(tl.float64)
-        better = tl.sum(tl.where(left[None, :] > left[:, None], wide[None, :], 0.0), axis=1)
-        with_equals = tl.sum(tl.where(left[None, :] >= left[:, None], wide[None, :], 0.0), axis=1) - wide
+        better = tl.sum(tl.where(left[None, :] > left[:, None], shares[None, :], 0.0), axis=1)
+        with_equals = tl.sum(tl.where(left[None, :] >= left[:, None], shares[None, :], 0.0), axis=1) - shares
         is_kept = better < top_p
         is_near = (tl.abs(better - top_p) < rounding) | (is_kept & (with_equals > top_p - rounding))
         is_near = is_near & is_known

@@ -6,8 +6,8 @@ import importlib.util
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lp import gpu_kernels
 from tests.cuda_on_cpu import gpu
@@ -36,7 +36,7 @@ def start(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -
     inner = tuple(one.on_cpu if isinstance(one, GpuTensor) else one for one in arguments)
 
     def run(*arguments: Any, **options: Any) -> None:
-        with torch.utils._python_dispatch._disable_current_modes():
+        with _disable_current_modes():
             interpreter.start(kernel, grid, *arguments, **options)
 
     operation = Operation(

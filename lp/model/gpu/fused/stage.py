@@ -222,8 +222,8 @@ class _PartWriter:
 
 def _is_integer(term: Term) -> bool:
     match term:
-        case Load(source=Value()):
-            return term.source.is_integer
+        case Load(source=Value() as source):
+            return source.is_integer
         case Formula():
             return term.is_integer
     return False

@@ -167,7 +167,7 @@ def test_kernels_that_choose_tokens_do_not_spill(architecture: int) -> None:
         compile_for(architecture, triton_kernels.sums_of_chunks, types, {"BLOCK": CHUNK}, 4, 2),
         compile_for(
             architecture, triton_kernels.settle, types | {"tokens": "*i64"},
-            all_kinds | {"K": 8, "N": 128, "BLOCK": 64}, 16, 2,
+            all_kinds | {"K": 8, "N": 128, "BLOCK": 64}, 8, 2,
         ),
     ]  # fmt: skip
     for one in found:

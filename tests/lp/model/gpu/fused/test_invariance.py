@@ -22,7 +22,7 @@ from tests.lp.model.gpu.fused.test_attention import Shape, found_in_order, make_
 from tests.lp.test_tree import random_tree
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("llama", "float32"), ("mistral", "bfloat16"), ("gemma2", "bfloat16")])
+@pytest.mark.parametrize(("name", "dtype"), [("llama", "float32"), ("gemma2", "bfloat16")])
 def test_a_rows_logits_do_not_depend_on_its_company(
     name: str, dtype: str, checkpoint_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -30,13 +30,13 @@ def test_a_rows_logits_do_not_depend_on_its_company(
     model = load(ModelSettings(str(checkpoint_folder(name)), dtype, "cpu", compile=CompileMode.off)).model
     shapes = cache_shapes(translate(model, 5), model.num_layers)
     forward = make_fused(model, Pages(shapes, 1, model.dtype).arena, is_invariant=True)
-    tree = random_tree(np.random.default_rng(3), 9)
-    trunk = [(7 * n + 3) % 290 + 2 for n in range(70)]
+    tree = random_tree(np.random.default_rng(3), 5)
+    trunk = [(7 * n + 3) % 290 + 2 for n in range(28)]
     answers: list[Tensor] = []
-    for cached in (70, 69, 40):  # the rest of the trunk is computed with the tree, as its trunk
+    for cached in (28, 20):  # the rest of the trunk is computed with the tree, as its trunk
         pages = Pages(shapes, 1, model.dtype)
         forward.arena = pages.arena
-        for part in (trunk[:33], trunk[33:cached]):
+        for part in (trunk[:9], trunk[9:cached]):
             pages.run(forward, chain(part), 1)
             pages.cache.keep(range(len(part)))
         answers.append(pages.run(forward, tree.under(trunk[cached:]), len(tree), num_padded=3))
@@ -45,7 +45,7 @@ def test_a_rows_logits_do_not_depend_on_its_company(
     for token in trunk:  # one by one
         pages.run(forward, chain([token]), 1)
         pages.cache.keep([0])
-    path = tree.path(8)
+    path = tree.path(4)
     for row in path:
         (alone,) = pages.run(forward, chain([int(tree.tokens[row])]), 1)
         pages.cache.keep([0])
