@@ -1,108 +1,62 @@
-"""An estimate of a step's time on a GPU from what it launches, reads and computes. Nothing here is measured.
+"""Estimates a step on an H200 from its launches, bytes and operations, with fused kernels and without.
 
-Kernels of a captured graph follow one another. A kernel takes as long as its bytes or its operations, whichever takes
-longer, and never less than LEAST_US. So the estimate is a sum over kernels, and small kernels cost what they cost to
-start: that is what fusing saves.
+    python -m benchmarks.projections.gpu_step --model llama-7b --rows 1,64 --context 1024
 
-    R rows
+The fused forward's kernels are those of the real plan, made from the model's shape alone; needs triton, no GPU. The
+launches of the forward without fusing are those that tests/cuda_on_cpu/test_budget.py counts. A kernel takes as long as
+its bytes or its operations, and never less than two microseconds (benchmarks/projections/kernel_costs.py).
+
+NOTHING IS MEASURED.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from math import prod
+from benchmarks.projections.gpus import H200, SHARE_OF_BANDWIDTH, SHARE_OF_FLOPS
+from benchmarks.projections.kernel_costs import LEAST_US, Cost, costs_of, plan_of, unfused
+from benchmarks.shared.options import add_output, ascending_numbers, make_parser, parse
+from benchmarks.shared.report import bullets, markdown_table, publish
+from benchmarks.shared.shapes import SHAPES, make_llama
 
-import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig
-
-from benchmarks.projections.gpus import SHARE_OF_BANDWIDTH, SHARE_OF_FLOPS, Gpu
-from lp.model.causal import CausalModel
-from lp.model.gpu.fused.attention import num_splits
-from lp.model.gpu.fused.make import make_program
-from lp.model.gpu.fused.plan import Instruction, RunAttention, RunProduct, RunStage, make_plan
-from lp.model.gpu.fused.sinks import Store
-from lp.model.kernels import AttentionKind
-from lp.model.program.schedule import schedule
-from lp.model.program.steps import Value
-
-# From the start of a small kernel in a graph to the start of the next one that waits for it. An assumption.
-LEAST_US = 2.0
-ITEMSIZE = torch.bfloat16.itemsize
+# Kernels in the graph without fusing, of each layer and beside the layers: tests/cuda_on_cpu/test_budget.py.
+IN_A_LAYER, BESIDE_LAYERS = 57, 25
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Kernels of one kind in a step, the bytes that they move to and from memory, and their operations."""
-
-    kind: str
-    launches: int
-    num_bytes: float
-    num_operations: float
-
-    def microseconds(self, gpu: Gpu) -> float:
-        """Estimated; all kernels of the kind are taken to be alike."""
-        moving = self.num_bytes / (SHARE_OF_BANDWIDTH * gpu.memory_gb_per_s * 1e3)
-        computing = self.num_operations / (SHARE_OF_FLOPS * gpu.tflops * 1e6)
-        return max(moving, computing, self.launches * LEAST_US)
-
-
-def plan_of(config: PreTrainedConfig) -> list[Instruction]:
-    """The fused forward's kernels for a model in bfloat16 that needs no memory: only its shapes matter."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    program = make_program(CausalModel(model, 4096, [], AttentionKind.eager))
-    return make_plan(program, schedule(program), torch.bfloat16)
-
-
-def costs_of(plan: Iterable[Instruction], num_rows: int, num_cached: int) -> list[Cost]:
-    """What a step of R rows after so many cached tokens takes, by kind of kernel."""
-    found: dict[str, list[tuple[int, float, float]]] = {"products": [], "attention": [], "fused stages": []}
-    for one in plan:
-        match one:
-            case RunProduct():
-                found["products"].append(_product(one.weight, num_rows))
-            case RunAttention():
-                found["attention"].append(_attention(one, num_rows, num_cached))
-            case RunStage():
-                found["fused stages"].append(_stage(one, num_rows))
-    return [Cost(kind, *(sum(figures) for figures in zip(*costs, strict=True))) for kind, costs in found.items()]
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", default="llama-7b", choices=SHAPES, help="a shape (default %(default)s)")
+    parser.add_argument("--rows", type=ascending_numbers, default=[1, 64], metavar="R,R,...", help="default 1,64")
+    parser.add_argument("--context", type=int, default=1024, help="cached tokens (default %(default)s)")
+    add_output(parser)
+    arguments = parse(parser)
+    config = make_llama(SHAPES[arguments.model])
+    plan = plan_of(config)
+    launches = IN_A_LAYER * config.num_hidden_layers + BESIDE_LAYERS
+    table, data = [], []
+    for num_rows in arguments.rows:
+        fused = costs_of(plan, num_rows, arguments.context)
+        for name, costs in (("without fusing", unfused(fused, launches)), ("fused", fused)):
+            table += [_line(num_rows, name, cost.kind, [cost]) for cost in costs]
+            table.append(_line(num_rows, name, "all", costs))
+            data.append({"rows": num_rows, "forward": name, "us": sum(cost.microseconds(H200) for cost in costs)})
+    notes = [
+        f"{arguments.model}, bfloat16, {arguments.context} cached tokens, {H200.name}: {H200.memory_gb_per_s:,} GB/s "
+        f"and {H200.tflops} TFLOP/s in the data sheet; {SHARE_OF_BANDWIDTH:.0%} and {SHARE_OF_FLOPS:.0%} are taken.",
+        f"A kernel takes as long as its bytes or its operations, and at least {LEAST_US:g} us, an assumption.",
+        "The graph alone: neither the copy of inputs, nor sampling, nor the host.",
+    ]
+    columns = ["rows", "forward", "kernels of", "launches", "GB moved", "TFLOP", "estimated ms"]
+    body = "\n\n".join(
+        ["**ESTIMATED. No GPU has run any of this.**", bullets(notes), markdown_table(columns, table, 3)]
+    )
+    publish(arguments.output, f"gpu_step-{arguments.model}", "ESTIMATED: a step on an H200", body, {"steps": data})
 
 
-def unfused(costs: Iterable[Cost], launches: int) -> list[Cost]:
-    """The same products, and as many small kernels and kernels of attention as a forward without fusing launches.
-
-    launches: of a step. Small kernels are taken to move no more bytes than the fused ones, which favours them.
-    """
-    products, *others = costs
-    small = launches - products.launches
-    return [products, Cost("all others", small, sum(one.num_bytes for one in others), 0.0)]
+def _line(num_rows: int, name: str, kind: str, costs: list[Cost]) -> list[object]:
+    moved, computed = sum(cost.num_bytes for cost in costs), sum(cost.num_operations for cost in costs)
+    took = sum(cost.microseconds(H200) for cost in costs)
+    launches = sum(cost.launches for cost in costs)
+    return [num_rows, name, kind, launches, f"{moved / 1e9:.2f}", f"{computed / 1e12:.2f}", f"{took / 1e3:.2f}"]
 
 
-def _product(weight: Tensor, num_rows: int) -> tuple[int, float, float]:
-    num_inputs, num_outputs = weight.shape
-    moved = num_inputs * num_outputs + num_rows * (num_inputs + num_outputs)
-    return 1, moved * ITEMSIZE, 2.0 * num_rows * num_inputs * num_outputs
-
-
-def _attention(one: RunAttention, num_rows: int, num_cached: int) -> tuple[int, float, float]:
-    step = one.step
-    heads, window = step.num_heads * step.num_groups, step.how.sliding_window
-    keys = min(num_cached, window or num_cached) + num_rows
-    splits = num_splits(num_rows, step)
-    moved = 2 * keys * step.num_heads * step.head_dim * ITEMSIZE + 2 * num_rows * heads * step.head_dim * ITEMSIZE
-    moved += 2 * splits * num_rows * heads * step.head_dim * 4 if splits > 1 else 0
-    return 1 + (splits > 1), moved, 4.0 * num_rows * heads * step.head_dim * keys
-
-
-def _stage(one: RunStage, num_rows: int) -> tuple[int, float, float]:
-    moved = 0
-    for argument in one.arguments:
-        if isinstance(argument, Value):
-            moved += num_rows * argument.width * (8 if argument.is_integer else 2 if argument.is_half else 4)
-        elif isinstance(argument, Tensor):
-            moved += min(prod(argument.shape), num_rows * argument.shape[-1]) * argument.element_size()
-        elif isinstance(argument, Store):
-            moved += 0  # a row's keys and values are counted where they are read
-    return 1, moved, 0.0
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_step
+from benchmarks.projections import gpu_step
 from lp.gpu_kernels import missing_triton
 from tests.benchmarks.results import read
 

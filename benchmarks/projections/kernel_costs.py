@@ -1,0 +1,108 @@
+"""An estimate of a step's time on a GPU from what it launches, reads and computes. Nothing here is measured.
+
+Kernels of a captured graph follow one another. A kernel takes as long as its bytes or its operations, whichever takes
+longer, and never less than LEAST_US. So the estimate is a sum over kernels, and small kernels cost what they cost to
+start: that is what fusing saves.
+
+    R rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from benchmarks.projections.gpus import SHARE_OF_BANDWIDTH, SHARE_OF_FLOPS, Gpu
+from lp.model.causal import CausalModel
+from lp.model.gpu.fused.attention import num_splits
+from lp.model.gpu.fused.make import make_program
+from lp.model.gpu.fused.plan import Instruction, RunAttention, RunProduct, RunStage, make_plan
+from lp.model.gpu.fused.sinks import Store
+from lp.model.kernels import AttentionKind
+from lp.model.program.schedule import schedule
+from lp.model.program.steps import Value
+
+# From the start of a small kernel in a graph to the start of the next one that waits for it. An assumption.
+LEAST_US = 2.0
+ITEMSIZE = torch.bfloat16.itemsize
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Kernels of one kind in a step, the bytes that they move to and from memory, and their operations."""
+
+    kind: str
+    launches: int
+    num_bytes: float
+    num_operations: float
+
+    def microseconds(self, gpu: Gpu) -> float:
+        """Estimated; all kernels of the kind are taken to be alike."""
+        moving = self.num_bytes / (SHARE_OF_BANDWIDTH * gpu.memory_gb_per_s * 1e3)
+        computing = self.num_operations / (SHARE_OF_FLOPS * gpu.tflops * 1e6)
+        return max(moving, computing, self.launches * LEAST_US)
+
+
+def plan_of(config: PreTrainedConfig) -> list[Instruction]:
+    """The fused forward's kernels for a model in bfloat16 that needs no memory: only its shapes matter."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    program = make_program(CausalModel(model, 4096, [], AttentionKind.eager))
+    return make_plan(program, schedule(program), torch.bfloat16)
+
+
+def costs_of(plan: Iterable[Instruction], num_rows: int, num_cached: int) -> list[Cost]:
+    """What a step of R rows after so many cached tokens takes, by kind of kernel."""
+    found: dict[str, list[tuple[int, float, float]]] = {"products": [], "attention": [], "fused stages": []}
+    for one in plan:
+        match one:
+            case RunProduct():
+                found["products"].append(_product(one.weight, num_rows))
+            case RunAttention():
+                found["attention"].append(_attention(one, num_rows, num_cached))
+            case RunStage():
+                found["fused stages"].append(_stage(one, num_rows))
+    return [Cost(kind, *(sum(figures) for figures in zip(*costs, strict=True))) for kind, costs in found.items()]
+
+
+def unfused(costs: Iterable[Cost], launches: int) -> list[Cost]:
+    """The same products, and as many small kernels and kernels of attention as a forward without fusing launches.
+
+    launches: of a step. Small kernels are taken to move no more bytes than the fused ones, which favours them.
+    """
+    products, *others = costs
+    small = launches - products.launches
+    return [products, Cost("all others", small, sum(one.num_bytes for one in others), 0.0)]
+
+
+def _product(weight: Tensor, num_rows: int) -> tuple[int, float, float]:
+    num_inputs, num_outputs = weight.shape
+    moved = num_inputs * num_outputs + num_rows * (num_inputs + num_outputs)
+    return 1, moved * ITEMSIZE, 2.0 * num_rows * num_inputs * num_outputs
+
+
+def _attention(one: RunAttention, num_rows: int, num_cached: int) -> tuple[int, float, float]:
+    step = one.step
+    heads, window = step.num_heads * step.num_groups, step.how.sliding_window
+    keys = min(num_cached, window or num_cached) + num_rows
+    splits = num_splits(num_rows, step)
+    moved = 2 * keys * step.num_heads * step.head_dim * ITEMSIZE + 2 * num_rows * heads * step.head_dim * ITEMSIZE
+    moved += 2 * splits * num_rows * heads * step.head_dim * 4 if splits > 1 else 0
+    return 1 + (splits > 1), moved, 4.0 * num_rows * heads * step.head_dim * keys
+
+
+def _stage(one: RunStage, num_rows: int) -> tuple[int, float, float]:
+    moved = 0
+    for argument in one.arguments:
+        if isinstance(argument, Value):
+            moved += num_rows * argument.width * (8 if argument.is_integer else 2 if argument.is_half else 4)
+        elif isinstance(argument, Tensor):
+            moved += min(prod(argument.shape), num_rows * argument.shape[-1]) * argument.element_size()
+        elif isinstance(argument, Store):
+            moved += 0  # a row's keys and values are counted where they are read
+    return 1, moved, 0.0
