@@ -24,7 +24,7 @@ from lp.assembly import (
 from lp.calibration.measure import StepTimesSource
 from lp.drafting.answers import AnswerIndex
 from lp.drafting.history import DraftHistory
-from lp.generation import Generation
+from lp.generation import Generation, SettledStep
 from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings, load
 from lp.model.fast.choose import CompileMode
@@ -70,6 +70,8 @@ class Engine:
         self.scheduler = Scheduler(room or Room(checkpoint.model.memory.num_pages))
         self.request_builder.room = self.scheduler.room
         self._under_way: deque[Batch] = deque()
+        # Why steps could not be started ahead.
+        self._failure: Exception | None = None
         self._streams: dict[str, deque[Progress]] = {}
 
     @classmethod
@@ -149,6 +151,8 @@ class Engine:
         if generation not in self.scheduler:
             self._withdraw(generation)
         self._end(generation)
+        if self.is_idle:  # what could not be started is not wanted any more
+            self._failure = None
         return generation.cancelled()
 
     def _end(self, generation: Generation) -> None:
@@ -191,6 +195,7 @@ class Engine:
         self.scheduler.clear()
         self.scheduler.room = self.request_builder.room = room or self.scheduler.room
         self._under_way.clear()
+        self._failure = None
         self.runner, self.history = runner, DraftHistory(step_times, runner.num_parts, self.history.index)
         replayed = [self._resume_one(request, tokens, held.pop(request.id, None)) for request, tokens in requests]
         for sequence in held.values():
@@ -214,14 +219,36 @@ class Engine:
         return progress
 
     def step(self) -> list[Progress]:
-        """Starts as many batches of steps as the runner takes, then finishes the oldest one."""
+        """Starts as many batches of steps as the runner takes, then finishes the oldest one.
+
+        Where the device works by itself, the next batches are started before anything is made of what this one has
+        yielded: text, statistics and what the caller does with them need no time then. Raises what a start raises; if
+        that was one of the next batches, the next call raises it, so that nothing is lost of what this batch has
+        yielded.
+        """
+        if self._failure:
+            failure, self._failure = self._failure, None
+            raise failure
+        self._start()
+        batch = self._under_way.popleft()  # before `finish`: if that fails, no answers will come
+        answers = batch.answers or self.runner.finish()
+        settled = [
+            (generation, self._settle(generation, found))
+            for generation, found in zip(batch.generations, answers, strict=True)
+        ]
+        if self.runner.is_asynchronous:
+            try:
+                self._start()
+            except Exception as error:
+                self._failure = error
+        return [generation.tell(step) for generation, step in settled]
+
+    def _start(self) -> None:
+        """Starts batches of steps until the runner takes no more, or nobody waits."""
         while len(self._under_way) < self.runner.depth and (generations := self.scheduler.next_batch()):
             self.runner.start([self._plan(generation) for generation in generations])
             self.scheduler.remove(generations)  # after the start: if that fails, they can still be cancelled
             self._under_way.append(Batch(generations))
-        batch = self._under_way.popleft()  # before `finish`: if that fails, no answers will come
-        answers = batch.answers or self.runner.finish()
-        return [self._commit(generation, found) for generation, found in zip(batch.generations, answers, strict=True)]
 
     def _plan(self, generation: Generation) -> StepInput:
         """Plans a generation's next step."""
@@ -231,14 +258,14 @@ class Engine:
         decoder = generation.decoder
         return StepInput(generation.sequence, tree, decoder.num_candidates, fingerprint, decoder.is_shared)
 
-    def _commit(self, generation: Generation, answers: Answers) -> Progress:
-        """Adds what a step has yielded. A generation that continues takes its next turn after all others."""
-        progress = generation.commit(answers)
-        if progress.finish_reason:
+    def _settle(self, generation: Generation, answers: Answers) -> SettledStep:
+        """Adds a step's tokens. A generation that continues takes its next turn after all others."""
+        settled = generation.settle(answers)
+        if settled.reason:
             self._end(generation)
         else:
             self.scheduler.add(generation)
-        return progress
+        return settled
 
     def stream(
         self,

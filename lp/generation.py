@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from lp.decoding.base import Decoder
 from lp.decoding.make import make_decoder
@@ -18,7 +19,22 @@ from lp.statistics import Statistics
 from lp.text.detokenizer import Detokenizer
 from lp.text.stopping import FinishReason, StopConditions, TextStream
 from lp.tree import TokenTree, chain
-from lp.verification import NOT_A_TOKEN, Accepted, Answers, Drafted
+from lp.verification import NOT_A_TOKEN, Answers, CountDrafts
+
+
+class SettledStep(NamedTuple):
+    """What a step has added to a sequence.
+
+    tokens: up to the one that ends the sequence. rows: for each of them, the row whose target it is. reason: why the
+    sequence ends; None if it does not. num_rows: of the step's tree. answers: to all of them.
+    """
+
+    tokens: list[int]
+    rows: list[int]
+    reason: FinishReason | None
+    num_rows: int
+    answers: Answers
+    count_drafts: CountDrafts
 
 
 class Generation:
@@ -52,16 +68,19 @@ class Generation:
         self.tree = self.decoder.plan(self.sequence.tokens, room, wanted=self.stop.num_left)
         return self.tree
 
-    def commit(self, answers: Answers) -> Progress:
-        """Verifies the step's tree and adds the accepted tokens."""
-        return self.absorb(answers, *self.decoder.commit(self.sequence.tokens, answers))
+    def settle(self, answers: Answers) -> SettledStep:
+        """Verifies the step's tree and adds the accepted tokens, up to the one that ends the sequence.
 
-    def absorb(self, answers: Answers, accepted: Accepted, drafted: Drafted) -> Progress:
-        """Adds the accepted tokens, up to the one that ends the sequence."""
+        That is all that the next step's plan needs; the rest is up to `tell`.
+        """
+        accepted, count_drafts = self.decoder.commit(self.sequence.tokens, answers)
         tokens, reason = self._take(accepted.tokens)
-        self.stats.end_step(len(self.tree), len(tokens), drafted)
-        logprobs = _logprobs(answers, accepted.rows[: len(tokens)])
-        return self._progress(tokens, logprobs, reason)
+        return SettledStep(tokens, accepted.rows[: len(tokens)], reason, len(self.tree), answers, count_drafts)
+
+    def tell(self, step: SettledStep) -> Progress:
+        """What a step has yielded: text, log-probabilities and statistics. Steps must be told in their order."""
+        self.stats.end_step(step.num_rows, len(step.tokens), step.count_drafts())
+        return self._progress(step.tokens, _logprobs(step.answers, step.rows), step.reason)
 
     def replay(self, tokens: Iterable[int]) -> Progress:
         """Adds tokens that were generated earlier, perhaps on other ranks."""

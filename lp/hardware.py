@@ -1,4 +1,4 @@
-"""Names this machine's processor, devices and number formats. Copies values to a device. Knows nothing of their use."""
+"""Names this machine's processor, devices and number formats. Copies values to a device and back."""
 
 from __future__ import annotations
 
@@ -56,3 +56,20 @@ def upload(values: np.ndarray, device: torch.device) -> Tensor:
 def upload_into(values: np.ndarray, target: Tensor) -> None:
     """Copies the values to where a tensor on a device lies; see `upload`. The values may be changed at once."""
     target.copy_(torch.from_numpy(values).pin_memory(), non_blocking=True)
+
+
+class Download:
+    """Copies a tensor to the host, from a GPU to pinned memory while the host does something else."""
+
+    def __init__(self, tensor: Tensor):
+        self._copy = tensor.to("cpu", non_blocking=True)
+        self._done: torch.cuda.Event | None = None
+        if tensor.device.type == "cuda":
+            self._done = torch.cuda.Event()
+            self._done.record(torch.cuda.current_stream(tensor.device))
+
+    def wait(self) -> np.ndarray:
+        """The values, once they are there."""
+        if self._done:
+            self._done.synchronize()
+        return self._copy.numpy()

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from lp.model.causal import CausalModel
 from lp.model.kv_cache import KVCache
 from lp.request import Sequence
 from lp.runner import StepInput
 from lp.sampling.sampler import Sampler
-from lp.tree import TokenTree, chain, descend
+from lp.tree import TokenTree, chain
 from lp.verification import Answers
+
+# Waits for the answers of a step that was started.
+Pending = Callable[[], Answers]
 
 
 class ForwardRunner(ABC):
-    """A runner that completes every step in `start`, by one call of `forward`."""
+    """A runner that gives the device all its work in `start`, step by step, and waits for answers in `finish`."""
 
     depth = 1
     num_parts = 1
 
     def __init__(self) -> None:
-        self._finished: deque[list[Answers]] = deque()
+        self._under_way: deque[list[Pending]] = deque()
+
+    @property
+    @abstractmethod
+    def is_asynchronous(self) -> bool: ...
 
     @property
     @abstractmethod
@@ -35,17 +42,17 @@ class ForwardRunner(ABC):
     def close(self, sequence: Sequence) -> None: ...
 
     @abstractmethod
-    def forward(self, step: StepInput) -> Answers:
-        """Computes the answers for every row of a step's tree."""
+    def launch(self, step: StepInput) -> Pending:
+        """Gives the device a step. Returns what waits for the answers for every row of its tree."""
 
     def start(self, steps: list[StepInput]) -> None:
-        self._finished.append([self.forward(step) for step in steps])
+        self._under_way.append([self.launch(step) for step in steps])
 
     def finish(self) -> list[Answers]:
-        return self._finished.popleft()
+        return [pending() for pending in self._under_way.popleft()]
 
     def abandon(self) -> None:
-        self._finished.clear()
+        self._under_way.clear()
 
 
 class SequenceState:
@@ -75,10 +82,7 @@ class SequenceState:
             self.last = chain([])
         if self.cache.length >= len(tokens):  # the sequence was resumed with fewer tokens than the cache holds
             self.cache.length, self.last = len(tokens) - 1, chain([])
-        missing = tokens[self.cache.length : -1]
-        start = [0] if len(self.last) else []
-        levels = descend(self.last, start, lambda depth, _: missing[depth] if depth < len(missing) else None)
-        self.cache.keep(self.last.path(levels[-1][0]) if levels else [])
+        self.cache.keep(self.last.path_along(tokens[self.cache.length : -1]))
         self.last = chain([])
 
     def prefill(self, tokens: list[int], most_rows: int) -> Iterator[TokenTree]:
@@ -116,16 +120,20 @@ class SingleDevice(ForwardRunner):
     def open(self, sequence: Sequence) -> None:
         self.states[sequence.id] = SequenceState.begin(sequence, self.model)
 
-    def forward(self, step: StepInput) -> Answers:
+    @property
+    def is_asynchronous(self) -> bool:
+        return self.model.device.type != "cpu"
+
+    def launch(self, step: StepInput) -> Pending:
         """Computes a step's tree, and before it the tokens that the cache lacks: the prompt, or tokens that other
-        ranks have computed.
+        ranks have computed. A CPU is done when this returns, a GPU is not.
         """
         tokens, state = step.sequence.tokens, self.states[step.sequence.id]
         for part in state.prefill(tokens, self.prefill_chunk):
             self.model.forward(part, state.cache, num_logits=1)
         rows = state.attach(step.tree, tokens)
         logits = self.model.forward(rows, state.cache, num_logits=len(step.tree))
-        return state.sampler.answers(logits, step.tree, tokens, step.num_candidates)
+        return state.sampler.launch(logits, step.tree, tokens, step.num_candidates)
 
     def close(self, sequence: Sequence) -> None:
         self.states.pop(sequence.id).cache.release()

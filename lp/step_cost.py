@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 # Depth of the trees that are measured: their rows form chains of this length under the root.
 DEPTH = 4
@@ -123,6 +124,20 @@ class StepTimes:
             raise ValueError(f"not step times: {error}") from error
 
 
+class CostTables(NamedTuple):
+    """What StepCost looks up, as float64 numbers side by side.
+
+    host_row: seconds of the host for each row of a tree. shared, shared_slopes: [M + 1] by the rows of the largest
+    part. alone, alone_slopes: [M + 1] by the rows of a tree that one part computes. Slopes: see StepCost.row_s.
+    """
+
+    host_row: float
+    shared: array[float]
+    shared_slopes: array[float]
+    alone: array[float]
+    alone_slopes: array[float]
+
+
 class StepCost:
     """Step times as tables for fast lookup.
 
@@ -143,14 +158,14 @@ class StepCost:
         row_s = is_sampled * extras.sampled_row
         shared, alone = times.by_part(), times.alone
         # [M + 1] seconds by the rows of the largest part, without the host's for each row of the tree.
-        self._shared = [shared.at(rows) + step_s + row_s * rows for rows in range(most_rows + 1)]
-        self._shared_slopes = [slope / self.num_parts for slope in _least_slopes(self._shared)]
+        self._shared = array("d", (shared.at(rows) + step_s + row_s * rows for rows in range(most_rows + 1)))
+        self._shared_slopes = array("d", (slope / self.num_parts for slope in _least_slopes(self._shared)))
         # [M + 1] seconds by the rows of a tree that one part computes; infinite where ranks never rest.
-        self._alone = self._alone_slopes = [math.inf] * (most_rows + 1)
+        self._alone = self._alone_slopes = array("d", [math.inf] * (most_rows + 1))
         if alone is not None:
             row_s += extras.host_row
-            self._alone = [alone.at(rows) + step_s + row_s * rows for rows in range(most_rows + 1)]
-            self._alone_slopes = _least_slopes(self._alone)
+            self._alone = array("d", (alone.at(rows) + step_s + row_s * rows for rows in range(most_rows + 1)))
+            self._alone_slopes = array("d", _least_slopes(self._alone))
         self._host_row = extras.host_row
         plain = extras.sampled_plain if is_sampled else extras.greedy_plain
         one_row = min(shared.at(1), alone.at(1) if alone else math.inf)
@@ -161,6 +176,10 @@ class StepCost:
         self._row_s = (self._shared[many] - self._shared[few]) / max(1, many - few)
         self._usual_s = self._shared[min(16, most_rows)]
         self.shares_plain_steps = alone is None or shared.at(1) <= alone.at(1) + self.catch_up_s(1)
+
+    @property
+    def tables(self) -> CostTables:
+        return CostTables(self._host_row, self._shared, self._shared_slopes, self._alone, self._alone_slopes)
 
     def step_s(self, num_rows: int, depth: int, catch_up_s: float = 0.0) -> float:
         """Seconds of a step by the rows and the depth of its tree. catch_up_s: see `catch_up_s`."""

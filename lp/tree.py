@@ -13,6 +13,9 @@ from functools import cached_property
 
 import numpy as np
 
+from lp.host import trees
+from lp.host.library import library
+
 # The parent of row 0, which follows the cached prefix.
 PREFIX = -1
 
@@ -47,6 +50,8 @@ class TokenTree:
     @cached_property
     def visibility(self) -> np.ndarray:
         """[R, R] bool, the ancestor closure: row i sees row j if j is i or an ancestor of i."""
+        if (native := library()) is not None:
+            return trees.visibility(native, self.parents)
         num_rows = len(self)
         num_bytes = -(-num_rows // 8)
         seen: list[int] = []  # bit j: row j is seen
@@ -56,12 +61,32 @@ class TokenTree:
         bits = np.unpackbits(packed.reshape(num_rows, num_bytes), axis=1, count=num_rows, bitorder="little")
         return bits.view(bool)
 
+    @cached_property
+    def ancestors(self) -> tuple[np.ndarray, np.ndarray]:
+        """The visibility as lists: [R + 1] int32 and int32 rows, ascending for each row. Row i sees the rows from entry
+        i of the first array to entry i + 1.
+        """
+        if (native := library()) is not None:
+            return trees.ancestors(native, self.parents, int(self.depths.sum()) + len(self))
+        starts = np.zeros(len(self) + 1, np.int32)
+        np.cumsum(np.count_nonzero(self.visibility, axis=1), out=starts[1:])
+        return starts, np.nonzero(self.visibility)[1].astype(np.int32)
+
     def path(self, row: int) -> list[int]:
         """Rows from the first row down to `row`, both included."""
         rows = [row]
         while (parent := int(self.parents[rows[-1]])) != PREFIX:
             rows.append(parent)
         return rows[::-1]
+
+    def path_along(self, tokens: Sequence[int]) -> list[int]:
+        """The longest path of rows from the first one on whose tokens are the first of `tokens`."""
+        if not len(self) or not tokens:
+            return []
+        if (native := library()) is not None:
+            return trees.follow(native, self.tokens, self.parents, tokens)
+        levels = descend(self, [0], lambda depth, _: tokens[depth] if depth < len(tokens) else None)
+        return self.path(levels[-1][0]) if levels else []
 
     def take(self, rows: Sequence[int]) -> TokenTree:
         """The sub-tree of ascending `rows`, which must contain all ancestors of each row."""

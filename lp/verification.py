@@ -8,11 +8,14 @@ Greedy decoding and sampling share it, as targets are deterministic in both (doc
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from lp.host import trees
+from lp.host.library import library
 from lp.tree import TokenTree, descend
 
 # The target of a row whose logits are NaN.
@@ -41,6 +44,15 @@ class Drafted:
 
     proposed: Counter[str]
     accepted: list[str]
+
+
+# Counts a step's drafts when it is called, which can wait until the next step has been started.
+CountDrafts = Callable[[], Drafted]
+
+
+def no_drafts() -> Drafted:
+    """Of a step without drafts."""
+    return Drafted(Counter(), [])
 
 
 @dataclass(frozen=True)
@@ -89,9 +101,13 @@ def verify(tree: TokenTree, targets: np.ndarray, num_verified: int | None = None
     The targets of all rows on the way are accepted. num_verified: only this many first rows count as children of the
     root; None is all rows.
     """
-    first = tree.children[0] if num_verified is None else [row for row in tree.children[0] if row < num_verified]
     answers = targets.tolist()
-    levels = descend(tree, first, lambda _, row: answers[row])
+    num_verified = len(tree) if num_verified is None else num_verified
+    if (native := library()) is not None:
+        levels = trees.verify(native, tree.tokens, tree.parents, targets, num_verified)
+    else:
+        first = [row for row in tree.children[0] if row < num_verified]
+        levels = descend(tree, first, lambda _, row: answers[row])
     rows = [0, *(level[0] for level in levels)]
     return Accepted([answers[row] for row in rows], rows, levels)
 

@@ -16,8 +16,7 @@ from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint
 from lp.request import Sequence
 from lp.runner import StepInput
-from lp.single_device import SingleDevice
-from lp.verification import Answers
+from lp.single_device import Pending, SingleDevice
 from parallel.runners.partition import TreePartitioner
 
 
@@ -55,7 +54,7 @@ class SplittingDevice(SingleDevice):
         self.largest = dict.fromkeys(self.degrees, 0)
         self.num_first, self.computing_s = 0, 0.0
 
-    def forward(self, step: StepInput) -> Answers:
+    def launch(self, step: StepInput) -> Pending:
         tokens = step.sequence.tokens
         num_new = len(tokens) - step.sequence.prompt_length
         self.num_first = self.num_first or num_new
@@ -64,9 +63,9 @@ class SplittingDevice(SingleDevice):
             rows = max(len(part) + trunk for part, trunk in zip(parts, partitioner.trunks, strict=True))
             self.largest[degree] += rows if num_new else 0
         begin = time.thread_time()
-        answers = super().forward(step)
+        pending = super().launch(step)
         self.computing_s += time.thread_time() - begin
-        return answers
+        return pending
 
 
 def record_texts(

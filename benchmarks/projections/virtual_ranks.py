@@ -21,7 +21,7 @@ from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint
 from lp.request import Sequence
 from lp.runner import StepInput
-from lp.single_device import ForwardRunner, SingleDevice
+from lp.single_device import ForwardRunner, Pending, SingleDevice
 from lp.tree import TokenTree
 from lp.verification import Answers
 from parallel.comm.channel import HEADER
@@ -98,13 +98,17 @@ class VirtualLookaheadParallel(ForwardRunner):
         for rank in self.ranks:
             rank.close(sequence)
 
-    def forward(self, step: StepInput) -> Answers:
+    @property
+    def is_asynchronous(self) -> bool:
+        return False
+
+    def launch(self, step: StepInput) -> Pending:
         sequence, tree = step.sequence, step.tree
         parts = self.partitioner.split(tree, sequence.tokens)
         seconds, answers_PK = [], []
         for rank, part in zip(self.ranks, parts, strict=True):
             begin = self.clock()
-            answers_PK.append(rank.forward(replace(step, tree=tree.take(part))).pack())
+            answers_PK.append(rank.launch(replace(step, tree=tree.take(part)))().pack())
             seconds.append(self.clock() - begin)
         rows = max(len(rank.states[sequence.id].last) for rank in self.ranks)
         charges = exchange_charges(max(len(part) for part in parts), len(self.ranks))
@@ -112,7 +116,8 @@ class VirtualLookaheadParallel(ForwardRunner):
         merged_RK = np.empty((len(tree), answers_PK[0].shape[1]), dtype=np.int32)
         for part, answered_PK in reversed(list(zip(parts, answers_PK, strict=True))):
             merged_RK[part] = answered_PK
-        return Answers.unpack(merged_RK, step.num_candidates)
+        answers = Answers.unpack(merged_RK, step.num_candidates)
+        return lambda: answers
 
 
 def record(
@@ -153,7 +158,7 @@ def replay(
         sequence.tokens = single.sequence.tokens[: step.length]
         before, begin = collectives.charges, clock()
         tree = step.tree.take(range(len(step.tree)))  # a copy, as ranks have: a tree remembers its visibility
-        runner.forward(StepInput(sequence, tree)).pack()
+        runner.launch(StepInput(sequence, tree))().pack()
         seconds = clock() - begin
         rows = len(runner.states[sequence.id].last)
         charges = collectives.charges - before + exchange_charges(len(step.tree), collectives.num_ranks)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from benchmarks.shared.report import markdown_table
 from lp import Auto, Engine, Sampling, Stopping
 from lp.decoding.auto import AutoDecoder
-from lp.drafting.contexts import extend
+from lp.drafting.contexts import LONGEST
 from lp.drafting.history import DraftHistory
 from lp.request import Request
-from lp.verification import Accepted, Answers, Drafted
+from lp.verification import Accepted, Answers, CountDrafts
 
 NOBODY = "nobody"
 
@@ -57,20 +57,20 @@ class WatchedDecoder(AutoDecoder):
         super().__init__(decode, request.prompt, sampling.seed, sampling.temperature, history)
         self.right, self.tally = list(right), tally
 
-    def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, Drafted]:
-        proposers = self._proposers(self.right)
-        accepted, drafted = super().commit(tokens, answers)
+    def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
+        proposers = self._proposers(tokens, self.right)
+        accepted, count_drafts = super().commit(tokens, answers)
         self._count(proposers, min(len(accepted.tokens), len(self.right)))
         del self.right[: len(accepted.tokens)]
-        return accepted, drafted
+        return accepted, count_drafts
 
-    def _proposers(self, right: Sequence[int]) -> list[str]:
+    def _proposers(self, tokens: Sequence[int], right: Sequence[int]) -> list[str]:
         """Lists, for each token to come but the last, the sources that propose it after the tokens before it."""
-        context, found = self.sources.root.context, []
+        path, found = [*tokens[-LONGEST:]], []
         for depth, token in enumerate(right[:-1]):
-            kinds = [kind for kind, candidates in self.sources.propose(context, depth) if token in candidates]
+            kinds = [kind for kind, candidates in self.drafter.propose(path, depth) if token in candidates]
             found.append(" and ".join(sorted({self.profile.kinds.sources[kind] for kind in kinds})) or NOBODY)
-            context = extend(context, token)
+            path.append(token)
         return found
 
     def _count(self, proposers: list[str], num_tokens: int) -> None:

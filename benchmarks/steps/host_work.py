@@ -63,10 +63,10 @@ class TimedEngine(Engine):
             return refusal
         assert isinstance(self.runner, SingleDevice)
         *_, generation = self.scheduler
-        self._watch(self.runner.states[request.id].sampler, "answers", ANSWERS)
+        self._watch(self.runner.states[request.id].sampler, "launch", ANSWERS)
         self._watch(generation.decoder, "plan", "planning")
         self._watch(generation.decoder, "commit", "verifying")
-        self._watch(generation, "absorb", "text")
+        self._watch(generation, "tell", "text")
         return None
 
     def _watch(self, owner: Any, method: str, part: str) -> None:

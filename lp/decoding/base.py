@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from lp.tree import TokenTree
-from lp.verification import Accepted, Answers, Drafted
+from lp.verification import Accepted, Answers, CountDrafts
 
 
 class Decoder(Protocol):
@@ -30,10 +30,11 @@ class Decoder(Protocol):
         """
         ...
 
-    def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, Drafted]:
+    def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
         """Verifies the tree planned last against its answers and learns from them.
 
-        tokens: the same sequence that the tree was planned for, without the accepted tokens.
+        tokens: the same sequence that the tree was planned for, without the accepted tokens. Returns what was accepted,
+        and what counts the drafts, as counting can wait until the next step has been started.
         """
         ...
 

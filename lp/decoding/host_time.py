@@ -53,7 +53,8 @@ def _time(decoder: Decoder, num_candidates: int) -> tuple[float, float]:
         planned = time.perf_counter()
         answers = _answers(followers, tree, len(tokens))
         answered = time.perf_counter()
-        accepted, _ = decoder.commit(tokens, answers)
+        accepted, count_drafts = decoder.commit(tokens, answers)
+        count_drafts()
         seconds.append(time.perf_counter() - answered + planned - begin)
         rows.append(len(tree))
         tokens += accepted.tokens

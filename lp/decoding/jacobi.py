@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from lp.methods import Jacobi
 from lp.tree import TokenTree, TreeBuilder
-from lp.verification import Accepted, Answers, Drafted, as_guesses, verify
+from lp.verification import Accepted, Answers, CountDrafts, Drafted, as_guesses, verify
 
 
 class JacobiDecoder:
@@ -36,11 +36,12 @@ class JacobiDecoder:
         self.tree = builder.build()
         return self.tree
 
-    def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, Drafted]:
+    def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
         accepted = verify(self.tree, answers.targets)
         improved = as_guesses(answers.targets)[len(accepted.tokens) :].tolist()
         self.guesses = improved + self._fresh(self.size - len(improved))
-        return accepted, Drafted(Counter(jacobi=len(self.tree) - 1), ["jacobi"] * len(accepted.drafted))
+        drafted = Drafted(Counter(jacobi=len(self.tree) - 1), ["jacobi"] * len(accepted.drafted))
+        return accepted, lambda: drafted
 
     def fingerprint(self) -> int:
         return zlib.crc32(repr(self.guesses).encode()) >> 1

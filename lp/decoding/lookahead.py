@@ -15,7 +15,7 @@ from lp.decoding.tries import merge
 from lp.decoding.window import Window
 from lp.methods import Lookahead, PromptLookup
 from lp.tree import TokenTree, TreeBuilder
-from lp.verification import Accepted, Answers, Drafted, verify
+from lp.verification import Accepted, Answers, CountDrafts, Drafted, verify
 
 
 class PoolFeed:
@@ -75,12 +75,13 @@ class LookaheadDecoder:
         """Number of rows of the root and the drafts, which come before the window's cells."""
         return 1 + len(self.sources)
 
-    def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, Drafted]:
+    def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
         accepted = verify(self.tree, answers.targets, self._num_verified)
         ngrams = self.window.commit(answers.targets, len(accepted.tokens)) if self.window else []
         if self.feed:
             self.feed.learn(ngrams, tokens, accepted.tokens)
-        return accepted, Drafted(Counter(self.sources.values()), [self.sources[row] for row in accepted.rows[1:]])
+        sources = self.sources  # those of the next step replace them
+        return accepted, lambda: Drafted(Counter(sources.values()), [sources[row] for row in accepted.rows[1:]])
 
     def fingerprint(self) -> int:
         window = self.window.cells if self.window else []

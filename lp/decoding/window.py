@@ -48,11 +48,16 @@ class Window:
 
     def plan(self, builder: TreeBuilder) -> None:
         """Adds all cells to the tree, under the root."""
+        self.place(len(builder.tokens))
         above = range(0)
         for level, tokens in enumerate(self.cells):
             parents = above if level else [0, *range(len(builder.tokens), len(builder.tokens) + len(tokens) - 1)]
             above = builder.extend(tokens, parents, depths=range(level + 1, level + 1 + len(tokens)))
-        self._newest = slice(above.start, above.stop)
+
+    def place(self, first_row: int) -> None:
+        """Notes that all cells were added to a tree, level by level, from a row on."""
+        end = first_row + self.num_cells
+        self._newest = slice(end - self.columns, end)
 
     def commit(self, targets: np.ndarray, num_accepted: int) -> list[tuple[int, ...]]:
         """Reads the targets [R] of the tree planned last and slides by the number of accepted tokens.

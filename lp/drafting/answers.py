@@ -6,6 +6,7 @@ R rows, P pairs of tokens, T single tokens, K candidates of each answer
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -54,41 +55,50 @@ class NewestAnswers:
 class AnswerIndex:
     """Answers that do not change, as answer_index.py reads them from a file.
 
-    name: the model that gave them. digest: a checksum of the file, equal on all ranks that read the same one.
+    name: the model that gave them. digest: a checksum of the file, equal on all ranks that read the same one. pairs,
+    tokens: [P] and [T] int64, contexts of two tokens and of one (see contexts.py). pair_answers, token_answers: [P, K]
+    and [T, K] int32.
     """
 
     def __init__(self, name: str, digest: str, arrays: Mapping[str, np.ndarray]):
         """arrays: pairs [P, 2], pair_answers [P, K], tokens [T], token_answers [T, K], all int32."""
         self.name, self.digest = name, digest
-        self._pair_answers, self._token_answers = arrays["pair_answers"], arrays["token_answers"]
-        pairs = (arrays["pairs"].astype(np.int64) + OFFSET) @ np.array([1 << BITS, 1])
-        self._pairs = dict(zip(pairs.tolist(), range(len(pairs)), strict=True))
-        self._tokens = dict(zip((arrays["tokens"] + OFFSET).tolist(), range(len(arrays["tokens"])), strict=True))
+        self.pair_answers, self.token_answers = arrays["pair_answers"], arrays["token_answers"]
+        self.pairs = (arrays["pairs"].astype(np.int64) + OFFSET) @ np.array([1 << BITS, 1])
+        self.tokens = arrays["tokens"].astype(np.int64) + OFFSET
+
+    @cached_property
+    def _row_of_pair(self) -> dict[int, int]:
+        return dict(zip(self.pairs.tolist(), range(len(self.pairs)), strict=True))
+
+    @cached_property
+    def _row_of_token(self) -> dict[int, int]:
+        return dict(zip(self.tokens.tolist(), range(len(self.tokens)), strict=True))
 
     @property
     def num_pairs(self) -> int:
-        return len(self._pairs)
+        return len(self.pairs)
 
     @property
     def num_tokens(self) -> int:
-        return len(self._tokens)
+        return len(self.tokens)
 
     def newest(self, capacity: int) -> NewestAnswers:
         """The same answers, to which others can be added."""
         found = NewestAnswers(capacity)
-        found.pairs.update(zip(self._pairs, map(tuple, self._pair_answers.tolist()), strict=True))
-        found.tokens.update(zip(self._tokens, map(tuple, self._token_answers.tolist()), strict=True))
+        found.pairs.update(zip(self.pairs.tolist(), map(tuple, self.pair_answers.tolist()), strict=True))
+        found.tokens.update(zip(self.tokens.tolist(), map(tuple, self.token_answers.tolist()), strict=True))
         return found
 
     def after_two(self, path: int) -> list[int] | None:
         """[K] the answer after the last two tokens of a path."""
-        row = self._pairs.get(path & PAIR)
-        return None if row is None else self._pair_answers[row].tolist()
+        row = self._row_of_pair.get(path & PAIR)
+        return None if row is None else self.pair_answers[row].tolist()
 
     def after_one(self, path: int) -> list[int] | None:
         """[K] the answer after the last token of a path."""
-        row = self._tokens.get(path & TOKEN)
-        return None if row is None else self._token_answers[row].tolist()
+        row = self._row_of_token.get(path & TOKEN)
+        return None if row is None else self.token_answers[row].tolist()
 
 
 def priors(best: float, num_candidates: int) -> list[float]:

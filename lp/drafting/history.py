@@ -10,12 +10,17 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
+from lp.drafting import sources
 from lp.drafting.answer_index import AnswerIndex
 from lp.drafting.backoff import SpeculationAccount
-from lp.drafting.base import SharedKnowledge
+from lp.drafting.base import SequenceStart, SharedKnowledge
+from lp.drafting.drafter import Drafter, Estimates, PythonDrafter
+from lp.drafting.native.drafter import NATIVE_SOURCES, NativeDrafter
+from lp.drafting.native.knowledge import NativeShared, make_native_index, make_native_shared
 from lp.drafting.shared import make_shared
 from lp.drafting.sources import Kinds
 from lp.drafting.window_size import WindowChoice
+from lp.host.library import library
 from lp.methods import Auto
 from lp.step_cost import StepCost, StepTimes
 
@@ -23,27 +28,6 @@ from lp.step_cost import StepCost, StepTimes
 MOST_OWNERS = 64
 # Most rows of a step if step times are not known: so many are nearly free on most machines.
 UNKNOWN_ROWS = 32
-# Each trial of a kind multiplies the weight of all earlier ones by this, so that about the last hundred count.
-DECAY = 0.99
-# The number of trials that a kind's prior probability counts as.
-PRIOR_TRIALS = 3.0
-
-
-class Estimates:
-    """The probability that a candidate is right, for each kind of candidate (see DraftSource)."""
-
-    def __init__(self, priors: Sequence[float]):
-        self.probabilities = list(priors)
-        self._hits = [PRIOR_TRIALS * prior for prior in priors]
-        self._trials = [PRIOR_TRIALS] * len(priors)
-
-    def learn(self, first: int, candidates: Sequence[int], right: int) -> None:
-        """Counts candidates of the kinds `first`, `first` + 1, ... that were proposed where `right` followed."""
-        probabilities, all_hits, all_trials = self.probabilities, self._hits, self._trials
-        for kind, candidate in enumerate(candidates, first):
-            all_trials[kind] = trials = DECAY * all_trials[kind] + 1
-            all_hits[kind] = hits = DECAY * all_hits[kind] + (candidate == right)
-            probabilities[kind] = hits / trials
 
 
 @dataclass(frozen=True)
@@ -71,7 +55,23 @@ class DraftHistory:
         self.index = index
         self._num_parts = num_parts
         self._profiles: dict[tuple[object, ...], DraftProfile] = {}
-        self._shared: OrderedDict[str, SharedKnowledge] = OrderedDict()
+        self._shared: OrderedDict[str, SharedKnowledge | NativeShared] = OrderedDict()
+        # None where Python does the library's work: a source that the library does not have may be among them.
+        self._library = library() if sources.SOURCES == NATIVE_SOURCES else None
+        self._native_index = make_native_index(self._library, index) if self._library and index else None
+
+    def drafter(self, settings: Auto, prompt: Sequence[int], temperature: float, owner: str | None) -> Drafter:
+        """A drafter for a new sequence. owner: who sent the request; None shares with nobody."""
+        profile = self.profile(settings, temperature)
+        shared = self.shared(owner) if settings.shared_drafts and owner is not None else None
+        learnt = profile.kinds, profile.estimates, profile.cost
+        if self._library is None:
+            assert not isinstance(shared, NativeShared)
+            return PythonDrafter(*learnt, SequenceStart(settings, prompt, temperature > 0, shared, self.index))
+        assert not isinstance(shared, SharedKnowledge)
+        index = self._native_index if settings.index_drafts else None
+        start = SequenceStart(settings, prompt, temperature > 0)
+        return NativeDrafter(self._library, *learnt, start, shared, index)
 
     def profile(self, settings: Auto, temperature: float) -> DraftProfile:
         """The profile of requests with these settings and about this temperature."""
@@ -99,9 +99,11 @@ class DraftHistory:
         times = self.step_times.for_parts(self._num_parts or self.step_times.num_parts)
         return StepCost(times, settings.max_rows, is_sampled)
 
-    def shared(self, owner: str) -> SharedKnowledge:
+    def shared(self, owner: str) -> SharedKnowledge | NativeShared:
         """What one owner's requests share. The owners not seen for longest are forgotten first."""
-        shared = self._shared.setdefault(owner, make_shared())
+        if (shared := self._shared.get(owner)) is None:
+            shared = make_shared() if self._library is None else make_native_shared(self._library)
+            self._shared[owner] = shared
         self._shared.move_to_end(owner)
         if len(self._shared) > MOST_OWNERS:
             self._shared.popitem(last=False)

@@ -30,6 +30,7 @@ class SharedDrafts:
 
     def __init__(self, shared: SharedKnowledge, start: SequenceStart):
         self._shared = shared
+        self._num_candidates = start.settings.candidates
         self._first_answer = len(text_kinds())
         self._shared.ngrams.add_text(context_of(start.prompt[:1]), start.prompt[1:])
 
@@ -42,9 +43,10 @@ class SharedDrafts:
         return None if start.shared is None else cls(start.shared, start)
 
     def propose(self, path: int, position: int) -> Proposals:
-        found = self._shared.ngrams.propose(path, position)
-        if best := self._shared.answers.find(path):
-            found.append((self._first_answer, best))
+        # Copies, as other requests may add followers before this one's step is over.
+        found = [(kind, tuple(followers)) for kind, followers in self._shared.ngrams.propose(path, position)]
+        if best := self._shared.answers.find(path):  # other requests may ask for more candidates
+            found.append((self._first_answer, best[: self._num_candidates]))
         return found
 
     def learn(self, observation: Observation) -> None:

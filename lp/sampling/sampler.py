@@ -8,14 +8,14 @@ Greedy decoding takes the same path, with temperature 0. Knows nothing of window
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
 import torch
 from torch import FloatTensor, LongTensor, Tensor
 
-from lp.hardware import upload
+from lp.hardware import Download, upload
 from lp.sampling.full_vocabulary import Chooser, FullVocabulary, Rows
 from lp.sampling.fused import FusedShortlist, FusedVocabulary, can_fuse
 from lp.sampling.noise import NoiseTable
@@ -56,9 +56,15 @@ class Sampler:
         # By the number of tokens that they choose for each row.
         self._choosers: dict[int, list[Chooser]] = {}
 
-    @torch.inference_mode()
     def answers(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int], num_candidates: int = 0) -> Answers:
-        """The answers for all rows of a tree.
+        """The answers for all rows of a tree; see `launch`."""
+        return self.launch(logits_RV, tree, tokens, num_candidates)()
+
+    @torch.inference_mode()
+    def launch(
+        self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int], num_candidates: int = 0
+    ) -> Callable[[], Answers]:
+        """Gives the device its work for the answers to all rows of a tree. Returns what waits for them.
 
         logits_RV: float32 logits of the rows. tokens: the sequence, whose last token is the tree's root.
         num_candidates: K, the number of best tokens to return for each row; 0 is the target alone.
@@ -68,7 +74,7 @@ class Sampler:
         greedy = np.zeros(len(tree), dtype=bool) if tree.greedy is None else tree.greedy
         rows = Rows(self._in_context(logits_RV, tree, tokens), tree.depths + len(tokens), greedy)
         packed = self._packed(logits_RV, rows, num_candidates, self.choosers(num_candidates))
-        return Answers.unpack(packed, num_candidates)
+        return lambda: Answers.unpack(packed(), num_candidates)
 
     def choosers(self, num_candidates: int) -> list[Chooser]:
         """The shortlists, shortest first, then the full vocabulary. Each gets the rows that the last left unsettled."""
@@ -88,19 +94,28 @@ class Sampler:
         """[R, V] scores after all processors. Tokens are drawn from each row's softmax."""
         return self.warpers(_no_context(logits_RV), cast(FloatTensor, self._in_context(logits_RV, tree, tokens)))
 
-    def _packed(self, logits_RV: Tensor, rows: Rows, num_candidates: int, choosers: Sequence[Chooser]) -> np.ndarray:
-        """The answers in the form of `Answers.pack`, in one transfer for each chooser that is needed."""
+    def _packed(
+        self, logits_RV: Tensor, rows: Rows, num_candidates: int, choosers: Sequence[Chooser]
+    ) -> Callable[[], np.ndarray]:
+        """Waits for the answers in the form of `Answers.pack`, in one transfer for each chooser that is needed."""
         tokens_RK, is_settled_R = choosers[0](rows)
         # A vocabulary of fewer than K tokens leaves columns to be filled.
         missing = tokens_RK[:, -1:].expand(-1, max(0, num_candidates - tokens_RK.shape[1]))
         columns = [is_settled_R[:, None], tokens_RK, missing, *self._logprobs(logits_RV, tokens_RK[:, :1])]
-        packed = torch.cat(columns, dim=1).to(torch.int32).cpu().numpy()
-        answers = packed[:, 1:]
-        unsettled = np.flatnonzero(packed[:, 0] == 0)
-        if len(unsettled):
-            some = torch.from_numpy(unsettled)
-            answers[unsettled] = self._packed(logits_RV[some], rows.take(unsettled), num_candidates, choosers[1:])
-        return answers
+        download = Download(torch.cat(columns, dim=1).to(torch.int32))
+
+        @torch.inference_mode()
+        def wait() -> np.ndarray:
+            packed = download.wait()
+            answers = packed[:, 1:]
+            unsettled = np.flatnonzero(packed[:, 0] == 0)
+            if len(unsettled):
+                some = torch.from_numpy(unsettled)
+                rest = self._packed(logits_RV[some], rows.take(unsettled), num_candidates, choosers[1:])
+                answers[unsettled] = rest()
+            return answers
+
+        return wait
 
     def _logprobs(self, logits_RV: Tensor, targets_R1: Tensor) -> list[Tensor]:
         """Columns of packed answers: the target's log-probability, the T likeliest tokens, their log-probabilities."""

@@ -43,7 +43,10 @@ class Stopping:
 
 
 class TextStream:
-    """The text of a growing sequence, cut at the first stop string. Text that may begin a stop string is held back."""
+    """The text of a growing sequence, cut at the first stop string. Text that may begin a stop string is held back.
+
+    Without stop strings, tokens become text when it is taken: then nothing else depends on it.
+    """
 
     def __init__(self, detokenizer: Detokenizer, stop: Sequence[str]):
         self.detokenizer = detokenizer
@@ -52,9 +55,13 @@ class TextStream:
         self.text = ""
         self.num_emitted = 0
         self.stopped_by: str | None = None
+        self._waiting: list[int] = []
 
     def push(self, token: int) -> bool:
         """Adds a token; returns True if its text completes a stop string, and then cuts the text before that string."""
+        if not self.stop:
+            self._waiting.append(token)
+            return False
         return self._extend(self.detokenizer.push(token))
 
     def _extend(self, more: str) -> bool:
@@ -68,6 +75,9 @@ class TextStream:
 
     def take(self, final: bool) -> str:
         """Returns the text that is not given out yet. Unless it is final, an end that may begin a stop string waits."""
+        for token in self._waiting:
+            self._extend(self.detokenizer.push(token))
+        self._waiting.clear()
         if final and self.stopped_by is None:
             self._extend(self.detokenizer.flush())
         end = len(self.text) if final else len(self.text) - self._held_back()

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from lp.request import Sequence
 from lp.runner import StepInput
-from lp.single_device import ForwardRunner
+from lp.single_device import ForwardRunner, Pending
 from lp.verification import Answers
 from parallel.comm.channel import Channel
 from parallel.runners.partition import TreePartitioner
@@ -53,23 +54,35 @@ class LookaheadParallel(ForwardRunner):
         self.inner.close(sequence)
         self._partitioners.pop(sequence.id, None)
 
-    def forward(self, step: StepInput) -> Answers:
-        """Computes this replica's part and merges the answers of all replicas.
+    @property
+    def is_asynchronous(self) -> bool:
+        return self.inner.is_asynchronous
 
-        If a row is in several parts, the answer of the lowest rank counts. A replica without rows rests: it takes part
-        in the exchange alone, and computes what it lacks when it has rows again.
+    def launch(self, step: StepInput) -> Pending:
+        """Starts this replica's part; the exchange is part of the wait for the answers.
+
+        A replica without rows rests: it takes part in the exchange alone, and computes what it lacks when it has rows
+        again.
         """
         tree = step.tree
         parts = self._partitioners[step.sequence.id].split(tree, step.sequence.tokens, step.is_shared)
         own_part = parts[self.channel.rank // self.ranks_per_replica]
-        payload = np.zeros((max(map(len, parts)), step.num_columns), dtype=np.int32)
+        pending = None
         if own_part:
             part = tree if len(own_part) == len(tree) else tree.take(own_part)
-            payload[: len(own_part)] = self.inner.forward(replace(step, tree=part)).pack()
+            pending = self.inner.launch(replace(step, tree=part))
         self.num_rests += not own_part
+        return partial(self._merged, step, parts, pending)
+
+    def _merged(self, step: StepInput, parts: list[list[int]], pending: Pending | None) -> Answers:
+        """Merges the answers of all replicas. If a row is in several parts, the answer of the lowest rank counts."""
+        payload = np.zeros((max(map(len, parts)), step.num_columns), dtype=np.int32)
+        if pending:
+            own = pending().pack()
+            payload[: len(own)] = own
         gathered = self.channel.gather(payload.ravel(), step.fingerprint).reshape(-1, *payload.shape)
         by_replica = gathered[:: self.ranks_per_replica]
-        merged = np.empty((len(tree), step.num_columns), dtype=np.int32)
+        merged = np.empty((len(step.tree), step.num_columns), dtype=np.int32)
         for part, answers in reversed(list(zip(parts, by_replica, strict=True))):
             merged[part] = answers[: len(part)]
         return Answers.unpack(merged, step.num_candidates)

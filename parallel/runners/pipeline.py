@@ -45,6 +45,7 @@ class PipelineParallel:
     """
 
     num_parts = 1
+    is_asynchronous = False
 
     def __init__(self, model: CausalModel, pipeline: Collectives, channel: Channel, prefill_chunk: int = 512):
         """model: this rank's stage. pipeline: collectives among all ranks of the channel, in the order of their stages.

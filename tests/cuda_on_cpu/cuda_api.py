@@ -43,7 +43,8 @@ class Stream:
 
     def wait_stream(self, other: Stream) -> None: ...
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        gpu.wait()
 
     def __enter__(self) -> None: ...
 
@@ -51,14 +52,15 @@ class Stream:
 
 
 class Event:
-    """An event is over as soon as it is recorded."""
+    """An event is over as soon as it is recorded, but only who waits for it has what was copied to the host."""
 
     def record(self, stream: Any = None) -> None: ...
 
     def query(self) -> bool:
         return True
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        gpu.wait()
 
 
 class CUDAGraph:
@@ -103,7 +105,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         "mem_get_info": lambda device=None: (MEMORY, MEMORY),
         "current_stream": Stream,
         "is_current_stream_capturing": lambda: any(getattr(one, "is_capturing", False) for one in gpu.observers),
-        "synchronize": lambda device=None: None,
+        "synchronize": lambda device=None: gpu.wait(),
         "empty_cache": lambda: None,
         "stream": lambda stream: stream,
         "device": Device,

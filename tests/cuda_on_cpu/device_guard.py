@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lp.cache_files import folder
-from lp.model.native.build import CannotBuild, find_compiler
+from lp.host.build import CannotBuild, find_compiler
 
 SOURCE = """
 #include <c10/core/impl/DeviceGuardImplInterface.h>

@@ -59,9 +59,28 @@ class Observer(Protocol):
 
     def after(self, operation: Operation, result: Any) -> None: ...
 
+    def waited(self) -> None:
+        """The host waits for all that the device was given."""
+
 
 # Of all threads: threads share a device.
 observers: list[Observer] = []
+
+# Copies to the host that nobody has waited for, and what they will hold.
+_late: list[tuple[Tensor, Tensor]] = []
+
+
+def wait() -> None:
+    """Waits for the device: only now do copies to the host that need not be waited for have their numbers."""
+    for observer in observers:
+        observer.waited()
+    _arrive()
+
+
+def _arrive() -> None:
+    for copy, values in _late:
+        copy.copy_(values)
+    _late.clear()
 
 
 class GpuTensor(Tensor):
@@ -148,6 +167,11 @@ def perform(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = operation.run(*inner_args, **inner_kwargs)
     for observer in observers:
         observer.after(operation, result)
+    if func is aten._to_copy.default and device is None:
+        _arrive()
+        if kwargs.get("non_blocking"):
+            _late.append((result, result.clone()))
+            result.fill_(-77)
     if is_in_place:
         return kwargs.get("out", args[0])
     if device is None:

@@ -66,6 +66,9 @@ class Recording:
             outputs = None if operation.is_in_place else mapped(result, self._kept)
             self._steps.append((operation.run, args, kwargs, outputs))
 
+    def waited(self) -> None:
+        raise NotCapturable("the host waits for the device, while a graph is captured")
+
     def finish(self) -> None:
         """Forgets the results of the capture itself: a GPU computes nothing while it captures."""
         for made in self._owned.values():

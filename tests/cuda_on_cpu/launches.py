@@ -38,6 +38,9 @@ class Launches:
     def after(self, operation: Operation, result: Any) -> None:
         """Nothing to do."""
 
+    def waited(self) -> None:
+        self.waits += 1
+
 
 class NoHostAccess:
     """The capture linter: fails at what a GPU could not capture, without a graph."""
@@ -50,6 +53,9 @@ class NoHostAccess:
 
     def after(self, operation: Operation, result: Any) -> None:
         """Nothing to do."""
+
+    def waited(self) -> None:
+        raise AssertionError("the host waits for the device")
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 from torch import Tensor
 
+from lp.host.build import CannotBuild, find_compiler
 from lp.model.attention import MaskKey
 from lp.model.causal import CausalModel, FastForward, ForwardFailed
 from lp.model.fast.ahead_of_time import CompilationFailed, compile_ahead
@@ -27,7 +28,6 @@ from lp.model.kernels import GPU_KINDS, HALF, reads_block_tables
 from lp.model.kv.arena import Arena
 from lp.model.kv.contiguous import ContiguousCache
 from lp.model.kv_cache import KVCache
-from lp.model.native.build import CannotBuild, find_compiler
 from lp.model.native.make import make_native
 from lp.model.program.record import Inexpressible
 from lp.model.reference import Probe, Reference, make_references

@@ -99,9 +99,7 @@ class NativeForward:
         num_scores = MOST_QUERIES * -(-(cache.length + len(tree)) // KEYS) * KEYS
         if len(self._scores) < num_threads * num_scores:
             self._scores = torch.empty(2 * num_threads * num_scores)
-        starts = np.zeros(len(tree) + 1, np.int32)
-        np.cumsum(np.count_nonzero(tree.visibility, axis=1), out=starts[1:])
-        visible = np.nonzero(tree.visibility)[1].astype(np.int32)
+        starts, visible = tree.ancestors
         stores = cache.addresses()
         step = _Step(
             self._memory.address(self._tokens), self._memory.address(self._positions),

@@ -19,8 +19,7 @@ from lp import Engine
 from lp.model.checkpoint import Checkpoint
 from lp.request_builder import RequestBuilder
 from lp.runner import StepInput
-from lp.single_device import SingleDevice
-from lp.verification import Answers
+from lp.single_device import Pending, SingleDevice
 from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
 
@@ -36,11 +35,11 @@ class Gate(SingleDevice):
         self.open_gate.set()
         self.error: Exception | None = None
 
-    def forward(self, step: StepInput) -> Answers:
+    def launch(self, step: StepInput) -> Pending:
         assert self.open_gate.wait(30)
         if self.error:
             raise self.error
-        return super().forward(step)
+        return super().launch(step)
 
 
 @dataclass

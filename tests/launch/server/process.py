@@ -23,9 +23,9 @@ class SlowRunner(SingleDevice):
         super().__init__(model)
         self.step_s = step_s
 
-    def forward(self, step):
+    def launch(self, step):
         time.sleep(self.step_s)
-        return super().forward(step)
+        return super().launch(step)
 
 
 def main() -> int:

@@ -119,7 +119,7 @@ def test_a_new_request_starts_with_estimates_but_no_text_of_earlier_requests() -
     decode(counting, 300, settings, history=history)
     estimates = history.profile(settings, 0.0).estimates
     kinds = history.profile(settings, 0.0).kinds
-    assert estimates.probabilities != kinds.priors
+    assert list(estimates.probabilities) != kinds.priors
     run = decode(counting, 30, settings, history=history, prompt=[40])
     assert set(run.rows) == {1}, "nothing of the first request's text is known to the second"
 

@@ -61,10 +61,10 @@ def run(decoder: Decoder, text: list[int]) -> int:
         tree = decoder.plan(tokens, room, wanted=room)
         assert tree.tokens[0] == tokens[-1]
         assert tree.depths.max() <= room
-        accepted, drafted = decoder.commit(tokens, answered(answer(tree, len(tokens), text), decoder.num_candidates))
+        accepted, count = decoder.commit(tokens, answered(answer(tree, len(tokens), text), decoder.num_candidates))
         tokens += [token for token in accepted.tokens if token != 99]
         assert tokens == text[: len(tokens)]
-        assert len(drafted.accepted) == len(accepted.tokens) - 1
+        assert len(count().accepted) == len(accepted.tokens) - 1
         steps += 1
     return steps
 
@@ -118,8 +118,8 @@ def test_jacobi_guesses_are_a_chain_that_improves() -> None:
     assert tree.parents.tolist() == [-1, 0, 1, 2]
     decoder.commit([7], answered([20, 21, 22, 23]))
     assert decoder.plan([7, 20], room=10, wanted=1000).tokens.tolist() == [20, 21, 22, 23]
-    accepted, drafted = decoder.commit([7, 20], answered([21, 22, 30, 31]))
-    assert accepted.tokens == [21, 22, 30] and drafted.accepted == ["jacobi", "jacobi"]
+    accepted, count = decoder.commit([7, 20], answered([21, 22, 30, 31]))
+    assert accepted.tokens == [21, 22, 30] and count().accepted == ["jacobi", "jacobi"]
     assert decoder.plan([7, 20, 21, 22, 30], room=10, wanted=1000).tokens.tolist() == [30, 31, 7, 7]
     assert len(decoder.plan([7, 20, 21, 22, 30], room=1, wanted=1000)) == 2
 
@@ -139,8 +139,8 @@ def test_lookahead_does_not_accept_window_cells() -> None:
     decoder = decoder_of(Lookahead(2, 3, 2, prompt_drafts=False), [7])
     tree = decoder.plan([7], room=10, wanted=10)
     assert tree.tokens.tolist() == [7, 7, 7]
-    accepted, drafted = decoder.commit([7], answered([7, 7, 7]))
-    assert accepted.tokens == [7] and not drafted.proposed
+    accepted, count = decoder.commit([7], answered([7, 7, 7]))
+    assert accepted.tokens == [7] and not count().proposed
 
 
 def test_window_cells_are_greedy_rows_without_position_noise() -> None:

@@ -103,7 +103,8 @@ def decode(
     while left := num_tokens - run.num_new:
         tree = decoder.plan(run.tokens, room=left + 20, wanted=left)
         num_candidates = decoder.num_candidates
-        accepted, drafted = decoder.commit(run.tokens, answers(model, tree, run.tokens, num_candidates))
+        accepted, count_drafts = decoder.commit(run.tokens, answers(model, tree, run.tokens, num_candidates))
+        drafted = count_drafts()
         for token in accepted.tokens:
             assert token == model(tuple(run.tokens[-4:]), len(run.tokens) - 1)[0]
             run.tokens.append(token)

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from lp.drafting.history import Estimates
+from lp.drafting.drafter import Estimates
 
 
 def test_estimates_start_as_the_priors() -> None:
-    assert Estimates([0.5, 0.25]).probabilities == [0.5, 0.25]
+    assert list(Estimates([0.5, 0.25]).probabilities) == [0.5, 0.25]
 
 
 def test_the_share_of_right_candidates_is_learnt_by_rank() -> None:
@@ -18,7 +18,7 @@ def test_the_share_of_right_candidates_is_learnt_by_rank() -> None:
     estimates = Estimates([0.9, 0.9, 0.9])
     for _ in range(2000):
         estimates.learn(0, [1, 2, 3], rng.choices([1, 2, 9], [0.6, 0.3, 0.1])[0])
-    assert estimates.probabilities == pytest.approx([0.6, 0.3, 0.0], abs=0.1)
+    assert list(estimates.probabilities) == pytest.approx([0.6, 0.3, 0.0], abs=0.1)
 
 
 def test_kinds_that_were_not_proposed_learn_nothing() -> None:

@@ -15,12 +15,12 @@ import torch
 from lp import Engine, Lookahead, Sampling, cache_files
 from lp.cache import bound, entries
 from lp.engine import SingleDevice
+from lp.host.build import CannotBuild
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast import ahead_of_time, choose
 from lp.model.fast.choose import CompileMode, make_fast
 from lp.model.fast.on_tensors import OnTensors
-from lp.model.native.build import CannotBuild
 from lp.model.native.forward import NativeForward
 from tests.lp.test_lossless import GREEDY, NUM_TOKENS, make_prompt
 from tests.lp.test_tree import random_tree

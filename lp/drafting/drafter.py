@@ -1,0 +1,199 @@
+"""A drafter makes the trees of one sequence from its sources, and learns from their answers.
+
+This one is in Python. lp/drafting/native/ has another, which does the same in a hundredth of the time.
+
+    R rows of a tree
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Protocol
+
+from lp.drafting.base import Observation, Proposals, SequenceStart, StepAnswers
+from lp.drafting.contexts import LONGEST, context_of, last_token
+from lp.drafting.growth import Growth, grow
+from lp.drafting.sources import Kinds, Sources
+from lp.step_cost import StepCost
+from lp.tree import TokenTree, TreeBuilder, chain
+from lp.verification import Accepted, Answers, verify
+
+# Each trial of a kind multiplies the weight of all earlier ones by this, so that about the last hundred count.
+DECAY = 0.99
+# The number of trials that a kind's prior probability counts as.
+PRIOR_TRIALS = 3.0
+
+
+class Estimates:
+    """The probability that a candidate is right, for each kind of candidate (see DraftSource).
+
+    probabilities: that of each kind. hits, trials: what they are made of.
+    """
+
+    def __init__(self, priors: Sequence[float]):
+        self.probabilities = array("d", priors)
+        self.hits = array("d", (PRIOR_TRIALS * prior for prior in priors))
+        self.trials = array("d", [PRIOR_TRIALS] * len(priors))
+
+    def learn(self, first: int, candidates: Sequence[int], right: int) -> None:
+        """Counts candidates of the kinds `first`, `first` + 1, ... that were proposed where `right` followed."""
+        probabilities, all_hits, all_trials = self.probabilities, self.hits, self.trials
+        for kind, candidate in enumerate(candidates, first):
+            all_trials[kind] = trials = DECAY * all_trials[kind] + 1
+            all_hits[kind] = hits = DECAY * all_hits[kind] + (candidate == right)
+            probabilities[kind] = hits / trials
+
+
+class WindowCells(Protocol):
+    """The lookahead window, as far as a tree needs it.
+
+    cells: their tokens, level by level, in columns.
+    """
+
+    cells: list[list[int]]
+
+    @property
+    def num_cells(self) -> int: ...
+
+    def plan(self, builder: TreeBuilder) -> None:
+        """Adds all cells to a tree."""
+        ...
+
+    def place(self, first_row: int) -> None:
+        """Notes that the cells were added to a tree from a row on."""
+        ...
+
+
+class Drafter(Protocol):
+    """Makes trees under the end of a sequence, the root.
+
+    kinds: of each row of the tree planned last that is the root or a draft, the kind of its candidate; that of the
+    root means nothing. expected, best_speed: see Growth.
+    """
+
+    @property
+    def kinds(self) -> Sequence[int]: ...
+
+    @property
+    def expected(self) -> float: ...
+
+    @property
+    def best_speed(self) -> float: ...
+
+    def move_to(self, tokens: Sequence[int]) -> None:
+        """Makes the end of the sequence the root. tokens: the whole sequence."""
+        ...
+
+    def watch(self) -> TokenTree:
+        """Plans the root alone, and keeps what the sources propose to follow it."""
+        ...
+
+    def grow(self, window: WindowCells | None, max_depth: int, limit_s: float, catch_up_s: float) -> TokenTree:
+        """Plans a tree of drafts and the window. The others: see `grow` in growth.py."""
+        ...
+
+    def commit(self, answers: Answers) -> Accepted:
+        """Verifies the tree planned last; learns from its accepted path, and from the candidates of all its rows."""
+        ...
+
+    def learn_text(self, tokens: Sequence[int]) -> None:
+        """Lets the sources learn what followed the root in steps that were not planned here."""
+        ...
+
+    def learn_ngrams(self, ngrams: Sequence[tuple[int, ...]]) -> None:
+        """Lets the sources learn n-grams that the window has yielded."""
+        ...
+
+    def likeliest(self) -> tuple[float, int] | None:
+        """The probability and the token of the likeliest proposal for what follows the root; None if there is none."""
+        ...
+
+    def propose(self, path: Sequence[int], depth: int) -> Proposals:
+        """Proposals of all sources for what follows a path that ends `depth` tokens below the root."""
+        ...
+
+
+class PythonDrafter:
+    """A Drafter for any sources."""
+
+    def __init__(self, kinds: Kinds, estimates: Estimates, cost: StepCost, start: SequenceStart):
+        self._estimates, self._cost = estimates, cost
+        self._sources = Sources(kinds, start)
+        self._growth = Growth([])
+        self._tree: TokenTree
+
+    @property
+    def kinds(self) -> Sequence[int]:
+        return self._growth.kinds
+
+    @property
+    def expected(self) -> float:
+        return self._growth.expected
+
+    @property
+    def best_speed(self) -> float:
+        return self._growth.best_speed
+
+    def move_to(self, tokens: Sequence[int]) -> None:
+        self._sources.move_to(tokens)
+
+    def watch(self) -> TokenTree:
+        root = self._sources.root.context
+        self._growth = Growth([last_token(root)], proposals=[self._sources.propose(root, 0)])
+        self._tree = chain(self._growth.tokens)
+        return self._tree
+
+    def grow(self, window: WindowCells | None, max_depth: int, limit_s: float, catch_up_s: float) -> TokenTree:
+        root = self._sources.root.context
+        self._growth = grow(
+            root,
+            self._sources.propose,
+            self._estimates.probabilities,
+            max_depth=max_depth,
+            cost=self._cost,
+            other_rows=window.num_cells if window else 0,
+            limit_s=limit_s,
+            catch_up_s=catch_up_s,
+        )
+        builder = TreeBuilder(last_token(root))
+        builder.extend(self._growth.tokens[1:], self._growth.parents[1:], self._growth.depths[1:])
+        if window:
+            window.plan(builder)
+        self._tree = builder.build()
+        return self._tree
+
+    def commit(self, answers: Answers) -> Accepted:
+        accepted = verify(self._tree, answers.targets)
+        self._learn_kinds(accepted)
+        kept = None
+        if answers.candidates is not None:
+            kept = StepAnswers(self._tree, answers.candidates, accepted.rows)
+        self._sources.learn(Observation(self._sources.root, accepted.tokens, answers=kept))
+        return accepted
+
+    def _learn_kinds(self, accepted: Accepted) -> None:
+        """Compares the proposals along the accepted path, in the tree or cut from it, with the accepted tokens."""
+        estimates, growth = self._estimates, self._growth
+        for rows, token in zip([[0], *accepted.drafted], accepted.tokens, strict=True):
+            row = next((row for row in rows if row < len(growth.tokens)), None)
+            if row is None:  # from here on only window cells were right
+                return
+            for first, candidates in growth.proposals[row]:
+                estimates.learn(first, candidates, token)
+
+    def learn_text(self, tokens: Sequence[int]) -> None:
+        self._sources.learn(Observation(self._sources.root, tokens))
+
+    def learn_ngrams(self, ngrams: Sequence[tuple[int, ...]]) -> None:
+        self._sources.learn(Observation(self._sources.root, (), ngrams))
+
+    def likeliest(self) -> tuple[float, int] | None:
+        probabilities, proposals = self._estimates.probabilities, self._growth.proposals[0]
+        if not proposals:
+            return None
+        first, candidates = max(proposals, key=lambda entry: probabilities[entry[0]])
+        return probabilities[first], candidates[0]
+
+    def propose(self, path: Sequence[int], depth: int) -> Proposals:
+        return self._sources.propose(context_of(path[-LONGEST:]), depth)

@@ -1,0 +1,69 @@
+"""What sequences share, in the library's memory: an owner's n-grams and answers, and the index."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lp.drafting import answers, shared
+from lp.drafting.answers import AnswerIndex
+from lp.drafting.native.structures import Handle
+from lp.drafting.suffix import LENGTHS
+from lp.host.trees import address, integers
+
+
+class NativeFollowers:
+    """A ContextIndex."""
+
+    def __init__(self, library: ctypes.PyDLL, lengths: Sequence[int], capacity: int):
+        self._library = library
+        numbers = integers(lengths)
+        self.handle = Handle(library.followers_new(address(numbers), len(numbers), capacity), library.followers_free)
+
+    def __len__(self) -> int:
+        return self._library.followers_size(self.handle.address)
+
+    def add_text(self, before: Sequence[int], tokens: Sequence[int]) -> None:
+        """Adds every token of a text. before: the text before it."""
+        known, added = integers(before), integers(tokens)
+        self._library.followers_add_text(self.handle.address, address(known), len(known), address(added), len(added))
+
+
+class NativeAnswers:
+    """NewestAnswers."""
+
+    def __init__(self, library: ctypes.PyDLL, capacity: int):
+        self._library = library
+        self.handle = Handle(library.answers_new(capacity), library.answers_free)
+
+    def __len__(self) -> int:
+        return self._library.answers_size(self.handle.address)
+
+
+@dataclass(frozen=True)
+class NativeShared:
+    """SharedKnowledge."""
+
+    ngrams: NativeFollowers
+    answers: NativeAnswers
+
+
+def make_native_shared(library: ctypes.PyDLL) -> NativeShared:
+    """Nothing yet, for one owner's requests."""
+    return NativeShared(NativeFollowers(library, LENGTHS, shared.CAPACITY), NativeAnswers(library, answers.CAPACITY))
+
+
+def make_native_index(library: ctypes.PyDLL, index: AnswerIndex) -> Handle:
+    """A copy of an index."""
+    pairs, tokens = integers(index.pairs), integers(index.tokens)
+    pair_answers, token_answers = (
+        np.ascontiguousarray(kept, np.int32) for kept in (index.pair_answers, index.token_answers)
+    )
+    made = library.fixed_new(
+        address(pairs), address(pair_answers), *pair_answers.shape,
+        address(tokens), address(token_answers), *token_answers.shape,
+    )  # fmt: skip
+    return Handle(made, library.fixed_free)

@@ -1,0 +1,55 @@
+"""The structures that Python hands to the library, as lp/host/source/ has them: drafts.h, growth.h."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from ctypes import c_double, c_int64, c_void_p
+from typing import Any
+
+from lp.drafting.contexts import LONGEST
+
+
+class Shared(ctypes.Structure):
+    _fields_ = [
+        (name, c_void_p)
+        for name in ("rows", "targets", "candidates", "levels", "cells", "probabilities", "hits", "trials")
+    ]
+
+
+class InUse(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("shared_ngrams", "shared_answers", "index")),
+        *((name, c_int64) for name in ("has_suffix", "has_window", "has_recycled", "by_place")),
+        *((f"first_{name}", c_int64) for name in ("suffix", "shared", "shared_answer", "window", "recycled", "index")),
+    ]
+
+
+class Sizes(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("capacity", "num_candidates", "num_text_lengths", "num_window_lengths")),
+        *((name, c_int64 * LONGEST) for name in ("text_lengths", "window_lengths")),
+        *((f"most_{name}", c_int64) for name in ("text_contexts", "window_contexts", "answers", "places")),
+        *((name, c_double) for name in ("decay", "least_probability")),
+    ]
+
+
+class Cost(ctypes.Structure):
+    _fields_ = [
+        ("most_rows", c_int64),
+        ("num_parts", c_int64),
+        ("host_row", c_double),
+        *((name, c_void_p) for name in ("shared", "shared_slopes", "alone", "alone_slopes")),
+    ]
+
+
+class Figures(ctypes.Structure):
+    _fields_ = [("expected", c_double), ("best_speed", c_double)]
+
+
+class Handle:
+    """An object of the library, freed with this one. address: its address."""
+
+    def __init__(self, address: int, free: Any):
+        self.address = address
+        weakref.finalize(self, free, address)

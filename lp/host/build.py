@@ -1,0 +1,122 @@
+"""Compiles C++ into a library, once for each source and machine, and keeps it on disk."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from lp.cache.bound import trim
+from lp.cache.entries import use
+from lp.cache_files import checksum, locked
+
+log = logging.getLogger("lookahead")
+
+COMPILERS = ("g++", "c++", "clang++")
+
+
+class CannotBuild(RuntimeError):
+    """The library cannot be made here. The message says why, on one line."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """C++ to be compiled.
+
+    name: of the library's file. kind: what the names of its folders begin with. text: the file that is compiled.
+    headers: the folder of the headers that it may include. flags: the compiler's. remark: said when it is compiled.
+    """
+
+    name: str
+    kind: str
+    text: str
+    headers: Path
+    flags: tuple[str, ...]
+    remark: str
+
+    @property
+    def digest(self) -> str:
+        """A digest of the source, its headers, the flags and the machine."""
+        digest = hashlib.sha256(self.text.encode())
+        for header in sorted(self.headers.glob("*.h")):
+            digest.update(header.read_bytes())
+        digest.update(repr((self.flags, platform.machine(), _features())).encode())
+        return digest.hexdigest()[:24]
+
+
+def build(source: Source, folder: Path) -> Path:
+    """The library of a source, from the folder or compiled. Raises CannotBuild.
+
+    A library is kept under a digest of its source, with a checksum of itself beside it, as loading one that is cut off
+    could end the process. Of several processes that need the same one, one compiles it and the others wait.
+    """
+    kept = folder / f"{source.kind}-{source.digest}"
+    use(kept)
+    library, expected = kept / f"{source.name}.so", kept / "sha256"
+    try:
+        with locked(kept, f"compile the {source.name}"):
+            if kept.exists() and not (
+                library.is_file() and expected.is_file() and checksum(library) == expected.read_text()
+            ):
+                log.warning("%s is corrupt; compiling anew", kept)
+                shutil.rmtree(kept)
+            if not kept.exists():
+                _compile(source, kept)
+                trim()
+            return library
+    except OSError as error:
+        raise CannotBuild(f"{kept} cannot be written: {error.strerror or error}") from error
+
+
+def load(library: Path, kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
+    """Loads a library. kind: ctypes.PyDLL keeps other threads of Python waiting while it works. Raises CannotBuild."""
+    try:
+        return kind(str(library))
+    except OSError as error:
+        raise CannotBuild(f"{library} cannot be loaded: {error.strerror or error}") from error
+
+
+def find_compiler() -> str:
+    """The path of a C++ compiler. Raises CannotBuild if there is none."""
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise CannotBuild("there is no C++ compiler; install g++")
+    return compiler
+
+
+def _compile(source: Source, kept: Path) -> None:
+    """Makes the folder `kept`, whole or not at all."""
+    compiler = find_compiler()
+    log.info("compiling the %s, which takes some seconds, %s", source.name, source.remark)
+    started = time.monotonic()
+    with TemporaryDirectory(dir=kept.parent) as temporary:
+        text, library = (Path(temporary) / f"{source.name}.{ending}" for ending in ("cpp", "so"))
+        text.write_text(source.text)
+        command = [compiler, *source.flags, "-shared", "-fPIC", f"-I{source.headers}", str(text), "-o", str(library)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr)
+            raise CannotBuild(f"{compiler} fails: {' '.join(reason.split())[:300]}")
+        (Path(temporary) / "sha256").write_text(checksum(library))
+        os.replace(temporary, kept)
+        Path(temporary).mkdir()  # for its own removal
+    log.info("compiled in %.1f s", time.monotonic() - started)
+
+
+@cache
+def _features() -> str:
+    """What the processor can do, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

@@ -1,0 +1,226 @@
+// The drafts of one sequence: its sources, the tree planned last, and what is learnt from the tree's answers.
+//
+// lp/drafting/drafter.py does the same in Python.
+//
+// R rows of a tree, K candidates of each row, N kinds of candidates
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "answers.h"
+#include "followers.h"
+#include "growth.h"
+#include "tree.h"
+
+// Memory that Python has made and both sides read and write. Its counterpart is in lp/drafting/native/structures.py.
+struct Shared {
+    int64_t* rows;        // [4, capacity] tokens, parents, depths and kinds of the tree's rows
+    int64_t* targets;     // [capacity] the tree's answers; then the accepted tokens
+    int32_t* candidates;  // [capacity, K]
+    int64_t* levels;      // [2, capacity] the rows that had guessed the accepted tokens, and how many for each token
+    int64_t* cells;       // [capacity] tokens of the window's cells, level by level
+    double *probabilities, *hits, *trials;  // [N] of the kinds of candidates
+};
+
+// The sources that a sequence uses, and the number of each one's first kind. What is null is not in use.
+struct InUse {
+    Followers* shared_ngrams;
+    NewestAnswers* shared_answers;
+    FixedAnswers* index;
+    int64_t has_suffix, has_window, has_recycled, by_place;
+    int64_t first_suffix, first_shared, first_shared_answer, first_window, first_recycled, first_index;
+};
+
+// Sizes and constants, which lp/drafting/ has defined.
+struct Sizes {
+    int64_t capacity, num_candidates;
+    int64_t num_text_lengths, num_window_lengths;
+    int64_t text_lengths[LONGEST], window_lengths[LONGEST];
+    int64_t most_text_contexts, most_window_contexts, most_answers, most_places;
+    double decay, least_probability;
+};
+
+class Drafts {
+public:
+    Figures figures{1.0, 0.0};
+
+    Drafts(const Shared& shared, const InUse& in_use, const Sizes& sizes, const Cost& cost)
+        : shared_(shared), in_use_(in_use), sizes_(sizes), cost_(cost),
+          rows_{shared.rows, shared.rows + sizes.capacity, shared.rows + 2 * sizes.capacity,
+                shared.rows + 3 * sizes.capacity},
+          suffix_(sizes.text_lengths, sizes.num_text_lengths, sizes.most_text_contexts),
+          window_(sizes.window_lengths, sizes.num_window_lengths, sizes.most_window_contexts),
+          recycled_(int(sizes.num_candidates), in_use.by_place, sizes.most_answers, sizes.most_places) {}
+
+    // Makes the end of a sequence the root. tokens: the last ones, at least LONGEST of them if there are so many.
+    void move_to(int64_t position, const int64_t* tokens, int64_t count) {
+        position_ = position;
+        root_ = context_of(tokens, count);
+    }
+
+    // Lets the sources learn what followed the root, which moves to its end.
+    void learn_text(const int64_t* tokens, int64_t count) {
+        if (in_use_.has_suffix) suffix_.add_text(root_, tokens, count);
+        if (in_use_.shared_ngrams) in_use_.shared_ngrams->add_text(root_, tokens, count);
+        for (int64_t at = 0; at < count; ++at) root_ = extended(root_, tokens[at]);
+        position_ += count;
+    }
+
+    // Adds n-grams of the window: `count` of `length` tokens each.
+    void learn_ngrams(const int64_t* ngrams, int64_t count, int64_t length) {
+        if (in_use_.has_window)
+            for (int64_t at = 0; at < count; ++at, ngrams += length)
+                window_.add(context_of(ngrams, length - 1), int32_t(ngrams[length - 1]));
+    }
+
+    // Proposals of all sources for what follows a path that ends `depth` tokens below the root.
+    void propose(const Context& path, int64_t depth, Proposals& proposals) const {
+        const int most = int(sizes_.num_candidates);
+        if (in_use_.has_suffix) suffix_.propose(path, int32_t(in_use_.first_suffix), proposals);
+        if (in_use_.shared_ngrams) {
+            in_use_.shared_ngrams->propose(path, int32_t(in_use_.first_shared), proposals);
+            const NewestAnswers& answers = *in_use_.shared_answers;
+            const int32_t* found = answers.pairs.find(path.pair());
+            int width = answers.pairs.width();
+            if (!found) {
+                found = answers.tokens.find(path.token());
+                width = answers.tokens.width();
+            }
+            if (found) proposals.add(int32_t(in_use_.first_shared_answer), found, std::min(most, width));
+        }
+        if (in_use_.has_window) window_.propose(path, int32_t(in_use_.first_window), proposals);
+        if (in_use_.has_recycled)
+            recycled_.propose(path, position_ + depth, int32_t(in_use_.first_recycled), proposals);
+        if (in_use_.index) {
+            if (const int32_t* by_two = in_use_.index->pairs.find(path.pair()))
+                proposals.add(int32_t(in_use_.first_index), by_two, std::min(most, in_use_.index->pairs.width()));
+            else if (const int32_t* by_one = in_use_.index->tokens.find(path.token()))
+                proposals.add(int32_t(in_use_.first_index) + most, by_one,
+                              std::min(most, in_use_.index->tokens.width()));
+        }
+    }
+
+    // Plans the root alone.
+    void watch() {
+        grower_.start(root_, rows_);
+        propose(root_, 0, grower_.proposals);
+        grower_.proposals.end_row();
+        num_rows_ = num_drafts_ = 1;
+        figures = {1.0, 0.0};
+    }
+
+    // Plans a tree of drafts and a window of `num_levels` levels. Returns the number of rows of the root and the drafts.
+    int64_t grow(const Bounds& bounds, int64_t num_levels) {
+        num_drafts_ = grower_.grow(
+            root_, [this](const Context& path, int64_t depth) { propose(path, depth, grower_.proposals); },
+            shared_.probabilities, sizes_.least_probability, cost_, bounds, rows_, figures);
+        num_rows_ = num_drafts_;
+        add_window(num_levels, num_levels ? bounds.other_rows / num_levels : 0);
+        return num_drafts_;
+    }
+
+    // The likeliest of what was proposed to follow the root; null if nothing was.
+    const Proposal* likeliest() const {
+        const Proposals& proposals = grower_.proposals;
+        const Proposal* best = nullptr;
+        for (const Proposal* one = proposals.begin(0); one != proposals.end(0); ++one)
+            if (!best || shared_.probabilities[one->kind] > shared_.probabilities[best->kind]) best = one;
+        return best;
+    }
+    const Proposals& proposals() const { return grower_.proposals; }
+
+    // Walks down the tree by its targets; learns from the accepted path, and from the candidates of all rows if there
+    // are any. Returns the number of accepted tokens, which are then the first of `targets`.
+    int64_t commit(bool has_candidates) {
+        const Tree tree{rows_.tokens, rows_.parents, num_rows_};
+        verify(tree, shared_.targets, num_rows_, levels_);
+        right_rows_.assign(1, 0);
+        accepted_.assign(1, shared_.targets[0]);
+        const int64_t* level = levels_.rows.data();
+        learn_kinds(level, 0, shared_.targets[0]);
+        bool is_draft = true;
+        for (const int64_t size : levels_.sizes) {
+            const int64_t token = shared_.targets[level[0]];
+            right_rows_.push_back(level[0]);
+            accepted_.push_back(token);
+            is_draft = is_draft && learn_kinds(level, size, token);
+            level += size;
+        }
+        if (has_candidates) learn_answers();
+        learn_text(accepted_.data(), int64_t(accepted_.size()));
+        std::copy(accepted_.begin(), accepted_.end(), shared_.targets);
+        std::copy(levels_.rows.begin(), levels_.rows.end(), shared_.levels);
+        std::copy(levels_.sizes.begin(), levels_.sizes.end(), shared_.levels + sizes_.capacity);
+        return int64_t(accepted_.size());
+    }
+
+private:
+    Shared shared_;
+    InUse in_use_;
+    Sizes sizes_;
+    Cost cost_;
+    Rows rows_;
+    Followers suffix_, window_;
+    Recycled recycled_;
+    Grower grower_;
+    Context root_{};
+    int64_t position_ = 0, num_rows_ = 0, num_drafts_ = 0;
+    Levels levels_;
+    StepAnswers answers_{};
+    std::vector<int64_t> accepted_, right_rows_, positions_;
+
+    // Adds the window's cells: the first level is a chain under the root, the cells of the others are children of those
+    // above them (lp/decoding/window.py).
+    void add_window(int64_t num_levels, int64_t num_columns) {
+        for (int64_t level = 0; level < num_levels; ++level)
+            for (int64_t column = 0; column < num_columns; ++column) {
+                const int64_t row = num_rows_++;
+                rows_.tokens[row] = shared_.cells[level * num_columns + column];
+                rows_.parents[row] = level ? row - num_columns : column ? row - 1 : 0;
+                rows_.depths[row] = 1 + level + column;
+            }
+    }
+
+    // Compares what was proposed to follow a row, in the tree or cut from it, with the token that did. level: rows with
+    // the same path; the first draft among them counts, and the root if the level is empty. Returns whether there is one.
+    bool learn_kinds(const int64_t* level, int64_t size, int64_t right) {
+        int64_t row = size ? num_drafts_ : 0;
+        for (int64_t at = 0; at < size && row == num_drafts_; ++at) row = std::min(level[at], num_drafts_);
+        if (row == num_drafts_) return false;
+        const Proposals& proposals = grower_.proposals;
+        for (const Proposal* list = proposals.begin(row); list != proposals.end(row); ++list) {
+            const int32_t* candidates = proposals.candidates(*list);
+            for (int32_t rank = 0; rank < list->count; ++rank) {
+                const int32_t kind = list->kind + rank;
+                const double trials = sizes_.decay * shared_.trials[kind] + 1;
+                const double hits = sizes_.decay * shared_.hits[kind] + (candidates[rank] == right ? 1 : 0);
+                shared_.trials[kind] = trials;
+                shared_.hits[kind] = hits;
+                shared_.probabilities[kind] = hits / trials;
+            }
+        }
+        return true;
+    }
+
+    // Gives the answers of all rows to the sources that keep them.
+    void learn_answers() {
+        answers_.pairs.resize(num_rows_);
+        answers_.tokens.resize(num_rows_);
+        positions_.resize(num_rows_);
+        for (int64_t row = 0; row < num_rows_; ++row) {
+            const uint64_t own = uint64_t(rows_.tokens[row] + OFFSET);
+            const uint64_t before = row ? uint64_t(rows_.tokens[rows_.parents[row]] + OFFSET) << BITS : 0;
+            answers_.pairs[row] = row ? before | own : root_.pair();
+            answers_.tokens[row] = answers_.pairs[row] & digits(1);
+            positions_[row] = position_ + rows_.depths[row];
+        }
+        answers_.answers = shared_.candidates;
+        answers_.num_candidates = int(sizes_.num_candidates);
+        answers_.right_rows = right_rows_.data();
+        answers_.num_right = int64_t(right_rows_.size());
+        if (in_use_.shared_ngrams) in_use_.shared_answers->add(answers_);
+        if (in_use_.has_recycled) recycled_.learn(answers_, positions_.data());
+    }
+};

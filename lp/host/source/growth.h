@@ -1,0 +1,172 @@
+// Grows a tree of drafts best first: lp/drafting/growth.py, whose comments say why.
+//
+// Every number is computed by the same operations in the same order as there, so that the trees are the same.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "context.h"
+#include "proposals.h"
+
+// Seconds of a step: StepCost in lp/step_cost.py.
+struct Cost {
+    int64_t most_rows, num_parts;
+    double host_row;
+    const double *shared, *shared_slopes, *alone, *alone_slopes;  // [M + 1]
+
+    int64_t largest_part(int64_t num_rows, int64_t depth) const {
+        if (num_parts == 1) return num_rows;
+        const int64_t repeated = (num_parts - 1) * depth / 2;
+        const int64_t share = (num_rows + repeated + num_parts - 1) / num_parts;
+        return std::min(num_rows, std::max(depth + 1, share));
+    }
+    double step_s(int64_t num_rows, int64_t depth, double catch_up_s) const {
+        const double shared_s = shared[largest_part(num_rows, depth)] + host_row * double(num_rows) + catch_up_s;
+        return num_parts == 1 ? shared_s : std::min(shared_s, alone[num_rows]);
+    }
+    double row_s(int64_t num_rows, int64_t depth) const {
+        return std::min(shared_slopes[largest_part(num_rows, depth)], alone_slopes[num_rows]);
+    }
+};
+
+// The candidates that may become nodes next. Each list of candidates has one entry: the best that has not been taken.
+class Frontier {
+public:
+    struct Entry {
+        double odds;
+        int64_t serial;
+        double reached;
+        int64_t row;
+        Proposal list;  // its first candidate is the next one
+    };
+
+    void clear() {
+        heap_.clear();
+        serial_ = 0;
+    }
+    bool empty() const { return heap_.empty(); }
+
+    void add(int64_t row, double reached, Proposal list, const double* probabilities, double least) {
+        const double odds = reached * probabilities[list.kind];
+        if (odds < least) return;
+        heap_.push_back({odds, ++serial_, reached, row, list});
+        std::push_heap(heap_.begin(), heap_.end(), comes_later);
+    }
+    // Takes the likeliest candidate, and puts the next one of its list in its place.
+    Entry take(const double* probabilities, double least) {
+        std::pop_heap(heap_.begin(), heap_.end(), comes_later);
+        const Entry likeliest = heap_.back();
+        heap_.pop_back();
+        const Proposal& list = likeliest.list;
+        if (list.count > 1)
+            add(likeliest.row, likeliest.reached, {list.kind + 1, list.first + 1, list.count - 1}, probabilities, least);
+        return likeliest;
+    }
+
+private:
+    std::vector<Entry> heap_;
+    int64_t serial_ = 0;
+
+    static bool comes_later(const Entry& one, const Entry& two) {
+        return one.odds != two.odds ? one.odds < two.odds : one.serial > two.serial;
+    }
+};
+
+// What bounds a tree. See `grow` in lp/drafting/growth.py.
+struct Bounds {
+    int64_t max_depth, other_rows;
+    double limit_s, catch_up_s;
+};
+
+// The rows of a tree, as arrays that the caller owns.
+struct Rows {
+    int64_t *tokens, *parents, *depths, *kinds;
+};
+
+// Tells the seconds and tokens that are expected of a tree: expected and best_speed of Growth.
+struct Figures {
+    double expected, best_speed;
+};
+
+class Grower {
+public:
+    Proposals proposals;
+
+    // Writes the rows of a tree under the last token of `context`, and returns how many there are. `propose(path,
+    // depth)` adds what may follow a path to `proposals`. least: the least probability of a node.
+    template <class Propose>
+    int64_t grow(const Context& context, Propose propose, const double* probabilities, double least, const Cost& cost,
+                 const Bounds& bounds, const Rows& rows, Figures& figures) {
+        start(context, rows);
+        const auto ask = [&](int64_t row, double reached, bool asks) {
+            if (asks) propose(contexts_[row], rows.depths[row]);
+            proposals.end_row();
+            for (const Proposal* list = proposals.begin(row); list != proposals.end(row); ++list)
+                frontier_.add(row, reached, *list, probabilities, least);
+        };
+        ask(0, 1.0, true);
+        if (!bounds.max_depth) frontier_.clear();
+        const int64_t other = bounds.other_rows, most_rows = cost.most_rows - other;
+        double best_speed = 1.0 / cost.step_s(1 + other, 0, bounds.catch_up_s), expected = 1.0;
+        int64_t num_rows = 1, best_rows = 1, deepest = 0;
+        figures = {1.0, 0.0};
+        while (!frontier_.empty()) {
+            const Frontier::Entry found = frontier_.take(probabilities, least);
+            if (num_rows >= most_rows || found.odds < best_speed * cost.row_s(num_rows + other, deepest)) break;
+            const int32_t token = *proposals.candidates(found.list);
+            if (has_child(found.row, token, rows)) continue;
+            const int64_t row = num_rows++, depth = rows.depths[found.row] + 1;
+            next_child_.push_back(last_child_[found.row]);
+            last_child_[found.row] = row;
+            last_child_.push_back(0);
+            rows.tokens[row] = token;
+            rows.parents[row] = found.row;
+            rows.depths[row] = depth;
+            rows.kinds[row] = found.list.kind;
+            contexts_.push_back(extended(contexts_[found.row], token));
+            expected += found.odds;
+            deepest = std::max(deepest, depth);
+            const double seconds = cost.step_s(num_rows + other, deepest, bounds.catch_up_s);
+            if (seconds > bounds.limit_s) break;
+            const double speed = expected / seconds;
+            if (speed >= best_speed) {
+                best_speed = speed;
+                best_rows = num_rows;
+                figures.expected = expected;
+            }
+            if (bounds.catch_up_s != 0)
+                figures.best_speed =
+                    std::max(figures.best_speed, expected / cost.step_s(num_rows + other, deepest, 0.0));
+            ask(row, found.odds, depth < bounds.max_depth);
+        }
+        figures.best_speed = std::max(figures.best_speed, best_speed);
+        return best_rows;
+    }
+
+    // Begins with the root alone.
+    void start(const Context& context, const Rows& rows) {
+        proposals.clear();
+        frontier_.clear();
+        last_child_.assign(1, 0);
+        next_child_.assign(1, 0);
+        contexts_.assign(1, context);
+        rows.tokens[0] = int64_t(context.token()) - OFFSET;
+        rows.parents[0] = -1;
+        rows.depths[0] = 0;
+        rows.kinds[0] = -1;
+    }
+
+private:
+    Frontier frontier_;
+    std::vector<Context> contexts_;
+    std::vector<int64_t> last_child_, next_child_;  // of each row the child added last, and the child before it; or 0
+
+    bool has_child(int64_t parent, int64_t token, const Rows& rows) const {
+        int64_t child = last_child_[parent];
+        while (child && rows.tokens[child] != token) child = next_child_[child];
+        return child;
+    }
+};

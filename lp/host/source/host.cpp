@@ -1,0 +1,116 @@
+// The functions that Python calls: lp/host/trees.py and lp/drafting/native/.
+#include <algorithm>
+#include <cstdint>
+
+#include "drafts.h"
+#include "tree.h"
+
+extern "C" {
+
+// Of trees.
+
+// Returns the number of levels below the root; their rows go to `rows`, the number of rows of each to `sizes`.
+int64_t tree_verify(const int64_t* tokens, const int64_t* parents, int64_t num_rows, const int64_t* targets,
+                    int64_t num_verified, int64_t* rows, int64_t* sizes) {
+    Levels levels;
+    verify({tokens, parents, num_rows}, targets, num_verified, levels);
+    std::copy(levels.rows.begin(), levels.rows.end(), rows);
+    std::copy(levels.sizes.begin(), levels.sizes.end(), sizes);
+    return levels.count();
+}
+
+int64_t tree_follow(const int64_t* tokens, const int64_t* parents, int64_t num_rows, const int64_t* wanted,
+                    int64_t num_wanted, int64_t* path) {
+    return follow({tokens, parents, num_rows}, wanted, num_wanted, path);
+}
+
+void tree_visibility(const int64_t* parents, int64_t num_rows, uint8_t* seen) { visibility(parents, num_rows, seen); }
+
+void tree_ancestors(const int64_t* parents, int64_t num_rows, int32_t* starts, int32_t* visible) {
+    ancestors(parents, num_rows, starts, visible);
+}
+
+// Of what sequences share.
+
+void* followers_new(const int64_t* lengths, int64_t num_lengths, int64_t capacity) {
+    return new Followers(lengths, num_lengths, capacity);
+}
+void followers_free(void* followers) { delete static_cast<Followers*>(followers); }
+int64_t followers_size(void* followers) { return int64_t(static_cast<Followers*>(followers)->size()); }
+// `before`: the text before the tokens, as far as it is known.
+void followers_add_text(void* followers, const int64_t* before, int64_t num_before, const int64_t* tokens,
+                        int64_t count) {
+    static_cast<Followers*>(followers)->add_text(context_of(before, num_before), tokens, count);
+}
+
+void* answers_new(int64_t capacity) { return new NewestAnswers(capacity); }
+void answers_free(void* answers) { delete static_cast<NewestAnswers*>(answers); }
+int64_t answers_size(void* answers) {
+    const auto* newest = static_cast<NewestAnswers*>(answers);
+    return int64_t(newest->pairs.size() + newest->tokens.size());
+}
+
+// keys: contexts of two tokens [P] and of one [T]. Their answers: [P, K] and [T, K].
+void* fixed_new(const uint64_t* pairs, const int32_t* pair_answers, int64_t num_pairs, int64_t pair_width,
+                const uint64_t* tokens, const int32_t* token_answers, int64_t num_tokens, int64_t token_width) {
+    auto* fixed = new FixedAnswers;
+    // One by one, since of equal keys the last counts.
+    for (int64_t at = 0; at < num_pairs; ++at)
+        fixed->pairs.put(pairs + at, pair_answers + at * pair_width, 1, int(pair_width), nullptr, 0);
+    for (int64_t at = 0; at < num_tokens; ++at)
+        fixed->tokens.put(tokens + at, token_answers + at * token_width, 1, int(token_width), nullptr, 0);
+    return fixed;
+}
+void fixed_free(void* fixed) { delete static_cast<FixedAnswers*>(fixed); }
+
+// Of the drafts of a sequence.
+
+void* drafts_new(const Shared* shared, const InUse* in_use, const Sizes* sizes, const Cost* cost) {
+    return new Drafts(*shared, *in_use, *sizes, *cost);
+}
+void drafts_free(void* drafts) { delete static_cast<Drafts*>(drafts); }
+Figures* drafts_figures(void* drafts) { return &static_cast<Drafts*>(drafts)->figures; }
+
+void drafts_move_to(void* drafts, int64_t position, const int64_t* tokens, int64_t count) {
+    static_cast<Drafts*>(drafts)->move_to(position, tokens, count);
+}
+void drafts_learn_text(void* drafts, const int64_t* tokens, int64_t count) {
+    static_cast<Drafts*>(drafts)->learn_text(tokens, count);
+}
+void drafts_learn_ngrams(void* drafts, const int64_t* ngrams, int64_t count, int64_t length) {
+    static_cast<Drafts*>(drafts)->learn_ngrams(ngrams, count, length);
+}
+void drafts_watch(void* drafts) { static_cast<Drafts*>(drafts)->watch(); }
+int64_t drafts_grow(void* drafts, int64_t max_depth, int64_t num_cells, int64_t num_levels, double limit_s,
+                    double catch_up_s) {
+    return static_cast<Drafts*>(drafts)->grow({max_depth, num_cells, limit_s, catch_up_s}, num_levels);
+}
+int64_t drafts_commit(void* drafts, int64_t has_candidates) {
+    return static_cast<Drafts*>(drafts)->commit(has_candidates);
+}
+
+// The likeliest proposal for the token after the root: its kind and its token. Returns whether there is one.
+int64_t drafts_likeliest(void* drafts, int64_t* kind, int64_t* token) {
+    const auto* one = static_cast<Drafts*>(drafts);
+    const Proposal* found = one->likeliest();
+    if (!found) return 0;
+    *kind = found->kind;
+    *token = *one->proposals().candidates(*found);
+    return 1;
+}
+
+// What is proposed to follow a path of `count` tokens that ends `depth` tokens below the root. The lists go to `lists`:
+// of each the kind, the number of candidates and the candidates. Returns the number of integers.
+int64_t drafts_propose(void* drafts, const int64_t* path, int64_t count, int64_t depth, int64_t* lists) {
+    Proposals proposals;
+    static_cast<Drafts*>(drafts)->propose(context_of(path, count), depth, proposals);
+    proposals.end_row();
+    int64_t* next = lists;
+    for (const Proposal* list = proposals.begin(0); list != proposals.end(0); ++list) {
+        *next++ = list->kind;
+        *next++ = list->count;
+        next = std::copy_n(proposals.candidates(*list), list->count, next);
+    }
+    return next - lists;
+}
+}

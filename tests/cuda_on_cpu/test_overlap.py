@@ -1,0 +1,194 @@
+"""On a GPU the host does not wait while it starts a step, and works on the step before while the device computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lp import Auto, Engine, Sampling, Stopping
+from lp.generation import Generation
+from lp.hardware import Download
+from lp.methods import Autoregressive, DecodeSettings, Lookahead
+from lp.model.checkpoint import Checkpoint, ModelSettings, load
+from lp.model.fast.choose import CompileMode
+from lp.request import Completion, Sequence
+from lp.runner import StepInput
+from lp.single_device import SingleDevice
+from lp.verification import Answers
+from tests.cuda_on_cpu.launches import Launches, observed
+
+Folders = dict[str, Path]
+pytestmark = pytest.mark.usefixtures("cuda")
+
+PROMPT = [5, 9, 5, 9, 5, 7, 30, 31, 32, 5, 9]
+SAMPLINGS = {
+    "greedy": Sampling(temperature=0.0, seed=1),
+    "temperature": Sampling(temperature=0.8, seed=1),
+    "top-k and top-p": Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=1),
+    "penalties": Sampling(temperature=0.0, presence_penalty=0.5, repetition_penalty=1.2, seed=1),
+    "logprobs": Sampling(temperature=0.0, logprobs=2, seed=1),
+}
+
+
+@pytest.fixture
+def checkpoint(folders: Folders) -> Checkpoint:
+    return load(ModelSettings(str(folders["llama"]), "float32", "cuda:0", compile=CompileMode.off))
+
+
+class Diary(SingleDevice):
+    """A runner that writes down when steps begin and end, and counts what the device is asked for in between.
+
+    starting: operations of all starts. events: what has happened, in order.
+    """
+
+    def __init__(self, checkpoint: Checkpoint):
+        super().__init__(checkpoint.model)
+        self.events: list[str] = []
+        self.starting = Launches()
+
+    def start(self, steps: list[StepInput]) -> None:
+        with observed(self.starting):
+            super().start(steps)
+        self.events.append("start")
+
+    def finish(self) -> list[Answers]:
+        self.events.append("finish")
+        return super().finish()
+
+
+def generate(engine: Engine, decode: DecodeSettings, sampling: Sampling) -> Completion:
+    return engine.generate(PROMPT, decode=decode, sampling=sampling, stopping=Stopping(24, ignore_eos=True))
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_starting_a_step_does_not_wait(name: str, checkpoint: Checkpoint) -> None:
+    runner = Diary(checkpoint)
+    generate(Engine(checkpoint, runner), Auto(rows=12), SAMPLINGS[name])
+    assert (runner.starting.blocking, runner.starting.waits) == (0, 0)
+    assert runner.starting.kernels > 0 and runner.starting.to_host == runner.events.count("start")
+
+
+def test_starting_a_step_of_a_graph_does_not_wait(folders: Folders) -> None:
+    checkpoint = load(ModelSettings(str(folders["llama"]), "bfloat16", "cuda:0", compile=CompileMode.on))
+    engine = Engine(checkpoint, Diary(checkpoint))
+    generate(engine, Auto(rows=12), SAMPLINGS["greedy"])  # captures
+    engine.runner = runner = Diary(checkpoint)
+    generate(engine, Auto(rows=12), SAMPLINGS["greedy"])
+    assert (runner.starting.blocking, runner.starting.waits) == (0, 0)
+
+
+def test_a_step_is_told_while_the_next_is_computed(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Diary(checkpoint)
+    engine = Engine(checkpoint, runner)
+    for name in ("settle", "tell"):
+        call: Any = getattr(Generation, name)
+        monkeypatch.setattr(
+            Generation,
+            name,
+            lambda self, given, name=name, call=call: (runner.events.append(name), call(self, given))[1],
+        )
+    steps = generate(engine, Auto(rows=12), SAMPLINGS["greedy"]).stats.steps
+    between = ["finish", "settle", "start", "tell"]
+    assert runner.events == ["start", *between * (steps - 1), "finish", "settle", "tell"]
+
+
+@pytest.mark.parametrize("decode", [Auto(rows=12), Autoregressive(), Lookahead(3, 3, 3)], ids=lambda how: how.method)
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_the_text_is_that_of_steps_one_after_the_other(
+    name: str, decode: DecodeSettings, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overlapping = generate(Engine(checkpoint), decode, SAMPLINGS[name])
+    monkeypatch.setattr(SingleDevice, "is_asynchronous", False)
+    alone = generate(Engine(checkpoint), decode, SAMPLINGS[name])
+    assert overlapping.token_ids == alone.token_ids and overlapping.text == alone.text
+    assert overlapping.stats.steps == alone.stats.steps and overlapping.stats.accepted == alone.stats.accepted
+    assert overlapping.logprobs == alone.logprobs
+
+
+def test_what_is_copied_is_there_only_after_waiting() -> None:
+    """Otherwise the other tests would pass for a runner that does not wait."""
+    with observed(Launches()) as counted:
+        download = Download(torch.arange(4, device="cuda"))
+    assert (counted.to_host, counted.blocking, counted.waits) == (1, 0, 0)
+    assert download._copy.tolist() != [0, 1, 2, 3]
+    assert download.wait().tolist() == [0, 1, 2, 3]
+
+
+@pytest.fixture
+def two(checkpoint: Checkpoint) -> Iterator[Engine]:
+    """An engine with two requests, of which the second one's first step is under way."""
+    engine = Engine(checkpoint)
+    for name in ("a", "b"):
+        stopping = Stopping(24, ignore_eos=True)
+        engine.submit(
+            engine.request_builder.build(PROMPT, Auto(rows=8), SAMPLINGS["greedy"], stopping, request_id=name)
+        )
+    assert [progress.request_id for progress in engine.step()] == ["a"]
+    yield engine
+
+
+def finish(engine: Engine, name: str) -> list[int]:
+    found = []
+    while not engine.is_idle:
+        found += [token for progress in engine.step() for token in progress.tokens if progress.request_id == name]
+    return found
+
+
+@pytest.mark.parametrize(("cancelled", "left"), [("a", "b"), ("b", "a")])
+def test_a_request_is_cancelled_while_a_step_is_under_way(cancelled: str, left: str, two: Engine) -> None:
+    before = two.generated()
+    ended = two.cancel(cancelled)
+    assert ended is not None and ended.finish_reason == "cancelled" and two.num_running == 1
+    tokens = before[left] + finish(two, left)
+    assert tokens == generate(two, Autoregressive(), SAMPLINGS["greedy"]).token_ids
+    assert isinstance(two.runner, SingleDevice) and not two.runner.states
+
+
+def test_requests_resume_from_a_step_under_way(two: Engine) -> None:
+    requests = {}
+    for name in ("a", "b"):
+        stopping = Stopping(24, ignore_eos=True)
+        requests[name] = two.request_builder.build(PROMPT, Auto(rows=8), SAMPLINGS["greedy"], stopping, request_id=name)
+    known = two.generated()
+    two.resume(two.runner, [(requests[name], known[name]) for name in ("b", "a")], None)
+    expected = generate(Engine(two.checkpoint), Autoregressive(), SAMPLINGS["greedy"]).token_ids
+    assert known["a"] + finish(two, "a") == expected
+
+
+class FailsOnce(SingleDevice):
+    """A runner whose third start fails."""
+
+    num_starts = 0
+
+    def start(self, steps: list[StepInput]) -> None:
+        self.num_starts += 1
+        if self.num_starts == 3:
+            raise MemoryError("no room")
+        super().start(steps)
+
+    def close(self, sequence: Sequence) -> None:
+        super().close(sequence)
+
+
+def test_what_a_step_has_yielded_is_told_before_the_next_one_fails(checkpoint: Checkpoint) -> None:
+    engine = Engine(checkpoint, FailsOnce(checkpoint.model))
+    stream = engine.stream(PROMPT, decode=Autoregressive(), sampling=SAMPLINGS["greedy"], max_new_tokens=9)
+    assert len([next(stream), next(stream)]) == 2
+    with pytest.raises(MemoryError, match="no room"):
+        next(stream)
+    assert engine.is_idle
+    assert len(generate(engine, Autoregressive(), SAMPLINGS["greedy"]).token_ids) == 24
+
+
+def test_a_request_that_is_cancelled_takes_its_failure_with_it(checkpoint: Checkpoint) -> None:
+    engine = Engine(checkpoint, FailsOnce(checkpoint.model))
+    stream = engine.stream(PROMPT, decode=Autoregressive(), sampling=SAMPLINGS["greedy"], max_new_tokens=9)
+    next(stream)
+    next(stream)
+    stream.close()
+    assert engine.is_idle
+    assert len(generate(engine, Autoregressive(), SAMPLINGS["greedy"]).token_ids) == 24

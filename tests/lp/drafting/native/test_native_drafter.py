@@ -1,0 +1,193 @@
+"""The library's drafter and the Python one make the same trees, accept the same, and learn the same, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lp.decoding.auto import AutoDecoder
+from lp.decoding.make import make_decoder
+from lp.drafting import answers as answers_module
+from lp.drafting import history, recycled, suffix, window_ngrams
+from lp.drafting.answers import AnswerIndex
+from lp.drafting.backoff import Effort
+from lp.drafting.drafter import PythonDrafter
+from lp.drafting.history import DraftHistory
+from lp.drafting.native.drafter import NativeDrafter
+from lp.host.library import library, python_alone
+from lp.methods import Auto
+from lp.step_cost import Extras, StepTimes
+from lp.tree import TokenTree
+from lp.verification import Answers
+
+VOCAB_SIZE = 24
+CURVES = {
+    "unknown": None,
+    "a CPU": StepTimes((1, 4, 8, 16, 32, 64, 128), (0.015, 0.015, 0.017, 0.019, 0.025, 0.036, 0.064)),
+    "watching": StepTimes((1, 2, 128), (0.010, 0.015, 0.640)),
+    "slow host": StepTimes((1, 4, 64), (0.010, 0.011, 0.013), extras=Extras(0.001, 1e-5, 0.001, 1e-5)),
+    "ranks": StepTimes(
+        (1, 4, 8, 16, 32, 64, 128), (0.016, 0.016, 0.017, 0.018, 0.022, 0.030, 0.040), num_parts=3,
+        alone=StepTimes((1, 4, 8, 16, 32, 64, 128), (0.010, 0.011, 0.013, 0.019, 0.025, 0.036, 0.064)),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def native() -> Iterator[None]:
+    if library() is None:
+        pytest.skip("there is no C++ compiler")
+    yield
+
+
+def make_index(num_candidates: int, seed: int) -> AnswerIndex:
+    rng = np.random.default_rng(seed)
+    pairs = np.unique(rng.integers(-1, VOCAB_SIZE, (60, 2)), axis=0).astype(np.int32)
+    pairs = pairs[pairs[:, 1] >= 0]
+    tokens = np.unique(rng.integers(0, VOCAB_SIZE, 12)).astype(np.int32)
+    arrays = {
+        "pairs": pairs,
+        "pair_answers": rng.integers(0, VOCAB_SIZE, (len(pairs), num_candidates)).astype(np.int32),
+        "tokens": tokens,
+        "token_answers": rng.integers(0, VOCAB_SIZE, (len(tokens), num_candidates)).astype(np.int32),
+    }
+    return AnswerIndex("made up", "0", arrays)
+
+
+class World:
+    """A model whose answers depend on the last two tokens, and now and then on the position, so that drafts are right
+    and wrong.
+    """
+
+    def __init__(self, seed: int, surprise: float):
+        self.best = np.random.default_rng(seed).integers(0, VOCAB_SIZE, (VOCAB_SIZE + 2, VOCAB_SIZE + 2, 64))
+        self.seed, self.surprise = seed, surprise
+
+    def answers(self, tree: TokenTree, length: int, before: int, num_candidates: int) -> Answers:
+        found = np.empty((len(tree), max(1, num_candidates)), np.int64)
+        for row, (token, parent, depth) in enumerate(zip(tree.tokens, tree.parents, tree.depths, strict=True)):
+            previous = before if parent < 0 else tree.tokens[parent]
+            found[row] = self.best[previous, token, : found.shape[1]]
+            if random.Random(hash((self.seed, length, int(depth), int(token)))).random() < self.surprise:
+                found[row] = (found[row] + 1 + length) % VOCAB_SIZE
+        return Answers(found[:, 0].copy(), found.astype(np.int32) if num_candidates else None)
+
+
+class Twins:
+    """Two engines' pasts, one of the library and one of Python, that live through the same requests."""
+
+    def __init__(self, times: StepTimes | None, index: AnswerIndex | None, num_parts: int | None):
+        self.native = DraftHistory(times, num_parts, index)
+        with python_alone():
+            self.python = DraftHistory(times, num_parts, index)
+
+    def decoders(self, how: Auto, prompt: list[int], temperature: float, owner: str | None) -> list[AutoDecoder]:
+        made = [make_decoder(how, prompt, 3, temperature, past, owner) for past in (self.native, self.python)]
+        native, python = made
+        assert isinstance(native, AutoDecoder) and isinstance(python, AutoDecoder)
+        assert isinstance(native.drafter, NativeDrafter) and isinstance(python.drafter, PythonDrafter)
+        return [native, python]
+
+
+def step(decoders: list[AutoDecoder], world: World, tokens: list[int], wanted: int) -> None:
+    """One step of both decoders, which must agree in everything. Adds the accepted tokens."""
+    one, two = (decoder.plan(tokens, room=wanted + 9, wanted=wanted) for decoder in decoders)
+    assert one.tokens.tolist() == two.tokens.tolist()
+    assert one.parents.tolist() == two.parents.tolist() and one.depths.tolist() == two.depths.tolist()
+    drafters = [decoder.drafter for decoder in decoders]
+    assert len({(drafter.expected, drafter.best_speed) for drafter in drafters}) == 1
+    assert len({decoder.num_candidates for decoder in decoders}) == 1
+    assert len({decoder.is_shared for decoder in decoders}) == 1
+    if decoders[0]._effort is not Effort.plain:
+        path = [*tokens, *one.tokens[one.path(len(one) - 1)[1:]].tolist()]
+        depth = len(path) - len(tokens)
+        proposed = [[(kind, tuple(found)) for kind, found in each.propose(path, depth)] for each in drafters]
+        assert proposed[0] == proposed[1]
+        assert len({drafter.likeliest() for drafter in drafters}) == 1
+    answers = world.answers(one, len(tokens), tokens[-2] if len(tokens) > 1 else 0, decoders[0].num_candidates)
+    (accepted, count), (expected, count_expected) = (decoder.commit(tokens, answers) for decoder in decoders)
+    assert accepted == expected
+    assert count() == count_expected()
+    assert decoders[0].fingerprint() == decoders[1].fingerprint()
+    for name in ("probabilities", "hits", "trials"):
+        assert len({getattr(decoder.profile.estimates, name).tobytes() for decoder in decoders}) == 1
+    tokens += accepted.tokens[:wanted]
+
+
+def run(twins: Twins, how: Auto, seed: int, num_tokens: int, temperature: float, owner: str | None) -> None:
+    rng = random.Random(seed)
+    world = World(seed % 3, rng.choice([0.0, 0.05, 0.3, 1.0]))
+    tokens = [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 2, 9, 40]))]
+    decoders, length = twins.decoders(how, list(tokens), temperature, owner), len(tokens)
+    while (left := num_tokens - (len(tokens) - length)) > 0:
+        step(decoders, world, tokens, left)
+
+
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize("seed", range(12))
+def test_requests_one_after_the_other(curve: str, seed: int) -> None:
+    """With any settings."""
+    rng = random.Random(f"{curve} {seed}")
+    sources: Any = [rng.random() < 0.7 for _ in range(5)]
+    most = rng.choice([1, 2, 7, 16, 40, 70])
+    how = Auto(
+        *sources, max_rows=most, rows=rng.choice([0, most]), max_window=rng.randrange(10), ngram=rng.randint(2, 7),
+        candidates=rng.randint(1, 9),
+    )  # fmt: skip
+    temperature, has_index = rng.choice([0.0, 0.7]), rng.random() < 0.4
+    twins = Twins(CURVES[curve], make_index(5, seed) if has_index else None, 3 if curve == "ranks" else None)
+    for number in range(3):
+        run(twins, how, seed + number, 60, temperature, "ann" if number else None)
+
+
+def test_requests_of_one_owner_that_take_turns_and_ask_for_different_candidates() -> None:
+    twins, world = Twins(None, None, None), World(1, 0.1)
+    texts = [[1, 2, 3], [2, 3, 4]]
+    several = [
+        twins.decoders(Auto(shared_drafts=True, rows=32, candidates=number), list(text), 0.0, "ann")
+        for number, text in zip((4, 7), texts, strict=True)
+    ]
+    for _ in range(30):
+        for decoders, tokens in zip(several, texts, strict=True):
+            step(decoders, world, tokens, 100)
+    (shared,) = (twins.native.shared("ann"),)
+    known = twins.python.shared("ann")
+    assert len(shared.ngrams) == len(known.ngrams) and len(shared.answers) == len(known.answers)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_memory_is_bounded_alike(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest contexts and answers go first, and those at positions that the text has passed."""
+    for module, name, bound in (
+        (suffix, "CAPACITY", 70), (window_ngrams, "CAPACITY", 50), (recycled, "MOST_PLACES", 30),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, bound)
+    monkeypatch.setattr(answers_module, "CAPACITY", 40)
+    monkeypatch.setattr("lp.drafting.native.drafter.CAPACITY", 40)
+    monkeypatch.setattr(recycled.RecycledAnswers.__init__, "__defaults__", (40,))
+    twins = Twins(None, None, None)
+    for seed in range(4):
+        run(twins, Auto(rows=40, max_window=4), seed, 150, temperature, None)
+
+
+def test_plain_steps_are_learnt_when_speculation_begins_anew() -> None:
+    twins = Twins(CURVES["slow host"], None, None)
+    run(twins, Auto(), 3, 400, 0.0, None)
+    for history_ in (twins.native, twins.python):
+        assert history_.profile(Auto(), 0.0).account.effort is not None
+
+
+def test_a_source_that_the_library_lacks_is_served_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history.sources, "SOURCES", history.sources.SOURCES[:2])
+    assert isinstance(DraftHistory().drafter(Auto(), [1, 2], 0.0, None), PythonDrafter)
+
+
+@pytest.mark.parametrize("num_rows", [1, 500])
+def test_a_drafter_frees_its_memory(num_rows: int) -> None:
+    make: Callable[[], Any] = lambda: DraftHistory().drafter(Auto(rows=num_rows, max_rows=num_rows), [1], 0.0, None)  # noqa: E731
+    for _ in range(50):
+        assert make().grow(None, 5, float("inf"), 0.0).tokens.tolist() == [1]

@@ -1,0 +1,70 @@
+"""Where the library cannot be had, Python does its work, and says so once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lp import Auto, Engine, Sampling
+from lp.cache_files import VARIABLE
+from lp.drafting.drafter import PythonDrafter
+from lp.drafting.history import DraftHistory
+from lp.drafting.native.drafter import NativeDrafter
+from lp.host import build, library
+from lp.host.library import python_alone
+
+PROMPT = [5, 9, 5, 9, 5, 7, 30, 31, 32, 5, 9]
+SAMPLED = Sampling(temperature=0.8, seed=3)
+
+
+@pytest.fixture
+def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache, and a library that has not been asked for."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    library._load.cache_clear()
+    yield tmp_path
+    library._load.cache_clear()
+
+
+def test_without_a_compiler_python_gives_the_same(
+    nothing_kept: Path, llama: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(nothing_kept))
+    with caplog.at_level(logging.WARNING, "lookahead"):
+        engine = Engine(llama.checkpoint)
+        done = engine.generate(PROMPT, max_new_tokens=40, decode=Auto(rows=24), sampling=SAMPLED)
+        Engine(llama.checkpoint)
+    assert isinstance(engine.history.drafter(Auto(), PROMPT, 0.0, None), PythonDrafter)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == "drafts are made by Python code, which is slower: there is no C++ compiler; install g++"
+    monkeypatch.undo()
+    library._load.cache_clear()
+    if library.library() is None:
+        pytest.skip("there is no C++ compiler to compare with")
+    other = Engine(llama.checkpoint)
+    again = other.generate(PROMPT, max_new_tokens=40, decode=Auto(rows=24), sampling=SAMPLED)
+    assert isinstance(other.history.drafter(Auto(), PROMPT, 0.0, None), NativeDrafter)
+    assert (again.token_ids, again.text) == (done.token_ids, done.text)
+    assert again.stats.steps == done.stats.steps and again.stats.accepted == done.stats.accepted
+
+
+def test_a_compiler_that_fails_is_no_error(
+    nothing_kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fails = nothing_kept / "g++"
+    fails.write_text("#!/bin/sh\necho 'host.cpp:1: error: no room' >&2\nexit 1\n")
+    fails.chmod(0o700)
+    monkeypatch.setattr(build, "COMPILERS", (str(fails),))
+    assert library.library() is None
+    assert "error: no room" in caplog.text
+
+
+def test_python_can_be_asked_for() -> None:
+    before = library.library()
+    with python_alone():
+        assert library.library() is None
+        assert isinstance(DraftHistory().drafter(Auto(), [1, 2], 0.0, None), PythonDrafter)
+    assert library.library() is before
