@@ -20,7 +20,6 @@ Shapes: R rows of a step's tree, K candidates of each row
 from __future__ import annotations
 
 import argparse
-import gc
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -34,10 +33,10 @@ import numpy as np
 from benchmarks.shared.inputs import load_engine
 from benchmarks.shared.options import add_output, make_parser, parse
 from benchmarks.shared.report import markdown_table, progress, publish
+from launch.program.process import freeze_heap
 from lp import Auto, Engine, Sampling, Stopping
 from lp.calibration.measure import StepTimesSource
 from lp.host.library import python_alone
-from lp.model.causal import pack_inputs
 from lp.model.fast.choose import CompileMode
 from lp.model.kv_cache import KVCache
 from lp.request import Sequence
@@ -97,9 +96,9 @@ class Stopwatch:
         """Replaces a method of `owner` by one that adds its seconds to a part."""
         call: Callable[..., Any] = getattr(owner, method)
 
-        def timed(*arguments: Any) -> Any:
+        def timed(*arguments: Any, **others: Any) -> Any:
             begin = time.perf_counter()
-            result = call(*arguments)
+            result = call(*arguments, **others)
             self.seconds[part].append(time.perf_counter() - begin)
             return result
 
@@ -130,7 +129,7 @@ class MadeUpDevice:
         (self.step,) = steps
         tokens = self.step.sequence.tokens
         self.state.keep_accepted(tokens)
-        pack_inputs(self.state.attach(self.step.tree, tokens), self.state.cache.length)
+        self.state.attach(self.step.tree, tokens).inputs(self.state.cache.length)
         self._started = time.perf_counter()
         if self._answered:
             self.watch.seconds["inputs"].append(self._started - begin)
@@ -140,17 +139,16 @@ class MadeUpDevice:
     def finish(self) -> list[Answers]:
         if self._answered:
             self.watch.seconds[MEANWHILE].append(time.perf_counter() - self._started)
-        answers = self._answer(self.step.tree, len(self.step.sequence.tokens))
+        packed = self._answer(self.step.tree, len(self.step.sequence.tokens))
         self.sweep()
         self._answered = time.perf_counter()
-        return [answers]
+        return [Answers.unpack(packed, self.step.num_candidates)]
 
-    def _answer(self, tree: TokenTree, position: int) -> Answers:
-        """Which of a token's followers is the best one depends on the position."""
+    def _answer(self, tree: TokenTree, position: int) -> np.ndarray:
+        """Packed answers. Which of a token's followers is the best one depends on the position."""
         first = (7 * (position + tree.depths) % 11) % 3
         ranks = (np.arange(CANDIDATES) + first[:, None]) % CANDIDATES
-        candidates_RK = self.followers[tree.tokens[:, None] % NUM_TOKENS, ranks]
-        return Answers(candidates_RK[:, 0].copy(), candidates_RK.astype(np.int32))
+        return self.followers[tree.tokens[:, None] % NUM_TOKENS, ranks].astype(np.int32)
 
     def abandon(self) -> None: ...
 
@@ -167,8 +165,7 @@ def main() -> None:
         for is_cold in (False, True)
         for variant in VARIANTS
     ]
-    gc.collect()
-    gc.freeze()  # as the programs in launch/ do
+    freeze_heap()
     memory = np.ones(arguments.sweep_mb * 2**20 // 8)
     costs = [measure(engine, setting, arguments.steps, memory) for setting in progress(settings, "host", "setting")]
     data = {"steps": arguments.steps, "costs": [asdict(cost) for cost in costs]}

@@ -61,10 +61,9 @@ class TokenTree:
         bits = np.unpackbits(packed.reshape(num_rows, num_bytes), axis=1, count=num_rows, bitorder="little")
         return bits.view(bool)
 
-    @cached_property
     def ancestors(self) -> tuple[np.ndarray, np.ndarray]:
-        """The visibility as lists: [R + 1] int32 and int32 rows, ascending for each row. Row i sees the rows from entry
-        i of the first array to entry i + 1.
+        """The visibility as lists: at least R + 1 int32 numbers, and int32 rows, ascending for each row. Row i sees the
+        rows from entry i of the first array to entry i + 1.
         """
         if (native := library()) is not None:
             return trees.ancestors(native, self.parents, int(self.depths.sum()) + len(self))
@@ -79,10 +78,21 @@ class TokenTree:
             rows.append(parent)
         return rows[::-1]
 
+    def inputs(self, cached: int) -> np.ndarray:
+        """[R, 2 + R] int64: each row's token and position, and which rows it sees. cached: length of the prefix."""
+        return np.concatenate([self.tokens[:, None], self.depths[:, None] + cached, self.visibility], axis=1)
+
+    def note_path(self, tokens: list[int], rows: list[int]) -> None:
+        """Notes a path from the first row on, such as the accepted one. tokens: those of the rows, or more."""
+        self.__dict__["noted_path"] = tokens[: len(rows)], rows
+
     def path_along(self, tokens: Sequence[int]) -> list[int]:
         """The longest path of rows from the first one on whose tokens are the first of `tokens`."""
         if not len(self) or not tokens:
             return []
+        known_tokens, rows = self.__dict__.get("noted_path", ((), ()))
+        if known_tokens[: len(tokens)] == tokens:
+            return rows[: len(tokens)]
         if (native := library()) is not None:
             return trees.follow(native, self.tokens, self.parents, tokens)
         levels = descend(self, [0], lambda depth, _: tokens[depth] if depth < len(tokens) else None)

@@ -59,7 +59,7 @@ def no_drafts() -> Drafted:
 class Answers:
     """What the model answers for each row of a tree.
 
-    targets: [R] int64, the token that follows the row's path, or NOT_A_TOKEN.
+    targets: [R] integers, the token that follows the row's path, or NOT_A_TOKEN.
     candidates: [R, K] the K best tokens, best first; the first is the target. None if not asked for.
     logprobs: [R] float32 log-probability of the target under the unprocessed distribution. None if not asked for.
     top_tokens, top_logprobs: [R, T] the T likeliest tokens of the same distribution, best first. None if not asked for.
@@ -85,7 +85,7 @@ class Answers:
     def unpack(packed: np.ndarray, num_candidates: int = 0) -> Answers:
         """The inverse of `pack`. num_candidates: K; 0 if candidates were not asked for."""
         first = max(1, num_candidates)
-        targets = packed[:, 0].astype(np.int64)
+        targets = packed[:, 0]
         candidates = packed[:, :num_candidates] if num_candidates else None
         if packed.shape[1] == first:
             return Answers(targets, candidates)

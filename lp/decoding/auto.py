@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+
 from lp.decoding.window import Window
 from lp.drafting.backoff import Effort
 from lp.drafting.history import DraftHistory
@@ -37,8 +39,9 @@ class AutoDecoder:
         self._num_candidates = settings.candidates if keeps_answers else 0
         self.drafter = history.drafter(settings, prompt, temperature, owner)
         self._prompt, self._seed, self._levels = prompt, seed, settings.ngram - 1
-        # A checksum of everything that the sources have learnt from.
+        # A checksum of everything that the sources have learnt from, without the last step's answers.
         self._history = zlib.crc32(repr(prompt).encode())
+        self._unsummed: np.ndarray | None = None
         self._window: Window | None = None
         self._trial = self.profile.windows.choose()
         self._seconds = 0.0  # modelled time of the present step
@@ -100,15 +103,15 @@ class AutoDecoder:
             probability, token = found
             self.profile.account.watched(probability, token == answers.targets[0])
         accepted = self.drafter.commit(answers)
-        known = answers.targets if answers.candidates is None else answers.candidates
-        self._history = zlib.crc32(known.tobytes(), self._history)
+        self._add_to_sum()
+        self._unsummed = answers.targets if answers.candidates is None else answers.candidates
         if self._window:
             self.drafter.learn_ngrams(self._window.commit(answers.targets, len(accepted.tokens)))
         if self._effort is Effort.speculate:
             self.profile.windows.learn(self._trial, len(accepted.tokens), self._seconds)
         self.profile.account.took_step(len(accepted.tokens), self._seconds)
         self._resting.accepted(len(accepted.tokens))
-        return accepted, partial(count_drafts, self.profile.kinds.sources, self.drafter.kinds, accepted)
+        return accepted, partial(self._count, self.drafter.kinds, accepted)
 
     def _take_plain(self, token: int) -> tuple[Accepted, CountDrafts]:
         self.profile.account.took_plain_step()
@@ -116,8 +119,18 @@ class AutoDecoder:
         self._num_plain += 1
         return Accepted([token], [0], []), no_drafts
 
+    def _count(self, kinds: Sequence[int], accepted: Accepted) -> Drafted:
+        """Counts a step's drafts, and adds its answers to the checksum: both can wait."""
+        self._add_to_sum()
+        return count_drafts(self.profile.kinds.sources, kinds, accepted)
+
+    def _add_to_sum(self) -> None:
+        if self._unsummed is not None:
+            self._history, self._unsummed = zlib.crc32(self._unsummed.tobytes(), self._history), None
+
     def fingerprint(self) -> int:
         """See Decoder. The sources' state follows from what they were given, so a checksum of that stands for it."""
+        self._add_to_sum()
         profile, cells = self.profile, self._window.cells if self._window else []
         learnt = [
             profile.estimates.probabilities,

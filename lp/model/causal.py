@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -155,7 +154,7 @@ class CausalModel:
 
     def to_device(self, tree: TokenTree, cached: int) -> tuple[TreeStep, Tensor]:
         """Moves tokens, positions and visibility to the device in one transfer; returns the step and the tokens."""
-        on_device = upload(pack_inputs(tree, cached), self.device)
+        on_device = upload(tree.inputs(cached), self.device)
         tokens, positions = on_device[:, 0].contiguous(), on_device[:, 1].contiguous()
         step = TreeStep(
             self.attention_kind,
@@ -173,8 +172,3 @@ def _shapes_of(cache: ContiguousCache) -> dict[int, LayerShape]:
         layer: LayerShape(keys.shape[1], keys.shape[3], cache.values[layer].shape[3])
         for layer, keys in sorted(cache.keys.items())
     }
-
-
-def pack_inputs(tree: TokenTree, cached: int) -> np.ndarray:
-    """[R, 2 + R] int64: each row's token and position, and which rows it sees. cached: length of the prefix."""
-    return np.concatenate([tree.tokens[:, None], tree.depths[:, None] + cached, tree.visibility], axis=1)

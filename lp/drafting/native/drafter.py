@@ -19,6 +19,7 @@ from lp.drafting.drafter import DECAY, Estimates, WindowCells
 from lp.drafting.growth import LEAST_PROBABILITY
 from lp.drafting.native.knowledge import NativeShared
 from lp.drafting.native.structures import Cost, Figures, Handle, InUse, Shared, Sizes
+from lp.drafting.native.tree import PlannedMemory, PlannedTree
 from lp.drafting.recycled import RecycledAnswers
 from lp.drafting.shared import SharedDrafts
 from lp.drafting.sources import Kinds
@@ -57,12 +58,12 @@ class NativeDrafter:
         self._rows = np.zeros((4, capacity), np.int64)
         self._targets, self._cells = np.zeros(capacity, np.int64), np.zeros(capacity, np.int64)
         self._candidates = np.zeros((capacity, settings.candidates), np.int32)
-        self._levels = np.zeros((2, capacity), np.int64)
+        self._accepted, self._levels = np.zeros((2, capacity), np.int64), np.zeros((2, capacity), np.int64)
         tables = cost.tables
         # What the library reads and writes, or points to, must not go before it does.
         self._kept = estimates, tables, shared, index
         memory = Shared(
-            *map(address, (self._rows, self._targets, self._candidates, self._levels, self._cells)),
+            *map(address, (self._rows, self._targets, self._candidates, self._accepted, self._levels, self._cells)),
             *(numbers.buffer_info()[0] for numbers in (estimates.probabilities, estimates.hits, estimates.trials)),
         )
         self._handle = Handle(
@@ -84,6 +85,8 @@ class NativeDrafter:
         self._at = self._handle.address
         self._probabilities = estimates.probabilities
         self._figures = Figures.from_address(library.drafts_figures(self._at))
+        self._planned_memory = PlannedMemory(library, self._at)
+        self._tree: TokenTree
         self.kinds: Sequence[int] = ()
         # The root that the library has: the length of the sequence and its last token.
         self._length, self._last = 0, -1
@@ -127,20 +130,24 @@ class NativeDrafter:
 
     def _planned(self, num_drafts: int, num_rows: int) -> TokenTree:
         """A copy of the tree planned last, as the library's memory is written anew by the next plan."""
-        rows = self._rows[:, :num_rows].copy()
-        self.kinds = rows[3, :num_drafts]  # type: ignore[assignment]
-        return TokenTree(rows[0], rows[1], rows[2])
+        tokens, parents, depths, kinds = self._rows[:, :num_rows].copy()
+        self.kinds = kinds[:num_drafts]
+        self._planned_memory.serial += 1
+        self._tree = PlannedTree(tokens, parents, depths, self._planned_memory)
+        return self._tree
 
     def commit(self, answers: Answers) -> Accepted:
         num_rows, candidates = len(answers.targets), answers.candidates
-        self._targets[:num_rows] = answers.targets
-        if candidates is not None:
+        if candidates is None:
+            self._targets[:num_rows] = answers.targets
+        else:
             self._candidates[:num_rows] = candidates
         count = self._library.drafts_commit(self._at, candidates is not None)
-        tokens = self._targets[:count].tolist()
-        self._length, self._last = self._length + count, tokens[-1]
-        levels = as_levels(self._levels, count - 1)
-        return Accepted(tokens, [0, *(level[0] for level in levels)], levels)
+        tokens, rows = self._accepted[:, : abs(count)].tolist()
+        self._tree.note_path([self._last, *tokens], rows)
+        self._length, self._last = self._length + len(tokens), tokens[-1]
+        levels = [[row] for row in rows[1:]] if count > 0 else as_levels(self._levels, -count - 1)
+        return Accepted(tokens, rows, levels)
 
     def learn_text(self, tokens: Sequence[int]) -> None:
         numbers = integers(tokens)

@@ -17,8 +17,9 @@
 // Memory that Python has made and both sides read and write. Its counterpart is in lp/drafting/native/structures.py.
 struct Shared {
     int64_t* rows;        // [4, capacity] tokens, parents, depths and kinds of the tree's rows
-    int64_t* targets;     // [capacity] the tree's answers; then the accepted tokens
-    int32_t* candidates;  // [capacity, K]
+    int64_t* targets;     // [capacity] the tree's answers
+    int32_t* candidates;  // [capacity, K] the tree's answers, if candidates were asked for; the first are the targets
+    int64_t* accepted;    // [2, capacity] the accepted tokens, and the rows whose targets they are
     int64_t* levels;      // [2, capacity] the rows that had guessed the accepted tokens, and how many for each token
     int64_t* cells;       // [capacity] tokens of the window's cells, level by level
     double *probabilities, *hits, *trials;  // [N] of the kinds of candidates
@@ -132,8 +133,11 @@ public:
     const Proposals& proposals() const { return grower_.proposals; }
 
     // Walks down the tree by its targets; learns from the accepted path, and from the candidates of all rows if there
-    // are any. Returns the number of accepted tokens, which are then the first of `targets`.
+    // are any. Returns the number of accepted tokens, below 0 if several rows had guessed the same one.
     int64_t commit(bool has_candidates) {
+        if (has_candidates)
+            for (int64_t row = 0; row < num_rows_; ++row)
+                shared_.targets[row] = shared_.candidates[row * sizes_.num_candidates];
         const Tree tree{rows_.tokens, rows_.parents, num_rows_};
         verify(tree, shared_.targets, num_rows_, levels_);
         right_rows_.assign(1, 0);
@@ -150,11 +154,29 @@ public:
         }
         if (has_candidates) learn_answers();
         learn_text(accepted_.data(), int64_t(accepted_.size()));
-        std::copy(accepted_.begin(), accepted_.end(), shared_.targets);
+        std::copy(accepted_.begin(), accepted_.end(), shared_.accepted);
+        std::copy(right_rows_.begin(), right_rows_.end(), shared_.accepted + sizes_.capacity);
+        const int64_t count = int64_t(accepted_.size());
+        if (levels_.rows.size() == levels_.sizes.size()) return count;
         std::copy(levels_.rows.begin(), levels_.rows.end(), shared_.levels);
         std::copy(levels_.sizes.begin(), levels_.sizes.end(), shared_.levels + sizes_.capacity);
-        return int64_t(accepted_.size());
+        return -count;
     }
+
+    // The inputs of the tree's forward, [R, 2 + R]: tokens, positions, and which rows each row sees.
+    void inputs(int64_t* packed) const {
+        const int64_t width = 2 + num_rows_;
+        std::memset(packed, 0, sizeof(int64_t) * num_rows_ * width);
+        for (int64_t row = 0; row < num_rows_; ++row, packed += width) {
+            if (row) std::memcpy(packed, packed + (rows_.parents[row] - row) * width, sizeof(int64_t) * width);
+            packed[0] = rows_.tokens[row];
+            packed[1] = position_ + rows_.depths[row];
+            packed[2 + row] = 1;
+        }
+    }
+
+    // See `ancestors` in tree.h.
+    void ancestors(int32_t* starts, int32_t* visible) const { ::ancestors(rows_.parents, num_rows_, starts, visible); }
 
 private:
     Shared shared_;

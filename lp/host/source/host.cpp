@@ -89,6 +89,11 @@ int64_t drafts_commit(void* drafts, int64_t has_candidates) {
     return static_cast<Drafts*>(drafts)->commit(has_candidates);
 }
 
+void drafts_inputs(void* drafts, int64_t* packed) { static_cast<Drafts*>(drafts)->inputs(packed); }
+void drafts_ancestors(void* drafts, int32_t* starts, int32_t* visible) {
+    static_cast<Drafts*>(drafts)->ancestors(starts, visible);
+}
+
 // The likeliest proposal for the token after the root: its kind and its token. Returns whether there is one.
 int64_t drafts_likeliest(void* drafts, int64_t* kind, int64_t* token) {
     const auto* one = static_cast<Drafts*>(drafts);

@@ -99,7 +99,7 @@ class NativeForward:
         num_scores = MOST_QUERIES * -(-(cache.length + len(tree)) // KEYS) * KEYS
         if len(self._scores) < num_threads * num_scores:
             self._scores = torch.empty(2 * num_threads * num_scores)
-        starts, visible = tree.ancestors
+        starts, visible = tree.ancestors()
         stores = cache.addresses()
         step = _Step(
             self._memory.address(self._tokens), self._memory.address(self._positions),

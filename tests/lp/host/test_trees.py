@@ -56,13 +56,13 @@ def test_rows_see_the_same_rows(seed: int) -> None:
     rng = random.Random(seed)
     tree = any_tree(rng)
     for each in (tree, tree.under([1] * rng.randrange(20)), tree.take(sorted({0, *tree.path(len(tree) - 1)}))):
-        seen, (starts, visible) = again(each).visibility, again(each).ancestors
+        seen, (starts, visible) = again(each).visibility, again(each).ancestors()
         with python_alone():
             expected = again(each)
             assert (seen == expected.visibility).all() and seen.dtype == expected.visibility.dtype
-            assert starts.tolist() == expected.ancestors[0].tolist()
-            assert visible.tolist() == expected.ancestors[1].tolist()
-            assert (starts.dtype, visible.dtype) == tuple(array.dtype for array in expected.ancestors)
+            assert starts.tolist() == expected.ancestors()[0].tolist()
+            assert visible.tolist() == expected.ancestors()[1].tolist()
+            assert (starts.dtype, visible.dtype) == tuple(array.dtype for array in expected.ancestors())
 
 
 def test_trees_without_rows_have_no_path() -> None:

@@ -1,0 +1,59 @@
+"""A tree whose rows the library has at hand, so that what its forward needs takes one call."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+from lp.host.trees import address
+from lp.tree import TokenTree
+
+
+class PlannedMemory:
+    """What the library makes of the tree that it has planned last.
+
+    serial: the number of that tree. Each new plan writes over what was made of the one before.
+    """
+
+    def __init__(self, library: ctypes.PyDLL, drafts: int):
+        self.serial = 0
+        self._library, self._drafts = library, drafts
+        self._inputs, self._inputs_at = np.empty(0, np.int64), 0
+        self._starts, self._starts_at = np.empty(0, np.int32), 0
+        self._visible, self._visible_at = np.empty(0, np.int32), 0
+
+    def inputs(self, num_rows: int) -> np.ndarray:
+        """See TokenTree.inputs."""
+        size = num_rows * (num_rows + 2)
+        if size > len(self._inputs):
+            self._inputs = np.empty(2 * size, np.int64)
+            self._inputs_at = address(self._inputs)
+        self._library.drafts_inputs(self._drafts, self._inputs_at)
+        return self._inputs[:size].reshape(num_rows, num_rows + 2)
+
+    def ancestors(self, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """See TokenTree.ancestors."""
+        if num_rows >= len(self._starts):
+            self._starts, self._visible = np.empty(num_rows + 64, np.int32), np.empty((num_rows + 64) ** 2, np.int32)
+            self._starts_at, self._visible_at = address(self._starts), address(self._visible)
+        self._library.drafts_ancestors(self._drafts, self._starts_at, self._visible_at)
+        return self._starts, self._visible
+
+
+class PlannedTree(TokenTree):
+    """A TokenTree that the library has planned. What is made of it holds until the next one is planned."""
+
+    def __init__(self, tokens: np.ndarray, parents: np.ndarray, depths: np.ndarray, memory: PlannedMemory):
+        self.__dict__.update(tokens=tokens, parents=parents, depths=depths, greedy=None)
+        self.__dict__.update(_memory=memory, _serial=memory.serial)
+
+    @property
+    def _is_at_hand(self) -> bool:
+        return self._serial == self._memory.serial
+
+    def inputs(self, cached: int) -> np.ndarray:
+        return self._memory.inputs(len(self.tokens)) if self._is_at_hand else super().inputs(cached)
+
+    def ancestors(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._memory.ancestors(len(self.tokens)) if self._is_at_hand else super().ancestors()
