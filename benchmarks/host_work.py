@@ -1,7 +1,7 @@
 """Measures what the host does between two steps, by parts, for trees of several sizes.
 
     python -m benchmarks.host_work
-    python -m benchmarks.host_work --rows 1 64 --steps 100
+    python -m benchmarks.host_work --rows 1 64 --forward demo/python-11m
 
 The engine, decode=auto and the tokenizer are real; the device is made up. It answers at once, from a fixed table, so
 that trees are as large as --rows allows and some drafts are right. Between its answers and the next step's inputs, a
@@ -9,10 +9,10 @@ device waits for the host: that is `between`, the sum of the parts before it in 
 is done while the device computes the next step: text, statistics, results. Copies to a device are not part of it.
 
 Each figure is the median over --steps steps, and in brackets the 90th percentile. `warm`: one step follows the other
-at once. `cold`: before each answer, memory of --sweep-mb is read, as a forward reads weights, so that nothing of the
-host is left in the processor's caches. `library`: the compiled code of lp/host. `Python`: what runs where there is no
-compiler. The variants take turns. Greedy and sampled requests differ in what the drafts are kept by; sampling itself
-is not measured.
+at once. `cold`: before each answer, memory of --sweep-mb is read, so that nothing of the host is left in the
+processor's caches; with --forward, a model's forward is run and tokens are chosen from its logits, as on a CPU.
+`library`: the compiled code of lp/host. `Python`: what runs where there is no compiler. The variants take turns.
+Greedy and sampled requests differ in what the drafts are kept by.
 
 Shapes: R rows of a step's tree, K candidates of each row
 """
@@ -25,10 +25,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, cast
 
 import numpy as np
+from transformers import GenerationConfig
 
 from benchmarks.shared.inputs import load_engine
 from benchmarks.shared.options import add_output, make_parser, parse
@@ -41,8 +43,9 @@ from lp.model.fast.choose import CompileMode
 from lp.model.kv_cache import KVCache
 from lp.request import Sequence
 from lp.runner import StepInput
+from lp.sampling.sampler import Sampler
 from lp.single_device import SequenceState
-from lp.tree import TokenTree
+from lp.tree import TokenTree, chain
 from lp.verification import Answers
 
 # Parts of `between`, in their order: walking down the tree and learning from its answers, planning the next tree, the
@@ -53,6 +56,8 @@ VARIANTS = ("library", "Python")
 # Steps of a text that are not measured, in which the sources learn.
 FIRST_STEPS = 40
 PROMPT_LENGTH = 128
+# Rows of the forward that --forward runs.
+FORWARD_ROWS = 16
 # The number of different tokens in the text, and of candidates in each answer.
 NUM_TOKENS, CANDIDATES = 997, 8
 
@@ -166,10 +171,29 @@ def main() -> None:
         for variant in VARIANTS
     ]
     freeze_heap()
-    memory = np.ones(arguments.sweep_mb * 2**20 // 8)
-    costs = [measure(engine, setting, arguments.steps, memory) for setting in progress(settings, "host", "setting")]
+    sweep = make_forward(arguments.forward) if arguments.forward else make_sweep(arguments.sweep_mb)
+    costs = [measure(engine, setting, arguments.steps, sweep) for setting in progress(settings, "host", "setting")]
     data = {"steps": arguments.steps, "costs": [asdict(cost) for cost in costs]}
-    publish(arguments.output, "host_work", "The host's work between two steps", describe(costs), data)
+    name = "host_work" + (f"-after-{Path(arguments.forward).name}" if arguments.forward else "")
+    publish(arguments.output, name, "The host's work between two steps", describe(costs), data)
+
+
+def make_sweep(num_mb: int) -> Callable[[], object]:
+    """Reads so much memory."""
+    return np.ones(num_mb * 2**20 // 8).sum
+
+
+def make_forward(path: str) -> Callable[[], object]:
+    """Runs a model's fastest forward on FORWARD_ROWS rows after a prompt, and chooses their tokens."""
+    model = load_engine(path, "auto", "cpu", CompileMode.auto, StepTimesSource.off).checkpoint.model
+    prompt, tree = list(range(PROMPT_LENGTH)), chain(range(FORWARD_ROWS))
+    cache = model.make_cache(PROMPT_LENGTH + FORWARD_ROWS)
+    model.forward(chain(prompt), cache, 1)
+    cache.keep(prompt)
+    sampler = Sampler(
+        Sampling(temperature=0.0, seed=0).with_defaults(GenerationConfig()), 1, [], model.vocab_size, "cpu"
+    )
+    return lambda: sampler.answers(model.forward(tree, cache, FORWARD_ROWS), tree, prompt, CANDIDATES)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -181,6 +205,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sweep-mb", type=int, default=512, help="memory that is read before each cold step (default 512)"
     )
+    parser.add_argument(
+        "--forward", metavar="MODEL", help="run this model's forward before each cold step instead of reading memory"
+    )
     parser.add_argument("--model", default="demo/python-11m", help="whose tokenizer is used (default demo/python-11m)")
     add_output(parser)
     arguments = parse(parser)
@@ -190,11 +217,11 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def measure(engine: Engine, setting: Setting, num_steps: int, memory: np.ndarray) -> Cost:
+def measure(engine: Engine, setting: Setting, num_steps: int, sweep: Callable[[], object]) -> Cost:
     """Measures the steps of one text."""
     with nullcontext() if setting.variant == "library" else python_alone():
         watch = Stopwatch()
-        device = MadeUpDevice(watch, lambda: setting.is_cold and watch.seconds["rows"] and memory.sum())
+        device = MadeUpDevice(watch, lambda: setting.is_cold and watch.seconds["rows"] and sweep())
         timed = Engine(engine.checkpoint, device, engine.request_builder)
         request = engine.request_builder.build(
             [token % NUM_TOKENS for token in range(7, 7 + PROMPT_LENGTH)],

@@ -222,9 +222,7 @@ class Engine:
         """Starts as many batches of steps as the runner takes, then finishes the oldest one.
 
         Where the device works by itself, the next batches are started before anything is made of what this one has
-        yielded: text, statistics and what the caller does with them need no time then. Raises what a start raises; if
-        that was one of the next batches, the next call raises it, so that nothing is lost of what this batch has
-        yielded.
+        yielded. If that fails, the next call raises the error, so that nothing of what this batch has yielded is lost.
         """
         if self._failure:
             failure, self._failure = self._failure, None
@@ -232,10 +230,8 @@ class Engine:
         self._start()
         batch = self._under_way.popleft()  # before `finish`: if that fails, no answers will come
         answers = batch.answers or self.runner.finish()
-        settled = [
-            (generation, self._settle(generation, found))
-            for generation, found in zip(batch.generations, answers, strict=True)
-        ]
+        each = zip(batch.generations, answers, strict=True)
+        settled = [(generation, self._settle(generation, found)) for generation, found in each]
         if self.runner.is_asynchronous:
             try:
                 self._start()

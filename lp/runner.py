@@ -14,7 +14,7 @@ from lp.tree import TokenTree
 from lp.verification import Answers
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class StepInput:
     """One step of one sequence.
 

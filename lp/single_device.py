@@ -11,7 +11,7 @@ from lp.model.kv_cache import KVCache
 from lp.request import Sequence
 from lp.runner import StepInput
 from lp.sampling.sampler import Sampler
-from lp.tree import TokenTree, chain
+from lp.tree import NO_ROWS, TokenTree, chain
 from lp.verification import Answers
 
 # Waits for the answers of a step that was started.
@@ -65,7 +65,7 @@ class SequenceState:
     def __init__(self, cache: KVCache, sampler: Sampler):
         self.cache = cache
         self.sampler = sampler
-        self.last = chain([])
+        self.last = NO_ROWS
 
     @staticmethod
     def begin(sequence: Sequence, model: CausalModel) -> SequenceState:
@@ -81,9 +81,9 @@ class SequenceState:
         if self.cache.take_eviction():
             self.last = chain([])
         if self.cache.length >= len(tokens):  # the sequence was resumed with fewer tokens than the cache holds
-            self.cache.length, self.last = len(tokens) - 1, chain([])
+            self.cache.length, self.last = len(tokens) - 1, NO_ROWS
         self.cache.keep(self.last.path_along(tokens[self.cache.length : -1]))
-        self.last = chain([])
+        self.last = NO_ROWS
 
     def prefill(self, tokens: list[int], most_rows: int) -> Iterator[TokenTree]:
         """Yields the tokens that the cache lacks as chains of `most_rows`; the caller computes each before the next.

@@ -83,7 +83,10 @@ class TokenTree:
         return np.concatenate([self.tokens[:, None], self.depths[:, None] + cached, self.visibility], axis=1)
 
     def note_path(self, tokens: list[int], rows: list[int]) -> None:
-        """Notes a path from the first row on, such as the accepted one. tokens: those of the rows, or more."""
+        """Notes a path from the first row on, such as the accepted one, for `path_along`.
+
+        tokens: those of the rows, or more. No other row may have the same path.
+        """
         self.__dict__["noted_path"] = tokens[: len(rows)], rows
 
     def path_along(self, tokens: Sequence[int]) -> list[int]:
@@ -127,6 +130,9 @@ def chain(tokens: Sequence[int]) -> TokenTree:
     """A tree without branches, such as a chunk of a prompt."""
     num_rows = len(tokens)
     return TokenTree(np.asarray(tokens, dtype=np.int64), np.arange(-1, num_rows - 1), np.arange(num_rows))
+
+
+NO_ROWS = chain([])
 
 
 class TreeBuilder:

@@ -55,7 +55,7 @@ def no_drafts() -> Drafted:
     return Drafted(Counter(), [])
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Answers:
     """What the model answers for each row of a tree.
 

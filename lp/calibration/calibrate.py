@@ -20,6 +20,7 @@ from lp import cache_files
 from lp.calibration.answering import measure_answering
 from lp.calibration.measure import StepTimesSource, describe, measure_step_times, still_holds
 from lp.hardware import device_name, dtype_name
+from lp.host.library import library
 from lp.model.causal import CausalModel
 from lp.runner import Runner
 from lp.step_cost import StepTimes
@@ -27,7 +28,7 @@ from lp.step_cost import StepTimes
 log = logging.getLogger("lookahead")
 
 # To be raised when the figures of an existing file would have another meaning.
-FORMAT = 3
+FORMAT = 4
 
 # Takes each rank's JSON value and returns rank 0's on every rank.
 Tell = Callable[[Any], Any]
@@ -91,7 +92,7 @@ def _path(model: CausalModel, most_rows: int, mode: Any) -> Path | None:
     facts = [
         FORMAT, config, model.dtype, model.max_length, model.attention_kind, type(model.fast).__name__,
         device_name(model.device), platform.machine(), torch.get_num_threads(), mode, most_rows,
-        torch.__version__, transformers.__version__,
+        torch.__version__, transformers.__version__, library() is not None,
     ]  # fmt: skip
     dtype = dtype_name(model.dtype)
     return kept / f"{type(model.model).__name__}-{dtype}-{cache_files.digest(facts)}.json"

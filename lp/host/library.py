@@ -55,7 +55,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "drafts_watch": [_P],
     "drafts_grow": [_P, _N, _N, _N, _S, _S],
     "drafts_commit": [_P, _N],
-    "drafts_inputs": [_P, _P],
+    "drafts_inputs": [_P, _N, _P],
     "drafts_ancestors": [_P, _P, _P],
     "drafts_likeliest": [_P, _P, _P],
     "drafts_propose": [_P, _P, _N, _N, _P],

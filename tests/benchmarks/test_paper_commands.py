@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import costs, projection
-from benchmarks.paper import ablation, scaling_law
+from benchmarks import projection
+from benchmarks.paper import ablation, costs, scaling_law
 from benchmarks.paper.scaling_law import ScalingPoint
 from benchmarks.projections.projected_speed import ProjectionCase
 from benchmarks.shared import greedy

@@ -6,6 +6,7 @@ R rows of a tree, K candidates of each row
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -64,40 +65,28 @@ class NativeDrafter:
         self._kept = estimates, tables, shared, index
         memory = Shared(
             *map(address, (self._rows, self._targets, self._candidates, self._accepted, self._levels, self._cells)),
-            *(numbers.buffer_info()[0] for numbers in (estimates.probabilities, estimates.hits, estimates.trials)),
+            *map(_address, (estimates.probabilities, estimates.hits, estimates.trials)),
         )
         self._handle = Handle(
             library.drafts_new(
                 ctypes.byref(memory),
                 ctypes.byref(_in_use(kinds, start, shared, index)),
                 ctypes.byref(_sizes(start, capacity)),
-                ctypes.byref(
-                    Cost(
-                        cost.most_rows,
-                        cost.num_parts,
-                        tables.host_row,
-                        *(table.buffer_info()[0] for table in tables[1:]),
-                    )
-                ),
+                ctypes.byref(Cost(cost.most_rows, cost.num_parts, tables.host_row, *map(_address, tables[1:]))),
             ),
             library.drafts_free,
         )
         self._at = self._handle.address
         self._probabilities = estimates.probabilities
         self._figures = Figures.from_address(library.drafts_figures(self._at))
-        self._planned_memory = PlannedMemory(library, self._at)
+        self._planned_memory = PlannedMemory(library, self._handle, self._rows)
         self._tree: TokenTree
         self.kinds: Sequence[int] = ()
         # The root that the library has: the length of the sequence and its last token.
         self._length, self._last = 0, -1
-        self._begin(start.prompt, shared)
-
-    def _begin(self, prompt: Sequence[int], shared: NativeShared | None) -> None:
-        """Gives the sources the prompt, which follows its first token. What is shared gets it by the sources."""
-        if len(prompt):
-            self.move_to(prompt[:1])
-            self.learn_text(prompt[1:])
-            self._length, self._last = len(prompt), prompt[-1]
+        if start.prompt:
+            self.move_to(start.prompt[:1])
+            self.learn_text(start.prompt[1:])
 
     @property
     def expected(self) -> float:
@@ -144,7 +133,8 @@ class NativeDrafter:
             self._candidates[:num_rows] = candidates
         count = self._library.drafts_commit(self._at, candidates is not None)
         tokens, rows = self._accepted[:, : abs(count)].tolist()
-        self._tree.note_path([self._last, *tokens], rows)
+        if count > 0:  # otherwise a row may not be the child of the one before it
+            self._tree.note_path([self._last, *tokens], rows)
         self._length, self._last = self._length + len(tokens), tokens[-1]
         levels = [[row] for row in rows[1:]] if count > 0 else as_levels(self._levels, -count - 1)
         return Accepted(tokens, rows, levels)
@@ -175,6 +165,10 @@ class NativeDrafter:
             proposals.append((kind, tuple(numbers[at + 2 : at + 2 + length])))
             at += 2 + length
         return proposals
+
+
+def _address(numbers: array[float]) -> int:
+    return numbers.buffer_info()[0]
 
 
 def _in_use(kinds: Kinds, start: SequenceStart, shared: NativeShared | None, index: Handle | None) -> InUse:

@@ -6,6 +6,7 @@ import ctypes
 
 import numpy as np
 
+from lp.drafting.native.structures import Handle
 from lp.host.trees import address
 from lp.tree import TokenTree
 
@@ -16,20 +17,21 @@ class PlannedMemory:
     serial: the number of that tree. Each new plan writes over what was made of the one before.
     """
 
-    def __init__(self, library: ctypes.PyDLL, drafts: int):
+    def __init__(self, library: ctypes.PyDLL, drafts: Handle, rows: np.ndarray):
+        """rows: the memory of the tree's rows, which must not go while a tree may be asked for."""
         self.serial = 0
-        self._library, self._drafts = library, drafts
+        self._library, self._kept, self._drafts = library, (drafts, rows), drafts.address
         self._inputs, self._inputs_at = np.empty(0, np.int64), 0
         self._starts, self._starts_at = np.empty(0, np.int32), 0
         self._visible, self._visible_at = np.empty(0, np.int32), 0
 
-    def inputs(self, num_rows: int) -> np.ndarray:
+    def inputs(self, num_rows: int, cached: int) -> np.ndarray:
         """See TokenTree.inputs."""
         size = num_rows * (num_rows + 2)
         if size > len(self._inputs):
             self._inputs = np.empty(2 * size, np.int64)
             self._inputs_at = address(self._inputs)
-        self._library.drafts_inputs(self._drafts, self._inputs_at)
+        self._library.drafts_inputs(self._drafts, cached, self._inputs_at)
         return self._inputs[:size].reshape(num_rows, num_rows + 2)
 
     def ancestors(self, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -45,15 +47,16 @@ class PlannedTree(TokenTree):
     """A TokenTree that the library has planned. What is made of it holds until the next one is planned."""
 
     def __init__(self, tokens: np.ndarray, parents: np.ndarray, depths: np.ndarray, memory: PlannedMemory):
-        self.__dict__.update(tokens=tokens, parents=parents, depths=depths, greedy=None)
-        self.__dict__.update(_memory=memory, _serial=memory.serial)
+        fields = self.__dict__  # a frozen dataclass sets each field by a call
+        fields["tokens"], fields["parents"], fields["depths"], fields["greedy"] = tokens, parents, depths, None
+        fields["_memory"], fields["_serial"] = memory, memory.serial
 
     @property
     def _is_at_hand(self) -> bool:
         return self._serial == self._memory.serial
 
     def inputs(self, cached: int) -> np.ndarray:
-        return self._memory.inputs(len(self.tokens)) if self._is_at_hand else super().inputs(cached)
+        return self._memory.inputs(len(self.tokens), cached) if self._is_at_hand else super().inputs(cached)
 
     def ancestors(self) -> tuple[np.ndarray, np.ndarray]:
         return self._memory.ancestors(len(self.tokens)) if self._is_at_hand else super().ancestors()

@@ -163,14 +163,15 @@ public:
         return -count;
     }
 
-    // The inputs of the tree's forward, [R, 2 + R]: tokens, positions, and which rows each row sees.
-    void inputs(int64_t* packed) const {
+    // The inputs of the tree's forward, [R, 2 + R]: tokens, positions, and which rows each row sees. cached: length of
+    // the prefix.
+    void inputs(int64_t cached, int64_t* packed) const {
         const int64_t width = 2 + num_rows_;
         std::memset(packed, 0, sizeof(int64_t) * num_rows_ * width);
         for (int64_t row = 0; row < num_rows_; ++row, packed += width) {
             if (row) std::memcpy(packed, packed + (rows_.parents[row] - row) * width, sizeof(int64_t) * width);
             packed[0] = rows_.tokens[row];
-            packed[1] = position_ + rows_.depths[row];
+            packed[1] = cached + rows_.depths[row];
             packed[2 + row] = 1;
         }
     }

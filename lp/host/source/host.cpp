@@ -89,7 +89,9 @@ int64_t drafts_commit(void* drafts, int64_t has_candidates) {
     return static_cast<Drafts*>(drafts)->commit(has_candidates);
 }
 
-void drafts_inputs(void* drafts, int64_t* packed) { static_cast<Drafts*>(drafts)->inputs(packed); }
+void drafts_inputs(void* drafts, int64_t cached, int64_t* packed) {
+    static_cast<Drafts*>(drafts)->inputs(cached, packed);
+}
 void drafts_ancestors(void* drafts, int32_t* starts, int32_t* visible) {
     static_cast<Drafts*>(drafts)->ancestors(starts, visible);
 }

@@ -98,6 +98,7 @@ def step(decoders: list[AutoDecoder], world: World, tokens: list[int], wanted: i
     one, two = (decoder.plan(tokens, room=wanted + 9, wanted=wanted) for decoder in decoders)
     assert one.tokens.tolist() == two.tokens.tolist()
     assert one.parents.tolist() == two.parents.tolist() and one.depths.tolist() == two.depths.tolist()
+    same_inputs(one, two, len(tokens) - 1)
     drafters = [decoder.drafter for decoder in decoders]
     assert len({(drafter.expected, drafter.best_speed) for drafter in drafters}) == 1
     assert len({decoder.num_candidates for decoder in decoders}) == 1
@@ -115,7 +116,30 @@ def step(decoders: list[AutoDecoder], world: World, tokens: list[int], wanted: i
     assert decoders[0].fingerprint() == decoders[1].fingerprint()
     for name in ("probabilities", "hits", "trials"):
         assert len({getattr(decoder.profile.estimates, name).tobytes() for decoder in decoders}) == 1
+    for text in ([tokens[-1], *accepted.tokens], [tokens[-1], *accepted.tokens][:2], [tokens[-1] + 1]):
+        assert one.path_along(text) == two.path_along(text)
     tokens += accepted.tokens[:wanted]
+
+
+def same_inputs(one: TokenTree, two: TokenTree, cached: int) -> None:
+    """Whatever is made of a tree of the library is made of the other one, too."""
+    assert (one.inputs(cached) == two.inputs(cached)).all()
+    (starts, visible), (others, seen) = one.ancestors(), two.ancestors()
+    assert starts[: len(one) + 1].tolist() == others.tolist()
+    assert visible[: others[-1]].tolist() == seen.tolist()
+
+
+def test_a_tree_is_used_after_the_next_one_was_planned() -> None:
+    decoder, _ = Twins(None, None, None).decoders(Auto(rows=16), [1, 2, 3], 0.0, None)
+    world, tokens = World(1, 0.0), [1, 2, 3]
+    trees = []
+    for _ in range(6):
+        trees.append(decoder.plan(tokens, room=50, wanted=50))
+        answers = world.answers(trees[-1], len(tokens), tokens[-2], decoder.num_candidates)
+        tokens += decoder.commit(tokens, answers)[0].tokens
+        for tree in trees:
+            same_inputs(tree, TokenTree(tree.tokens, tree.parents, tree.depths), cached=len(tokens))
+    assert max(map(len, trees)) == 16
 
 
 def run(twins: Twins, how: Auto, seed: int, num_tokens: int, temperature: float, owner: str | None) -> None:

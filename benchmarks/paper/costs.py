@@ -1,6 +1,6 @@
 """Computes what each mode of parallelism costs a rank in memory, operations and communication.
 
-    python -m benchmarks.costs --model FOLDER_OR_HUB_ID --dtype bfloat16 --context 4096
+    python -m benchmarks.paper.costs --model FOLDER_OR_HUB_ID --dtype bfloat16 --context 4096
 
 The figures follow from the model's configuration (benchmarks/projections/rank_cost.py); no weights are needed. Where
 the model is a folder with weights, the command also measures what this machine can show: the bytes of the weights and
