@@ -52,7 +52,7 @@ class Frontier:
     Each list of candidates has one entry in the heap: the best of its candidates that has not been taken yet.
     """
 
-    def __init__(self, probabilities: list[float]):
+    def __init__(self, probabilities: Sequence[float]):
         """probabilities: [N] probability of each kind."""
         self._probabilities = probabilities
         self._heap: list[tuple[float, int, int, float, int, Sequence[int], int]] = []
@@ -85,7 +85,7 @@ class Frontier:
 def grow(
     context: int,
     propose: Callable[[int, int], Proposals],
-    probabilities: list[float],
+    probabilities: Sequence[float],
     max_depth: int,
     cost: StepCost,
     other_rows: int,

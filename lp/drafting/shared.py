@@ -44,7 +44,7 @@ class SharedDrafts:
 
     def propose(self, path: int, position: int) -> Proposals:
         # Copies, as other requests may add followers before this one's step is over.
-        found = [(kind, tuple(followers)) for kind, followers in self._shared.ngrams.propose(path, position)]
+        found: Proposals = [(kind, tuple(followers)) for kind, followers in self._shared.ngrams.propose(path, position)]
         if best := self._shared.answers.find(path):  # other requests may ask for more candidates
             found.append((self._first_answer, best[: self._num_candidates]))
         return found

@@ -15,7 +15,7 @@ from lp.hardware import Download
 from lp.methods import Autoregressive, DecodeSettings, Lookahead
 from lp.model.checkpoint import Checkpoint, ModelSettings, load
 from lp.model.fast.choose import CompileMode
-from lp.request import Completion, Sequence
+from lp.request import Completion
 from lp.runner import StepInput
 from lp.single_device import SingleDevice
 from lp.verification import Answers
@@ -170,9 +170,6 @@ class FailsOnce(SingleDevice):
             raise MemoryError("no room")
         super().start(steps)
 
-    def close(self, sequence: Sequence) -> None:
-        super().close(sequence)
-
 
 def test_what_a_step_has_yielded_is_told_before_the_next_one_fails(checkpoint: Checkpoint) -> None:
     engine = Engine(checkpoint, FailsOnce(checkpoint.model))
@@ -189,6 +186,6 @@ def test_a_request_that_is_cancelled_takes_its_failure_with_it(checkpoint: Check
     stream = engine.stream(PROMPT, decode=Autoregressive(), sampling=SAMPLINGS["greedy"], max_new_tokens=9)
     next(stream)
     next(stream)
-    stream.close()
+    stream.close()  # type: ignore[attr-defined]
     assert engine.is_idle
     assert len(generate(engine, Autoregressive(), SAMPLINGS["greedy"]).token_ids) == 24

@@ -46,6 +46,9 @@ class PlannedMemory:
 class PlannedTree(TokenTree):
     """A TokenTree that the library has planned. What is made of it holds until the next one is planned."""
 
+    _memory: PlannedMemory
+    _serial: int
+
     def __init__(self, tokens: np.ndarray, parents: np.ndarray, depths: np.ndarray, memory: PlannedMemory):
         fields = self.__dict__  # a frozen dataclass sets each field by a call
         fields["tokens"], fields["parents"], fields["depths"], fields["greedy"] = tokens, parents, depths, None
