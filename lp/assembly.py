@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from lp import methods
 from lp.calibration.calibrate import Tell, resolve_step_times
 from lp.calibration.measure import StepTimesSource
 from lp.decoding.host_time import measure_host
@@ -19,12 +20,13 @@ from lp.drafting.answers import AnswerIndex
 from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.attention import AttentionSettings
 from lp.model.causal import CausalModel
-from lp.model.checkpoint import Checkpoint, ModelSettings, Reader
+from lp.model.checkpoint import Checkpoint, ModelSettings, Reader, load
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.model.fast.cuda_graphs import Capture
 from lp.request_builder import RequestBuilder
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
+from lp.scheduling.room import Room
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 
@@ -170,3 +172,31 @@ def require_same_index(index: AnswerIndex | None, told: str | None) -> None:
             f"this rank has another index of answers than the first rank ({digest_of(index) or 'none'} instead of "
             f"{told or 'none'}); give every host the same file with index=FILE, or use index=off"
         )
+
+
+class EngineParts(NamedTuple):
+    """What `Engine` is made of; see there."""
+
+    checkpoint: Checkpoint
+    runner: Runner
+    request_builder: RequestBuilder
+    fingerprints: bool
+    step_times: StepTimes | None
+    index: AnswerIndex | None
+    room: Room
+
+
+def make_parts(settings: EngineSettings, place: Place) -> EngineParts:
+    """See `Engine.assemble`."""
+    methods.check(settings.decode or Auto(), settings.limits)  # at once, not after minutes of loading
+    check_index(settings.index)
+    checkpoint = load(settings.model, settings.attention.kind, place.reader, place.num_sharing, place.capture)
+    request_builder = RequestBuilder(checkpoint, settings.decode, settings.sampling, settings.limits)
+    index = find_index(settings.index, checkpoint)
+    place.on_loaded(checkpoint)
+    runner = place.runner(checkpoint.model, settings.attention.prefill_chunk)
+    room = Room(place.least(checkpoint.model.memory.num_pages))
+    checkpoint.model.memory.limit(room.num_pages)  # ranks of one replica must evict alike
+    require_same_index(index, place.tell(digest_of(index)))
+    times = find_step_times(request_builder, settings.step_times, checkpoint.model, runner, place.mode, place.tell)
+    return EngineParts(checkpoint, runner, request_builder, place.fingerprints, times, index, room)

@@ -10,23 +10,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lp import methods
-from lp.assembly import (
-    Alone,
-    EngineSettings,
-    Place,
-    check_index,
-    digest_of,
-    find_index,
-    find_step_times,
-    require_same_index,
-)
+from lp.assembly import Alone, EngineSettings, Place, make_parts
 from lp.calibration.measure import StepTimesSource
 from lp.drafting.answers import AnswerIndex
 from lp.drafting.history import DraftHistory
 from lp.generation import Generation, SettledStep
-from lp.methods import Auto, DecodeLimits, DecodeSettings
-from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings, load
+from lp.methods import DecodeLimits, DecodeSettings
+from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings
 from lp.model.fast.choose import CompileMode
 from lp.request import Completion, Progress, Request, Sequence
 from lp.request_builder import Prompt, RequestBuilder
@@ -70,8 +60,7 @@ class Engine:
         self.scheduler = Scheduler(room or Room(checkpoint.model.memory.num_pages))
         self.request_builder.room = self.scheduler.room
         self._under_way: deque[Batch] = deque()
-        # Why steps could not be started ahead.
-        self._failure: Exception | None = None
+        self._failure: Exception | None = None  # why steps could not be started ahead
         self._streams: dict[str, deque[Progress]] = {}
 
     @classmethod
@@ -81,19 +70,7 @@ class Engine:
         place: this rank's place among the ranks of a run; None is a single device. Raises ValueError with a message for
         the user, and whatever the place raises if the ranks do not meet.
         """
-        place = place or Alone()
-        methods.check(settings.decode or Auto(), settings.limits)  # at once, not after minutes of loading
-        check_index(settings.index)
-        checkpoint = load(settings.model, settings.attention.kind, place.reader, place.num_sharing, place.capture)
-        request_builder = RequestBuilder(checkpoint, settings.decode, settings.sampling, settings.limits)
-        index = find_index(settings.index, checkpoint)
-        place.on_loaded(checkpoint)
-        runner = place.runner(checkpoint.model, settings.attention.prefill_chunk)
-        room = Room(place.least(checkpoint.model.memory.num_pages))
-        checkpoint.model.memory.limit(room.num_pages)  # ranks of one replica must evict alike
-        require_same_index(index, place.tell(digest_of(index)))
-        times = find_step_times(request_builder, settings.step_times, checkpoint.model, runner, place.mode, place.tell)
-        return cls(checkpoint, runner, request_builder, place.fingerprints, times, index, room)
+        return cls(*make_parts(settings, place or Alone()))
 
     @classmethod
     def from_pretrained(
@@ -229,9 +206,8 @@ class Engine:
             raise failure
         self._start()
         batch = self._under_way.popleft()  # before `finish`: if that fails, no answers will come
-        answers = batch.answers or self.runner.finish()
-        each = zip(batch.generations, answers, strict=True)
-        settled = [(generation, self._settle(generation, found)) for generation, found in each]
+        each = zip(batch.generations, batch.answers or self.runner.finish(), strict=True)
+        settled = [(generation, self._settle(generation, answers)) for generation, answers in each]
         if self.runner.is_asynchronous:
             try:
                 self._start()
@@ -283,8 +259,7 @@ class Engine:
         if settings:
             sampling = (sampling or Sampling()).changed(settings)
         stopping = stopping or Stopping(max_new_tokens=max_new_tokens)
-        request = self.request_builder.build(prompt, decode, sampling, stopping)
-        return self._steps(request)
+        return self._steps(self.request_builder.build(prompt, decode, sampling, stopping))
 
     def _steps(self, request: Request) -> Iterator[Progress]:
         if refusal := self.submit(request):

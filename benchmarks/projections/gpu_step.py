@@ -1,4 +1,4 @@
-"""Estimates a step on an H200 from its launches, bytes and operations, with fused kernels and without.
+"""Estimates a step on an H200 from its launches, bytes and operations, with and without fusing.
 
     python -m benchmarks.projections.gpu_step --model llama-7b --rows 1,64 --context 1024
 

@@ -27,9 +27,9 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-strict
 # What the functions return and take; the others return nothing.
 _RESULTS: dict[str, Any] = {
     "tree_verify": c_int64, "tree_follow": c_int64, "followers_new": c_void_p, "followers_size": c_int64,
-    "answers_new": c_void_p, "answers_size": c_int64, "fixed_new": c_void_p, "drafts_new": c_void_p,
-    "drafts_figures": c_void_p, "drafts_grow": c_int64, "drafts_commit": c_int64, "drafts_likeliest": c_int64,
-    "drafts_propose": c_int64,
+    "answers_new": c_void_p, "answers_size": c_int64, "answers_width": c_int64, "fixed_new": c_void_p,
+    "drafts_new": c_void_p, "drafts_figures": c_void_p, "drafts_grow": c_int64, "drafts_commit": c_int64,
+    "drafts_likeliest": c_int64, "drafts_propose": c_int64,
 }  # fmt: skip
 _P, _N, _S = c_void_p, c_int64, c_double
 _ARGUMENTS: dict[str, list[Any]] = {
@@ -43,7 +43,9 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "followers_add_text": [_P, _P, _N, _P, _N],
     "answers_new": [_N],
     "answers_free": [_P],
-    "answers_size": [_P],
+    "answers_size": [_P, _N],
+    "answers_width": [_P, _N],
+    "answers_copy": [_P, _N, _P, _P],
     "fixed_new": [_P, _P, _N, _N, _P, _P, _N, _N],
     "fixed_free": [_P],
     "drafts_new": [_P, _P, _P, _P],

@@ -91,6 +91,10 @@ class Collectives(Protocol):
         """Waits until everything that was launched has been done."""
         ...
 
+    def launching(self) -> AbstractContextManager[None]:
+        """Makes `settle` do nothing in the body. An error of the body is RankLost if a rank is lost."""
+        ...
+
     def deferred(self) -> AbstractContextManager[None]:
         """Puts `settle` off to the end of the body. An error of the body is RankLost if a rank is lost."""
         ...
@@ -139,6 +143,9 @@ class WaitsOnHost:
 
     def settle(self) -> None:
         """Nothing is launched."""
+
+    def launching(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def deferred(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -82,6 +82,9 @@ class DelayedCollectives:
     def settle(self) -> None:
         self._inner.settle()
 
+    def launching(self) -> AbstractContextManager[None]:
+        return self._inner.launching()
+
     def deferred(self) -> AbstractContextManager[None]:
         return self._inner.deferred()
 

@@ -115,7 +115,7 @@ class ProcessGroupCollectives:
             self._group.settle()
 
     @contextmanager
-    def deferred(self) -> Iterator[None]:
+    def launching(self) -> Iterator[None]:
         # A rank that is lost leaves the kernels of symmetric memory running for ever, and a host that waits for them in
         # a call of CUDA's with them: nothing can stop them, so `settle` must look for itself.
         self._is_deferred = self.symmetric is None
@@ -129,6 +129,11 @@ class ProcessGroupCollectives:
             raise
         finally:
             self._is_deferred = False
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        with self.launching():
+            yield
         self._group.settle()
 
     def replayed(self, traffic: Traffic) -> None:

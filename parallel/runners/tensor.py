@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from lp.model.causal import CausalModel
 from lp.runner import StepInput
-from lp.single_device import SingleDevice
+from lp.single_device import Pending, SingleDevice
 from lp.verification import Answers
 from parallel.comm.base import Collectives
 
@@ -19,7 +21,12 @@ class TensorParallel(SingleDevice):
         super().__init__(model, prefill_chunk)
         self.collectives = collectives
 
-    def forward(self, step: StepInput) -> Answers:
-        """See SingleDevice. Raises RankLost as well."""
+    def launch(self, step: StepInput) -> Pending:
+        """See SingleDevice. This, and what waits for the answers, raise RankLost as well."""
+        with self.collectives.launching():
+            pending = super().launch(step)
+        return partial(self._settled, pending)
+
+    def _settled(self, pending: Pending) -> Answers:
         with self.collectives.deferred():
-            return super().forward(step)
+            return pending()

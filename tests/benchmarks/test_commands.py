@@ -14,7 +14,14 @@ from benchmarks import __main__ as commands
 
 ON_TOP = sorted(path.stem for path in commands.FOLDER.glob("*.py") if not path.stem.startswith("_"))
 PACKAGES = ["gpu"]
-IN_FOLDERS = [*PACKAGES, "paper.ablation", "paper.costs", "paper.sampling_quality", "paper.scaling_law"]
+IN_FOLDERS = [
+    *PACKAGES,
+    "paper.ablation",
+    "paper.costs",
+    "paper.sampling_quality",
+    "paper.scaling_law",
+    "projections.gpu_step",
+]
 NAMES = [*ON_TOP, *IN_FOLDERS]
 FILES = {commands.FOLDER / f"{name.replace('.', '/')}{'/__main__' * (name in PACKAGES)}.py" for name in NAMES}
 HELPERS = sorted(path for path in commands.FOLDER.rglob("*.py") if path.parent != commands.FOLDER and path not in FILES)

@@ -40,7 +40,26 @@ class NativeAnswers:
         self.handle = Handle(library.answers_new(capacity), library.answers_free)
 
     def __len__(self) -> int:
-        return self._library.answers_size(self.handle.address)
+        return sum(self._library.answers_size(self.handle.address, num_tokens) for num_tokens in (1, 2))
+
+    @property
+    def pairs(self) -> dict[int, tuple[int, ...]]:
+        """A copy of the answers after two tokens."""
+        return self._copy(2)
+
+    @property
+    def tokens(self) -> dict[int, tuple[int, ...]]:
+        """A copy of the answers after one token."""
+        return self._copy(1)
+
+    def _copy(self, num_tokens: int) -> dict[int, tuple[int, ...]]:
+        """Answers by contexts of one or two tokens, the oldest first."""
+        at = self.handle.address
+        size = self._library.answers_size(at, num_tokens)
+        keys = np.empty(size, np.int64)
+        answers = np.empty((size, self._library.answers_width(at, num_tokens)), np.int32)
+        self._library.answers_copy(at, num_tokens, address(keys), address(answers))
+        return {key: tuple(row[row >= 0].tolist()) for key, row in zip(keys.tolist(), answers, strict=True)}
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ public:
             write(keys[right_rows[at]], answers + right_rows[at] * num_candidates, num_candidates);
     }
 
+    void copy(uint64_t* keys, int32_t* answers) const { table_.copy(keys, answers); }
+
     void trim(uint64_t capacity) {
         while (table_.size() > capacity) table_.drop_oldest();
     }

@@ -45,9 +45,15 @@ void followers_add_text(void* followers, const int64_t* before, int64_t num_befo
 
 void* answers_new(int64_t capacity) { return new NewestAnswers(capacity); }
 void answers_free(void* answers) { delete static_cast<NewestAnswers*>(answers); }
-int64_t answers_size(void* answers) {
+// The tables of answers after one token and after two.
+static const AnswerTable& table_of(void* answers, int64_t num_tokens) {
     const auto* newest = static_cast<NewestAnswers*>(answers);
-    return int64_t(newest->pairs.size() + newest->tokens.size());
+    return num_tokens == 1 ? newest->tokens : newest->pairs;
+}
+int64_t answers_size(void* answers, int64_t num_tokens) { return int64_t(table_of(answers, num_tokens).size()); }
+int64_t answers_width(void* answers, int64_t num_tokens) { return table_of(answers, num_tokens).width(); }
+void answers_copy(void* answers, int64_t num_tokens, uint64_t* keys, int32_t* candidates) {
+    table_of(answers, num_tokens).copy(keys, candidates);
 }
 
 // keys: contexts of two tokens [P] and of one [T]. Their answers: [P, K] and [T, K].

@@ -70,6 +70,15 @@ public:
         *this = std::move(kept);
     }
 
+    // Copies all keys and numbers [size, width], the oldest first.
+    void copy(Key* keys, int32_t* all) const {
+        for (uint64_t serial = oldest_; serial < newest_; ++serial, all += width_) {
+            const uint64_t at = serial & (capacity_ - 1);
+            *keys++ = key(at);
+            std::memcpy(all, numbers(at), sizeof(int32_t) * width_);
+        }
+    }
+
     // Gives every entry room for more numbers.
     void widen(int width) {
         OrderedTable wider(width);

@@ -126,5 +126,5 @@ def merge(
     shares = tl.exp(most - tl.max(most, axis=0))
     total = tl.sum(tl.load(sums + at * 2 + 1) * shares, axis=0)
     part = tl.load(parts + at[:, None] * HEAD_DIM + d[None, :], mask=(d < HEAD_DIM)[None, :], other=0.0)
-    result = tl.sum(part * shares[:, None], axis=0) / total
+    result = tl.sum(part * shares[:, None], axis=0) / total  # pyright: ignore[reportOperatorIssue]
     tl.store(out + target * HEAD_DIM + d, result, mask=d < HEAD_DIM)

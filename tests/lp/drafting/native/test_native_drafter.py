@@ -15,9 +15,11 @@ from lp.drafting import answers as answers_module
 from lp.drafting import history, recycled, suffix, window_ngrams
 from lp.drafting.answers import AnswerIndex
 from lp.drafting.backoff import Effort
+from lp.drafting.base import SharedKnowledge
 from lp.drafting.drafter import PythonDrafter
 from lp.drafting.history import DraftHistory
 from lp.drafting.native.drafter import NativeDrafter
+from lp.drafting.native.knowledge import NativeShared
 from lp.host.library import library, python_alone
 from lp.methods import Auto
 from lp.step_cost import Extras, StepTimes
@@ -181,6 +183,9 @@ def test_requests_of_one_owner_that_take_turns_and_ask_for_different_candidates(
     (shared,) = (twins.native.shared("ann"),)
     known = twins.python.shared("ann")
     assert len(shared.ngrams) == len(known.ngrams) and len(shared.answers) == len(known.answers)
+    assert isinstance(shared, NativeShared) and isinstance(known, SharedKnowledge)
+    assert shared.answers.tokens == known.answers.tokens and shared.answers.pairs == known.answers.pairs
+    assert list(shared.answers.pairs) == list(known.answers.pairs), "the oldest come first"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
