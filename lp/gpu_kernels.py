@@ -5,6 +5,7 @@ Triton belongs to torch's builds for CUDA. It is imported when it is first neede
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import linecache
 from functools import cache
@@ -22,7 +23,7 @@ def compiled(text: str) -> Any:
     import triton
     import triton.language as tl
 
-    name = f"<fused stage {len(linecache.cache)}-{abs(hash(text)):x}>"
+    name = f"<fused stage {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
     lines = text.splitlines(keepends=True)
     linecache.cache[name] = len(text), None, lines, name  # where Triton reads the source of a function
     namespace: dict[str, Any] = {"tl": tl, "__name__": __name__}
