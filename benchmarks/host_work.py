@@ -87,6 +87,9 @@ class NoCache:
 
     length = 0
 
+    def take_eviction(self) -> bool:
+        return False
+
     def keep(self, rows: list[int]) -> None:
         self.length += len(rows)
 

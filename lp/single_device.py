@@ -79,7 +79,7 @@ class SequenceState:
         The sequence's last token is never kept: it is the root of the next step's tree.
         """
         if self.cache.take_eviction():
-            self.last = chain([])
+            self.last = NO_ROWS
         if self.cache.length >= len(tokens):  # the sequence was resumed with fewer tokens than the cache holds
             self.cache.length, self.last = len(tokens) - 1, NO_ROWS
         self.cache.keep(self.last.path_along(tokens[self.cache.length : -1]))

@@ -60,7 +60,7 @@ class WatchedDecoder(AutoDecoder):
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
         proposers = self._proposers(tokens, self.right)
         accepted, count_drafts = super().commit(tokens, answers)
-        self._count(proposers, min(len(accepted.tokens), len(self.right)))
+        self._add_to_tally(proposers, min(len(accepted.tokens), len(self.right)))
         del self.right[: len(accepted.tokens)]
         return accepted, count_drafts
 
@@ -73,7 +73,7 @@ class WatchedDecoder(AutoDecoder):
             path.append(token)
         return found
 
-    def _count(self, proposers: list[str], num_tokens: int) -> None:
+    def _add_to_tally(self, proposers: list[str], num_tokens: int) -> None:
         tally, num_drafts = self.tally, num_tokens - 1
         tally.steps += 1
         tally.tokens += num_tokens

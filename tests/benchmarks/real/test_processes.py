@@ -22,7 +22,7 @@ def test_a_command_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_benchmark_writes_figures() -> None:
     found = run_benchmark(
-        "costs", "--model", str(Path("demo/python-11m").resolve()), "--no-checks", "--degrees", "lp=2"
+        "paper.costs", "--model", str(Path("demo/python-11m").resolve()), "--no-checks", "--degrees", "lp=2"
     )
     assert [cost["mode"] for cost in found["costs"]] == ["lp=2"]
 
