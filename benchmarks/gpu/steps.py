@@ -63,7 +63,7 @@ def run() -> None:
             variant = ModelVariant(AttentionKind(arguments.attention), CompileMode(mode))
             clock = time.monotonic()
             try:
-                own = make_variant(variant, model.model, model.max_length, model.eos, folder)
+                own = make_variant(variant, model, folder)
                 figures = VariantFigures(variant.name(own), round(time.monotonic() - clock, 2))
                 found.append(figures)
                 measure(own, figures, arguments)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from lp import gpu_kernels
 from lp.model.fast import cuda_graphs
 from tests.cuda_on_cpu import cuda_api, device_guard, triton_kernels
 from tests.cuda_on_cpu.gpu import MakesGpuTensors
@@ -21,7 +20,6 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two emulated GPUs, for this test and thread."""
     device_guard.install()
     cuda_api.install(monkeypatch)
-    monkeypatch.setattr(gpu_kernels, "missing_triton", lambda: "this test runs without it")
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # transformers' threads would make tensors of no emulated GPU
     with MakesGpuTensors():
         yield

@@ -57,7 +57,7 @@ def reused(model: CausalModel, num_tokens: int = 3) -> KVCache:
     """A cache that another sequence has used, empty again."""
     cache = model.make_cache(1)
     fill_cache(model, cache, num_tokens)
-    model.release(cache)
+    cache.release()
     again = model.make_cache(1)
     assert again.length == 0
     return again
@@ -85,7 +85,7 @@ def test_a_reused_cache_forgets_the_sequence_before(small: Path, gpu: Any) -> No
         cache = reused(model, 300)
         fill_cache(model, cache, length)
         check(model, cache, f"{length} cached, after 300 of another sequence")
-        model.release(cache)
+        cache.release()
 
 
 def test_a_cache_grows_under_its_graphs(small: Path, gpu: Any) -> None:
