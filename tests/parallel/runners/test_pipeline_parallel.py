@@ -136,7 +136,8 @@ def expected(folder_of: Callable[[str], str]) -> list[Texts]:
     return texts
 
 
-@pytest.mark.parametrize(("num_ranks", "exchange"), [(2, "gloo"), (2, "shm"), (4, "gloo"), (4, "shm")])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("exchange", ["gloo", "shm"])
 def test_tokens_are_those_of_one_device(
     num_ranks: int, exchange: str, folder_of: Callable[[str], str], expected: list[Texts]
 ) -> None:
@@ -164,7 +165,7 @@ def serve_five(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, lis
     return tokens, runner.most, channel.num_steps
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_steps_of_as_many_requests_as_stages_overlap(num_ranks: int, folder_of: Callable[[str], str]) -> None:
     alone = Engine.from_pretrained(folder_of("llama"), device="cpu")
     results = run_ranks(serve_five, num_ranks, folder_of("llama"))
@@ -211,7 +212,7 @@ def costs(mesh: Mesh, channel: Channel, folder: str) -> Costs:
     return Costs(len(model.layers), num_weight_bytes(model.model), cached, steps, sent.num_collectives, sent.bytes_sent)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_memory_and_messages_of_a_rank(num_ranks: int, folder_of: Callable[[str], str]) -> None:
     whole = run_ranks(costs, 1, folder_of("llama"))[0]
     ranks = run_ranks(costs, num_ranks, folder_of("llama"))

@@ -70,7 +70,7 @@ def decode_all(
     return texts, rests, decisions
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_greedy_tokens_are_those_of_generate(num_ranks: int, checkpoint_folder: Callable[[str], Path]) -> None:
     folder = str(checkpoint_folder("llama"))
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -90,6 +90,7 @@ def test_greedy_tokens_are_those_of_generate(num_ranks: int, checkpoint_folder: 
     assert (autoregressive == (num_ranks - 1) * NEW_TOKENS).all()
 
 
+@pytest.mark.slow
 def test_sampled_tokens_are_those_of_one_rank(checkpoint_folder: Callable[[str], Path]) -> None:
     folder = str(checkpoint_folder("llama"))
     ((alone, _, _),) = run_ranks(decode_all, 1, folder, SAMPLED)

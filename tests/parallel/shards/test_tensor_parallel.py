@@ -120,9 +120,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ("names", "num_ranks", "tp", "exchange"),
     [
         (CORE_ARCHITECTURES, 2, 2, "gloo"),
-        (CORE_ARCHITECTURES, 4, 4, "gloo"),
+        pytest.param(CORE_ARCHITECTURES, 4, 4, "gloo", marks=pytest.mark.slow),
         (CORE_ARCHITECTURES, 4, 2, "gloo"),  # two replicas of two ranks each
-        ([*OTHER_ARCHITECTURES, *VARIANTS], 2, 2, "shm"),
+        pytest.param([*OTHER_ARCHITECTURES, *VARIANTS], 2, 2, "shm", marks=pytest.mark.slow),
     ],
     ids=["2", "4", "2x2", "others"],
 )

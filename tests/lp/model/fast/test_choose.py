@@ -99,6 +99,7 @@ def test_a_corrupt_library_is_compiled_anew(
     assert isinstance(model.fast, NativeForward) and "is corrupt" in caplog.text and library.stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_what_has_no_native_form_is_compiled_by_pytorch(
     load_plain: Callable[[str], CausalModel], kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
