@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -25,8 +26,22 @@ def pytest_configure(config: pytest.Config) -> None:
     that.
     """
     os.environ.setdefault(VARIABLE, str(config.cache.mkdir("lookahead")))
+    _set_up_hypothesis(config.cache.mkdir("hypothesis"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _set_up_hypothesis(folder: Path) -> None:
+    """Lets hypothesis try the same examples in every run, however slow the machine is, and keep none in the checkout.
+
+    A machine that runs tests/gpu alone may lack it.
+    """
+    with suppress(ImportError):
+        from hypothesis import configuration, settings
+
+        configuration.set_hypothesis_home_dir(folder)
+        settings.register_profile("lookahead", derandomize=True, deadline=None, database=None)
+        settings.load_profile("lookahead")
 
 
 @pytest.fixture(scope="session", autouse=True)

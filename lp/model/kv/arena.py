@@ -92,16 +92,14 @@ class Arena(KVMemory):
 
     def grow(self, cache: PagedCache, num_tokens: int) -> None:
         """Gives a cache pages for so many tokens, and makes all those its own that it is going to write."""
-        if pages_of(num_tokens) > self.num_pages:
-            raise OutOfRoom(pages_of(num_tokens), self.num_pages)
-        for place in range(cache.length // PAGE, len(cache.pages)):
-            if self.allocator.is_shared(page := cache.pages[place]):
-                (own,) = self._take(1, cache)
-                if place * PAGE < cache.length:
-                    self._copy(page, own, 1)
-                cache.pages[place] = own
-                self.allocator.give_back([page])
-        while not self._extend(cache, pages_of(num_tokens)):
+        num_pages = pages_of(num_tokens)
+        if num_pages > self.num_pages:
+            raise OutOfRoom(num_pages, self.num_pages)
+        for place in range(cache.length // PAGE, min(num_pages, len(cache.pages))):
+            while self.allocator.is_shared(cache.pages[place]) and not self._make_own(cache, place):
+                has_evicted = self._evict_one(cache)  # perhaps the last one that shares the page
+                assert has_evicted, "a page is shared by nobody else"
+        while not self._extend(cache, num_pages):
             if not self._evict_one(cache):
                 self._slide_to_front(cache)  # its pages must be consecutive: otherwise, all free ones would do
 
@@ -131,6 +129,18 @@ class Arena(KVMemory):
             if not self._evict_one(*besides):
                 raise OutOfRoom(count + max(len(cache.pages) for cache in besides), self.num_pages)
         return taken
+
+    def _make_own(self, cache: PagedCache, place: int) -> bool:
+        """Puts a page of the cache's own in the place of one that is shared; returns whether there was a free one."""
+        own = self.allocator.take(1)
+        if own is None:
+            return False
+        page = cache.pages[place]
+        if place * PAGE < cache.length:
+            self._copy(page, own[0], 1)
+        cache.pages[place] = own[0]
+        self.allocator.give_back([page])
+        return True
 
     def _extend(self, cache: PagedCache, num_pages: int) -> bool:
         """Gives a cache as many pages as that; returns whether there are enough."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
 
 import pytest
@@ -127,6 +126,27 @@ def test_a_fork_shares_full_pages_until_one_of_the_two_is_cut() -> None:
     assert num_free(arena) == 8
 
 
+def test_a_page_whose_other_users_are_evicted_is_written_as_it_is() -> None:
+    arena = make_arena(4, in_runs=False)
+    cache = arena.open()
+    append(cache, [1] * 4 * PAGE)
+    fork = cache.fork()
+    cache.length = 10
+    append(cache, [5] * 3)
+    assert fork.was_evicted and contents(cache) == [1] * 10 + [5] * 3
+
+
+def test_a_page_that_is_not_written_stays_shared() -> None:
+    arena = make_arena(4, in_runs=False)
+    cache = arena.open()
+    append(cache, [1] * 3 * PAGE)
+    fork = cache.fork()
+    cache.length = 10
+    append(cache, [5] * 3)
+    assert cache.pages[1:] == fork.pages[1:] and num_free(arena) == 0 and not fork.was_evicted
+    assert contents(cache) == [1] * 10 + [5] * 3 and contents(fork)[:12] == [1] * 12
+
+
 def test_a_fork_whose_pages_must_be_consecutive_is_a_copy() -> None:
     arena = make_arena(8, in_runs=True)
     cache = arena.open()
@@ -156,51 +176,6 @@ def test_a_cache_that_is_dropped_gives_its_pages_back(in_runs: bool) -> None:
     fork = cache.fork()
     del cache, fork
     assert num_free(arena) == 4 and not arena._open
-
-
-@BOTH
-@pytest.mark.parametrize("seed", range(3))
-def test_a_thousand_sequences_leave_no_page_behind(seed: int, in_runs: bool) -> None:
-    """Opened, grown, cut, forked and closed at random, in an arena that is too small for them."""
-    arena, random = make_arena(12, in_runs), Random(seed)
-    running: list[tuple[PagedCache, list[int]]] = []
-    opened = 0
-    while opened < 1000 or running:
-        for cache, tokens in running:
-            if cache.take_eviction():
-                tokens.clear()
-        kind = random.random()
-        if opened < 1000 and (len(running) < 3 or kind < 0.2):
-            running.append((arena.open(), []))
-            opened += 1
-            continue
-        cache, tokens = random.choice(running)
-        if kind < 0.4 or opened == 1000:
-            cache.release()
-            running = [one for one in running if one[0] is not cache]
-        elif kind < 0.5 and cache.length < 4 * PAGE:
-            fork = cache.fork()
-            assert not cache.was_evicted
-            running.append((fork, list(tokens)))
-            opened += 1
-        elif kind < 0.6:
-            cache.length = random.randint(0, cache.length)
-            del tokens[cache.length :]
-        else:
-            grow_at_random(cache, tokens, random)
-    assert num_free(arena) == 12 and arena.num_used == 0
-
-
-def grow_at_random(cache: PagedCache, tokens: list[int], random: Random) -> None:
-    rows = [random.randrange(500) for _ in range(random.choice([1, 5, 64, 300]))]
-    if len(tokens) + len(rows) > 5 * PAGE:
-        return
-    assert run_step(cache, rows) == tokens + rows
-    written = cache.pages[len(tokens) // PAGE :]
-    assert not any(cache.arena.allocator.is_shared(page) for page in written), "a page is written that is shared"
-    kept = sorted(random.sample(range(len(rows)), random.randint(0, len(rows))))
-    cache.keep(kept)
-    tokens += [rows[row] for row in kept]
 
 
 def test_unknown_arguments_of_transformers_are_ignored() -> None:
