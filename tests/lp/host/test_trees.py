@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lp.host.library import library, python_alone
 from lp.tree import TokenTree, TreeBuilder, chain
@@ -20,11 +21,15 @@ def native() -> ctypes.PyDLL:
     return found
 
 
-def any_tree(rng: random.Random) -> TokenTree:
-    """A tree of few different tokens, so that several rows have the same path, as a draft and a window cell may."""
-    builder = TreeBuilder(rng.randrange(3))
-    for row in range(1, rng.randint(1, 40)):
-        builder.add(rng.randrange(3), rng.randrange(max(0, row - 8), row))
+# Few different tokens, so that several rows have the same path, as a draft and a window cell may.
+TOKENS = st.integers(0, 2)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> TokenTree:
+    builder = TreeBuilder(draw(TOKENS))
+    for row, (token, back) in enumerate(draw(st.lists(st.tuples(TOKENS, st.integers(1, 8)), max_size=38)), 1):
+        builder.add(token, max(0, row - back))
     return builder.build()
 
 
@@ -33,29 +38,26 @@ def again(tree: TokenTree) -> TokenTree:
     return TokenTree(tree.tokens, tree.parents, tree.depths)
 
 
-@pytest.mark.parametrize("seed", range(100))
-def test_the_same_rows_are_accepted_and_followed(seed: int) -> None:
-    rng = random.Random(seed)
-    tree = any_tree(rng)
-    targets = np.array([rng.randint(-1, 2) for _ in range(len(tree))])
-    for num_verified in (None, rng.randint(1, 40)):
-        found = verify(tree, targets, num_verified)
+@given(
+    trees(), st.lists(st.integers(-1, 2), min_size=39, max_size=39), st.integers(1, 40), st.lists(TOKENS, max_size=19)
+)
+def test_the_same_rows_are_accepted_and_followed(
+    tree: TokenTree, answers: list[int], num_verified: int, text: list[int]
+) -> None:
+    targets = np.array(answers[: len(tree)])
+    for number in (None, num_verified):
+        found = verify(tree, targets, number)
         with python_alone():
-            assert verify(tree, targets, num_verified) == found
-    for tokens in (
-        [rng.randrange(3) for _ in range(rng.randrange(20))],
-        tree.tokens[tree.path(len(tree) - 1)].tolist(),
-    ):
+            assert verify(tree, targets, number) == found
+    for tokens in (text, tree.tokens[tree.path(len(tree) - 1)].tolist()):
         path = tree.path_along(tokens)
         with python_alone():
             assert tree.path_along(tokens) == path
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_rows_see_the_same_rows(seed: int) -> None:
-    rng = random.Random(seed)
-    tree = any_tree(rng)
-    for each in (tree, tree.under([1] * rng.randrange(20)), tree.take(sorted({0, *tree.path(len(tree) - 1)}))):
+@given(trees(), st.integers(0, 19))
+def test_rows_see_the_same_rows(tree: TokenTree, num_above: int) -> None:
+    for each in (tree, tree.under([1] * num_above), tree.take(sorted({0, *tree.path(len(tree) - 1)}))):
         seen, (starts, visible) = again(each).visibility, again(each).ancestors()
         with python_alone():
             expected = again(each)
