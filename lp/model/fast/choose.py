@@ -63,9 +63,9 @@ def make_fast(
 
     folder: where compiled code is kept; None if nothing can be kept. references: what the fast forward is compared
     with; None makes them. capture: captures the forward of one of several ranks that hold parts of every layer: all of
-    them have graphs, or none has; None is for a rank that holds the whole model. is_invariant: whether a GPU's kernels
-    must compute each row alike, which takes longer; those of a CPU always do. Raises ValueError if the mode is `on` and
-    the forward cannot be compiled.
+    them have graphs, or none has; None is for a rank that holds the whole model. is_invariant: whether each row must be
+    computed alike, whatever the others are: on a GPU that takes longer. Raises ValueError if the mode is `on` and the
+    forward cannot be compiled as demanded.
     """
     num_parameters = sum(weight.numel() for weight in model.model.parameters())
     is_small = num_parameters < WORTHWHILE and capture is None
@@ -74,6 +74,12 @@ def make_fast(
     try:
         model.fast = _make(model, folder, references, capture, is_invariant)
     except CompilationFailed as error:
+        if is_invariant:
+            how = "in fused kernels" if model.device.type == "cuda" else "natively"
+            name = type(model.model).__name__
+            raise ValueError(
+                f"model.invariant=on: {name} cannot be compiled {how}: {error}; use model.invariant=auto"
+            ) from error
         if mode is CompileMode.on:
             raise ValueError(f"model.compile=on: {error}; use model.compile=off") from error
         log.warning("the forward is not compiled: %s (model.compile=off does not try it)", error)
@@ -116,7 +122,7 @@ def _candidates(
     """The fast forwards that can be made here, the best first. Raises CompilationFailed if there is none.
 
     trunk: what is written to the cache where a forward is made from a cache that has been written. is_invariant: see
-    make_fast.
+    make_fast. PyTorch's compiler and transformers' operations promise nothing of the kind, so they are not tried then.
     """
     if model.device.type == "cuda":
         yield from _captured(model, trunk, cache, capture, is_invariant)
@@ -127,6 +133,8 @@ def _candidates(
     except CannotBuild as error:
         raise CompilationFailed(str(error)) from error
     except Inexpressible as error:
+        if is_invariant:
+            raise CompilationFailed(f"it has no native form: {error}") from error
         log.info("compiled by PyTorch, which takes minutes, as the model has no native form: %s", error)
         mask_keys = _write(model, trunk, cache)
         assert isinstance(cache, ContiguousCache), "a CPU has no arena"
@@ -193,7 +201,11 @@ def _captured(
                 fused = make_fused(model, model.memory, is_invariant)
             yield _capture(model, fused, capture_on_gpu)
         except (Inexpressible, CompilationFailed) as error:
+            if is_invariant:
+                raise CompilationFailed(str(error)) from error
             log.info("the forward on the GPU has no fused kernels: %s", error)
+        if is_invariant:
+            return
     traced = _traced(model, _write(model, trunk, cache), model.memory)
     yield _capture(model, traced, capture or capture_on_gpu)
 

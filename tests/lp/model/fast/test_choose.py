@@ -7,6 +7,8 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -99,28 +101,47 @@ def test_a_corrupt_library_is_compiled_anew(
     assert isinstance(model.fast, NativeForward) and "is corrupt" in caplog.text and library.stat().st_size > 10_000
 
 
+def give_other_weights(library: Path, weight: torch.Tensor) -> None:
+    """Turns a weight around in a library, as if it was compiled for another model."""
+    content, own = library.read_bytes(), weight.detach().numpy().tobytes()
+    assert own in content
+    library.write_bytes(content.replace(own, (-weight).detach().numpy().tobytes()))
+    checksum = cache_files.checksum(library)
+    for part in (library, library.with_suffix(".json")):
+        part.rename(part.with_stem(checksum))
+
+
 @pytest.mark.slow
-def test_what_has_no_native_form_is_compiled_by_pytorch(
+def test_libraries_that_are_corrupt_or_of_another_model_are_compiled_anew(
     load_plain: Callable[[str], CausalModel], kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """Corrupt libraries, and those of another model with the same digest, are compiled anew."""
+    """Compiling takes long, so what is compiled anew is packed from what was compiled before."""
     model = load_plain("mixtral")
-    with caplog.at_level(logging.INFO, "lookahead"):
-        make_fast(model, CompileMode.on, kept)
+    caplog.set_level(logging.INFO, "lookahead")
+    make_fast(model, CompileMode.on, kept)
     assert isinstance(model.fast, OnTensors) and "no native form: the operation _softmax" in caplog.text
-    of_another, cut_off = (tmp_path / f"MixtralForCausalLM-same-{which}" for which in ("any-rows", "one-row"))
-    shutil.copytree(next(kept.glob("MixtralForCausalLM*any-rows")), of_another)
-    shutil.copytree(next(kept.glob("MixtralForCausalLM*one-row")), cut_off)
+    names = {ahead_of_time.ROWS: "any-rows", 1: "one-row"}
+    right = {num_rows: next(kept.glob(f"MixtralForCausalLM*-{name}")) for num_rows, name in names.items()}
+    of_another, cut_off = (Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in right.values())
+    weights: Any = model.model
+    give_other_weights(next(of_another.glob("*.so")), weights.model.norm.weight)
     os.truncate(next(cut_off.glob("*.so")), 8192)
-    before = next(of_another.glob("*.so")).name
-    monkeypatch.setattr(ahead_of_time, "_digest", lambda *facts: "same")
-    with torch.no_grad():
-        model.model.lm_head.weight.mul_(-1)  # pyright: ignore[reportAttributeAccessIssue]
+    compiled: list[int] = []
+
+    def compile_(path: Path, traced: object, num_rows: int, cache: object) -> str:
+        compiled.append(num_rows)
+        with ZipFile(path, "w") as package:
+            for suffix in (".so", ".json"):
+                package.write(next(right[num_rows].glob(f"*{suffix}")), f"forward/one.wrapper{suffix}")
+        return str(path)
+
+    monkeypatch.setattr(ahead_of_time, "_compile", compile_)
     make_fast(model, CompileMode.on, tmp_path)
-    assert model.fast is not None  # so its logits were compared with the model's
-    assert next(of_another.glob("*.so")).name != before
-    assert "is corrupt" in caplog.text
+    assert isinstance(model.fast, OnTensors)  # so its logits were compared with the model's
+    assert "is corrupt" in caplog.text and "gives other logits than the model itself" in caplog.text
+    assert compiled == [1, ahead_of_time.ROWS, 1], "the corrupt one, and then both"
+    assert next(of_another.glob("*.so")).name == next(right[ahead_of_time.ROWS].glob("*.so")).name
     # Both libraries are noted as used, so that whoever trims the cache leaves them while this process lives.
     assert {of_another, cut_off} <= set(entries._held)
     assert all(path.with_name(f"{path.name}.used").exists() for path in (of_another, cut_off))
