@@ -182,6 +182,20 @@ def test_a_group_that_cannot_be_left_does_not_hold_the_rank_up(network: Network)
     assert seconds_until(RankLost, group.settle) < LIMIT_S + 1
 
 
+def test_what_is_under_way_when_the_epoch_ends_is_stopped(network: Network) -> None:
+    """A kernel of NCCL's would wait for a rank that is lost, and the memory that it writes to for the kernel."""
+    is_over = threading.Event()
+    group = connect(is_over.is_set)
+    network.is_up = False
+    group.all_reduce(torch.zeros(2, device=GPU))
+    is_over.set()
+    assert seconds_until(EpochOver, group.settle) < LIMIT_S + 1
+    end = time.monotonic() + 5
+    while "abort" not in network.calls and time.monotonic() < end:
+        time.sleep(0.01)
+    assert "abort" in network.calls
+
+
 def test_connecting_hears_the_end_of_the_epoch_and_has_a_limit(network: Network) -> None:
     """NCCL builds its communicators in the first collective, on the thread that calls it."""
     network.blocking = {"allreduce"}

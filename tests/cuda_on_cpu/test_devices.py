@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from lp.model import kernels
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast.choose import CompileMode
 from lp.model.fast.cuda_graphs import CapturedForward
+from parallel.shards.weight_files import WeightFiles
+from parallel.shards.weights import empty_model, fill
 from tests.cuda_on_cpu.cuda_api import current_device
 from tests.cuda_on_cpu.gpu import MakesGpuTensors
 from tests.cuda_on_cpu.models import ROUNDING, error_of_graphs, fill_cache, load_on_gpu
@@ -81,3 +83,17 @@ def test_weights_do_not_pass_through_the_hosts_memory(
 def test_float32_is_told_what_graphs_need(folders: Folders) -> None:
     with pytest.raises(ValueError, match=r"model\.dtype=bfloat16 or float16, and this is sdpa; use model\.compile=off"):
         load_on_gpu(folders["llama"], dtype="float32")
+
+
+def test_nor_do_those_of_a_rank_with_a_part_of_the_model(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[torch.device] = []
+    real: Any = WeightFiles.read
+
+    def note(*given: Any) -> Any:
+        read.append((found := real(*given)).device)
+        return found
+
+    monkeypatch.setattr(WeightFiles, "read", note)
+    model = empty_model(AutoConfig.from_pretrained(folders["llama"]), torch.bfloat16)
+    fill(model, str(folders["llama"]), torch.bfloat16, torch.device("cuda", 1))
+    assert set(read) == {torch.device("cuda", 1)} and len(read) == len(list(model.parameters()))
