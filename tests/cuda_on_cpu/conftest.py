@@ -33,6 +33,10 @@ def triton(cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def few_rungs(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_ladder(monkeypatch)
+
+
+def shorten_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few graphs: all of the real ladder's would take a CPU seconds for each model."""
     monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", (LADDER, cuda_graphs.capture_on_gpu))
 

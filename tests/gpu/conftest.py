@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.cuda_on_cpu.conftest import cuda as emulated_gpu  # noqa: F401 (a fixture)
+from tests.cuda_on_cpu.conftest import shorten_ladder
 from tests.cuda_on_cpu.gpu import MakesGpuTensors
 from tests.models import save_checkpoint
 
@@ -37,9 +38,12 @@ def needs_gpu(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
-def gpu(request: pytest.FixtureRequest) -> Callable[[], AbstractContextManager[object]]:
+def gpu(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], AbstractContextManager[object]]:
     """The GPU of a test. What it returns makes a context in which a further thread has the GPU, too."""
     if is_emulated(request):
+        shorten_ladder(monkeypatch)
         request.getfixturevalue("emulated_gpu")
         return MakesGpuTensors
     return nullcontext
