@@ -10,6 +10,7 @@ from lp.model.causal import CausalModel
 from lp.model.kv_cache import KVCache
 from lp.request import Sequence
 from lp.runner import StepInput
+from lp.sampling.fused import KINDS, NUM_BEST, TRUNCATED, can_fuse
 from lp.sampling.sampler import Sampler
 from lp.tree import NO_ROWS, TokenTree, chain
 from lp.verification import Answers
@@ -112,6 +113,9 @@ class SingleDevice(ForwardRunner):
         self.model = model
         self.prefill_chunk = prefill_chunk
         self.states: dict[str, SequenceState] = {}
+        if can_fuse(model.device):
+            names = [name for name in KINDS if name != TRUNCATED or model.vocab_size > NUM_BEST]
+            model.capture_choosing({name: KINDS[name] for name in names})
 
     @property
     def cache_bytes(self) -> int:
@@ -132,8 +136,20 @@ class SingleDevice(ForwardRunner):
         for part in state.prefill(tokens, self.prefill_chunk):
             self.model.forward(part, state.cache, num_logits=1)
         rows = state.attach(step.tree, tokens)
+        if pending := self._choose(state, rows, step):
+            return pending
         logits = self.model.forward(rows, state.cache, num_logits=len(step.tree))
         return state.sampler.launch(logits, step.tree, tokens, step.num_candidates)
+
+    def _choose(self, state: SequenceState, rows: TokenTree, step: StepInput) -> Pending | None:
+        """Has graphs choose the tokens of a step's tree, the last ones of `rows`; None if they cannot."""
+        tree, tokens = step.tree, step.sequence.tokens
+        wish = state.sampler.wish(tree, tokens, step.num_candidates)
+        chosen = wish and self.model.choose(rows, state.cache, wish.kind, wish.choices, wish.change)
+        if not (wish and chosen):
+            return None
+        scores = chosen.logits if wish.is_settled else chosen.logits.clone()
+        return state.sampler.granted(chosen.tokens, scores, tree, tokens, step.num_candidates)
 
     def close(self, sequence: Sequence) -> None:
         self.states.pop(sequence.id).cache.release()

@@ -8,8 +8,10 @@ R rows of the tree, V vocabulary
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -50,6 +52,43 @@ class FastForward(Protocol):
         """Runs all rows of a tree after the cached prefix, and writes them to the cache, which has room for them.
 
         Returns float32 logits [num_logits, V] of the last rows. Raises ForwardFailed before it writes to the prefix.
+        """
+        ...
+
+
+# Chooses tokens: takes float32 logits [R, V] and int64 [R, C], how each row's is chosen; returns int64 [R, K].
+Choose = Callable[[Tensor, Tensor], Tensor]
+
+
+class Chosen(NamedTuple):
+    """The tokens of N rows, int64 [N, K], and the logits [N, V] that they were chosen by, as the step left them. Both
+    are the next step's to write, which a device does after all that it is given before.
+    """
+
+    tokens: Tensor
+    logits: Tensor
+
+
+@runtime_checkable
+class ChoosesTokens(Protocol):
+    """A fast forward that can choose tokens on the device without the host's launching it."""
+
+    def capture_choosing(self, kinds: Mapping[str, Choose]) -> None:
+        """Captures what chooses tokens, by names of its kinds. Nothing happens if that was done."""
+        ...
+
+    def choose(
+        self,
+        tree: TokenTree,
+        cache: KVCache,
+        kind: str,
+        choices: np.ndarray,
+        change: Callable[[Tensor], None] | None = None,
+    ) -> Chosen | None:
+        """Runs all rows of a tree as a forward does, and chooses the tokens of the last N.
+
+        choices: int64 [N, C]. change: changes their logits in place before that. Returns None, with nothing done, if
+        nothing has been captured for so many rows or that kind.
         """
         ...
 
@@ -127,6 +166,27 @@ class CausalModel:
                 log.warning("from here on the model's own forward runs, which is slower: %s", error)
                 self.fast = None
         return self.forward_eager(tree, cache, num_logits)[0]
+
+    def capture_choosing(self, kinds: Mapping[str, Choose]) -> None:
+        """Has a GPU's graphs choose tokens, if there are graphs. See ChoosesTokens."""
+        if isinstance(self.fast, ChoosesTokens):
+            with current(self.device):
+                self.fast.capture_choosing(kinds)
+
+    def choose(
+        self,
+        tree: TokenTree,
+        cache: KVCache,
+        kind: str,
+        choices: np.ndarray,
+        change: Callable[[Tensor], None] | None = None,
+    ) -> Chosen | None:
+        """See ChoosesTokens."""
+        if not isinstance(self.fast, ChoosesTokens):
+            return None
+        cache.reserve(len(tree))
+        with current(self.device):
+            return self.fast.choose(tree, cache, kind, choices, change)
 
     @torch.inference_mode()
     def forward_eager(

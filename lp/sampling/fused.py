@@ -1,11 +1,15 @@
 """The choosers of a GPU: a few Triton kernels each, in place of tens to hundreds of small ones.
 
-They choose the same tokens as `FullVocabulary` and `Shortlist`. The host waits for nothing. Knows nothing of trees.
+They choose the same tokens as `FullVocabulary` and `Shortlist`. The host waits for nothing, and a graph can capture
+them: how each row's token is chosen, they read from the device. Knows nothing of trees.
 
     R rows, V vocabulary, C chunks of it, N best tokens of each row, K tokens chosen
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,90 +21,110 @@ from lp.sampling.full_vocabulary import Choice, Rows
 from lp.sampling.noise import row_keys
 from lp.sampling.shortlist import FAR, ROUNDING
 
+if TYPE_CHECKING:
+    from lp.sampling.settings import Sampling
+
 # Tokens of a chunk, which one program looks at.
 CHUNK = 4096
 # The most tokens that a program finds one after the other.
 MOST_TOKENS = 16
+# The best tokens of a row among which truncation looks: N.
+NUM_BEST = 128
+# How a row's token is chosen, in 32 bytes. key: what its noise is made of. num_tokens: K, 0 for rows whose token nobody
+# wants. is_drawn: whether it gets noise. top_k, min_p: 0 is off. top_p: 1 is off.
+LAYOUT = np.dtype(
+    [
+        ("key", np.int64), ("num_tokens", np.int32), ("is_drawn", np.int32), ("temperature", np.float32),
+        ("top_p", np.float32), ("min_p", np.float32), ("top_k", np.int32),
+    ]
+)  # fmt: skip
 
 
-def can_fuse(device: torch.device | str, num_tokens: int) -> bool:
+def can_fuse(device: torch.device | str, num_tokens: int = 1) -> bool:
     """Whether kernels can choose K = num_tokens tokens of each row."""
     return torch.device(device).type == "cuda" and num_tokens <= MOST_TOKENS and not gpu_kernels.missing_triton()
 
 
-class FusedVocabulary:
+def choose_whole(scores: Tensor, choices: Tensor) -> Tensor:
     """Chooses by the whole vocabulary, with at most a temperature and noise: two kernels.
 
-    seed, temperature: None for greedy decoding.
+    scores: float32 [R, V]. choices: int64 [R, 4], as LAYOUT. Returns int64 [R, 1 + MOST_TOKENS]: whether the row is
+    settled, then its best tokens, K of which are valid; -1 for rows with a NaN. Rows with K = 0 hold nothing.
     """
+    from lp.sampling import triton_kernels
 
-    def __init__(self, seed: int | None, temperature: float | None, num_tokens: int):
-        self.seed = seed
-        self.temperature = temperature
+    num_rows, vocab_size = scores.shape
+    num_chunks = -(-vocab_size // CHUNK)
+    values = scores.new_empty(num_rows, MOST_TOKENS, num_chunks)
+    tokens = torch.empty(values.shape, dtype=torch.int32, device=scores.device)
+    out = torch.empty(num_rows, 1 + MOST_TOKENS, dtype=torch.int64, device=scores.device)
+    words = choices.view(torch.int32)
+    gpu_kernels.start(
+        triton_kernels.best_of_chunks, (num_rows, num_chunks),
+        scores, choices, words, choices.view(torch.float32), values, tokens, scores.stride(0), vocab_size,
+        MOST=MOST_TOKENS, BLOCK=CHUNK, num_warps=8,
+    )  # fmt: skip
+    gpu_kernels.start(
+        triton_kernels.best_of_rows, (num_rows,),
+        values, tokens, words, out, num_chunks, MOST=MOST_TOKENS, BLOCK=_power_of_two(num_chunks * MOST_TOKENS),
+    )  # fmt: skip
+    return out
+
+
+def choose_truncated(scores: Tensor, choices: Tensor) -> Tensor:
+    """Chooses as `Shortlist` does among NUM_BEST < V tokens: top-k and two kernels. See choose_whole."""
+    from lp.sampling import triton_kernels
+
+    num_rows, vocab_size = scores.shape
+    num_chunks = -(-vocab_size // CHUNK)
+    best = scores.topk(NUM_BEST, dim=1)
+    sums = scores.new_empty(num_rows, num_chunks, 2)
+    out = torch.empty(num_rows, 1 + MOST_TOKENS, dtype=torch.int64, device=scores.device)
+    words, floats = choices.view(torch.int32), choices.view(torch.float32)
+    gpu_kernels.start(
+        triton_kernels.sums_of_chunks, (num_rows, num_chunks),
+        scores, words, floats, sums, scores.stride(0), vocab_size, BLOCK=CHUNK,
+    )  # fmt: skip
+    gpu_kernels.start(
+        triton_kernels.settle, (num_rows,),
+        best.values, best.indices, sums, choices, words, floats, out, num_chunks, ROUNDING, FAR,
+        MOST=MOST_TOKENS, N=NUM_BEST, BLOCK=_power_of_two(num_chunks), num_warps=8,
+    )  # fmt: skip
+    return out
+
+
+WHOLE, TRUNCATED = "whole", "truncated"
+# By name. Rows that `TRUNCATED` does not settle need their scores once more.
+KINDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {WHOLE: choose_whole, TRUNCATED: choose_truncated}
+
+
+class FusedChooser:
+    """One request's chooser. kind: WHOLE or TRUNCATED."""
+
+    def __init__(self, kind: str, sampling: Sampling, num_tokens: int):
+        """num_tokens: K."""
+        self.kind = kind
         self.num_tokens = num_tokens
+        self._seed = sampling.seed if sampling.temperature else None
+        self._alike = np.zeros(1, LAYOUT)
+        self._alike["num_tokens"] = num_tokens
+        self._alike["temperature"] = sampling.temperature or 1.0
+        self._alike["top_p"] = 1.0 if sampling.top_p is None else sampling.top_p
+        self._alike["min_p"] = sampling.min_p or 0.0
+        self._alike["top_k"] = sampling.top_k or 0
+
+    def choices(self, positions: np.ndarray, greedy: np.ndarray) -> np.ndarray:
+        """int64 [R, 4]. positions, greedy: as in `Rows`."""
+        made = self._alike.repeat(len(positions))
+        if self._seed is not None:
+            made["key"] = row_keys(self._seed, positions.tolist())
+            made["is_drawn"] = ~greedy
+        return made.view(np.int64).reshape(len(positions), 4)
 
     def __call__(self, rows: Rows) -> Choice:
-        from lp.sampling import triton_kernels
-
-        scores, (num_rows, vocab_size), count = rows.scores, rows.scores.shape, self.num_tokens
-        num_chunks = -(-vocab_size // CHUNK)
-        values = scores.new_empty(num_rows, num_chunks * count)
-        tokens = torch.empty(values.shape, dtype=torch.int32, device=scores.device)
-        out = torch.empty(num_rows, count, dtype=torch.int64, device=scores.device)
-        drawn, keys = (values, values) if self.seed is None else noise_of(rows, self.seed)
-        gpu_kernels.start(
-            triton_kernels.best_of_chunks, (num_rows, num_chunks),
-            scores, drawn, keys, values, tokens, scores.stride(0), vocab_size, float(self.temperature or 1.0),
-            IS_NOISY=self.seed is not None, K=count, BLOCK=CHUNK, num_warps=8,
-        )  # fmt: skip
-        found = num_chunks * count
-        gpu_kernels.start(
-            triton_kernels.best_of_rows, (num_rows,), values, tokens, out, found, K=count, BLOCK=_power_of_two(found)
-        )
-        return Choice(out, torch.ones_like(out[:, 0], dtype=torch.bool))
-
-
-class FusedShortlist:
-    """Chooses as `Shortlist` does, with the same arguments: top-k and two kernels."""
-
-    def __init__(
-        self, num_best: int, seed: int, temperature: float, top_k: int, top_p: float, min_p: float, num_tokens: int
-    ):
-        self.num_best = num_best
-        self.seed = seed
-        self.temperature = temperature
-        self.top_k, self.top_p, self.min_p = top_k, top_p, min_p
-        self.num_tokens = num_tokens
-
-    def __call__(self, rows: Rows) -> Choice:
-        from lp.sampling import triton_kernels
-
-        scores, (num_rows, vocab_size) = rows.scores, rows.scores.shape
-        best = scores.topk(self.num_best, dim=1)
-        num_chunks = -(-vocab_size // CHUNK)
-        sums = scores.new_empty(num_rows, num_chunks, 2)
-        if self.top_p < 1 and not self.top_k:
-            gpu_kernels.start(
-                triton_kernels.sums_of_chunks, (num_rows, num_chunks),
-                scores, sums, scores.stride(0), vocab_size, float(self.temperature), BLOCK=CHUNK,
-            )  # fmt: skip
-        out = torch.empty(num_rows, 1 + self.num_tokens, dtype=torch.int64, device=scores.device)
-        gpu_kernels.start(
-            triton_kernels.settle, (num_rows,),
-            best.values, best.indices, sums, *noise_of(rows, self.seed), out, num_chunks, float(self.temperature),
-            self.top_k, float(self.top_p), float(self.min_p), ROUNDING, FAR,
-            HAS_TOP_K=self.top_k > 0, HAS_TOP_P=self.top_p < 1, HAS_MIN_P=self.min_p > 0,
-            K=self.num_tokens, N=self.num_best, BLOCK=_power_of_two(num_chunks), num_warps=8,
-        )  # fmt: skip
-        return Choice(out[:, 1:], out[:, 0].bool())
-
-
-def noise_of(rows: Rows, seed: int) -> tuple[Tensor, Tensor]:
-    """int64 [R] each: whether a row gets noise, and of what it is made."""
-    drawn, keys = upload(
-        np.stack([~rows.greedy, row_keys(seed, rows.positions.tolist())]).astype(np.int64), rows.scores.device
-    )
-    return drawn, keys
+        choices = upload(self.choices(rows.positions, rows.greedy), rows.scores.device)
+        out = KINDS[self.kind](rows.scores, choices)
+        return Choice(out[:, 1 : 1 + self.num_tokens], out[:, 0].bool())
 
 
 def _power_of_two(size: int) -> int:

@@ -8,8 +8,10 @@ Greedy decoding takes the same path, with temperature 0. Knows nothing of window
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from typing import cast
+from functools import cache, partial
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,8 +19,9 @@ from torch import FloatTensor, LongTensor, Tensor
 
 from lp.hardware import Download, upload
 from lp.sampling.full_vocabulary import Chooser, FullVocabulary, Rows
-from lp.sampling.fused import FusedShortlist, FusedVocabulary, can_fuse
+from lp.sampling.fused import NUM_BEST, TRUNCATED, WHOLE, FusedChooser, can_fuse
 from lp.sampling.noise import NoiseTable
+from lp.sampling.penalties import Penalties, can_penalise
 from lp.sampling.processors import RepetitionPenalty, biases, context_processors, warpers
 from lp.sampling.settings import Sampling
 from lp.sampling.shortlist import Shortlist
@@ -26,8 +29,23 @@ from lp.sampling.top_k import best_tokens
 from lp.tree import PREFIX, TokenTree
 from lp.verification import Answers
 
+log = logging.getLogger("lookahead")
+
 # Lengths of the shortlists: the second is used for rows that the first did not settle.
-SHORTLISTS = (128, 4096)
+SHORTLISTS = (NUM_BEST, 4096)
+
+
+class Wish(NamedTuple):
+    """What a device needs to choose a tree's tokens itself, behind the forward.
+
+    kind: of lp.sampling.fused.KINDS. choices: int64 [R, 4], how each row's token is chosen. change: changes the logits
+    [R, V] in place before that; None if nothing does. is_settled: whether the kind settles every row.
+    """
+
+    kind: str
+    choices: np.ndarray
+    change: Callable[[Tensor], None] | None
+    is_settled: bool
 
 
 class Sampler:
@@ -51,6 +69,7 @@ class Sampler:
         penalty = sampling.repetition_penalty
         self.repetition = RepetitionPenalty(penalty) if penalty is not None and penalty != 1.0 else None
         self.context = context_processors(sampling, prompt_length, eos, device)
+        self._penalties = self._make_penalties(prompt_length, eos)
         self.warpers = warpers(sampling)
         self.noise = NoiseTable(sampling.seed, vocab_size, device) if sampling.temperature > 0 else None
         # By the number of tokens that they choose for each row.
@@ -59,6 +78,35 @@ class Sampler:
     def answers(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int], num_candidates: int = 0) -> Answers:
         """The answers for all rows of a tree; see `launch`."""
         return self.launch(logits_RV, tree, tokens, num_candidates)()
+
+    def wish(self, tree: TokenTree, tokens: Sequence[int], num_candidates: int = 0) -> Wish | None:
+        """What a device needs to choose the rows' tokens itself; None if it cannot, and `launch` must."""
+        chooser = self.choosers(num_candidates)[0]
+        in_context = self.repetition or self.context or self.bias
+        if not isinstance(chooser, FusedChooser) or self.logprobs is not None or num_candidates > self.vocab_size:
+            return None
+        if in_context and not self._penalties:
+            return None
+        change = None if self._penalties is None else partial(self._penalties, tree=tree, tokens=tokens)
+        if self.noise:
+            self.noise.forget(before=len(tokens))
+        choices = chooser.choices(*_places(tree, tokens))
+        return Wish(chooser.kind, choices, change, chooser.kind == WHOLE)
+
+    def granted(
+        self, chosen: Tensor, scores_RV: Tensor, tree: TokenTree, tokens: Sequence[int], num_candidates: int = 0
+    ) -> Callable[[], Answers]:
+        """Returns what waits for the answers of a wish that a device has been given.
+
+        chosen: int64 [R, C], as lp.sampling.fused has it. scores_RV: the logits as `change` left them, which must stay
+        if the wish is not settled.
+        """
+        rows, download = Rows(scores_RV, *_places(tree, tokens)), Download(chosen)
+        columns = slice(1 + max(1, num_candidates))
+        settled = self._settled(
+            lambda: download.wait()[:, columns], scores_RV, rows, num_candidates, self.choosers(num_candidates)[1:]
+        )
+        return lambda: Answers.unpack(settled(), num_candidates)
 
     @torch.inference_mode()
     def launch(
@@ -71,8 +119,7 @@ class Sampler:
         """
         if self.noise:
             self.noise.forget(before=len(tokens))
-        greedy = np.zeros(len(tree), dtype=bool) if tree.greedy is None else tree.greedy
-        rows = Rows(self._in_context(logits_RV, tree, tokens), tree.depths + len(tokens), greedy)
+        rows = Rows(self._in_context(logits_RV, tree, tokens), *_places(tree, tokens))
         packed = self._packed(logits_RV, rows, num_candidates, self.choosers(num_candidates))
         return lambda: Answers.unpack(packed(), num_candidates)
 
@@ -88,7 +135,16 @@ class Sampler:
     def _full(self, num_tokens: int, is_fused: bool) -> Chooser:
         if not is_fused or truncates(self.sampling):
             return FullVocabulary(self.warpers, self.noise, num_tokens)
-        return FusedVocabulary(self.sampling.seed if self.noise else None, self.sampling.temperature, num_tokens)
+        return FusedChooser(WHOLE, self.sampling, num_tokens)
+
+    def _make_penalties(self, prompt_length: int, eos: Sequence[int]) -> Penalties | None:
+        """The kernel for the processors that look at a path, if there are any and a kernel can take their place."""
+        if not can_fuse(self._device) or not (self.bias or self.repetition or self.context):
+            return None
+        if not can_penalise(self.sampling):
+            _say_once("no_repeat_ngram has no kernel: penalties take tens of small ones in each step of such a request")
+            return None
+        return Penalties(self.sampling, prompt_length, eos, self.vocab_size)
 
     def scores(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Tensor:
         """[R, V] scores after all processors. Tokens are drawn from each row's softmax."""
@@ -103,15 +159,26 @@ class Sampler:
         missing = tokens_RK[:, -1:].expand(-1, max(0, num_candidates - tokens_RK.shape[1]))
         columns = [is_settled_R[:, None], tokens_RK, missing, *self._logprobs(logits_RV, tokens_RK[:, :1])]
         download = Download(torch.cat(columns, dim=1).to(torch.int32))
+        return self._settled(download.wait, logits_RV, rows, num_candidates, choosers[1:])
+
+    def _settled(
+        self,
+        wait_for: Callable[[], np.ndarray],
+        logits_RV: Tensor,
+        rows: Rows,
+        num_candidates: int,
+        choosers: Sequence[Chooser],
+    ) -> Callable[[], np.ndarray]:
+        """Waits for packed answers behind a column that is 0 for unsettled rows, which the choosers then settle."""
 
         @torch.inference_mode()
         def wait() -> np.ndarray:
-            packed = download.wait()
-            answers = packed[:, 1:]
+            packed = wait_for()
+            answers = packed[:, 1:].astype(np.int32)
             unsettled = np.flatnonzero(packed[:, 0] == 0)
             if len(unsettled):
                 some = torch.from_numpy(unsettled)
-                rest = self._packed(logits_RV[some], rows.take(unsettled), num_candidates, choosers[1:])
+                rest = self._packed(logits_RV[some], rows.take(unsettled), num_candidates, choosers)
                 answers[unsettled] = rest()
             return answers
 
@@ -129,6 +196,10 @@ class Sampler:
 
     def _in_context(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Tensor:
         """Applies the biases and the processors that look at each row's own path; rows of one depth share a call."""
+        if self._penalties:
+            scores_RV = logits_RV.clone()
+            self._penalties(scores_RV, tree, tokens)
+            return scores_RV
         scores_RV = self.bias(_no_context(logits_RV), cast(FloatTensor, logits_RV))
         if not self.repetition and not self.context:
             return scores_RV
@@ -176,9 +247,21 @@ def shortlists(sampling: Sampling, vocab_size: int, num_tokens: int, is_fused: b
         return []
     largest = vocab_size // (2 if top_p < 1 else 100)  # top-p sorts the vocabulary, so even a long list pays
     sizes = [size for size in SHORTLISTS if num_tokens <= size <= largest]
-    kinds = [FusedShortlist if is_fused and size == SHORTLISTS[0] else Shortlist for size in sizes]
-    settings = seed, temperature, top_k, top_p, min_p, num_tokens
-    return [kind(size, *settings) for kind, size in zip(kinds, sizes, strict=True)]
+    found: list[Chooser] = [Shortlist(size, seed, temperature, top_k, top_p, min_p, num_tokens) for size in sizes]
+    if is_fused and sizes[:1] == [NUM_BEST]:
+        found[0] = FusedChooser(TRUNCATED, sampling, num_tokens)
+    return found
+
+
+def _places(tree: TokenTree, tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of the tokens to choose, int64 [R], and which rows are greedy, bool [R]."""
+    greedy = np.zeros(len(tree), dtype=bool) if tree.greedy is None else tree.greedy
+    return tree.depths + len(tokens), greedy
+
+
+@cache
+def _say_once(text: str) -> None:
+    log.info(text)
 
 
 def _no_context(scores_RV: Tensor) -> LongTensor:

@@ -1,8 +1,10 @@
-"""Finds the best tokens of rows of logits on a GPU, with temperature and noise, as Triton kernels.
+"""Finds the best tokens of rows of logits on a GPU, with temperature, truncation and noise, as Triton kernels.
 
-Import this only where Triton is.
+All that may differ from step to step is read from the device, so a captured graph serves every request. `choices`,
+`words` and `floats` are one array, int64 [R, 4], as int64, int32 and float32; lp/sampling/fused.py lays it out. A row
+for which no token is wanted takes no time. Import this only where Triton is.
 
-    R rows, V vocabulary, C chunks of it, K best tokens
+    R rows, V vocabulary, C chunks of it, N best tokens of each row, MOST tokens chosen at most
 """
 # pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false
 
@@ -12,68 +14,80 @@ import triton.language as tl
 
 @triton.jit
 def best_of_chunks(
-    scores, drawn, keys, values, tokens, row_stride, num_tokens, temperature,
-    IS_NOISY: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Programs [R, C]. values, tokens: [R, C, K], the best of each chunk, equals in the order of their ids.
+    scores, choices, words, floats, values, tokens, row_stride, num_tokens, MOST: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Programs [R, C]. values, tokens: [R, MOST, C], the best of each chunk, equals in the order of their ids.
 
-    drawn, keys: int64 [R], whether a row gets noise, and of what it is made (`row_keys`). A NaN makes a chunk's first
-    value NaN.
+    A NaN makes a chunk's first value NaN.
     """
     row = tl.program_id(0)
     chunk = tl.program_id(1)
+    count = tl.load(words + row * 8 + 2)
+    if count == 0:
+        return
     token = chunk * BLOCK + tl.arange(0, BLOCK)
     is_token = token < num_tokens
     score = tl.load(scores + row.to(tl.int64) * row_stride + token, mask=is_token, other=float("-inf"))
-    if IS_NOISY:
-        key = tl.load(keys + row).to(tl.uint64, bitcast=True)
+    score = tl.div_rn(score, tl.load(floats + row * 8 + 4))
+    if tl.load(words + row * 8 + 3) != 0:
+        key = tl.load(choices + row * 4).to(tl.uint64, bitcast=True)
         bits = (token + 1).to(tl.uint64) * 0x9E3779B97F4A7C15 + key
         bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
         bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
         bits = (bits ^ (bits >> 31)) >> 12
         uniform = (bits.to(tl.int64).to(tl.float64) + 0.5) * 2.220446049250313e-16
-        noise = (-tl.log(-tl.log(uniform))).to(tl.float32)
-        score = tl.div_rn(score, temperature) + tl.where(tl.load(drawn + row) != 0, noise, 0.0)
+        score = score + (-tl.log(-tl.log(uniform))).to(tl.float32)
     is_nan = tl.max((is_token & (score != score)).to(tl.int32), axis=0) > 0
     score = tl.where(score == score, score, float("-inf"))
-    at = (row * tl.num_programs(1) + chunk) * K
-    for k in tl.static_range(K):
+    num_chunks = tl.num_programs(1)
+    at = row * num_chunks * MOST + chunk
+    for k in range(count):
         best = tl.max(score, axis=0)
         first = tl.min(tl.where(is_token & (score == best), token, 0x7FFFFFFF), axis=0)
-        tl.store(values + at + k, tl.where(is_nan & (k == 0), float("nan"), best))
-        tl.store(tokens + at + k, first)
+        tl.store(values + at + k * num_chunks, tl.where(is_nan & (k == 0), float("nan"), best))
+        tl.store(tokens + at + k * num_chunks, first)
         is_token = is_token & (token != first)
         score = tl.where(token == first, float("-inf"), score)
 
 
 @triton.jit
-def best_of_rows(values, tokens, out, num_found, K: tl.constexpr, BLOCK: tl.constexpr):
-    """Programs [R]. values, tokens: [R, num_found] of all chunks. out: int64 [R, K]; -1 in rows with a NaN."""
+def best_of_rows(values, tokens, words, out, num_chunks, MOST: tl.constexpr, BLOCK: tl.constexpr):
+    """Programs [R]. values, tokens: [R, MOST, C]. out: int64 [R, 1 + MOST], 1 for a settled row, then the tokens; -1 in
+    rows with a NaN.
+    """
     row = tl.program_id(0)
+    count = tl.load(words + row * 8 + 2)
+    if count == 0:
+        return
     n = tl.arange(0, BLOCK)
-    is_found = n < num_found
-    value = tl.load(values + row * num_found + n, mask=is_found, other=float("-inf"))
-    token = tl.load(tokens + row * num_found + n, mask=is_found, other=0x7FFFFFFF)
+    is_found = n < count * num_chunks
+    value = tl.load(values + row * MOST * num_chunks + n, mask=is_found, other=float("-inf"))
+    token = tl.load(tokens + row * MOST * num_chunks + n, mask=is_found, other=0x7FFFFFFF)
     is_nan = tl.max((value != value).to(tl.int32), axis=0) > 0
     value = tl.where(value == value, value, float("-inf"))
-    for k in tl.static_range(K):
+    tl.store(out + row * (MOST + 1), 1)
+    for k in range(count):
         best = tl.max(value, axis=0)
         first = tl.min(tl.where(value == best, token, 0x7FFFFFFF), axis=0)
-        tl.store(out + row * K + k, tl.where(is_nan, -1, first).to(tl.int64))
+        tl.store(out + row * (MOST + 1) + 1 + k, tl.where(is_nan, -1, first).to(tl.int64))
         value = tl.where(token == first, float("-inf"), value)
         token = tl.where(token == first, 0x7FFFFFFF, token)
 
 
 @triton.jit
-def sums_of_chunks(scores, sums, row_stride, num_tokens, temperature, BLOCK: tl.constexpr):
+def sums_of_chunks(scores, words, floats, sums, row_stride, num_tokens, BLOCK: tl.constexpr):
     """Programs [R, C]. sums: [R, C, 2], the largest score of a chunk after the temperature, and the sum of exponentials
-    of what the others are below it.
+    of what the others are below it. Only top-p without top-k needs them.
     """
     row = tl.program_id(0)
     chunk = tl.program_id(1)
+    count = tl.load(words + row * 8 + 2)
+    top_k = tl.load(words + row * 8 + 7)
+    if (count == 0) | (top_k > 0) | (tl.load(floats + row * 8 + 5) >= 1):
+        return
     token = chunk * BLOCK + tl.arange(0, BLOCK)
     score = tl.load(scores + row.to(tl.int64) * row_stride + token, mask=token < num_tokens, other=float("-inf"))
-    score = tl.div_rn(score, temperature)
+    score = tl.div_rn(score, tl.load(floats + row * 8 + 4))
     most = tl.max(score, axis=0)
     base = tl.where(most == float("-inf"), 0.0, most)
     at = (row * tl.num_programs(1) + chunk) * 2
@@ -83,14 +97,20 @@ def sums_of_chunks(scores, sums, row_stride, num_tokens, temperature, BLOCK: tl.
 
 @triton.jit
 def settle(
-    values, tokens, sums, drawn, keys, out, num_chunks, temperature, top_k, top_p, min_p, rounding, far,
-    HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr, HAS_MIN_P: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
-    BLOCK: tl.constexpr,
+    values, tokens, sums, choices, words, floats, out, num_chunks, rounding, far,
+    MOST: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Programs [R]. values, tokens: [R, N], the row's best. out: int64 [R, 1 + K], whether the row is settled, then its
-    best tokens; -1 in rows with a NaN. It does what `Shortlist` does, and leaves no fewer rows unsettled.
+    """Programs [R]. values, tokens: [R, N], the row's best. out: int64 [R, 1 + MOST], whether the row is settled, then
+    its best tokens; -1 in rows with a NaN. It does what `Shortlist` does, and leaves no fewer rows unsettled.
     """
     row = tl.program_id(0)
+    count = tl.load(words + row * 8 + 2)
+    if count == 0:
+        return
+    temperature = tl.load(floats + row * 8 + 4)
+    top_p = tl.load(floats + row * 8 + 5)
+    min_p = tl.load(floats + row * 8 + 6)
+    top_k = tl.load(words + row * 8 + 7)
     n = tl.arange(0, N)
     token = tl.load(tokens + row * N + n)
     value = tl.load(values + row * N + n)
@@ -102,22 +122,22 @@ def settle(
     best_score = tl.max(score, axis=0)
     is_all = n >= 0
     is_doubtful = n < 0
-    if HAS_TOP_K:
+    if top_k > 0:
         as_good = tl.sum((left[None, :] >= left[:, None]).to(tl.int32), axis=1)
         last = tl.max(tl.where(as_good >= top_k, left, float("-inf")), axis=0)
         left = tl.where(left < last, float("-inf"), left)
         is_all = (n >= 0) & (tl.max((is_known & (left == float("-inf"))).to(tl.int32), axis=0) > 0)
-    if HAS_TOP_P:
-        if HAS_TOP_K:
-            shares = tl.exp(left - best_score)
-            shares = shares / tl.sum(shares, axis=0)
-        else:
+    if top_p < 1:
+        shares = tl.exp(left - best_score)
+        whole = tl.sum(shares, axis=0)
+        if top_k == 0:
             c = tl.arange(0, BLOCK)
             is_chunk = c < num_chunks
             most = tl.load(sums + (row * num_chunks + c) * 2, mask=is_chunk, other=float("-inf"))
             sum_below = tl.load(sums + (row * num_chunks + c) * 2 + 1, mask=is_chunk, other=0.0)
             whole = tl.sum(tl.where(is_chunk, sum_below * tl.exp(most - best_score), 0.0), axis=0)
-            shares = tl.exp(score - best_score) / whole
+            shares = tl.exp(score - best_score)
+        shares = shares / whole
         better = tl.sum(tl.where(left[None, :] > left[:, None], shares[None, :], 0.0), axis=1)
         with_equals = tl.sum(tl.where(left[None, :] >= left[:, None], shares[None, :], 0.0), axis=1) - shares
         is_kept = better < top_p
@@ -127,26 +147,54 @@ def settle(
         highest = tl.max(tl.where(is_near, left, float("-inf")), axis=0)
         is_doubtful = (left >= lowest) & (left <= highest)
         left = tl.where(is_kept | is_doubtful, left, float("-inf"))
-    if HAS_MIN_P:
+    if min_p > 0:
         ratio = tl.exp(left - best_score)
         is_doubtful = is_doubtful | (tl.abs(ratio - min_p) < rounding)
         left = tl.where(ratio < min_p, float("-inf"), left)
     is_cut = tl.max((is_known & (left == float("-inf"))).to(tl.int32), axis=0) > 0
-    key = tl.load(keys + row).to(tl.uint64, bitcast=True)
+    key = tl.load(choices + row * 4).to(tl.uint64, bitcast=True)
     bits = (token + 1).to(tl.uint64) * 0x9E3779B97F4A7C15 + key
     bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
     bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
     bits = (bits ^ (bits >> 31)) >> 12
     uniform = (bits.to(tl.int64).to(tl.float64) + 0.5) * 2.220446049250313e-16
-    noise = tl.where(tl.load(drawn + row) != 0, (-tl.log(-tl.log(uniform))).to(tl.float32), 0.0)
+    noise = tl.where(tl.load(words + row * 8 + 3) != 0, (-tl.log(-tl.log(uniform))).to(tl.float32), 0.0)
     order = tl.where(left == float("-inf"), score - far, score + noise)
     is_settled = is_cut & (tl.min(is_all.to(tl.int32), axis=0) > 0)
-    for k in tl.static_range(K):
+    for k in range(count):
         best = tl.max(order, axis=0)
         first = tl.min(tl.where(order == best, token, 0x7FFFFFFF), axis=0)
-        if k == 0:
-            is_first = token == first
-            is_settled = is_settled & (tl.max((is_first & is_doubtful).to(tl.int32), axis=0) == 0)
-        tl.store(out + row * (K + 1) + 1 + k, tl.where(is_nan, -1, first).to(tl.int64))
-        order = tl.where(token == first, float("-inf"), order)
-    tl.store(out + row * (K + 1), (is_settled | is_nan).to(tl.int64))
+        is_first = token == first
+        is_settled = is_settled & ((k > 0) | (tl.max((is_first & is_doubtful).to(tl.int32), axis=0) == 0))
+        tl.store(out + row * (MOST + 1) + 1 + k, tl.where(is_nan, -1, first).to(tl.int64))
+        order = tl.where(is_first, float("-inf"), order)
+    tl.store(out + row * (MOST + 1), (is_settled | is_nan).to(tl.int64))
+
+
+@triton.jit
+def penalise(
+    scores, tokens, counts, flags, biases, costs, tails, row_stride, num_touched, tail_stride, penalty, presence,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Programs [R, blocks of touched tokens]. Changes scores in place; lp/sampling/penalties.py says what is what."""
+    row = tl.program_id(0)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_listed = n < num_touched
+    token = tl.load(tokens + n, mask=is_listed, other=-1)
+    count = tl.load(counts + n, mask=is_listed, other=0)
+    flag = tl.load(flags + n, mask=is_listed, other=0)
+    tail = tails + row * tail_stride
+    num_missing = tl.load(tail)
+    in_tail = count * 0
+    for one in range(tl.load(tail + 1)):
+        in_tail += (token == tl.load(tail + 2 + one)).to(tl.int32)
+    is_listed = token >= 0
+    at = scores + row.to(tl.int64) * row_stride + token
+    score = tl.load(at, mask=is_listed, other=0.0) + tl.load(biases + n, mask=is_listed, other=0.0)
+    is_seen = ((flag & 1) != 0) | (in_tail > 0)
+    score = tl.where(is_seen, tl.where(score < 0, score * penalty, tl.div_rn(score, penalty)), score)
+    count = count + in_tail
+    score = score - tl.load(costs + count)  # of the host, as a product here may be rounded otherwise
+    score = score - tl.where(count > 0, presence, 0.0)
+    score = tl.where(((flag & 2) != 0) & (num_missing > 0), float("-inf"), score)
+    tl.store(at, score, mask=is_listed)

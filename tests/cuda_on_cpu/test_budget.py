@@ -32,30 +32,36 @@ from tests.models import save_checkpoint
 
 LAYERS, ROWS, CANDIDATES = 32, 64, 8
 # Kernels in the graph: of each layer, products and attention included, and beside the layers; without Triton.
-IN_A_LAYER, BESIDE_LAYERS = 57, 25
+IN_A_LAYER, BESIDE_LAYERS = 57, 27
 # With Triton, by rows. In a layer: 4 products, 4 fused stages, and attention, whose split prefix takes a second kernel.
-FUSED = {1: (10, 3), 64: (10, 3)}
+FUSED = {1: (10, 4), 64: (10, 4)}
 # With model.invariant=on: attention is never split, and one kernel more lays the rows' paths.
-INVARIANT = {1: (9, 4), 64: (9, 4)}
+INVARIANT = {1: (9, 5), 64: (9, 5)}
 SAMPLINGS = {
     "greedy": Sampling(temperature=0.0, seed=1),
     "temperature": Sampling(temperature=0.8, top_k=0, top_p=1.0, seed=1),
     "top-k and top-p": Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=1),
     "presence penalty": Sampling(temperature=0.0, presence_penalty=0.5, seed=1),
+    "penalties and top-p": Sampling(temperature=0.8, top_k=20, top_p=0.9, presence_penalty=0.5, seed=1),
 }
-# Outside the graph, by sampling: kernels, copies to the device, copies to the host, and how often the host waits.
-# The aim is 30 kernels, one copy each way, and one wait. First without Triton, then with it.
+# In the graph that chooses from truncated distributions; the other one has two kernels.
+CHOOSING = 4
+# Outside the graphs, by sampling: kernels, copies to the device, copies to the host, and how often the host waits.
+# The aim is 30 kernels, one copy each way, and one wait. First without Triton, then with it: penalties alone need
+# another copy, of the tokens that they touch, and top-p keeps the scores of rows that it may leave unsettled.
 OUTSIDE = {
-    "greedy": (23, 2, 1, 1),
-    "temperature": (52, 5, 1, 1),
-    "top-k and top-p": (168, 9, 2, 4),
-    "presence penalty": (112, 3, 1, 1),
+    "greedy": (21, 1, 1, 1),
+    "temperature": (50, 4, 1, 1),
+    "top-k and top-p": (166, 8, 2, 4),
+    "presence penalty": (110, 2, 1, 1),
+    "penalties and top-p": (255, 9, 2, 4),
 }
 OUTSIDE_FUSED = {
-    "greedy": (8, 2, 1, 1),
-    "temperature": (8, 3, 1, 1),
-    "top-k and top-p": (9, 3, 1, 1),
-    "presence penalty": (97, 3, 1, 1),
+    "greedy": (0, 1, 1, 1),
+    "temperature": (0, 1, 1, 1),
+    "top-k and top-p": (1, 1, 1, 1),
+    "presence penalty": (1, 2, 1, 1),
+    "penalties and top-p": (2, 2, 1, 1),
 }
 
 
@@ -113,6 +119,7 @@ def test_kernels_of_our_own_choose_tokens(model: CausalModel, triton: None, monk
 
     monkeypatch.setattr(interpreter, "start", zeros)
     assert outside(model) == OUTSIDE_FUSED
+    assert CUDAGraph.last.num_kernels == CHOOSING
 
 
 @pytest.mark.parametrize(("is_invariant", "expected"), [(False, FUSED), (True, INVARIANT)])

@@ -25,7 +25,7 @@ from lp.model.kernels import AttentionKind, LayerAttention, UnsupportedAttention
 from lp.model.kv.arena import Arena, LayerShape, PagedCache
 from lp.model.kv_cache import PAGE, KVCache
 from lp.model.reference import relative_error
-from lp.tree import TokenTree
+from lp.tree import TokenTree, TreeBuilder, chain
 from tests.cuda_on_cpu.cuda_api import CUDAGraph
 from tests.cuda_on_cpu.launches import Launches, NoHostAccess, observed
 from tests.cuda_on_cpu.models import LADDER, ROUNDING, error_of_graphs, fill_cache, load_on_gpu
@@ -101,18 +101,49 @@ def test_two_sequences_in_one_step_are_as_each_by_itself(folders: Folders) -> No
     assert relative_error(logits.cpu(), torch.cat(own).cpu()) < ROUNDING
 
 
-def test_keeping_a_path_is_one_gather_and_one_scatter(folders: Folders) -> None:
+def test_a_kept_path_is_copied_by_the_next_step_or_whoever_reads_first(folders: Folders) -> None:
     model = load_on_gpu(folders["llama"], CompileMode.off)
     cache = model.make_cache()
     fill_cache(model, cache, 250)
-    model.forward(random_tree(np.random.default_rng(0), 12), cache, 1)
+    tree = random_tree(np.random.default_rng(0), 12)
+    model.forward(tree, cache, 1)
     with observed(Launches()) as counted:
         cache.keep([0, 2, 3, 7, 9, 11])
-    assert (counted.kernels, counted.to_device, counted.blocking, counted.waits) == (2, 1, 0, 0)
+    assert counted.kernels == counted.to_device == 0
+    with observed(Launches()) as counted:
+        cache.fork()
+    assert (counted.kernels, counted.to_device, counted.blocking, counted.waits) == (2, 1, 0, 0), (
+        "its one page is shared"
+    )
     with observed(Launches()) as counted:
         cache.keep([0, 1])
         cache.fork()
     assert counted.kernels == 1 and counted.to_device == 0, "a fork copies the last page"
+
+
+@pytest.mark.usefixtures("addressing")
+@pytest.mark.parametrize("num_kept", [3, 40])
+def test_graphs_copy_what_the_step_before_left(num_kept: int, folders: Folders) -> None:
+    """As if only the accepted rows had been written, also if they are more than a graph copies."""
+    model = load_on_gpu(folders["llama"])
+    caches = [model.make_cache(), model.make_cache()]
+    rows = [2 * row for row in range(1, num_kept + 1)]
+    tokens = [(7 * row) % 290 + 2 for row in range(2 * num_kept + 1)]
+    for cache in caches:
+        fill_cache(model, cache, 245)  # the path crosses the end of a page
+    builder = TreeBuilder(tokens[0])
+    builder.add(tokens[1], 0)
+    for row in range(2, len(tokens)):
+        builder.add(tokens[row], 0 if row == 2 else row - 2)
+    model.forward(builder.build(), caches[0], 1)
+    caches[0].keep([0, *rows])
+    kept = [tokens[row] for row in (0, *rows)]
+    model.forward(chain(kept), caches[1], 1)
+    caches[1].keep(range(len(kept)))
+    trees = [random_tree(np.random.default_rng(1), 7)] * 2
+    found, expected = (model.forward(tree, cache, 7) for tree, cache in zip(trees, caches, strict=True))
+    assert paged(caches[0]).num_moves == 0
+    assert relative_error(found.cpu(), expected.cpu()) < ROUNDING
 
 
 def test_growth_moves_no_keys(folders: Folders) -> None:

@@ -4,6 +4,8 @@ There is a graph for each of a few numbers of rows, the ladder, and a step is pa
 captured when the model is loaded. They read keys and values from the arena, where and how many they are from the
 device, so they serve every sequence, however it grows.
 
+Tokens are chosen by graphs of their own, a few kernels each, that are replayed behind the forward's.
+
     R rows, P rows with padding
 """
 
@@ -12,14 +14,15 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lp.model.causal import ForwardFailed
+from lp.model.causal import Choose, Chosen, ForwardFailed
 from lp.model.errors import one_line
 from lp.model.fast.step_tensors import StepBuffer, StepTensors
 from lp.model.kernels import UnsupportedAttention
@@ -70,13 +73,25 @@ class ArenaForward(Protocol):
 
 
 @dataclass
+class CapturedChoice:
+    """Captured choosing: replay, and what it writes, int64 [P, K]."""
+
+    replay: Callable[[], None]
+    tokens: Tensor
+
+
+@dataclass
 class Captured:
-    """A captured forward of so many rows: what it reads, which must live as long, and what it writes, logits [P, V]."""
+    """A captured forward of so many rows: what it reads, which must live as long, and what it writes, logits [P, V].
+
+    choices: by kind, what chooses tokens by these logits.
+    """
 
     given: StepBuffer
     answered: Tensor
     replay: Callable[[], None]
     logits: Tensor
+    choices: dict[str, CapturedChoice] = field(default_factory=dict)
 
 
 class CapturedForward:
@@ -100,7 +115,7 @@ class CapturedForward:
         self._device = forward.arena.device
         started, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
         log.info("capturing CUDA graphs of up to %d rows", ladder[-1])
-        pool = torch.cuda.graph_pool_handle()
+        pool = self._pool = torch.cuda.graph_pool_handle()
         # The largest first: the others then find room in its memory.
         self._by_rows = {rows: self._capture_rows(rows, capture, pool) for rows in sorted(ladder, reverse=True)}
         taken = free - torch.cuda.mem_get_info(self._device)[0]
@@ -116,12 +131,56 @@ class CapturedForward:
         if rung == len(self.ladder):
             given = StepBuffer(num_rows, 1, self._max_length, self._device)
             given.fill([(tree, cache)])
-            answered = torch.arange(num_rows - num_logits, num_rows, device=self._device)
-            return self._forward(given.on_device, answered)
+            return self._run(given, torch.arange(num_rows - num_logits, num_rows, device=self._device))
         captured = self._by_rows[self.ladder[rung]]
         captured.given.fill([(tree, cache)])
         captured.replay()
         return captured.logits[num_rows - num_logits : num_rows].clone()
+
+    @torch.inference_mode()
+    def capture_choosing(self, kinds: Mapping[str, Choose]) -> None:
+        """See ChoosesTokens. If one cannot be captured, tokens are chosen without graphs, which is said."""
+        kinds = {kind: choose for kind, choose in kinds.items() if kind not in self._by_rows[self.ladder[-1]].choices}
+        started, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
+        for kind, choose in kinds.items():
+            try:
+                made = {rows: self._capture_choice(one, choose) for rows, one in self._by_rows.items()}
+            except RuntimeError as error:
+                log.warning("tokens are chosen (%s) without CUDA graphs, which is slower: %s", kind, one_line(error))
+                continue
+            for rows, choice in made.items():
+                self._by_rows[rows].choices[kind] = choice
+        if kinds:
+            taken, seconds = free - torch.cuda.mem_get_info(self._device)[0], time.monotonic() - started
+            log.info("captured CUDA graphs that choose tokens in %.1f s; they take %.2f GB", seconds, taken / 1e9)
+
+    @torch.inference_mode()
+    def choose(
+        self,
+        tree: TokenTree,
+        cache: KVCache,
+        kind: str,
+        choices: np.ndarray,
+        change: Callable[[Tensor], None] | None = None,
+    ) -> Chosen | None:
+        """See ChoosesTokens."""
+        assert isinstance(cache, PagedCache), "graphs read the arena alone"
+        rung = bisect_left(self.ladder, len(tree))
+        captured = self._by_rows[self.ladder[rung]] if rung < len(self.ladder) else None
+        choice = captured.choices.get(kind) if captured else None
+        if captured is None or choice is None:
+            return None
+        captured.given.fill([(tree, cache)], choices)
+        captured.replay()
+        rows = slice(len(tree) - len(choices), len(tree))
+        if change:
+            change(captured.logits[rows])
+        choice.replay()
+        return Chosen(choice.tokens[rows], captured.logits[rows])
+
+    def _capture_choice(self, captured: Captured, choose: Choose) -> CapturedChoice:
+        given = captured.given.on_device
+        return CapturedChoice(*capture_on_gpu(lambda: choose(captured.logits, given.choices), self._pool))
 
     @torch.inference_mode()
     def _capture_rows(self, num_rows: int, capture: Capture, pool: Any) -> Captured:
@@ -130,7 +189,12 @@ class CapturedForward:
         given.fill([])
         answered = torch.arange(num_rows, device=self._device)
         try:
-            replay, logits = capture(lambda: self._forward(given.on_device, answered), pool)
+            replay, logits = capture(lambda: self._run(given, answered), pool)
         except (RuntimeError, UnsupportedAttention) as error:  # such as a model that reads a number on the host
             raise ForwardFailed(f"a CUDA graph cannot be captured: {one_line(error)}") from error
         return Captured(given, answered, replay, logits)
+
+    def _run(self, given: StepBuffer, answered: Tensor) -> Tensor:
+        """Copies what the step before has left to be copied, then runs the forward."""
+        self._forward.arena.move_given(given.on_device.moves, given.on_device.num_moves)
+        return self._forward(given.on_device, answered)

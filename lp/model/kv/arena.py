@@ -14,6 +14,10 @@ Sequences that were forked share their full pages. A page that is shared is neve
 Kernels without block tables read keys from a first slot on. For them the pages of a sequence are consecutive
 (`in_runs`): if it cannot grow in place it is moved, a fork copies all pages, and nothing is shared. The kernels that
 torch runs without a graph read views of such a sequence; of scattered pages they read a copy, made for each layer.
+
+Rows that are kept lie among rows that are not, and must be copied to the end of the prefix. A cache notes that, and the
+copy is made at the beginning of the next step, for which it needs no launch of its own in a captured graph. Whoever
+reads or copies the sequence before that has the cache settled.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from torch import Tensor
 
 from lp.hardware import upload
 from lp.model.kv.memory import KVMemory, OutOfRoom
+from lp.model.kv.moves import NO_MOVES, move, move_given
 from lp.model.kv.pages import PageAllocator
 from lp.model.kv_cache import PAGE, KVCache, pages_of
 
@@ -116,12 +121,13 @@ class Arena(KVMemory):
             self._copy(cache.pages[full], copy.pages[full], count)
         return copy
 
-    def move(self, sources: np.ndarray, targets: np.ndarray) -> None:
-        """Copies tokens from slots to slots, in one gather and one scatter for all layers that are alike."""
-        both = upload(np.stack([sources, targets]), self.device)
-        for store in self._stores:
-            slots = store.flatten(1, 2)
-            slots.index_copy_(1, both[1], slots.index_select(1, both[0]))
+    def move_given(self, moves: Tensor, num_moves: Tensor) -> None:
+        """Copies tokens from slots to slots that the device has; see lp/model/kv/moves.py."""
+        move_given(self._stores, moves, num_moves)
+
+    def move(self, moves: np.ndarray) -> None:
+        """Copies tokens from slots to slots: int64 [2, n]."""
+        move(self._stores, moves)
 
     def _take(self, count: int, *besides: PagedCache) -> list[int]:
         """Pages for one of these caches, evicting others if need be."""
@@ -195,6 +201,8 @@ class PagedCache(KVCache):
         self.arena = arena
         self.pages: list[int] = []
         self._places: _Places | None = None
+        # int64 [2, n] positions from which and to which tokens must still be copied.
+        self._moves = NO_MOVES
         finalize(self, arena.allocator.give_back, self.pages)
 
     @property
@@ -229,6 +237,7 @@ class PagedCache(KVCache):
         num_rows = key_states.shape[2]
         end = self.length + num_rows
         if self._places is None:
+            self.settle()
             self._places = self._find_places(num_rows)
         seen = []
         for owner, states in ((self.arena.keys, key_states), (self.arena.values, value_states)):
@@ -247,21 +256,39 @@ class PagedCache(KVCache):
         is_run = bool((np.diff(pages) == 1).all())
         return _Places(new, None if is_run else upload(pages, self.arena.device))
 
-    @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:
-        if list(rows) != list(range(len(rows))):
-            chosen = self.length + np.asarray(rows, np.int64)
-            self.arena.move(self.slots(chosen), self.slots(self.length + np.arange(len(rows))))
+        sources, targets = np.asarray(rows, np.int64), np.arange(len(rows))
+        is_moved = sources != targets
+        if is_moved.any():
+            self.settle()
+            self._moves = self.length + np.stack([sources[is_moved], targets[is_moved]])
         self.length += len(rows)
         self._places = None
 
+    @property
+    def num_moves(self) -> int:
+        """The number of tokens that must still be copied to where the sequence ends."""
+        return self._moves.shape[1]
+
+    def take_moves(self) -> np.ndarray:
+        """int64 [2, n] the slots from which and to which tokens must still be copied, which is the caller's to do."""
+        moves, self._moves = self._moves, NO_MOVES
+        return self.slots(moves) if moves.size else moves
+
+    @torch.inference_mode()
+    def settle(self) -> None:
+        """Copies what must still be copied. Whoever reads the sequence's keys and values without a step calls it."""
+        if self.num_moves:
+            self.arena.move(self.take_moves())
+
     @torch.inference_mode()
     def fork(self) -> PagedCache:
+        self.settle()
         return self.arena.fork(self)
 
     def release(self) -> None:
         self.arena.allocator.give_back(self.pages)
-        self.length, self._places = 0, None
+        self.length, self._places, self._moves = 0, None, NO_MOVES
 
     def __len__(self) -> int:
         return self.arena.num_layers

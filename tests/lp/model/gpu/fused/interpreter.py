@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from lp import gpu_kernels
-from lp.model.fast.step_tensors import StepTensors
+from lp.model.fast.step_tensors import NUM_CHOICES, StepTensors
 from lp.model.gpu.fused.forward import FusedForward
 from lp.model.kv.arena import Arena, LayerShape
+from lp.model.kv.moves import MOST_MOVES
 from lp.model.kv_cache import PAGE
 from lp.tree import TokenTree
 from tests.lp.model.gpu.fused.mended import mended
@@ -49,6 +50,7 @@ class Pages:
 
     def given(self, tree: TokenTree, num_padded: int = 0) -> StepTensors:
         """The rows of a tree behind the cached prefix, and padding, as StepBuffer makes them."""
+        self.cache.settle()
         num_rows, length = len(tree), self.cache.length
         padded = num_rows + num_padded
         visibility = np.eye(padded, dtype=bool)
@@ -57,6 +59,9 @@ class Pages:
         return StepTensors(
             tokens=torch.from_numpy(np.concatenate([tree.tokens, padding])),
             positions=torch.from_numpy(np.concatenate([tree.depths + length, padding])),
+            moves=torch.zeros(2, MOST_MOVES, dtype=torch.int64),
+            num_moves=torch.zeros(1, dtype=torch.int64),
+            choices=torch.zeros(padded, NUM_CHOICES, dtype=torch.int64),
             slots=torch.from_numpy(np.concatenate([self.slots(length, length + num_rows), np.arange(num_padded)])),
             lengths=torch.tensor([length], dtype=torch.int32),
             row_starts=torch.tensor([0, padded], dtype=torch.int32),

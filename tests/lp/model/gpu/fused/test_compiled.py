@@ -22,7 +22,8 @@ from lp.model.gpu.fused.sinks import Store
 from lp.model.gpu.fused.stage import Slots
 from lp.model.program.schedule import schedule
 from lp.model.program.steps import Value
-from lp.sampling.fused import CHUNK
+from lp.sampling.fused import CHUNK, MOST_TOKENS, NUM_BEST
+from lp.sampling.penalties import BLOCK
 from tests.lp.model.gpu.fused.resources import ARCHITECTURES, SHARED_MEMORY, compile_for
 
 pytestmark = pytest.mark.skipif(bool(missing_triton()), reason=missing_triton() or "triton is there")
@@ -126,11 +127,16 @@ def test_attention_does_not_spill(head_dim: int, block: int, architecture: int) 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_other_kernels_do_not_spill(architecture: int) -> None:
     from lp.model.gpu.fused import attention_kernels, invariant_kernels
+    from lp.model.kv import triton_kernels
 
+    slots = {"slots": "*bf16", "moves": "*i64", "num_moves": "*i64", "layer_stride": "i64", "token_stride": "i32"}
+    mover = compile_for(architecture, triton_kernels.move, slots, {"MOST": 32, "BLOCK": 1024}, 4, 2)
+    assert mover.shared == 0, "each thread must store what it has loaded itself"
     constants = {"HEADS": 32, "HEAD_DIM": 128, "BLOCK_D": 128, "SPLITS": 16}
     found = [
         compile_for(architecture, attention_kernels.merge, ATTENTION_TYPES, constants, 2, 2),
         compile_for(architecture, invariant_kernels.lay_paths, ATTENTION_TYPES, {"BLOCK": 64, "BLOCK_B": 1}, 4, 2),
+        mover,
     ]
     for num_outputs in (4096, 22016):
         types = {
@@ -154,21 +160,24 @@ def test_kernels_that_choose_tokens_do_not_spill(architecture: int) -> None:
     from lp.sampling import triton_kernels
 
     types = {
-        "scores": "*fp32", "drawn": "*i64", "keys": "*i64", "sums": "*fp32", "row_stride": "i32", "num_tokens": "i32",
-        "temperature": "fp32", "num_found": "i32", "num_chunks": "i32", "top_k": "i32", "top_p": "fp32",
-        "min_p": "fp32", "rounding": "fp32", "far": "fp32", "out": "*i64", "values": "*fp32", "tokens": "*i32",
+        "scores": "*fp32", "choices": "*i64", "words": "*i32", "floats": "*fp32", "sums": "*fp32", "row_stride": "i32",
+        "num_tokens": "i32", "num_chunks": "i32", "rounding": "fp32", "far": "fp32", "out": "*i64", "values": "*fp32",
+        "tokens": "*i32",
     }  # fmt: skip
-    all_kinds = {"HAS_TOP_K": True, "HAS_TOP_P": True, "HAS_MIN_P": True}
+    penalties = {
+        "scores": "*fp32", "tokens": "*i32", "counts": "*i32", "flags": "*i32", "biases": "*fp32", "costs": "*fp32",
+        "tails": "*i32", "row_stride": "i32", "num_touched": "i32", "tail_stride": "i32", "penalty": "fp32",
+        "presence": "fp32",
+    }  # fmt: skip
     found = [
-        compile_for(
-            architecture, triton_kernels.best_of_chunks, types, {"IS_NOISY": True, "K": 8, "BLOCK": CHUNK}, 8, 2
-        ),
-        compile_for(architecture, triton_kernels.best_of_rows, types, {"K": 8, "BLOCK": 512}, 4, 2),
+        compile_for(architecture, triton_kernels.best_of_chunks, types, {"MOST": MOST_TOKENS, "BLOCK": CHUNK}, 8, 2),
+        compile_for(architecture, triton_kernels.best_of_rows, types, {"MOST": MOST_TOKENS, "BLOCK": 1024}, 4, 2),
         compile_for(architecture, triton_kernels.sums_of_chunks, types, {"BLOCK": CHUNK}, 4, 2),
         compile_for(
             architecture, triton_kernels.settle, types | {"tokens": "*i64"},
-            all_kinds | {"K": 8, "N": 128, "BLOCK": 64}, 8, 2,
+            {"MOST": MOST_TOKENS, "N": NUM_BEST, "BLOCK": 64}, 8, 2,
         ),
+        compile_for(architecture, triton_kernels.penalise, penalties, {"BLOCK": BLOCK}, 4, 2),
     ]  # fmt: skip
     for one in found:
         assert one.spilled == 0, one
