@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lp import Engine, engine
+from lp import Engine, assembly
 from tests.launch.conftest import Main
 
 KEYS = [
@@ -148,7 +148,11 @@ BAD_ARGUMENTS = {
 def test_bad_arguments_give_one_message(name: str, main: Main, folder: str) -> None:
     arguments, expected = BAD_ARGUMENTS[name]
     code, out, err = main(f"model.path={folder}", "prompt=x", *arguments)
-    messages = [line for line in err.splitlines() if not line.startswith(("loaded", "measuring", "milliseconds"))]
+    messages = [
+        line
+        for line in err.splitlines()
+        if not line.startswith(("keys and values", "loaded", "measuring", "milliseconds"))
+    ]
     assert code == 2
     assert out == ""
     assert len(messages) == 1, err
@@ -210,7 +214,7 @@ def test_how_loading_ends_early(name: str, main: Main, monkeypatch: pytest.Monke
     def load(*settings: object) -> None:
         raise error
 
-    monkeypatch.setattr(engine, "load", load)
+    monkeypatch.setattr(assembly, "load", load)
     assert main("prompt=x") == (code, "", message)
 
 
@@ -235,7 +239,11 @@ def test_bad_prompts_give_one_message_before_any_work(name: str, main: Main, fol
     if content is not None:
         (tmp_path / "bad").write_bytes(content)
     code, out, err = main(f"model.path={folder}", *arguments)
-    messages = [line for line in err.splitlines() if not line.startswith(("loaded", "measuring", "milliseconds"))]
+    messages = [
+        line
+        for line in err.splitlines()
+        if not line.startswith(("keys and values", "loaded", "measuring", "milliseconds"))
+    ]
     assert (code, out) == (2, "")
     assert len(messages) == 1, err
     assert expected in messages[0]

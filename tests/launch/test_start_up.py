@@ -9,10 +9,10 @@ import pytest
 
 import lp
 
-# Libraries of some commands only. sympy and torch._dynamo are not named, as transformers imports them itself.
+# Libraries of some commands only. sympy, torch._dynamo and triton are not named, as transformers imports them itself.
 ELSEWHERE = {
     "IPython", "datasets", "fastapi", "gguf", "httpx", "matplotlib", "pandas", "pydantic", "pytest", "ray",
-    "rouge_score", "sklearn", "sse_starlette", "starlette", "tabulate", "tensorboard", "triton", "uvicorn",
+    "rouge_score", "sklearn", "sse_starlette", "starlette", "tabulate", "tensorboard", "uvicorn",
 }  # fmt: skip
 WEB = {"fastapi", "pydantic", "sse_starlette", "starlette", "uvicorn"}
 COMPILERS = ("torch._inductor.compile_fx", "torch._inductor.codecache", "torch._export.serde.serialize")
