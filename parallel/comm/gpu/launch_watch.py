@@ -55,7 +55,7 @@ class LaunchWatch:
         while not self._has_ended and not self.failure:
             if not self._marks:
                 self._wake.clear()
-                if not self._marks:
+                if not self._marks and not self._has_ended:  # `end` may have come just before
                     self._wake.wait()
                 continue
             self._look()
