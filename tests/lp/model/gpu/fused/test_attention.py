@@ -18,7 +18,7 @@ from lp.tree import TokenTree
 from tests.lp.model.gpu.fused.interpreter import Pages, interpret
 from tests.lp.test_tree import random_tree
 
-LENGTHS = (0, 1, 255, 256, 257, 1000)
+LENGTHS = (0, 1, 257, *(pytest.param(length, marks=pytest.mark.slow) for length in (255, 256, 1000)))
 
 
 @dataclass(frozen=True)

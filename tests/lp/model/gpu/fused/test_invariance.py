@@ -22,7 +22,9 @@ from tests.lp.model.gpu.fused.test_attention import Shape, found_in_order, make_
 from tests.lp.test_tree import random_tree
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("llama", "float32"), ("gemma2", "bfloat16")])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("llama", "float32"), pytest.param("gemma2", "bfloat16", marks=pytest.mark.slow)]
+)
 def test_a_rows_logits_do_not_depend_on_its_company(
     name: str, dtype: str, checkpoint_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,6 +66,7 @@ def test_products_are_the_same_for_any_number_of_rows(monkeypatch: pytest.Monkey
     assert torch.equal(multiply(x, weight.t().contiguous(), bias), whole)
 
 
+@pytest.mark.slow
 def test_attention_is_the_same_wherever_the_prefix_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     interpret(monkeypatch)
     for shape in (Shape(groups=2), Shape(window=24), Shape(softcap=5.0, dtype=torch.bfloat16)):
