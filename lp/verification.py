@@ -51,7 +51,7 @@ CountDrafts = Callable[[], Drafted]
 
 
 def no_drafts() -> Drafted:
-    """Of a step without drafts."""
+    """Returns the count of a step without drafts."""
     return Drafted(Counter(), [])
 
 

@@ -13,6 +13,17 @@ import triton.language as tl
 
 
 @triton.jit
+def noise_of(token, key):
+    """float32, the noise of tokens in a row with this key, as in lp/sampling/noise.py (splitmix64)."""
+    bits = (token + 1).to(tl.uint64) * 0x9E3779B97F4A7C15 + key.to(tl.uint64, bitcast=True)
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
+    bits = (bits ^ (bits >> 31)) >> 12
+    uniform = (bits.to(tl.int64).to(tl.float64) + 0.5) * 2.220446049250313e-16
+    return (-tl.log(-tl.log(uniform))).to(tl.float32)
+
+
+@triton.jit
 def best_of_chunks(
     scores, choices, words, floats, values, tokens, row_stride, num_tokens, MOST: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -30,13 +41,7 @@ def best_of_chunks(
     score = tl.load(scores + row.to(tl.int64) * row_stride + token, mask=is_token, other=float("-inf"))
     score = tl.div_rn(score, tl.load(floats + row * 8 + 4))
     if tl.load(words + row * 8 + 3) != 0:
-        key = tl.load(choices + row * 4).to(tl.uint64, bitcast=True)
-        bits = (token + 1).to(tl.uint64) * 0x9E3779B97F4A7C15 + key
-        bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
-        bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
-        bits = (bits ^ (bits >> 31)) >> 12
-        uniform = (bits.to(tl.int64).to(tl.float64) + 0.5) * 2.220446049250313e-16
-        score = score + (-tl.log(-tl.log(uniform))).to(tl.float32)
+        score = score + noise_of(token, tl.load(choices + row * 4))
     is_nan = tl.max((is_token & (score != score)).to(tl.int32), axis=0) > 0
     score = tl.where(score == score, score, float("-inf"))
     num_chunks = tl.num_programs(1)
@@ -152,13 +157,7 @@ def settle(
         is_doubtful = is_doubtful | (tl.abs(ratio - min_p) < rounding)
         left = tl.where(ratio < min_p, float("-inf"), left)
     is_cut = tl.max((is_known & (left == float("-inf"))).to(tl.int32), axis=0) > 0
-    key = tl.load(choices + row * 4).to(tl.uint64, bitcast=True)
-    bits = (token + 1).to(tl.uint64) * 0x9E3779B97F4A7C15 + key
-    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
-    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
-    bits = (bits ^ (bits >> 31)) >> 12
-    uniform = (bits.to(tl.int64).to(tl.float64) + 0.5) * 2.220446049250313e-16
-    noise = tl.where(tl.load(words + row * 8 + 3) != 0, (-tl.log(-tl.log(uniform))).to(tl.float32), 0.0)
+    noise = tl.where(tl.load(words + row * 8 + 3) != 0, noise_of(token, tl.load(choices + row * 4)), 0.0)
     order = tl.where(left == float("-inf"), score - far, score + noise)
     is_settled = is_cut & (tl.min(is_all.to(tl.int32), axis=0) > 0)
     for k in range(count):

@@ -152,7 +152,7 @@ def test_if_one_rank_cannot_capture_none_does(folders: Folders) -> None:
 
 
 def waits_of_stages(mesh: Mesh, channel: Channel, folder: str) -> list[tuple[int, int]]:
-    """For each step, the copies to the host and the waits while it was started."""
+    """Returns, for each step, the copies to the host and the waits while it was started."""
     with serving(mesh, folder, "pp", dtype="float32") as rank:
         found: list[tuple[int, int]] = []
         start = rank.engine.runner.start

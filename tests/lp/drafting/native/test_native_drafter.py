@@ -156,7 +156,7 @@ def run(twins: Twins, how: Auto, seed: int, num_tokens: int, temperature: float,
 @pytest.mark.parametrize("curve", CURVES)
 @pytest.mark.parametrize("seed", range(12))
 def test_requests_one_after_the_other(curve: str, seed: int) -> None:
-    """With any settings."""
+    """The settings may be any."""
     rng = random.Random(f"{curve} {seed}")
     sources: Any = [rng.random() < 0.7 for _ in range(5)]
     most = rng.choice([1, 2, 7, 16, 40, 70])

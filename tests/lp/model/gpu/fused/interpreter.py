@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,23 @@ def start(
     """As gpu_kernels.start, on CPU tensors."""
     from triton.runtime.interpreter import InterpretedFunction
 
-    with mended():
+    with mended(), interpreted_helpers(kernel):
         InterpretedFunction(kernel.fn)[grid](*arguments, **constants)
+
+
+@contextmanager
+def interpreted_helpers(kernel: Any) -> Iterator[None]:
+    """Inside, the functions of our own that a kernel calls are interpreted too."""
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    names = kernel.fn.__globals__
+    helpers = {name: one for name, one in names.items() if isinstance(one, JITFunction)}
+    names.update({name: InterpretedFunction(one.fn) for name, one in helpers.items()})
+    try:
+        yield
+    finally:
+        names.update(helpers)
 
 
 def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
