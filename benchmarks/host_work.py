@@ -137,7 +137,7 @@ class MadeUpDevice:
         (self.step,) = steps
         tokens = self.step.sequence.tokens
         self.state.keep_accepted(tokens)
-        self.state.attach(self.step.tree, tokens).inputs(self.state.cache.length)
+        self.state.attach(self.step).inputs(self.state.cache.length)
         self._started = time.perf_counter()
         if self._answered:
             self.watch.seconds["inputs"].append(self._started - begin)

@@ -227,8 +227,8 @@ class Engine:
         fingerprint = generation.fingerprint() if self.fingerprints else 0
         room = self.checkpoint.max_length - len(generation.sequence.tokens)
         tree = generation.plan(room)
-        decoder = generation.decoder
-        return StepInput(generation.sequence, tree, decoder.num_candidates, fingerprint, decoder.is_shared)
+        decoder, num_fed = generation.decoder, len(generation.sequence.tokens) - 1
+        return StepInput(generation.sequence, tree, num_fed, decoder.num_candidates, fingerprint, decoder.is_shared)
 
     def _settle(self, generation: Generation, answers: Answers) -> SettledStep:
         """Adds a step's tokens. A generation that continues takes its next turn after all others."""

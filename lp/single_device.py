@@ -6,27 +6,31 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from lp.model.causal import CausalModel
+import torch
+from torch import Tensor
+
+from lp.model.causal import CausalModel, Choosing, SequenceRows
 from lp.model.kv_cache import KVCache
 from lp.request import Sequence
 from lp.runner import StepInput
 from lp.sampling.fused import KINDS, NUM_BEST, TRUNCATED, can_fuse
-from lp.sampling.sampler import Sampler
+from lp.sampling.sampler import Sampler, Wish
 from lp.tree import NO_ROWS, TokenTree, chain
 from lp.verification import Answers
 
-# Waits for the answers of a step that was started.
-Pending = Callable[[], Answers]
+# Waits for the answers of a batch of steps that was started.
+Pending = Callable[[], list[Answers]]
+NO_LOGITS = torch.empty(0, 0)
 
 
 class ForwardRunner(ABC):
-    """A runner that gives the device all its work in `start`, step by step, and waits for answers in `finish`."""
+    """A runner that gives the device all its work in `start`, and waits for answers in `finish`."""
 
     depth = 1
     num_parts = 1
 
     def __init__(self) -> None:
-        self._under_way: deque[list[Pending]] = deque()
+        self._under_way: deque[Pending] = deque()
 
     @property
     @abstractmethod
@@ -43,14 +47,14 @@ class ForwardRunner(ABC):
     def close(self, sequence: Sequence) -> None: ...
 
     @abstractmethod
-    def launch(self, step: StepInput) -> Pending:
-        """Gives the device a step. Returns what waits for the answers for every row of its tree."""
+    def launch(self, steps: list[StepInput]) -> Pending:
+        """Gives the device a batch of steps. Returns what waits for the answers for every row of their trees."""
 
     def start(self, steps: list[StepInput]) -> None:
-        self._under_way.append([self.launch(step) for step in steps])
+        self._under_way.append(self.launch(steps))
 
     def finish(self) -> list[Answers]:
-        return [pending() for pending in self._under_way.popleft()]
+        return self._under_way.popleft()()
 
     def abandon(self) -> None:
         self._under_way.clear()
@@ -86,21 +90,22 @@ class SequenceState:
         self.cache.keep(self.last.path_along(tokens[self.cache.length : -1]))
         self.last = NO_ROWS
 
-    def prefill(self, tokens: list[int], most_rows: int) -> Iterator[TokenTree]:
+    def prefill(self, step: StepInput, most_rows: int) -> Iterator[TokenTree]:
         """Yields the tokens that the cache lacks as chains of `most_rows`; the caller computes each before the next.
 
         At most `most_rows` tokens are left at the end. They become the trunk of the step's tree.
         """
+        tokens = step.sequence.tokens
         self.keep_accepted(tokens)
-        if len(tokens) - 1 - self.cache.length > most_rows:
-            self.cache.reserve(len(tokens) - self.cache.length)  # at once, rather than once for each chain
-        while len(trunk := tokens[self.cache.length : -1]) > most_rows:
+        if step.num_fed - self.cache.length > most_rows:
+            self.cache.reserve(step.num_fed + 1 - self.cache.length)  # at once, rather than once for each chain
+        while len(trunk := tokens[self.cache.length : step.num_fed]) > most_rows:
             yield chain(trunk[:most_rows])
             self.cache.keep(range(most_rows))
 
-    def attach(self, tree: TokenTree, tokens: list[int]) -> TokenTree:
+    def attach(self, step: StepInput) -> TokenTree:
         """The tree under a trunk of the tokens that the cache still lacks: all rows of the step's last forward."""
-        self.last = tree.under(tokens[self.cache.length : -1])
+        self.last = step.tree.under(step.sequence.tokens[self.cache.length : step.num_fed])
         return self.last
 
 
@@ -128,28 +133,50 @@ class SingleDevice(ForwardRunner):
     def is_asynchronous(self) -> bool:
         return self.model.device.type != "cpu"
 
-    def launch(self, step: StepInput) -> Pending:
-        """Computes a step's tree, and before it the tokens that the cache lacks: the prompt, or tokens that other
-        ranks have computed. A CPU is done when this returns, a GPU is not.
+    def launch(self, steps: list[StepInput]) -> Pending:
+        """Computes the steps' trees in one forward, and with them the tokens that the caches lack: of prompts, or those
+        that other ranks have computed. A CPU is done when this returns, a GPU is not.
         """
-        tokens, state = step.sequence.tokens, self.states[step.sequence.id]
-        for part in state.prefill(tokens, self.prefill_chunk):
-            self.model.forward(part, state.cache, num_logits=1)
-        rows = state.attach(step.tree, tokens)
-        if pending := self._choose(state, rows, step):
-            return pending
-        logits = self.model.forward(rows, state.cache, num_logits=len(step.tree))
-        return state.sampler.launch(logits, step.tree, tokens, step.num_candidates)
+        given = [self._rows(step) for step in steps]
+        return self._choose(given, steps) or self._sample(given, steps)
 
-    def _choose(self, state: SequenceState, rows: TokenTree, step: StepInput) -> Pending | None:
-        """Has graphs choose the tokens of a step's tree, the last ones of `rows`; None if they cannot."""
-        tree, tokens = step.tree, step.sequence.tokens
-        wish = state.sampler.wish(tree, tokens, step.num_candidates)
-        chosen = wish and self.model.choose(rows, state.cache, wish.kind, wish.choices, wish.change)
-        if not (wish and chosen):
+    def _rows(self, step: StepInput) -> SequenceRows:
+        """The rows of a step, once what is too much for one forward has been computed."""
+        state = self.states[step.sequence.id]
+        for part in state.prefill(step, self.prefill_chunk):
+            self.model.forward(part, state.cache, num_logits=0)
+        return SequenceRows(state.attach(step), state.cache, len(step.tree))
+
+    def _sample(self, given: list[SequenceRows], steps: list[StepInput]) -> Pending:
+        """Runs the rows, then has each sequence's sampler answer its own."""
+        computed = [rows for rows in given if len(rows.tree)]  # a sequence may lack nothing of what it is fed
+        logits = self.model.forward_many(computed) if computed else NO_LOGITS
+        pending: list[Callable[[], Answers]] = []
+        for step, own in zip(steps, logits.split([rows.num_logits for rows in given]), strict=True):
+            pending.append(self._launch(step, own) if len(step.tree) else Answers.none)
+        return lambda: [wait() for wait in pending]
+
+    def _launch(self, step: StepInput, logits: Tensor) -> Callable[[], Answers]:
+        sampler = self.states[step.sequence.id].sampler
+        return sampler.launch(logits, step.tree, step.sequence.tokens, step.num_candidates)
+
+    def _choose(self, given: list[SequenceRows], steps: list[StepInput]) -> Pending | None:
+        """Runs the rows, and has graphs choose the tokens of each step's tree; None if they cannot."""
+        wishes: list[Wish] = []
+        for step in steps:
+            sampler = self.states[step.sequence.id].sampler
+            if not len(step.tree) or not (wish := sampler.wish(step.tree, step.sequence.tokens, step.num_candidates)):
+                return None
+            wishes.append(wish)
+        all_chosen = self.model.choose(given, [Choosing(wish.kind, wish.choices, wish.change) for wish in wishes])
+        if all_chosen is None:
             return None
-        scores = chosen.logits if wish.is_settled else chosen.logits.clone()
-        return state.sampler.granted(chosen.tokens, scores, tree, tokens, step.num_candidates)
+        pending: list[Callable[[], Answers]] = []
+        for step, wish, chosen in zip(steps, wishes, all_chosen, strict=True):
+            sampler = self.states[step.sequence.id].sampler
+            scores = chosen.logits if wish.is_settled else chosen.logits.clone()
+            pending.append(sampler.granted(chosen.tokens, scores, step.tree, step.sequence.tokens, step.num_candidates))
+        return lambda: [wait() for wait in pending]
 
     def close(self, sequence: Sequence) -> None:
         self.states.pop(sequence.id).cache.release()

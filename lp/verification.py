@@ -71,6 +71,11 @@ class Answers:
     top_tokens: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
 
+    @staticmethod
+    def none() -> Answers:
+        """The answers to no rows."""
+        return Answers(np.empty(0, np.int64))
+
     def pack(self) -> np.ndarray:
         """All answers as int32 [R, C], floats by their bits: C = max(K, 1), plus 1 + 2T with log-probabilities."""
         first = self.targets[:, None] if self.candidates is None else self.candidates

@@ -54,7 +54,16 @@ class SplittingDevice(SingleDevice):
         self.largest = dict.fromkeys(self.degrees, 0)
         self.num_first, self.computing_s = 0, 0.0
 
-    def launch(self, step: StepInput) -> Pending:
+    def launch(self, steps: list[StepInput]) -> Pending:
+        for step in steps:
+            if len(step.tree):
+                self._split(step)
+        begin = time.thread_time()
+        pending = super().launch(steps)
+        self.computing_s += time.thread_time() - begin
+        return pending
+
+    def _split(self, step: StepInput) -> None:
         tokens = step.sequence.tokens
         num_new = len(tokens) - step.sequence.prompt_length
         self.num_first = self.num_first or num_new
@@ -62,10 +71,6 @@ class SplittingDevice(SingleDevice):
             parts = partitioner.split(step.tree, tokens)
             rows = max(len(part) + trunk for part, trunk in zip(parts, partitioner.trunks, strict=True))
             self.largest[degree] += rows if num_new else 0
-        begin = time.thread_time()
-        pending = super().launch(step)
-        self.computing_s += time.thread_time() - begin
-        return pending
 
 
 def record_texts(

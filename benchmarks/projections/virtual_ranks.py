@@ -102,13 +102,17 @@ class VirtualLookaheadParallel(ForwardRunner):
     def is_asynchronous(self) -> bool:
         return False
 
-    def launch(self, step: StepInput) -> Pending:
+    def launch(self, steps: list[StepInput]) -> Pending:
+        answers = [self._answers(step) for step in steps]
+        return lambda: answers
+
+    def _answers(self, step: StepInput) -> Answers:
         sequence, tree = step.sequence, step.tree
         parts = self.partitioner.split(tree, sequence.tokens)
         seconds, answers_PK = [], []
         for rank, part in zip(self.ranks, parts, strict=True):
             begin = self.clock()
-            answers_PK.append(rank.launch(replace(step, tree=tree.take(part)))().pack())
+            answers_PK.append(rank.launch([replace(step, tree=tree.take(part))])()[0].pack())
             seconds.append(self.clock() - begin)
         rows = max(len(rank.states[sequence.id].last) for rank in self.ranks)
         charges = exchange_charges(max(len(part) for part in parts), len(self.ranks))
@@ -116,8 +120,7 @@ class VirtualLookaheadParallel(ForwardRunner):
         merged_RK = np.empty((len(tree), answers_PK[0].shape[1]), dtype=np.int32)
         for part, answered_PK in reversed(list(zip(parts, answers_PK, strict=True))):
             merged_RK[part] = answered_PK
-        answers = Answers.unpack(merged_RK, step.num_candidates)
-        return lambda: answers
+        return Answers.unpack(merged_RK, step.num_candidates)
 
 
 def record(
@@ -158,7 +161,7 @@ def replay(
         sequence.tokens = single.sequence.tokens[: step.length]
         before, begin = collectives.charges, clock()
         tree = step.tree.take(range(len(step.tree)))  # a copy, as ranks have: a tree remembers its visibility
-        runner.launch(StepInput(sequence, tree))().pack()
+        runner.launch([StepInput.of(sequence, tree)])()[0].pack()
         seconds = clock() - begin
         rows = len(runner.states[sequence.id].last)
         charges = collectives.charges - before + exchange_charges(len(step.tree), collectives.num_ranks)

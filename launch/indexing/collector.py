@@ -57,7 +57,7 @@ class AnswerCollector:
         try:
             for first in range(0, len(tokens), TOKEN_ROWS - 1):
                 asked = list(tokens[first : first + TOKEN_ROWS - 1])
-                runner.start([StepInput(sequence, _fan(start[-1], asked), self.num_candidates)])
+                runner.start([StepInput.of(sequence, _fan(start[-1], asked), self.num_candidates)])
                 (answers,) = runner.finish()
                 assert answers.candidates is not None
                 self._add_tokens(asked, answers.candidates[1:])

@@ -189,7 +189,7 @@ def _time_steps(
 def _run_step(runner: Runner, sequence: TokenSequence, tree: TokenTree, is_shared: bool = True) -> float:
     """Runs a step and returns its seconds."""
     begin = time.perf_counter()
-    runner.start([StepInput(sequence, tree, CANDIDATES, is_shared=is_shared)])
+    runner.start([StepInput.of(sequence, tree, CANDIDATES, is_shared)])
     runner.finish()
     return time.perf_counter() - begin
 

@@ -2,13 +2,13 @@
 
 Knows nothing of where a tree's rows come from, or of which tokens are chosen from the logits.
 
-R rows of the tree, V vocabulary
+    R rows of a tree, L rows of all trees whose logits are wanted, V vocabulary
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -36,8 +36,20 @@ class ForwardFailed(RuntimeError):
     """A fast forward cannot run, though the model's own can. The message says why, on one line."""
 
 
+class SequenceRows(NamedTuple):
+    """The rows of one sequence in a forward.
+
+    tree: run after the prefix that is cached, and written to the cache, which has room for them. num_logits: for how
+    many of the last rows logits are wanted; 0 for rows that only fill the cache.
+    """
+
+    tree: TokenTree
+    cache: KVCache
+    num_logits: int
+
+
 class FastForward(Protocol):
-    """A faster version of a model's forward.
+    """A faster version of a model's forward, for the rows of one or more sequences.
 
     begins_caches: whether it can be given a cache that nothing was written to. owns_weights: whether it has copies of
     all weights that it needs. is_invariant: whether a row's logits are the same to the last bit whatever rows are
@@ -48,16 +60,29 @@ class FastForward(Protocol):
     owns_weights: bool
     is_invariant: bool
 
-    def __call__(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
-        """Runs all rows of a tree after the cached prefix, and writes them to the cache, which has room for them.
+    def __call__(self, given: Sequence[SequenceRows]) -> Tensor:
+        """Runs the rows of some sequences, no two of the same sequence.
 
-        Returns float32 logits [num_logits, V] of the last rows. Raises ForwardFailed before it writes to the prefix.
+        Returns float32 logits [L, V], those of the first sequence first. Raises ForwardFailed before it writes to a
+        prefix.
         """
         ...
 
 
 # Chooses tokens: takes float32 logits [R, V] and int64 [R, C], how each row's is chosen; returns int64 [R, K].
 Choose = Callable[[Tensor, Tensor], Tensor]
+
+
+class Choosing(NamedTuple):
+    """How the tokens of a sequence's last N rows are chosen, those whose logits are wanted.
+
+    kind: of what was captured. choices: int64 [N, C]. change: changes their logits in place before that; None if
+    nothing does.
+    """
+
+    kind: str
+    choices: np.ndarray
+    change: Callable[[Tensor], None] | None
 
 
 class Chosen(NamedTuple):
@@ -77,18 +102,11 @@ class ChoosesTokens(Protocol):
         """Captures what chooses tokens, by names of its kinds. Nothing happens if that was done."""
         ...
 
-    def choose(
-        self,
-        tree: TokenTree,
-        cache: KVCache,
-        kind: str,
-        choices: np.ndarray,
-        change: Callable[[Tensor], None] | None = None,
-    ) -> Chosen | None:
-        """Runs all rows of a tree as a forward does, and chooses the tokens of the last N.
+    def choose(self, given: Sequence[SequenceRows], how: Sequence[Choosing]) -> list[Chosen] | None:
+        """Runs the rows of some sequences as a forward does, and chooses the tokens of each one's last rows.
 
-        choices: int64 [N, C]. change: changes their logits in place before that. Returns None, with nothing done, if
-        nothing has been captured for so many rows or that kind.
+        how: for each sequence. Returns None, with nothing done, if nothing has been captured for so many rows or for
+        one of the kinds.
         """
         ...
 
@@ -153,19 +171,27 @@ class CausalModel:
                 weight.data = weight.new_empty(0)
 
     def forward(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
-        """Runs all rows of a tree after the cached prefix; returns float32 logits [num_logits, V] of the last rows.
+        """Runs the rows of one sequence; returns float32 logits [num_logits, V] of the last ones. See forward_many."""
+        return self.forward_many([SequenceRows(tree, cache, num_logits)])
 
-        The rows' keys and values lie in the cache behind the prefix; `KVCache.keep` then says which of them stay.
+    def forward_many(self, given: Sequence[SequenceRows]) -> Tensor:
+        """Runs the rows of some sequences; returns float32 logits [L, V], those of the first sequence first.
+
+        The rows' keys and values lie in the caches behind the prefixes; `KVCache.keep` then says which of them stay.
         """
-        if self.fast and (cache.is_written or self.fast.begins_caches):
-            cache.reserve(len(tree))
+        self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
+        if self.fast and (self.fast.begins_caches or all(rows.cache.is_written for rows in given)):
             try:
                 with current(self.device):
-                    return self.fast(tree, cache, num_logits)
+                    return self.fast(given)
             except ForwardFailed as error:
                 log.warning("from here on the model's own forward runs, which is slower: %s", error)
                 self.fast = None
-        return self.forward_eager(tree, cache, num_logits)[0]
+        return torch.cat([self._own_logits(rows) for rows in given])
+
+    def _own_logits(self, rows: SequenceRows) -> Tensor:
+        logits, _ = self.forward_eager(rows.tree, rows.cache, max(1, rows.num_logits))  # 0 would mean all of them
+        return logits[len(logits) - rows.num_logits :]
 
     def capture_choosing(self, kinds: Mapping[str, Choose]) -> None:
         """Has a GPU's graphs choose tokens, if there are graphs. See ChoosesTokens."""
@@ -173,20 +199,13 @@ class CausalModel:
             with current(self.device):
                 self.fast.capture_choosing(kinds)
 
-    def choose(
-        self,
-        tree: TokenTree,
-        cache: KVCache,
-        kind: str,
-        choices: np.ndarray,
-        change: Callable[[Tensor], None] | None = None,
-    ) -> Chosen | None:
+    def choose(self, given: Sequence[SequenceRows], how: Sequence[Choosing]) -> list[Chosen] | None:
         """See ChoosesTokens."""
         if not isinstance(self.fast, ChoosesTokens):
             return None
-        cache.reserve(len(tree))
+        self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
         with current(self.device):
-            return self.fast.choose(tree, cache, kind, choices, change)
+            return self.fast.choose(given, how)
 
     @torch.inference_mode()
     def forward_eager(

@@ -58,28 +58,42 @@ class LookaheadParallel(ForwardRunner):
     def is_asynchronous(self) -> bool:
         return self.inner.is_asynchronous
 
-    def launch(self, step: StepInput) -> Pending:
-        """Starts this replica's part; the exchange is part of the wait for the answers.
+    def launch(self, steps: list[StepInput]) -> Pending:
+        """Starts this replica's parts; the exchanges are part of the wait for the answers.
 
         A replica without rows rests: it takes part in the exchange alone, and computes what it lacks when it has rows
         again.
         """
-        tree = step.tree
-        parts = self._partitioners[step.sequence.id].split(tree, step.sequence.tokens, step.is_shared)
-        own_part = parts[self.channel.rank // self.ranks_per_replica]
-        pending = None
-        if own_part:
-            part = tree if len(own_part) == len(tree) else tree.take(own_part)
-            pending = self.inner.launch(replace(step, tree=part))
-        self.num_rests += not own_part
-        return partial(self._merged, step, parts, pending)
+        all_parts = [self._split(step) for step in steps]
+        own: list[StepInput | None] = []
+        for step, parts in zip(steps, all_parts, strict=True):
+            part = parts[self.channel.rank // self.ranks_per_replica]
+            own.append(replace(step, tree=step.tree.take(part)) if part else None)
+            self.num_rests += not part
+        computed = [step for step in own if step is not None]
+        return partial(self._all_merged, steps, all_parts, own, self.inner.launch(computed) if computed else list)
 
-    def _merged(self, step: StepInput, parts: list[list[int]], pending: Pending | None) -> Answers:
+    def _split(self, step: StepInput) -> list[list[int]]:
+        partitioner = self._partitioners[step.sequence.id]
+        return partitioner.split(step.tree, step.sequence.tokens, step.is_shared)
+
+    def _all_merged(
+        self,
+        steps: list[StepInput],
+        all_parts: list[list[list[int]]],
+        own: list[StepInput | None],
+        pending: Pending,
+    ) -> list[Answers]:
+        answers = iter(pending())
+        each = zip(steps, all_parts, own, strict=True)
+        return [self._merged(step, parts, next(answers) if mine else None) for step, parts, mine in each]
+
+    def _merged(self, step: StepInput, parts: list[list[int]], own: Answers | None) -> Answers:
         """Merges the answers of all replicas. If a row is in several parts, the answer of the lowest rank counts."""
         payload = np.zeros((max(map(len, parts)), step.num_columns), dtype=np.int32)
-        if pending:
-            own = pending().pack()
-            payload[: len(own)] = own
+        if own:
+            packed = own.pack()
+            payload[: len(packed)] = packed
         gathered = self.channel.gather(payload.ravel(), step.fingerprint).reshape(-1, *payload.shape)
         by_replica = gathered[:: self.ranks_per_replica]
         merged = np.empty((len(step.tree), step.num_columns), dtype=np.int32)

@@ -89,9 +89,9 @@ class PipelineParallel:
 
     def _compute(self, step: StepInput) -> None:
         tokens, state = step.sequence.tokens, self.states[step.sequence.id]
-        for part in state.prefill(tokens, self.prefill_chunk):
+        for part in state.prefill(step, self.prefill_chunk):
             self._forward(part, state.cache, num_logits=1)
-        rows = state.attach(step.tree, tokens)
+        rows = state.attach(step)
         logits, headers = self._forward(rows, state.cache, len(step.tree), step.fingerprint)
         if self._is_last:
             answers = state.sampler.answers(logits, step.tree, tokens, step.num_candidates)

@@ -21,12 +21,12 @@ class TensorParallel(SingleDevice):
         super().__init__(model, prefill_chunk)
         self.collectives = collectives
 
-    def launch(self, step: StepInput) -> Pending:
+    def launch(self, steps: list[StepInput]) -> Pending:
         """See SingleDevice. This, and what waits for the answers, raise RankLost as well."""
         with self.collectives.launching():
-            pending = super().launch(step)
+            pending = super().launch(steps)
         return partial(self._settled, pending)
 
-    def _settled(self, pending: Pending) -> Answers:
+    def _settled(self, pending: Pending) -> list[Answers]:
         with self.collectives.deferred():
             return pending()

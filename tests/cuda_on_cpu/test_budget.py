@@ -96,7 +96,7 @@ def outside(model: CausalModel) -> dict[str, tuple[int, ...]]:
         for number in range(3):  # the third has its graph, and keeps accepted rows that are not the first
             tree = make_tree(sequence.tokens[-1])
             with observed(Launches()) as counted:
-                runner.start([StepInput(sequence, tree, CANDIDATES)])
+                runner.start([StepInput.of(sequence, tree, CANDIDATES)])
                 runner.finish()
             sequence.tokens += [*tree.tokens[8:10].tolist(), 11 + number]
         runner.close(sequence)

@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from lp import Sampling
-from lp.model.causal import CausalModel
+from lp.model.causal import CausalModel, Choosing, SequenceRows
 from lp.model.fast import cuda_graphs
 from lp.request import Sequence
 from lp.runner import StepInput
@@ -53,7 +53,7 @@ def answers(model: CausalModel, sampling: Sampling, num_candidates: int) -> list
     for number, num_rows in enumerate((1, 6, 8)):
         trees = [tree_under(sequence.tokens[-1], num_rows, number) for sequence in sequences]
         pairs = zip(sequences, trees, strict=True)
-        runner.start([StepInput(sequence, tree, num_candidates) for sequence, tree in pairs])
+        runner.start([StepInput.of(sequence, tree, num_candidates) for sequence, tree in pairs])
         found += [one.pack() for one in runner.finish()]
         for sequence, tree in zip(sequences, trees, strict=True):
             last = len(tree) - 1
@@ -109,4 +109,5 @@ def test_what_cannot_be_captured_is_chosen_without_a_graph(
         SingleDevice(model)
     said = [one.message for one in caplog.records if "without CUDA graphs" in one.message]
     assert len(said) == 2 and all("CUDA out of memory" in one for one in said)
-    assert model.choose(tree_under(1, 3, 0), model.make_cache(), "whole", np.zeros((3, 4), np.int64)) is None
+    cache, choices = model.make_cache(), np.zeros((3, 4), np.int64)
+    assert model.choose([SequenceRows(tree_under(1, 3, 0), cache, 3)], [Choosing("whole", choices, None)]) is None

@@ -212,7 +212,7 @@ def test_a_graph_that_fails_in_service_is_said_once(folders: Folders, caplog: An
     class Broken:
         begins_caches, owns_weights, is_invariant = True, False, False
 
-        def __call__(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
+        def __call__(self, given: Any) -> Tensor:
             raise ForwardFailed("the driver has gone")
 
     model.fast = Broken()

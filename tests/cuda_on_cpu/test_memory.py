@@ -40,7 +40,7 @@ def test_an_arena_that_is_too_small_for_all_changes_no_text(
     cuda: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The attention is that of transformers, in float32, over views of consecutive pages or copies of scattered ones."""
+    """The attention is that of transformers in float32, over views of consecutive pages or copies of scattered ones."""
     monkeypatch.setattr(causal, "reads_block_tables", lambda kind: is_scattered)
     evicted: list[int] = []
     monkeypatch.setattr(PagedCache, "evict", lambda cache, evict=PagedCache.evict: evicted.append(1) or evict(cache))

@@ -116,15 +116,15 @@ def test_nan_ends_only_the_request_in_which_it_occurs(checkpoint_folder: Callabl
 def test_nan_off_the_accepted_path_changes_nothing(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of the window may overflow in 16 bits although the rows of the text do not."""
     expected = llama.generate([5, 9, 5, 9], max_new_tokens=24, decode=Lookahead(), sampling=GREEDY)
-    forward = llama.checkpoint.model.forward
+    forward = llama.checkpoint.model.forward_many
 
-    def spoiled(tree, cache, num_logits):
-        logits = forward(tree, cache, num_logits).clone()
+    def spoiled(given):
+        logits = forward(given).clone()
         if len(logits) > 1:
             logits[-1] = float("nan")
         return logits
 
-    monkeypatch.setattr(llama.checkpoint.model, "forward", spoiled)
+    monkeypatch.setattr(llama.checkpoint.model, "forward_many", spoiled)
     window_only = Lookahead(prompt_drafts=False, generated_drafts=False, window_drafts=False)
     with_logprobs = Sampling(temperature=0.0, seed=0, logprobs=2)
     for decode in (window_only, Lookahead()):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lp.host.build import CannotBuild, find_compiler
 from lp.model.attention import MaskKey
-from lp.model.causal import CausalModel, FastForward, ForwardFailed
+from lp.model.causal import CausalModel, FastForward, ForwardFailed, SequenceRows
 from lp.model.fast.ahead_of_time import CompilationFailed, compile_ahead
 from lp.model.fast.cuda_graphs import ArenaForward, Capture, CapturedForward, capture_on_gpu
 from lp.model.fast.on_tensors import OnTensors
@@ -168,7 +168,9 @@ def _fast_logits(model: CausalModel, fast: FastForward, cache: KVCache, probe: P
     cache.keep(range(len(probe.trunk)))
     cache.reserve(len(probe.tree))
     root = chain(probe.tree.tokens[:1].tolist())
-    return fast(root, cache, 1), fast(probe.tree, cache, len(probe.tree))
+    trees = root, probe.tree
+    one, many = (fast([SequenceRows(tree, cache, len(tree))]) for tree in trees)
+    return one, many
 
 
 def _check_can_compile(model: CausalModel, folder: Path | None) -> Path:

@@ -18,11 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lp.model.causal import Choose, Chosen, ForwardFailed
+from lp.model.causal import Choose, Choosing, Chosen, ForwardFailed, SequenceRows
 from lp.model.errors import one_line
 from lp.model.fast.step_tensors import StepBuffer, StepTensors
 from lp.model.kernels import UnsupportedAttention
@@ -124,7 +123,11 @@ class CapturedForward:
         )
 
     @torch.inference_mode()
-    def __call__(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
+    def __call__(self, given: Sequence[SequenceRows]) -> Tensor:
+        """See FastForward."""
+        return torch.cat([self._one(*rows) for rows in given])
+
+    def _one(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
         assert isinstance(cache, PagedCache), "graphs read the arena alone"
         num_rows = len(tree)
         rung = bisect_left(self.ladder, num_rows)
@@ -155,15 +158,11 @@ class CapturedForward:
             log.info("captured CUDA graphs that choose tokens in %.1f s; they take %.2f GB", seconds, taken / 1e9)
 
     @torch.inference_mode()
-    def choose(
-        self,
-        tree: TokenTree,
-        cache: KVCache,
-        kind: str,
-        choices: np.ndarray,
-        change: Callable[[Tensor], None] | None = None,
-    ) -> Chosen | None:
+    def choose(self, given: Sequence[SequenceRows], how: Sequence[Choosing]) -> list[Chosen] | None:
         """See ChoosesTokens."""
+        if len(given) > 1:
+            return None
+        ((tree, cache, _),), ((kind, choices, change),) = given, how
         assert isinstance(cache, PagedCache), "graphs read the arena alone"
         rung = bisect_left(self.ladder, len(tree))
         captured = self._by_rows[self.ladder[rung]] if rung < len(self.ladder) else None
@@ -176,7 +175,7 @@ class CapturedForward:
         if change:
             change(captured.logits[rows])
         choice.replay()
-        return Chosen(choice.tokens[rows], captured.logits[rows])
+        return [Chosen(choice.tokens[rows], captured.logits[rows])]
 
     def _capture_choice(self, captured: Captured, choose: Choose) -> CapturedChoice:
         given = captured.given.on_device

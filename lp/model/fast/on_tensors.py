@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lp.model.attention import MaskKey
-from lp.model.causal import CausalModel
+from lp.model.causal import CausalModel, SequenceRows
 from lp.model.kv.contiguous import ContiguousCache
 from lp.model.kv_cache import KVCache
 from lp.tree import TokenTree
@@ -56,7 +57,11 @@ class OnTensors:
         self._to_device = model.to_device
 
     @torch.inference_mode()
-    def __call__(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
+    def __call__(self, given: Sequence[SequenceRows]) -> Tensor:
+        """See FastForward. The sequences are run one after the other."""
+        return torch.cat([self._run(*rows) for rows in given])
+
+    def _run(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
         assert isinstance(cache, ContiguousCache), "only a CPU has a forward that is compiled ahead of time"
         step, tokens = self._to_device(tree, cache.length)
         masks = [step.mask(*key) for key in self.inner.mask_keys]

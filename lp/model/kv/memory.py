@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Sequence
 from weakref import ReferenceType, ref
 
 from lp.model.kv_cache import PAGE, KVCache
@@ -41,6 +42,11 @@ class KVMemory(ABC):
     def limit(self, num_pages: int) -> None:
         """Lowers the bound, so that ranks which compute the same steps evict the same sequences."""
         self.num_pages = min(self.num_pages, num_pages)
+
+    def reserve(self, needs: Sequence[tuple[KVCache, int]]) -> None:
+        """Makes room in each cache for so many rows of a step, in which no other cache takes part."""
+        for cache, num_rows in needs:
+            cache.reserve(num_rows)
 
     def use(self, cache: KVCache) -> None:
         """Notes that a cache is used now."""

@@ -6,11 +6,13 @@ R rows, L layers, V vocabulary
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lp.model.causal import SequenceRows
 from lp.model.kv.contiguous import ContiguousCache
 from lp.model.kv_cache import KVCache
 from lp.model.native.binding import Bound, BoundInstruction
@@ -68,9 +70,10 @@ class NativeForward:
     def num_layers(self) -> int:
         return len(self._cache_shapes)
 
-    def __call__(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
-        """Returns float32 logits [num_logits, V] of the last rows, for a cache that has room for all rows."""
-        return self._forward(tree, cache, num_logits, None)
+    def __call__(self, given: Sequence[SequenceRows]) -> Tensor:
+        """See FastForward."""
+        logits = [self._forward(*rows, None) for rows in given]
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def times(self, tree: TokenTree, cache: KVCache, num_logits: int) -> list[tuple[int, float]]:
         """Runs a step; returns kind (see source.py) and seconds of each instruction, the wait for other threads

@@ -35,11 +35,11 @@ class Gate(SingleDevice):
         self.open_gate.set()
         self.error: Exception | None = None
 
-    def launch(self, step: StepInput) -> Pending:
+    def launch(self, steps: list[StepInput]) -> Pending:
         assert self.open_gate.wait(30)
         if self.error:
             raise self.error
-        return super().launch(step)
+        return super().launch(steps)
 
 
 @dataclass

@@ -23,9 +23,9 @@ class SlowRunner(SingleDevice):
         super().__init__(model)
         self.step_s = step_s
 
-    def launch(self, step):
+    def launch(self, steps):
         time.sleep(self.step_s)
-        return super().launch(step)
+        return super().launch(steps)
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ Faults are planted in models with random weights and in the trained demo model. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,12 @@ from torch import Tensor
 
 from lp.model import attention
 from lp.model.attention import TreeStep
-from lp.model.causal import CausalModel
+from lp.model.causal import CausalModel, SequenceRows
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.exactness import UnsupportedArchitecture, check_tree
 from lp.model.fast import choose
 from lp.model.fast.choose import CompileMode, make_fast
 from lp.model.kernels import AttentionKind, LayerAttention
-from lp.model.kv_cache import KVCache
 from lp.model.probes import Probes, spread_probes, text_probes
 from lp.tree import TokenTree
 from tests.models import ARCHITECTURES, SLIDING_WINDOW, save_checkpoint
@@ -237,8 +236,9 @@ class Stale:
     def __init__(self, one_row: CausalModel, any_rows: CausalModel):
         self.models = one_row, any_rows
 
-    def __call__(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
-        return self.models[len(tree) > 1].forward_eager(tree, cache, num_logits)[0]
+    def __call__(self, given: Sequence[SequenceRows]) -> Tensor:
+        (rows,) = given
+        return self.models[len(rows.tree) > 1].forward_eager(*rows)[0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

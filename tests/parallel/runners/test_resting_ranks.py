@@ -57,7 +57,7 @@ def decode_all(
     engine, runner = resting_engine(channel, folder)
     decisions: list[list[bool]] = []
     launch = runner.launch
-    runner.launch = lambda step: (decisions[-1].append(step.is_shared), launch(step))[1]  # type: ignore[method-assign]
+    runner.launch = lambda steps: (decisions[-1].append(steps[0].is_shared), launch(steps))[1]  # type: ignore[method-assign]
     texts: Texts = []
     rests = []
     for decode in METHODS:
@@ -124,7 +124,7 @@ def random_rests(mesh: Mesh, channel: Channel, folder: str, seed: int) -> tuple[
             for depth in range(int(rng.integers(1, 5))):
                 row = builder.add(text[at + depth] if rng.random() < 0.8 else 3, row)
         tree = builder.build() if rng.random() < 0.8 else chain(sequence.tokens[-1:])
-        answers = runner.launch(StepInput(sequence, tree, 0, 0, bool(rng.random() < 0.4)))()
+        (answers,) = runner.launch([StepInput.of(sequence, tree, is_shared=bool(rng.random() < 0.4))])()
         row = 0
         while True:
             target = int(answers.targets[row])

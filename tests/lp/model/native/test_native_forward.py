@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lp.model.causal import CausalModel
+from lp.model.causal import CausalModel, SequenceRows
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast.choose import CompileMode
 from lp.model.kv.contiguous import ContiguousCache
@@ -88,7 +88,7 @@ def test_trees_get_the_models_own_logits(
         tree = random_tree(rng, num_rows)
         for num_logits in {1, num_rows}:
             own = model.forward(tree, cache, num_logits)
-            found = native(tree, cache, num_logits)  # writes the same rows again
+            found = native([SequenceRows(tree, cache, num_logits)])  # writes the same rows again
             assert relative_error(found, own) < allowed, num_rows
         cache.keep(tree.path(num_rows - 1))
 
@@ -143,7 +143,8 @@ def test_kernels_for_other_processors(
     for num_rows in (40, 1, 9, 70, 17):
         tree = random_tree(rng, num_rows)
         own = model.forward(tree, cache, num_rows)
-        assert relative_error(native(tree, cache, num_rows), own) < (1e-5 if dtype == "float32" else 0.05)
+        found = native([SequenceRows(tree, cache, num_rows)])
+        assert relative_error(found, own) < (1e-5 if dtype == "float32" else 0.05)
         cache.keep(tree.path(num_rows - 1))
     text = rng.integers(2, VOCAB_SIZE, 70).tolist()
     assert torch.equal(read(native, text, [70]), read(native, text, [1] * 3 + [20, 47]))
@@ -154,7 +155,7 @@ def read(native: NativeForward, text: list[int], chunks: list[int]) -> Tensor:
     cache, logits, done = make_cache(native), [], 0
     for length in chunks:
         cache.reserve(length)
-        logits.append(native(chain(text[done : done + length]), cache, length))
+        logits.append(native([SequenceRows(chain(text[done : done + length]), cache, length)]))
         cache.keep(range(length))
         done += length
     return torch.cat(logits)
@@ -164,11 +165,11 @@ def along_a_branch(native: NativeForward, text: list[int], cut: int) -> Tensor:
     """Logits of text[cut:], as one branch of a tree among others, after text[:cut]."""
     cache = make_cache(native)
     cache.reserve(cut)
-    native(chain(text[:cut]), cache, 1)
+    native([SequenceRows(chain(text[:cut]), cache, 1)])
     cache.keep(range(cut))
     tree, rows = with_branches(text[cut:])
     cache.reserve(len(tree))
-    return native(tree, cache, len(tree))[rows]
+    return native([SequenceRows(tree, cache, len(tree))])[rows]
 
 
 def make_cache(native: NativeForward) -> ContiguousCache:
@@ -190,11 +191,11 @@ def test_logits_that_are_held_are_not_overwritten(
     """Memory of logits is used again only when nobody holds them, not even a row of them."""
     model, native = load_both("llama", "float32")
     cache, tree = model.make_cache(1), chain([3, 4, 5])
-    first = native(tree, cache, 3)
+    first = native([SequenceRows(tree, cache, 3)])
     row, copy, address = first[1], first[1].clone(), first.data_ptr()
     del first
-    other = native(chain([9, 8, 7]), cache, 3)
+    other = native([SequenceRows(chain([9, 8, 7]), cache, 3)])
     assert other.data_ptr() != address and torch.equal(row, copy)
     address = other.data_ptr()
     del other
-    assert native(tree, cache, 3).data_ptr() == address
+    assert native([SequenceRows(tree, cache, 3)]).data_ptr() == address
