@@ -160,6 +160,9 @@ class MadeUpDevice:
 
     def abandon(self) -> None: ...
 
+    def drop(self, sequence: Sequence) -> None:
+        """There is nothing to drop."""
+
     def close(self, sequence: Sequence) -> None: ...
 
 

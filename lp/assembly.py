@@ -27,6 +27,7 @@ from lp.request_builder import RequestBuilder
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
 from lp.scheduling.room import Room
+from lp.scheduling.scheduler import SchedulerSettings
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 
@@ -41,6 +42,7 @@ class EngineSettings:
     sampling: defaults for what a request leaves open. attention: how attention is computed. limits: the most that a
     request may ask for. step_times: where decode=auto gets its step times from. index: the file of the model's answers
     that launch/index.py made, for decode=auto; auto is the one beside the weights if there is one, off is none.
+    scheduler: how steps are filled.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -50,6 +52,7 @@ class EngineSettings:
     limits: DecodeLimits = field(default_factory=DecodeLimits)
     step_times: StepTimesSource = StepTimesSource.auto
     index: str = "auto"
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
 
 
 class Place(Protocol):
@@ -184,12 +187,14 @@ class EngineParts(NamedTuple):
     step_times: StepTimes | None
     index: AnswerIndex | None
     room: Room
+    max_step_rows: int | None
 
 
 def make_parts(settings: EngineSettings, place: Place) -> EngineParts:
     """See `Engine.assemble`."""
     methods.check(settings.decode or Auto(), settings.limits)  # at once, not after minutes of loading
     check_index(settings.index)
+    settings.scheduler.check()
     checkpoint = load(settings.model, settings.attention.kind, place.reader, place.num_sharing, place.capture)
     request_builder = RequestBuilder(checkpoint, settings.decode, settings.sampling, settings.limits)
     index = find_index(settings.index, checkpoint)
@@ -199,4 +204,6 @@ def make_parts(settings: EngineSettings, place: Place) -> EngineParts:
     checkpoint.model.memory.limit(room.num_pages)  # ranks of one replica must evict alike
     require_same_index(index, place.tell(digest_of(index)))
     times = find_step_times(request_builder, settings.step_times, checkpoint.model, runner, place.mode, place.tell)
-    return EngineParts(checkpoint, runner, request_builder, place.fingerprints, times, index, room)
+    return EngineParts(
+        checkpoint, runner, request_builder, place.fingerprints, times, index, room, settings.scheduler.max_step_rows
+    )

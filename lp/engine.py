@@ -20,10 +20,11 @@ from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings
 from lp.model.fast.choose import CompileMode
 from lp.request import Completion, Progress, Request, Sequence
 from lp.request_builder import Prompt, RequestBuilder
-from lp.runner import Runner, StepInput
+from lp.runner import Runner
 from lp.sampling.settings import Sampling
+from lp.scheduling.batches import Batches
 from lp.scheduling.room import NoRoom, Room
-from lp.scheduling.scheduler import Batch, Scheduler
+from lp.scheduling.scheduler import Scheduler, Turn, step_rows
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from lp.text.stopping import Stopping
@@ -47,19 +48,22 @@ class Engine:
         step_times: StepTimes | None = None,
         index: AnswerIndex | None = None,
         room: Room | None = None,
+        max_step_rows: int | None = None,
     ):
         """fingerprints: whether every step carries a checksum of its generation's state, which ranks compare.
         step_times: the runner's, the same on all ranks; None if they are not known. index: the model's answers for
         decode=auto, the same on all ranks. room: for keys and values, the same on all ranks; None is this rank's.
+        max_step_rows: see SchedulerSettings.
         """
         self.checkpoint = checkpoint
-        self.runner = runner or SingleDevice(checkpoint.model)
+        runner = runner or SingleDevice(checkpoint.model)
         self.request_builder = request_builder or RequestBuilder(checkpoint)
         self.fingerprints = fingerprints
-        self.history = DraftHistory(step_times, self.runner.num_parts, index)
+        self.history = DraftHistory(step_times, runner.num_parts, index)
+        self._max_step_rows = max_step_rows
         self.scheduler = Scheduler(room or Room(checkpoint.model.memory.num_pages))
         self.request_builder.room = self.scheduler.room
-        self._under_way: deque[Batch] = deque()
+        self.batches = self._make_batches(runner, step_times)
         self._failure: Exception | None = None  # why steps could not be started ahead
         self._streams: dict[str, deque[Progress]] = {}
 
@@ -98,21 +102,28 @@ class Engine:
         return cls.assemble(settings)
 
     @property
+    def runner(self) -> Runner:
+        return self.batches.runner
+
+    @property
     def is_idle(self) -> bool:
-        return not self._under_way and len(self.scheduler) == 0
+        return not len(self.batches) and not len(self.scheduler)
 
     @property
     def num_running(self) -> int:
-        return len(self.scheduler) + sum(len(batch.generations) for batch in self._under_way)
+        return sum(1 for _ in self._generations())
 
     def _generations(self) -> Iterator[Generation]:
-        """All generations: first those that wait for their turn, then those with a step under way."""
+        """All generations: first those that wait for their next step, then those with a step under way."""
         yield from self.scheduler
-        for batch in self._under_way:
-            yield from batch.generations
+        yield from self.batches.generations()
+
+    def _make_batches(self, runner: Runner, step_times: StepTimes | None) -> Batches:
+        self.scheduler.rows = step_rows(self._max_step_rows, step_times, runner.num_parts)
+        return Batches(self.scheduler, runner, self.checkpoint.max_length, step_times, self.fingerprints)
 
     def submit(self, request: Request) -> Progress | None:
-        """Adds a request, which takes its turn after all others. Returns its end if there can never be room for it."""
+        """Adds a request. Returns its end if there can never be room for it."""
         if refusal := self.scheduler.room.refusal(request):
             return refusal
         generation = Generation(request, self.checkpoint, self.history)
@@ -126,7 +137,7 @@ class Engine:
         if generation is None:
             return None
         if generation not in self.scheduler:
-            self._withdraw(generation)
+            self.batches.withdraw(generation)
         self._end(generation)
         if self.is_idle:  # what could not be started is not wanted any more
             self._failure = None
@@ -136,17 +147,6 @@ class Engine:
         """Frees what is held of a generation that has ended and has no step under way."""
         self.scheduler.end(generation)
         self.runner.close(generation.sequence)
-
-    def _withdraw(self, generation: Generation) -> None:
-        """Removes a generation with a step under way, after waiting for its batch and all earlier ones."""
-        for batch in list(self._under_way):
-            if batch.answers is None:
-                batch.answers = self.runner.finish()
-            if generation in batch.generations:
-                batch.remove(generation)
-                if not batch.generations:
-                    self._under_way.remove(batch)
-                return
 
     def generated(self) -> dict[str, list[int]]:
         """The tokens generated so far for every running request, by the request's id."""
@@ -171,9 +171,9 @@ class Engine:
         self.runner.abandon()
         self.scheduler.clear()
         self.scheduler.room = self.request_builder.room = room or self.scheduler.room
-        self._under_way.clear()
         self._failure = None
-        self.runner, self.history = runner, DraftHistory(step_times, runner.num_parts, self.history.index)
+        self.history = DraftHistory(step_times, runner.num_parts, self.history.index)
+        self.batches = self._make_batches(runner, step_times)
         replayed = [self._resume_one(request, tokens, held.pop(request.id, None)) for request, tokens in requests]
         for sequence in held.values():
             runner.close(sequence)
@@ -204,39 +204,24 @@ class Engine:
         if self._failure:
             failure, self._failure = self._failure, None
             raise failure
-        self._start()
-        batch = self._under_way.popleft()  # before `finish`: if that fails, no answers will come
-        each = zip(batch.generations, batch.answers or self.runner.finish(), strict=True)
-        settled = [(generation, self._settle(generation, answers)) for generation, answers in each]
+        self.batches.start()
+        settled = [(turn.generation, self._settle(turn.generation, answers)) for turn, answers in self._answered()]
         if self.runner.is_asynchronous:
             try:
-                self._start()
+                self.batches.start()
             except Exception as error:
                 self._failure = error
         return [generation.tell(step) for generation, step in settled]
 
-    def _start(self) -> None:
-        """Starts batches of steps until the runner takes no more, or nobody waits."""
-        while len(self._under_way) < self.runner.depth and (generations := self.scheduler.next_batch()):
-            self.runner.start([self._plan(generation) for generation in generations])
-            self.scheduler.remove(generations)  # after the start: if that fails, they can still be cancelled
-            self._under_way.append(Batch(generations))
-
-    def _plan(self, generation: Generation) -> StepInput:
-        """Plans a generation's next step."""
-        fingerprint = generation.fingerprint() if self.fingerprints else 0
-        room = self.checkpoint.max_length - len(generation.sequence.tokens)
-        tree = generation.plan(room)
-        decoder, num_fed = generation.decoder, len(generation.sequence.tokens) - 1
-        return StepInput(generation.sequence, tree, num_fed, decoder.num_candidates, fingerprint, decoder.is_shared)
+    def _answered(self) -> list[tuple[Turn, Answers]]:
+        """The answers of the oldest batch, without steps that have only fed a sequence."""
+        return [(turn, answers) for turn, answers in self.batches.finish() if turn.decodes]
 
     def _settle(self, generation: Generation, answers: Answers) -> SettledStep:
-        """Adds a step's tokens. A generation that continues takes its next turn after all others."""
+        """Adds a step's tokens."""
         settled = generation.settle(answers)
         if settled.reason:
             self._end(generation)
-        else:
-            self.scheduler.add(generation)
         return settled
 
     def stream(

@@ -12,13 +12,13 @@ from typing import NamedTuple
 from lp.decoding.base import Decoder
 from lp.decoding.make import make_decoder
 from lp.drafting.history import DraftHistory
-from lp.methods import most_rows
+from lp.methods import least_rows, most_rows
 from lp.model.checkpoint import Checkpoint
 from lp.request import Progress, Request, Sequence, TokenLogprob
 from lp.statistics import Statistics
 from lp.text.detokenizer import Detokenizer
 from lp.text.stopping import FinishReason, StopConditions, TextStream
-from lp.tree import TokenTree, chain
+from lp.tree import NO_ROWS, TokenTree, chain
 from lp.verification import NOT_A_TOKEN, Answers, CountDrafts
 
 
@@ -55,12 +55,27 @@ class Generation:
         self.stop = StopConditions(request.stopping, checkpoint.eos, request.stopping.max_new_tokens)
         self.stats = Statistics(prompt_tokens=len(request.prompt))
         self.tree = chain([])  # the tree of the step under way
+        self.priority = request.priority
+        # How many of the sequence's first tokens have been computed; their keys and values are in a cache.
+        self.num_fed = 0
+        self.least_rows = least_rows(request.decode)
         self._most_rows = most_rows(request.decode)
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens that must be computed before the next step's tree, or with it."""
+        return len(self.sequence.tokens) - 1 - self.num_fed
 
     @property
     def num_slots(self) -> int:
         """Tokens of keys and values that the next step needs, the rows of its tree included."""
         return len(self.sequence.tokens) - 1 + self._most_rows
+
+    def feed(self, num_fed: int) -> TokenTree:
+        """Notes that a step without a tree is going to compute the first tokens, up to so many of them."""
+        self.stats.start_step()
+        self.num_fed, self.tree = num_fed, NO_ROWS
+        return NO_ROWS
 
     def plan(self, room: int) -> TokenTree:
         """Plans the next step's tree. room: positions that the model has after the sequence's last token."""
@@ -75,6 +90,7 @@ class Generation:
         """
         accepted, count_drafts = self.decoder.commit(self.sequence.tokens, answers)
         tokens, reason = self._take(accepted.tokens)
+        self.num_fed = len(self.sequence.tokens) - 1
         return SettledStep(tokens, accepted.rows[: len(tokens)], reason, len(self.tree), answers, count_drafts)
 
     def tell(self, step: SettledStep) -> Progress:

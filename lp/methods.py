@@ -154,6 +154,11 @@ def from_dict(values: dict[str, Any], defaults: DecodeSettings | None = None) ->
     return dataclasses.replace(base, **given)
 
 
+def least_rows(settings: DecodeSettings) -> int:
+    """The rows that a step has however little they are worth: drafts of `auto` are left out if others need the rows."""
+    return max(1, settings.rows) if isinstance(settings, Auto) else most_rows(settings)
+
+
 def most_rows(settings: DecodeSettings) -> int:
     """The most rows that a step can have."""
     if isinstance(settings, Auto):

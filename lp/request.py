@@ -18,6 +18,7 @@ class Request:
     """A prompt and how to continue it. Every default is filled in before a request reaches an engine.
 
     owner: requests of the same owner may share n-grams if their decode settings say so; None shares with nobody.
+    priority: its weight above 0 where not all can take part in a step; 2 gets twice the turns of 1.
     """
 
     id: str
@@ -26,6 +27,7 @@ class Request:
     sampling: Sampling
     stopping: Stopping
     owner: str | None = None
+    priority: float = 1.0
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "decode": methods.to_dict(self.decode)}
@@ -41,6 +43,7 @@ class Request:
             sampling,
             Stopping(**values["stopping"]),
             values["owner"],
+            values["priority"],
         )
 
 

@@ -24,6 +24,7 @@ from lp.text.stopping import Stopping
 
 # A text, token ids, or the messages of a conversation.
 Prompt = str | Sequence[int] | Sequence[Message]
+LEAST_PRIORITY, MOST_PRIORITY = 0.01, 100.0
 
 
 class ContextExceeded(ValueError):
@@ -83,17 +84,21 @@ class RequestBuilder:
         stopping: Stopping | None = None,
         request_id: str | None = None,
         owner: str | None = None,
+        priority: float = 1.0,
     ) -> Request:
         """A complete request. Raises ValueError for a prompt that cannot be used and for settings out of range.
 
-        request_id: None numbers the requests. owner: see Request.
+        request_id: None numbers the requests. owner, priority: see Request.
         """
+        if not LEAST_PRIORITY <= priority <= MOST_PRIORITY:
+            raise ValueError(f"priority={priority:g} must be from {LEAST_PRIORITY:g} to {MOST_PRIORITY:g}")
         tokens = self.encode(prompt)
         decode = decode or self.decode
         methods.check(decode, self.limits)
         stopping = self._fit(tokens, stopping or Stopping(), decode)
         sampling = self._complete(sampling, stopping)
-        return Request(request_id or f"request-{next(self._numbers)}", tokens, decode, sampling, stopping, owner)
+        request_id = request_id or f"request-{next(self._numbers)}"
+        return Request(request_id, tokens, decode, sampling, stopping, owner, priority)
 
     def _complete(self, sampling: Sampling | None, stopping: Stopping) -> Sampling:
         """The caller's sampling settings, with the builder's defaults for those left open, and with a seed."""

@@ -78,6 +78,10 @@ class Runner(Protocol):
         """Drops all batches under way; their answers are not needed."""
         ...
 
+    def drop(self, sequence: Sequence) -> None:
+        """Drops what is computed of a sequence, which must have no step under way. Its steps compute it again."""
+        ...
+
     def close(self, sequence: Sequence) -> None:
         """Frees what is held of a sequence, which must have no step under way."""
         ...

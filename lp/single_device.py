@@ -44,6 +44,9 @@ class ForwardRunner(ABC):
     def open(self, sequence: Sequence) -> None: ...
 
     @abstractmethod
+    def drop(self, sequence: Sequence) -> None: ...
+
+    @abstractmethod
     def close(self, sequence: Sequence) -> None: ...
 
     @abstractmethod
@@ -77,6 +80,11 @@ class SequenceState:
         """The state of a new sequence: an empty cache with room for it, and a sampler."""
         sampler = Sampler(sequence.sampling, sequence.prompt_length, model.eos, model.vocab_size, str(model.device))
         return SequenceState(model.make_cache(len(sequence.tokens) + 1), sampler)
+
+    def drop(self) -> None:
+        """Gives the cache's memory back."""
+        self.cache.release()
+        self.last = NO_ROWS
 
     def keep_accepted(self, tokens: list[int]) -> None:
         """Keeps the keys and values of the rows computed last that became part of the sequence, and drops the others.
@@ -177,6 +185,9 @@ class SingleDevice(ForwardRunner):
             scores = chosen.logits if wish.is_settled else chosen.logits.clone()
             pending.append(sampler.granted(chosen.tokens, scores, step.tree, step.sequence.tokens, step.num_candidates))
         return lambda: [wait() for wait in pending]
+
+    def drop(self, sequence: Sequence) -> None:
+        self.states[sequence.id].drop()
 
     def close(self, sequence: Sequence) -> None:
         self.states.pop(sequence.id).cache.release()

@@ -94,6 +94,10 @@ class VirtualLookaheadParallel(ForwardRunner):
         for rank in self.ranks:
             rank.open(sequence)
 
+    def drop(self, sequence: Sequence) -> None:
+        for rank in self.ranks:
+            rank.drop(sequence)
+
     def close(self, sequence: Sequence) -> None:
         for rank in self.ranks:
             rank.close(sequence)

@@ -56,7 +56,7 @@ class TimedEngine(Engine):
         model = copy.copy(checkpoint.model)  # timing changes a method of this copy alone
         super().__init__(replace(checkpoint, model=model), SingleDevice(model))
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._watch(model, "forward", FORWARD)
+        self._watch(model, "forward_many", FORWARD)
 
     def submit(self, request: Request) -> Progress | None:
         if refusal := super().submit(request):

@@ -104,7 +104,8 @@ class Conversion:
         stopping = Stopping(most_tokens, body.stop, body.stop_token_ids or [], bool(body.ignore_eos))
         kind = "chatcmpl" if isinstance(body, ChatBody) else "cmpl"
         request_id = f"{kind}-{secrets.token_hex(12)}"
-        return self.request_builder.build(tokens, decode, self._sampling(body), stopping, request_id, owner)
+        priority = 1.0 if body.priority is None else body.priority
+        return self.request_builder.build(tokens, decode, self._sampling(body), stopping, request_id, owner, priority)
 
     def _sampling(self, body: GenerationBody) -> Sampling:
         """Returns the sampling settings of the body; the others are left to the server's defaults."""

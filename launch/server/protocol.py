@@ -57,6 +57,7 @@ class GenerationBody(Body):
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    priority: float | None = None
 
     user: Ignored = None
     metadata: Ignored = None

@@ -21,8 +21,8 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     model_name: str | None = None
-    max_running: int = 8
-    max_waiting: int = 32
+    max_running: int = 64
+    max_waiting: int = 64
     drain_s: float = 20.0
     retry_after_s: int = 1
     max_body_bytes: int = 4 * 1024 * 1024

@@ -1,81 +1,213 @@
-"""Decides whose step comes next. Requests take turns, one step at a time, so that a long one starves nobody.
+"""Decides which requests take part in the next step: those that decode, and those whose prompts are fed.
 
-A request for whose keys and values there is no room waits until an earlier one ends (lp/scheduling/room.py).
+All that have room (lp/scheduling/room.py) decode in every step, as long as a step can hold their rows. If they cannot,
+turns are taken by stride scheduling (Waldspurger and Weihl, 1995): a request of twice the priority gets twice as many,
+and none starves. Prompts are fed in chunks, which share steps with decoding, so that a long prompt holds no stream up.
+Which prompt comes first is decided by weighted fair queueing (Demers et al., 1989).
 
 The same requests in the same order give the same schedule on every rank, as no decision depends on a clock.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lp.generation import Generation
 from lp.scheduling.room import Room
+from lp.step_cost import StepTimes, most_rows_within
 from lp.verification import Answers
+
+# The share of a step's rows that prompts have while there are any, however many requests decode.
+FEEDING_SHARE = 0.25
+# How many times as long as a usual one a step may take that feeds a prompt beside others.
+LARGEST_SLOWDOWN = 2.0
+
+
+@dataclass
+class SchedulerSettings:
+    """How steps are filled.
+
+    max_step_rows: the most rows that a rank computes in a step beside which other requests decode: a prompt is fed in
+    chunks of what is left of them. None takes as many as make a step take LARGEST_SLOWDOWN times as long as one of a
+    single row, by the measured step times.
+    """
+
+    max_step_rows: int | None = None
+
+    def check(self) -> None:
+        """Raises ValueError for a number that cannot be."""
+        if self.max_step_rows is not None and self.max_step_rows < 1:
+            raise ValueError(f"scheduler.max_step_rows={self.max_step_rows} must be at least 1, or left out")
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """How many rows a step may have.
+
+    beside: with those of prompts, if a request decodes in it, so that it does not take much longer than others. most:
+    in any other step. Both are for each of the parts that the rows are split into, num_parts.
+    """
+
+    beside: int = 64
+    most: int = 512
+    num_parts: int = 1
+
+
+def step_rows(most: int | None, times: StepTimes | None, num_parts: int) -> StepRows:
+    """most: see SchedulerSettings. times: of the runner's steps; None if they are not known."""
+    if most is None:
+        most = StepRows.beside if times is None else most_rows_within(times, LARGEST_SLOWDOWN)
+    return StepRows(most, max(most, StepRows.most), num_parts)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a generation does in a step. num_fed: how many of its first tokens have been computed after it. decodes:
+    whether it has a tree; if not, it is only fed.
+    """
+
+    generation: Generation
+    num_fed: int
+    decodes: bool
 
 
 @dataclass
 class Batch:
     """Generations whose steps were started together.
 
-    answers: one for each generation; None until the runner has finished the batch.
+    answers: one for each of them; None until the runner has finished the batch.
     """
 
-    generations: list[Generation]
+    turns: list[Turn]
     answers: list[Answers] | None = None
+
+    def __contains__(self, generation: Generation) -> bool:
+        return any(turn.generation is generation for turn in self.turns)
 
     def remove(self, generation: Generation) -> None:
         """Removes a generation and its answers, which must be there already."""
         assert self.answers is not None
-        at = self.generations.index(generation)
-        del self.generations[at], self.answers[at]
+        at = next(at for at, turn in enumerate(self.turns) if turn.generation is generation)
+        del self.turns[at], self.answers[at]
+
+
+@dataclass
+class _Place:
+    """A generation's place in the order of turns.
+
+    decoding: its next turn's time, which grows by 1 / priority with each turn. feeding: the time at which its prompt
+    would be done if all were fed at once, each at the rate of its priority.
+    """
+
+    decoding: float
+    feeding: float
 
 
 class Scheduler:
-    """The generations that wait for their next step, in the order of their turns.
+    """The generations that have not ended, and which of them wait for their next step.
 
-    room: for the keys and values of all that have not ended.
+    room: for the keys and values of all of them. rows: how many a step may have.
     """
 
-    def __init__(self, room: Room | None = None):
+    def __init__(self, room: Room | None = None, rows: StepRows | None = None):
         """room: None is without a bound."""
         self.room = room or Room()
-        self._turns: deque[Generation] = deque()
-        # All that have not ended, in the order of their arrival. The values mean nothing.
-        self._running: dict[Generation, None] = {}
+        self.rows = rows or StepRows()
+        # All that have not ended, in the order of their arrival.
+        self._running: dict[Generation, _Place] = {}
+        self._under_way: set[Generation] = set()
+        # The least time of those who decoded last, and the largest of those who were fed.
+        self._decoding_time = self._feeding_time = 0.0
 
     def __iter__(self) -> Iterator[Generation]:
-        return iter(self._turns)
+        """Those that wait for their next step."""
+        return (generation for generation in self._running if generation not in self._under_way)
 
     def __len__(self) -> int:
-        return len(self._turns)
+        return len(self._running) - len(self._under_way)
 
     def add(self, generation: Generation) -> None:
-        """Gives a generation the last turn."""
-        self._running.setdefault(generation)
-        self._turns.append(generation)
+        """Adds a new generation."""
+        assert generation not in self._running
+        feeding = self._feeding_time + generation.num_missing / generation.priority
+        self._running[generation] = _Place(self._decoding_time, feeding)
 
-    def next_batch(self) -> list[Generation]:
-        """The generations whose steps to start together; none if nobody waits that has room.
-
-        They stay listed until `remove`.
-        """
+    def preempted(self) -> list[Generation]:
+        """Those that have lost their room to earlier ones: what they have computed must be dropped."""
         fitting = set(self.room.fitting(self._running))
-        return next(([generation] for generation in self._turns if generation in fitting), [])
+        return [generation for generation in self if generation not in fitting and generation.num_fed]
 
-    def remove(self, generations: Iterable[Generation]) -> None:
-        """Removes generations whose steps have been started."""
-        for generation in generations:
-            self._turns.remove(generation)
+    def next_batch(self, num_batches: int = 1) -> list[Turn]:
+        """The turns of the next step, in the order of arrival; none if nobody waits that has room.
+
+        They count once `start` is called. num_batches: the number of batches that the runner wants under way at the
+        same time, of other generations each.
+        """
+        waiting = [generation for generation in self.room.fitting(self._running) if generation not in self._under_way]
+        if not waiting:
+            return []
+        feeding = sorted((one for one in waiting if one.num_missing), key=lambda one: self._running[one].feeding)
+        decoding = sorted((one for one in waiting if not one.num_missing), key=self._decoding_time_of)
+        beside, most = (number * self.rows.num_parts for number in (self.rows.beside, self.rows.most))
+        share = math.ceil(len(self._running) / num_batches)
+        turns = _decoding_turns(decoding[:share], most)
+        used = sum(turn.generation.least_rows for turn in turns)
+        left = max(beside - used, math.ceil(beside * FEEDING_SHARE)) if turns else most
+        chosen = {turn.generation: turn for turn in (*turns, *_feeding_turns(feeding[: share - len(turns)], left))}
+        return [chosen[one] for one in waiting if one in chosen]
+
+    def _decoding_time_of(self, generation: Generation) -> float:
+        """The time of its next turn; the present one for those who had no room for a while, or have just come."""
+        return max(self._running[generation].decoding, self._decoding_time)
+
+    def start(self, turns: Sequence[Turn]) -> None:
+        """Notes that these steps have been started."""
+        times = [self._decoding_time_of(turn.generation) for turn in turns if turn.decodes]
+        self._decoding_time = min(times, default=self._decoding_time)
+        for turn in turns:
+            self._under_way.add(turn.generation)
+            place = self._running[turn.generation]
+            if turn.decodes:
+                place.decoding = self._decoding_time_of(turn.generation) + 1 / turn.generation.priority
+            else:
+                self._feeding_time = max(self._feeding_time, place.feeding)
+
+    def finish(self, generation: Generation) -> None:
+        """Lets a generation wait for its next step, as the one under way is done."""
+        self._under_way.remove(generation)
 
     def end(self, generation: Generation) -> None:
         """Forgets a generation that has ended, and frees its room."""
         del self._running[generation]
-        if generation in self._turns:
-            self._turns.remove(generation)
+        self._under_way.discard(generation)
 
     def clear(self) -> None:
-        self._turns.clear()
         self._running.clear()
+        self._under_way.clear()
+
+
+def _decoding_turns(decoding: Iterable[Generation], most_rows: int) -> list[Turn]:
+    """Turns of the first ones, as many as have at most so many rows together, and always of the first."""
+    turns: list[Turn] = []
+    for generation in decoding:
+        most_rows -= generation.least_rows
+        if turns and most_rows < 0:
+            break
+        turns.append(Turn(generation, len(generation.sequence.tokens) - 1, decodes=True))
+    return turns
+
+
+def _feeding_turns(feeding: Iterable[Generation], num_rows: int) -> list[Turn]:
+    """Turns of the first ones until the rows are used up. The step that feeds the last of a prompt decodes as well."""
+    turns: list[Turn] = []
+    for generation in feeding:
+        if num_rows <= 0:
+            break
+        missing = generation.num_missing
+        decodes = missing + generation.least_rows <= num_rows
+        fed = missing if decodes else min(missing, num_rows)
+        turns.append(Turn(generation, generation.num_fed + fed, decodes))
+        num_rows -= fed + (generation.least_rows if decodes else 0)
+    return turns

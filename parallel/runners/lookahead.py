@@ -50,6 +50,10 @@ class LookaheadParallel(ForwardRunner):
     def open(self, sequence: Sequence) -> None:
         self.inner.open(sequence)
 
+    def drop(self, sequence: Sequence) -> None:
+        self.inner.drop(sequence)
+        self._partitioners.pop(sequence.id, None)
+
     def close(self, sequence: Sequence) -> None:
         self.inner.close(sequence)
         self._partitioners.pop(sequence.id, None)
@@ -68,12 +72,15 @@ class LookaheadParallel(ForwardRunner):
         own: list[StepInput | None] = []
         for step, parts in zip(steps, all_parts, strict=True):
             part = parts[self.channel.rank // self.ranks_per_replica]
-            own.append(replace(step, tree=step.tree.take(part)) if part else None)
-            self.num_rests += not part
+            is_fed = not len(step.tree)  # all ranks compute what a sequence is fed
+            own.append(step if is_fed else replace(step, tree=step.tree.take(part)) if part else None)
+            self.num_rests += not (part or is_fed)
         computed = [step for step in own if step is not None]
         return partial(self._all_merged, steps, all_parts, own, self.inner.launch(computed) if computed else list)
 
     def _split(self, step: StepInput) -> list[list[int]]:
+        if not len(step.tree):
+            return [[] for _ in range(self.num_parts)]
         partitioner = self._partitioners[step.sequence.id]
         return partitioner.split(step.tree, step.sequence.tokens, step.is_shared)
 
@@ -90,6 +97,8 @@ class LookaheadParallel(ForwardRunner):
 
     def _merged(self, step: StepInput, parts: list[list[int]], own: Answers | None) -> Answers:
         """Merges the answers of all replicas. If a row is in several parts, the answer of the lowest rank counts."""
+        if not len(step.tree):
+            return Answers.none()
         payload = np.zeros((max(map(len, parts)), step.num_columns), dtype=np.int32)
         if own:
             packed = own.pack()

@@ -70,6 +70,9 @@ class PipelineParallel:
     def open(self, sequence: Sequence) -> None:
         self.states[sequence.id] = SequenceState.begin(sequence, self.model)
 
+    def drop(self, sequence: Sequence) -> None:
+        self.states[sequence.id].drop()
+
     def close(self, sequence: Sequence) -> None:
         self.states.pop(sequence.id).cache.release()
 

@@ -25,7 +25,7 @@ from lp.model.kernels import AttentionKind, LayerAttention, UnsupportedAttention
 from lp.model.kv.arena import Arena, LayerShape, PagedCache
 from lp.model.kv_cache import PAGE, KVCache
 from lp.model.reference import relative_error
-from lp.tree import TokenTree, TreeBuilder, chain
+from lp.tree import TreeBuilder, chain
 from tests.cuda_on_cpu.cuda_api import CUDAGraph
 from tests.cuda_on_cpu.launches import Launches, NoHostAccess, observed
 from tests.cuda_on_cpu.models import LADDER, ROUNDING, error_of_graphs, fill_cache, load_on_gpu

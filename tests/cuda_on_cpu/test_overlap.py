@@ -74,10 +74,9 @@ def test_starting_a_step_does_not_wait(name: str, checkpoint: Checkpoint) -> Non
 
 def test_starting_a_step_of_a_graph_does_not_wait(folders: Folders) -> None:
     checkpoint = load(ModelSettings(str(folders["llama"]), "bfloat16", "cuda:0", compile=CompileMode.on))
-    engine = Engine(checkpoint, Diary(checkpoint))
-    generate(engine, Auto(rows=12), SAMPLINGS["greedy"])  # captures
-    engine.runner = runner = Diary(checkpoint)
-    generate(engine, Auto(rows=12), SAMPLINGS["greedy"])
+    generate(Engine(checkpoint, Diary(checkpoint)), Auto(rows=12), SAMPLINGS["greedy"])  # captures
+    runner = Diary(checkpoint)
+    generate(Engine(checkpoint, runner), Auto(rows=12), SAMPLINGS["greedy"])
     assert (runner.starting.blocking, runner.starting.waits) == (0, 0)
 
 

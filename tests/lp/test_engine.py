@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from lp.verification import Answers
 GREEDY = Sampling(temperature=0.0, seed=0)
 
 
-def test_requests_take_turns_and_do_not_disturb_each_other(llama: Engine) -> None:
-    prompts = [[5, 9, 5, 9], [40, 41, 42], [7]]
+def test_requests_share_steps_and_do_not_disturb_each_other(llama: Engine) -> None:
+    prompts = [[5, 9, 5, 9], [40, 41, 42], [7, 3]]
     alone = [llama.generate(prompt, max_new_tokens=20, sampling=GREEDY).token_ids for prompt in prompts]
     tokens: dict[str, list[int]] = {}
     order: list[str] = []
@@ -26,9 +27,9 @@ def test_requests_take_turns_and_do_not_disturb_each_other(llama: Engine) -> Non
         stopping = Stopping(max_new_tokens=20)
         llama.submit(llama.request_builder.build(prompt, Lookahead(), GREEDY, stopping, request_id=str(number)))
     while not llama.is_idle:
-        (progress,) = llama.step()
-        tokens.setdefault(progress.request_id, []).extend(progress.tokens)
-        order.append(progress.request_id)
+        for progress in llama.step():
+            tokens.setdefault(progress.request_id, []).extend(progress.tokens)
+            order.append(progress.request_id)
     assert order[:6] == ["0", "1", "2"] * 2
     assert [tokens[str(number)] for number in range(3)] == alone
 
@@ -41,6 +42,7 @@ class TwoAtATime(SingleDevice):
     def __init__(self, engine: Engine):
         super().__init__(engine.checkpoint.model)
         self.under_way: list[str] = []
+        self.sizes: deque[int] = deque()
         self.most = 0
 
     def start(self, steps: list[StepInput]) -> None:
@@ -48,8 +50,10 @@ class TwoAtATime(SingleDevice):
         self.most = max(self.most, len(self.under_way))
         super().start(steps)
 
+        self.sizes.append(len(steps))
+
     def finish(self) -> list[Answers]:
-        del self.under_way[0]
+        del self.under_way[: self.sizes.popleft()]
         return super().finish()
 
     def close(self, sequence: Sequence) -> None:
@@ -58,22 +62,23 @@ class TwoAtATime(SingleDevice):
 
 
 def test_steps_of_several_requests_are_under_way_at_once(llama: Engine) -> None:
-    prompts = [[5, 9, 5, 9], [40, 41, 42], [7], [8, 8]]
+    prompts = [[5, 9, 5, 9], [40, 41, 42], [7, 3], [8, 8]]
     alone = [llama.generate(prompt, max_new_tokens=12, sampling=GREEDY).token_ids for prompt in prompts]
     runner = TwoAtATime(llama)
     engine = Engine(llama.checkpoint, runner)
     for number, prompt in enumerate(prompts):
         stopping = Stopping(max_new_tokens=12)
         engine.submit(engine.request_builder.build(prompt, Lookahead(), GREEDY, stopping, request_id=str(number)))
-    assert engine.step()[0].request_id == "0" and runner.under_way == ["1"]
+    first = {progress.request_id: progress.tokens for progress in engine.step()}
+    assert set(first) == {"2", "3"} and runner.under_way == ["0", "1"], "short prompts are fed first"
     assert engine.cancel("1") and runner.under_way == []  # its step is under way
-    assert engine.cancel("3") and engine.num_running == 2  # it has not had a step
-    tokens: dict[str, list[int]] = {}
+    assert engine.cancel("3") and engine.num_running == 2  # it has no step under way
+    tokens = {"0": [], "2": first["2"]}
     while not engine.is_idle:
-        (progress,) = engine.step()
-        tokens.setdefault(progress.request_id, []).extend(progress.tokens)
-    assert tokens["0"] == alone[0][-len(tokens["0"]) :] and tokens["2"] == alone[2]
-    assert runner.most == 2 and not runner.states
+        for progress in engine.step():
+            tokens[progress.request_id].extend(progress.tokens)
+    assert tokens == {"0": alone[0], "2": alone[2]}
+    assert runner.most == 4 and not runner.states
 
 
 def test_streams_run_side_by_side(llama: Engine) -> None:

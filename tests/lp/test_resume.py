@@ -9,6 +9,7 @@ import pytest
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
 from lp.methods import DecodeSettings
 from lp.request import Completion, Progress, Request
+from lp.runner import StepInput
 from lp.single_device import SingleDevice
 from lp.statistics import Statistics
 
@@ -89,7 +90,7 @@ def test_an_abandoned_step_leaves_nothing_behind(engine: Engine) -> None:
     engine.step()
     assert isinstance(engine.runner, SingleDevice)
     (generation,) = engine.scheduler
-    engine.runner.start([engine._plan(generation)])  # nobody waits for its answers
+    engine.runner.start([StepInput.of(generation.sequence, generation.plan(50))])  # nobody waits for its answers
     (replayed,) = engine.resume(engine.runner, [(request, engine.generated()["it"])], None)
     assert finish(engine, "it", completion_of(replayed)).token_ids == expected.token_ids
 
@@ -111,11 +112,11 @@ def test_requests_that_are_not_resumed_are_dropped_and_others_take_turns_as_list
     requests = {name: request_of(engine, Autoregressive(), GREEDY, name) for name in names}
     for request in requests.values():
         engine.submit(request)
-    generated = {progress.request_id: progress.tokens for _ in names for progress in engine.step()}
+    generated = {progress.request_id: progress.tokens for progress in engine.step()}
     assert engine.generated() == generated
     engine.resume(engine.runner, [(requests[name], generated[name]) for name in ("c", "a")], None)
     assert sorted(engine.runner.states) == ["a", "c"]  # type: ignore[attr-defined]
-    assert [engine.step()[0].request_id for _ in range(4)] == ["c", "a", "c", "a"]
+    assert [progress.request_id for _ in range(2) for progress in engine.step()] == ["c", "a", "c", "a"]
     assert engine.resume(engine.runner, [], None) == [] and engine.is_idle
 
 

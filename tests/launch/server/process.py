@@ -32,7 +32,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     folder, step_s, settings = sys.argv[1:]
     engine = Engine.from_pretrained(folder, device="cpu")
-    engine.runner = SlowRunner(engine.checkpoint.model, float(step_s))
+    engine = Engine(engine.checkpoint, SlowRunner(engine.checkpoint.model, float(step_s)))
     return serve(EngineBackend(engine, Channel(LocalExchange())), ServerSettings(**json.loads(settings)))
 
 

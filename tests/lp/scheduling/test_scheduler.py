@@ -1,20 +1,18 @@
-"""The scheduler gives turns, one step in each batch; the engine can take batches of several steps as well."""
+"""Which requests take part in a step, and how many tokens of a prompt are fed in it."""
 
 from __future__ import annotations
 
-from lp import Auto, Engine, Lookahead, Sampling, Stopping
+import pytest
+
+from lp import Auto, Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.generation import Generation
-from lp.scheduling.scheduler import Scheduler
+from lp.model.kv_cache import PAGE
+from lp.scheduling.room import Room
+from lp.scheduling.scheduler import Scheduler, SchedulerSettings, StepRows, step_rows
+from lp.step_cost import StepTimes
 
 GREEDY = Sampling(temperature=0.0, seed=0)
 PROMPTS = [[5, 9, 5, 9], [40, 41, 42], [7]]
-
-
-class AllAtOnce(Scheduler):
-    """Puts the steps of all that wait into one batch."""
-
-    def next_batch(self) -> list[Generation]:
-        return list(self)
 
 
 def submit_all(engine: Engine, num_tokens: int) -> None:
@@ -29,20 +27,133 @@ def generations(engine: Engine) -> list[Generation]:
     return list(engine.scheduler)
 
 
-def test_turns_are_taken_in_order(llama: Engine) -> None:
-    first, second, third = generations(Engine(llama.checkpoint))
-    scheduler = Scheduler()
-    assert scheduler.next_batch() == [] and len(scheduler) == 0
-    for generation in (first, second, third):
+def prompts_of(engine: Engine, lengths: list[int], priorities: list[float]) -> list[Generation]:
+    """Generations with prompts of these lengths."""
+    found = []
+    for number, (length, priority) in enumerate(zip(lengths, priorities, strict=True)):
+        prompt = [(7 * at + number) % 50 + 2 for at in range(length)]
+        request = engine.request_builder.build(
+            prompt, Autoregressive(), GREEDY, Stopping(9), request_id=str(number), priority=priority
+        )
+        found.append(Generation(request, engine.checkpoint, engine.history))
+    return found
+
+
+def run(scheduler: Scheduler, num_steps: int) -> list[list[tuple[str, int, bool]]]:
+    """The turns of some steps: each generation's name, the tokens that it has been fed, and whether it decodes."""
+    steps = []
+    for _ in range(num_steps):
+        turns = scheduler.next_batch()
+        scheduler.start(turns)
+        for turn in turns:
+            scheduler.finish(turn.generation)
+            turn.generation.num_fed = turn.num_fed
+            if turn.decodes:
+                turn.generation.sequence.tokens.append(3)
+                turn.generation.num_fed += 1
+        steps.append([(turn.generation.sequence.id, turn.num_fed, turn.decodes) for turn in turns])
+    return steps
+
+
+def scheduler_of(generations: list[Generation], rows: StepRows, room: Room | None = None) -> Scheduler:
+    scheduler = Scheduler(room, rows)
+    for generation in generations:
         scheduler.add(generation)
-    assert scheduler.next_batch() == [first] == scheduler.next_batch()  # it keeps its turn until it is removed
-    scheduler.remove([first])
-    scheduler.add(first)
-    assert list(scheduler) == [second, third, first]
-    scheduler.remove([third])
-    assert list(scheduler) == [second, first]
+    return scheduler
+
+
+def test_a_turn_counts_once_it_is_started(llama: Engine) -> None:
+    generations = prompts_of(llama, [5, 6], [1, 1])
+    scheduler = scheduler_of(generations, StepRows(16))
+    turns = scheduler.next_batch()
+    assert [turn.generation for turn in turns] == generations and scheduler.next_batch() == turns
+    scheduler.start(turns[:1])
+    assert list(scheduler) == generations[1:] and len(scheduler) == 1
+    assert [turn.generation for turn in scheduler.next_batch()] == generations[1:]
+    scheduler.finish(generations[0])
+    assert list(scheduler) == generations
+    scheduler.end(generations[0])
+    assert list(scheduler) == generations[1:]
     scheduler.clear()
-    assert len(scheduler) == 0
+    assert len(scheduler) == 0 and scheduler.next_batch() == []
+
+
+def test_a_prompt_is_fed_in_chunks_beside_those_who_decode(llama: Engine) -> None:
+    first, second, long = prompts_of(llama, [3, 4, 50], [1, 1, 1])
+    scheduler = scheduler_of([first, second], StepRows(beside=18, most=40))
+    assert run(scheduler, 1) == [[("0", 2, True), ("1", 3, True)]], "short prompts decode in the step that feeds them"
+    scheduler.add(long)
+    turns = run(scheduler, 5)
+    assert [step[2:] for step in turns] == [
+        [("2", 16, False)], [("2", 32, False)], [("2", 48, False)], [("2", 49, True)], [("2", 50, True)]
+    ]  # fmt: skip
+    assert all([name for name, _, decodes in step if decodes][:2] == ["0", "1"] for step in turns)
+
+
+def test_prompts_alone_are_fed_by_the_largest_steps(llama: Engine) -> None:
+    scheduler = scheduler_of(prompts_of(llama, [90, 60], [1, 1]), StepRows(beside=8, most=40))
+    assert run(scheduler, 2) == [[("1", 40, False)], [("0", 20, False), ("1", 59, True)]]
+
+
+def test_heavy_and_short_prompts_come_first_and_none_starves(llama: Engine) -> None:
+    generations = prompts_of(llama, [81, 41, 81], [1, 1, 4])
+    scheduler = scheduler_of(generations, StepRows(beside=20, most=20))
+    order = [name for step in run(scheduler, 14) for name, _, decodes in step if not decodes]
+    assert list(dict.fromkeys(order)) == ["2", "1", "0"]
+    late = prompts_of(llama, [11] * 40, [1] * 40)
+    scheduler = scheduler_of(prompts_of(llama, [61], [1]), StepRows(beside=10, most=10))
+    for number, generation in enumerate(late):
+        generation.sequence.id = f"late {number}"
+        scheduler.add(generation)
+        run(scheduler, 1)
+    assert next(iter(scheduler)).num_fed >= 60, "short prompts that keep coming do not hold up a long one for ever"
+
+
+def test_those_who_decode_take_turns_by_their_priority(llama: Engine) -> None:
+    generations = prompts_of(llama, [2] * 4, [1, 1, 1, 3])
+    scheduler = scheduler_of(generations, StepRows(beside=2, most=2))
+    names = [name for step in run(scheduler, 60) for name, _, decodes in step if decodes]
+    counts = [names.count(str(number)) for number in range(4)]
+    assert len(names) >= 116 and max(counts[:3]) - min(counts[:3]) <= 1
+    assert counts[3] / counts[0] == pytest.approx(3, rel=0.15)
+
+
+def test_prompts_keep_a_share_of_each_step(llama: Engine) -> None:
+    generations = prompts_of(llama, [2] * 8, [1] * 8)
+    scheduler = scheduler_of(generations, StepRows(beside=8, most=30))
+    run(scheduler, 2)
+    (long,) = prompts_of(llama, [20], [1])
+    long.sequence.id = "long"
+    scheduler.add(long)
+    assert [step[-1] for step in run(scheduler, 3)] == [("long", 2, False), ("long", 4, False), ("long", 6, False)]
+
+
+def test_who_has_lost_its_room_is_named(llama: Engine) -> None:
+    first, second = prompts_of(llama, [PAGE - 4, PAGE - 4], [1, 1])
+    scheduler = scheduler_of([first, second], StepRows(), Room(2))
+    assert len(scheduler.next_batch()) == 2 and scheduler.preempted() == []
+    run(scheduler, 6)
+    assert scheduler.preempted() == [second], "the first needs a second page"
+    second.num_fed = 0
+    assert scheduler.preempted() == [] and [turn.generation for turn in scheduler.next_batch()] == [first]
+
+
+def test_batches_under_way_together_share_the_generations(llama: Engine) -> None:
+    generations = prompts_of(llama, [3] * 5, [1] * 5)
+    scheduler = scheduler_of(generations, StepRows())
+    sizes = []
+    while turns := scheduler.next_batch(num_batches=2):
+        scheduler.start(turns)
+        sizes.append(len(turns))
+    assert sizes == [3, 2]
+
+
+def test_rows_of_a_step_follow_from_the_step_times() -> None:
+    times = StepTimes((1, 10, 20, 40), (1.0, 1.5, 2.0, 4.0))
+    assert step_rows(None, times, 2) == StepRows(20, 512, 2) and step_rows(None, None, 1) == StepRows()
+    assert step_rows(7, times, 1) == StepRows(7, 512) and step_rows(900, None, 1) == StepRows(900, 900)
+    with pytest.raises(ValueError, match=r"scheduler\.max_step_rows=0 must be at least 1"):
+        SchedulerSettings(0).check()
 
 
 def test_steps_of_one_batch_give_the_tokens_of_each_by_itself(llama: Engine) -> None:
@@ -50,7 +161,6 @@ def test_steps_of_one_batch_give_the_tokens_of_each_by_itself(llama: Engine) -> 
     for number, prompt in enumerate(PROMPTS):
         alone[str(number)] = llama.generate(prompt, max_new_tokens=20 + number, sampling=GREEDY).token_ids
     engine = Engine(llama.checkpoint)
-    engine.scheduler = AllAtOnce()
     submit_all(engine, 20)
     tokens: dict[str, list[int]] = {name: [] for name in alone}
     sizes = []
@@ -65,7 +175,6 @@ def test_steps_of_one_batch_give_the_tokens_of_each_by_itself(llama: Engine) -> 
 
 def test_one_of_a_batch_can_be_cancelled(llama: Engine) -> None:
     engine = Engine(llama.checkpoint)
-    engine.scheduler = AllAtOnce()
     submit_all(engine, 20)
     engine.step()
     ended = engine.cancel("1")
