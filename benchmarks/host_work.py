@@ -160,6 +160,9 @@ class MadeUpDevice:
 
     def abandon(self) -> None: ...
 
+    def copy(self, source: Sequence, target: Sequence, length: int) -> None:
+        """There is nothing to copy."""
+
     def drop(self, sequence: Sequence) -> None:
         """There is nothing to drop."""
 

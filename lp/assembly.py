@@ -27,7 +27,7 @@ from lp.request_builder import RequestBuilder
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
 from lp.scheduling.room import Room
-from lp.scheduling.scheduler import SchedulerSettings
+from lp.scheduling.settings import SchedulerSettings
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 
@@ -187,7 +187,7 @@ class EngineParts(NamedTuple):
     step_times: StepTimes | None
     index: AnswerIndex | None
     room: Room
-    max_step_rows: int | None
+    scheduler: SchedulerSettings
 
 
 def make_parts(settings: EngineSettings, place: Place) -> EngineParts:
@@ -204,6 +204,4 @@ def make_parts(settings: EngineSettings, place: Place) -> EngineParts:
     checkpoint.model.memory.limit(room.num_pages)  # ranks of one replica must evict alike
     require_same_index(index, place.tell(digest_of(index)))
     times = find_step_times(request_builder, settings.step_times, checkpoint.model, runner, place.mode, place.tell)
-    return EngineParts(
-        checkpoint, runner, request_builder, place.fingerprints, times, index, room, settings.scheduler.max_step_rows
-    )
+    return EngineParts(checkpoint, runner, request_builder, place.fingerprints, times, index, room, settings.scheduler)

@@ -23,8 +23,10 @@ from lp.request_builder import Prompt, RequestBuilder
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
 from lp.scheduling.batches import Batches
+from lp.scheduling.prefixes import Prefixes
 from lp.scheduling.room import NoRoom, Room
 from lp.scheduling.scheduler import Scheduler, Turn, step_rows
+from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from lp.text.stopping import Stopping
@@ -48,19 +50,20 @@ class Engine:
         step_times: StepTimes | None = None,
         index: AnswerIndex | None = None,
         room: Room | None = None,
-        max_step_rows: int | None = None,
+        scheduler: SchedulerSettings | None = None,
     ):
         """fingerprints: whether every step carries a checksum of its generation's state, which ranks compare.
         step_times: the runner's, the same on all ranks; None if they are not known. index: the model's answers for
         decode=auto, the same on all ranks. room: for keys and values, the same on all ranks; None is this rank's.
-        max_step_rows: see SchedulerSettings.
+        scheduler: how steps
+        are filled.
         """
         self.checkpoint = checkpoint
         runner = runner or SingleDevice(checkpoint.model)
         self.request_builder = request_builder or RequestBuilder(checkpoint)
         self.fingerprints = fingerprints
         self.history = DraftHistory(step_times, runner.num_parts, index)
-        self._max_step_rows = max_step_rows
+        self._settings = scheduler or SchedulerSettings()
         self.scheduler = Scheduler(room or Room(checkpoint.model.memory.num_pages))
         self.request_builder.room = self.scheduler.room
         self.batches = self._make_batches(runner, step_times)
@@ -89,16 +92,19 @@ class Engine:
         invariant: Invariance | str = Invariance.auto,
         index: str = "auto",
         kv_memory: str = "auto",
+        prefix_reuse: PrefixReuse | str = PrefixReuse.off,
     ) -> Engine:
         """An engine on one device. Raises ValueError with a message for the user if the checkpoint cannot be used.
 
         path: folder or hub id. dtype: see pick_dtype in lp/model/checkpoint.py. compile: see CompileMode. step_times:
         see StepTimesSource. invariant: see Invariance. index: see EngineSettings. kv_memory: see ModelSettings.
+        prefix_reuse: see PrefixReuse.
         """
         model = ModelSettings(str(path), dtype, device, compile=CompileMode(compile), invariant=Invariance(invariant))
         model.kv_memory = str(kv_memory)
         settings = EngineSettings(model, decode, limits=limits or DecodeLimits())
         settings.step_times, settings.index = StepTimesSource(step_times), index
+        settings.scheduler.prefix_reuse = PrefixReuse(prefix_reuse)
         return cls.assemble(settings)
 
     @property
@@ -119,16 +125,16 @@ class Engine:
         yield from self.batches.generations()
 
     def _make_batches(self, runner: Runner, step_times: StepTimes | None) -> Batches:
-        self.scheduler.rows = step_rows(self._max_step_rows, step_times, runner.num_parts)
-        return Batches(self.scheduler, runner, self.checkpoint.max_length, step_times, self.fingerprints)
+        self.scheduler.rows = step_rows(self._settings.max_step_rows, step_times, runner.num_parts)
+        prefixes = Prefixes(self._settings)
+        return Batches(self.scheduler, prefixes, runner, self.checkpoint.max_length, step_times, self.fingerprints)
 
     def submit(self, request: Request) -> Progress | None:
         """Adds a request. Returns its end if there can never be room for it."""
         if refusal := self.scheduler.room.refusal(request):
             return refusal
         generation = Generation(request, self.checkpoint, self.history)
-        self.runner.open(generation.sequence)
-        self.scheduler.add(generation)
+        self.batches.open(generation)
         return None
 
     def cancel(self, request_id: str) -> Progress | None:
@@ -138,15 +144,10 @@ class Engine:
             return None
         if generation not in self.scheduler:
             self.batches.withdraw(generation)
-        self._end(generation)
+        self.batches.end(generation)
         if self.is_idle:  # what could not be started is not wanted any more
             self._failure = None
         return generation.cancelled()
-
-    def _end(self, generation: Generation) -> None:
-        """Frees what is held of a generation that has ended and has no step under way."""
-        self.scheduler.end(generation)
-        self.runner.close(generation.sequence)
 
     def generated(self) -> dict[str, list[int]]:
         """The tokens generated so far for every running request, by the request's id."""
@@ -169,6 +170,8 @@ class Engine:
         """
         held = {generation.sequence.id: generation.sequence for generation in self._generations()}
         self.runner.abandon()
+        for sequence in self.batches.prefixes.take_all():
+            self.runner.close(sequence)
         self.scheduler.clear()
         self.scheduler.room = self.request_builder.room = room or self.scheduler.room
         self._failure = None
@@ -221,7 +224,7 @@ class Engine:
         """Adds a step's tokens."""
         settled = generation.settle(answers)
         if settled.reason:
-            self._end(generation)
+            self.batches.end(generation)
         return settled
 
     def stream(

@@ -55,7 +55,7 @@ class Generation:
         self.stop = StopConditions(request.stopping, checkpoint.eos, request.stopping.max_new_tokens)
         self.stats = Statistics(prompt_tokens=len(request.prompt))
         self.tree = chain([])  # the tree of the step under way
-        self.priority = request.priority
+        self.owner, self.priority = request.owner, request.priority
         # How many of the sequence's first tokens have been computed; their keys and values are in a cache.
         self.num_fed = 0
         self.least_rows = least_rows(request.decode)
@@ -70,6 +70,11 @@ class Generation:
     def num_slots(self) -> int:
         """Tokens of keys and values that the next step needs, the rows of its tree included."""
         return len(self.sequence.tokens) - 1 + self._most_rows
+
+    def reuse(self, num_tokens: int) -> None:
+        """Notes that the first tokens need not be computed, as that was done for another sequence."""
+        self.num_fed = num_tokens
+        self.stats.cached_tokens = min(num_tokens, self.stats.prompt_tokens)
 
     def feed(self, num_fed: int) -> TokenTree:
         """Notes that a step without a tree is going to compute the first tokens, up to so many of them."""

@@ -78,6 +78,13 @@ class Runner(Protocol):
         """Drops all batches under way; their answers are not needed."""
         ...
 
+    def copy(self, source: Sequence, target: Sequence, length: int) -> None:
+        """Gives a sequence of which nothing has been computed what was computed of another one with the same first
+        tokens, `length` of them. Both are open and have no step under way. Where that cannot be done, the steps of the
+        target compute it.
+        """
+        ...
+
     def drop(self, sequence: Sequence) -> None:
         """Drops what is computed of a sequence, which must have no step under way. Its steps compute it again."""
         ...

@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from lp.model.causal import CausalModel, Choosing, SequenceRows
+from lp.model.kv.memory import OutOfRoom
 from lp.model.kv_cache import KVCache
 from lp.request import Sequence
 from lp.runner import StepInput
@@ -42,6 +44,9 @@ class ForwardRunner(ABC):
 
     @abstractmethod
     def open(self, sequence: Sequence) -> None: ...
+
+    @abstractmethod
+    def copy(self, source: Sequence, target: Sequence, length: int) -> None: ...
 
     @abstractmethod
     def drop(self, sequence: Sequence) -> None: ...
@@ -80,6 +85,17 @@ class SequenceState:
         """The state of a new sequence: an empty cache with room for it, and a sampler."""
         sampler = Sampler(sequence.sampling, sequence.prompt_length, model.eos, model.vocab_size, str(model.device))
         return SequenceState(model.make_cache(len(sequence.tokens) + 1), sampler)
+
+    def take_from(self, other: SequenceState, tokens: list[int], length: int) -> None:
+        """Takes over what another state has computed of the first `length` of its sequence's tokens.
+
+        tokens: that sequence, which has the same first tokens. Takes nothing if there is no room for a copy.
+        """
+        other.keep_accepted(tokens)
+        with suppress(OutOfRoom):
+            copy = other.cache.fork(min(length, other.cache.length))
+            self.drop()
+            self.cache = copy
 
     def drop(self) -> None:
         """Gives the cache's memory back."""
@@ -185,6 +201,9 @@ class SingleDevice(ForwardRunner):
             scores = chosen.logits if wish.is_settled else chosen.logits.clone()
             pending.append(sampler.granted(chosen.tokens, scores, step.tree, step.sequence.tokens, step.num_candidates))
         return lambda: [wait() for wait in pending]
+
+    def copy(self, source: Sequence, target: Sequence, length: int) -> None:
+        self.states[target.id].take_from(self.states[source.id], source.tokens, length)
 
     def drop(self, sequence: Sequence) -> None:
         self.states[sequence.id].drop()

@@ -14,7 +14,8 @@ from lp.verification import Drafted
 
 # The fields that are sent to other processes.
 COUNTED = (
-    "prompt_tokens", "tokens", "steps", "rows", "accepted_lengths", "proposed", "accepted", "ttft_s", "decode_s",
+    "prompt_tokens", "cached_tokens", "tokens", "steps", "rows", "accepted_lengths", "proposed", "accepted", "ttft_s",
+    "decode_s",
 )  # fmt: skip
 
 
@@ -22,12 +23,14 @@ COUNTED = (
 class Statistics:
     """The counts of one request. A step is one forward pass; the first step includes the prompt.
 
-    rows: tree rows of all steps, without the prompt's. accepted_lengths: number of steps by the number of tokens that
+    cached_tokens: those of the prompt that were not computed, as another sequence begins with the same ones. rows: tree
+    rows of all steps, without the prompt's. accepted_lengths: number of steps by the number of tokens that
     they yielded. proposed, accepted: number of draft tokens by source. ttft_s: seconds from submission to the first
     token. decode_s: seconds from the start of the first step to the last token.
     """
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     tokens: int = 0
     steps: int = 0
     rows: int = 0
@@ -101,6 +104,7 @@ class Statistics:
         """Rounded figures for a report, as JSON values."""
         return {
             "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "tokens": self.tokens,
             "steps": self.steps,
             "tokens_per_step": round(self.tokens_per_step, 4),

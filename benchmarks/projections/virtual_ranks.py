@@ -94,6 +94,10 @@ class VirtualLookaheadParallel(ForwardRunner):
         for rank in self.ranks:
             rank.open(sequence)
 
+    def copy(self, source: Sequence, target: Sequence, length: int) -> None:
+        for rank in self.ranks:
+            rank.copy(source, target, length)
+
     def drop(self, sequence: Sequence) -> None:
         for rank in self.ranks:
             rank.drop(sequence)

@@ -51,6 +51,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._model = model_name
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens processed")
+        self._cache_queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens that could have been cached")
+        self._cache_hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens that were cached")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated")
         self._finished = self._counters("vllm:request_success", "Requests that have ended", "finished_reason")
         self._first_token = self._histogram("vllm:time_to_first_token_seconds", "From arrival to first token", LONG_S)
@@ -100,6 +102,8 @@ class Metrics:
         if clock.last_at is None:
             self._first_token.observe(now - clock.arrived_at)
             self._prompt_tokens.inc(progress.stats.prompt_tokens)
+            self._cache_queries.inc(progress.stats.prompt_tokens)
+            self._cache_hits.inc(progress.stats.cached_tokens)
         else:
             self._per_token.observe((now - clock.last_at) / len(progress.tokens))
         clock.last_at = now

@@ -70,8 +70,11 @@ class KVCache(Cache, ABC):
         """Appends rows of the last step, given in ascending order, to the cached sequence."""
 
     @abstractmethod
-    def fork(self) -> KVCache:
-        """Another cache with the same cached tokens. From then on, each of the two changes by itself."""
+    def fork(self, length: int | None = None) -> KVCache:
+        """Another cache with the first `length` cached tokens, or all. From then on, each of the two changes by itself.
+
+        Raises OutOfRoom.
+        """
 
     @abstractmethod
     def release(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from lp.generation import Generation
 from lp.runner import Runner, StepInput
 from lp.scheduling.budget import plan_together
+from lp.scheduling.prefixes import Prefixes
 from lp.scheduling.scheduler import Batch, Scheduler, Turn
 from lp.step_cost import StepTimes
 from lp.verification import Answers
@@ -26,12 +27,14 @@ class Batches:
     def __init__(
         self,
         scheduler: Scheduler,
+        prefixes: Prefixes,
         runner: Runner,
         max_length: int,
         step_times: StepTimes | None,
         fingerprints: bool = False,
     ):
         self.scheduler = scheduler
+        self.prefixes = prefixes
         self.runner = runner
         self.fingerprints = fingerprints
         self._max_length = max_length
@@ -45,15 +48,47 @@ class Batches:
         """Those with a step under way."""
         return (turn.generation for batch in self._under_way for turn in batch.turns)
 
+    def open(self, generation: Generation) -> None:
+        """Takes in a new generation."""
+        if same := self.prefixes.take(generation.sequence.id):
+            self.runner.close(same)
+        self.runner.open(generation.sequence)
+        self.scheduler.add(generation)
+
+    def end(self, generation: Generation) -> None:
+        """Forgets a generation that has ended and has no step under way, but may keep what was computed for it."""
+        self.scheduler.end(generation)
+        if self.prefixes.keeps(generation.sequence) and not generation.num_missing:
+            self.prefixes.add(generation.sequence, generation.owner)
+        else:
+            self.runner.close(generation.sequence)
+
     def start(self) -> None:
         """Starts batches until the runner takes no more, or nobody waits."""
-        for generation in self.scheduler.preempted():
-            self.runner.drop(generation.sequence)
-            generation.num_fed = 0
+        self._make_room()
         while len(self._under_way) < self.runner.depth and (turns := self.scheduler.next_batch(self.runner.depth)):
             self.runner.start(self._plan(turns))
             self.scheduler.start(turns)  # after the runner: if that fails, they can still be cancelled
             self._under_way.append(Batch(turns))
+
+    def _make_room(self) -> None:
+        """Drops what there is no room for; gives those that begin what was kept of the same beginning."""
+        fitting = self.scheduler.fitting()
+        for generation in self.scheduler.preempted(fitting):
+            self.runner.drop(generation.sequence)
+            generation.num_fed = 0
+        for generation in fitting:
+            if generation.num_missing and not generation.num_fed:
+                self._reuse(generation)
+        for sequence in self.prefixes.take_surplus(self.scheduler.num_free(fitting)):
+            self.runner.close(sequence)
+
+    def _reuse(self, generation: Generation) -> None:
+        """Begins a generation from a kept sequence that begins with the same tokens, if there is one."""
+        sequence = generation.sequence
+        if prefix := self.prefixes.find(sequence.tokens, generation.owner):
+            self.runner.copy(prefix.sequence, sequence, prefix.length)
+            generation.reuse(prefix.length)
 
     def finish(self) -> list[tuple[Turn, Answers]]:
         """Waits for the oldest batch. Its generations wait for their next step then."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lp.generation import Generation
+from lp.model.kv_cache import pages_of
 from lp.scheduling.room import Room
 from lp.step_cost import StepTimes, most_rows_within
 from lp.verification import Answers
@@ -23,23 +24,6 @@ from lp.verification import Answers
 FEEDING_SHARE = 0.25
 # How many times as long as a usual one a step may take that feeds a prompt beside others.
 LARGEST_SLOWDOWN = 2.0
-
-
-@dataclass
-class SchedulerSettings:
-    """How steps are filled.
-
-    max_step_rows: the most rows that a rank computes in a step beside which other requests decode: a prompt is fed in
-    chunks of what is left of them. None takes as many as make a step take LARGEST_SLOWDOWN times as long as one of a
-    single row, by the measured step times.
-    """
-
-    max_step_rows: int | None = None
-
-    def check(self) -> None:
-        """Raises ValueError for a number that cannot be."""
-        if self.max_step_rows is not None and self.max_step_rows < 1:
-            raise ValueError(f"scheduler.max_step_rows={self.max_step_rows} must be at least 1, or left out")
 
 
 @dataclass(frozen=True)
@@ -134,10 +118,18 @@ class Scheduler:
         feeding = self._feeding_time + generation.num_missing / generation.priority
         self._running[generation] = _Place(self._decoding_time, feeding)
 
-    def preempted(self) -> list[Generation]:
+    def fitting(self) -> list[Generation]:
+        """Those that have room, in the order of their arrival."""
+        return self.room.fitting(self._running)
+
+    def num_free(self, fitting: Iterable[Generation]) -> int:
+        """The pages that are left beside those."""
+        return max(0, self.room.num_pages - sum(pages_of(generation.num_slots) for generation in fitting))
+
+    def preempted(self, fitting: Iterable[Generation]) -> list[Generation]:
         """Those that have lost their room to earlier ones: what they have computed must be dropped."""
-        fitting = set(self.room.fitting(self._running))
-        return [generation for generation in self if generation not in fitting and generation.num_fed]
+        safe = set(fitting)
+        return [generation for generation in self if generation not in safe and generation.num_fed]
 
     def next_batch(self, num_batches: int = 1) -> list[Turn]:
         """The turns of the next step, in the order of arrival; none if nobody waits that has room.
@@ -145,7 +137,7 @@ class Scheduler:
         They count once `start` is called. num_batches: the number of batches that the runner wants under way at the
         same time, of other generations each.
         """
-        waiting = [generation for generation in self.room.fitting(self._running) if generation not in self._under_way]
+        waiting = [generation for generation in self.fitting() if generation not in self._under_way]
         if not waiting:
             return []
         feeding = sorted((one for one in waiting if one.num_missing), key=lambda one: self._running[one].feeding)

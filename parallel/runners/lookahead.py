@@ -50,6 +50,9 @@ class LookaheadParallel(ForwardRunner):
     def open(self, sequence: Sequence) -> None:
         self.inner.open(sequence)
 
+    def copy(self, source: Sequence, target: Sequence, length: int) -> None:
+        self.inner.copy(source, target, length)
+
     def drop(self, sequence: Sequence) -> None:
         self.inner.drop(sequence)
         self._partitioners.pop(sequence.id, None)

@@ -70,6 +70,9 @@ class PipelineParallel:
     def open(self, sequence: Sequence) -> None:
         self.states[sequence.id] = SequenceState.begin(sequence, self.model)
 
+    def copy(self, source: Sequence, target: Sequence, length: int) -> None:
+        self.states[target.id].take_from(self.states[source.id], source.tokens, length)
+
     def drop(self, sequence: Sequence) -> None:
         self.states[sequence.id].drop()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def load(folder: Path, num_pages: int) -> Engine:
 class OneByOne(Scheduler):
     """Gives one turn in each step, and knows nothing of room."""
 
-    def preempted(self) -> list[Generation]:
+    def preempted(self, fitting: Iterable[Generation]) -> list[Generation]:
         return []
 
     def next_batch(self, num_batches: int = 1) -> list[Turn]:

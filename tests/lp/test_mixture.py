@@ -9,6 +9,7 @@ import pytest
 
 from lp import Engine
 from lp.scheduling.room import Room
+from lp.scheduling.settings import SchedulerSettings
 from tests.mixture import check_mixture, make_mixture, run_mixture
 
 
@@ -37,6 +38,6 @@ def test_a_compiled_forward_serves_a_mixture(checkpoint_folder: Callable[[str], 
 
 
 def test_few_rows_in_a_step_change_nothing(llama: Engine) -> None:
-    engine = Engine(llama.checkpoint, max_step_rows=3)
+    engine = Engine(llama.checkpoint, scheduler=SchedulerSettings(max_step_rows=3))
     mixture = run_mixture(engine, make_mixture(engine, 12, 8))
     check_mixture(mixture, llama)

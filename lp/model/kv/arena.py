@@ -108,15 +108,17 @@ class Arena(KVMemory):
             if not self._evict_one(cache):
                 self._slide_to_front(cache)  # its pages must be consecutive: otherwise, all free ones would do
 
-    def fork(self, cache: PagedCache) -> PagedCache:
-        """Another cache with the same tokens. Full pages are shared, unless the pages of each must be consecutive."""
+    def fork(self, cache: PagedCache, length: int) -> PagedCache:
+        """Another cache with the same first `length` tokens. It shares full pages, unless those of each must be
+        consecutive.
+        """
         copy = self.open()
-        full = 0 if self.allocator.in_runs else cache.length // PAGE
-        count = pages_of(cache.length) - full
+        full = 0 if self.allocator.in_runs else length // PAGE
+        count = pages_of(length) - full
         taken = self._take(count, cache, copy)
         copy.pages += self.allocator.share(cache.pages[:full])
         copy.pages += taken
-        copy.length = cache.length
+        copy.length = length
         if count:
             self._copy(cache.pages[full], copy.pages[full], count)
         return copy
@@ -282,9 +284,9 @@ class PagedCache(KVCache):
             self.arena.move(self.take_moves())
 
     @torch.inference_mode()
-    def fork(self) -> PagedCache:
+    def fork(self, length: int | None = None) -> PagedCache:
         self.settle()
-        return self.arena.fork(self)
+        return self.arena.fork(self, self.length if length is None else length)
 
     def release(self) -> None:
         self.arena.allocator.give_back(self.pages)

@@ -122,11 +122,15 @@ class ContiguousCache(KVCache):
         self.length += len(rows)
 
     @torch.inference_mode()
-    def fork(self) -> ContiguousCache:
-        memory = self._memory
-        copy = ContiguousCache(self.num_layers, self.length) if memory is None else memory.open(self.length)
-        copy.reserve(self.length)
-        copy.length = self.length
+    def fork(self, length: int | None = None) -> ContiguousCache:
+        memory, length = self._memory, self.length if length is None else length
+        if memory is None:
+            copy = ContiguousCache(self.num_layers, length)
+            copy.reserve(length)
+        else:
+            copy = memory.open(length)
+            memory.reserve([(self, 0), (copy, length)])
+        copy.length = length
         copy.keys, copy.values = dict(self.keys), dict(self.values)
         copy._move()
         return copy

@@ -48,6 +48,12 @@ class Machine:
     def abandon(self) -> None:
         pass
 
+    def copy(self, source: Sequence, target: Sequence, length: int) -> None:
+        raise AssertionError("nothing is used again")
+
+    def drop(self, sequence: Sequence) -> None:
+        raise AssertionError("there is room")
+
     def close(self, sequence: Sequence) -> None:
         self.is_open = False
 

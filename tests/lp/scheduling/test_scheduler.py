@@ -8,7 +8,8 @@ from lp import Auto, Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.generation import Generation
 from lp.model.kv_cache import PAGE
 from lp.scheduling.room import Room
-from lp.scheduling.scheduler import Scheduler, SchedulerSettings, StepRows, step_rows
+from lp.scheduling.scheduler import Scheduler, StepRows, step_rows
+from lp.scheduling.settings import SchedulerSettings
 from lp.step_cost import StepTimes
 
 GREEDY = Sampling(temperature=0.0, seed=0)
@@ -131,11 +132,13 @@ def test_prompts_keep_a_share_of_each_step(llama: Engine) -> None:
 def test_who_has_lost_its_room_is_named(llama: Engine) -> None:
     first, second = prompts_of(llama, [PAGE - 4, PAGE - 4], [1, 1])
     scheduler = scheduler_of([first, second], StepRows(), Room(2))
-    assert len(scheduler.next_batch()) == 2 and scheduler.preempted() == []
+    assert len(scheduler.next_batch()) == 2 and scheduler.preempted(scheduler.fitting()) == []
     run(scheduler, 6)
-    assert scheduler.preempted() == [second], "the first needs a second page"
+    assert scheduler.preempted(scheduler.fitting()) == [second], "the first needs a second page"
     second.num_fed = 0
-    assert scheduler.preempted() == [] and [turn.generation for turn in scheduler.next_batch()] == [first]
+    assert scheduler.preempted(scheduler.fitting()) == [] and [turn.generation for turn in scheduler.next_batch()] == [
+        first
+    ]
 
 
 def test_batches_under_way_together_share_the_generations(llama: Engine) -> None:

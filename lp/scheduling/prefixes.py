@@ -1,0 +1,103 @@
+"""Finished sequences whose keys and values are kept, so that a request that begins like one of them need not compute
+its beginning again.
+
+All ranks keep the same ones, as nothing but the order of events and the numbers of tokens counts. Knows nothing of
+where keys and values lie.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from lp.model.kv_cache import pages_of
+from lp.request import Sequence as TokenSequence
+from lp.scheduling.settings import PrefixReuse, SchedulerSettings
+
+# A shorter beginning is not worth the copy.
+LEAST_TOKENS = 16
+
+
+class Prefix(NamedTuple):
+    """The beginning of a kept sequence. length: its number of tokens."""
+
+    sequence: TokenSequence
+    length: int
+
+
+@dataclass
+class _Kept:
+    """A finished sequence, all of whose tokens but the last have been computed. tokens: these, int64."""
+
+    sequence: TokenSequence
+    owner: str | None
+    tokens: np.ndarray
+
+    @property
+    def num_pages(self) -> int:
+        return pages_of(len(self.tokens))
+
+
+class Prefixes:
+    """The sequences that are kept; the one that was used least recently is first."""
+
+    def __init__(self, settings: SchedulerSettings):
+        self._reuse = settings.prefix_reuse
+        self._most = settings.max_prefixes
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keeps(self, sequence: TokenSequence) -> bool:
+        """Whether it is worth keeping a sequence that has ended."""
+        return self._reuse is not PrefixReuse.off and len(sequence.tokens) > LEAST_TOKENS
+
+    def add(self, sequence: TokenSequence, owner: str | None) -> None:
+        """Keeps a sequence that has ended. owner: of its request."""
+        self._kept[sequence.id] = _Kept(sequence, owner, np.array(sequence.tokens[:-1], np.int64))
+
+    def find(self, tokens: Sequence[int], owner: str | None) -> Prefix | None:
+        """The longest beginning that a kept sequence shares with a prompt, all but the last token of which counts."""
+        wanted = np.array(tokens[:-1], np.int64)
+        best = max(self._allowed(owner), key=lambda kept: _num_shared(kept.tokens, wanted), default=None)
+        length = 0 if best is None else _num_shared(best.tokens, wanted)
+        if best is None or length < LEAST_TOKENS:
+            return None
+        self._kept.move_to_end(best.sequence.id)
+        return Prefix(best.sequence, length)
+
+    def _allowed(self, owner: str | None) -> Iterator[_Kept]:
+        return (kept for kept in self._kept.values() if self._reuse is PrefixReuse.all or kept.owner == owner)
+
+    def take_surplus(self, num_pages: int) -> list[TokenSequence]:
+        """Takes out the sequences that are too many, or for which there are too few pages."""
+        surplus: list[TokenSequence] = []
+        total = sum(kept.num_pages for kept in self._kept.values())
+        while self._kept and (len(self._kept) > self._most or total > num_pages):
+            _, kept = self._kept.popitem(last=False)
+            total -= kept.num_pages
+            surplus.append(kept.sequence)
+        return surplus
+
+    def take(self, sequence_id: str) -> TokenSequence | None:
+        """Takes out a sequence; None if it is not kept."""
+        kept = self._kept.pop(sequence_id, None)
+        return kept and kept.sequence
+
+    def take_all(self) -> list[TokenSequence]:
+        """Takes out all sequences."""
+        sequences = [kept.sequence for kept in self._kept.values()]
+        self._kept.clear()
+        return sequences
+
+
+def _num_shared(one: np.ndarray, other: np.ndarray) -> int:
+    """The number of tokens with which both begin."""
+    length = min(len(one), len(other))
+    differing = np.flatnonzero(one[:length] != other[:length])
+    return int(differing[0]) if len(differing) else length
