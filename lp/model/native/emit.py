@@ -208,9 +208,9 @@ class StageWriter:
         number = next((n for n, one in enumerate(self._arguments) if one == layer), len(self._arguments))
         if number == len(self._arguments):
             self._arguments.append(layer)
-        which = "keys" if statement.is_key else "values"
+        is_key = "true" if statement.is_key else "false"
         self._lines.append(
-            f"keep(step.{which}[x{number}], step, r, {name} + {source.start}, {stride}, {statement.num_heads}, "
+            f"keep({is_key}, x{number}, step, r, {name} + {source.start}, {stride}, {statement.num_heads}, "
             f"{statement.head_dim});"
         )
 

@@ -1,6 +1,6 @@
 """The native forward of a model: instructions bound to packed weights, and memory for the rows of a step.
 
-R rows, L layers, V vocabulary
+B sequences, R rows of all of them, V vocabulary
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lp.host.trees import address
 from lp.model.causal import SequenceRows
 from lp.model.kv.contiguous import ContiguousCache
 from lp.model.kv_cache import KVCache
@@ -25,18 +26,20 @@ MOST_QUERIES, KEYS = 48, 64
 
 
 class _Step(ctypes.Structure):
-    """Step in kernels/attention_task.h."""
+    """Step in kernels/step.h."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("tokens", "positions")),
-        *((name, ctypes.c_long) for name in ("num_rows", "num_answered", "length", "capacity")),
-        *((name, ctypes.c_void_p) for name in ("keys", "values", "starts", "visible")),
+        *((name, ctypes.c_long) for name in ("num_sequences", "num_layers")),
+        *((name, ctypes.c_void_p) for name in ("sequences", "stores", "tokens", "parents", "depths")),
+        *((name, ctypes.c_void_p) for name in ("row_tokens", "positions")),
+        *((name, ctypes.c_long) for name in ("num_rows", "num_answered", "num_runs")),
+        *((name, ctypes.c_void_p) for name in ("rows", "runs", "seen")),
     ]
 
 
 class NativeForward:
-    """A FastForward for the CPU, for one step at a time. Each row's logits are the same to the last bit whatever rows
-    are beside it and however much of its path is cached.
+    """A FastForward for the CPU, which runs all rows of a step at once. Each row's logits are the same to the last bit
+    whatever rows and sequences are beside it and however much of its path is cached.
     """
 
     begins_caches = True
@@ -72,42 +75,65 @@ class NativeForward:
 
     def __call__(self, given: Sequence[SequenceRows]) -> Tensor:
         """See FastForward."""
-        logits = [self._forward(*rows, None) for rows in given]
-        return logits[0] if len(logits) == 1 else torch.cat(logits)
+        return self._forward(given, None)
 
     def times(self, tree: TokenTree, cache: KVCache, num_logits: int) -> list[tuple[int, float]]:
         """Runs a step; returns kind (see source.py) and seconds of each instruction, the wait for other threads
         included.
         """
         times = np.zeros(len(self._instructions) + 1)
-        self._forward(tree, cache, num_logits, times)
+        self._forward([SequenceRows(tree, cache, num_logits)], times)
         return list(zip([one.kind for one in self._instructions], np.diff(times).tolist(), strict=True))
 
-    def _forward(self, tree: TokenTree, cache: KVCache, num_logits: int, times: np.ndarray | None) -> Tensor:
-        assert isinstance(cache, ContiguousCache), "the native code reads a layer's tokens as one piece of memory"
-        num_rows, width = len(tree), self._logits.width
-        if not cache.is_written:
-            cache.allocate(self._cache_shapes, self._dtype)
+    def _forward(self, given: Sequence[SequenceRows], times: np.ndarray | None) -> Tensor:
+        caches = [self._written(rows.cache) for rows in given]
+        table = np.array(
+            [
+                [len(tree), count, cache.length, cache.capacity, 0, 0]
+                for (tree, _, count), cache in zip(given, caches, strict=True)
+            ]
+        )
+        num_rows, num_logits, *_ = table.sum(axis=0).tolist()
+        longest = int((table[:, 0] + table[:, 2]).max())
+        trees = [rows.tree for rows in given]
+        inputs = np.concatenate(
+            [tree.tokens for tree in trees] + [tree.parents for tree in trees] + [tree.depths for tree in trees],
+            dtype=np.int64,
+        )
         if num_rows > self._memory.capacity:
             self._reserve(num_rows)
-        self._memory.numbers(self._tokens)[:num_rows] = tree.tokens
-        np.add(tree.depths, cache.length, out=self._memory.numbers(self._positions)[:num_rows])
+        width = self._logits.width
         logits = self._output.take(num_logits, width)
         self._arguments[self._logits_at] = logits.data_ptr() - (num_rows - num_logits) * width * logits.itemsize
-        self._run(tree, cache, num_logits, times)
+        self._run(table, inputs, np.concatenate([cache.addresses() for cache in caches]), longest, times)
         return logits
 
-    def _run(self, tree: TokenTree, cache: ContiguousCache, num_logits: int, times: np.ndarray | None) -> None:
-        num_threads = torch.get_num_threads()
-        num_scores = MOST_QUERIES * -(-(cache.length + len(tree)) // KEYS) * KEYS
+    def _written(self, cache: KVCache) -> ContiguousCache:
+        """The cache, with memory for every layer."""
+        assert isinstance(cache, ContiguousCache), "the native code reads a layer's tokens as one piece of memory"
+        if not cache.is_written:
+            cache.allocate(self._cache_shapes, self._dtype)
+        return cache
+
+    def _run(
+        self, table: np.ndarray, inputs: np.ndarray, stores: np.ndarray, longest: int, times: np.ndarray | None
+    ) -> None:
+        """table: int64 [B, 6], Sequence in kernels/step.h for each. inputs: int64 [3 * R] tokens, parents and depths.
+        stores: the addresses of all caches. longest: tokens of the longest sequence.
+        """
+        num_threads, num_rows = torch.get_num_threads(), len(inputs) // 3
+        num_scores = MOST_QUERIES * -(-longest // KEYS) * KEYS
         if len(self._scores) < num_threads * num_scores:
             self._scores = torch.empty(2 * num_threads * num_scores)
-        starts, visible = tree.ancestors()
-        stores = cache.addresses()
+        depths = inputs[2 * num_rows :]
+        rows, runs = np.empty((num_rows + 1, 2), np.int64), np.empty((2 * len(table), 3), np.int64)
+        seen = np.empty(int(depths.sum()) + num_rows, np.int32)
+        given = address(inputs)
         step = _Step(
+            len(table), self.num_layers, address(table), address(stores),
+            given, given + 8 * num_rows, given + 16 * num_rows,
             self._memory.address(self._tokens), self._memory.address(self._positions),
-            len(tree), num_logits, cache.length, cache.capacity,
-            stores.ctypes.data, stores.ctypes.data + stores.nbytes // 2, starts.ctypes.data, visible.ctypes.data,
+            0, 0, 0, address(rows), address(runs), address(seen),
         )  # fmt: skip
         self._library.forward(
             ctypes.byref(step), ctypes.c_void_p(self._table.ctypes.data), ctypes.c_long(len(self._table)),

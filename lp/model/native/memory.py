@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 
 import numpy as np
@@ -51,12 +50,6 @@ class RowMemory:
 
     def address(self, value: Value) -> int:
         return self._addresses[id(value)]
-
-    def numbers(self, value: Value) -> np.ndarray:
-        """[capacity * width] int64, the numbers of a value of integers."""
-        assert value.is_integer
-        count = self.capacity * value.width
-        return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(self.address(value)))
 
 
 class Output:

@@ -1,4 +1,4 @@
-// Attention of a tree's rows over the KV cache: each row sees the prefix, its ancestors and itself.
+// Attention of the rows of trees over KV caches: each row sees its sequence's prefix, its ancestors and itself.
 //
 // For every row and head all sums are made in an order by the positions of the keys, whether they lie in the prefix or in
 // the tree. So a row's result is the same to the last bit wherever the prefix ends and whatever other rows there are.
@@ -8,12 +8,16 @@
 #include "vector_attention.h"
 
 #define ENOUGH_ROWS 2  // for a task, if there are too few for all threads
+#define TURNING 16     // queries that cost as much as turning the keys for them
 
-// Writes one row's keys or values behind the prefix.
-static inline void keep(weight_t* cache, const Step& step, long row, const float* from, long stride, long num_heads,
-                        long size) {
+// Writes one row's keys or values behind its sequence's prefix.
+static inline void keep(bool is_key, long layer, const Step& step, long row, const float* from, long stride,
+                        long num_heads, long size) {
+    const Row& own = step.rows[row];
+    const Sequence& sequence = step.sequences[own.sequence];
+    weight_t* cache = is_key ? step.keys(own.sequence, layer) : step.values(own.sequence, layer);
     for (long head = 0; head < num_heads; head++) {
-        weight_t* to = cache + (head * step.capacity + step.length + row) * size;
+        weight_t* to = cache + (head * sequence.capacity + sequence.length + own.number) * size;
         for (long d = 0; d < size; d++) to[d] = rounded(from[head * stride + d]);
     }
 }
@@ -27,22 +31,61 @@ static void attend_task(const Task& task, float* room) {
     attend_by_vectors<SIZE>(task, room);
 }
 
-// The share of one of `num_threads` threads: some of the heads and rows.
+// A run's rows from `first` on in chunks of about the same size, each for as many tasks as there are heads.
+struct Chunks {
+    const Run& run;
+    long begin, count, num_chunks;
+
+    // most: rows of a chunk. num_threads: which this run's tasks are for. A task turns all keys, so there are no more
+    // than needed.
+    Chunks(const Run& run, long first, long most, long num_heads, long num_threads)
+        : run(run), begin(run.first < first ? first : run.first), count(run.last < begin ? 0 : run.last - begin) {
+        num_chunks = (count + most - 1) / most;
+        while (num_chunks * num_heads % num_threads && num_chunks * ENOUGH_ROWS <= count) num_chunks++;
+    }
+
+    long start(long chunk) const { return begin + count * chunk / num_chunks; }
+    // What a task costs, about: its keys are turned, and each query meets each of them.
+    long cost(const Step& step, long chunk, long num_groups) const {
+        const long last = start(chunk + 1), num_keys = step.sequences[run.sequence].length + step.rows[last - 1].number + 1;
+        return num_keys * (TURNING + (last - start(chunk)) * num_groups);
+    }
+};
+
+// The share of one of `num_threads` threads: some of the heads and rows, for about as much work as the others have.
 template <int SIZE>
 static void attend(const float* query, long query_width, long query_stride, float* out, long layer, const Step& step,
                    long num_heads, long num_groups, long first, float scale, long window, float softcap, float* room,
                    long thread, long num_threads) {
-    // Tasks of about the same size, as many for each thread: a task turns all keys, so there are no more than needed.
-    const long count = step.num_rows - first, most = MOST_QUERIES / num_groups > 0 ? MOST_QUERIES / num_groups : 1;
-    long num_chunks = (count + most - 1) / most;
-    while (num_chunks * num_heads % num_threads && num_chunks * ENOUGH_ROWS <= count) num_chunks++;
-    for (long number = thread; number < num_heads * num_chunks; number += num_threads) {
-        const long chunk = number / num_heads, begin = first + count * chunk / num_chunks,
-                   end = first + count * (chunk + 1) / num_chunks;
-        const long head = number % num_heads, at = head * step.capacity * SIZE;
-        const Task task{query,     query_width, query_stride, out,        step.keys[layer] + at, step.values[layer] + at,
-                        step,      SIZE,        head,         num_heads,  num_groups,            begin,
-                        end,       scale,       window,       softcap};
-        attend_task<SIZE>(task, room);
+    const long most = MOST_QUERIES / num_groups > 0 ? MOST_QUERIES / num_groups : 1;
+    const long threads_of_run = (num_threads + step.num_runs - 1) / step.num_runs;
+    long whole = 0, done = 0;
+    for (long n = 0; n < step.num_runs; n++) {
+        const Chunks chunks(step.runs[n], first, most, num_heads, threads_of_run);
+        for (long chunk = 0; chunk < chunks.num_chunks; chunk++)
+            whole += num_heads * chunks.cost(step, chunk, num_groups);
+    }
+    for (long n = 0; n < step.num_runs; n++) {
+        const Chunks chunks(step.runs[n], first, most, num_heads, threads_of_run);
+        const long sequence = step.runs[n].sequence;
+        for (long chunk = 0; chunk < chunks.num_chunks; chunk++) {
+            const long cost = chunks.cost(step, chunk, num_groups);
+            for (long head = 0; head < num_heads; head++, done += cost) {
+                if ((done + cost / 2) * num_threads / whole != thread) continue;
+                const long at = head * step.sequences[sequence].capacity * SIZE;
+                const Task task{query,     query_width,
+                                query_stride,
+                                out,       step.keys(sequence, layer) + at,
+                                step.values(sequence, layer) + at,
+                                step,      step.sequences[sequence].length,
+                                SIZE,      head,
+                                num_heads, num_groups,
+                                chunks.start(chunk),
+                                chunks.start(chunk + 1),
+                                scale,     window,
+                                softcap};
+                attend_task<SIZE>(task, room);
+            }
+        }
     }
 }

@@ -1,37 +1,29 @@
 // What one thread computes of a layer's attention at a time: a key/value head for some rows.
 #pragma once
 
-#include "numbers.h"
+#include "step.h"
 
 #define KEYS 64          // room for scores is a multiple of this
 #define MOST_QUERIES 48  // of one task
 
-// What all layers of a step share. starts, visible: row r sees the rows visible[starts[r]] ... visible[starts[r + 1] -
-// 1], itself the last. The cache holds `length` tokens before this step's rows, and has room for `capacity`.
-struct Step {
-    const long *tokens, *positions;
-    long num_rows, num_answered, length, capacity;
-    weight_t *const *keys, *const *values;
-    const int *starts, *visible;
-};
-
-// The query heads that share a key/value head, for rows [first, last): at most MOST_QUERIES queries, those of a row next
-// to each other. size: numbers of a head. window: keys that a row sees at most, 0 for all. softcap: 0 for none.
+// The query heads that share a key/value head, for rows [first, last) of a run: at most MOST_QUERIES queries, those of a
+// row next to each other. length: of the prefix. size: numbers of a head. window: keys that a row sees at most, 0 for
+// all. softcap: 0 for none.
 struct Task {
     const float* query;
     long query_width, query_stride;
     float* out;
     const weight_t *keys, *values;
     const Step& step;
-    long size, head, num_heads, num_groups, first, last;
+    long length, size, head, num_heads, num_groups, first, last;
     float scale;
     long window;
     float softcap;
 
     long num_queries() const { return (last - first) * num_groups; }
     long row_of(long q) const { return first + q / num_groups; }
-    // Of the prefix and the step's rows.
-    long num_keys() const { return step.length + step.num_rows; }
+    // Those of the prefix, and of the sequence's rows up to the last one here.
+    long num_keys() const { return length + step.rows[last - 1].number + 1; }
     // Floats from one query's scores to the next one's.
     long stride() const { return (num_keys() + KEYS - 1) / KEYS * KEYS; }
 
@@ -42,9 +34,9 @@ struct Task {
         return out + (row_of(q) * num_heads * num_groups + head * num_groups + q % num_groups) * size;
     }
 
-    const int* seen_by(long row) const { return step.visible + step.starts[row]; }
+    const int* seen_by(long row) const { return step.seen_by(row); }
     // A row sees the keys [begin_of, end_of) of its path: those of the prefix, then its ancestors and itself.
-    long end_of(long row) const { return step.length + step.starts[row + 1] - step.starts[row]; }
+    long end_of(long row) const { return length + step.num_seen(row); }
     long begin_of(long row) const {
         const long begin = window > 0 ? end_of(row) - window : 0;
         return begin < 0 ? 0 : begin;
@@ -59,7 +51,7 @@ struct Task {
     // Puts a row's scores, which are those of all keys, in the order of its path.
     void follow_path(long row, float* scores) const {
         const int* seen = seen_by(row);
-        for (long n = 0; step.length + n < end_of(row); n++) scores[step.length + n] = scores[step.length + seen[n]];
+        for (long n = 0; length + n < end_of(row); n++) scores[length + n] = scores[length + seen[n]];
     }
 };
 

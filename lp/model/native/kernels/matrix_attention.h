@@ -108,7 +108,7 @@ template <int SIZE>
 static inline void add_own_blocks(const Task& task, long row, long from, const float* scores, float* sums) {
     alignas(64) half_t tiles[SIZE / 16 * TILE], weights[TILE] = {}, nothing[SIZE] = {};
     alignas(64) float own[TILE_ROWS * SIZE] = {};
-    const long end = task.end_of(row), length = task.step.length, stride = task.stride();
+    const long end = task.end_of(row), length = task.length, stride = task.stride();
     const int* seen = task.seen_by(row);
     for (long first = 0; first < task.num_groups; first += TILE_ROWS) {
         const long count = task.num_groups - first < TILE_ROWS ? task.num_groups - first : TILE_ROWS;
@@ -134,7 +134,7 @@ template <int SIZE>
 static void attend_by_matrix_unit(const Task& task, float* room) {
     constexpr long MOST_BLOCKS = 256 * 64 / SIZE / VALUES;  // of the prefix, whose tiles stay in the first cache
     const long num_queries = task.num_queries(), num_tiles = (num_queries + TILE_ROWS - 1) / TILE_ROWS;
-    const long num_keys = task.num_keys(), stride = task.stride(), whole = task.step.length / VALUES * VALUES;
+    const long num_keys = task.num_keys(), stride = task.stride(), whole = task.length / VALUES * VALUES;
     const long from = task.begin_of_all() / VALUES * VALUES;
     alignas(64) half_t queries[MOST_QUERIES * SIZE], tiles[MOST_BLOCKS * SIZE / 16 * TILE];
     alignas(64) float sums[MOST_QUERIES * SIZE] = {};

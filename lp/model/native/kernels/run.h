@@ -79,6 +79,7 @@ static void run_program(const Step& step, const Instruction* program, long num_i
             const long first = one.is_last ? step.num_rows - step.num_answered : 0, count = step.num_rows - first;
             if (one.meets && num_threads > 1) meeting.wait();
             if (times && thread == 0) times[n] = omp_get_wtime();
+            if (count == 0) continue;
             if (one.kind == FUNCTION)
                 functions[one.number](step, a, first + count * thread / num_threads,
                                       first + count * (thread + 1) / num_threads);

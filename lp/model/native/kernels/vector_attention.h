@@ -105,8 +105,8 @@ static inline void add_all_values(float* const* weights, long first, const float
 template <int SIZE>
 static void attend_by_vectors(const Task& task, float* room) {
     constexpr int PADDED = (SIZE + LANES - 1) / LANES * LANES;
-    const Step& step = task.step;
     const long num_queries = task.num_queries(), num_keys = task.num_keys(), hidden = task.begin_of_all();
+    const long length = task.length;
     const float* queries[MOST_QUERIES];
     float *scores[MOST_QUERIES], *outs[MOST_QUERIES];
     alignas(64) float sums[MOST_QUERIES * PADDED], turned[KEYS * PADDED];
@@ -132,10 +132,10 @@ static void attend_by_vectors(const Task& task, float* room) {
         const long row = task.row_of(q), begin = task.begin_of(row);
         task.follow_path(row, scores[q]);
         factors[q] = soften(scores[q], begin, task.end_of(row));
-        for (long key = hidden < step.length ? hidden : step.length; key < begin; key++) scores[q][key] = 0.0f;
+        for (long key = hidden < length ? hidden : length; key < begin; key++) scores[q][key] = 0.0f;
     }
-    for (long key = hidden; key < step.length; key += KEYS) {
-        const long count = step.length - key < KEYS ? step.length - key : KEYS;
+    for (long key = hidden; key < length; key += KEYS) {
+        const long count = length - key < KEYS ? length - key : KEYS;
         const float* wide = widen<SIZE, PADDED>(task.values + key * SIZE, count, turned);
         long q = 0;
         for (; q + QUERIES <= num_queries; q += QUERIES)
@@ -143,14 +143,14 @@ static void attend_by_vectors(const Task& task, float* room) {
         for (; q < num_queries; q++) add_all_values<1, PADDED>(scores + q, key, wide, count, outs + q);
     }
     for (long row = task.first; row < task.last; row++) {
-        const long num_seen = task.end_of(row) - step.length, q = (row - task.first) * task.num_groups;
+        const long num_seen = task.end_of(row) - length, q = (row - task.first) * task.num_groups;
         for (long begin = 0; begin < num_seen; begin += KEYS) {
             const long count = num_seen - begin < KEYS ? num_seen - begin : KEYS;
             for (long n = 0; n < count; n++)
-                widen_one<SIZE, PADDED>(task.values + (step.length + task.seen_by(row)[begin + n]) * SIZE,
+                widen_one<SIZE, PADDED>(task.values + (length + task.seen_by(row)[begin + n]) * SIZE,
                                         turned + n * PADDED);
             for (long g = q; g < q + task.num_groups; g++)
-                add_all_values<1, PADDED>(scores + g, step.length + begin, turned, count, outs + g);
+                add_all_values<1, PADDED>(scores + g, length + begin, turned, count, outs + g);
         }
     }
     for (long q = 0; q < num_queries; q++) {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,53 +19,12 @@ from lp.model.native import build
 from lp.model.native.forward import NativeForward
 from lp.model.native.make import make_native
 from lp.tree import TokenTree, TreeBuilder, chain
+from tests.lp.model.native.shapes import SHAPES
 from tests.lp.test_tree import random_tree
-from tests.models import ARCHITECTURES, SLIDING_WINDOW, VOCAB_SIZE, save_checkpoint
+from tests.models import ARCHITECTURES, SLIDING_WINDOW, VOCAB_SIZE
 
 NATIVE = [name for name in ARCHITECTURES if name not in ("mixtral", "qwen3_moe")]
 HALF = ["llama", "gemma2", "gpt2"]
-# Models of other shapes: the architecture, and what differs from the tiny one.
-SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    # No vector or tile divides these sizes.
-    "odd": (
-        "qwen3",
-        {
-            "hidden_size": 36,
-            "head_dim": 12,
-            "num_attention_heads": 3,
-            "num_key_value_heads": 1,
-            "intermediate_size": 50,
-        },
-    ),
-    # Heads that a matrix unit computes: with windows and soft-capping, with many queries for a key, and large ones.
-    "windows": ("gemma2", {"head_dim": 64, "num_attention_heads": 8}),
-    "groups": ("qwen3", {"hidden_size": 40, "head_dim": 96, "num_attention_heads": 20, "num_key_value_heads": 1}),
-    "large": ("llama", {"head_dim": 256}),
-}
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder for compiled code, shared by all workers of a test run."""
-    folder = tmp_path_factory.getbasetemp().parent / "compiled"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-@pytest.fixture
-def load_both(
-    checkpoint_folder: Callable[[str], Path], tmp_path: Path, kept: Path
-) -> Callable[[str, str], tuple[CausalModel, NativeForward]]:
-    def load_both(name: str, dtype: str) -> tuple[CausalModel, NativeForward]:
-        if name in SHAPES:
-            architecture, changes = SHAPES[name]
-            path = save_checkpoint(tmp_path / name, architecture, **changes)
-        else:
-            path = checkpoint_folder(name)
-        model = load(ModelSettings(str(path), dtype, "cpu", compile=CompileMode.off)).model
-        return model, make_native(model, kept)
-
-    return load_both
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:

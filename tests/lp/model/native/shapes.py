@@ -1,0 +1,24 @@
+"""Shapes of tiny models with which the native kernels have more or other work than with the usual ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Models of other shapes: the architecture, and what differs from the tiny one.
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    # No vector or tile divides these sizes.
+    "odd": (
+        "qwen3",
+        {
+            "hidden_size": 36,
+            "head_dim": 12,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "intermediate_size": 50,
+        },
+    ),
+    # Heads that a matrix unit computes: with windows and soft-capping, with many queries for a key, and large ones.
+    "windows": ("gemma2", {"head_dim": 64, "num_attention_heads": 8}),
+    "groups": ("qwen3", {"hidden_size": 40, "head_dim": 96, "num_attention_heads": 20, "num_key_value_heads": 1}),
+    "large": ("llama", {"head_dim": 256}),
+}
