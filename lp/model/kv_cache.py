@@ -57,6 +57,10 @@ class KVCache(Cache, ABC):
         """
 
     @abstractmethod
+    def shrink(self, num_pages: int) -> None:
+        """Gives back what is held beyond so many pages, which must be enough for the cached tokens."""
+
+    @abstractmethod
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
     ) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from lp.hardware import upload
 from lp.model.kv.memory import KVMemory, OutOfRoom
-from lp.model.kv.moves import NO_MOVES, move, move_given
+from lp.model.kv.moves import NO_MOVES, copy_pages, move, move_given, move_pages
 from lp.model.kv.pages import PageAllocator
 from lp.model.kv_cache import PAGE, KVCache, pages_of
 
@@ -95,18 +95,37 @@ class Arena(KVMemory):
         super().limit(num_pages)
         self.allocator.limit(self.num_pages + 1)
 
-    def grow(self, cache: PagedCache, num_tokens: int) -> None:
+    def _count_needed(self, caches: list[KVCache]) -> int:
+        """See KVMemory. Caches may share the pages that their next rows are not written to."""
+        if (most := super()._count_needed(caches)) <= self.num_pages:
+            return most
+        full = [page for cache in caches for page in self._pages_of(cache)[: cache.length // PAGE]]
+        return most - len(full) + len(set(full))
+
+    def _pages_of(self, cache: KVCache) -> list[int]:
+        assert isinstance(cache, PagedCache)
+        return cache.pages
+
+    @torch.inference_mode()
+    def _make_room(self, cache: KVCache, num_tokens: int) -> None:
         """Gives a cache pages for so many tokens, and makes all those its own that it is going to write."""
-        num_pages = pages_of(num_tokens)
-        if num_pages > self.num_pages:
-            raise OutOfRoom(num_pages, self.num_pages)
+        assert isinstance(cache, PagedCache)
+        cache.places, num_pages = None, pages_of(num_tokens)
         for place in range(cache.length // PAGE, min(num_pages, len(cache.pages))):
             while self.allocator.is_shared(cache.pages[place]) and not self._make_own(cache, place):
-                has_evicted = self._evict_one(cache)  # perhaps the last one that shares the page
-                assert has_evicted, "a page is shared by nobody else"
+                has_freed = self._evict_one() or self._shrink_step()  # perhaps the last one that shares the page
+                assert has_freed, "a page is shared by nobody else"
         while not self._extend(cache, num_pages):
-            if not self._evict_one(cache):
-                self._slide_to_front(cache)  # its pages must be consecutive: otherwise, all free ones would do
+            if not self._evict_one() and not self._shrink_step():
+                self._lay_out_step()
+
+    def _lay_out_step(self) -> None:
+        """Moves the caches of the step at hand, the only ones, to the first pages, each with as many as it needs."""
+        assert self.allocator.in_runs, "all free pages would do"
+        caches = self._of_step()
+        held = [self._pages_of(cache) for cache in caches]
+        sources, targets = self.allocator.lay_out(held, [self._needed[id(cache)] for cache in caches])
+        move_pages(self._stores, sources, targets)
 
     def fork(self, cache: PagedCache, length: int) -> PagedCache:
         """Another cache with the same first `length` tokens. It shares full pages, unless those of each must be
@@ -120,7 +139,7 @@ class Arena(KVMemory):
         copy.pages += taken
         copy.length = length
         if count:
-            self._copy(cache.pages[full], copy.pages[full], count)
+            copy_pages(self._stores, cache.pages[full], copy.pages[full], count)
         return copy
 
     def move_given(self, moves: Tensor, num_moves: Tensor) -> None:
@@ -145,7 +164,7 @@ class Arena(KVMemory):
             return False
         page = cache.pages[place]
         if place * PAGE < cache.length:
-            self._copy(page, own[0], 1)
+            copy_pages(self._stores, page, own[0], 1)
         cache.pages[place] = own[0]
         self.allocator.give_back([page])
         return True
@@ -155,8 +174,7 @@ class Arena(KVMemory):
         missing = num_pages - len(cache.pages)
         if missing <= 0:
             return True
-        taken = self.allocator.take(missing, after=cache.pages[-1] if cache.pages else None)
-        if taken is not None:
+        if (taken := self.allocator.take(missing, after=cache.pages[-1] if cache.pages else None)) is not None:
             cache.pages += taken
             return True
         return self.allocator.in_runs and bool(cache.pages) and self._relocate(cache, num_pages)
@@ -166,25 +184,10 @@ class Arena(KVMemory):
         run = self.allocator.take(num_pages)
         if run is None:
             return False
-        self._copy(cache.pages[0], run[0], len(cache.pages))
+        copy_pages(self._stores, cache.pages[0], run[0], len(cache.pages))
         self.allocator.give_back(cache.pages)
         cache.pages += run
         return True
-
-    def _slide_to_front(self, cache: PagedCache) -> None:
-        """Moves the only cache that has pages to the first ones, by pieces that do not overlap."""
-        first, count = cache.pages[0], len(cache.pages)
-        for place in range(0, count, gap := first - 1):
-            self._copy(first + place, 1 + place, min(gap, count - place))
-        self.allocator.give_back(cache.pages)
-        front = self.allocator.take(count)
-        assert front is not None and front[0] == 1, "another cache holds pages"
-        cache.pages += front
-
-    def _copy(self, source: int, target: int, count: int) -> None:
-        """Copies consecutive pages; one operation for all layers that are alike."""
-        for store in self._stores:
-            store[:, target : target + count].copy_(store[:, source : source + count])
 
 
 @dataclass
@@ -202,7 +205,7 @@ class PagedCache(KVCache):
         super().__init__()
         self.arena = arena
         self.pages: list[int] = []
-        self._places: _Places | None = None
+        self.places: _Places | None = None
         # int64 [2, n] positions from which and to which tokens must still be copied.
         self._moves = NO_MOVES
         finalize(self, arena.allocator.give_back, self.pages)
@@ -223,11 +226,14 @@ class PagedCache(KVCache):
     def is_written(self) -> bool:
         return True
 
-    @torch.inference_mode()
     def reserve(self, num_rows: int) -> None:
-        self.arena.use(self)
-        self._places = None
-        self.arena.grow(self, self.length + num_rows)
+        self.arena.reserve([(self, num_rows)])
+
+    def shrink(self, num_pages: int) -> None:
+        if len(self.pages) > num_pages:
+            self.settle()  # rows that are still to be copied may lie there
+            self.arena.allocator.give_back(self.pages[num_pages:])
+            del self.pages[num_pages:]
 
     def slots(self, positions: np.ndarray) -> np.ndarray:
         """int64 slots of the tokens at these positions."""
@@ -238,17 +244,17 @@ class PagedCache(KVCache):
     ) -> tuple[Tensor, Tensor]:
         num_rows = key_states.shape[2]
         end = self.length + num_rows
-        if self._places is None:
+        if self.places is None:
             self.settle()
-            self._places = self._find_places(num_rows)
+            self.places = self._find_places(num_rows)
         seen = []
         for owner, states in ((self.arena.keys, key_states), (self.arena.values, value_states)):
             store = owner[layer_idx]
-            store.flatten(0, 1).index_copy_(0, self._places.new, states[0].transpose(0, 1))
-            if self._places.pages is None:
+            store.flatten(0, 1).index_copy_(0, self.places.new, states[0].transpose(0, 1))
+            if self.places.pages is None:
                 pages = store[self.pages[0] : self.pages[-1] + 1]
             else:
-                pages = store.index_select(0, self._places.pages)
+                pages = store.index_select(0, self.places.pages)
             seen.append(pages.flatten(0, 1)[:end].transpose(0, 1)[None])
         return seen[0], seen[1]
 
@@ -265,7 +271,7 @@ class PagedCache(KVCache):
             self.settle()
             self._moves = self.length + np.stack([sources[is_moved], targets[is_moved]])
         self.length += len(rows)
-        self._places = None
+        self.places = None
 
     @property
     def num_moves(self) -> int:
@@ -290,7 +296,7 @@ class PagedCache(KVCache):
 
     def release(self) -> None:
         self.arena.allocator.give_back(self.pages)
-        self.length, self._places, self._moves = 0, None, NO_MOVES
+        self.length, self.places, self._moves = 0, None, NO_MOVES
 
     def __len__(self) -> int:
         return self.arena.num_layers

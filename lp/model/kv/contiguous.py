@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lp.hardware import upload
-from lp.model.kv.memory import KVMemory, OutOfRoom
+from lp.model.kv.memory import KVMemory
 from lp.model.kv_cache import PAGE, KVCache, pages_of
 
 
@@ -40,12 +40,16 @@ class ContiguousCache(KVCache):
     def num_pages(self) -> int:
         return self._granted // PAGE
 
-    @torch.inference_mode()
     def reserve(self, num_rows: int) -> None:
         if self._memory is not None:
-            self._memory.use(self)
-        needed = self.length + num_rows
-        grows = needed > self._granted and self._grow(needed)
+            self._memory.reserve([(self, num_rows)])
+        else:
+            self.make_room(self.length + num_rows)
+
+    @torch.inference_mode()
+    def make_room(self, num_tokens: int) -> None:
+        """Makes room for so many tokens, and puts all layers together if they can be by now."""
+        grows = num_tokens > self._granted and self._grow(num_tokens)
         if grows or (self._together is None and self._are_alike()):
             self._move()
 
@@ -59,6 +63,12 @@ class ContiguousCache(KVCache):
             self._granted = pages_of(wanted) * PAGE
         self.capacity = self._granted
         return self.capacity != before
+
+    @torch.inference_mode()
+    def shrink(self, num_pages: int) -> None:
+        if self.num_pages > num_pages:
+            self._granted = self.capacity = num_pages * PAGE
+            self._move()
 
     def allocate(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
         """Allocates every layer's memory on the CPU. shapes: heads and head dimension of each layer."""
@@ -166,11 +176,18 @@ class ContiguousMemory(KVMemory):
         return cache
 
     def grant(self, cache: ContiguousCache, needed: int, wanted: int) -> int:
-        """The pages that a cache may have: as many as it wants if there is room, else as many as it needs."""
-        if needed > self.num_pages:
-            raise OutOfRoom(needed, self.num_pages)
-        if self.num_used - cache.num_pages + wanted <= self.num_pages:
+        """The pages that a cache of the step at hand may have: as many as it wants if that leaves room for all that
+        others hold and need, else as many as it needs.
+        """
+        beside = [one for one in self._caches() if one is not cache]
+        if wanted + sum(max(one.num_pages, self._needed.get(id(one), 0)) for one in beside) <= self.num_pages:
             return wanted
-        while self.num_used - cache.num_pages + needed > self.num_pages:
-            self._evict_one(cache)
+        while needed + sum(one.num_pages for one in beside) > self.num_pages and self._evict_one():
+            pass
+        if needed + sum(one.num_pages for one in beside) > self.num_pages:
+            self._shrink_step()
         return needed
+
+    def _make_room(self, cache: KVCache, num_tokens: int) -> None:
+        assert isinstance(cache, ContiguousCache)
+        cache.make_room(num_tokens)

@@ -36,6 +36,19 @@ def move_given(stores: Sequence[Tensor], moves: Tensor, num_moves: Tensor) -> No
         move_by_kernel(stores, moves, num_moves)
 
 
+def copy_pages(stores: Sequence[Tensor], source: int, target: int, count: int) -> None:
+    """Copies consecutive pages to others; one operation for all layers that are alike."""
+    for store in stores:
+        store[:, target : target + count].copy_(store[:, source : source + count])
+
+
+def move_pages(stores: Sequence[Tensor], sources: list[int], targets: list[int]) -> None:
+    """Moves pages to others, of which some may be among them. One layer's at a time, of which this makes a copy."""
+    for store in stores:
+        for layer in store:
+            layer[targets] = layer[sources]
+
+
 def move_by_kernel(stores: Sequence[Tensor], moves: Tensor, num_moves: Tensor) -> None:
     """`move_given` in one launch for all layers that are alike."""
     from lp.model.kv import triton_kernels

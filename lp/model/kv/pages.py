@@ -58,6 +58,21 @@ class PageAllocator:
         self._num_users[shared] += 1
         return shared
 
+    def lay_out(self, users: list[list[int]], counts: list[int]) -> tuple[list[int], list[int]]:
+        """Gives all users of pages, which share none, other pages: from the first one on, to each in turn as many as
+        counted, which are at least those it has. Returns where all pages were that they had, and where they are now.
+        """
+        held, sources, targets = [len(pages) for pages in users], list[int](), list[int]()
+        for pages in users:
+            sources += pages
+            self.give_back(pages)
+        for pages, num_held, count in zip(users, held, counts, strict=True):
+            taken = self.take(count)
+            assert taken is not None, "others have pages"
+            pages += taken
+            targets += taken[:num_held]
+        return sources, targets
+
     def give_back(self, pages: list[int]) -> None:
         """Removes a user of each page, and empties the list."""
         if pages:

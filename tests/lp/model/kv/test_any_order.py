@@ -101,6 +101,25 @@ class Sequences(RuleBasedStateMachine):
         written = known.cache.pages[first:last]
         assert not any(self.arena.allocator.is_shared(page) for page in written), "a page is written that is shared"
 
+    @rule(step=st.lists(st.tuples(sequences, ROWS), min_size=2, max_size=4, unique_by=lambda one: id(one[0])))
+    def write_together(self, step: list[tuple[Known, int]]) -> None:
+        """A step of several sequences: if their needs fit together, none of them is evicted for another one."""
+        stepping = [known for known, _ in step]
+        self.known = [*(one for one in self.known if not any(one is known for known in stepping)), *stepping]
+        ends = [len(known.tokens) + num_rows for known, num_rows in step]
+        full = {page for known in stepping for page in known.cache.pages[: len(known.tokens) // PAGE]}
+        needed = len(full) + sum(pages_of(end) for end in ends) - sum(len(known.tokens) // PAGE for known in stepping)
+        with self.may_evict(*stepping):
+            try:
+                self.arena.reserve([(known.cache, num_rows) for known, num_rows in step])
+            except OutOfRoom:
+                assert needed > self.num_pages and not any(one.cache.was_evicted for one in self.known)
+                return
+            for known, num_rows in step:
+                known.rows = [next(self.numbers) for _ in range(num_rows)]
+                assert run_step(known.cache, known.rows) == known.tokens + known.rows
+            assert needed <= self.num_pages and not any(known.cache.was_evicted for known in stepping)
+
     @rule(known=sequences, num_pages=st.integers(1, 6))
     def fill(self, known: Known, num_pages: int) -> None:
         """A prompt that fills its last page."""
