@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from lp.decoding.base import Decoder
+from lp.decoding.base import Decoder, Offer
 from lp.decoding.make import make_decoder
 from lp.drafting.history import DraftHistory
 from lp.methods import least_rows, most_rows
@@ -86,6 +86,16 @@ class Generation:
         """Plans the next step's tree. room: positions that the model has after the sequence's last token."""
         self.stats.start_step()
         self.tree = self.decoder.plan(self.sequence.tokens, room, wanted=self.stop.num_left)
+        return self.tree
+
+    def offer(self, room: int, load: int) -> Offer:
+        """Begins to plan the next step's tree; `take` ends it. room: see `plan`. load: sequences of the step."""
+        self.stats.start_step()
+        return self.decoder.offer(self.sequence.tokens, room, self.stop.num_left, load)
+
+    def take(self, num_drafts: int) -> TokenTree:
+        """The offered tree with so many drafts."""
+        self.tree = self.decoder.take(num_drafts)
         return self.tree
 
     def settle(self, answers: Answers) -> SettledStep:

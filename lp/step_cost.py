@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,6 +19,12 @@ from typing import Any, NamedTuple
 
 # Depth of the trees that are measured: their rows form chains of this length under the root.
 DEPTH = 4
+# Tokens in the KV cache in the steps that are measured.
+CACHED = 256
+# The number of rows of a usual step of decoding.
+USUAL_ROWS = 16
+# A curve is read up to this many times its largest number of rows.
+FARTHEST = 8
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,8 @@ class Extras:
     sampled_step, sampled_row: choosing tokens at a temperature above 0 rather than greedily, in each step and for each
     row that a rank computes. greedy_plain, sampled_plain: a plain step, which has one row and no candidates, compared
     with the curve's step of one row; below 0 if it is faster. The noise of a new position is in none of them: a text
-    needs it once for each token, however many steps it takes.
+    needs it once for each token, however many steps it takes. sequence: each sequence of a step beyond the first, where
+    rows and cached tokens are as many. thousand_cached: a thousand more tokens in the KV cache.
     """
 
     host_step: float = 0.0
@@ -38,11 +45,13 @@ class Extras:
     sampled_row: float = 0.0
     greedy_plain: float = 0.0
     sampled_plain: float = 0.0
+    sequence: float = 0.0
+    thousand_cached: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises ValueError for figures that are no seconds."""
         values = dataclasses.astuple(self)
-        if not all(abs(value) < math.inf for value in values) or min(values[:4]) < 0:
+        if not all(abs(value) < math.inf for value in values) or min(*values[:4], *values[6:]) < 0:
             raise ValueError(f"extra seconds {values} must be finite, and none but those of plain steps below 0")
 
 
@@ -103,6 +112,15 @@ class StepTimes:
             return self
         return dataclasses.replace(self.alone, extras=self.extras)
 
+    def of_sequences(self, num_sequences: int, num_cached: int | None = None) -> float:
+        """Seconds that a step of so many sequences takes beyond a step of as many rows of one measured sequence.
+
+        num_cached: tokens in all their KV caches; None is as many for each as were measured.
+        """
+        more = num_sequences - 1
+        cached = more * CACHED if num_cached is None else max(0, num_cached - CACHED)
+        return more * self.extras.sequence + cached / 1000 * self.extras.thousand_cached
+
     def table(self, most_rows: int) -> Sequence[float]:
         """[M + 1] seconds of steps with 0, 1, ... `most_rows` rows."""
         return [self.at(num_rows) for num_rows in range(most_rows + 1)]
@@ -138,27 +156,45 @@ class CostTables(NamedTuple):
     alone_slopes: array[float]
 
 
+def most_rows_within(times: StepTimes, factor: float) -> int:
+    """The largest number of rows of one rank whose step takes at most `factor` times as long as a usual step.
+
+    It is at least `USUAL_ROWS`, and at most `FARTHEST` times the largest number that was measured.
+    """
+    curve = times.by_part()
+    limit_s = factor * curve.at(USUAL_ROWS)
+    numbers = range(USUAL_ROWS, max(USUAL_ROWS, FARTHEST * times.rows[-1]) + 1)
+    return numbers[max(1, bisect_right(numbers, limit_s, key=curve.at)) - 1]
+
+
 class StepCost:
     """Step times as tables for fast lookup.
 
-    Where ranks share a tree, each step may instead be computed by one part alone, whichever is faster.
+    Where ranks share a tree, each step may instead be computed by one part alone, whichever is faster. Where several
+    sequences share a step, its seconds are divided among them as if their trees were alike.
 
-        M most rows of a tree
+        M most rows of a tree; B sequences of a step
 
     most_rows: M. num_parts: number of parts that a shared tree is split into. plain_s: seconds of a plain step: one
     row, no candidates, no drafts looked up. shares_plain_steps: whether such steps are shared as long as no rank lacks
     tokens. is_flat: whether every step takes the same time.
     """
 
-    def __init__(self, times: StepTimes, most_rows: int, is_sampled: bool = False):
-        """is_sampled: whether tokens are sampled rather than decoded greedily."""
+    def __init__(self, times: StepTimes, most_rows: int, is_sampled: bool = False, load: int = 1):
+        """is_sampled: whether tokens are sampled rather than decoded greedily. load: B."""
         extras = times.extras
-        self.most_rows, self.num_parts = most_rows, times.num_parts
+        # If there are fewer parts than sequences, each part computes several whole trees.
+        self.most_rows, self.num_parts = most_rows, max(1, times.num_parts // load)
         step_s = extras.host_step + is_sampled * extras.sampled_step
         row_s = is_sampled * extras.sampled_row
-        shared, alone = times.by_part(), times.alone
+        shared, alone = times.by_part(), times.alone if load == 1 else None
+        trees = -(-load // times.num_parts)
+        more_s = times.of_sequences(trees)
         # [M + 1] seconds by the rows of the largest part, without the host's for each row of the tree.
-        self._shared = array("d", (shared.at(rows) + step_s + row_s * rows for rows in range(most_rows + 1)))
+        self._shared = array(
+            "d",
+            ((shared.at(trees * rows) + more_s) / load + step_s + row_s * rows for rows in range(most_rows + 1)),
+        )
         self._shared_slopes = array("d", (slope / self.num_parts for slope in _least_slopes(self._shared)))
         # [M + 1] seconds by the rows of a tree that one part computes; infinite where ranks never rest.
         self._alone = self._alone_slopes = array("d", [math.inf] * (most_rows + 1))
@@ -168,7 +204,7 @@ class StepCost:
             self._alone_slopes = array("d", _least_slopes(self._alone))
         self._host_row = extras.host_row
         plain = extras.sampled_plain if is_sampled else extras.greedy_plain
-        one_row = min(shared.at(1), alone.at(1) if alone else math.inf)
+        one_row = min((shared.at(trees) + more_s) / load, alone.at(1) if alone else math.inf)
         self.plain_s = max(one_row + plain, one_row / 2)
         self.is_flat = self.step_s(most_rows, 0) <= self.plain_s
         # Seconds that a part needs for one more row, beyond the rise from one row to two.
@@ -197,6 +233,20 @@ class StepCost:
     def row_s(self, num_rows: int, depth: int) -> float:
         """A lower bound of what each further row of a tree costs, in seconds, however many are added."""
         return min(self._shared_slopes[self.largest_part(num_rows, depth)], self._alone_slopes[num_rows])
+
+    @property
+    def least_odds(self) -> float:
+        """A bound for the probability of a draft: a less likely one never pays, however many the step has.
+
+        A step yields at least a token for each sequence, and a row costs at least the curve's least rise.
+        """
+        rises = [more - fewer for fewer, more in zip(self._shared[1:], self._shared[2:], strict=False)]
+        return (min(rises, default=0.0) / self.num_parts + self._host_row) / self.step_s(1, 0)
+
+    def rows_within(self, seconds: float) -> int:
+        """The most rows of a tree, a chain aside, whose step takes at most so many seconds; at least 1."""
+        found = bisect_right(range(self.most_rows + 1), seconds, key=lambda num_rows: self.step_s(num_rows, 0))
+        return max(1, found - 1)
 
     def catch_up_s(self, num_tokens: int) -> float:
         """About the seconds by which a shared step is longer if all parts but one lack so many tokens of the sequence.

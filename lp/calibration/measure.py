@@ -18,13 +18,13 @@ from functools import partial
 from lp.request import Sequence as TokenSequence
 from lp.runner import Runner, StepInput
 from lp.sampling.settings import Sampling
-from lp.step_cost import DEPTH, StepTimes
+from lp.step_cost import CACHED, DEPTH, StepTimes
 from lp.tree import TokenTree, TreeBuilder
 
 # The numbers of rows that are measured. Those that show most of the curve come first.
 ROWS = (1, 16, 64, 4, 32, 2, 8, 128, 48, 24, 96, 12, 192, 256)
-# The length of the sequence on which steps are measured, and of the one on which kept figures are checked.
-CACHED, CACHED_FOR_CHECK = 256, 32
+# The length of the sequence on which kept figures are checked.
+CACHED_FOR_CHECK = 32
 # At least this many sizes are measured, however slow the machine is.
 FEWEST_SIZES = 3
 # Seconds of measured steps after which no further size is started: a slow machine gets a curve of fewer points.

@@ -10,9 +10,11 @@ from functools import partial
 
 import numpy as np
 
+from lp.decoding.base import Offer
+from lp.decoding.odds import descending
 from lp.decoding.window import Window
 from lp.drafting.backoff import Effort
-from lp.drafting.history import DraftHistory
+from lp.drafting.history import DraftHistory, nearest_power
 from lp.drafting.resting import Resting
 from lp.methods import Auto
 from lp.tree import TokenTree, chain
@@ -34,7 +36,8 @@ class AutoDecoder:
         """history: what the engine has learnt from earlier requests. owner: who sent the request; requests of the same
         owner share drafts if the settings allow it.
         """
-        self.profile = history.profile(settings, temperature)
+        self._profiles = partial(history.profile, settings, temperature)
+        self.profile = self._profiles()
         keeps_answers = settings.recycled_drafts or (settings.shared_drafts and owner is not None)
         self._num_candidates = settings.candidates if keeps_answers else 0
         self.drafter = history.drafter(settings, prompt, temperature, owner)
@@ -43,7 +46,11 @@ class AutoDecoder:
         self._history = zlib.crc32(repr(prompt).encode())
         self._unsummed: np.ndarray | None = None
         self._window: Window | None = None
-        self._trial = self.profile.windows.choose()
+        self._has_choice = not settings.rows
+        self._load = 1
+        # The sizes of the window that are being tried, by the sequences of a step.
+        self._trials = {self._load: self.profile.windows.choose()}
+        self._whole: TokenTree | None = None  # an offered tree whose size is not a matter of choice
         self._seconds = 0.0  # modelled time of the present step
         self._effort = Effort.speculate
         self._resting = Resting(self.profile.cost)
@@ -59,9 +66,31 @@ class AutoDecoder:
         return self._resting.is_shared
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
+        tree = self._begun(tokens, load=1)
+        return self._noted(self._grown(room, _max_depth(room, wanted)) if tree is None else tree)
+
+    def offer(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Offer:
+        self._whole = self._begun(tokens, nearest_power(load))
+        if self._whole is None and not self._has_choice:
+            self._whole = self._grown(room, _max_depth(room, wanted))
+        if self._whole is not None:
+            return Offer(len(self._whole))
+        self._window = self._chosen_window(room)
+        num_rows = 1 + (self._window.num_cells if self._window else 0)
+        cost = self.profile.cost
+        most_nodes = cost.rows_within(self.profile.account.limit_s) - num_rows
+        odds = self.drafter.offer(_max_depth(room, wanted), 1 + most_nodes, cost.least_odds)
+        return Offer(num_rows, descending(odds))
+
+    def take(self, num_drafts: int) -> TokenTree:
+        return self._noted(self.drafter.take(num_drafts, self._window) if self._whole is None else self._whole)
+
+    def _begun(self, tokens: Sequence[int], load: int) -> TokenTree | None:
+        """Begins a step of about `load` sequences. Returns its tree, or None if it speculates."""
+        if load != self._load:
+            self._load, self.profile = load, self._profiles(load)
         self._effort = self.profile.account.effort
         if self._effort is Effort.plain:
-            self._resting.choose_plain()
             return chain(tokens[-1:])
         if self._num_plain:
             self.drafter.move_to(tokens[: -self._num_plain])
@@ -69,21 +98,35 @@ class AutoDecoder:
             self._num_plain, self._window = 0, None
         self.drafter.move_to(tokens)
         if self._effort is Effort.speculate:
-            tree = self._grown(room, max(0, min(room, wanted - 1)))
+            return None
+        self._window = None
+        return self.drafter.watch()
+
+    def _noted(self, tree: TokenTree) -> TokenTree:
+        """Notes the seconds of a planned step, and decides whether ranks share it."""
+        cost = self.profile.cost
+        depth = int(tree.depths.max()) if cost.num_parts > 1 else 0  # it counts for shared trees alone
+        if self._load > 1:
+            self._resting.choose_among_many()
+            self._seconds = cost.step_s(len(tree), depth)
+        elif self._effort is Effort.plain:
+            self._resting.choose_plain()
         else:
-            self._window, tree = None, self.drafter.watch()
-        speed = self.drafter.best_speed
-        least_s = self.drafter.expected / speed if speed else math.inf
-        depth = int(tree.depths.max()) if self.profile.cost.num_parts > 1 else 0  # it counts for shared trees alone
-        self._seconds = self._resting.choose(len(tree), depth, least_s)
+            speed = self.drafter.best_speed
+            least_s = self.drafter.expected / speed if speed else math.inf
+            self._seconds = self._resting.choose(len(tree), depth, least_s)
         return tree
 
     def _grown(self, room: int, max_depth: int) -> TokenTree:
         """Plans a tree of drafts and the window."""
-        if not self._trial.num_left:
-            self._trial = self.profile.windows.choose()
-        self._window = self._sized(self._trial.size.columns, room)
+        self._window = self._chosen_window(room)
         return self.drafter.grow(self._window, max_depth, self.profile.account.limit_s, self._resting.catch_up_s)
+
+    def _chosen_window(self, room: int) -> Window | None:
+        trial = self._trials.get(self._load)
+        if trial is None or not trial.num_left:
+            self._trials[self._load] = trial = self.profile.windows.choose()
+        return self._sized(trial.size.columns, room)
 
     def _sized(self, columns: int, room: int) -> Window | None:
         """The window, resized to `columns`. None for 0 columns, or if the model has too few positions left for it."""
@@ -108,7 +151,7 @@ class AutoDecoder:
         if self._window:
             self.drafter.learn_ngrams(self._window.commit(answers.targets, len(accepted.tokens)))
         if self._effort is Effort.speculate:
-            self.profile.windows.learn(self._trial, len(accepted.tokens), self._seconds)
+            self.profile.windows.learn(self._trials[self._load], len(accepted.tokens), self._seconds)
         self.profile.account.took_step(len(accepted.tokens), self._seconds)
         self._resting.accepted(len(accepted.tokens))
         return accepted, partial(self._count, self.drafter.kinds, accepted)
@@ -138,8 +181,13 @@ class AutoDecoder:
             profile.account.state(),
             self._resting.state(),
         ]
-        state = [self._history, *learnt, self._trial, cells]
+        state = [self._history, *learnt, self._trials, cells]
         return zlib.crc32(repr(state).encode()) >> 1
+
+
+def _max_depth(room: int, wanted: int) -> int:
+    """The greatest depth of a draft: the last token that is wanted needs none."""
+    return max(0, min(room, wanted - 1))
 
 
 def count_drafts(sources: Sequence[str], kinds: Sequence[int], accepted: Accepted) -> Drafted:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from lp.tree import TokenTree
 from lp.verification import Accepted, Answers, CountDrafts
+
+
+class Offer(NamedTuple):
+    """A tree whose number of drafts is decided together with those of other sequences.
+
+    num_rows: rows that the tree has in any case. odds: for each further draft that the decoder could add, the
+    probability that it is accepted, in descending order. A draft's ancestors come before it.
+    """
+
+    num_rows: int
+    odds: Sequence[float] = ()
 
 
 class Decoder(Protocol):
@@ -30,6 +42,17 @@ class Decoder(Protocol):
         """
         ...
 
+    def offer(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Offer:
+        """Begins to plan the next tree; `take` ends it. load: sequences that the step has, this one included.
+
+        The others: see `plan`.
+        """
+        ...
+
+    def take(self, num_drafts: int) -> TokenTree:
+        """Plans the offered tree with the first drafts of the offer."""
+        ...
+
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
         """Verifies the tree planned last against its answers and learns from them.
 
@@ -41,3 +64,20 @@ class Decoder(Protocol):
     def fingerprint(self) -> int:
         """A checksum (31 bits) of all state. It must be equal on all ranks."""
         ...
+
+
+class WholeTrees(ABC):
+    """A base for decoders whose drafts are not a matter of choice: they offer the tree that they plan."""
+
+    tree: TokenTree
+
+    @abstractmethod
+    def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
+        """See Decoder. It keeps the tree."""
+
+    def offer(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Offer:
+        return Offer(len(self.plan(tokens, room, wanted)))
+
+    def take(self, num_drafts: int) -> TokenTree:
+        assert not num_drafts
+        return self.tree

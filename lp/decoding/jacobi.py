@@ -7,12 +7,13 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 
+from lp.decoding.base import WholeTrees
 from lp.methods import Jacobi
 from lp.tree import TokenTree, TreeBuilder
 from lp.verification import Accepted, Answers, CountDrafts, Drafted, as_guesses, verify
 
 
-class JacobiDecoder:
+class JacobiDecoder(WholeTrees):
     """A chain of guesses under the root. Every step replaces each guess by the model's answer to the one before it."""
 
     num_candidates = 0
@@ -23,7 +24,6 @@ class JacobiDecoder:
         self.source = list(prompt)
         self.size = settings.window
         self.guesses = self._fresh(self.size)
-        self.tree: TokenTree
 
     def _fresh(self, count: int) -> list[int]:
         return self.random.choices(self.source, k=count)

@@ -10,6 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 
+from lp.decoding.base import WholeTrees
 from lp.decoding.ngrams import NGramPool
 from lp.decoding.tries import merge
 from lp.decoding.window import Window
@@ -43,7 +44,7 @@ class PoolFeed:
             self.pool.add_text([*tokens[before:], *accepted], "generated")
 
 
-class LookaheadDecoder:
+class LookaheadDecoder(WholeTrees):
     """The Decoder of the methods autoregressive, prompt_lookup and lookahead, by whether it has a window and a pool."""
 
     num_candidates = 0
@@ -56,7 +57,6 @@ class LookaheadDecoder:
         self.guesses = guesses
         self.position_noise = position_noise
         self.sources: dict[int, str] = {}
-        self.tree: TokenTree
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
         builder = TreeBuilder(tokens[-1])

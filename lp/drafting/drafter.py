@@ -13,7 +13,7 @@ from typing import Protocol
 
 from lp.drafting.base import Observation, Proposals, SequenceStart, StepAnswers
 from lp.drafting.contexts import LONGEST, context_of, last_token
-from lp.drafting.growth import Growth, grow
+from lp.drafting.growth import Growth, grow, grow_offer
 from lp.drafting.sources import Kinds, Sources
 from lp.step_cost import StepCost
 from lp.tree import TokenTree, TreeBuilder, chain
@@ -93,6 +93,16 @@ class Drafter(Protocol):
         """Plans a tree of drafts and the window. The others: see `grow` in growth.py."""
         ...
 
+    def offer(self, max_depth: int, most_rows: int, least: float) -> Sequence[float]:
+        """Grows a tree of which `take` keeps as many nodes as pay. Returns the probability of each node, in the order
+        in which they are kept. See `grow_offer` in growth.py.
+        """
+        ...
+
+    def take(self, num_nodes: int, window: WindowCells | None) -> TokenTree:
+        """Plans the tree of the first nodes that were offered, and the window."""
+        ...
+
     def commit(self, answers: Answers) -> Accepted:
         """Verifies the tree planned last; learns from its accepted path, and from the candidates of all its rows."""
         ...
@@ -121,6 +131,7 @@ class PythonDrafter:
         self._estimates, self._cost = estimates, cost
         self._sources = Sources(kinds, start)
         self._growth = Growth([])
+        self._odds: list[float] = []
         self._tree: TokenTree
 
     @property
@@ -156,8 +167,26 @@ class PythonDrafter:
             limit_s=limit_s,
             catch_up_s=catch_up_s,
         )
-        builder = TreeBuilder(last_token(root))
-        builder.extend(self._growth.tokens[1:], self._growth.parents[1:], self._growth.depths[1:])
+        return self._built(window)
+
+    def offer(self, max_depth: int, most_rows: int, least: float) -> Sequence[float]:
+        root, probabilities = self._sources.root.context, self._estimates.probabilities
+        self._growth, self._odds = grow_offer(
+            root, self._sources.propose, probabilities, max_depth=max_depth, most_rows=most_rows, least=least
+        )
+        return self._odds
+
+    def take(self, num_nodes: int, window: WindowCells | None) -> TokenTree:
+        self._growth.cut(1 + num_nodes)
+        for probability in self._odds[:num_nodes]:
+            self._growth.expected += probability
+        return self._built(window)
+
+    def _built(self, window: WindowCells | None) -> TokenTree:
+        """The tree of all drafts and the window."""
+        growth = self._growth
+        builder = TreeBuilder(growth.tokens[0])
+        builder.extend(growth.tokens[1:], growth.parents[1:], growth.depths[1:])
         if window:
             window.plan(builder)
         self._tree = builder.build()

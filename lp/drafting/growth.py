@@ -18,6 +18,8 @@ from lp.drafting.base import Proposals
 from lp.drafting.contexts import extend, last_token
 from lp.step_cost import StepCost
 
+# Tells what may follow a context that ends at a depth below the root.
+Propose = Callable[[int, int], Proposals]
 # Less likely nodes are not worth the work of keeping track of them.
 LEAST_PROBABILITY = 1e-3
 
@@ -52,9 +54,12 @@ class Frontier:
     Each list of candidates has one entry in the heap: the best of its candidates that has not been taken yet.
     """
 
-    def __init__(self, probabilities: Sequence[float]):
-        """probabilities: [N] probability of each kind."""
+    def __init__(self, probabilities: Sequence[float], least: float):
+        """probabilities: [N] probability of each kind. least: the least probability of a candidate that may become a
+        node.
+        """
         self._probabilities = probabilities
+        self._least = least
         self._heap: list[tuple[float, int, int, float, int, Sequence[int], int]] = []
         # Numbers the entries, so that equally likely candidates come out in the order in which they were added.
         self._serial = 0
@@ -63,18 +68,18 @@ class Frontier:
         """Adds the candidates that may follow a row. reached: the row's probability."""
         for first, candidates in proposals:
             odds = reached * self._probabilities[first]
-            if odds >= LEAST_PROBABILITY:
+            if odds >= self._least:
                 self._serial += 1
                 heappush(self._heap, (-odds, self._serial, row, reached, first, candidates, 0))
 
     def __iter__(self) -> Iterator[tuple[float, int, int, int]]:
         """Yields probability, parent, kind and token of the likeliest candidate; more may be added in between."""
-        heap, probabilities = self._heap, self._probabilities
+        heap, probabilities, least = self._heap, self._probabilities, self._least
         while heap:
             negative, _, row, reached, kind, candidates, rank = heap[0]
             token = candidates[rank]
             rank += 1
-            if rank < len(candidates) and (odds := reached * probabilities[kind + 1]) >= LEAST_PROBABILITY:
+            if rank < len(candidates) and (odds := reached * probabilities[kind + 1]) >= least:
                 self._serial += 1
                 heapreplace(heap, (-odds, self._serial, row, reached, kind + 1, candidates, rank))
             else:
@@ -82,9 +87,47 @@ class Frontier:
             yield -negative, row, kind, token
 
 
+class Growing:
+    """A tree while it grows.
+
+    growth: what there is of it. candidates: those that may become nodes next, the likeliest first.
+    """
+
+    def __init__(self, context: int, propose: Propose, probabilities: Sequence[float], max_depth: int, least: float):
+        """least: the least probability of a node. The others: see `grow`."""
+        self.growth = Growth([last_token(context)])
+        self.candidates = Frontier(probabilities, least)
+        self._propose, self._max_depth = propose, max_depth
+        self._contexts = [context]
+        self._taken: set[tuple[int, int]] = set()
+        self.growth.proposals.append(propose(context, 0))  # learnt from even if no node may follow
+        if max_depth:
+            self.candidates.add(0, 1.0, self.growth.proposals[0])
+
+    def add(self, parent: int, kind: int, token: int) -> bool:
+        """Adds a candidate as a node. Returns False if there is a node for the same token."""
+        if (parent, token) in self._taken:
+            return False
+        self._taken.add((parent, token))
+        growth = self.growth
+        growth.tokens.append(token)
+        growth.parents.append(parent)
+        growth.depths.append(growth.depths[parent] + 1)
+        growth.kinds.append(kind)
+        self._contexts.append(extend(self._contexts[parent], token))
+        return True
+
+    def ask(self, probability: float) -> None:
+        """Asks what may follow the node added last. probability: the node's."""
+        depth, row = self.growth.depths[-1], len(self.growth.tokens) - 1
+        proposals = self._propose(self._contexts[-1], depth) if depth < self._max_depth else []
+        self.growth.proposals.append(proposals)
+        self.candidates.add(row, probability, proposals)
+
+
 def grow(
     context: int,
-    propose: Callable[[int, int], Proposals],
+    propose: Propose,
     probabilities: Sequence[float],
     max_depth: int,
     cost: StepCost,
@@ -98,31 +141,18 @@ def grow(
     kind. max_depth: greatest depth of a node. cost: seconds of a step by its rows. other_rows: rows of the step besides
     the root and the drafts. limit_s: most seconds that the step may take. catch_up_s: see StepCost.
     """
-    growth = Growth([last_token(context)])
-    tokens, parents, depths, kinds = growth.tokens, growth.parents, growth.depths, growth.kinds
-    contexts = [context]
-    taken: set[tuple[int, int]] = set()
-    frontier = Frontier(probabilities)
-    growth.proposals.append(propose(context, 0))
-    if max_depth:
-        frontier.add(0, 1.0, growth.proposals[0])
+    growing = Growing(context, propose, probabilities, max_depth, LEAST_PROBABILITY)
+    growth = growing.growth
     most_rows = cost.most_rows - other_rows
     best_speed, best_rows, expected, deepest = 1.0 / cost.step_s(1 + other_rows, 0, catch_up_s), 1, 1.0, 0
-    for probability, parent, kind, token in frontier:
-        row = len(tokens)
+    for probability, parent, kind, token in growing.candidates:
+        row = len(growth.tokens)
         if row >= most_rows or probability < best_speed * cost.row_s(row + other_rows, deepest):
             break
-        if (parent, token) in taken:
+        if not growing.add(parent, kind, token):
             continue
-        taken.add((parent, token))
-        context, depth = extend(contexts[parent], token), depths[parent] + 1
-        tokens.append(token)
-        parents.append(parent)
-        depths.append(depth)
-        kinds.append(kind)
-        contexts.append(context)
         expected += probability
-        deepest = max(deepest, depth)
+        deepest = max(deepest, growth.depths[row])
         seconds = cost.step_s(row + 1 + other_rows, deepest, catch_up_s)
         if seconds > limit_s:
             break
@@ -130,9 +160,33 @@ def grow(
             best_speed, best_rows, growth.expected = speed, row + 1, expected
         if catch_up_s:
             growth.best_speed = max(growth.best_speed, expected / cost.step_s(row + 1 + other_rows, deepest))
-        proposals = propose(context, depth) if depth < max_depth else []
-        growth.proposals.append(proposals)
-        frontier.add(row, probability, proposals)
+        growing.ask(probability)
     growth.cut(best_rows)
     growth.best_speed = max(growth.best_speed, best_speed)
     return growth
+
+
+def grow_offer(
+    context: int,
+    propose: Propose,
+    probabilities: Sequence[float],
+    max_depth: int,
+    most_rows: int,
+    least: float,
+) -> tuple[Growth, list[float]]:
+    """Grows a tree whose size is decided later, together with the trees of other sequences.
+
+    most_rows: of the root and the nodes. least: the least probability of a node. The others: see `grow`. Returns the
+    tree and the probability of each node.
+    """
+    growing, odds = Growing(context, propose, probabilities, max_depth, max(least, LEAST_PROBABILITY)), list[float]()
+    if most_rows <= 1:
+        return growing.growth, odds
+    for probability, parent, kind, token in growing.candidates:
+        if not growing.add(parent, kind, token):
+            continue
+        odds.append(probability)
+        growing.ask(probability)
+        if len(odds) + 1 >= most_rows:
+            break
+    return growing.growth, odds

@@ -32,7 +32,9 @@ UNKNOWN_ROWS = 32
 
 @dataclass(frozen=True)
 class DraftProfile:
-    """What was learnt from requests with the same settings and a similar temperature."""
+    """What was learnt from requests with the same settings and a similar temperature, in steps of about as many
+    sequences. What drafts are worth is the same for any number of them.
+    """
 
     kinds: Kinds
     cost: StepCost
@@ -54,6 +56,8 @@ class DraftHistory:
         self.step_times = step_times
         self.index = index
         self._num_parts = num_parts
+        # What candidates are worth by settings and temperature, and the rest by the sequences of a step as well.
+        self._learnt: dict[tuple[object, ...], tuple[Kinds, Estimates]] = {}
         self._profiles: dict[tuple[object, ...], DraftProfile] = {}
         self._shared: OrderedDict[str, SharedKnowledge | NativeShared] = OrderedDict()
         # None where Python does the library's work: a source that the library does not have may be among them.
@@ -73,31 +77,36 @@ class DraftHistory:
         start = SequenceStart(settings, prompt, temperature > 0)
         return NativeDrafter(self._library, *learnt, start, shared, index)
 
-    def profile(self, settings: Auto, temperature: float) -> DraftProfile:
-        """The profile of requests with these settings and about this temperature."""
-        regime = 0 if temperature == 0 else 1 if temperature < 0.9 else 2
-        key = (*astuple(settings), regime)
-        if key not in self._profiles:
-            self._profiles[key] = self._fresh(settings, regime > 0)
-        return self._profiles[key]
+    def profile(self, settings: Auto, temperature: float, load: int = 1) -> DraftProfile:
+        """The profile of requests with these settings and about this temperature. load: sequences of a step."""
+        key = (*astuple(settings), _regime(temperature))
+        if key not in self._learnt:
+            kinds = Kinds(settings)
+            self._learnt[key] = kinds, Estimates(kinds.priors)
+        load = nearest_power(load)
+        if (*key, load) not in self._profiles:
+            self._profiles[*key, load] = self._fresh(settings, temperature > 0, load, *self._learnt[key])
+        return self._profiles[*key, load]
 
-    def _fresh(self, settings: Auto, is_sampled: bool) -> DraftProfile:
-        kinds, cost = Kinds(settings), self._cost(settings, is_sampled)
+    def _fresh(self, settings: Auto, is_sampled: bool, load: int, kinds: Kinds, estimates: Estimates) -> DraftProfile:
+        cost = self._cost(settings, is_sampled, load)
         levels = settings.ngram - 1
-        largest = min(settings.max_window, cost.most_rows // 2 // levels) if settings.window_drafts else 0
+        is_unknown = self.step_times is None and not settings.rows
+        window_rows = cost.most_rows // (2 * load if is_unknown else 2)
+        largest = min(settings.max_window, window_rows // levels) if settings.window_drafts else 0
         columns = sorted({0, largest // 3, 2 * largest // 3, largest})
         has_index = settings.index_drafts and self.index is not None
         has_rivals = settings.suffix_drafts or settings.recycled_drafts or settings.shared_drafts or has_index
         windows = WindowChoice(columns, levels, cost, has_rivals)
-        return DraftProfile(kinds, cost, Estimates(kinds.priors), windows, SpeculationAccount(cost))
+        return DraftProfile(kinds, cost, estimates, windows, SpeculationAccount(cost))
 
-    def _cost(self, settings: Auto, is_sampled: bool) -> StepCost:
+    def _cost(self, settings: Auto, is_sampled: bool, load: int) -> StepCost:
         if settings.rows:
             return StepCost(StepTimes.flat(), settings.rows)
         if self.step_times is None:
             return StepCost(StepTimes.flat(), min(settings.max_rows, UNKNOWN_ROWS))
         times = self.step_times.for_parts(self._num_parts or self.step_times.num_parts)
-        return StepCost(times, settings.max_rows, is_sampled)
+        return StepCost(times, settings.max_rows, is_sampled, load)
 
     def shared(self, owner: str) -> SharedKnowledge | NativeShared:
         """What one owner's requests share. The owners not seen for longest are forgotten first."""
@@ -108,3 +117,13 @@ class DraftHistory:
         if len(self._shared) > MOST_OWNERS:
             self._shared.popitem(last=False)
         return shared
+
+
+def _regime(temperature: float) -> int:
+    """Texts of one regime are about equally hard to guess."""
+    return 0 if temperature == 0 else 1 if temperature < 0.9 else 2
+
+
+def nearest_power(number: int) -> int:
+    """The power of two whose ratio to the number is nearest to 1."""
+    return 1 << (number * number).bit_length() // 2

@@ -52,6 +52,10 @@ class Resting:
         self.is_shared = self._is_first or (self._cost.shares_plain_steps and not self._num_missing)
         self._behind_s = 0.0
 
+    def choose_among_many(self) -> None:
+        """Decides about a step that several sequences share: who rests is decided for all of them together."""
+        self.is_shared, self._behind_s = True, 0.0
+
     def accepted(self, num_tokens: int) -> None:
         """Notes what the present step has yielded."""
         self._is_first = False

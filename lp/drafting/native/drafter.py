@@ -60,11 +60,13 @@ class NativeDrafter:
         self._targets, self._cells = np.zeros(capacity, np.int64), np.zeros(capacity, np.int64)
         self._candidates = np.zeros((capacity, settings.candidates), np.int32)
         self._accepted, self._levels = np.zeros((2, capacity), np.int64), np.zeros((2, capacity), np.int64)
+        self._odds = np.zeros(capacity)
         tables = cost.tables
         # What the library reads and writes, or points to, must not go before it does.
         self._kept = estimates, tables, shared, index
         memory = Shared(
             *map(address, (self._rows, self._targets, self._candidates, self._accepted, self._levels, self._cells)),
+            address(self._odds),
             *map(_address, (estimates.probabilities, estimates.hits, estimates.trials)),
         )
         self._handle = Handle(
@@ -108,14 +110,30 @@ class NativeDrafter:
         return self._planned(1, 1)
 
     def grow(self, window: WindowCells | None, max_depth: int, limit_s: float, catch_up_s: float) -> TokenTree:
-        num_cells = num_levels = 0
-        if window:
-            num_cells, num_levels = window.num_cells, len(window.cells)
-            self._cells[:num_cells] = [token for level in window.cells for token in level]
+        num_cells, num_levels = self._give(window)
         num_drafts = self._library.drafts_grow(self._at, max_depth, num_cells, num_levels, limit_s, catch_up_s)
-        if window:
-            window.place(num_drafts)
-        return self._planned(num_drafts, num_drafts + num_cells)
+        return self._beside(window, num_drafts)
+
+    def offer(self, max_depth: int, most_rows: int, least: float) -> Sequence[float]:
+        return self._odds[: self._library.drafts_offer(self._at, max_depth, most_rows, least)].tolist()
+
+    def take(self, num_nodes: int, window: WindowCells | None) -> TokenTree:
+        self._library.drafts_take(self._at, num_nodes, *self._give(window))
+        return self._beside(window, 1 + num_nodes)
+
+    def _give(self, window: WindowCells | None) -> tuple[int, int]:
+        """Hands the window's cells to the library. Returns the number of cells and of levels."""
+        if not window:
+            return 0, 0
+        self._cells[: window.num_cells] = [token for level in window.cells for token in level]
+        return window.num_cells, len(window.cells)
+
+    def _beside(self, window: WindowCells | None, num_drafts: int) -> TokenTree:
+        """The tree planned last, of root and drafts and a window."""
+        if not window:
+            return self._planned(num_drafts, num_drafts)
+        window.place(num_drafts)
+        return self._planned(num_drafts, num_drafts + window.num_cells)
 
     def _planned(self, num_drafts: int, num_rows: int) -> TokenTree:
         """A copy of the tree planned last, as the library's memory is written anew by the next plan."""

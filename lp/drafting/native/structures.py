@@ -13,8 +13,10 @@ from lp.drafting.contexts import LONGEST
 class Shared(ctypes.Structure):
     _fields_ = [
         (name, c_void_p)
-        for name in ("rows", "targets", "candidates", "accepted", "levels", "cells", "probabilities", "hits", "trials")
-    ]
+        for name in (
+            "rows", "targets", "candidates", "accepted", "levels", "cells", "odds", "probabilities", "hits", "trials",
+        )
+    ]  # fmt: skip
 
 
 class InUse(ctypes.Structure):

@@ -22,6 +22,7 @@ struct Shared {
     int64_t* accepted;    // [2, capacity] the accepted tokens, and the rows whose targets they are
     int64_t* levels;      // [2, capacity] the rows that had guessed the accepted tokens, and how many for each token
     int64_t* cells;       // [capacity] tokens of the window's cells, level by level
+    double* odds;         // [capacity] probabilities of the offered nodes
     double *probabilities, *hits, *trials;  // [N] of the kinds of candidates
 };
 
@@ -120,6 +121,21 @@ public:
         num_rows_ = num_drafts_;
         add_window(num_levels, num_levels ? bounds.other_rows / num_levels : 0);
         return num_drafts_;
+    }
+
+    // Grows a tree of which `take` keeps the first nodes. Returns the number of nodes.
+    int64_t offer(int64_t max_depth, int64_t most_rows, double least) {
+        return grower_.offer(
+            root_, [this](const Context& path, int64_t depth) { propose(path, depth, grower_.proposals); },
+            shared_.probabilities, std::max(least, sizes_.least_probability), max_depth, most_rows, rows_, shared_.odds);
+    }
+
+    // Plans the tree of the first `num_nodes` nodes that were offered, and a window of `num_levels` levels.
+    void take(int64_t num_nodes, int64_t num_cells, int64_t num_levels) {
+        num_rows_ = num_drafts_ = 1 + num_nodes;
+        figures = {1.0, 0.0};
+        for (int64_t node = 0; node < num_nodes; ++node) figures.expected += shared_.odds[node];
+        add_window(num_levels, num_levels ? num_cells / num_levels : 0);
     }
 
     // The likeliest of what was proposed to follow the root; null if nothing was.

@@ -101,49 +101,52 @@ public:
     int64_t grow(const Context& context, Propose propose, const double* probabilities, double least, const Cost& cost,
                  const Bounds& bounds, const Rows& rows, Figures& figures) {
         start(context, rows);
-        const auto ask = [&](int64_t row, double reached, bool asks) {
-            if (asks) propose(contexts_[row], rows.depths[row]);
-            proposals.end_row();
-            for (const Proposal* list = proposals.begin(row); list != proposals.end(row); ++list)
-                frontier_.add(row, reached, *list, probabilities, least);
-        };
-        ask(0, 1.0, true);
+        ask(0, 1.0, true, propose, probabilities, least, rows);
         if (!bounds.max_depth) frontier_.clear();
         const int64_t other = bounds.other_rows, most_rows = cost.most_rows - other;
         double best_speed = 1.0 / cost.step_s(1 + other, 0, bounds.catch_up_s), expected = 1.0;
-        int64_t num_rows = 1, best_rows = 1, deepest = 0;
+        int64_t best_rows = 1, deepest = 0;
         figures = {1.0, 0.0};
         while (!frontier_.empty()) {
             const Frontier::Entry found = frontier_.take(probabilities, least);
-            if (num_rows >= most_rows || found.odds < best_speed * cost.row_s(num_rows + other, deepest)) break;
-            const int32_t token = *proposals.candidates(found.list);
-            if (has_child(found.row, token, rows)) continue;
-            const int64_t row = num_rows++, depth = rows.depths[found.row] + 1;
-            next_child_.push_back(last_child_[found.row]);
-            last_child_[found.row] = row;
-            last_child_.push_back(0);
-            rows.tokens[row] = token;
-            rows.parents[row] = found.row;
-            rows.depths[row] = depth;
-            rows.kinds[row] = found.list.kind;
-            contexts_.push_back(extended(contexts_[found.row], token));
+            if (num_rows() >= most_rows || found.odds < best_speed * cost.row_s(num_rows() + other, deepest)) break;
+            const int64_t row = add(found, rows);
+            if (!row) continue;
             expected += found.odds;
-            deepest = std::max(deepest, depth);
-            const double seconds = cost.step_s(num_rows + other, deepest, bounds.catch_up_s);
+            deepest = std::max(deepest, rows.depths[row]);
+            const double seconds = cost.step_s(num_rows() + other, deepest, bounds.catch_up_s);
             if (seconds > bounds.limit_s) break;
             const double speed = expected / seconds;
             if (speed >= best_speed) {
                 best_speed = speed;
-                best_rows = num_rows;
+                best_rows = num_rows();
                 figures.expected = expected;
             }
             if (bounds.catch_up_s != 0)
                 figures.best_speed =
-                    std::max(figures.best_speed, expected / cost.step_s(num_rows + other, deepest, 0.0));
-            ask(row, found.odds, depth < bounds.max_depth);
+                    std::max(figures.best_speed, expected / cost.step_s(num_rows() + other, deepest, 0.0));
+            ask(row, found.odds, rows.depths[row] < bounds.max_depth, propose, probabilities, least, rows);
         }
         figures.best_speed = std::max(figures.best_speed, best_speed);
         return best_rows;
+    }
+
+    // Grows a tree of at most `most_rows` rows for others to cut. Writes the probability of each node to `odds`, and
+    // returns the number of nodes. See `grow_offer` in lp/drafting/growth.py.
+    template <class Propose>
+    int64_t offer(const Context& context, Propose propose, const double* probabilities, double least, int64_t max_depth,
+                  int64_t most_rows, const Rows& rows, double* odds) {
+        start(context, rows);
+        ask(0, 1.0, true, propose, probabilities, least, rows);
+        if (!max_depth) frontier_.clear();
+        while (!frontier_.empty() && num_rows() < most_rows) {
+            const Frontier::Entry found = frontier_.take(probabilities, least);
+            const int64_t row = add(found, rows);
+            if (!row) continue;
+            odds[row - 1] = found.odds;
+            ask(row, found.odds, rows.depths[row] < max_depth, propose, probabilities, least, rows);
+        }
+        return num_rows() - 1;
     }
 
     // Begins with the root alone.
@@ -163,6 +166,34 @@ private:
     Frontier frontier_;
     std::vector<Context> contexts_;
     std::vector<int64_t> last_child_, next_child_;  // of each row the child added last, and the child before it; or 0
+
+    int64_t num_rows() const { return int64_t(contexts_.size()); }
+
+    // Asks what may follow a row; without `asks` nothing may.
+    template <class Propose>
+    void ask(int64_t row, double reached, bool asks, Propose& propose, const double* probabilities, double least,
+             const Rows& rows) {
+        if (asks) propose(contexts_[row], rows.depths[row]);
+        proposals.end_row();
+        for (const Proposal* list = proposals.begin(row); list != proposals.end(row); ++list)
+            frontier_.add(row, reached, *list, probabilities, least);
+    }
+
+    // Adds a candidate as a node. Returns its row, or 0 if there is a node for the same token.
+    int64_t add(const Frontier::Entry& found, const Rows& rows) {
+        const int32_t token = *proposals.candidates(found.list);
+        if (has_child(found.row, token, rows)) return 0;
+        const int64_t row = num_rows();
+        next_child_.push_back(last_child_[found.row]);
+        last_child_[found.row] = row;
+        last_child_.push_back(0);
+        rows.tokens[row] = token;
+        rows.parents[row] = found.row;
+        rows.depths[row] = rows.depths[found.row] + 1;
+        rows.kinds[row] = found.list.kind;
+        contexts_.push_back(extended(contexts_[found.row], token));
+        return row;
+    }
 
     bool has_child(int64_t parent, int64_t token, const Rows& rows) const {
         int64_t child = last_child_[parent];

@@ -91,6 +91,12 @@ int64_t drafts_grow(void* drafts, int64_t max_depth, int64_t num_cells, int64_t 
                     double catch_up_s) {
     return static_cast<Drafts*>(drafts)->grow({max_depth, num_cells, limit_s, catch_up_s}, num_levels);
 }
+int64_t drafts_offer(void* drafts, int64_t max_depth, int64_t most_rows, double least) {
+    return static_cast<Drafts*>(drafts)->offer(max_depth, most_rows, least);
+}
+void drafts_take(void* drafts, int64_t num_nodes, int64_t num_cells, int64_t num_levels) {
+    static_cast<Drafts*>(drafts)->take(num_nodes, num_cells, num_levels);
+}
 int64_t drafts_commit(void* drafts, int64_t has_candidates) {
     return static_cast<Drafts*>(drafts)->commit(has_candidates);
 }
