@@ -19,6 +19,7 @@ import transformers
 from lp import cache_files
 from lp.calibration.answering import measure_answering
 from lp.calibration.measure import StepTimesSource, describe, measure_step_times, still_holds
+from lp.calibration.sequences import measure_sequences
 from lp.hardware import device_name, dtype_name
 from lp.host.library import library
 from lp.model.causal import CausalModel
@@ -28,7 +29,7 @@ from lp.step_cost import StepTimes
 log = logging.getLogger("lookahead")
 
 # To be raised when the figures of an existing file would have another meaning.
-FORMAT = 4
+FORMAT = 5
 
 # Takes each rank's JSON value and returns rank 0's on every rank.
 Tell = Callable[[Any], Any]
@@ -63,9 +64,16 @@ def resolve_step_times(
     if told is None:
         log.info("measuring the time of a step by its rows, once for this model and machine")
         measured = measure_step_times(runner, model.vocab_size, model.max_length, most_rows, tell)
-        extras = measure_answering(model.vocab_size, model.device)
-        extras = dataclasses.replace(extras, **dict(zip(("host_step", "host_row"), measure_host(), strict=True)))
-        log.info("milliseconds of a step by its rows: %s", describe(measured))
+        sequence_s, thousand_cached_s = measure_sequences(runner, model.vocab_size, model.max_length, tell)
+        host_step, host_row = measure_host()
+        extras = dataclasses.replace(
+            measure_answering(model.vocab_size, model.device),
+            host_step=host_step, host_row=host_row, sequence=sequence_s, thousand_cached=thousand_cached_s,
+        )  # fmt: skip
+        log.info(
+            "milliseconds of a step by its rows: %s; of one more sequence: %.2f, of 1000 more cached tokens: %.2f",
+            describe(measured), 1000 * sequence_s, 1000 * thousand_cached_s,
+        )  # fmt: skip
         told = tell(dataclasses.replace(measured, extras=extras).to_dict())
         if path:
             cache_files.write_json(path, told)

@@ -81,7 +81,7 @@ def measure_step_times(
 
     most_rows: the most rows of a step that is measured. go_on: decides for all ranks whether to go on.
     """
-    num_cached = _num_cached(max_length, CACHED)
+    num_cached = num_cached_of(max_length, CACHED)
     ways = (True, False) if runner.num_parts > 1 else (True,)
     sizes = [(rows, way) for rows in ROWS if rows <= max(1, min(most_rows, max_length - num_cached)) for way in ways]
     with _stopwatch(runner, vocab_size, max_length, num_cached, go_on) as seconds:
@@ -112,7 +112,7 @@ def still_holds(
     Figures that were measured while the machine was stopped or overloaded would otherwise be used for ever. A size is
     timed again only if it did not take as long, as something else may have held the machine up.
     """
-    num_cached = _num_cached(max_length, CACHED_FOR_CHECK)
+    num_cached = num_cached_of(max_length, CACHED_FOR_CHECK)
     with _stopwatch(runner, vocab_size, max_length, num_cached, go_on) as seconds:
         for rows in sorted({times.rows[0], times.rows[len(times.rows) // 2]}):
             expected = times.at(rows)
@@ -122,7 +122,7 @@ def still_holds(
     return True
 
 
-def _num_cached(max_length: int, wanted: int) -> int:
+def num_cached_of(max_length: int, wanted: int) -> int:
     """The length of the measured sequence, which is shorter for a short context."""
     return max(1, min(wanted, max_length // 2))
 
