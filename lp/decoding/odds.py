@@ -8,8 +8,8 @@ from collections.abc import Sequence
 def descending(odds: Sequence[float]) -> list[float]:
     """The odds, with means in place of the runs in which a later draft is likelier than an earlier one.
 
-    A draft that is likelier than the one before it pays only together with it: taking part of such a run is never the
-    best choice. So the means lead to the same choices, and their sums are those of the drafts at the end of each run.
+    A draft that is likelier than the one before it can only be had together with it. Where each row of a run costs the
+    same, taking a part of the run is never the best choice, so the means lead to the same choices.
     """
     runs: list[tuple[float, int]] = []  # the mean and the length of each
     for mean in odds:

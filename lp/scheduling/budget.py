@@ -35,6 +35,8 @@ def plan_together(
     """
     if len(generations) == 1 and not num_fed:
         return [generations[0].plan(rooms[0])]
+    if not generations:
+        return []
     load = len(generations)
     offers = [generation.offer(room, load) for generation, room in zip(generations, rooms, strict=True)]
     odds, owners = best_first(offers)

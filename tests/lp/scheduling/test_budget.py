@@ -1,0 +1,219 @@
+"""The number of drafts of each sequence is the best for all of them together, and the same on every rank."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lp.decoding.base import Offer
+from lp.decoding.odds import descending
+from lp.request import Sequence
+from lp.sampling.settings import Sampling
+from lp.scheduling.budget import best_first, best_number, plan_together
+from lp.step_cost import CACHED, Extras, StepTimes
+
+ODDS = st.lists(st.sampled_from([0.05, 0.1, 0.25, 0.3, 0.5, 0.75, 0.8, 1.0]), max_size=4)
+TIMES = StepTimes((1, 4, 16, 64), (0.010, 0.011, 0.015, 0.047))
+
+
+@dataclass
+class Stream:
+    """A generation whose offers are given. taken: the number of its drafts; None if it planned alone."""
+
+    offered: Offer
+    temperature: float = 0.0
+    length: int = 10
+    loads: list[int] = field(default_factory=list)
+    taken: int | None = None
+
+    @property
+    def sequence(self) -> Sequence:
+        return Sequence("", [0] * self.length, 1, Sampling(temperature=self.temperature, seed=0))
+
+    def plan(self, room: int) -> Any:
+        return "planned alone"
+
+    def offer(self, room: int, load: int) -> Offer:
+        self.loads.append(load)
+        return self.offered
+
+    def take(self, num_drafts: int) -> Any:
+        self.taken = num_drafts
+        return num_drafts
+
+
+def together(streams: list[Stream], times: StepTimes | None, num_parts: int = 1, num_fed: int = 0) -> list[Any]:
+    generations: list[Any] = list(streams)
+    return list(plan_together(generations, [99] * len(streams), times, num_parts, num_fed))
+
+
+def offer(*odds: float, num_rows: int = 1) -> Stream:
+    return Stream(Offer(num_rows, odds))
+
+
+def best_by_hand(all_odds: list[list[float]], seconds: list[float]) -> float:
+    """The most tokens per second of any choice of a prefix of each sequence's drafts."""
+    choices = itertools.product(*(range(len(odds) + 1) for odds in all_odds))
+    return max(
+        (len(all_odds) + sum(sum(odds[:count]) for odds, count in zip(all_odds, counts, strict=True)))
+        / seconds[sum(counts)]
+        for counts in choices
+    )
+
+
+def speed(all_odds: list[list[float]], seconds: list[float]) -> float:
+    """The expected tokens per second of the number of drafts that is chosen."""
+    offers = [Offer(1, descending(odds)) for odds in all_odds]
+    odds, owners = best_first(offers)
+    number = best_number(len(offers), odds, np.array(seconds[: len(odds) + 1]))
+    counts = np.bincount(owners[:number], minlength=len(offers))
+    expected = len(offers) + sum(sum(odds[:count]) for odds, count in zip(all_odds, counts, strict=True))
+    return expected / seconds[number]
+
+
+@given(st.lists(ODDS, min_size=1, max_size=4), st.lists(st.integers(0, 40), min_size=17, max_size=17))
+def test_no_other_choice_of_drafts_is_faster(all_odds: list[list[float]], rises: list[int]) -> None:
+    """The curve may be any staircase."""
+    all_odds = [sorted(odds, reverse=True) for odds in all_odds]
+    seconds = [float(second) for second in np.cumsum(np.array(rises) / 10) + 1]
+    assert speed(all_odds, seconds) == pytest.approx(best_by_hand(all_odds, seconds))
+
+
+@given(st.lists(ODDS, min_size=1, max_size=4), st.floats(0.01, 5.0))
+def test_drafts_that_pay_only_with_those_after_them_are_found(all_odds: list[list[float]], row_s: float) -> None:
+    """A draft may be likelier than those that must come before it."""
+    seconds = [1 + row_s * row for row in range(17)]
+    assert speed(all_odds, seconds) == pytest.approx(best_by_hand(all_odds, seconds))
+
+
+@given(st.lists(st.integers(0, 100).map(lambda percent: percent / 100), max_size=12))
+def test_odds_are_put_in_descending_order_without_changing_their_sum(odds: list[float]) -> None:
+    found = descending(odds)
+    assert len(found) == len(odds) and math.fsum(found) == pytest.approx(math.fsum(odds))
+    assert all(first >= second for first, second in itertools.pairwise(found))
+    for count in range(len(odds)):  # no run promises more than its drafts yield in the end
+        if found[count : count + 1] != found[count - 1 : count]:
+            assert math.fsum(found[:count]) == pytest.approx(math.fsum(odds[:count]))
+
+
+def test_odds_that_descend_stay_as_they_are() -> None:
+    assert descending([0.75, 0.5, 0.5, 0.25]) == [0.75, 0.5, 0.5, 0.25]
+    assert descending([0.25, 0.75, 0.5]) == [0.5, 0.5, 0.5]
+
+
+def test_equally_likely_drafts_come_in_the_order_of_their_sequences() -> None:
+    odds, owners = best_first([Offer(1, [0.5, 0.25]), Offer(1, []), Offer(1, [0.75, 0.5, 0.5]), Offer(3, [0.5])])
+    assert odds.tolist() == [0.75, 0.5, 0.5, 0.5, 0.5, 0.25]
+    assert owners.tolist() == [2, 0, 2, 2, 3, 0]
+
+
+def test_the_speed_may_fall_before_it_rises() -> None:
+    """One more row doubles the time; the seven after it are free."""
+    seconds = np.array([1.0, *[2.0] * 8])
+    assert best_number(2, np.full(8, 0.5), seconds) == 8
+    assert best_number(2, np.full(3, 0.5), seconds[:4]) == 0
+
+
+def test_of_equally_fast_numbers_the_largest_is_taken() -> None:
+    assert best_number(1, np.array([1.0, 1.0]), np.array([1.0, 2.0, 3.0])) == 2
+
+
+def test_four_sequences_share_twelve_rows_better_than_three_for_each() -> None:
+    """A sequence that is easy to guess gets what the others have no use for."""
+    acceptance = (0.95, 0.9, 0.6, 0.3)
+    streams = [offer(*(share**depth for depth in range(1, 9))) for share in acceptance]
+    stairs = StepTimes((1, 12, 13, 36), (1.0, 1.0, 5.0, 5.0))  # a graph for up to 12 rows
+    counts = together(streams, stairs)
+    assert sum(counts) == 8 and counts == sorted(counts, reverse=True) and counts[0] > counts[3]
+
+    def expected(numbers: list[int]) -> float:
+        return 4 + sum(
+            sum(share**depth for depth in range(1, number + 1))
+            for share, number in zip(acceptance, numbers, strict=True)
+        )
+
+    assert expected(counts) > expected([2, 2, 2, 2]) + 0.9
+
+
+def test_a_single_sequence_plans_by_itself() -> None:
+    streams = [offer(0.9)]
+    assert together(streams, TIMES) == ["planned alone"] and not streams[0].loads
+    assert together(streams, TIMES, num_fed=4) == [1] and streams[0].loads == [1]
+    assert together([], TIMES, num_fed=8) == []
+
+
+def test_every_sequence_is_told_how_many_there_are() -> None:
+    streams = [offer(0.9), offer(0.2), offer()]
+    together(streams, TIMES)
+    assert [stream.loads for stream in streams] == [[3]] * 3
+
+
+def test_more_sequences_leave_each_fewer_drafts() -> None:
+    odds = [0.9**depth for depth in range(1, 40)]
+    totals = {load: together([offer(*odds) for _ in range(load)], TIMES) for load in (2, 4, 16, 64)}
+    means = [sum(counts) / load for load, counts in totals.items()]
+    assert means == sorted(means, reverse=True) and means[0] > 2 * means[-1]
+
+
+def test_drafts_that_are_unlikely_are_left_out_under_load() -> None:
+    linear = StepTimes((1, 128), (0.011, 0.138))  # 10 ms and 1 ms a row
+    assert together([offer(0.3, 0.2) for _ in range(2)], linear) == [2, 2]
+    assert together([offer(0.3, 0.2) for _ in range(64)], linear) == [0] * 64
+
+
+def test_prompts_rows_count() -> None:
+    stairs = StepTimes((1, 16, 17, 32), (1.0, 1.0, 4.0, 4.0))
+    assert together([offer(0.5, 0.4), offer(0.5, 0.4)], stairs) == [2, 2]
+    assert together([offer(0.5, 0.4), offer(0.5, 0.4)], stairs, num_fed=12) == [1, 1]
+
+
+def test_rows_that_are_there_in_any_case_count() -> None:
+    stairs = StepTimes((1, 16, 17, 32), (1.0, 1.0, 4.0, 4.0))
+    assert together([offer(num_rows=9), offer(0.5, 0.4, 0.4, num_rows=5)], stairs) == [0, 2]
+
+
+def test_rows_are_dealt_out_to_ranks() -> None:
+    stairs = StepTimes((1, 8, 9, 64), (1.0, 1.0, 4.0, 4.0))
+    streams = [offer(*[0.5] * 8) for _ in range(2)]
+    assert sum(together(streams, stairs)) == 6
+    on_two = replace(stairs, num_parts=2, alone=stairs)
+    assert sum(together(streams, on_two, num_parts=2)) > 6
+    assert sum(together(streams, on_two, num_parts=1)) == 6, "a rank that is left alone has its own curve"
+
+
+def test_dear_sequences_and_long_caches_make_drafts_worth_more() -> None:
+    """They make a step longer that is taken in any case."""
+    linear = StepTimes((1, 128), (0.002, 0.129))
+    streams = [offer(0.4), offer(0.4)]
+    assert together(streams, linear) == [0, 0]
+    assert together(streams, replace(linear, extras=Extras(sequence=0.01))) == [1, 1]
+    cached = replace(linear, extras=Extras(thousand_cached=0.01))
+    assert together(streams, cached) == [0, 0]
+    assert together([replace(stream, length=CACHED + 1000) for stream in streams], cached) == [1, 1]
+
+
+def test_rows_of_sampled_sequences_cost_what_sampling_costs() -> None:
+    times = StepTimes((1, 128), (0.010, 0.010), extras=Extras(sampled_row=0.006, host_row=0.0001))
+    greedy, sampled = offer(0.6), offer(0.5)
+    assert together([sampled, greedy], times) == [1, 1]
+    sampled.temperature = 0.8
+    assert together([sampled, greedy], times) == [0, 1]
+
+
+def test_without_step_times_a_step_has_a_moderate_number_of_rows() -> None:
+    counts = together([offer(*[0.5] * 31), offer(0.9, 0.1)], None)
+    assert counts == [29, 1]
+    assert together([offer(*[0.5] * 31) for _ in range(40)], None) == [0] * 40
+
+
+@given(st.lists(ODDS, min_size=2, max_size=5))
+def test_the_choice_is_the_same_whenever_it_is_made(all_odds: list[list[float]]) -> None:
+    streams = [offer(*descending(odds)) for odds in all_odds]
+    assert together(streams, TIMES) == together(streams, StepTimes.from_dict(TIMES.to_dict()))
