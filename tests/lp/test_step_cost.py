@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lp.calibration.measure import bushy_tree
-from lp.step_cost import Extras, StepCost, StepTimes
+from lp.step_cost import CACHED, FARTHEST, USUAL_ROWS, Extras, StepCost, StepTimes, most_rows_within
 from lp.tree import TokenTree, chain
 from parallel.runners.partition import partition
 
@@ -39,7 +39,7 @@ def test_a_single_point_stands_for_all_rows() -> None:
 
 
 def test_json_keeps_times_to_the_last_bit() -> None:
-    extras = Extras(0.1 + 0.2, 1 / 7, 0.0, 1e-9, -1 / 3, 0.5)
+    extras = Extras(0.1 + 0.2, 1 / 7, 0.0, 1e-9, -1 / 3, 0.5, 1 / 9, 2 / 7)
     times = StepTimes((1, 3), (1 / 3, 0.1 + 0.7), 2, StepTimes((1,), (2 / 3,)), extras)
     assert StepTimes.from_dict(json.loads(json.dumps(times.to_dict()))) == times
 
@@ -72,6 +72,8 @@ def test_json_keeps_times_to_the_last_bit() -> None:
         {"rows": [1], "seconds": [0.1], "alone": "rows"},
         {"rows": [1], "seconds": [0.1], "extras": {"host_row": -0.1}},
         {"rows": [1], "seconds": [0.1], "extras": {"host_row": float("nan")}},
+        {"rows": [1], "seconds": [0.1], "extras": {"sequence": -0.1}},
+        {"rows": [1], "seconds": [0.1], "extras": {"thousand_cached": float("inf")}},
         {"rows": [1], "seconds": [0.1], "extras": {"unknown": 0.1}},
         {"rows": [1], "seconds": [0.1], "extras": [0.1]},
     ],
@@ -167,3 +169,74 @@ def test_a_runner_of_one_part_goes_by_the_times_of_one_part() -> None:
     assert times.for_parts(1) == StepTimes((1, 8), (0.1, 0.2), extras=extras)
     assert times.for_parts(2) is times.for_parts(3) is times
     assert alone.for_parts(1) is alone
+
+
+SEVERAL = StepTimes(*ROWS_AND_SECONDS, extras=Extras(sequence=0.0005, thousand_cached=0.002))
+
+
+def test_sequences_and_cached_tokens_add_to_a_steps_seconds() -> None:
+    assert SEVERAL.of_sequences(1) == 0
+    assert SEVERAL.of_sequences(4) == pytest.approx(3 * (0.0005 + CACHED / 1000 * 0.002))
+    assert SEVERAL.of_sequences(4, CACHED + 500) == pytest.approx(3 * 0.0005 + 0.001)
+    assert SEVERAL.of_sequences(4, 10) == pytest.approx(3 * 0.0005), "a short cache is not a gain"
+
+
+@pytest.mark.parametrize("load", [1, 2, 4, 16])
+def test_alike_sequences_share_the_seconds_of_a_step(load: int) -> None:
+    cost = StepCost(SEVERAL, 16, load=load)
+    for rows in (1, 2, 5, 16):
+        seconds = SEVERAL.at(load * rows) + SEVERAL.of_sequences(load)
+        assert cost.step_s(rows, 0) == pytest.approx(seconds / load)
+    assert cost.plain_s == cost.step_s(1, 0)
+
+
+def test_what_each_sequence_costs_is_not_shared() -> None:
+    times = StepTimes(*ROWS_AND_SECONDS, extras=Extras(0.001, 0.0001, 0.002, 0.0002, -0.0005, 0.0))
+    cost = StepCost(times, 16, is_sampled=True, load=4)
+    assert cost.step_s(3, 0) == pytest.approx(times.at(12) / 4 + 0.003 + 3 * 0.0003)
+    assert StepCost(times, 16, load=4).plain_s == pytest.approx(times.at(4) / 4 - 0.0005)
+
+
+@pytest.mark.parametrize(("load", "num_parts", "rows"), [(2, 4, 3), (4, 4, 6), (8, 4, 12), (16, 4, 24), (5, 4, 12)])
+def test_ranks_compute_several_sequences_or_parts_of_one(load: int, num_parts: int, rows: int) -> None:
+    """rows: of a rank where each sequence has six rows in a tree without depth."""
+    alone = StepTimes(*ROWS_AND_SECONDS)
+    times = StepTimes(*ROWS_AND_SECONDS, num_parts, alone, SEVERAL.extras)
+    cost = StepCost(times, 16, load=load)
+    trees = max(1, -(-load // num_parts))
+    expected = (times.by_part().at(rows) + times.of_sequences(trees)) / load
+    assert cost.step_s(6, 0) == pytest.approx(expected)
+    assert cost.num_parts == max(1, num_parts // load) and cost.alone_s(1) == float("inf")
+
+
+@pytest.mark.parametrize("load", [1, 2, 16, 64])
+def test_a_draft_less_likely_than_the_least_odds_never_pays(load: int) -> None:
+    cost = StepCost(SEVERAL, 16, load=load)
+    assert 0 < cost.least_odds < 1
+    for rows in range(1, 16):
+        before, after = cost.step_s(rows, 0), cost.step_s(rows + 1, 0)
+        expected = before / cost.step_s(1, 0)  # as fast as without drafts; if it is faster, drafts must be likelier
+        assert (expected + 0.999 * cost.least_odds) / after < expected / before
+
+
+def test_least_odds_rise_with_the_load() -> None:
+    odds = [StepCost(StepTimes((1, 64), (0.010, 0.073)), 64, load=load).least_odds for load in (1, 4, 16, 64)]
+    assert odds == pytest.approx([0.1, 4 / 13, 16 / 25, 64 / 73], rel=0.01)
+
+
+@pytest.mark.parametrize(("seconds", "rows"), [(0.001, 1), (0.0150, 16), (0.0310, 64), (0.5, 64), (float("inf"), 64)])
+def test_the_most_rows_of_a_time(seconds: float, rows: int) -> None:
+    assert StepCost(StepTimes(*ROWS_AND_SECONDS), 64).rows_within(seconds) == rows
+
+
+@pytest.mark.parametrize(("factor", "rows"), [(0.5, 16), (1.0, 16), (2.0, 61), (4.01, 151), (1000.0, 64 * FARTHEST)])
+def test_the_most_rows_within_some_usual_steps(factor: float, rows: int) -> None:
+    times = StepTimes(*ROWS_AND_SECONDS)
+    assert most_rows_within(times, factor) == rows
+    if 16 < rows < 64 * FARTHEST:
+        assert times.at(rows) <= factor * times.at(USUAL_ROWS) + 1e-12 < times.at(rows + 1)
+
+
+def test_any_number_of_rows_takes_no_longer_on_a_flat_curve() -> None:
+    assert most_rows_within(StepTimes((1, 32), (0.1, 0.1)), 2.0) == 32 * FARTHEST
+    assert most_rows_within(StepTimes.flat(), 2.0) == USUAL_ROWS

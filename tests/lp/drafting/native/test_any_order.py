@@ -62,13 +62,18 @@ class Requests(RuleBasedStateMachine):
         how = self.settings[which % len(self.settings)]
         return Request(self.twins.decoders(how, list(prompt), temperature, owner), list(prompt), num_tokens)
 
-    @rule(request=requests, num_steps=st.integers(1, 8), surprise=st.sampled_from([0.0, 0.05, 0.3, 1.0]))
-    def go_on(self, request: Request, num_steps: int, surprise: float) -> None:
+    @rule(
+        request=requests,
+        num_steps=st.integers(1, 8),
+        surprise=st.sampled_from([0.0, 0.05, 0.3, 1.0]),
+        load=st.sampled_from([0, 0, 1, 2, 5, 40]),
+    )
+    def go_on(self, request: Request, num_steps: int, surprise: float, load: int) -> None:
         world = World(1, surprise)
         for _ in range(num_steps):
             if request.left:
                 before = len(request.tokens)
-                step(request.decoders, world, request.tokens, request.left)
+                step(request.decoders, world, request.tokens, request.left, load)
                 request.left -= len(request.tokens) - before
 
     @rule(request=consumes(requests))

@@ -95,9 +95,12 @@ class Twins:
         return [native, python]
 
 
-def step(decoders: list[AutoDecoder], world: World, tokens: list[int], wanted: int) -> None:
-    """One step of both decoders, which must agree in everything. Adds the accepted tokens."""
-    one, two = (decoder.plan(tokens, room=wanted + 9, wanted=wanted) for decoder in decoders)
+def step(decoders: list[AutoDecoder], world: World, tokens: list[int], wanted: int, load: int = 0) -> None:
+    """One step of both decoders, which must agree in everything. Adds the accepted tokens.
+
+    load: of an offered tree, of which some part is taken; 0 plans a tree.
+    """
+    one, two = planned(decoders, tokens, wanted, load)
     assert one.tokens.tolist() == two.tokens.tolist()
     assert one.parents.tolist() == two.parents.tolist() and one.depths.tolist() == two.depths.tolist()
     same_inputs(one, two, len(tokens) - 1)
@@ -123,6 +126,17 @@ def step(decoders: list[AutoDecoder], world: World, tokens: list[int], wanted: i
     tokens += accepted.tokens[:wanted]
 
 
+def planned(decoders: list[AutoDecoder], tokens: list[int], wanted: int, load: int) -> list[TokenTree]:
+    if not load:
+        return [decoder.plan(tokens, room=wanted + 9, wanted=wanted) for decoder in decoders]
+    (num_rows, odds), other = (decoder.offer(tokens, wanted + 9, wanted, load) for decoder in decoders)
+    assert (num_rows, list(odds)) == (other.num_rows, list(other.odds))
+    number = random.Random(f"{load} {len(tokens)}").randint(0, len(odds))
+    trees = [decoder.take(number) for decoder in decoders]
+    assert {len(tree) for tree in trees} == {num_rows + number}
+    return trees
+
+
 def same_inputs(one: TokenTree, two: TokenTree, cached: int) -> None:
     """Whatever is made of a tree of the library is made of the other one, too."""
     assert (one.inputs(cached) == two.inputs(cached)).all()
@@ -144,13 +158,15 @@ def test_a_tree_is_used_after_the_next_one_was_planned() -> None:
     assert max(map(len, trees)) == 16
 
 
-def run(twins: Twins, how: Auto, seed: int, num_tokens: int, temperature: float, owner: str | None) -> None:
+def run(
+    twins: Twins, how: Auto, seed: int, num_tokens: int, temperature: float, owner: str | None, load: int = 0
+) -> None:
     rng = random.Random(seed)
     world = World(seed % 3, rng.choice([0.0, 0.05, 0.3, 1.0]))
     tokens = [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 2, 9, 40]))]
     decoders, length = twins.decoders(how, list(tokens), temperature, owner), len(tokens)
     while (left := num_tokens - (len(tokens) - length)) > 0:
-        step(decoders, world, tokens, left)
+        step(decoders, world, tokens, left, load)
 
 
 @pytest.mark.parametrize("curve", CURVES)
@@ -168,6 +184,8 @@ def test_requests_one_after_the_other(curve: str, seed: int) -> None:
     twins = Twins(CURVES[curve], make_index(5, seed) if has_index else None, 3 if curve == "ranks" else None)
     for number in range(3):
         run(twins, how, seed + number, 60, temperature, "ann" if number else None)
+    for load in (1, 2, 16):
+        run(twins, how, seed + load, 60, temperature, "ann", load)
 
 
 def test_requests_of_one_owner_that_take_turns_and_ask_for_different_candidates() -> None:
