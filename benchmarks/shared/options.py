@@ -18,7 +18,8 @@ def command_line() -> str:
     """How the command that is running is called, without its options."""
     path = Path(sys.argv[0])
     inside = path.relative_to(FOLDER) if path.is_relative_to(FOLDER) else Path(path.name)
-    return f"python -m benchmarks.{'.'.join(inside.with_suffix('').parts)}"
+    parts = [part for part in inside.with_suffix("").parts if part != "__main__"]
+    return f"python -m benchmarks.{'.'.join(parts)}"
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:

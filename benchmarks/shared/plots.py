@@ -31,9 +31,11 @@ STYLE: Any = {
 }
 
 
-def make_axes(num_panels: int = 1, width: float = 6.4, height: float = 3.6) -> tuple[Figure, list[Axes]]:
-    """A figure with panels side by side that share the y axis. Sizes are in inches."""
+def make_axes(
+    num_panels: int = 1, width: float = 6.4, height: float = 3.6, shares_y: bool = True
+) -> tuple[Figure, list[Axes]]:
+    """A figure with panels side by side. Sizes are in inches. shares_y: whether the panels have the same y axis."""
     matplotlib.rcParams.update(STYLE)
     figure = Figure(figsize=(width, height), layout="constrained")
-    panels = figure.subplots(1, num_panels, sharey=True, squeeze=False)
+    panels = figure.subplots(1, num_panels, sharey=shares_y, squeeze=False)
     return figure, list(panels[0])
