@@ -269,11 +269,6 @@ class StepCost:
         return min(num_rows, max(depth + 1, -(-(num_rows + repeated) // self.num_parts)))
 
 
-def most_rows_within(times: StepTimes, factor: float) -> int:
-    """The largest number of rows with which a step takes at most `factor` times as long as one of a single row."""
-    return max(rows for rows in range(1, times.rows[-1] + 1) if rows == 1 or times.at(rows) <= factor * times.at(1))
-
-
 def _least_slopes(seconds: Sequence[float]) -> list[float]:
     """Finds for each number of rows the least cost of a further row, however many are added; infinite for the last."""
     last = len(seconds)

@@ -152,7 +152,7 @@ def test_batches_under_way_together_share_the_generations(llama: Engine) -> None
 
 
 def test_rows_of_a_step_follow_from_the_step_times() -> None:
-    times = StepTimes((1, 10, 20, 40), (1.0, 1.5, 2.0, 4.0))
+    times = StepTimes((1, 16, 20, 40), (1.0, 1.0, 2.0, 4.0))
     assert step_rows(None, times, 2) == StepRows(20, 512, 2) and step_rows(None, None, 1) == StepRows()
     assert step_rows(7, times, 1) == StepRows(7, 512) and step_rows(900, None, 1) == StepRows(900, 900)
     with pytest.raises(ValueError, match=r"scheduler\.max_step_rows=0 must be at least 1"):
