@@ -19,6 +19,7 @@ from lp import Engine
 from lp.model.checkpoint import Checkpoint
 from lp.request_builder import RequestBuilder
 from lp.runner import StepInput
+from lp.scheduling.settings import SchedulerSettings
 from lp.single_device import Pending, SingleDevice
 from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
@@ -83,9 +84,9 @@ class Running:
 
 
 @contextmanager
-def serving(checkpoint: Checkpoint, **settings) -> Iterator[Running]:
+def serving(checkpoint: Checkpoint, scheduler: SchedulerSettings | None = None, **settings) -> Iterator[Running]:
     gate = Gate(checkpoint)
-    engine = Engine(checkpoint, gate, RequestBuilder(checkpoint))
+    engine = Engine(checkpoint, gate, RequestBuilder(checkpoint), scheduler=scheduler)
     typed = ServerSettings(**{"port": 0, **settings})
     server = Server(EngineBackend(engine, Channel(LocalExchange())), typed, bind(typed))
     exit_code: list[int] = []

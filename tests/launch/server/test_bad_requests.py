@@ -68,6 +68,8 @@ def complete(running: Running, content: bytes, **headers: str) -> httpx.Response
         ({"prompt": "a", "logit_bias": {"1": 101}}, "logit_bias", "logit_bias"),
         ({"prompt": "a", "logit_bias": {"one": 1}}, "logit_bias.one", None),
         ({"prompt": "a", "logit_bias": [1]}, "logit_bias", "logit_bias"),
+        ({"prompt": "a", "priority": 0}, "priority=0 must be from 0.01 to 100", "priority"),
+        ({"prompt": "a", "priority": "high"}, "priority", "priority"),
         ({"prompt": "a", "stream": "yes"}, "stream", "stream"),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream=true", "stream_options"),
         ({"prompt": "a", "guided_json": {}}, "guided_json is not a field that this server knows", "guided_json"),

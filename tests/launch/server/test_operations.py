@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from tests.launch.server.harness import AUTOREGRESSIVE, Running, assert_error, serving
 
 
@@ -70,6 +71,21 @@ def test_bad_tokens(shared: Running, path: str, body: dict, word: str):
     assert_error(shared.post(path, **body), 400, word)
 
 
+def test_a_conversation_says_how_much_of_it_was_cached(checkpoint):
+    settings = SchedulerSettings(prefix_reuse=PrefixReuse.owner)
+    with serving(checkpoint, settings, api_keys=["one", "two"]) as running:
+        prompt = "def area(width, height):\n    return width * height\n" * 3
+
+        def cached(text: str, key: str) -> int:
+            answer = running.openai(api_key=key).completions.create(model=running.model, prompt=text, max_tokens=4)
+            assert answer.usage and answer.usage.prompt_tokens_details
+            return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+        assert cached(prompt, "one") == 0
+        assert cached(prompt + "def volume(", "one") >= 16
+        assert cached(prompt, "two") == 0, "another key's keys and values are not used"
+
+
 def test_metrics(checkpoint):
     with serving(checkpoint) as running:
         assert running.metric("vllm:generation_tokens_total") == 0, "counters are there before the first request"
@@ -81,6 +97,8 @@ def test_metrics(checkpoint):
         accepted, proposed = sum(figures["accepted"].values()), sum(figures["proposed"].values())
         expected = {
             "vllm:prompt_tokens_total": sum(usage["prompt_tokens"] for usage in usages),
+            "vllm:prefix_cache_queries_total": sum(usage["prompt_tokens"] for usage in usages),
+            "vllm:prefix_cache_hits_total": 0,
             "vllm:generation_tokens_total": 45,
             "vllm:request_success_total": 2,
             "vllm:time_to_first_token_seconds_count": 2,

@@ -110,7 +110,8 @@ def test_waiting_requests_are_served_while_draining(checkpoint):
     with serving(checkpoint, max_running=1) as running, concurrent.futures.ThreadPoolExecutor(3) as pool:
         running.gate.open_gate.clear()
         answers = [pool.submit(running.post, "/v1/completions", prompt="a", max_tokens=3) for _ in range(3)]
-        eventually(lambda: running.server.context.service.num_waiting == 2)
+        service = running.server.context.service
+        eventually(lambda: service.num_running == 1 and service.num_waiting == 2)
         running.server.stop()
         running.gate.open_gate.set()
         assert [answer.result().status_code for answer in answers] == [200] * 3
