@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import torch
-from torch import Tensor
 
 from lp.model.causal import CausalModel, Choosing, SequenceRows
 from lp.model.kv.memory import OutOfRoom
@@ -17,6 +16,7 @@ from lp.request import Sequence
 from lp.runner import StepInput
 from lp.sampling.fused import KINDS, NUM_BEST, TRUNCATED, can_fuse
 from lp.sampling.sampler import Sampler, Wish
+from lp.sampling.together import Asked, launch_all, side_by_side
 from lp.tree import NO_ROWS, TokenTree, chain
 from lp.verification import Answers
 
@@ -117,10 +117,10 @@ class SequenceState:
     def prefill(self, step: StepInput, most_rows: int) -> Iterator[TokenTree]:
         """Yields the tokens that the cache lacks as chains of `most_rows`; the caller computes each before the next.
 
-        At most `most_rows` tokens are left at the end. They become the trunk of the step's tree.
+        What was accepted must have been kept. At most `most_rows` tokens are left at the end. They become the trunk of
+        the step's tree.
         """
         tokens = step.sequence.tokens
-        self.keep_accepted(tokens)
         if step.num_fed - self.cache.length > most_rows:
             self.cache.reserve(step.num_fed + 1 - self.cache.length)  # at once, rather than once for each chain
         while len(trunk := tokens[self.cache.length : step.num_fed]) > most_rows:
@@ -161,8 +161,23 @@ class SingleDevice(ForwardRunner):
         """Computes the steps' trees in one forward, and with them the tokens that the caches lack: of prompts, or those
         that other ranks have computed. A CPU is done when this returns, a GPU is not.
         """
+        self._prepare(steps)
         given = [self._rows(step) for step in steps]
         return self._choose(given, steps) or self._sample(given, steps)
+
+    def _prepare(self, steps: list[StepInput]) -> None:
+        """Keeps what was accepted of each sequence. If one lacks more than a forward computes at once, makes room for
+        all: what is computed before the others must not evict them.
+        """
+        needs = []
+        for step in steps:
+            state = self.states[step.sequence.id]
+            state.keep_accepted(step.sequence.tokens)
+            needs.append((state.cache, max(0, step.num_fed - state.cache.length) + len(step.tree)))
+        if any(
+            num_rows - len(step.tree) > self.prefill_chunk for (_, num_rows), step in zip(needs, steps, strict=True)
+        ):
+            self.model.memory.reserve(needs)
 
     def _rows(self, step: StepInput) -> SequenceRows:
         """The rows of a step, once what is too much for one forward has been computed."""
@@ -172,17 +187,27 @@ class SingleDevice(ForwardRunner):
         return SequenceRows(state.attach(step), state.cache, len(step.tree))
 
     def _sample(self, given: list[SequenceRows], steps: list[StepInput]) -> Pending:
-        """Runs the rows, then has each sequence's sampler answer its own."""
-        computed = [rows for rows in given if len(rows.tree)]  # a sequence may lack nothing of what it is fed
+        """Runs the rows, then has samplers answer those of the trees, one of them for all that choose alike."""
+        with_tree = [number for number, step in enumerate(steps) if len(step.tree)]
+        asked = [self._asked(steps[number]) for number in with_tree]
+        order = side_by_side(asked)
+        # A sequence that is only fed may lack nothing.
+        fed = [rows for rows, step in zip(given, steps, strict=True) if not len(step.tree) and len(rows.tree)]
+        computed = [*fed, *(given[with_tree[number]] for number in order)]
         logits = self.model.forward_many(computed) if computed else NO_LOGITS
-        pending: list[Callable[[], Answers]] = []
-        for step, own in zip(steps, logits.split([rows.num_logits for rows in given]), strict=True):
-            pending.append(self._launch(step, own) if len(step.tree) else Answers.none)
-        return lambda: [wait() for wait in pending]
+        wait_for_all = launch_all([asked[number] for number in order], logits)
 
-    def _launch(self, step: StepInput, logits: Tensor) -> Callable[[], Answers]:
+        def wait() -> list[Answers]:
+            answers = [Answers.none() for _ in steps]
+            for number, own in zip(order, wait_for_all(), strict=True):
+                answers[with_tree[number]] = own
+            return answers
+
+        return wait
+
+    def _asked(self, step: StepInput) -> Asked:
         sampler = self.states[step.sequence.id].sampler
-        return sampler.launch(logits, step.tree, step.sequence.tokens, step.num_candidates)
+        return Asked(sampler, step.tree, step.sequence.tokens, step.num_candidates)
 
     def _choose(self, given: list[SequenceRows], steps: list[StepInput]) -> Pending | None:
         """Runs the rows, and has graphs choose the tokens of each step's tree; None if they cannot."""

@@ -120,8 +120,15 @@ class Sampler:
         if self.noise:
             self.noise.forget(before=len(tokens))
         rows = Rows(self._in_context(logits_RV, tree, tokens), *_places(tree, tokens))
-        packed = self._packed(logits_RV, rows, num_candidates, self.choosers(num_candidates))
+        packed = self.packed(logits_RV, rows, num_candidates, self.choosers(num_candidates))
         return lambda: Answers.unpack(packed(), num_candidates)
+
+    def chooses_alike(self, num_candidates: int) -> tuple[int, ...] | None:
+        """What is equal for samplers that answer the same logits with the same tokens, those of greedy decoding without
+        processors; None for all others.
+        """
+        in_context = self.bias or self.repetition or self.context
+        return None if self.noise or in_context or self.logprobs is not None else (self.vocab_size, num_candidates)
 
     def choosers(self, num_candidates: int) -> list[Chooser]:
         """The shortlists, shortest first, then the full vocabulary. Each gets the rows that the last left unsettled."""
@@ -150,7 +157,7 @@ class Sampler:
         """[R, V] scores after all processors. Tokens are drawn from each row's softmax."""
         return self.warpers(_no_context(logits_RV), cast(FloatTensor, self._in_context(logits_RV, tree, tokens)))
 
-    def _packed(
+    def packed(
         self, logits_RV: Tensor, rows: Rows, num_candidates: int, choosers: Sequence[Chooser]
     ) -> Callable[[], np.ndarray]:
         """Waits for the answers in the form of `Answers.pack`, in one transfer for each chooser that is needed."""
@@ -178,7 +185,7 @@ class Sampler:
             unsettled = np.flatnonzero(packed[:, 0] == 0)
             if len(unsettled):
                 some = torch.from_numpy(unsettled)
-                rest = self._packed(logits_RV[some], rows.take(unsettled), num_candidates, choosers)
+                rest = self.packed(logits_RV[some], rows.take(unsettled), num_candidates, choosers)
                 answers[unsettled] = rest()
             return answers
 

@@ -95,6 +95,7 @@ class PipelineParallel:
 
     def _compute(self, step: StepInput) -> None:
         tokens, state = step.sequence.tokens, self.states[step.sequence.id]
+        state.keep_accepted(tokens)
         for part in state.prefill(step, self.prefill_chunk):
             self._forward(part, state.cache, num_logits=1)
         rows = state.attach(step)
