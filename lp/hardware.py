@@ -72,4 +72,5 @@ class Download:
         """The values, once they are there."""
         if self._done:
             self._done.synchronize()
+            self._done = None
         return self._copy.numpy()

@@ -210,22 +210,29 @@ class SingleDevice(ForwardRunner):
         return Asked(sampler, step.tree, step.sequence.tokens, step.num_candidates)
 
     def _choose(self, given: list[SequenceRows], steps: list[StepInput]) -> Pending | None:
-        """Runs the rows, and has graphs choose the tokens of each step's tree; None if they cannot."""
-        wishes: list[Wish] = []
-        for step in steps:
-            sampler = self.states[step.sequence.id].sampler
-            if not len(step.tree) or not (wish := sampler.wish(step.tree, step.sequence.tokens, step.num_candidates)):
-                return None
-            wishes.append(wish)
-        all_chosen = self.model.choose(given, [Choosing(wish.kind, wish.choices, wish.change) for wish in wishes])
-        if all_chosen is None:
+        """Runs the rows, and has graphs choose the tokens of each step's tree; None if they can for no step.
+
+        The samplers of the other steps choose theirs, as in `_sample`.
+        """
+        wishes = [self._wish(step) for step in steps]
+        computed = [number for number, rows in enumerate(given) if len(rows.tree)]
+        how = [wish and Choosing(wish.kind, wish.choices, wish.change, wish.is_settled) for wish in wishes]
+        chosen = self.model.choose([given[number] for number in computed], [how[number] for number in computed])
+        if chosen is None:
             return None
-        pending: list[Callable[[], Answers]] = []
-        for step, wish, chosen in zip(steps, wishes, all_chosen, strict=True):
-            sampler = self.states[step.sequence.id].sampler
-            scores = chosen.logits if wish.is_settled else chosen.logits.clone()
-            pending.append(sampler.granted(chosen.tokens, scores, step.tree, step.sequence.tokens, step.num_candidates))
+        pending: list[Callable[[], Answers]] = [Answers.none] * len(steps)
+        for number, one in zip(computed, chosen, strict=True):
+            asked = self._asked(steps[number])
+            if one.tokens is not None:
+                pending[number] = asked.sampler.granted(one.tokens, one.logits, *asked[1:])
+            elif len(asked.tree):
+                pending[number] = asked.sampler.launch(one.logits, *asked[1:])
         return lambda: [wait() for wait in pending]
+
+    def _wish(self, step: StepInput) -> Wish | None:
+        """What a device needs to choose the tokens of a step's tree; None if it cannot, or if there is no tree."""
+        asked = self._asked(step)
+        return asked.sampler.wish(*asked[1:]) if len(step.tree) else None
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:
         self.states[target.id].take_from(self.states[source.id], source.tokens, length)

@@ -77,20 +77,23 @@ class Choosing(NamedTuple):
     """How the tokens of a sequence's last N rows are chosen, those whose logits are wanted.
 
     kind: of what was captured. choices: int64 [N, C]. change: changes their logits in place before that; None if
-    nothing does.
+    nothing does. is_settled: whether the kind settles every row, so that nobody needs the logits afterwards.
     """
 
     kind: str
     choices: np.ndarray
     change: Callable[[Tensor], None] | None
+    is_settled: bool
 
 
 class Chosen(NamedTuple):
-    """The tokens of N rows, int64 [N, K], and the logits [N, V] that they were chosen by, as the step left them. Both
-    are the next step's to write, which a device does after all that it is given before.
+    """What a device has done for a sequence's N rows whose logits are wanted.
+
+    tokens: waits for the chosen ones, int64 [N, K]; None if they were not to be chosen. logits: [N, V], by which they
+    were or can be chosen; the next step writes over them if the kind of choosing settles every row.
     """
 
-    tokens: Tensor
+    tokens: Callable[[], np.ndarray] | None
     logits: Tensor
 
 
@@ -102,11 +105,11 @@ class ChoosesTokens(Protocol):
         """Captures what chooses tokens, by names of its kinds. Nothing happens if that was done."""
         ...
 
-    def choose(self, given: Sequence[SequenceRows], how: Sequence[Choosing]) -> list[Chosen] | None:
+    def choose(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None]) -> list[Chosen] | None:
         """Runs the rows of some sequences as a forward does, and chooses the tokens of each one's last rows.
 
-        how: for each sequence. Returns None, with nothing done, if nothing has been captured for so many rows or for
-        one of the kinds.
+        how: for each sequence; None for one whose tokens are not to be chosen. Returns None, with nothing done, if no
+        tokens are to be chosen, or by a kind that has not been captured.
         """
         ...
 
@@ -199,7 +202,7 @@ class CausalModel:
             with current(self.device):
                 self.fast.capture_choosing(kinds)
 
-    def choose(self, given: Sequence[SequenceRows], how: Sequence[Choosing]) -> list[Chosen] | None:
+    def choose(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None]) -> list[Chosen] | None:
         """See ChoosesTokens."""
         if not isinstance(self.fast, ChoosesTokens):
             return None

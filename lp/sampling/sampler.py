@@ -94,17 +94,21 @@ class Sampler:
         return Wish(chooser.kind, choices, change, chooser.kind == WHOLE)
 
     def granted(
-        self, chosen: Tensor, scores_RV: Tensor, tree: TokenTree, tokens: Sequence[int], num_candidates: int = 0
+        self,
+        wait_for: Callable[[], np.ndarray],
+        scores_RV: Tensor,
+        tree: TokenTree,
+        tokens: Sequence[int],
+        num_candidates: int = 0,
     ) -> Callable[[], Answers]:
         """Returns what waits for the answers of a wish that a device has been given.
 
-        chosen: int64 [R, C], as lp.sampling.fused has it. scores_RV: the logits as `change` left them, which must stay
-        if the wish is not settled.
+        wait_for: returns what it has chosen, int64 [R, C], as lp.sampling.fused has it. scores_RV: the logits as
+        `change` left them, which must stay if the wish is not settled.
         """
-        rows, download = Rows(scores_RV, *_places(tree, tokens)), Download(chosen)
-        columns = slice(1 + max(1, num_candidates))
+        rows, columns = Rows(scores_RV, *_places(tree, tokens)), slice(1 + max(1, num_candidates))
         settled = self._settled(
-            lambda: download.wait()[:, columns], scores_RV, rows, num_candidates, self.choosers(num_candidates)[1:]
+            lambda: wait_for()[:, columns], scores_RV, rows, num_candidates, self.choosers(num_candidates)[1:]
         )
         return lambda: Answers.unpack(settled(), num_candidates)
 

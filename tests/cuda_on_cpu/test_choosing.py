@@ -110,4 +110,4 @@ def test_what_cannot_be_captured_is_chosen_without_a_graph(
     said = [one.message for one in caplog.records if "without CUDA graphs" in one.message]
     assert len(said) == 2 and all("CUDA out of memory" in one for one in said)
     cache, choices = model.make_cache(), np.zeros((3, 4), np.int64)
-    assert model.choose([SequenceRows(tree_under(1, 3, 0), cache, 3)], [Choosing("whole", choices, None)]) is None
+    assert model.choose([SequenceRows(tree_under(1, 3, 0), cache, 3)], [Choosing("whole", choices, None, True)]) is None

@@ -2,11 +2,12 @@
 
 There is a graph for each of a few numbers of rows, the ladder, and a step is padded to the next of them. All graphs are
 captured when the model is loaded. They read keys and values from the arena, where and how many they are from the
-device, so they serve every sequence, however it grows.
+device, so they serve every sequence, however it grows, and the rows of many sequences in one replay.
 
-Tokens are chosen by graphs of their own, a few kernels each, that are replayed behind the forward's.
+Tokens are chosen by graphs of their own, a few kernels each, that are replayed behind the forward's: one for each kind
+of choosing that a step's sequences need.
 
-    R rows, P rows with padding
+    R rows, P rows with padding, L rows whose logits are wanted, N of them of one sequence
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from lp.hardware import upload
 from lp.model.causal import Choose, Choosing, Chosen, ForwardFailed, SequenceRows
 from lp.model.errors import one_line
-from lp.model.fast.step_tensors import StepBuffer, StepTensors
+from lp.model.fast.choosing import Computed, choose_all
+from lp.model.fast.step_tensors import MOST_KINDS, ChoiceOfRows, StepBuffer, StepTensors
 from lp.model.kernels import UnsupportedAttention
 from lp.model.kv.arena import Arena, PagedCache
-from lp.model.kv_cache import KVCache
 from lp.tree import TokenTree
 
 log = logging.getLogger("lookahead")
@@ -57,16 +60,19 @@ def capture_on_gpu(run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], N
 class ArenaForward(Protocol):
     """A forward over the arena that a graph can capture: all that changes from step to step is read from the device.
 
-    is_invariant: as in FastForward.
+    is_invariant: as in FastForward. skips_absent: whether sequences that are not there cost nothing, so that a graph
+    with room for many sequences is as fast for one.
     """
 
     arena: Arena
     is_invariant: bool
+    skips_absent: bool
 
-    def __call__(self, given: StepTensors, answered: Tensor) -> Tensor:
-        """Writes the rows to the arena. answered: [N] the rows whose logits are needed, the last ones of the step.
+    def __call__(self, given: StepTensors, answered: int | Tensor) -> Tensor:
+        """Writes the rows to the arena.
 
-        Returns float32 [N, V].
+        answered: the rows whose logits are needed: that many of the last ones, or those that int64 [L] names. Returns
+        float32 [L, V].
         """
         ...
 
@@ -87,14 +93,13 @@ class Captured:
     """
 
     given: StepBuffer
-    answered: Tensor
     replay: Callable[[], None]
     logits: Tensor
     choices: dict[str, CapturedChoice] = field(default_factory=dict)
 
 
 class CapturedForward:
-    """The FastForward of a model on a GPU, for one step at a time."""
+    """The FastForward of a model on a GPU."""
 
     begins_caches = True
     owns_weights = False
@@ -112,88 +117,134 @@ class CapturedForward:
         self._forward = forward
         self._max_length = max_length
         self._device = forward.arena.device
+        # By name, the number and the function of each kind of choosing that was captured.
+        self._kinds: dict[str, tuple[int, Choose]] = {}
         started, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
         log.info("capturing CUDA graphs of up to %d rows", ladder[-1])
         pool = self._pool = torch.cuda.graph_pool_handle()
-        # The largest first: the others then find room in its memory.
-        self._by_rows = {rows: self._capture_rows(rows, capture, pool) for rows in sorted(ladder, reverse=True)}
-        taken = free - torch.cuda.mem_get_info(self._device)[0]
-        log.info(
-            "captured %d CUDA graphs in %.1f s; they take %.2f GB", len(ladder), time.monotonic() - started, taken / 1e9
-        )
+        # By rows and most sequences. The largest is captured first: the others then find room in its memory.
+        self._captured = {
+            (rows, most): self._capture_rows(rows, most, capture, pool)
+            for rows in sorted(ladder, reverse=True)
+            for most in self._capacities(rows)
+        }
+        taken, seconds = free - torch.cuda.mem_get_info(self._device)[0], time.monotonic() - started
+        log.info("captured %d CUDA graphs in %.1f s; they take %.2f GB", len(self._captured), seconds, taken / 1e9)
 
     @torch.inference_mode()
     def __call__(self, given: Sequence[SequenceRows]) -> Tensor:
         """See FastForward."""
-        return torch.cat([self._one(*rows) for rows in given])
-
-    def _one(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
-        assert isinstance(cache, PagedCache), "graphs read the arena alone"
-        num_rows = len(tree)
-        rung = bisect_left(self.ladder, num_rows)
-        if rung == len(self.ladder):
-            given = StepBuffer(num_rows, 1, self._max_length, self._device)
-            given.fill([(tree, cache)])
-            return self._run(given, torch.arange(num_rows - num_logits, num_rows, device=self._device))
-        captured = self._by_rows[self.ladder[rung]]
-        captured.given.fill([(tree, cache)])
-        captured.replay()
-        return captured.logits[num_rows - num_logits : num_rows].clone()
+        computed = self._compute(given)
+        return computed.logits if computed.is_lasting else _gather(computed.logits, computed.rows)
 
     @torch.inference_mode()
     def capture_choosing(self, kinds: Mapping[str, Choose]) -> None:
         """See ChoosesTokens. If one cannot be captured, tokens are chosen without graphs, which is said."""
-        kinds = {kind: choose for kind, choose in kinds.items() if kind not in self._by_rows[self.ladder[-1]].choices}
+        kinds = {kind: choose for kind, choose in kinds.items() if kind not in self._kinds}
         started, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
         for kind, choose in kinds.items():
+            number = len(self._kinds)
+            assert number < MOST_KINDS, "a step has no room for the choices of another kind"
             try:
-                made = {rows: self._capture_choice(one, choose) for rows, one in self._by_rows.items()}
+                made = {key: self._capture_choice(one, choose, number) for key, one in self._captured.items()}
             except RuntimeError as error:
                 log.warning("tokens are chosen (%s) without CUDA graphs, which is slower: %s", kind, one_line(error))
                 continue
-            for rows, choice in made.items():
-                self._by_rows[rows].choices[kind] = choice
+            self._kinds[kind] = number, choose
+            for key, choice in made.items():
+                self._captured[key].choices[kind] = choice
         if kinds:
             taken, seconds = free - torch.cuda.mem_get_info(self._device)[0], time.monotonic() - started
             log.info("captured CUDA graphs that choose tokens in %.1f s; they take %.2f GB", seconds, taken / 1e9)
 
     @torch.inference_mode()
-    def choose(self, given: Sequence[SequenceRows], how: Sequence[Choosing]) -> list[Chosen] | None:
+    def choose(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None]) -> list[Chosen] | None:
         """See ChoosesTokens."""
-        if len(given) > 1:
+        kinds = dict.fromkeys(one.kind for one in how if one)
+        if not kinds or not kinds.keys() <= self._kinds.keys():
             return None
-        ((tree, cache, _),), ((kind, choices, change),) = given, how
-        assert isinstance(cache, PagedCache), "graphs read the arena alone"
-        rung = bisect_left(self.ladder, len(tree))
-        captured = self._by_rows[self.ladder[rung]] if rung < len(self.ladder) else None
-        choice = captured.choices.get(kind) if captured else None
-        if captured is None or choice is None:
-            return None
-        captured.given.fill([(tree, cache)], choices)
-        captured.replay()
-        rows = slice(len(tree) - len(choices), len(tree))
-        if change:
-            change(captured.logits[rows])
-        choice.replay()
-        return [Chosen(choice.tokens[rows], captured.logits[rows])]
+        return choose_all(self._compute(given, how), how)
 
-    def _capture_choice(self, captured: Captured, choose: Choose) -> CapturedChoice:
-        given = captured.given.on_device
-        return CapturedChoice(*capture_on_gpu(lambda: choose(captured.logits, given.choices), self._pool))
+    def _compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None] = ()) -> Computed:
+        """Runs a step by the graph for it, or without one if it has more rows than any."""
+        ends = np.cumsum([len(one.tree) for one in given]).tolist()
+        rows = [slice(end - one.num_logits, end) for one, end in zip(given, ends, strict=True)]
+        choices = [
+            ChoiceOfRows(self._kinds[one.kind][0], own, one.choices) for own, one in zip(rows, how, strict=False) if one
+        ]
+        rung = bisect_left(self.ladder, ends[-1])
+        if rung == len(self.ladder):
+            return self._compute_without_graph(given, rows, choices)
+        size = self.ladder[rung]
+        most = next(most for most in self._capacities(size) if most >= len(given))
+        captured = self._captured[size, most]
+        captured.given.fill(_pairs(given), choices)
+        captured.replay()
+        return Computed(captured.logits, rows, lambda kind: _replay(captured.choices[kind]), is_lasting=False)
+
+    def _compute_without_graph(
+        self, given: Sequence[SequenceRows], rows: list[slice], choices: list[ChoiceOfRows]
+    ) -> Computed:
+        """Its logits are those of the wanted rows alone, one sequence's behind the other's."""
+        buffer = StepBuffer(rows[-1].stop, len(given), self._max_length, self._device)
+        buffer.fill(_pairs(given), choices)
+        ends = np.cumsum([one.num_logits for one in given]).tolist()
+        is_last = all(not one.num_logits for one in given[:-1])
+        answered = (
+            ends[-1]
+            if is_last
+            else upload(np.concatenate([np.arange(own.start, own.stop) for own in rows]), self._device)
+        )
+        logits = self._run(buffer, answered)
+
+        def choose(kind: str) -> Tensor:
+            number, chooser = self._kinds[kind]
+            own = rows[-1] if isinstance(answered, int) else answered
+            return chooser(logits, buffer.on_device.choices[number][own])
+
+        compact = [slice(end - one.num_logits, end) for one, end in zip(given, ends, strict=True)]
+        return Computed(logits, compact, choose, is_lasting=True)
+
+    def _capacities(self, num_rows: int) -> list[int]:
+        """For how many sequences at most there is a graph of so many rows, each."""
+        return [num_rows] if self._forward.skips_absent or num_rows == 1 else [1, num_rows]
+
+    def _capture_choice(self, captured: Captured, choose: Choose, number: int) -> CapturedChoice:
+        choices = captured.given.on_device.choices[number]
+        return CapturedChoice(*capture_on_gpu(lambda: choose(captured.logits, choices), self._pool))
 
     @torch.inference_mode()
-    def _capture_rows(self, num_rows: int, capture: Capture, pool: Any) -> Captured:
+    def _capture_rows(self, num_rows: int, most: int, capture: Capture, pool: Any) -> Captured:
         """Captures the forward of so many rows, which are all padding at first, written to no sequence's page."""
-        given = StepBuffer(num_rows, 1, self._max_length, self._device)
+        given = StepBuffer(num_rows, most, self._max_length, self._device)
         given.fill([])
-        answered = torch.arange(num_rows, device=self._device)
         try:
-            replay, logits = capture(lambda: self._run(given, answered), pool)
+            replay, logits = capture(lambda: self._run(given, num_rows), pool)
         except (RuntimeError, UnsupportedAttention) as error:  # such as a model that reads a number on the host
             raise ForwardFailed(f"a CUDA graph cannot be captured: {one_line(error)}") from error
-        return Captured(given, answered, replay, logits)
+        return Captured(given, replay, logits)
 
-    def _run(self, given: StepBuffer, answered: Tensor) -> Tensor:
-        """Copies what the step before has left to be copied, then runs the forward."""
-        self._forward.arena.move_given(given.on_device.moves, given.on_device.num_moves)
+    def _run(self, given: StepBuffer, answered: int | Tensor) -> Tensor:
+        """Copies what the steps before have left to be copied, then runs the forward."""
+        self._forward.arena.move_given(given.on_device.moves, given.on_device.move_starts)
         return self._forward(given.on_device, answered)
+
+
+def _pairs(given: Sequence[SequenceRows]) -> list[tuple[TokenTree, PagedCache]]:
+    assert all(isinstance(one.cache, PagedCache) for one in given), "graphs read the arena alone"
+    return [(one.tree, cast(PagedCache, one.cache)) for one in given]
+
+
+def _replay(choice: CapturedChoice) -> Tensor:
+    choice.replay()
+    return choice.tokens
+
+
+def _gather(logits: Tensor, rows: list[slice]) -> Tensor:
+    """A copy of these rows, by one kernel."""
+    runs: list[slice] = []
+    for own in rows:
+        if runs and runs[-1].stop == own.start:
+            own = slice(runs.pop().start, own.stop)
+        runs.append(own)
+    return logits[runs[0]].clone() if len(runs) == 1 else torch.cat([logits[run] for run in runs])

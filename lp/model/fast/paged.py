@@ -13,6 +13,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from lp.model.attention import MaskKey, Step
@@ -46,9 +47,12 @@ class PagedStep(Step):
     def bounds(self) -> Bounds:
         given, table = self.given, self.given.block_table
         most = table.shape[1] * PAGE
-        return Bounds(
-            given.row_starts, given.key_starts, given.lengths, most, table if reads_block_tables(self.kind) else None
-        )
+        if not reads_block_tables(self.kind):
+            return Bounds(given.row_starts, given.key_starts, given.lengths, most)
+        keys = given.key_starts
+        if self.kind is AttentionKind.flash and len(given.lengths) > 1:  # which knows lengths from these alone
+            keys = pad(given.lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        return Bounds(given.row_starts, keys, given.lengths, most, table)
 
     @cached_property
     def masks(self) -> dict[MaskKey, Tensor]:
@@ -86,6 +90,7 @@ class PagedForward:
     """A model's forward over a step's tensors. arena: holds the keys and values of all its sequences."""
 
     is_invariant = False
+    skips_absent = False  # FlashAttention starts programs for every sequence
 
     def __init__(self, model: PreTrainedModel, arena: Arena, kind: AttentionKind, mask_keys: list[MaskKey]):
         assert kind in GPU_KINDS, "other kinds know no arena"
@@ -95,15 +100,16 @@ class PagedForward:
         self.kind = kind
         self.mask_keys = mask_keys
 
-    def __call__(self, given: StepTensors, answered: Tensor) -> Tensor:
-        """Writes the rows to the arena. answered: [N] the rows whose logits are needed. Returns float32 [N, V]."""
+    def __call__(self, given: StepTensors, answered: int | Tensor) -> Tensor:
+        """See ArenaForward."""
         step = PagedStep(self.kind, given=given, arena=self.arena, mask_keys=self.mask_keys, dtype=self.model.dtype)
         output = self.model(
             input_ids=given.tokens[None],
             position_ids=given.positions[None],
             past_key_values=RowsOnly(self.arena.num_layers),
             use_cache=True,
-            logits_to_keep=answered,
+            logits_to_keep=max(1, answered) if isinstance(answered, int) else answered,  # 0 would mean all of them
             step=step,
         )
-        return output.logits[0].float()
+        logits = output.logits[0]
+        return (logits[1:] if isinstance(answered, int) and answered == 0 else logits).float()

@@ -3,14 +3,14 @@
 The memory stays where it is, so a captured graph reads there whatever the next step brings. Rows of several sequences
 may go into one step; each row sees its own sequence's prefix and those rows that it is told to see.
 
-    R rows of B sequences, P pages of a sequence at most, M = MOST_MOVES
+    R rows of B sequences, P pages of a sequence at most, M moves at most in G groups, N rows of one sequence
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,39 +18,53 @@ from torch import Tensor
 
 from lp.hardware import upload_into
 from lp.model.kv.arena import PagedCache
-from lp.model.kv.moves import MOST_MOVES
+from lp.model.kv.moves import MOST_MOVES, NO_MOVES, NUM_GROUPS, group_moves
 from lp.model.kv_cache import PAGE, pages_of
 from lp.tree import TokenTree
 
 # Numbers of each row that say how its token is chosen. What they mean is in lp/sampling/fused.py.
 NUM_CHOICES = 4
+# The most kinds of choosing that there are.
+MOST_KINDS = 2
+# Bytes to whose multiples every tensor is aligned, as Triton compiles other code for pointers that are not.
+ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
 class StepTensors:
     """The inputs of one step, on the device.
 
-    tokens, positions: int64 [R]. slots: int64 [R], where each row's keys and values are written in the arena. lengths:
-    int32 [B], cached tokens of each sequence. row_starts: int32 [B + 1], the first row of each sequence, then R.
-    key_starts: int32 [B + 1], the slot of each sequence's first token, for kernels that need consecutive pages; the
-    last number means nothing. block_table: int32 [B, P], the pages of each sequence. visibility: bool [R, R], which
-    rows each row sees.
-    moves, num_moves: int64 [2, M] and [1], the slots from which and to which the arena copies rows of earlier steps
-    before it writes this step's (`Arena.move_given`). choices: int64 [R, NUM_CHOICES], by which tokens are chosen; no
-    forward reads them.
+    tokens, positions: int64 [R]. slots: int64 [R], where each row's keys and values are written in the arena.
+    moves, move_starts: int64 [2, M] and [G + 1], the slots from which and to which the arena copies rows of earlier
+    steps before it writes this step's (`Arena.move_given`). choices: int64 [MOST_KINDS, R, NUM_CHOICES], by which each
+    kind chooses the tokens of the rows that are its own; all is 0 for other rows. No forward reads it.
+    sequence_of: int32 [R], each row's sequence, of 0 to B - 1; it ascends. lengths: int32 [B], cached tokens of each
+    sequence. row_starts: int32 [B + 1], the first row of each sequence, then R; sequences that are not there have no
+    rows and no cached tokens. key_starts: int32 [B + 1], the slot of each sequence's first token, for kernels that need
+    consecutive pages; the last number means nothing. visibility: bool [R, R], which rows each row sees. block_table:
+    int32 [B, P], the pages of each sequence; what lies behind them means nothing.
     """
 
     tokens: Tensor
     positions: Tensor
     slots: Tensor
     moves: Tensor
-    num_moves: Tensor
+    move_starts: Tensor
     choices: Tensor
+    sequence_of: Tensor
     lengths: Tensor
     row_starts: Tensor
     key_starts: Tensor
-    block_table: Tensor
     visibility: Tensor
+    block_table: Tensor
+
+
+class ChoiceOfRows(NamedTuple):
+    """How the tokens of some rows are chosen. kind: a number below MOST_KINDS. choices: int64 [N, NUM_CHOICES]."""
+
+    kind: int
+    rows: slice
+    choices: np.ndarray
 
 
 class StepBuffer:
@@ -61,21 +75,24 @@ class StepBuffer:
     """
 
     def __init__(self, num_rows: int, num_sequences: int, most_tokens: int, device: torch.device):
-        """most_tokens: the most cached tokens of a sequence."""
-        assert num_rows <= PAGE or num_sequences == 1, "padding rows have one page"
+        """num_sequences: the most. most_tokens: the most cached tokens of a sequence."""
         long, short, one = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.bool_)
         rows, ends = (num_rows,), (num_sequences + 1,)
-        layout: dict[str, tuple[np.dtype, tuple[int, ...]]] = {  # the widest numbers first, so that all are aligned
+        most_moves, num_groups = (MOST_MOVES, 1) if num_sequences == 1 else (max(MOST_MOVES, num_rows), NUM_GROUPS)
+        layout: dict[str, tuple[np.dtype, tuple[int, ...]]] = {
             "tokens": (long, rows), "positions": (long, rows), "slots": (long, rows),
-            "moves": (long, (2, MOST_MOVES)), "num_moves": (long, (1,)), "choices": (long, (num_rows, NUM_CHOICES)),
+            "moves": (long, (2, most_moves)), "move_starts": (long, (num_groups + 1,)),
+            "choices": (long, (MOST_KINDS, num_rows, NUM_CHOICES)), "sequence_of": (short, rows),
             "lengths": (short, (num_sequences,)), "row_starts": (short, ends), "key_starts": (short, ends),
-            "block_table": (short, (num_sequences, pages_of(most_tokens))), "visibility": (one, (num_rows, num_rows)),
+            "visibility": (one, (num_rows, num_rows)),
+            "block_table": (short, (num_sequences, pages_of(most_tokens))),  # the last, as seldom all of it is copied
         }  # fmt: skip
         assert list(layout) == [field.name for field in fields(StepTensors)]
         sizes = [kind.itemsize * int(np.prod(shape)) for kind, shape in layout.values()]
-        starts = np.cumsum([0, *sizes]).tolist()
+        starts = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
         self._host = np.zeros(starts[-1], np.uint8)
         self._memory = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
+        self._table_start = starts[-2]
         on_host, on_device = {}, {}
         for (name, (kind, shape)), start, size in zip(layout.items(), starts, sizes, strict=False):
             on_host[name] = self._host[start : start + size].view(kind).reshape(shape)
@@ -88,11 +105,10 @@ class StepBuffer:
     def num_rows(self) -> int:
         return len(self._parts["tokens"])
 
-    def fill(self, sequences: Sequence[tuple[TokenTree, PagedCache]], choices: np.ndarray | None = None) -> None:
-        """Gives the forward the rows of these sequences, one sequence after the other.
+    def fill(self, sequences: Sequence[tuple[TokenTree, PagedCache]], choices: Iterable[ChoiceOfRows] = ()) -> None:
+        """Gives the forward the rows of these sequences, one sequence after the other. None of them is empty.
 
-        choices: int64 [N, NUM_CHOICES] of the last N rows; of all others they are 0. The host does not wait for the
-        copy, and may fill the buffer again at once: the copies are made in order.
+        The host does not wait for the copy, and may fill the buffer again at once: the copies are made in order.
         """
         host: Any = self._parts
         self._take_moves([cache for _, cache in sequences])
@@ -103,6 +119,7 @@ class StepBuffer:
             host["tokens"][first:end] = tree.tokens
             host["positions"][first:end] = tree.depths + cache.length
             host["slots"][first:end] = cache.slots(np.arange(cache.length, cache.length + len(tree)))
+            host["sequence_of"][first:end] = number
             host["visibility"][first:end, first:end] = tree.visibility
             host["lengths"][number] = cache.length
             host["row_starts"][number] = first
@@ -111,25 +128,35 @@ class StepBuffer:
             host["block_table"][number, : len(pages)] = pages
             first = end
         host["choices"].fill(0)
-        if choices is not None:
-            host["choices"][first - len(choices) : first] = choices
+        for one in choices:
+            host["choices"][one.kind, one.rows] = one.choices
+        self._pad(first, len(sequences))
+        table_bytes = host["block_table"][: len(sequences)].nbytes
+        used = self._table_start + table_bytes
+        upload_into(self._host[:used], self._memory[:used])
+
+    def _pad(self, first: int, num_sequences: int) -> None:
+        """Makes all rows from the first on padding. num_sequences: those that have been laid out."""
+        host = self._parts
         padding = np.arange(first, self.num_rows)
+        assert len(padding) <= PAGE, "padding rows have one page"
         for name in ("tokens", "positions"):
             host[name][first:] = 0
         host["slots"][first:] = padding - first
+        host["sequence_of"][first:] = max(0, num_sequences - 1)
         host["visibility"][padding, padding] = True
-        host["row_starts"][max(1, len(sequences)) :] = self.num_rows
-        host["lengths"][len(sequences) :] = 0
-        upload_into(self._host, self._memory)
+        host["row_starts"][max(1, num_sequences) :] = self.num_rows
+        host["lengths"][num_sequences:] = 0
 
     def _take_moves(self, caches: Sequence[PagedCache]) -> None:
-        """Takes what the caches have left to be copied. What there is no room for is copied at once."""
-        host, count = self._parts, 0
+        """Takes what the caches have left to be copied. What there is no room for is copied at once, and first."""
+        host = self._parts
+        taken = [cache.take_moves() for cache in caches]
+        moves = np.concatenate([NO_MOVES, *taken], axis=1)
+        beyond = max(0, moves.shape[1] - host["moves"].shape[1])
+        if beyond:
+            caches[0].arena.move(moves[:, :beyond])
         host["moves"].fill(0)  # kernels that copy all of them copy a slot that belongs to no sequence onto itself
-        for cache in caches:
-            if count + cache.num_moves > MOST_MOVES:
-                cache.settle()
-            end = count + cache.num_moves
-            host["moves"][:, count:end] = cache.take_moves()
-            count = end
-        host["num_moves"][:] = count
+        host["moves"][:, : moves.shape[1] - beyond] = moves[:, beyond:]
+        starts = group_moves([one.shape[1] for one in taken], len(host["move_starts"]) - 1)
+        host["move_starts"][:] = np.maximum(starts - beyond, 0)

@@ -31,7 +31,8 @@ class Bounds(NamedTuple):
     """Which rows and keys belong to each sequence, on the device, as int32.
 
     rows: [B + 1] the first row of each sequence, then R. keys: [B + 1] the first key of each sequence, where its keys
-    lie one behind the other; the last number is not used. lengths: [B] the number of keys that the sequence's rows see.
+    lie one behind the other; flash-attn takes the sums of lengths for several sequences. lengths: [B] the number of
+    keys that the sequence's rows see.
     most: the most keys of a sequence. table: [B, P] the pages of each sequence, where its keys lie in pages.
     """
 
@@ -74,19 +75,28 @@ def missing_package() -> str:
 
 
 @cache
-def _flash_attn() -> Callable[..., Any]:
-    return importlib.import_module("flash_attn").flash_attn_with_kvcache
+def _flash_attn() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The package's function for one sequence, which splits its keys among programs, and that for several."""
+    package = importlib.import_module("flash_attn")
+    return package.flash_attn_with_kvcache, package.flash_attn_varlen_func
 
 
 def by_flash_attn(query: Tensor, key: Tensor, value: Tensor, bounds: Bounds, scale: float) -> tuple[Tensor, Tensor]:
-    """query [1, R, H*G, D] of one sequence, key and value [1, C, H, D], or [pages, tokens, H, D] with a table ->
+    """query [1, R, H*G, D], key and value [1, C, H, D] of one sequence, or [pages, tokens, H, D] with a table ->
     [1, R, H*G, D] and log-sum-exp [1, H*G, R].
     """
-    assert len(bounds.lengths) == 1, "flash_attn_with_kvcache takes as many rows of each sequence"
+    of_one, of_several = _flash_attn()
     table = {} if bounds.table is None else {"block_table": bounds.table}
-    return _flash_attn()(
-        query, key, value, cache_seqlens=bounds.lengths, softmax_scale=scale, return_softmax_lse=True, **table
-    )
+    if len(bounds.lengths) == 1:
+        return of_one(
+            query, key, value, cache_seqlens=bounds.lengths, softmax_scale=scale, return_softmax_lse=True, **table
+        )
+    assert table, "the keys of several sequences are read through a block table"
+    out, sums, *_ = of_several(
+        query[0], key, value, bounds.rows, bounds.keys, query.shape[1], bounds.most,
+        softmax_scale=scale, return_attn_probs=True, **table,
+    )  # fmt: skip
+    return out[None], sums[None]
 
 
 def by_torch(query: Tensor, key: Tensor, value: Tensor, bounds: Bounds, scale: float) -> tuple[Tensor, Tensor]:

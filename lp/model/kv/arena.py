@@ -142,9 +142,9 @@ class Arena(KVMemory):
             copy_pages(self._stores, cache.pages[full], copy.pages[full], count)
         return copy
 
-    def move_given(self, moves: Tensor, num_moves: Tensor) -> None:
+    def move_given(self, moves: Tensor, move_starts: Tensor) -> None:
         """Copies tokens from slots to slots that the device has; see lp/model/kv/moves.py."""
-        move_given(self._stores, moves, num_moves)
+        move_given(self._stores, moves, move_starts)
 
     def move(self, moves: np.ndarray) -> None:
         """Copies tokens from slots to slots: int64 [2, n]."""

@@ -1,6 +1,6 @@
 """Copies tokens from slots to slots of an arena, in all its layers: rows that are kept lie among rows that are not.
 
-M = MOST_MOVES; n layers' keys or values of one shape
+M moves at most, G groups of them; n layers' keys or values of one shape
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from torch import Tensor
 from lp import gpu_kernels
 from lp.hardware import upload
 
-# The most tokens that a captured step copies before it begins. A longer path is copied by itself.
+# The most tokens of one sequence that a captured step copies before it begins. A longer path is copied by itself.
 MOST_MOVES = 32
+# Groups of moves that are made at the same time, where a step may have several sequences.
+NUM_GROUPS = 8
 NO_MOVES = np.empty((2, 0), np.int64)
 # Numbers of a token that one program of the kernel copies.
 BLOCK = 1024
@@ -26,14 +28,17 @@ def move(stores: Sequence[Tensor], moves: np.ndarray) -> None:
     _move_all(stores, upload(moves, stores[0].device))
 
 
-def move_given(stores: Sequence[Tensor], moves: Tensor, num_moves: Tensor) -> None:
-    """`move` with slots on the device, which a graph may capture: int64 [2, M], of which the first `num_moves`, int64
-    [1], count; the others must be slot 0. The sources of a sequence ascend, and no target lies behind its source.
+def move_given(stores: Sequence[Tensor], moves: Tensor, move_starts: Tensor) -> None:
+    """`move` with slots on the device, which a graph may capture: int64 [2, M], of which some count; the others must be
+    slot 0. The sources of a sequence ascend, and no target lies behind its source.
+
+    move_starts: int64 [G + 1], the first move of each group and the end of the last. A sequence's moves are in one
+    group; moves of different groups may be made in any order.
     """
     if stores[0].device.type != "cuda" or gpu_kernels.missing_triton():
         _move_all(stores, moves)
     else:
-        move_by_kernel(stores, moves, num_moves)
+        move_by_kernel(stores, moves, move_starts)
 
 
 def copy_pages(stores: Sequence[Tensor], source: int, target: int, count: int) -> None:
@@ -49,7 +54,7 @@ def move_pages(stores: Sequence[Tensor], sources: list[int], targets: list[int])
             layer[targets] = layer[sources]
 
 
-def move_by_kernel(stores: Sequence[Tensor], moves: Tensor, num_moves: Tensor) -> None:
+def move_by_kernel(stores: Sequence[Tensor], moves: Tensor, move_starts: Tensor) -> None:
     """`move_given` in one launch for all layers that are alike."""
     from lp.model.kv import triton_kernels
 
@@ -57,9 +62,15 @@ def move_by_kernel(stores: Sequence[Tensor], moves: Tensor, num_moves: Tensor) -
         slots = store.flatten(1, 2).flatten(2)
         num_layers, _, width = slots.shape
         gpu_kernels.start(
-            triton_kernels.move, (num_layers, -(-width // BLOCK)), slots, moves, num_moves, slots.stride(0), width,
-            MOST=moves.shape[1], BLOCK=BLOCK,
+            triton_kernels.move, (num_layers, -(-width // BLOCK), len(move_starts) - 1), slots, moves, move_starts,
+            slots.stride(0), width, moves.shape[1], BLOCK=BLOCK,
         )  # fmt: skip
+
+
+def group_moves(counts: Sequence[int], num_groups: int) -> np.ndarray:
+    """int64 [num_groups + 1], the first move of each group if sequences have so many moves. Groups are about alike."""
+    starts = np.cumsum([0, *counts])
+    return starts[np.searchsorted(starts, np.linspace(0, starts[-1], num_groups + 1))]
 
 
 def _move_all(stores: Sequence[Tensor], moves: Tensor) -> None:

@@ -50,7 +50,7 @@ def attend(step: Attention, query: Tensor, keys: Tensor, values: Tensor, given: 
     gpu_kernels.start(
         attention_kernels.attend, (-(-num_rows // row_tile), step.num_heads, splits),
         _first_head(step, query), keys, values, out, parts, sums, given.slots, given.positions, given.visibility,
-        given.row_starts, given.block_table, given.lengths, num_rows, len(given.lengths), given.block_table.stride(0),
+        given.sequence_of, given.row_starts, given.block_table, given.lengths, num_rows, given.block_table.stride(0),
         query.stride(0), _head_stride(step), float(step.how.scale),
         HEADS=step.num_heads, GROUPS=step.num_groups, HEAD_DIM=step.head_dim,
         WINDOW=step.how.sliding_window or 0, SOFTCAP=float(step.how.softcap or 0.0), PAGE=PAGE,
@@ -74,13 +74,12 @@ def attend_in_order(
     block = max(power_of_two(step.num_groups), LEAST_ROWS)
     gpu_kernels.start(
         invariant_kernels.attend_in_order, (num_rows, step.num_heads),
-        _first_head(step, query), keys, values, out, given.slots, given.positions, paths, given.row_starts,
-        given.block_table, given.lengths, num_rows, len(given.lengths), given.block_table.stride(0), query.stride(0),
+        _first_head(step, query), keys, values, out, given.slots, given.positions, paths, given.sequence_of,
+        given.block_table, given.lengths, num_rows, given.block_table.stride(0), query.stride(0),
         _head_stride(step), float(step.how.scale),
         HEADS=step.num_heads, GROUPS=step.num_groups, HEAD_DIM=step.head_dim,
         WINDOW=step.how.sliding_window or 0, SOFTCAP=float(step.how.softcap or 0.0), PAGE=PAGE,
-        BLOCK_M=block, BLOCK_N=ORDERED_BLOCK, BLOCK_D=width,
-        BLOCK_B=power_of_two(len(given.lengths)), num_warps=num_warps(block, width),
+        BLOCK_M=block, BLOCK_N=ORDERED_BLOCK, BLOCK_D=width, num_warps=num_warps(block, width),
     )  # fmt: skip
 
 
@@ -88,12 +87,11 @@ def lay_paths(given: StepTensors) -> Tensor:
     """[R, R] int32: the rows on each row's path, by their depth. The same for all layers."""
     from lp.model.gpu.fused import invariant_kernels
 
-    num_rows, num_sequences = len(given.tokens), len(given.lengths)
+    num_rows = len(given.tokens)
     paths = torch.empty(num_rows, num_rows, dtype=torch.int32, device=given.tokens.device)
     gpu_kernels.start(
-        invariant_kernels.lay_paths, (num_rows,), paths, given.positions, given.visibility, given.row_starts,
-        given.lengths, num_rows, num_sequences,
-        BLOCK=min(max(power_of_two(num_rows), 16), 1024), BLOCK_B=power_of_two(num_sequences),
+        invariant_kernels.lay_paths, (num_rows,), paths, given.positions, given.visibility, given.sequence_of,
+        given.lengths, num_rows, BLOCK=min(max(power_of_two(num_rows), 16), 1024),
     )  # fmt: skip
     return paths
 

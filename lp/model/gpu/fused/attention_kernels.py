@@ -4,24 +4,24 @@ The keys and values of a step's rows are in their places before attention starts
 sequence, and those of the step's rows that its row of `visible` names. The softmax is computed block by block of keys,
 as in FlashAttention (Dao, arXiv 2307.08691), in float32.
 
-    R rows, H key/value heads, G query heads for each of them, D head dimension, S splits, P tokens of a page,
-    B sequences
+    R rows, H key/value heads, G query heads for each of them, D head dimension, S splits, P tokens of a page
 """
 
 import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_sequences", "max_pages"])
+@triton.jit(do_not_specialize=["num_rows", "max_pages"])
 def attend(
-    queries, keys, values, out, parts, sums, slots, positions, visible, row_starts, block_table, lengths,
-    num_rows, num_sequences, max_pages, query_stride, head_stride, scale,
+    queries, keys, values, out, parts, sums, slots, positions, visible, sequence_of, row_starts, block_table, lengths,
+    num_rows, max_pages, query_stride, head_stride, scale,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Programs [tiles of ROWS rows, H, S]. Each takes all query heads of one key/value head, and one of S shares of the
-    prefix; the last takes the step's own rows as well. Writes attention if S is 1, else unscaled sums for `merge`.
+    prefix; the last takes the step's own rows as well. A program looks at the sequences of its rows alone, so others
+    cost it nothing. Writes attention if S is 1, else unscaled sums for `merge`.
     """
     tile = tl.program_id(0)
     head = tl.program_id(1)
@@ -39,16 +39,16 @@ def attend(
     most = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.full([BLOCK_M], 0.0, tl.float32)
     result = tl.full([BLOCK_M, BLOCK_D], 0.0, tl.float32)
-    for one in range(0, num_sequences):
+    last_row = tl.minimum(tile * ROWS + ROWS, num_rows) - 1
+    for one in range(tl.load(sequence_of + tile * ROWS), tl.load(sequence_of + last_row) + 1):
         first = tl.load(row_starts + one)
         behind = tl.load(row_starts + one + 1)
         length = tl.load(lengths + one)
-        is_beside = (behind <= tile * ROWS) | (first >= tile * ROWS + ROWS)
         is_own = (row >= first) & (row < behind)
         begin = 0
         if WINDOW > 0:
             begin = tl.maximum(length + 1 - WINDOW, 0) // BLOCK_N
-        end = tl.where(is_beside, begin, (length + BLOCK_N - 1) // BLOCK_N)
+        end = (length + BLOCK_N - 1) // BLOCK_N
         share = (end - begin + SPLITS - 1) // SPLITS
         for block in range(begin + split * share, tl.minimum(begin + (split + 1) * share, end)):
             key_position = block * BLOCK_N + n
@@ -74,7 +74,7 @@ def attend(
             result = result * decay[:, None]
             result += tl.dot(shares.to(value.dtype), value, input_precision="ieee")
             most = highest
-        last_block = tl.where(is_beside | (split < SPLITS - 1), 0, (behind + BLOCK_N - 1) // BLOCK_N)
+        last_block = tl.where(split < SPLITS - 1, 0, (behind + BLOCK_N - 1) // BLOCK_N)
         for block in range(first // BLOCK_N, last_block):
             other = block * BLOCK_N + n
             is_key = (other >= first) & (other < behind)

@@ -29,6 +29,8 @@ class FusedForward:
     bit whatever rows are beside it and however much of its path is cached.
     """
 
+    skips_absent = True
+
     def __init__(
         self, program: Program, plan: list[Instruction], dtype: torch.dtype, arena: Arena, is_invariant: bool = False
     ):
@@ -39,12 +41,10 @@ class FusedForward:
         self._program = program
         self._dtype = dtype
 
-    def __call__(self, given: StepTensors, answered: Tensor) -> Tensor:
-        """Writes the rows to the arena. answered: [N] the rows whose logits are needed, the last ones of the step.
-
-        Returns float32 [N, V].
-        """
-        run = _Run(self._program, self._dtype, self.is_invariant, given, self.arena, len(answered))
+    def __call__(self, given: StepTensors, answered: int | Tensor) -> Tensor:
+        """See ArenaForward."""
+        rows = slice(len(given.tokens) - answered, None) if isinstance(answered, int) else answered
+        run = _Run(self._program, self._dtype, self.is_invariant, given, self.arena, rows)
         return run.run(self.plan)
 
 
@@ -58,13 +58,13 @@ class _Run:
         is_invariant: bool,
         given: StepTensors,
         arena: Arena,
-        num_logits: int,
+        answered: slice | Tensor,
     ):
         self._program = program
         self._dtype = dtype
         self._given = given
         self._arena = arena
-        self._num_logits = num_logits
+        self._answered = answered
         self._paths = lay_paths(given) if is_invariant else None
         self._arrays: dict[Value, Tensor] = {program.tokens: given.tokens, program.positions: given.positions}
 
@@ -128,10 +128,9 @@ class _Run:
 
     def _keep_answered(self) -> None:
         """Goes on with the rows whose logits are wanted."""
-        first = len(self._given.tokens) - self._num_logits
-        self._arrays = {value: array[first:] for value, array in self._arrays.items()}
+        self._arrays = {value: array[self._answered] for value, array in self._arrays.items()}
         given = self._given
-        self._given = replace(given, tokens=given.tokens[first:], positions=given.positions[first:])
+        self._given = replace(given, tokens=given.tokens[self._answered], positions=given.positions[self._answered])
 
     def _new(self, value: Value) -> Tensor:
         dtype = torch.int64 if value.is_integer else self._dtype if value.is_half else torch.float32

@@ -2,7 +2,7 @@
 
 Tiles have one shape whatever the number of rows, and sums one order. Import this only where Triton is.
 
-    R rows, H key/value heads, G query heads for each of them, D head dimension, P tokens of a page, B sequences,
+    R rows, H key/value heads, G query heads for each of them, D head dimension, P tokens of a page,
     K inputs, N outputs of a product
 """
 
@@ -40,16 +40,11 @@ def multiply(
     tl.store(out + m[:, None].to(tl.int64) * N + n[None, :], sums, mask=is_row[:, None] & is_output[None, :])
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_sequences"])
-def lay_paths(
-    paths, positions, visible, row_starts, lengths, num_rows, num_sequences,
-    BLOCK: tl.constexpr, BLOCK_B: tl.constexpr,
-):  # fmt: skip
+@triton.jit(do_not_specialize=["num_rows"])
+def lay_paths(paths, positions, visible, sequence_of, lengths, num_rows, BLOCK: tl.constexpr):
     """Programs [R]. paths: [R, R] int32, for each row its ancestors in the step and itself, by their depth."""
     row = tl.program_id(0)
-    b = tl.arange(0, BLOCK_B)
-    ends = tl.load(row_starts + 1 + b, mask=b < num_sequences - 1, other=num_rows)
-    length = tl.load(lengths + tl.sum((ends <= row).to(tl.int32), axis=0))
+    length = tl.load(lengths + tl.load(sequence_of + row))
     for first in range(0, num_rows, BLOCK):
         other = first + tl.arange(0, BLOCK)
         is_row = other < num_rows
@@ -58,12 +53,12 @@ def lay_paths(
         tl.store(paths + row * num_rows + depth, other, mask=is_row & is_seen & (depth >= 0))
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_sequences", "max_pages"])
+@triton.jit(do_not_specialize=["num_rows", "max_pages"])
 def attend_in_order(
-    queries, keys, values, out, slots, positions, paths, row_starts, block_table, lengths,
-    num_rows, num_sequences, max_pages, query_stride, head_stride, scale,
+    queries, keys, values, out, slots, positions, paths, sequence_of, block_table, lengths,
+    num_rows, max_pages, query_stride, head_stride, scale,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_B: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Programs [R, H]. A key's block and its place in it follow from its position, whether it lies in the prefix or in
     the step, and blocks are added from the first to the last.
@@ -78,9 +73,7 @@ def attend_in_order(
     at = row * query_stride + query_head[:, None] * head_stride + d[None, :]
     query = tl.load(queries + at, mask=is_query, other=0.0).to(keys.dtype.element_ty)
     position = tl.load(positions + row).to(tl.int32)
-    b = tl.arange(0, BLOCK_B)
-    ends = tl.load(row_starts + 1 + b, mask=b < num_sequences - 1, other=num_rows)
-    sequence = tl.sum((ends <= row).to(tl.int32), axis=0)
+    sequence = tl.load(sequence_of + row)
     length = tl.load(lengths + sequence)
     most = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.full([BLOCK_M], 0.0, tl.float32)

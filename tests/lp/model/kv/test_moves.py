@@ -25,7 +25,7 @@ def test_the_kernel_moves_as_a_gather_and_a_scatter_do(
     by_kernel, given, expected = ([store.clone() for store in stores] for _ in range(3))
     moves = np.zeros((2, MOST_MOVES), np.int64)
     moves[:, :num_moves] = MOVES[:, :num_moves]
-    on_device = torch.from_numpy(moves), torch.tensor([num_moves])
+    on_device = torch.from_numpy(moves), torch.tensor([0, num_moves])
     move_by_kernel(by_kernel, *on_device)
     move_given(given, *on_device)
     move(expected, MOVES[:, :num_moves])

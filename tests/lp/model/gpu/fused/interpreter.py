@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lp import gpu_kernels
-from lp.model.fast.step_tensors import NUM_CHOICES, StepTensors
+from lp.model.fast.step_tensors import MOST_KINDS, NUM_CHOICES, StepTensors
 from lp.model.gpu.fused.forward import FusedForward
 from lp.model.kv.arena import Arena, LayerShape
 from lp.model.kv.moves import MOST_MOVES
@@ -76,9 +76,10 @@ class Pages:
             tokens=torch.from_numpy(np.concatenate([tree.tokens, padding])),
             positions=torch.from_numpy(np.concatenate([tree.depths + length, padding])),
             moves=torch.zeros(2, MOST_MOVES, dtype=torch.int64),
-            num_moves=torch.zeros(1, dtype=torch.int64),
-            choices=torch.zeros(padded, NUM_CHOICES, dtype=torch.int64),
+            move_starts=torch.zeros(2, dtype=torch.int64),
+            choices=torch.zeros(MOST_KINDS, padded, NUM_CHOICES, dtype=torch.int64),
             slots=torch.from_numpy(np.concatenate([self.slots(length, length + num_rows), np.arange(num_padded)])),
+            sequence_of=torch.zeros(padded, dtype=torch.int32),
             lengths=torch.tensor([length], dtype=torch.int32),
             row_starts=torch.tensor([0, padded], dtype=torch.int32),
             key_starts=torch.zeros(2, dtype=torch.int32),
@@ -92,4 +93,4 @@ class Pages:
     def run(self, forward: FusedForward, tree: TokenTree, num_logits: int, num_padded: int = 0) -> torch.Tensor:
         """Logits [num_logits, V] of a tree's last rows."""
         given = self.given(tree, num_padded)
-        return forward(given, torch.arange(num_logits + num_padded))[:num_logits]
+        return forward(given, num_logits + num_padded)[:num_logits]

@@ -48,8 +48,8 @@ TYPES = {
 STAGE_REGISTERS, ATTENTION_REGISTERS, OTHER_REGISTERS = 128, 255, 128
 ATTENTION_TYPES = {
     "queries": "*bf16", "keys": "*bf16", "values": "*bf16", "out": "*bf16", "parts": "*fp32", "sums": "*fp32",
-    "slots": "*i64", "row_starts": "*i32", "positions": "*i64", "visible": "*i1", "block_table": "*i32",
-    "lengths": "*i32", "paths": "*i32", "num_rows": "i32", "num_sequences": "i32", "max_pages": "i32",
+    "slots": "*i64", "sequence_of": "*i32", "row_starts": "*i32", "positions": "*i64", "visible": "*i1",
+    "block_table": "*i32", "lengths": "*i32", "paths": "*i32", "num_rows": "i32", "max_pages": "i32",
     "query_stride": "i32", "head_stride": "i32", "scale": "fp32",
 }  # fmt: skip
 
@@ -113,11 +113,7 @@ def test_attention_does_not_spill(head_dim: int, block: int, architecture: int) 
         )
     ]
     if block == 16:
-        found.append(
-            compile_for(
-                architecture, invariant_kernels.attend_in_order, ATTENTION_TYPES, constants | {"BLOCK_B": 1}, 4, 2
-            )
-        )
+        found.append(compile_for(architecture, invariant_kernels.attend_in_order, ATTENTION_TYPES, constants, 4, 2))
     for one in found:
         assert one.spilled == 0, one
         assert one.registers <= ATTENTION_REGISTERS, one
@@ -129,13 +125,20 @@ def test_other_kernels_do_not_spill(architecture: int) -> None:
     from lp.model.gpu.fused import attention_kernels, invariant_kernels
     from lp.model.kv import triton_kernels
 
-    slots = {"slots": "*bf16", "moves": "*i64", "num_moves": "*i64", "layer_stride": "i64", "token_stride": "i32"}
-    mover = compile_for(architecture, triton_kernels.move, slots, {"MOST": 32, "BLOCK": 1024}, 4, 2)
+    slots = {
+        "slots": "*bf16",
+        "moves": "*i64",
+        "move_starts": "*i64",
+        "layer_stride": "i64",
+        "token_stride": "i32",
+        "most_moves": "i32",
+    }
+    mover = compile_for(architecture, triton_kernels.move, slots, {"BLOCK": 1024}, 4, 2)
     assert mover.shared == 0, "each thread must store what it has loaded itself"
     constants = {"HEADS": 32, "HEAD_DIM": 128, "BLOCK_D": 128, "SPLITS": 16}
     found = [
         compile_for(architecture, attention_kernels.merge, ATTENTION_TYPES, constants, 2, 2),
-        compile_for(architecture, invariant_kernels.lay_paths, ATTENTION_TYPES, {"BLOCK": 64, "BLOCK_B": 1}, 4, 2),
+        compile_for(architecture, invariant_kernels.lay_paths, ATTENTION_TYPES, {"BLOCK": 64}, 4, 2),
         mover,
     ]
     for num_outputs in (4096, 22016):
