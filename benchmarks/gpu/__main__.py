@@ -9,7 +9,7 @@ two files for each part: gpu-part-N.md and gpu-part-N.json. A second run with th
 has failed; --fresh begins anew. The table is printed last. Exit status 1: something failed, or is left to do.
 
   part 1  the machine, its operators, and the tests that need a GPU
-  part 2  the time of a step for 1B and 7B shapes: launches, seconds of capture, memory, floor
+  part 2  the time of a step for 1B and 7B shapes: launches, seconds of capture, memory, floor; 1 to 64 sequences
   part 3  kinds of attention at 1k, 4k and 16k cached tokens; the cost of sampling
   part 4  tokens per step, and texts in half precision
 

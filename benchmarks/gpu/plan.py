@@ -12,12 +12,14 @@ TESTS = CHECKOUT / "tests/gpu"
 FOLDER = "{folder}"
 PARTS = {
     1: "Is it right: the tests that need a GPU",
-    2: "The time of a step: 1B and 7B shapes, launches, capture, memory, floor",
+    2: "The time of a step: 1B and 7B shapes, one sequence and many, launches, capture, memory, floor",
     3: "Kinds of attention by cached tokens, and the cost of sampling",
     4: "Tokens per step, and texts in half precision",
 }
 # Rows of a step that are measured.
 ROWS = "1,16,64,128"
+# Sequences of a packed step that is measured.
+SEQUENCES = "1,4,16,64"
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,15 @@ def _tests(model: str, dry_run: bool) -> list[Item]:
 
 def _shapes(model: str, dry_run: bool) -> list[Item]:
     if dry_run:
-        return [_steps("tiny", "demo/python-11m", "auto", "64", dry_run, 60, "--compile", "off")]
+        return [
+            _steps("tiny", "demo/python-11m", "auto", "64", dry_run, 60, "--compile", "off"),
+            _packed("tiny, many sequences", "demo/python-11m", dry_run, 60),
+        ]
     return [
         _steps("1B shape", "llama-1b", "auto", "1024", dry_run, 150),
+        _packed("1B shape, many sequences", "llama-1b", dry_run, 90),
         _steps("7B shape", "llama-7b", "auto", "1024", dry_run, 330),
+        _packed("7B shape, many sequences", "llama-7b", dry_run, 150),
     ]
 
 
@@ -117,6 +124,14 @@ def _steps(name: str, shape: str, kind: str, cached: str, dry_run: bool, limit_s
     command = ["-m", "benchmarks.gpu.steps", "--config", shape, "--attention", kind, "--dtype", dtype]
     command += ["--device", _device(dry_run), "--cached", cached, "--rows", rows, "--rounds", rounds, *small, *more]
     return Item(name, (*command, "--output", FOLDER), limit_s)
+
+
+def _packed(name: str, shape: str, dry_run: bool, limit_s: float) -> Item:
+    rounds, dtype, cached, compiled = ("1", "float32", "16", "off") if dry_run else ("7", "bfloat16", "1024", "on")
+    sequences = "1,4" if dry_run else SEQUENCES
+    command = ["-m", "benchmarks.gpu.packed", "--config", shape, "--dtype", dtype, "--device", _device(dry_run)]
+    command += ["--sequences", sequences, "--rows-each", "1,4", "--cached", cached, "--compile", compiled]
+    return Item(name, (*command, "--rounds", rounds, "--output", FOLDER), limit_s)
 
 
 def _device(dry_run: bool) -> str:

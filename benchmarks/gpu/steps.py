@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,6 @@ from benchmarks.steps.variants import ModelVariant, make_variant
 from lp.model.causal import CausalModel
 from lp.model.fast.choose import CompileMode
 from lp.model.kernels import AttentionKind
-from lp.model.kv_cache import KVCache
 
 MILLI = 1e3
 
@@ -99,7 +100,8 @@ def measure(model: CausalModel, figures: VariantFigures, arguments: argparse.Nam
     points, rates = measure_curve({figures.name: model}, caches, arguments.rows, arguments.rounds, gauge)
     floor = StepFloor(share_of(model.model.config, model.dtype), model.dtype.itemsize, rates)
     for point in points:
-        figures.points.append(describe_point(point, floor) | count_launches(model, caches[point.cached], point.rows))
+        forward = partial(model.forward, make_tree(model, point.rows), caches[point.cached], point.rows)
+        figures.points.append(describe_point(point, floor) | count_launches(forward, model.device))
     if model.device.type == "cuda":
         figures.memory_gb = round(torch.cuda.max_memory_allocated() / 1e9, 2)
         torch.cuda.reset_peak_memory_stats()
@@ -118,15 +120,14 @@ def describe_point(point: StepTimeSample, floor: StepFloor) -> dict[str, Any]:
     }
 
 
-def count_launches(model: CausalModel, cache: KVCache, rows: int) -> dict[str, int]:
+def count_launches(forward: Callable[[], object], device: torch.device) -> dict[str, int]:
     """Kernels that a step runs on the GPU, and calls with which the host asks for them; 0 on a CPU."""
-    if model.device.type != "cuda":
+    if device.type != "cuda":
         return {"kernels": 0, "launches": 0}
-    tree = make_tree(model, rows)
-    model.forward(tree, cache, rows)
+    forward()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as observed:
-        model.forward(tree, cache, rows)
-        torch.cuda.synchronize(model.device)
+        forward()
+        torch.cuda.synchronize(device)
     names = [(str(event.device_type), event.name) for event in observed.events() or []]
     on_gpu = [name for place, name in names if place.endswith("CUDA") and not name.startswith(("Memcpy", "Memset"))]
     asked = [name for place, name in names if place.endswith("CPU") and "Launch" in name and name.startswith("cu")]

@@ -135,3 +135,5 @@ def test_a_dry_run_goes_through_a_part(part: int, tmp_path: Path) -> None:
         assert "tests passed" in text
     if part in (2, 3):
         assert "| variant" in text and "of bandwidth" in text
+    if part == 2:
+        assert "rows per second" in text and "4 sequences of 1 row" in done.stdout

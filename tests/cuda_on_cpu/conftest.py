@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,8 @@ from typing import Any
 import pytest
 
 from lp.model.fast import cuda_graphs
-from tests.cuda_on_cpu import cuda_api, device_guard, triton_kernels
+from lp.model.gpu import prefix
+from tests.cuda_on_cpu import cuda_api, device_guard, flash_package, triton_kernels
 from tests.cuda_on_cpu.gpu import MakesGpuTensors
 from tests.cuda_on_cpu.models import ARCHITECTURES, LADDER
 from tests.models import save_checkpoint
@@ -29,6 +32,16 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def triton(cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton on the emulated GPUs: its kernels are interpreted, which takes long."""
     triton_kernels.install(monkeypatch)
+
+
+@pytest.fixture
+def flash_attn(cuda: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """A flash-attn that can be imported, for this test."""
+    module = flash_package.make()
+    monkeypatch.setitem(sys.modules, "flash_attn", module)
+    prefix._flash_attn.cache_clear()
+    yield module
+    prefix._flash_attn.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -31,6 +31,8 @@ from tests.lp.model.gpu.fused import interpreter
 from tests.models import save_checkpoint
 
 LAYERS, ROWS, CANDIDATES = 32, 64, 8
+# Sequences of a packed step.
+SEQUENCES = 16
 # Kernels in the graph: of each layer, products and attention included, and beside the layers; without Triton.
 IN_A_LAYER, BESIDE_LAYERS = 57, 26
 # With Triton, by rows. In a layer: 4 products, 4 fused stages, and attention, whose split prefix takes a second kernel.
@@ -78,28 +80,34 @@ def model(deep_folder: Path, cuda: None, monkeypatch: pytest.MonkeyPatch) -> Cau
     return load_on_gpu(deep_folder)
 
 
-def make_tree(root: int) -> TokenTree:
-    """Chains of seven under the root."""
+def make_tree(root: int, num_rows: int, length: int) -> TokenTree:
+    """Chains of this length under the root."""
     builder = TreeBuilder(root)
-    for row in range(1, ROWS):
-        builder.add(row % 290 + 2, row - 1 if row % 7 != 1 else 0)
+    for row in range(1, num_rows):
+        builder.add(row % 290 + 2, row - 1 if row % length != 1 else 0)
     return builder.build()
 
 
-def outside(model: CausalModel) -> dict[str, tuple[int, ...]]:
-    """What a step asks for outside its graph, by sampling."""
+def outside(model: CausalModel, num_sequences: int = 1) -> dict[str, tuple[int, ...]]:
+    """What a step asks for outside its graph, by sampling. The sequences share ROWS rows."""
+    length = 7 if num_sequences == 1 else 2
     found: dict[str, tuple[int, ...]] = {}
     for name, sampling in SAMPLINGS.items():
         runner = SingleDevice(model)
-        sequence = Sequence(name, [3, 7, 9, 5], 4, sampling.changed({"repetition_penalty": 1.0, "min_p": 0.0}))
-        runner.open(sequence)
+        settings = sampling.changed({"repetition_penalty": 1.0, "min_p": 0.0})
+        sequences = [Sequence(f"{name} {number}", [3, 7, 9, 5], 4, settings) for number in range(num_sequences)]
+        for sequence in sequences:
+            runner.open(sequence)
         for number in range(3):  # the third has its graph, and keeps accepted rows that are not the first
-            tree = make_tree(sequence.tokens[-1])
+            trees = [make_tree(sequence.tokens[-1], ROWS // num_sequences, length) for sequence in sequences]
+            steps = [StepInput.of(one, tree, CANDIDATES) for one, tree in zip(sequences, trees, strict=True)]
             with observed(Launches()) as counted:
-                runner.start([StepInput.of(sequence, tree, CANDIDATES)])
+                runner.start(steps)
                 runner.finish()
-            sequence.tokens += [*tree.tokens[8:10].tolist(), 11 + number]
-        runner.close(sequence)
+            for sequence, tree in zip(sequences, trees, strict=True):
+                sequence.tokens += [*tree.tokens[length + 1 : length + 3].tolist(), 11 + number]
+        for sequence in sequences:
+            runner.close(sequence)
         found[name] = (counted.kernels, counted.to_device, counted.to_host, counted.blocking + counted.waits)
     return found
 
@@ -120,6 +128,11 @@ def test_kernels_of_our_own_choose_tokens(model: CausalModel, triton: None, monk
     monkeypatch.setattr(interpreter, "start", zeros)
     assert outside(model) == OUTSIDE_FUSED
     assert CUDAGraph.last.num_kernels == CHOOSING
+    assert outside(model, SEQUENCES) == OUTSIDE_FUSED | {
+        name: (kernels + SEQUENCES - 1, copies + SEQUENCES - 1, 1, 1)
+        for name, (kernels, copies, *_) in OUTSIDE_FUSED.items()
+        if "penal" in name
+    }, "each sequence's own penalties alone take launches of their own"
 
 
 @pytest.mark.parametrize(("is_invariant", "expected"), [(False, FUSED), (True, INVARIANT)])

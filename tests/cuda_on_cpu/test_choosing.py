@@ -17,7 +17,7 @@ from lp.request import Sequence
 from lp.runner import StepInput
 from lp.sampling import sampler
 from lp.single_device import SingleDevice
-from lp.tree import TokenTree
+from lp.tree import NO_ROWS, TokenTree
 from tests.cuda_on_cpu.cuda_api import CUDAGraph
 from tests.cuda_on_cpu.models import load_on_gpu
 from tests.lp.test_tree import random_tree
@@ -39,7 +39,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def model(folders: dict[str, Path], cuda: None, monkeypatch: pytest.MonkeyPatch) -> CausalModel:
     """Its forward is the one without Triton, which no interpreter slows down."""
-    monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", ((1, 8), cuda_graphs.capture_on_gpu))
+    monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", ((2, 16), cuda_graphs.capture_on_gpu))
     return load_on_gpu(folders["llama"])
 
 
@@ -83,6 +83,65 @@ def test_answers_are_those_of_the_reference(
     columns = slice(None if sampling.temperature and sampling.logprobs is None else 1)
     for one, other in zip(found, expected, strict=True):
         assert np.array_equal(one[:, columns], other[:, columns])
+
+
+# Samplings whose tokens no graph chooses, and the steps of the test that mixes them with others.
+WITHOUT_GRAPHS, NUM_STEPS = ("log-probabilities", "n-grams"), 2
+
+
+class Mixed:
+    """Sequences of all kinds of sampling in one step, and one that is only fed."""
+
+    NAMES = ("greedy", "a flat distribution, of which some rows stay unsettled", "penalties and top-p", *WITHOUT_GRAPHS)
+
+    def __init__(self, model: CausalModel):
+        self.runner = SingleDevice(model)
+        settings = {name: Sampling.greedy().changed({"seed": 3, **SAMPLINGS[name]}) for name in self.NAMES}
+        self.sequences = [Sequence(name, [3, 7, 9, 5], 3, sampling) for name, sampling in settings.items()]
+        self.fed = Sequence("only fed", list(range(2, 40)), 38, Sampling.greedy().changed({"seed": 1}))
+        for sequence in (*self.sequences, self.fed):
+            self.runner.open(sequence)
+
+    def answers(self, are_together: bool) -> list[np.ndarray]:
+        """Packed answers of a few steps, either of all sequences together or of each by itself."""
+        found: list[np.ndarray] = []
+        for number in range(NUM_STEPS):
+            steps = [
+                StepInput.of(one, tree_under(one.tokens[-1], 1 + (place + number) % 3, place), 3)
+                for place, one in enumerate(self.sequences)
+            ]
+            steps.insert(1, StepInput(self.fed, NO_ROWS, 2 * number + 2))
+            for batch in [steps] if are_together else [[step] for step in steps]:
+                self.runner.start(batch)
+                found += [one.pack() for one, step in zip(self.runner.finish(), batch, strict=True) if len(step.tree)]
+            for step in steps:
+                if len(step.tree):
+                    path = step.tree.path(len(step.tree) - 1)
+                    step.sequence.tokens += [*(step.tree.tokens[row] for row in path[1:]), 11 + number]
+        return found
+
+
+@pytest.mark.parametrize("ladder", [(4, 16), (2,)], ids=["by graphs", "without graphs of the forward"])
+def test_sequences_of_all_kinds_share_a_step(
+    ladder: tuple[int, ...], folders: dict[str, Path], triton: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each gets the answers that it gets by itself. Only those that no graph can serve have their samplers work."""
+    monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", (ladder, cuda_graphs.capture_on_gpu))
+    model = load_on_gpu(folders["llama"])
+    mixed, alone = Mixed(model), Mixed(model)
+    launched: list[int] = []
+    launch = sampler.Sampler.launch
+
+    def counting(self: sampler.Sampler, *others: Any) -> Any:
+        launched.append(1)
+        return launch(self, *others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sampler.Sampler, "launch", counting)
+        found = mixed.answers(are_together=True)
+    assert len(launched) == NUM_STEPS * len(WITHOUT_GRAPHS)
+    for one, other in zip(found, alone.answers(are_together=False), strict=True):
+        assert np.array_equal(one[:, :1], other[:, :1])
 
 
 def test_nothing_is_captured_while_a_request_runs(

@@ -7,7 +7,6 @@ import importlib.util
 import math
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,7 +16,6 @@ from torch.nn.attention import varlen
 
 from lp.model.gpu import prefix
 from lp.model.kernels import AttentionKind, LayerAttention, UnsupportedAttention, attend, prefix_part, resolve_kind
-from tests.cuda_on_cpu.operators import attention
 
 pytestmark = pytest.mark.usefixtures("cuda")
 GPU, HALF = torch.device("cuda", 0), torch.bfloat16
@@ -25,33 +23,6 @@ GPU, HALF = torch.device("cuda", 0), torch.bfloat16
 
 def resolve(kind: str = "auto", dtype: torch.dtype = HALF, head_dim: int = 64) -> AttentionKind:
     return resolve_kind(AttentionKind(kind), GPU, dtype, head_dim)
-
-
-@pytest.fixture
-def flash_attn(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
-    """A flash-attn that can be imported, with the arguments that are used here alone."""
-
-    def flash_attn_with_kvcache(
-        q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cache_seqlens: Tensor, softmax_scale: float,
-        return_softmax_lse: bool, block_table: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        assert return_softmax_lse and cache_seqlens.dtype == torch.int32 and q.stride(3) == k_cache.stride(3) == 1
-        seen = int(cache_seqlens)
-        keys, values = k_cache.cpu(), v_cache.cpu()
-        if block_table is not None:
-            assert block_table.dtype == torch.int32 and len(block_table) == len(q)
-            pages = block_table[0].long().cpu()
-            keys, values = keys[pages].flatten(0, 1)[None], values[pages].flatten(0, 1)[None]
-        out, sums = attention(q[0].cpu(), keys[0, :seen], values[0, :seen], softmax_scale)
-        return out[None].to(GPU), sums[None].to(GPU)
-
-    module: Any = types.ModuleType("flash_attn")
-    module.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None)
-    module.flash_attn_with_kvcache = flash_attn_with_kvcache
-    monkeypatch.setitem(sys.modules, "flash_attn", module)
-    prefix._flash_attn.cache_clear()
-    yield module
-    prefix._flash_attn.cache_clear()
 
 
 def test_torchs_own_operator_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:

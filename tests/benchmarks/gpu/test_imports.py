@@ -33,6 +33,7 @@ ABSENT = [
 ]
 ITEMS = [
     "benchmarks.gpu.steps",
+    "benchmarks.gpu.packed",
     "benchmarks.sampling_cost",
     "benchmarks.tokens_per_step",
     "benchmarks.half_precision",
