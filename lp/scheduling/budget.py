@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-
-import numpy as np
+from operator import itemgetter
 
 from lp.decoding.base import Offer
 from lp.drafting.history import UNKNOWN_ROWS
 from lp.generation import Generation
 from lp.step_cost import StepTimes
 from lp.tree import TokenTree
+
+# The probability that a draft is accepted, and the number of its sequence.
+Draft = tuple[float, int]
 
 
 def plan_together(
@@ -39,35 +41,40 @@ def plan_together(
         return []
     load = len(generations)
     offers = [generation.offer(room, load) for generation, room in zip(generations, rooms, strict=True)]
-    odds, owners = best_first(offers)
+    drafts = best_first(offers)
     if times is None:
-        num_drafts = max(0, min(len(odds), UNKNOWN_ROWS - sum(offer.num_rows for offer in offers)))
+        number = max(0, min(len(drafts), UNKNOWN_ROWS - sum(offer.num_rows for offer in offers)))
     else:
-        seconds = step_seconds(times.for_parts(num_parts), num_parts, num_fed, generations, offers, owners)
-        num_drafts = best_number(load, odds, seconds)
-    counts = np.bincount(owners[:num_drafts], minlength=load).tolist()
+        seconds = step_seconds(times.for_parts(num_parts), num_parts, num_fed, generations, offers, drafts)
+        number = best_number(load, drafts, seconds)
+    counts = [0] * load
+    for _, owner in drafts[:number]:
+        counts[owner] += 1
     return [generation.take(count) for generation, count in zip(generations, counts, strict=True)]
 
 
-def best_first(offers: Sequence[Offer]) -> tuple[np.ndarray, np.ndarray]:
-    """All offered drafts, the likeliest first: their odds [D] and the numbers of their sequences [D].
+def best_first(offers: Sequence[Offer]) -> list[Draft]:
+    """All offered drafts [D], the likeliest first.
 
     Of equally likely ones, those of the sequence that stands first come first, in the order of its offer.
     """
-    odds = np.array([draft for offer in offers for draft in offer.odds], np.float64)
-    owners = np.repeat(np.arange(len(offers)), [len(offer.odds) for offer in offers])
-    order = np.argsort(-odds, kind="stable")
-    return odds[order], owners[order]
+    drafts = [(odds, owner) for owner, offer in enumerate(offers) for odds in offer.odds]
+    drafts.sort(key=itemgetter(0), reverse=True)  # which keeps the order of equal ones
+    return drafts
 
 
-def best_number(load: int, odds: np.ndarray, seconds: np.ndarray) -> int:
+def best_number(load: int, drafts: Sequence[Draft], seconds: Sequence[float]) -> int:
     """K, the number of drafts with the most expected tokens per second; of equally good ones, the largest.
 
-    load: B. odds: [D] of the drafts, best first. seconds: [D + 1] of a step with 0, 1, ... of them. The speed may fall
+    load: B. drafts: [D] best first. seconds: [D + 1] of a step with none, one, ... and all of them. The speed may fall
     and rise again, as where graphs are captured for a few numbers of rows.
     """
-    expected = np.cumsum(np.concatenate([[float(load)], odds]))
-    return len(odds) - int(np.argmax((expected / seconds)[::-1]))
+    expected, best, best_speed = float(load), 0, load / seconds[0]
+    for number, (odds, _) in enumerate(drafts, 1):
+        expected += odds
+        if (speed := expected / seconds[number]) >= best_speed:
+            best, best_speed = number, speed
+    return best
 
 
 def step_seconds(
@@ -76,28 +83,29 @@ def step_seconds(
     num_fed: int,
     generations: Sequence[Generation],
     offers: Sequence[Offer],
-    owners: np.ndarray,
-) -> np.ndarray:
-    """[D + 1] seconds of a step with none, one, ... and all of the drafts, whose sequences `owners` [D] tells.
-
-    Rows count as if they were dealt out to the ranks evenly.
-    """
+    drafts: Sequence[Draft],
+) -> list[float]:
+    """[D + 1] seconds of a step with none, one, ... and all of the drafts. Rows count as dealt out to ranks evenly."""
     extras, load = times.extras, len(offers)
-    is_sampled = np.array([generation.sequence.sampling.temperature != 0 for generation in generations], bool)
-    # Seconds of a row of each sequence, beyond the curve.
-    row_s = extras.host_row + is_sampled * (extras.sampled_row / num_parts)
-    fixed = np.array([offer.num_rows for offer in offers], np.int64)
-    num_rows = int(fixed.sum()) + num_fed
-    num_cached = sum(len(generation.sequence.tokens) for generation in generations)
-    step_s = load * extras.host_step + int(is_sampled.sum()) * extras.sampled_step + float((fixed * row_s).sum())
-    step_s += times.of_sequences(max(1, -(-load // num_parts)), num_cached // num_parts)
-    most = num_rows + len(owners)
-    curve = _by_rows(times, num_parts, 1 << most.bit_length())[num_rows : most + 1]
-    return curve + step_s + np.cumsum(np.concatenate([[0.0], row_s[owners]]))
+    num_rows, num_cached, host_s, row_s = num_fed, 0, 0.0, list[float]()
+    for generation, offer in zip(generations, offers, strict=True):
+        is_sampled = generation.sequence.sampling.temperature != 0
+        # Seconds of the step and of each of its rows that the curve does not contain.
+        row_s.append(extras.host_row + is_sampled * extras.sampled_row / num_parts)
+        host_s += extras.host_step + is_sampled * extras.sampled_step + offer.num_rows * row_s[-1]
+        num_rows += offer.num_rows
+        num_cached += len(generation.sequence.tokens)
+    host_s += times.of_sequences(-(-load // num_parts), num_cached // num_parts)
+    curve = _by_rows(times, num_parts, 1 << (num_rows + len(drafts)).bit_length())
+    seconds = [curve[num_rows] + host_s]
+    for number, (_, owner) in enumerate(drafts, num_rows + 1):
+        host_s += row_s[owner]
+        seconds.append(curve[number] + host_s)
+    return seconds
 
 
 @lru_cache(maxsize=32)
-def _by_rows(times: StepTimes, num_parts: int, most_rows: int) -> np.ndarray:
+def _by_rows(times: StepTimes, num_parts: int, most_rows: int) -> list[float]:
     """[M + 1] seconds of a step of 0, 1, ... `most_rows` rows."""
     curve = times.by_part()
-    return np.array([curve.at(-(-num_rows // num_parts)) for num_rows in range(most_rows + 1)])
+    return [curve.at(-(-num_rows // num_parts)) for num_rows in range(most_rows + 1)]

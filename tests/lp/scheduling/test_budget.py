@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,9 +70,9 @@ def best_by_hand(all_odds: list[list[float]], seconds: list[float]) -> float:
 def speed(all_odds: list[list[float]], seconds: list[float]) -> float:
     """The expected tokens per second of the number of drafts that is chosen."""
     offers = [Offer(1, descending(odds)) for odds in all_odds]
-    odds, owners = best_first(offers)
-    number = best_number(len(offers), odds, np.array(seconds[: len(odds) + 1]))
-    counts = np.bincount(owners[:number], minlength=len(offers))
+    drafts = best_first(offers)
+    number = best_number(len(offers), drafts, seconds)
+    counts = [sum(owner == place for _, owner in drafts[:number]) for place in range(len(offers))]
     expected = len(offers) + sum(sum(odds[:count]) for odds, count in zip(all_odds, counts, strict=True))
     return expected / seconds[number]
 
@@ -82,7 +81,7 @@ def speed(all_odds: list[list[float]], seconds: list[float]) -> float:
 def test_no_other_choice_of_drafts_is_faster(all_odds: list[list[float]], rises: list[int]) -> None:
     """The curve may be any staircase."""
     all_odds = [sorted(odds, reverse=True) for odds in all_odds]
-    seconds = [float(second) for second in np.cumsum(np.array(rises) / 10) + 1]
+    seconds = [second / 10 for second in itertools.accumulate(rises, initial=10)]
     assert speed(all_odds, seconds) == pytest.approx(best_by_hand(all_odds, seconds))
 
 
@@ -109,20 +108,19 @@ def test_odds_that_descend_stay_as_they_are() -> None:
 
 
 def test_equally_likely_drafts_come_in_the_order_of_their_sequences() -> None:
-    odds, owners = best_first([Offer(1, [0.5, 0.25]), Offer(1, []), Offer(1, [0.75, 0.5, 0.5]), Offer(3, [0.5])])
-    assert odds.tolist() == [0.75, 0.5, 0.5, 0.5, 0.5, 0.25]
-    assert owners.tolist() == [2, 0, 2, 2, 3, 0]
+    drafts = best_first([Offer(1, [0.5, 0.25]), Offer(1, []), Offer(1, [0.75, 0.5, 0.5]), Offer(3, [0.5])])
+    assert drafts == [(0.75, 2), (0.5, 0), (0.5, 2), (0.5, 2), (0.5, 3), (0.25, 0)]
 
 
 def test_the_speed_may_fall_before_it_rises() -> None:
     """One more row doubles the time; the seven after it are free."""
-    seconds = np.array([1.0, *[2.0] * 8])
-    assert best_number(2, np.full(8, 0.5), seconds) == 8
-    assert best_number(2, np.full(3, 0.5), seconds[:4]) == 0
+    seconds = [1.0, *[2.0] * 8]
+    assert best_number(2, [(0.5, 0)] * 8, seconds) == 8
+    assert best_number(2, [(0.5, 0)] * 3, seconds) == 0
 
 
 def test_of_equally_fast_numbers_the_largest_is_taken() -> None:
-    assert best_number(1, np.array([1.0, 1.0]), np.array([1.0, 2.0, 3.0])) == 2
+    assert best_number(1, [(1.0, 0), (1.0, 0)], [1.0, 2.0, 3.0]) == 2
 
 
 def test_four_sequences_share_twelve_rows_better_than_three_for_each() -> None:
