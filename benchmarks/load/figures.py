@@ -126,8 +126,8 @@ def summarise(values: Sequence[float]) -> dict[str, float]:
 class Summary:
     """One system in one scenario, over all rounds.
 
-    Rates are medians of the rounds. rounds: output tokens a second of each round. latencies_ms: by their names, mean
-    and percentiles over all requests (or gaps) of all rounds. phases_ms: mean latency of the requests of each phase.
+    Rates are medians of the rounds. rounds: output tokens a second of each round. latencies_ms: by name, mean and
+    percentiles over all requests (or gaps) of all rounds. phases_ms: mean latency of the requests of each phase.
     counted: ratios of counters. pauses: see Cell. errors: how often each was seen.
     """
 

@@ -14,9 +14,9 @@ from benchmarks.load.prompts import LoadRequest, PromptDeck
 # In a pause scenario: tries in a round, tokens of the stream and of the long prompt's answer, and the pieces of text
 # that the stream must have got before the prompt is sent.
 PAUSE_TRIES = 3
-STREAM_TOKENS = 512
+STREAM_TOKENS = 1024
 INTRUDER_TOKENS = 8
-PIECES_BEFORE = 32
+PIECES_BEFORE = 16
 # Requests of a stream before, in and after a burst.
 ALONE_REQUESTS = 4
 
