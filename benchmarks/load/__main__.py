@@ -23,14 +23,14 @@ import signal
 from itertools import chain
 from pathlib import Path
 
-from benchmarks.load.dialects import Api
 from benchmarks.load.figures import Slo, summarise_all
 from benchmarks.load.options import parse_arguments
 from benchmarks.load.prompts import PromptDeck, longest_tokens
 from benchmarks.load.report import describe, plot, to_json
 from benchmarks.load.rounds import measure
 from benchmarks.load.scenarios import Scenario
-from benchmarks.load.systems import ServerNeeds
+from benchmarks.load.systems.dialects import Api
+from benchmarks.load.systems.specs import ServerNeeds
 from benchmarks.shared.categories import read_categories
 from benchmarks.shared.report import publish
 from launch.program import packaged_model

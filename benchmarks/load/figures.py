@@ -40,7 +40,7 @@ class Slo:
 class Cell:
     """One system in one scenario of one round.
 
-    counters: what the server's counters grew by; empty if it has none.
+    counters: what the server's counters grew by; empty if it has none. client_cpu_s: processor time of the clients.
     """
 
     system: str
@@ -50,6 +50,7 @@ class Cell:
     round: int
     records: list[RequestRecord]
     counters: dict[str, float] = field(default_factory=dict)
+    client_cpu_s: float = 0.0
 
     @property
     def whole(self) -> list[RequestRecord]:
@@ -90,6 +91,7 @@ class Cell:
             "load": self.load,
             "round": self.round,
             "seconds": self.seconds,
+            "client_cpu_s": self.client_cpu_s,
             "counters": self.counters,
             "requests": [record_to_json(record) for record in self.records],
         }

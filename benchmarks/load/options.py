@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from benchmarks.load.arrivals import SECONDS, Arrival, read_trace
-from benchmarks.load.dialects import Api
 from benchmarks.load.scenarios import Plan
-from benchmarks.load.systems import HELP, read_systems
+from benchmarks.load.systems.dialects import Api
+from benchmarks.load.systems.specs import HELP, read_systems
 from benchmarks.shared.options import add_output, add_threads, ascending_numbers, make_parser, parse, triple
 from launch.program.packaged_model import SMOLLM2
 from lp.model.checkpoint import DTYPES

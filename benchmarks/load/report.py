@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from benchmarks.load.counters import FIGURES
 from benchmarks.load.figures import LATENCIES, PERCENTILES, Slo, Summary, summarise_all
 from benchmarks.load.rounds import Measurements
-from benchmarks.load.systems import SystemSpec
+from benchmarks.load.systems.specs import SystemSpec
 from benchmarks.shared.plots import COLOURS, MARKERS, make_axes
 from benchmarks.shared.report import bullets, markdown_table
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,14 +13,14 @@ from tqdm import tqdm
 
 from benchmarks.load.client import RequestRecord
 from benchmarks.load.counters import growth, read_counters
-from benchmarks.load.dialects import Api
 from benchmarks.load.drive import Driver
 from benchmarks.load.figures import Cell
-from benchmarks.load.own_system import own_system, running_url
 from benchmarks.load.prompts import LoadRequest
 from benchmarks.load.scenarios import ClosedLoop, Scenario
-from benchmarks.load.systems import RunningSystem, ServerNeeds, SystemKind, SystemSpec, Unavailable
-from benchmarks.load.transformers_system import transformers_system
+from benchmarks.load.systems.dialects import Api
+from benchmarks.load.systems.own import own_system, running_url
+from benchmarks.load.systems.specs import RunningSystem, ServerNeeds, SystemKind, SystemSpec, Unavailable
+from benchmarks.load.systems.transformers_server import transformers_system
 
 
 @dataclass
@@ -114,9 +115,12 @@ class _Runner:
     def _run_cell(self, number: int, scenario: Scenario, system: RunningSystem) -> None:
         self._bar.set_description(f"round {number}, {scenario.name}, {system.name}")
         before = read_counters(system.urls) if system.has_metrics else {}
+        begin = time.process_time()
         records = asyncio.run(self._driver(system, self._show).run(scenario))
+        used = time.process_time() - begin
         after = read_counters(system.urls) if system.has_metrics else {}
-        cell = Cell(system.name, scenario.name, scenario.kind, scenario.load, number, records, growth(before, after))
+        grown = growth(before, after)
+        cell = Cell(system.name, scenario.name, scenario.kind, scenario.load, number, records, grown, used)
         self._found.cells.append(cell)
         self._drop_if_broken(system, records)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from benchmarks.load.counters import derive, growth, parse_counters
 from benchmarks.load.figures import Slo, longest_pause, summarise, summarise_all
 from benchmarks.load.report import describe, plot, to_json
 from benchmarks.load.rounds import Measurements
-from benchmarks.load.systems import read_systems
+from benchmarks.load.systems.specs import read_systems
 from tests.benchmarks.load.made_records import cell, record
 
 SLO = Slo(first_token_ms=1000, per_token_ms=250)
@@ -119,4 +120,4 @@ def test_several_loads_are_drawn_as_lines():
     cells = [cell("auto", [record(0.1, 1.0)], scenario=f"{load}", load=load) for load in (1, 2, 4)]
     figure = plot(summarise_all(cells, SLO))
     assert figure and figure.axes[0].get_title() == "output tokens per second"
-    assert list(figure.axes[0].get_lines()[0].get_xdata()) == [1, 2, 4]
+    assert np.asarray(figure.axes[0].get_lines()[0].get_xdata()).tolist() == [1, 2, 4]

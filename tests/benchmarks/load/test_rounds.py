@@ -10,11 +10,11 @@ import pytest
 
 from benchmarks.load import rounds
 from benchmarks.load.client import RequestRecord
-from benchmarks.load.dialects import Api
 from benchmarks.load.prompts import LoadRequest
 from benchmarks.load.rounds import Measurements, measure
 from benchmarks.load.scenarios import ClosedLoop, Intrusion, OpenLoop, Scenario
-from benchmarks.load.systems import ServerNeeds, read_systems
+from benchmarks.load.systems.dialects import Api
+from benchmarks.load.systems.specs import ServerNeeds, read_systems
 from lp.model.checkpoint import ModelSettings, load
 from tests.launch.server import harness
 from tests.launch.server.checkpoint import write
@@ -41,7 +41,7 @@ def test_systems_take_turns_and_are_counted(server: harness.Running):
     for cell in found.cells:
         assert [record.num_tokens for record in cell.whole] == [6] * 4
         assert cell.counters["vllm:generation_tokens_total"] == 24
-        assert cell.tokens_per_s > 0
+        assert cell.tokens_per_s > 0 and cell.client_cpu_s > 0
     assert not found.left_out and not found.is_cut_short
 
 

@@ -8,11 +8,11 @@ import time
 import psutil
 import pytest
 
-from benchmarks.load import own_system, transformers_system
-from benchmarks.load.dialects import Api, of_transformers, with_ignore_eos
-from benchmarks.load.processes import started_process
 from benchmarks.load.prompts import LoadRequest
-from benchmarks.load.systems import ServerNeeds, SystemKind, Unavailable, read_system, read_systems
+from benchmarks.load.systems import own, transformers_server
+from benchmarks.load.systems.dialects import Api, of_transformers, with_ignore_eos
+from benchmarks.load.systems.processes import started_process
+from benchmarks.load.systems.specs import ServerNeeds, SystemKind, Unavailable, read_system, read_systems
 from tests.launch.server import harness
 
 NEEDS = ServerNeeds("/models/m", "bfloat16", 2, 1, 16, 600)
@@ -55,39 +55,39 @@ def test_names_differ_and_a_url_alone_is_a_system():
 
 
 def test_our_server_gets_room_for_the_load_and_overrides_win():
-    command = own_system.serve_command(NEEDS, 2, ("server.max_running=4", "decode=auto"))
+    command = own.serve_command(NEEDS, 2, ("server.max_running=4", "decode=auto"))
     assert {"launcher=local", "parallel.ranks=2", "model.path=/models/m", "model.dtype=bfloat16"} <= set(command)
     assert command[-2:] == ["server.max_running=4", "decode=auto"] and "server.max_running=16" not in command
-    alone = own_system.serve_command(NEEDS, 1, ())
+    alone = own.serve_command(NEEDS, 1, ())
     assert "server.max_running=16" in alone and "launcher=torchrun" in alone
     assert not any(word.startswith("parallel.ranks") for word in alone)
-    assert own_system.count_ranks(NEEDS, ("parallel.ranks=4",)) == 4 and own_system.count_ranks(NEEDS, ()) == 2
+    assert own.count_ranks(NEEDS, ("parallel.ranks=4",)) == 4 and own.count_ranks(NEEDS, ()) == 2
 
 
 def test_transformers_gets_blocks_for_all_streams():
-    command = transformers_system.serve_command(NEEDS, 1234, ("--compile",))
+    command = transformers_server.serve_command(NEEDS, 1234, ("--compile",))
     assert command[-1] == "--compile" and "--continuous-batching" in command
-    assert command[command.index("--cb-num-blocks") + 1] == str(16 * 3 + transformers_system.SPARE_BLOCKS)
+    assert command[command.index("--cb-num-blocks") + 1] == str(16 * 3 + transformers_server.SPARE_BLOCKS)
 
 
 def test_all_dialects_ask_for_the_same_text():
     request = LoadRequest("a prompt", "a question", 12)
-    path, own = with_ignore_eos(Api.completions)(request)
+    path, ours = with_ignore_eos(Api.completions)(request)
     _, peers = of_transformers(Api.completions)(request)
-    assert path == "/v1/completions" and own["ignore_eos"] and "model" not in own
+    assert path == "/v1/completions" and ours["ignore_eos"] and "model" not in ours
     assert '"eos_token_id": -1' in peers["generation_config"] and "ignore_eos" not in peers
-    for body in (own, peers):
+    for body in (ours, peers):
         assert (body["prompt"], body["max_tokens"], body["temperature"]) == ("a prompt", 12, 0.0)
     path, chat = with_ignore_eos(Api.chat, "m")(request)
     assert path == "/v1/chat/completions" and chat["model"] == "m"
     assert chat["messages"] == [{"role": "user", "content": "a question"}]
 
 
-@pytest.mark.parametrize("module", [own_system, transformers_system], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [own, transformers_server], ids=lambda module: module.__name__)
 def test_a_server_that_does_not_start_is_unavailable_with_its_last_words(module, monkeypatch: pytest.MonkeyPatch):
     script = "import sys; sys.exit('error: the model has no layers')"
     monkeypatch.setattr(module, "serve_command", lambda *_: [sys.executable, "-c", script])
-    make = {own_system: own_system.own_system, transformers_system: transformers_system.transformers_system}[module]
+    make = {own: own.own_system, transformers_server: transformers_server.transformers_system}[module]
     with (
         pytest.raises(Unavailable, match="exit code 1: error: the model has no layers"),
         make(read_system("a="), NEEDS, Api.completions),

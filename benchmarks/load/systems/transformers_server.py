@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import httpx
 
-from benchmarks.load.dialects import Api, of_transformers
-from benchmarks.load.processes import StartedProcess, last_line, started_process
-from benchmarks.load.systems import RunningSystem, ServerNeeds, SystemSpec, Unavailable
+from benchmarks.load.systems.dialects import Api, of_transformers
+from benchmarks.load.systems.processes import StartedProcess, last_line, started_process
+from benchmarks.load.systems.specs import RunningSystem, ServerNeeds, SystemSpec, Unavailable
 
 START_S = 180.0
 # Tokens of one block of transformers' paged cache (ContinuousBatchingConfig.page_size), and blocks beyond what the

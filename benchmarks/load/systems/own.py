@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 import httpx
 
 from benchmarks.faults.rank_server import LAUNCH, RankServer, ServerTrouble
-from benchmarks.load.dialects import Api, with_ignore_eos
-from benchmarks.load.processes import StartedProcess, last_line, started_process
-from benchmarks.load.systems import RunningSystem, ServerNeeds, SystemKind, SystemSpec, Unavailable
+from benchmarks.load.systems.dialects import Api, with_ignore_eos
+from benchmarks.load.systems.processes import StartedProcess, last_line, started_process
+from benchmarks.load.systems.specs import RunningSystem, ServerNeeds, SystemKind, SystemSpec, Unavailable
 
 # Requests that may wait beyond those that run: more than any load has.
 MOST_WAITING = 100_000
