@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from lp.assembly import Alone, EngineSettings, Place, make_parts
@@ -214,7 +215,10 @@ class Engine:
                 self.batches.start()
             except Exception as error:
                 self._failure = error
-        return [generation.tell(step) for generation, step in settled]
+        told = [generation.tell(step) for generation, step in settled]
+        if told:
+            told[0] = replace(told[0], engine=self.batches.take_counts())
+        return told
 
     def _answered(self) -> list[tuple[Turn, Answers]]:
         """The answers of the oldest batch, without steps that have only fed a sequence."""

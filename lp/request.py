@@ -9,7 +9,7 @@ from typing import Any
 from lp import methods
 from lp.methods import DecodeSettings
 from lp.sampling.settings import Sampling
-from lp.statistics import Statistics
+from lp.statistics import EngineCounts, Statistics
 from lp.text.stopping import FinishReason, Stopping
 
 
@@ -76,7 +76,8 @@ class TokenLogprob:
 class Progress:
     """What one step added to one request.
 
-    text may lag behind tokens while a character or a possible stop string is incomplete.
+    text may lag behind tokens while a character or a possible stop string is incomplete. engine: what the engine has
+    done since it last said so; None for all but one progress of a step.
     """
 
     request_id: str
@@ -85,6 +86,7 @@ class Progress:
     logprobs: list[TokenLogprob] | None
     finish_reason: FinishReason | None
     stats: Statistics
+    engine: EngineCounts | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values for `from_dict`. The statistics' points in time are left out, as only this process knows them."""
@@ -95,6 +97,7 @@ class Progress:
             "logprobs": self.logprobs and [[entry.token, entry.logprob, entry.top] for entry in self.logprobs],
             "finish_reason": self.finish_reason,
             "stats": self.stats.counts(),
+            "engine": self.engine and self.engine.to_list(),
         }
 
     @staticmethod
@@ -103,7 +106,9 @@ class Progress:
             TokenLogprob(token, logprob, [(other, value) for other, value in top])
             for token, logprob, top in values["logprobs"]
         ]
-        return Progress(**{**values, "logprobs": logprobs, "stats": Statistics.from_counts(values["stats"])})
+        stats = Statistics.from_counts(values["stats"])
+        engine = values["engine"] and EngineCounts(*values["engine"])
+        return Progress(**{**values, "logprobs": logprobs, "stats": stats, "engine": engine})
 
 
 @dataclass

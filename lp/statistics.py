@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 from lp.verification import Drafted
@@ -17,6 +17,27 @@ COUNTED = (
     "prompt_tokens", "cached_tokens", "tokens", "steps", "rows", "accepted_lengths", "proposed", "accepted", "ttft_s",
     "decode_s",
 )  # fmt: skip
+
+
+@dataclass
+class EngineCounts:
+    """What an engine has done, for all requests together.
+
+    steps: forwards, each of which may serve many requests. rows: of all their trees, and of the prompts that were fed.
+    fed: rows of prompts, and of what had to be computed again. sequences: how often a request took part in a step.
+    expected: tokens that the trees were expected to yield. preemptions: how often a request lost its room.
+    """
+
+    steps: int = 0
+    rows: int = 0
+    fed: int = 0
+    sequences: int = 0
+    expected: float = 0.0
+    preemptions: int = 0
+
+    def to_list(self) -> list[float]:
+        """JSON values of the counts, in their order."""
+        return list(astuple(self))
 
 
 @dataclass

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from launch.backend import State
 from lp.request import Progress
-from lp.statistics import Statistics
+from lp.statistics import EngineCounts, Statistics
 
 FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error", "no_room": "error"}
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
@@ -66,6 +66,11 @@ class Metrics:
         )
         self._steps = self._counter("lookahead:steps", "Decoding steps")
         self._rows = self._counter("lookahead:rows", "Tree rows computed, the prompt's not counted")
+        self._engine_steps = self._counter("lookahead:engine_steps", "Forwards, each for one request or more")
+        self._engine_rows = self._counter("lookahead:engine_rows", "Rows of all forwards, the prompts' included")
+        self._engine_sequences = self._counter("lookahead:engine_sequences", "Requests that took part in a forward")
+        self._expected = self._counter("lookahead:expected_tokens", "Tokens that trees were expected to yield")
+        self._preemptions = self._counter("vllm:num_preemptions", "Requests that lost their room to earlier ones")
         self._proposed_by = self._counters("lookahead:draft_tokens", "Draft tokens verified, by source", "source")
         self._accepted_by = self._counters("lookahead:accepted_tokens", "Draft tokens accepted, by source", "source")
 
@@ -87,6 +92,8 @@ class Metrics:
     def observe(self, progress: Progress, clock: Clock) -> None:
         """Counts what a step added to a request."""
         now = time.monotonic()
+        if progress.engine:
+            self._count_steps(progress.engine)
         if progress.tokens:
             self._count_tokens(progress, clock, now)
         if progress.finish_reason:
@@ -108,6 +115,13 @@ class Metrics:
             self._per_token.observe((now - clock.last_at) / len(progress.tokens))
         clock.last_at = now
         self._generation_tokens.inc(len(progress.tokens))
+
+    def _count_steps(self, counts: EngineCounts) -> None:
+        self._engine_steps.inc(counts.steps)
+        self._engine_rows.inc(counts.rows)
+        self._engine_sequences.inc(counts.sequences)
+        self._expected.inc(counts.expected)
+        self._preemptions.inc(counts.preemptions)
 
     def _count_drafts(self, stats: Statistics) -> None:
         self._steps.inc(stats.steps)

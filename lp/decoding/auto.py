@@ -65,6 +65,10 @@ class AutoDecoder:
     def is_shared(self) -> bool:
         return self._resting.is_shared
 
+    @property
+    def expected(self) -> float:
+        return 1.0 if self._effort is Effort.plain else self.drafter.expected
+
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
         tree = self._begun(tokens, load=1)
         return self._noted(self._grown(room, _max_depth(room, wanted)) if tree is None else tree)

@@ -26,6 +26,8 @@ class Decoder(Protocol):
 
     num_candidates: how many of the best tokens it needs for each row of the tree planned last; 0 is the target alone.
     is_shared: whether ranks share the tree planned last; False lets one of them compute it while the others rest.
+    expected: tokens that the tree planned last is expected to yield, by what the decoder has learnt; 1 if it does not
+    estimate that.
     """
 
     @property
@@ -33,6 +35,9 @@ class Decoder(Protocol):
 
     @property
     def is_shared(self) -> bool: ...
+
+    @property
+    def expected(self) -> float: ...
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
         """Plans the next tree, whose root is tokens[-1].
@@ -70,6 +75,7 @@ class WholeTrees(ABC):
     """A base for decoders whose drafts are not a matter of choice: they offer the tree that they plan."""
 
     tree: TokenTree
+    expected = 1.0
 
     @abstractmethod
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:

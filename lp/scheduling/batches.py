@@ -13,6 +13,7 @@ from lp.runner import Runner, StepInput
 from lp.scheduling.budget import plan_together
 from lp.scheduling.prefixes import Prefixes
 from lp.scheduling.scheduler import Batch, Scheduler, Turn
+from lp.statistics import EngineCounts
 from lp.step_cost import StepTimes
 from lp.verification import Answers
 
@@ -40,6 +41,12 @@ class Batches:
         self._max_length = max_length
         self._step_times = step_times
         self._under_way: deque[Batch] = deque()
+        self._counts = EngineCounts()
+
+    def take_counts(self) -> EngineCounts:
+        """What has been done since this was last asked."""
+        counts, self._counts = self._counts, EngineCounts()
+        return counts
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -77,6 +84,7 @@ class Batches:
         for generation in self.scheduler.preempted(fitting):
             self.runner.drop(generation.sequence)
             generation.num_fed = 0
+            self._counts.preemptions += 1
         for generation in fitting:
             if generation.num_missing and not generation.num_fed:
                 self._reuse(generation)
@@ -125,4 +133,13 @@ class Batches:
             step = StepInput(generation.sequence, next(trees), turn.num_fed, decoder.num_candidates, fingerprint)
             step.is_shared = decoder.is_shared
             steps.append(step)
+        self._count(steps, num_fed, sum(generation.decoder.expected for generation in decoding))
         return steps
+
+    def _count(self, steps: list[StepInput], num_fed: int, expected: float) -> None:
+        counts = self._counts
+        counts.steps += 1
+        counts.sequences += len(steps)
+        counts.fed += num_fed
+        counts.rows += num_fed + sum(len(step.tree) for step in steps)
+        counts.expected += expected

@@ -128,9 +128,7 @@ class Arena(KVMemory):
         move_pages(self._stores, sources, targets)
 
     def fork(self, cache: PagedCache, length: int) -> PagedCache:
-        """Another cache with the same first `length` tokens. It shares full pages, unless those of each must be
-        consecutive.
-        """
+        """Another cache with the same first tokens. It shares full pages, unless those of each must be consecutive."""
         copy = self.open()
         full = 0 if self.allocator.in_runs else length // PAGE
         count = pages_of(length) - full
