@@ -177,7 +177,9 @@ class StepCost:
 
     most_rows: M. num_parts: number of parts that a shared tree is split into. plain_s: seconds of a plain step: one
     row, no candidates, no drafts looked up. shares_plain_steps: whether such steps are shared as long as no rank lacks
-    tokens. is_flat: whether every step takes the same time.
+    tokens. is_flat: whether every step takes the same time. least_odds: a draft less likely than this never pays,
+    however many the step has, as a step yields a token for each sequence at least, and a row costs the curve's least
+    rise at least.
     """
 
     def __init__(self, times: StepTimes, most_rows: int, is_sampled: bool = False, load: int = 1):
@@ -185,10 +187,10 @@ class StepCost:
         extras = times.extras
         # If there are fewer parts than sequences, each part computes several whole trees.
         self.most_rows, self.num_parts = most_rows, max(1, times.num_parts // load)
-        step_s = extras.host_step + is_sampled * extras.sampled_step
-        row_s = is_sampled * extras.sampled_row
-        shared, alone = times.by_part(), times.alone if load == 1 else None
         trees = -(-load // times.num_parts)
+        step_s = extras.host_step + is_sampled * extras.sampled_step * (trees / load)
+        row_s = is_sampled * extras.sampled_row * (trees / load)
+        shared, alone = times.by_part(), times.alone if load == 1 else None
         more_s = times.of_sequences(trees)
         # [M + 1] seconds by the rows of the largest part, without the host's for each row of the tree.
         self._shared = array(
@@ -207,6 +209,8 @@ class StepCost:
         one_row = min((shared.at(trees) + more_s) / load, alone.at(1) if alone else math.inf)
         self.plain_s = max(one_row + plain, one_row / 2)
         self.is_flat = self.step_s(most_rows, 0) <= self.plain_s
+        rises = [more - fewer for fewer, more in zip(self._shared[1:], self._shared[2:], strict=False)]
+        self.least_odds = (min(rises, default=0.0) / self.num_parts + self._host_row) / self.step_s(1, 0)
         # Seconds that a part needs for one more row, beyond the rise from one row to two.
         few, many = min(2, most_rows), min(18, most_rows)
         self._row_s = (self._shared[many] - self._shared[few]) / max(1, many - few)
@@ -233,15 +237,6 @@ class StepCost:
     def row_s(self, num_rows: int, depth: int) -> float:
         """A lower bound of what each further row of a tree costs, in seconds, however many are added."""
         return min(self._shared_slopes[self.largest_part(num_rows, depth)], self._alone_slopes[num_rows])
-
-    @property
-    def least_odds(self) -> float:
-        """A bound for the probability of a draft: a less likely one never pays, however many the step has.
-
-        A step yields at least a token for each sequence, and a row costs at least the curve's least rise.
-        """
-        rises = [more - fewer for fewer, more in zip(self._shared[1:], self._shared[2:], strict=False)]
-        return (min(rises, default=0.0) / self.num_parts + self._host_row) / self.step_s(1, 0)
 
     def rows_within(self, seconds: float) -> int:
         """The most rows of a tree, a chain aside, whose step takes at most so many seconds; at least 1."""

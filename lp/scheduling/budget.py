@@ -87,15 +87,16 @@ def step_seconds(
 ) -> list[float]:
     """[D + 1] seconds of a step with none, one, ... and all of the drafts. Rows count as dealt out to ranks evenly."""
     extras, load = times.extras, len(offers)
+    trees = -(-load // num_parts)  # of a rank
     num_rows, num_cached, host_s, row_s = num_fed, 0, 0.0, list[float]()
     for generation, offer in zip(generations, offers, strict=True):
         is_sampled = generation.sequence.sampling.temperature != 0
         # Seconds of the step and of each of its rows that the curve does not contain.
         row_s.append(extras.host_row + is_sampled * extras.sampled_row / num_parts)
-        host_s += extras.host_step + is_sampled * extras.sampled_step + offer.num_rows * row_s[-1]
+        host_s += extras.host_step + is_sampled * extras.sampled_step * (trees / load) + offer.num_rows * row_s[-1]
         num_rows += offer.num_rows
         num_cached += len(generation.sequence.tokens)
-    host_s += times.of_sequences(-(-load // num_parts), num_cached // num_parts)
+    host_s += times.of_sequences(trees, num_cached // num_parts)
     curve = _by_rows(times, num_parts, 1 << (num_rows + len(drafts)).bit_length())
     seconds = [curve[num_rows] + host_s]
     for number, (_, owner) in enumerate(drafts, num_rows + 1):

@@ -195,6 +195,9 @@ def test_what_each_sequence_costs_is_not_shared() -> None:
     cost = StepCost(times, 16, is_sampled=True, load=4)
     assert cost.step_s(3, 0) == pytest.approx(times.at(12) / 4 + 0.003 + 3 * 0.0003)
     assert StepCost(times, 16, load=4).plain_s == pytest.approx(times.at(4) / 4 - 0.0005)
+    on_two = StepTimes(*ROWS_AND_SECONDS, 2, StepTimes(*ROWS_AND_SECONDS), times.extras)
+    on_two_s = StepCost(on_two, 16, is_sampled=True, load=4).step_s(3, 0)
+    assert on_two_s == pytest.approx(on_two.by_part().at(6) / 4 + 0.001 + 0.0003 + (0.002 + 3 * 0.0002) / 2)
 
 
 @pytest.mark.parametrize(("load", "num_parts", "rows"), [(2, 4, 3), (4, 4, 6), (8, 4, 12), (16, 4, 24), (5, 4, 12)])
