@@ -61,16 +61,6 @@ class TokenTree:
         bits = np.unpackbits(packed.reshape(num_rows, num_bytes), axis=1, count=num_rows, bitorder="little")
         return bits.view(bool)
 
-    def ancestors(self) -> tuple[np.ndarray, np.ndarray]:
-        """The visibility as lists: at least R + 1 int32 numbers, and int32 rows, ascending for each row. Row i sees the
-        rows from entry i of the first array to entry i + 1.
-        """
-        if (native := library()) is not None:
-            return trees.ancestors(native, self.parents, int(self.depths.sum()) + len(self))
-        starts = np.zeros(len(self) + 1, np.int32)
-        np.cumsum(np.count_nonzero(self.visibility, axis=1), out=starts[1:])
-        return starts, np.nonzero(self.visibility)[1].astype(np.int32)
-
     def path(self, row: int) -> list[int]:
         """Rows from the first row down to `row`, both included."""
         rows = [row]

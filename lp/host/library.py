@@ -36,7 +36,6 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "tree_verify": [_P, _P, _N, _P, _N, _P, _P],
     "tree_follow": [_P, _P, _N, _P, _N, _P],
     "tree_visibility": [_P, _N, _P],
-    "tree_ancestors": [_P, _N, _P, _P],
     "followers_new": [_P, _N, _N],
     "followers_free": [_P],
     "followers_size": [_P],
@@ -60,7 +59,6 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "drafts_take": [_P, _N, _N, _N],
     "drafts_commit": [_P, _N],
     "drafts_inputs": [_P, _N, _P],
-    "drafts_ancestors": [_P, _P, _P],
     "drafts_likeliest": [_P, _P, _P],
     "drafts_propose": [_P, _P, _N, _N, _P],
 }

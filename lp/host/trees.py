@@ -1,6 +1,6 @@
 """What follows from the parents of a tree's rows, computed by the library; lp/tree.py has the same in Python.
 
-R rows of a tree, S pairs of a row and one that it sees
+R rows of a tree
 """
 
 from __future__ import annotations
@@ -27,14 +27,6 @@ def visibility(library: ctypes.PyDLL, parents: np.ndarray) -> np.ndarray:
     seen = np.empty((num_rows, num_rows), dtype=bool)
     library.tree_visibility(address(parents), num_rows, address(seen))
     return seen
-
-
-def ancestors(library: ctypes.PyDLL, parents: np.ndarray, num_seen: int) -> tuple[np.ndarray, np.ndarray]:
-    """[R + 1] int32 and [S] int32: row i sees the rows from the entry i of the first to the entry i + 1."""
-    parents, num_rows = integers(parents), len(parents)
-    starts, visible = np.empty(num_rows + 1, np.int32), np.empty(num_seen, np.int32)
-    library.tree_ancestors(address(parents), num_rows, address(starts), address(visible))
-    return starts, visible
 
 
 def verify(

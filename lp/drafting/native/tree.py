@@ -22,8 +22,6 @@ class PlannedMemory:
         self.serial = 0
         self._library, self._kept, self._drafts = library, (drafts, rows), drafts.address
         self._inputs, self._inputs_at = np.empty(0, np.int64), 0
-        self._starts, self._starts_at = np.empty(0, np.int32), 0
-        self._visible, self._visible_at = np.empty(0, np.int32), 0
 
     def inputs(self, num_rows: int, cached: int) -> np.ndarray:
         """See TokenTree.inputs."""
@@ -33,14 +31,6 @@ class PlannedMemory:
             self._inputs_at = address(self._inputs)
         self._library.drafts_inputs(self._drafts, cached, self._inputs_at)
         return self._inputs[:size].reshape(num_rows, num_rows + 2)
-
-    def ancestors(self, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """See TokenTree.ancestors."""
-        if num_rows >= len(self._starts):
-            self._starts, self._visible = np.empty(num_rows + 64, np.int32), np.empty((num_rows + 64) ** 2, np.int32)
-            self._starts_at, self._visible_at = address(self._starts), address(self._visible)
-        self._library.drafts_ancestors(self._drafts, self._starts_at, self._visible_at)
-        return self._starts, self._visible
 
 
 class PlannedTree(TokenTree):
@@ -60,6 +50,3 @@ class PlannedTree(TokenTree):
 
     def inputs(self, cached: int) -> np.ndarray:
         return self._memory.inputs(len(self.tokens), cached) if self._is_at_hand else super().inputs(cached)
-
-    def ancestors(self) -> tuple[np.ndarray, np.ndarray]:
-        return self._memory.ancestors(len(self.tokens)) if self._is_at_hand else super().ancestors()

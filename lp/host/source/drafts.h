@@ -192,9 +192,6 @@ public:
         }
     }
 
-    // See `ancestors` in tree.h.
-    void ancestors(int32_t* starts, int32_t* visible) const { ::ancestors(rows_.parents, num_rows_, starts, visible); }
-
 private:
     Shared shared_;
     InUse in_use_;

@@ -26,10 +26,6 @@ int64_t tree_follow(const int64_t* tokens, const int64_t* parents, int64_t num_r
 
 void tree_visibility(const int64_t* parents, int64_t num_rows, uint8_t* seen) { visibility(parents, num_rows, seen); }
 
-void tree_ancestors(const int64_t* parents, int64_t num_rows, int32_t* starts, int32_t* visible) {
-    ancestors(parents, num_rows, starts, visible);
-}
-
 // Of what sequences share.
 
 void* followers_new(const int64_t* lengths, int64_t num_lengths, int64_t capacity) {
@@ -103,9 +99,6 @@ int64_t drafts_commit(void* drafts, int64_t has_candidates) {
 
 void drafts_inputs(void* drafts, int64_t cached, int64_t* packed) {
     static_cast<Drafts*>(drafts)->inputs(cached, packed);
-}
-void drafts_ancestors(void* drafts, int32_t* starts, int32_t* visible) {
-    static_cast<Drafts*>(drafts)->ancestors(starts, visible);
 }
 
 // The likeliest proposal for the token after the root: its kind and its token. Returns whether there is one.

@@ -97,18 +97,3 @@ inline void visibility(const int64_t* parents, int64_t num_rows, uint8_t* seen) 
         seen[row * num_rows + row] = 1;
     }
 }
-
-// The rows that each row sees, ascending: those of row i are visible[starts[i] : starts[i + 1]].
-inline void ancestors(const int64_t* parents, int64_t num_rows, int32_t* starts, int32_t* visible) {
-    starts[0] = 0;
-    for (int64_t row = 0; row < num_rows; ++row) {
-        int32_t* own = visible + starts[row];
-        int32_t count = 0;
-        if (row) {
-            count = starts[parents[row] + 1] - starts[parents[row]];
-            std::memcpy(own, visible + starts[parents[row]], sizeof(int32_t) * count);
-        }
-        own[count] = int32_t(row);
-        starts[row + 1] = starts[row] + count + 1;
-    }
-}
