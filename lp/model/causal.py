@@ -193,6 +193,7 @@ class CausalModel:
         return torch.cat([self._own_logits(rows) for rows in given])
 
     def _own_logits(self, rows: SequenceRows) -> Tensor:
+        """The logits of one sequence by the model's own forward, which runs sequences one after the other."""
         logits, _ = self.forward_eager(rows.tree, rows.cache, max(1, rows.num_logits))  # 0 would mean all of them
         return logits[len(logits) - rows.num_logits :]
 
