@@ -114,6 +114,13 @@ class SequenceState:
         self.cache.keep(self.last.path_along(tokens[self.cache.length : -1]))
         self.last = NO_ROWS
 
+    def num_kept(self, tokens: list[int]) -> int:
+        """How many of these tokens, the last one apart, will have keys and values after `keep_accepted`."""
+        if self.cache.was_evicted:
+            return 0
+        more = self.last.path_along(tokens[self.cache.length : -1])
+        return min(self.cache.length + len(more), len(tokens) - 1)
+
     def prefill(self, step: StepInput, most_rows: int) -> Iterator[TokenTree]:
         """Yields the tokens that the cache lacks as chains of `most_rows`; the caller computes each before the next.
 
@@ -239,6 +246,11 @@ class SingleDevice(ForwardRunner):
 
     def drop(self, sequence: Sequence) -> None:
         self.states[sequence.id].drop()
+
+    def num_cached(self, sequence_id: str, tokens: list[int]) -> int:
+        """How many of a sequence's first tokens have keys and values here; 0 if the sequence is not open."""
+        state = self.states.get(sequence_id)
+        return state.num_kept(tokens) if state else 0
 
     def close(self, sequence: Sequence) -> None:
         self.states.pop(sequence.id).cache.release()

@@ -22,7 +22,9 @@ from lp.single_device import SingleDevice
 from parallel.comm.channel import Channel
 from parallel.comm.connect import connect, connect_axis
 from parallel.comm.traffic import Traffic
+from parallel.degrees import Mode
 from parallel.mesh import Mesh, ParallelSettings
+from parallel.runners.assignment import AllShare, Assignment, Balanced, Pinned
 from parallel.runners.lookahead import LookaheadParallel
 from parallel.runners.pipeline import PipelineParallel
 from parallel.runners.tensor import TensorParallel
@@ -42,17 +44,26 @@ def check(config: PreTrainedConfig, degrees: Mapping[str, int]) -> None:
         check_stages(config, pp)
 
 
-def share_steps(alone: SingleDevice, channel: Channel, ranks_per_replica: int = 1) -> Runner:
-    """The runner with which replicas share the work of every step. A single rank keeps its own runner.
+ASSIGNMENTS: Mapping[Mode, type[Assignment]] = {Mode.lp: AllShare, Mode.dp: Pinned}
 
-    ranks_per_replica: number of neighbouring ranks that hold one replica together.
+
+def share_steps(alone: SingleDevice, channel: Channel, mode: Mode = Mode.auto, ranks_per_replica: int = 1) -> Runner:
+    """The runner with which replicas share batches. A single rank keeps its own runner. All ranks call this together.
+
+    mode: says which replica computes what. ranks_per_replica: number of neighbouring ranks that hold one replica
+    together. Raises RankLost.
     """
-    return alone if channel.num_ranks == 1 else LookaheadParallel(alone, channel, ranks_per_replica)
+    if channel.num_ranks == 1:
+        return alone
+    assignment = ASSIGNMENTS.get(Mode(mode), Balanced)()
+    num_pages = channel.least(alone.model.memory.num_pages)
+    return LookaheadParallel(alone, channel, ranks_per_replica, assignment, num_pages)
 
 
 def describe_mode(settings: ParallelSettings, mesh: Mesh) -> list[Any]:
     """JSON values that name a way of running a model: steps take a different time in each."""
-    return [dict(mesh.axes), mesh.num_local_ranks, str(settings.exchange), settings.delay_us]
+    told = [dict(mesh.axes), mesh.num_local_ranks, str(settings.exchange), settings.delay_us]
+    return [*told, str(settings.mode)] if Mode(settings.mode) is Mode.dp else told
 
 
 # Called with the checkpoint once its weights are loaded.
@@ -132,7 +143,7 @@ class MeshPlace:
             alone: SingleDevice = TensorParallel(model, self.replica, prefill_chunk)
         else:
             alone = SingleDevice(model, prefill_chunk)
-        return share_steps(alone, self.channel, self.replica.num_ranks)
+        return share_steps(alone, self.channel, self._settings.mode, self.replica.num_ranks)
 
     @property
     def traffic(self) -> Traffic:

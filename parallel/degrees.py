@@ -14,14 +14,17 @@ AXES = ("lp", "pp", "tp")
 
 
 class Mode(StrEnum):
-    """The axis that takes all ranks that the given degrees leave over.
+    """The axis that takes all ranks that the given degrees leave over, and how replicas share batches.
 
-    auto: pp if its given degree is above 1, otherwise lp. single: there is one rank.
+    auto: pp if its given degree is above 1, otherwise lp; along lp, replicas share a batch so that the one with the
+    most rows has as few as possible. lp: every tree is shared by all replicas. dp: every request is computed by one
+    replica; these lie along lp as well. single: there is one rank.
     """
 
     auto = "auto"
     single = "single"
     lp = "lp"
+    dp = "dp"
     tp = "tp"
     pp = "pp"
 
@@ -33,6 +36,7 @@ def resolve_degrees(mode: Mode, given: Mapping[str, int | None], num_ranks: int)
     combined or do not fit the number of ranks; its message names the numbers and the remedy.
     """
     _check_single(mode, num_ranks)
+    _check_whole(mode, given)
     filler = _filler(mode, given)
     degrees = {axis: 1 if (degree := given.get(axis)) is None else degree for axis in AXES}
     if given.get(filler) is None:
@@ -55,6 +59,14 @@ def _check_single(mode: Mode, num_ranks: int) -> None:
         raise ValueError(
             f"parallel.mode=single uses one rank, but {num_ranks} were started (WORLD_SIZE={num_ranks}): use "
             "parallel.mode=lp, or start one process without torchrun"
+        )
+
+
+def _check_whole(mode: Mode, given: Mapping[str, int | None]) -> None:
+    if mode is Mode.dp and (stages := given.get("pp") or 1) > 1:
+        raise ValueError(
+            f"parallel.mode=dp gives requests to replicas, which cannot be split into parallel.pp={stages} stages: "
+            "leave one of them out (parallel.tp can be combined with dp)"
         )
 
 
@@ -81,14 +93,17 @@ def check_product(degrees: Mapping[str, int], num_ranks: int) -> None:
         )
 
 
-def name_mode(degrees: Mapping[str, int]) -> str:
-    """The name of the parallelism that these degrees mean: single, lp, tp, pp or lp x tp."""
-    return " x ".join(axis for axis in AXES if degrees.get(axis, 1) > 1) or "single"
+def name_mode(degrees: Mapping[str, int], mode: Mode = Mode.auto) -> str:
+    """The name of the parallelism that these degrees mean: single, lp, tp, pp or lp x tp; in the mode dp, dp for lp."""
+    used = [axis for axis in AXES if degrees.get(axis, 1) > 1]
+    return " x ".join("dp" if axis == "lp" and mode is Mode.dp else axis for axis in used) or "single"
 
 
-# What each axis means for the ranks along it.
+# What each axis means for the ranks along it, by the mode where it decides.
 MEANINGS = {
     "lp": "each replica holds the whole model and computes a part of every step",
+    "dp": "each replica holds the whole model and computes the requests that it is given",
+    "auto": "each replica holds the whole model; they share a stream's steps, or the streams if there are many",
     "pp": "each stage holds some of the layers",
     "tp": "each rank holds a part of every layer",
 }
@@ -98,7 +113,8 @@ def explain(degrees: Mapping[str, int], mode: Mode) -> str:
     """The degrees above 1 and what they mean; for the mode `auto` also what to use if the model does not fit."""
     used = {axis: degree for axis, degree in degrees.items() if degree > 1}
     told = " x ".join(f"{axis}={degree}" for axis, degree in used.items())
-    told += f" ({'; '.join(MEANINGS[axis] for axis in used)})"
+    along_lp = mode.value if mode in (Mode.auto, Mode.dp) else "lp"
+    told += f" ({'; '.join(MEANINGS[along_lp if axis == 'lp' else axis] for axis in used)})"
     if mode is Mode.auto and set(used) == {"lp"}:
         told += ", chosen by parallel=auto; parallel=tp is for a model that does not fit one device"
     return told

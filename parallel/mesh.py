@@ -40,7 +40,7 @@ class ExchangeKind(StrEnum):
 class ParallelSettings:
     """The settings that say how the ranks of a run work together.
 
-    mode: see Mode. lp: replicas among which each step's token tree is split. tp: ranks among which the weights of one
+    mode: see Mode. lp: replicas that share token trees, or requests. tp: ranks among which the weights of one
     replica are split. pp: ranks among which its layers are split. A degree that is None follows from the mode. ranks:
     number of ranks; None takes as many as were started. exchange: what carries their messages. delay_us: microseconds
     added to every message, to try out a slower network. timeout_s: seconds that a rank waits for the others before it

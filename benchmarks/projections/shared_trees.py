@@ -17,7 +17,7 @@ from lp.model.checkpoint import Checkpoint
 from lp.request import Sequence
 from lp.runner import StepInput
 from lp.single_device import Pending, SingleDevice
-from parallel.runners.partition import TreePartitioner
+from parallel.runners.alone import TreePartitioner
 
 
 @dataclass

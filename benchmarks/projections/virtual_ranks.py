@@ -25,7 +25,7 @@ from lp.single_device import ForwardRunner, Pending, SingleDevice
 from lp.tree import TokenTree
 from lp.verification import Answers
 from parallel.comm.channel import HEADER
-from parallel.runners.partition import TreePartitioner
+from parallel.runners.alone import TreePartitioner
 
 # A clock that is read by calling it.
 ReadSeconds = Callable[[], float]

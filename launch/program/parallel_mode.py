@@ -12,9 +12,9 @@ def num_ranks(parallel: ParallelSettings) -> int:
 
 
 def mode_of(parallel: ParallelSettings, ranks: int) -> str:
-    """single, lp, tp, pp or lp x tp; for degrees that are impossible, the mode that was asked for."""
+    """See name_mode; for degrees that are impossible, the mode that was asked for."""
     try:
         degrees = parallel.resolve_degrees(ranks)
     except ValueError:
         return str(parallel.mode)
-    return name_mode(degrees)
+    return name_mode(degrees, Mode(parallel.mode))

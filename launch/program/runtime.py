@@ -21,7 +21,7 @@ from lp.model.checkpoint import Checkpoint, ModelSettings
 from parallel.build import MeshPlace, OnLoaded
 from parallel.comm.channel import Channel
 from parallel.comm.traffic import Traffic
-from parallel.degrees import explain
+from parallel.degrees import Mode, explain
 from parallel.group import commands, loop
 from parallel.mesh import Mesh, ParallelSettings, make_mesh
 
@@ -107,6 +107,8 @@ def report_loaded(settings: RuntimeSettings, mesh: Mesh) -> OnLoaded:
         )
         if mesh.num_ranks > 1:
             log.info("%d ranks: %s", mesh.num_ranks, explain(mesh.axes, settings.parallel.mode))
+        elif Mode(settings.parallel.mode) is Mode.dp:
+            log.warning("parallel=dp with one rank has nobody to share requests with: it runs as parallel=single")
         process.freeze_heap()
 
     return report

@@ -112,7 +112,7 @@ class _Rank:
             return joined(epoch, mesh, settings.parallel, self.store, self.member.is_over)
 
         def resume_in(epoch: Epoch, channel: Channel) -> list[Progress]:
-            runner = share_steps(alone, channel)
+            runner = share_steps(alone, channel, settings.parallel.mode)
             times = engine.history.step_times
             if epoch.is_first:
                 mode = describe_mode(settings.parallel, epoch.mesh(self.mesh, self.spec.rank))

@@ -20,8 +20,8 @@ EngineName = Literal["runtime", "generate", "generate_static", "prompt_lookup", 
 class Point:
     """One combination of settings.
 
-    engine: see EngineName. mode: single, lp, tp, pp or lp x tp. method: the decoding method with its settings, such as
-    "lookahead (7, 5, 7)". settings: all settings that decide the result, as JSON values by group.
+    engine: see EngineName. mode: single, lp, dp, tp, pp, lp x tp or dp x tp. method: the decoding method with its
+    settings, such as "lookahead (7, 5, 7)". settings: all settings that decide the result, as JSON values by group.
     """
 
     engine: EngineName

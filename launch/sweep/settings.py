@@ -88,7 +88,7 @@ def check(settings: BenchSettings) -> None:
         raise ValueError("baselines=[assisted] needs assistant=FOLDER, a smaller model with the same tokenizer")
     parallel = settings.parallel
     degrees = (parallel.ranks, parallel.lp, parallel.tp, parallel.pp)
-    if parallel.mode in (Mode.lp, Mode.tp, Mode.pp) and not any(degrees):
+    if parallel.mode in (Mode.lp, Mode.dp, Mode.tp, Mode.pp) and not any(degrees):
         raise ValueError(f"parallel={parallel.mode} on how many ranks? Give parallel.ranks=N")
 
 

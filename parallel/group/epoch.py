@@ -6,10 +6,10 @@ tokens that any of them has. Knows nothing of how ranks are started, or of who d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch.distributed import PrefixStore, Store
@@ -27,6 +27,15 @@ from parallel.mesh import Mesh, ParallelSettings
 
 # Fills the place of a token that a shorter list does not have.
 _NO_TOKEN = -1
+
+
+@runtime_checkable
+class ComparesCaches(Protocol):
+    """A runner whose ranks decide by what each of them has cached."""
+
+    def compare_caches(self, running: Sequence[tuple[str, list[int]]]) -> None:
+        """Tells all ranks what each holds of these sequences; they have ids and tokens."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -102,7 +111,11 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
     requests, known = [entry.request for entry in running], [entry.tokens for entry in running]
     tokens = longest(channel, engine.generated(), requests, known)
     times = StepTimes.from_dict(told["times"]) if told["times"] else None
-    return engine.resume(runner, zip(requests, tokens, strict=True), times, room)
+    progress = engine.resume(runner, zip(requests, tokens, strict=True), times, room)
+    if isinstance(runner, ComparesCaches):
+        prompts = {request.id: request.prompt for request in requests}
+        runner.compare_caches([(name, [*prompts[name], *more]) for name, more in engine.generated().items()])
+    return progress
 
 
 def longest(

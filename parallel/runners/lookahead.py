@@ -1,47 +1,63 @@
-"""Lookahead parallelism (arXiv 2402.02057, section 3.4): every rank holds the whole model and computes a part of the
-token tree. One exchange of small integers then gives every rank all answers. Nothing else is communicated. A step that
-is not worth sharing is computed by one replica, and the others rest.
+"""Lookahead parallelism (arXiv 2402.02057, section 3.4) for many sequences: every rank holds the whole model and
+computes a part of a batch of token trees. One exchange of small integers then gives every rank all answers. Nothing
+else is communicated.
 
-    R rows of the whole tree, L rows of its largest part, C columns of packed answers (see Answers.pack)
-
-A rank sends its answers as int32 [L, C]; smaller parts are padded with rows of zeros. Gathered, they are
-[ranks, L, C]. Merged, they are [R, C].
+With one sequence, that is lookahead parallelism as in the paper; with many it is data parallelism, and between the two
+it is both, as the assignment says (assignment.py). A replica that has no rows in a batch rests.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
-from dataclasses import replace
+from collections.abc import Sequence as Items
 from functools import partial
 
 import numpy as np
 
 from lp.request import Sequence
 from lp.runner import StepInput
-from lp.single_device import ForwardRunner, Pending
+from lp.single_device import ForwardRunner, Pending, SingleDevice
 from lp.verification import Answers
 from parallel.comm.channel import Channel
-from parallel.runners.partition import TreePartitioner
+from parallel.runners.assignment import Assignment, Balanced
+from parallel.runners.followers import drop_most_lagging
+from parallel.runners.merging import fingerprint_of, merge_all, pack_all
+from parallel.runners.shares import KnownTokens, Shares
 
 
 class LookaheadParallel(ForwardRunner):
-    """A Runner around this rank's own runner. All ranks call it with the same trees in the same order.
+    """A Runner around this rank's own runner. All ranks call it with the same batches in the same order.
 
-    A replica is a single rank or a tensor-parallel group, whose ranks all compute the same part of the tree.
+    A replica is a single rank or a tensor-parallel group, whose ranks all compute the same parts.
 
-    num_rests: the number of steps in which this rank computed nothing.
+    num_rests: the number of batches of which this rank computed nothing.
     """
 
-    def __init__(self, inner: ForwardRunner, channel: Channel, ranks_per_replica: int = 1):
-        """inner: this rank's own runner. ranks_per_replica: number of neighbouring ranks that hold one replica."""
+    def __init__(
+        self,
+        inner: SingleDevice,
+        channel: Channel,
+        ranks_per_replica: int = 1,
+        assignment: Assignment | None = None,
+        num_pages: int = sys.maxsize,
+    ):
+        """inner: this rank's own runner. ranks_per_replica: number of neighbouring ranks that hold one replica.
+        assignment: which replica computes what, the same on all ranks; None is `Balanced`. num_pages: of each rank's
+        memory for keys and values, the same on all ranks.
+        """
         super().__init__()
         self.inner = inner
         self.channel = channel
         self.ranks_per_replica = ranks_per_replica
-        self.num_parts = channel.num_ranks // ranks_per_replica
+        self.assignment = assignment or Balanced()
+        self.num_replicas = channel.num_ranks // ranks_per_replica
+        self.num_parts = self.num_replicas if self.assignment.splits_trees else 1
         self.num_rests = 0
+        self._replica = channel.rank // ranks_per_replica
+        self._num_pages = num_pages
         # By sequence id, made at a sequence's first step: the runner of an earlier epoch may have opened the sequence.
-        self._partitioners: defaultdict[str, TreePartitioner] = defaultdict(lambda: TreePartitioner(self.num_parts))
+        self._known: defaultdict[str, KnownTokens] = defaultdict(lambda: KnownTokens(self.num_replicas))
 
     @property
     def cache_bytes(self) -> int:
@@ -50,65 +66,53 @@ class LookaheadParallel(ForwardRunner):
     def open(self, sequence: Sequence) -> None:
         self.inner.open(sequence)
 
-    def copy(self, source: Sequence, target: Sequence, length: int) -> None:
-        self.inner.copy(source, target, length)
-
-    def drop(self, sequence: Sequence) -> None:
-        self.inner.drop(sequence)
-        self._partitioners.pop(sequence.id, None)
-
     def close(self, sequence: Sequence) -> None:
         self.inner.close(sequence)
-        self._partitioners.pop(sequence.id, None)
+        self.assignment.forget(sequence.id)
+        self._known.pop(sequence.id, None)
 
     @property
     def is_asynchronous(self) -> bool:
         return self.inner.is_asynchronous
 
-    def launch(self, steps: list[StepInput]) -> Pending:
-        """Starts this replica's parts; the exchanges are part of the wait for the answers.
+    def compare_caches(self, running: Items[tuple[str, list[int]]]) -> None:
+        """Tells all ranks what each holds of the sequences that another runner has left. No step may be under way.
 
-        A replica without rows rests: it takes part in the exchange alone, and computes what it lacks when it has rows
-        again.
+        running: id and tokens of each sequence, the same on all ranks. Raises RankLost.
         """
-        all_parts = [self._split(step) for step in steps]
-        own: list[StepInput | None] = []
-        for step, parts in zip(steps, all_parts, strict=True):
-            part = parts[self.channel.rank // self.ranks_per_replica]
-            is_fed = not len(step.tree)  # all ranks compute what a sequence is fed
-            own.append(step if is_fed else replace(step, tree=step.tree.take(part)) if part else None)
-            self.num_rests += not (part or is_fed)
-        computed = [step for step in own if step is not None]
-        return partial(self._all_merged, steps, all_parts, own, self.inner.launch(computed) if computed else list)
+        own = [self.inner.num_cached(name, tokens) for name, tokens in running]
+        held = self.channel.compare(np.array(own, np.int32))  # [ranks, sequences]
+        by_replica = held.reshape(self.num_replicas, self.ranks_per_replica, len(own)).min(axis=1)
+        for (name, _), numbers in zip(running, by_replica.T.tolist(), strict=True):
+            self._known[name].numbers = numbers
 
-    def _split(self, step: StepInput) -> list[list[int]]:
-        if not len(step.tree):
-            return [[] for _ in range(self.num_parts)]
-        partitioner = self._partitioners[step.sequence.id]
-        return partitioner.split(step.tree, step.sequence.tokens, step.is_shared)
+    def launch(self, steps: list[StepInput]) -> Pending:
+        """Starts this replica's parts; the exchange is part of the wait for the answers.
 
-    def _all_merged(
-        self,
-        steps: list[StepInput],
-        all_parts: list[list[list[int]]],
-        own: list[StepInput | None],
-        pending: Pending,
-    ) -> list[Answers]:
-        answers = iter(pending())
-        each = zip(steps, all_parts, own, strict=True)
-        return [self._merged(step, parts, next(answers) if mine else None) for step, parts, mine in each]
+        A replica without rows takes part in the exchange alone. It computes what it lacks of a sequence when it has
+        rows of it again, or rows to spare.
+        """
+        all_known = [self._known[step.sequence.id] for step in steps]
+        numbers = [known.count(step.sequence.tokens) for known, step in zip(all_known, steps, strict=True)]
+        all_shares = self.assignment.assign(steps, numbers)
+        for known, step, shares in zip(all_known, steps, all_shares, strict=True):
+            known.note(step.tree, len(step.sequence.tokens), shares)
+        self._make_room(steps, all_shares)
+        parts = [shares.part(step, self._replica) for step, shares in zip(steps, all_shares, strict=True)]
+        own = [part for part in parts if part is not None]
+        self.num_rests += not own
+        return partial(self._all_answers, steps, all_shares, self.inner.launch(own) if own else list)
 
-    def _merged(self, step: StepInput, parts: list[list[int]], own: Answers | None) -> Answers:
-        """Merges the answers of all replicas. If a row is in several parts, the answer of the lowest rank counts."""
-        if not len(step.tree):
-            return Answers.none()
-        payload = np.zeros((max(map(len, parts)), step.num_columns), dtype=np.int32)
-        if own:
-            packed = own.pack()
-            payload[: len(packed)] = packed
-        gathered = self.channel.gather(payload.ravel(), step.fingerprint).reshape(-1, *payload.shape)
-        by_replica = gathered[:: self.ranks_per_replica]
-        merged = np.empty((len(step.tree), step.num_columns), dtype=np.int32)
-        for part, answers in reversed(list(zip(parts, by_replica, strict=True))):
-            merged[part] = answers[: len(part)]
-        return Answers.unpack(merged, step.num_candidates)
+    def _make_room(self, steps: list[StepInput], all_shares: list[Shares]) -> None:
+        """Drops what followers hold if memory is short. The ranks agree on it, so all know what each one lacks."""
+        if self._num_pages == sys.maxsize:
+            return
+        busy = {step.sequence.id: shares for step, shares in zip(steps, all_shares, strict=True)}
+        for name, replica in drop_most_lagging(self._known, busy, self._num_pages):
+            if replica == self._replica:
+                self.inner.drop(name)
+
+    def _all_answers(self, steps: list[StepInput], all_shares: list[Shares], pending: Pending) -> list[Answers]:
+        payload = pack_all(steps, all_shares, self.num_replicas, pending())
+        gathered = self.channel.gather(payload, fingerprint_of(steps))
+        return merge_all(steps, all_shares, gathered[:: self.ranks_per_replica])

@@ -89,7 +89,7 @@ def main(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
         (["-m", "parallel=single,lp"], "parallel=lp on how many ranks? Give parallel.ranks=N"),
         (["output=/proc/nowhere"], "output=/proc/nowhere cannot be written"),
         (["-m", "parallel=single,sideways"], "parallel/sideways'; it is one of auto, lp,"),
-        (["-m", "parallel.mode=lp,sideways"], "'sideways', expected one of [auto, single, lp, tp, pp]"),
+        (["-m", "parallel.mode=lp,sideways"], "'sideways', expected one of [auto, single, lp, dp, tp, pp]"),
         (["parallell=lp"], "parallell"),
         (["decode=lookahead,jacobi"], "add --multirun"),
         (["model=checkpoint", "-m"], "model.path must be given"),
@@ -155,5 +155,5 @@ def _rank_process(parent: int, rank: str) -> int | None:
 def test_help_names_groups_and_settings(main: Main) -> None:
     code, out, _ = main("--help")
     assert code == 0
-    for word in ("parallel=auto|lp|lp_tp|pp|single|tp", "workload=classeval|", "rounds: 5", "cores_per_rank: 1"):
+    for word in ("parallel=auto|dp|lp|lp_tp|pp|single|tp", "workload=classeval|", "rounds: 5", "cores_per_rank: 1"):
         assert word in out

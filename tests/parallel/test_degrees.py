@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from parallel.degrees import Mode, explain, resolve_degrees
+from parallel.degrees import Mode, explain, name_mode, resolve_degrees
 from parallel.mesh import Mesh, ParallelSettings, make_mesh
 
 
@@ -27,6 +27,9 @@ from parallel.mesh import Mesh, ParallelSettings, make_mesh
         ("auto", {"pp": 3}, 3, {"pp": 3}),
         ("auto", {"pp": 1, "tp": 1}, 2, {"lp": 2}),
         ("tp", {"lp": 1, "tp": 2}, 2, {"tp": 2}),
+        ("dp", {}, 1, {"lp": 1}),
+        ("dp", {}, 3, {"lp": 3}),
+        ("dp", {"tp": 2}, 4, {"lp": 2, "tp": 2}),
     ],
 )
 def test_degrees_are_settled(mode: str, given: dict[str, int], num_ranks: int, expected: dict[str, int]):
@@ -43,6 +46,8 @@ def test_degrees_are_settled(mode: str, given: dict[str, int], num_ranks: int, e
         ("lp", {"tp": -1}, 2, r"parallel\.tp=-1 must be at least 1"),
         ("pp", {"tp": 2}, 4, r"parallel\.pp=2 cannot be combined with parallel\.tp=2"),
         ("auto", {"pp": 2, "lp": 2}, 4, r"parallel\.pp=2 cannot be combined with parallel\.lp=2"),
+        ("dp", {"pp": 2}, 2, r"parallel\.mode=dp gives requests to replicas, .* parallel\.pp=2 stages"),
+        ("dp", {"lp": 3}, 2, r"parallel\.lp=3 needs 3 rank\(s\), but there are 2"),
         ("single", {}, 2, r"parallel\.mode=single uses one rank, but 2 were started"),
         ("single", {"lp": 2}, 1, r"parallel\.lp=2 needs 2 rank\(s\), but there are 1"),
     ],
@@ -68,6 +73,7 @@ def test_every_rank_has_a_place_of_its_own_and_its_peers_share_the_rest():
 def test_mesh_names_its_mode(axes: dict[str, int], mode: str):
     num_ranks = axes.get("lp", 1) * axes.get("pp", 1) * axes.get("tp", 1)
     assert Mesh(axes=axes, num_ranks=num_ranks).mode == mode
+    assert name_mode(axes, Mode.dp) == mode.replace("lp", "dp")
 
 
 def test_ranks_and_delay_are_checked():
@@ -82,5 +88,7 @@ def test_the_choice_of_auto_is_explained():
     chosen = explain({"lp": 2}, Mode.auto)
     assert "lp=2 (each replica holds the whole model" in chosen and "parallel=tp is for" in chosen
     assert "chosen by" not in explain({"lp": 2}, Mode.lp)
+    assert "share a stream's steps" in chosen and "a part of every step" in explain({"lp": 2}, Mode.lp)
+    assert "the requests that it is given" in explain({"lp": 2}, Mode.dp)
     both = explain({"lp": 2, "tp": 4}, Mode.auto)
     assert "lp=2 x tp=4" in both and "a part of every layer" in both and "chosen by" not in both

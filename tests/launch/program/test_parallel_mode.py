@@ -13,6 +13,7 @@ def test_num_ranks() -> None:
 
 def test_mode_of() -> None:
     assert mode_of(ParallelSettings(lp=2, tp=2), 4) == "lp x tp"
+    assert mode_of(ParallelSettings(mode=Mode.dp), 2) == "dp" and mode_of(ParallelSettings(mode=Mode.dp), 1) == "single"
     assert (
         mode_of(ParallelSettings(mode=Mode.tp, tp=3), 2) == "tp"
     )  # impossible: three-way tensor parallelism, two ranks

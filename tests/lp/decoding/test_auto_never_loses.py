@@ -18,7 +18,7 @@ from lp.drafting.history import DraftHistory
 from lp.methods import Auto
 from lp.step_cost import DEPTH, Extras, StepCost, StepTimes
 from lp.tree import TokenTree
-from parallel.runners.partition import TreePartitioner
+from parallel.runners.alone import TreePartitioner
 from tests.lp.drafting.rule_models import CANDIDATES, PROMPT, Model, answers, counting, unguessable
 
 ROWS = (1, 2, 8, 16, 32, 64, 128)

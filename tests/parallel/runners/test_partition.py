@@ -10,7 +10,8 @@ from lp.drafting.history import DraftHistory
 from lp.methods import Lookahead
 from lp.tree import PREFIX, TokenTree, TreeBuilder, chain
 from lp.verification import Answers
-from parallel.runners.partition import TreePartitioner, partition
+from parallel.runners.alone import TreePartitioner
+from parallel.runners.partition import partition
 
 
 def random_tree(num_rows: int, seed: int) -> TokenTree:

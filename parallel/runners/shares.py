@@ -1,0 +1,89 @@
+"""What the replicas compute of a step, and how much of its sequence each has computed so far.
+
+All of this is the same on all ranks, because it follows from tokens and trees alone. It decides who computes what, and
+never what is right: a rank whose cache has lost tokens computes them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from lp.runner import StepInput
+from lp.tree import NO_ROWS, TokenTree, descend
+
+
+@dataclass(slots=True)
+class Shares:
+    """The replicas that take part in one step of one sequence.
+
+    rows: by replica, the rows of the tree that it answers, ascending and closed under ancestors. All replicas together
+    cover the tree; each of them first computes what it lacks of the sequence. feeds: by replica that answers nothing,
+    how many of the sequence's first tokens it has computed after the step.
+    """
+
+    rows: dict[int, Sequence[int]] = field(default_factory=dict)
+    feeds: dict[int, int] = field(default_factory=dict)
+
+    @staticmethod
+    def whole(step: StepInput, replica: int) -> Shares:
+        """One replica computes all of a step."""
+        num_rows = len(step.tree)
+        return Shares({replica: range(num_rows)}, {}) if num_rows else Shares({}, {replica: step.num_fed})
+
+    def part(self, step: StepInput, replica: int) -> StepInput | None:
+        """What a replica computes of the step; None if it takes no part."""
+        if replica in self.rows:
+            rows = self.rows[replica]
+            return step if len(rows) == len(step.tree) else replace(step, tree=step.tree.take(rows))
+        if replica in self.feeds:
+            return replace(step, tree=NO_ROWS, num_fed=self.feeds[replica])
+        return None
+
+
+class KnownTokens:
+    """How many of a sequence's first tokens each replica has computed.
+
+    numbers: one for each replica, as `count` has left them.
+    """
+
+    def __init__(self, num_replicas: int):
+        self.numbers = [0] * num_replicas
+        self._rows: dict[int, Sequence[int]] = {}
+        self._tree = NO_ROWS
+        self._length = 0
+
+    def note(self, tree: TokenTree, num_tokens: int, shares: Shares) -> None:
+        """Notes who computes what of a step. num_tokens: length of the sequence before the step."""
+        for replica, num_fed in shares.feeds.items():
+            self.numbers[replica] = max(self.numbers[replica], num_fed)
+        self._rows, self._tree, self._length = shares.rows, tree, num_tokens
+
+    def count(self, tokens: Sequence[int]) -> list[int]:
+        """Counts what became part of the sequence in the step that was noted last. Returns the numbers.
+
+        tokens: the sequence, whose last token nobody counts. It may have been resumed with fewer tokens than before.
+        """
+        num_before, numbers = len(tokens) - 1, self.numbers
+        if self._rows:
+            levels: list[list[int]] | None = None
+            for replica, rows in self._rows.items():
+                if len(rows) == len(self._tree):  # all that was accepted is in it
+                    numbers[replica] = num_before
+                    continue
+                levels = self._accepted(tokens) if levels is None else levels
+                part = set(rows)
+                numbers[replica] = self._length + sum(not part.isdisjoint(level) for level in levels)
+            self._rows = {}
+        if max(numbers) > num_before:
+            numbers[:] = [min(number, num_before) for number in numbers]
+        return numbers
+
+    def forget(self, replica: int) -> None:
+        """Notes that a replica holds nothing of the sequence any more."""
+        self.numbers[replica] = 0
+
+    def _accepted(self, tokens: Sequence[int]) -> list[list[int]]:
+        """For each token below the root that was accepted, the rows of the last tree that had guessed it."""
+        accepted, tree = tokens[self._length : -1], self._tree
+        return descend(tree, tree.children[0], lambda depth, _: accepted[depth] if depth < len(accepted) else None)
