@@ -30,6 +30,7 @@ from lp.engine import NOT_A_NUMBER
 from lp.request import Completion, Progress, Request
 from lp.request_builder import RequestBuilder
 from lp.text.stopping import Stopping
+from parallel.degrees import name_mode
 from parallel.group import loop
 
 log = logging.getLogger("lookahead")
@@ -160,7 +161,8 @@ def run(settings: GenerateSettings) -> int:
     with running(settings) as runtime:
         if not runtime.channel.is_leader:
             return follow(runtime)
-        where = {"parallel": runtime.mesh.mode, "ranks": runtime.mesh.num_ranks}
+        mesh = runtime.mesh
+        where = {"parallel": name_mode(mesh.axes, settings.parallel.mode), "ranks": mesh.num_ranks}
         with Printer(output_of(settings, len(named))) as printer:
             texts = Continuations(runtime.engine.request_builder, where, named, settings, printer)
             signal.signal(signal.SIGINT, texts.queue.interrupt)

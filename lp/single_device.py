@@ -114,6 +114,11 @@ class SequenceState:
         self.cache.keep(self.last.path_along(tokens[self.cache.length : -1]))
         self.last = NO_ROWS
 
+    def drop(self) -> None:
+        """Gives the cache's memory back."""
+        self.cache.release()
+        self.last = NO_ROWS
+
     def num_kept(self, tokens: list[int]) -> int:
         """How many of these tokens, the last one apart, will have keys and values after `keep_accepted`."""
         if self.cache.was_evicted:

@@ -96,7 +96,7 @@ def check_product(degrees: Mapping[str, int], num_ranks: int) -> None:
 def name_mode(degrees: Mapping[str, int], mode: Mode = Mode.auto) -> str:
     """The name of the parallelism that these degrees mean: single, lp, tp, pp or lp x tp; in the mode dp, dp for lp."""
     used = [axis for axis in AXES if degrees.get(axis, 1) > 1]
-    return " x ".join("dp" if axis == "lp" and mode is Mode.dp else axis for axis in used) or "single"
+    return " x ".join("dp" if axis == "lp" and mode == Mode.dp else axis for axis in used) or "single"
 
 
 # What each axis means for the ranks along it, by the mode where it decides.

@@ -58,6 +58,7 @@ class LookaheadParallel(ForwardRunner):
         self._num_pages = num_pages
         # By sequence id, made at a sequence's first step: the runner of an earlier epoch may have opened the sequence.
         self._known: defaultdict[str, KnownTokens] = defaultdict(lambda: KnownTokens(self.num_replicas))
+        self._sequences: dict[str, Sequence] = {}  # those that have had a step
 
     @property
     def cache_bytes(self) -> int:
@@ -66,9 +67,14 @@ class LookaheadParallel(ForwardRunner):
     def open(self, sequence: Sequence) -> None:
         self.inner.open(sequence)
 
+    def drop(self, sequence: Sequence) -> None:
+        self.inner.drop(sequence)
+        self._known.pop(sequence.id, None)
+
     def close(self, sequence: Sequence) -> None:
         self.inner.close(sequence)
         self.assignment.forget(sequence.id)
+        self._sequences.pop(sequence.id, None)
         self._known.pop(sequence.id, None)
 
     @property
@@ -107,10 +113,12 @@ class LookaheadParallel(ForwardRunner):
         """Drops what followers hold if memory is short. The ranks agree on it, so all know what each one lacks."""
         if self._num_pages == sys.maxsize:
             return
+        self._sequences.update((step.sequence.id, step.sequence) for step in steps)
         busy = {step.sequence.id: shares for step, shares in zip(steps, all_shares, strict=True)}
-        for name, replica in drop_most_lagging(self._known, busy, self._num_pages):
+        known = {name: self._known[name] for name in self._sequences}
+        for name, replica in drop_most_lagging(known, busy, self._num_pages):
             if replica == self._replica:
-                self.inner.drop(name)
+                self.inner.drop(self._sequences[name])
 
     def _all_answers(self, steps: list[StepInput], all_shares: list[Shares], pending: Pending) -> list[Answers]:
         payload = pack_all(steps, all_shares, self.num_replicas, pending())

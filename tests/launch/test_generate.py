@@ -247,3 +247,12 @@ def test_bad_prompts_give_one_message_before_any_work(name: str, main: Main, fol
     assert (code, out) == (2, "")
     assert len(messages) == 1, err
     assert expected in messages[0]
+
+
+def test_data_parallelism_with_one_rank_says_once_that_it_has_nobody_to_share_with(main: Main, folder: str) -> None:
+    code, out, err = main(
+        f"model.path={folder}", "prompt=class Point", "max_new_tokens=4", "format=json", "parallel=dp"
+    )
+    assert code == 0, err
+    assert err.count("parallel=dp with one rank has nobody to share requests with") == 1
+    assert json.loads(out)["parallel"] == "single"

@@ -14,7 +14,7 @@ except ImportError as error:
     raise ImportError("the report's plots need matplotlib: pip install 'lookahead-parallel[bench]'") from error
 
 # The colours of the modes, from a palette that colour-blind readers can tell apart (Okabe and Ito).
-COLORS = {"single": "#0072B2", "lp": "#D55E00", "tp": "#009E73", "pp": "#CC79A7", "lp x tp": "#E69F00"}
+COLORS = {"single": "#0072B2", "lp": "#D55E00", "dp": "#56B4E9", "tp": "#009E73", "pp": "#CC79A7", "lp x tp": "#E69F00"}
 BASELINE_COLOR = "#888888"
 MEGABYTE = 1e6
 
