@@ -123,11 +123,18 @@ def test_other_ways_pack(way: str, folders: Folders, request: Any, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "llama" else pytest.mark.slow) for name in FUSED]
+    ("name", "ladder"),
+    [
+        ("llama", (16,)),
+        pytest.param("llama", (2,), marks=pytest.mark.slow),  # without a graph
+        *(pytest.param(name, (16,), marks=pytest.mark.slow) for name in FUSED if name != "llama"),
+    ],
 )
-def test_fused_kernels_pack(name: str, folders: Folders, triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_kernels_pack(
+    name: str, ladder: tuple[int, ...], folders: Folders, triton: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sliding windows and soft-capping are in the graph, too."""
-    monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", ((16,), capture_once))
+    monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", (ladder, capture_once))
     model = load_on_gpu(folders[name])
     assert isinstance(model.fast, CapturedForward) and isinstance(model.fast._forward, FusedForward)
     captured = CUDAGraph.num_captured
