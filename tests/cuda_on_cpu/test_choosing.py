@@ -121,7 +121,13 @@ class Mixed:
         return found
 
 
-@pytest.mark.parametrize("ladder", [(4, 16), (2,)], ids=["by graphs", "without graphs of the forward"])
+@pytest.mark.parametrize(
+    "ladder",
+    [
+        pytest.param((4, 16), id="by graphs"),  # but for the first step, which has more rows
+        pytest.param((2,), id="without graphs of the forward", marks=pytest.mark.slow),
+    ],
+)
 def test_sequences_of_all_kinds_share_a_step(
     ladder: tuple[int, ...], folders: dict[str, Path], triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,12 +122,12 @@ def test_other_ways_pack(way: str, folders: Folders, request: Any, monkeypatch: 
     assert isinstance(model.fast, CapturedForward)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "ladder"),
     [
-        ("llama", (16,)),
-        pytest.param("llama", (2,), marks=pytest.mark.slow),  # without a graph
-        *(pytest.param(name, (16,), marks=pytest.mark.slow) for name in FUSED if name != "llama"),
+        ("llama", (2,)),  # without a graph
+        *((name, (16,)) for name in FUSED),
     ],
 )
 def test_fused_kernels_pack(
