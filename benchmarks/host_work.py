@@ -116,7 +116,7 @@ class Stopwatch:
 class MadeUpDevice:
     """A Runner that makes a step's inputs as lp/single_device.py does, and answers from a table of followers."""
 
-    depth = num_parts = 1
+    depth = num_parts = num_replicas = 1
     is_asynchronous = True
     cache_bytes = 0
 

@@ -126,7 +126,7 @@ class Engine:
         yield from self.batches.generations()
 
     def _make_batches(self, runner: Runner, step_times: StepTimes | None) -> Batches:
-        self.scheduler.rows = step_rows(self._settings.max_step_rows, step_times, runner.num_parts)
+        self.scheduler.rows = step_rows(self._settings.max_step_rows, step_times, runner.num_replicas)
         prefixes = Prefixes(self._settings)
         return Batches(self.scheduler, prefixes, runner, self.checkpoint.max_length, step_times, self.fingerprints)
 

@@ -49,12 +49,14 @@ class Runner(Protocol):
     """Computes batches of steps. They are finished in the order in which they were started.
 
     depth: most batches that may be under way at the same time. num_parts: number of parts that a tree is split into.
+    num_replicas: number of parts that a batch is split into.
     is_asynchronous: whether `start` only gives a device its work, so that the host can do something else until
     `finish`. It must be the same on all ranks. cache_bytes: size of this rank's KV caches.
     """
 
     depth: int
     num_parts: int
+    num_replicas: int
 
     @property
     def is_asynchronous(self) -> bool: ...

@@ -29,7 +29,7 @@ class ForwardRunner(ABC):
     """A runner that gives the device all its work in `start`, and waits for answers in `finish`."""
 
     depth = 1
-    num_parts = 1
+    num_parts = num_replicas = 1
 
     def __init__(self) -> None:
         self._under_way: deque[Pending] = deque()
@@ -112,11 +112,6 @@ class SequenceState:
         if self.cache.length >= len(tokens):  # the sequence was resumed with fewer tokens than the cache holds
             self.cache.length, self.last = len(tokens) - 1, NO_ROWS
         self.cache.keep(self.last.path_along(tokens[self.cache.length : -1]))
-        self.last = NO_ROWS
-
-    def drop(self) -> None:
-        """Gives the cache's memory back."""
-        self.cache.release()
         self.last = NO_ROWS
 
     def num_kept(self, tokens: list[int]) -> int:

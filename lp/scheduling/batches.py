@@ -85,25 +85,23 @@ class Batches:
             self.runner.drop(generation.sequence)
             generation.num_fed = 0
             self._counts.preemptions += 1
-        for generation in fitting:
-            if generation.num_missing and not generation.num_fed:
-                self._reuse(generation)
+        beginning = [one for one in fitting if one.num_missing and not one.num_fed]
+        found = [(one, self.prefixes.find(one.sequence.tokens, one.owner)) for one in beginning]
         for sequence in self.prefixes.take_surplus(self.scheduler.num_free(fitting)):
             self.runner.close(sequence)
-
-    def _reuse(self, generation: Generation) -> None:
-        """Begins a generation from a kept sequence that begins with the same tokens, if there is one."""
-        sequence = generation.sequence
-        if prefix := self.prefixes.find(sequence.tokens, generation.owner):
-            self.runner.copy(prefix.sequence, sequence, prefix.length)
-            generation.reuse(prefix.length)
+        for generation, prefix in found:
+            if prefix and prefix.sequence in self.prefixes:
+                self.runner.copy(prefix.sequence, generation.sequence, prefix.length)
+                generation.reuse(prefix.length)
 
     def finish(self) -> list[tuple[Turn, Answers]]:
         """Waits for the oldest batch. Its generations wait for their next step then."""
-        batch = self._under_way.popleft()  # before `finish`: if that fails, no answers will come
-        answers = batch.answers or self.runner.finish()
-        for turn in batch.turns:
-            self.scheduler.finish(turn.generation)
+        batch = self._under_way.popleft()
+        try:
+            answers = batch.answers or self.runner.finish()
+        finally:  # if that fails, no answers will come, but the generations may go on with other ranks
+            for turn in batch.turns:
+                self.scheduler.finish(turn.generation)
         return list(zip(batch.turns, answers, strict=True))
 
     def withdraw(self, generation: Generation) -> None:
@@ -122,7 +120,7 @@ class Batches:
         decoding = [turn.generation for turn in turns if turn.decodes]
         rooms = [self._max_length - len(generation.sequence.tokens) for generation in decoding]
         num_fed = sum(turn.num_fed - turn.generation.num_fed for turn in turns)
-        trees = iter(plan_together(decoding, rooms, self._step_times, self.runner.num_parts, num_fed))
+        trees = iter(plan_together(decoding, rooms, self._step_times, self.runner.num_replicas, num_fed))
         steps: list[StepInput] = []
         for turn in turns:
             generation, decoder = turn.generation, turn.generation.decoder

@@ -53,6 +53,9 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def __contains__(self, sequence: TokenSequence) -> bool:
+        return sequence.id in self._kept
+
     def keeps(self, sequence: TokenSequence) -> bool:
         """Whether it is worth keeping a sequence that has ended."""
         return self._reuse is not PrefixReuse.off and len(sequence.tokens) > LEAST_TOKENS

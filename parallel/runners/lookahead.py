@@ -67,6 +67,11 @@ class LookaheadParallel(ForwardRunner):
     def open(self, sequence: Sequence) -> None:
         self.inner.open(sequence)
 
+    def copy(self, source: Sequence, target: Sequence, length: int) -> None:
+        self.inner.copy(source, target, length)
+        known = self._known[source.id].count(source.tokens)
+        self._known[target.id].numbers = [min(number, length) for number in known]
+
     def drop(self, sequence: Sequence) -> None:
         self.inner.drop(sequence)
         self._known.pop(sequence.id, None)

@@ -44,7 +44,7 @@ class PipelineParallel:
     one, and the last stage sends all of them back with the answers.
     """
 
-    num_parts = 1
+    num_parts = num_replicas = 1
     is_asynchronous = False
 
     def __init__(self, model: CausalModel, pipeline: Collectives, channel: Channel, prefill_chunk: int = 512):

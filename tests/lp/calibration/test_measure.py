@@ -20,7 +20,7 @@ class Machine:
     """A Runner and its clock. A step takes the time that `seconds(rows, number of the step)` returns."""
 
     depth = 1
-    num_parts = 1
+    num_parts = num_replicas = 1
     cache_bytes = 0
 
     def __init__(self, seconds: Callable[[int, int], float]):
