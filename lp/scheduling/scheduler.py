@@ -31,19 +31,19 @@ class StepRows:
     """How many rows a step may have.
 
     beside: with those of prompts, if a request decodes in it, so that it does not take much longer than others. most:
-    in any other step. Both are for each of the parts that the rows are split into, num_parts.
+    in any other step. Both are for each of the replicas that the rows are dealt out to.
     """
 
     beside: int = 64
     most: int = 512
-    num_parts: int = 1
+    num_replicas: int = 1
 
 
-def step_rows(most: int | None, times: StepTimes | None, num_parts: int) -> StepRows:
+def step_rows(most: int | None, times: StepTimes | None, num_replicas: int) -> StepRows:
     """most: see SchedulerSettings. times: of the runner's steps; None if they are not known."""
     if most is None:
         most = StepRows.beside if times is None else most_rows_within(times, LARGEST_SLOWDOWN)
-    return StepRows(most, max(most, StepRows.most), num_parts)
+    return StepRows(most, max(most, StepRows.most), num_replicas)
 
 
 @dataclass(frozen=True)
@@ -142,12 +142,15 @@ class Scheduler:
             return []
         feeding = sorted((one for one in waiting if one.num_missing), key=lambda one: self._running[one].feeding)
         decoding = sorted((one for one in waiting if not one.num_missing), key=self._decoding_time_of)
-        beside, most = (number * self.rows.num_parts for number in (self.rows.beside, self.rows.most))
+        beside, most = (number * self.rows.num_replicas for number in (self.rows.beside, self.rows.most))
         share = math.ceil(len(self._running) / num_batches)
         turns = _decoding_turns(decoding[:share], most)
         used = sum(turn.generation.least_rows for turn in turns)
         left = max(beside - used, math.ceil(beside * FEEDING_SHARE)) if turns else most
-        chosen = {turn.generation: turn for turn in (*turns, *_feeding_turns(feeding[: share - len(turns)], left))}
+        most_each = self.rows.beside if turns else self.rows.most
+        chosen = {
+            turn.generation: turn for turn in (*turns, *_feeding_turns(feeding[: share - len(turns)], left, most_each))
+        }
         return [chosen[one] for one in waiting if one in chosen]
 
     def _decoding_time_of(self, generation: Generation) -> float:
@@ -191,15 +194,19 @@ def _decoding_turns(decoding: Iterable[Generation], most_rows: int) -> list[Turn
     return turns
 
 
-def _feeding_turns(feeding: Iterable[Generation], num_rows: int) -> list[Turn]:
-    """Turns of the first ones until the rows are used up. The step that feeds the last of a prompt decodes as well."""
+def _feeding_turns(feeding: Iterable[Generation], num_rows: int, most_each: int) -> list[Turn]:
+    """Turns of the first ones until the rows are used up. The step that feeds the last of a prompt decodes as well.
+
+    most_each: rows of one turn, as one replica computes all of them.
+    """
     turns: list[Turn] = []
     for generation in feeding:
         if num_rows <= 0:
             break
         missing = generation.num_missing
-        decodes = missing + generation.least_rows <= num_rows
-        fed = missing if decodes else min(missing, num_rows)
+        most = min(num_rows, most_each)
+        decodes = missing + generation.least_rows <= most
+        fed = missing if decodes else min(missing, most)
         turns.append(Turn(generation, generation.num_fed + fed, decodes))
         num_rows -= fed + (generation.least_rows if decodes else 0)
     return turns

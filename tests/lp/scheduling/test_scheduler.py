@@ -129,6 +129,17 @@ def test_prompts_keep_a_share_of_each_step(llama: Engine) -> None:
     assert [step[-1] for step in run(scheduler, 3)] == [("long", 2, False), ("long", 4, False), ("long", 6, False)]
 
 
+def test_each_replica_can_be_fed_another_prompt(llama: Engine) -> None:
+    """One of them computes all of a prompt's chunk, so it is no larger than one can take."""
+    decoding, *prompts = prompts_of(llama, [2, 100, 100, 100], [1] * 4)
+    scheduler = scheduler_of([decoding], StepRows(beside=10, most=40, num_replicas=2))
+    run(scheduler, 1)
+    for prompt in prompts:
+        scheduler.add(prompt)
+    assert run(scheduler, 1)[0][1:] == [("1", 10, False), ("2", 9, False)]
+    assert run(scheduler_of(prompts_of(llama, [100], [1]), StepRows(10, 40, 2)), 1) == [[("0", 40, False)]]
+
+
 def test_who_has_lost_its_room_is_named(llama: Engine) -> None:
     first, second = prompts_of(llama, [PAGE - 4, PAGE - 4], [1, 1])
     scheduler = scheduler_of([first, second], StepRows(), Room(2))

@@ -1,0 +1,50 @@
+"""A random mixture of requests on real ranks yields what each of them yields alone, whoever computes what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lp import Engine
+from lp.scheduling.settings import PrefixReuse, SchedulerSettings
+from lp.single_device import SingleDevice
+from parallel.comm.channel import Channel
+from parallel.mesh import Mesh
+from parallel.runners.lookahead import LookaheadParallel
+from tests.mixture import check_mixture, make_mixture, run_mixture
+from tests.parallel.ranks import run_ranks
+from tests.parallel.runners.test_forest_on_ranks import ASSIGNMENTS
+
+
+def run_on_ranks(mesh: Mesh, channel: Channel, folder: str, name: str, number: int, seed: int):
+    """What the mixture has yielded on this rank."""
+    alone = Engine.from_pretrained(folder, device="cpu")
+    assert isinstance(alone.runner, SingleDevice)
+    runner = LookaheadParallel(alone.runner, channel, assignment=ASSIGNMENTS[name](seed))
+    settings = SchedulerSettings(max_step_rows=24, prefix_reuse=PrefixReuse.all)
+    engine = Engine(alone.checkpoint, runner, fingerprints=True, scheduler=settings)
+    return run_mixture(engine, make_mixture(engine, number, seed))
+
+
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "seed"),
+    [
+        ("auto", 2, 1),
+        ("drawn", 3, 2),
+        *(
+            pytest.param(*rest, marks=pytest.mark.slow)
+            for rest in (("auto", 4, 3), ("auto", 3, 4), ("drawn", 2, 5), ("drawn", 4, 6), ("lp", 2, 7), ("dp", 3, 8))
+        ),
+    ],
+)
+def test_a_mixture_yields_what_each_request_yields_alone(
+    name: str, num_ranks: int, seed: int, checkpoint_folder: Callable[[str], Path], llama: Engine
+) -> None:
+    mixtures = run_ranks(
+        run_on_ranks, num_ranks, str(checkpoint_folder("llama")), name, 32, seed, exchange="shm", limit_s=240
+    )
+    for mixture in mixtures[1:]:
+        assert (mixture.tokens, mixture.ends) == (mixtures[0].tokens, mixtures[0].ends)
+    check_mixture(mixtures[0], llama)
