@@ -91,6 +91,8 @@ class LookaheadParallel(ForwardRunner):
 
         running: id and tokens of each sequence, the same on all ranks. Raises RankLost.
         """
+        if not running:
+            return
         own = [self.inner.num_cached(name, tokens) for name, tokens in running]
         held = self.channel.compare(np.array(own, np.int32))  # [ranks, sequences]
         by_replica = held.reshape(self.num_replicas, self.ranks_per_replica, len(own)).min(axis=1)

@@ -88,7 +88,7 @@ def main(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
         (["-m", "rounds=1,2"], "rounds applies to the whole sweep and takes one value"),
         (["-m", "parallel=single,lp"], "parallel=lp on how many ranks? Give parallel.ranks=N"),
         (["output=/proc/nowhere"], "output=/proc/nowhere cannot be written"),
-        (["-m", "parallel=single,sideways"], "parallel/sideways'; it is one of auto, lp,"),
+        (["-m", "parallel=single,sideways"], "parallel/sideways'; it is one of auto, dp, lp,"),
         (["-m", "parallel.mode=lp,sideways"], "'sideways', expected one of [auto, single, lp, dp, tp, pp]"),
         (["parallell=lp"], "parallell"),
         (["decode=lookahead,jacobi"], "add --multirun"),

@@ -66,6 +66,6 @@ def test_statistics_of_a_request(how: DecodeSettings, llama: Engine) -> None:
 def test_reported_values(llama: Engine) -> None:
     stats = llama.generate(PROMPT, max_new_tokens=5).stats.to_dict()
     assert set(stats) == {
-        "prompt_tokens", "tokens", "steps", "tokens_per_step", "rows_per_step", "accepted_lengths", "proposed",
-        "accepted", "ttft_s", "decode_s", "tokens_per_s",
+        "prompt_tokens", "cached_tokens", "tokens", "steps", "tokens_per_step", "rows_per_step", "accepted_lengths",
+        "proposed", "accepted", "ttft_s", "decode_s", "tokens_per_s",
     }  # fmt: skip

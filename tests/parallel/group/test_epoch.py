@@ -76,8 +76,8 @@ def lose_one(mesh: Mesh, channel, exchange: str, folder: str, victim: int, num_s
                         return tokens
                     if mesh.rank == victim and number == num_steps:
                         os.kill(os.getpid(), signal.SIGKILL)
-                    (progress,) = engine.step()
-                    tokens[progress.request_id] = tokens[progress.request_id] + progress.tokens
+                    for progress in engine.step():
+                        tokens[progress.request_id] = tokens[progress.request_id] + progress.tokens
         except RankLost:
             lost.set()
 
@@ -92,8 +92,8 @@ def check_survivors(
         alone.submit(request)
         expected[request.id] = []
     while not alone.is_idle:
-        (progress,) = alone.step()
-        expected[progress.request_id] += progress.tokens
+        for progress in alone.step():
+            expected[progress.request_id] += progress.tokens
     arguments = (exchange, folder, victim, num_steps, kinds)
     outcomes = run_ranks_to_end(lose_one, num_ranks, *arguments, exchange=exchange, doomed=(victim,))
     for rank, outcome in enumerate(outcomes):

@@ -48,20 +48,24 @@ FIVE = {str(number): [number + 2, *PROMPTS[number % 2]] for number in range(5)}
 
 
 class Recorded(PipelineParallel):
-    """Remembers which steps are under way, and the most that were at once."""
+    """Remembers whose steps are under way, and the most batches that were at once."""
 
     def __init__(self, model: CausalModel, pipeline: Collectives, channel: Channel):
         super().__init__(model, pipeline, channel, CHUNK)
-        self.under_way: list[str] = []
+        self.batches: list[list[str]] = []
         self.most = 0
+
+    @property
+    def under_way(self) -> list[str]:
+        return [name for batch in self.batches for name in batch]
 
     def start(self, steps: list[StepInput]) -> None:
         super().start(steps)
-        self.under_way += [step.sequence.id for step in steps]
-        self.most = max(self.most, len(self.under_way))
+        self.batches.append([step.sequence.id for step in steps])
+        self.most = max(self.most, len(self.batches))
 
     def finish(self) -> list[Answers]:
-        del self.under_way[0]
+        del self.batches[0]
         return super().finish()
 
     def close(self, sequence: Sequence) -> None:
@@ -157,8 +161,8 @@ def serve_five(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, lis
         engine.submit(request(engine, name))
     tokens: dict[str, list[int]] = {name: [] for name in FIVE}
     while not engine.is_idle:
-        (progress,) = engine.step()
-        tokens[progress.request_id] += progress.tokens
+        for progress in engine.step():
+            tokens[progress.request_id] += progress.tokens
         if "1" in runner.under_way and len(tokens["1"]) >= 3:
             assert engine.cancel("1")
     assert not runner.states and not runner.under_way

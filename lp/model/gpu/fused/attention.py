@@ -103,7 +103,7 @@ def block_of_keys(block: int, width: int) -> int:
 
 def num_warps(block: int, width: int) -> int:
     """Warps that hold a tile's results in their registers."""
-    return 8 if block > LEAST_ROWS or width > 128 else 4
+    return 8 if block > LEAST_ROWS or width >= 128 else 4
 
 
 def _first_head(step: Attention, query: Tensor) -> Tensor:
