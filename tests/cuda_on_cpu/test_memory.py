@@ -14,7 +14,7 @@ from lp.model import causal
 from lp.model.kv.arena import Arena, PagedCache
 from lp.model.kv_cache import PAGE
 from lp.model.memory import DoesNotFit
-from lp.scheduling.room import Room
+from tests.lp.test_kv_memory import OneByOne
 from tests.models import generate_greedily
 
 Folders = dict[str, Path]
@@ -30,11 +30,11 @@ def expected(reference_of: Callable[[str], PreTrainedModel]) -> list[list[int]]:
     return [generate_greedily(reference_of("llama"), prompt, NUM_TOKENS) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("all_at_once", [False, True])
+@pytest.mark.parametrize("one_by_one", [False, True])
 @pytest.mark.parametrize("is_scattered", [False, True])
 def test_an_arena_that_is_too_small_for_all_changes_no_text(
     is_scattered: bool,
-    all_at_once: bool,
+    one_by_one: bool,
     folders: Folders,
     expected: list[list[int]],
     cuda: None,
@@ -48,8 +48,8 @@ def test_an_arena_that_is_too_small_for_all_changes_no_text(
     engine = Engine.from_pretrained(str(folders["llama"]), device="cuda", step_times="off", kv_memory=kv_memory)
     memory = engine.checkpoint.model.memory
     assert isinstance(memory, Arena) and memory.num_pages == engine.scheduler.room.num_pages == 4
-    if all_at_once:
-        engine.scheduler.room = Room()
+    if one_by_one:  # with a scheduler that knows nothing of room
+        engine.scheduler = engine.batches.scheduler = OneByOne()
     tokens: dict[str, list[int]] = {}
     for number, (prompt, decode) in enumerate(zip(PROMPTS, METHODS, strict=True)):
         stopping = Stopping(NUM_TOKENS, ignore_eos=True)
@@ -60,8 +60,8 @@ def test_an_arena_that_is_too_small_for_all_changes_no_text(
             tokens[progress.request_id] += progress.tokens
     assert list(tokens.values()) == expected
     assert memory.allocator.num_free == 4
-    if all_at_once or is_scattered:  # consecutive pages may have to be freed although there are enough
-        assert bool(evicted) == all_at_once
+    if one_by_one or is_scattered:  # consecutive pages may have to be freed although there are enough
+        assert bool(evicted) == one_by_one
 
 
 def test_an_arena_that_does_not_fit_is_refused_before_anything_is_loaded(

@@ -119,14 +119,14 @@ def test_what_is_copied_is_there_only_after_waiting() -> None:
 
 @pytest.fixture
 def two(checkpoint: Checkpoint) -> Iterator[Engine]:
-    """An engine with two requests, of which the second one's first step is under way."""
+    """An engine with two requests, which have had a step and have another under way."""
     engine = Engine(checkpoint)
     for name in ("a", "b"):
         stopping = Stopping(24, ignore_eos=True)
         engine.submit(
             engine.request_builder.build(PROMPT, Auto(rows=8), SAMPLINGS["greedy"], stopping, request_id=name)
         )
-    assert [progress.request_id for progress in engine.step()] == ["a"]
+    assert [progress.request_id for progress in engine.step()] == ["a", "b"]
     yield engine
 
 

@@ -152,12 +152,12 @@ def test_ctrl_c_keeps_what_was_collected(
 
 
 def test_a_model_that_answers_nan_is_reported(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = llama.checkpoint.model.forward
+    forward = llama.checkpoint.model.forward_many
 
     def broken(*arguments: Any, **more: Any) -> torch.Tensor:
         return forward(*arguments, **more) * torch.nan
 
-    monkeypatch.setattr(llama.checkpoint.model, "forward", broken)
+    monkeypatch.setattr(llama.checkpoint.model, "forward_many", broken)
     with pytest.raises(ValueError, match="not a number"):
         AnswerCollector(llama, 4).along_text([5, 9], 10)
 
