@@ -200,7 +200,9 @@ def make_parts(settings: EngineSettings, place: Place) -> EngineParts:
     index = find_index(settings.index, checkpoint)
     place.on_loaded(checkpoint)
     runner = place.runner(checkpoint.model, settings.attention.prefill_chunk)
-    room = Room(place.least(checkpoint.model.memory.num_pages))
+    room = Room.of(runner, place.least(checkpoint.model.memory.num_pages))
+    if runner.num_replicas > 1:
+        log.info("%s", room.describe())
     checkpoint.model.memory.limit(room.num_pages)  # ranks of one replica must evict alike
     require_same_index(index, place.tell(digest_of(index)))
     times = find_step_times(request_builder, settings.step_times, checkpoint.model, runner, place.mode, place.tell)

@@ -6,8 +6,9 @@ Parallelism is a property of the runner alone: lp/single_device.py has the runne
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from lp.request import Sequence
 from lp.tree import TokenTree
@@ -93,4 +94,31 @@ class Runner(Protocol):
 
     def close(self, sequence: Sequence) -> None:
         """Frees what is held of a sequence, which must have no step under way."""
+        ...
+
+
+class Home(NamedTuple):
+    """Where a sequence has room: the replica, and the pages that its next step needs."""
+
+    replica: int
+    num_pages: int
+
+
+@runtime_checkable
+class HasReplicas(Protocol):
+    """A runner whose replicas have keys and values of different sequences.
+
+    num_memories: number of replicas that have room for different sequences; 1 if all of them hold every sequence.
+    may_move: whether a sequence may go on at another replica, which computes it again.
+    """
+
+    num_memories: int
+    may_move: bool
+
+    def owner_of(self, sequence_id: str) -> int | None:
+        """The replica that holds most of a sequence; None if none holds anything. All ranks answer alike."""
+        ...
+
+    def arrange(self, homes: Mapping[str, Home]) -> None:
+        """Says where sequences have room from the next batch on, by their ids. All others only have what is left."""
         ...

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Iterator
 
 from lp.generation import Generation
-from lp.runner import Runner, StepInput
+from lp.model.kv_cache import pages_of
+from lp.runner import HasReplicas, Home, Runner, StepInput
 from lp.scheduling.budget import plan_together
 from lp.scheduling.prefixes import Prefixes
 from lp.scheduling.scheduler import Batch, Scheduler, Turn
@@ -38,6 +39,9 @@ class Batches:
         self.prefixes = prefixes
         self.runner = runner
         self.fingerprints = fingerprints
+        has_homes = isinstance(runner, HasReplicas) and scheduler.room.num_replicas > 1
+        self._replicas: HasReplicas | None = runner if has_homes else None
+        scheduler.owner_of = runner.owner_of if has_homes else lambda _: None
         self._max_length = max_length
         self._step_times = step_times
         self._under_way: deque[Batch] = deque()
@@ -74,7 +78,9 @@ class Batches:
         """Starts batches until the runner takes no more, or nobody waits."""
         self._make_room()
         while len(self._under_way) < self.runner.depth and (turns := self.scheduler.next_batch(self.runner.depth)):
-            self.runner.start(self._plan(turns))
+            steps = self._plan(turns)
+            self._arrange()
+            self.runner.start(steps)
             self.scheduler.start(turns)  # after the runner: if that fails, they can still be cancelled
             self._under_way.append(Batch(turns))
 
@@ -87,12 +93,18 @@ class Batches:
             self._counts.preemptions += 1
         beginning = [one for one in fitting if one.num_missing and not one.num_fed]
         found = [(one, self.prefixes.find(one.sequence.tokens, one.owner)) for one in beginning]
-        for sequence in self.prefixes.take_surplus(self.scheduler.num_free(fitting)):
+        for sequence in self.prefixes.take_surplus(self.scheduler.free_pages(), self.scheduler.owner_of):
             self.runner.close(sequence)
         for generation, prefix in found:
             if prefix and prefix.sequence in self.prefixes:
                 self.runner.copy(prefix.sequence, generation.sequence, prefix.length)
                 generation.reuse(prefix.length)
+
+    def _arrange(self) -> None:
+        """Tells a runner with replicas where the sequences have room, those without a turn included."""
+        if self._replicas is not None:
+            homes = self.scheduler.homes.items()
+            self._replicas.arrange({one.sequence.id: Home(place, pages_of(one.num_slots)) for one, place in homes})
 
     def finish(self) -> list[tuple[Turn, Answers]]:
         """Waits for the oldest batch. Its generations wait for their next step then."""

@@ -8,7 +8,7 @@ where keys and values lie.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,14 +77,22 @@ class Prefixes:
     def _allowed(self, owner: str | None) -> Iterator[_Kept]:
         return (kept for kept in self._kept.values() if self._reuse is PrefixReuse.all or kept.owner == owner)
 
-    def take_surplus(self, num_pages: int) -> list[TokenSequence]:
-        """Takes out the sequences that are too many, or for which there are too few pages."""
-        surplus: list[TokenSequence] = []
-        total = sum(kept.num_pages for kept in self._kept.values())
-        while self._kept and (len(self._kept) > self._most or total > num_pages):
-            _, kept = self._kept.popitem(last=False)
-            total -= kept.num_pages
-            surplus.append(kept.sequence)
+    def take_surplus(
+        self, free: Sequence[int], owner_of: Callable[[str], int | None] = lambda _: None
+    ) -> list[TokenSequence]:
+        """Takes out the sequences that are too many, or for which there are too few pages where they lie.
+
+        free: pages of each replica. owner_of: the replica that holds a sequence, by its id; None is the first.
+        """
+        left, surplus = list(free), list[TokenSequence]()
+        places = {name: owner_of(name) or 0 for name in self._kept}
+        for name, kept in self._kept.items():
+            left[places[name]] -= kept.num_pages
+        for name, kept in list(self._kept.items()):
+            if len(self._kept) > self._most or left[places[name]] < 0:
+                del self._kept[name]
+                left[places[name]] += kept.num_pages
+                surplus.append(kept.sequence)
         return surplus
 
     def take(self, sequence_id: str) -> TokenSequence | None:

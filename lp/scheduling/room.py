@@ -1,19 +1,22 @@
 """Which requests have room: whose keys and values fit into the memory for them at the same time.
 
-Every rank decides alike, as nothing but the numbers of tokens and the order of arrival counts. Knows nothing of where
-keys and values lie: a sequence that has no room waits, and its memory may be taken (lp/model/kv/memory.py).
+With several replicas, each sequence needs room on one of them alone, its home. Every rank decides alike, as nothing but
+the numbers of tokens, the order of arrival and who holds what already counts. Knows nothing of where keys and values
+lie in a replica: a sequence that has no room waits, and its memory may be taken (lp/model/kv/memory.py).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from lp.methods import DecodeSettings, most_rows
 from lp.model.kv_cache import PAGE, pages_of
 from lp.request import Progress, Request
+from lp.runner import HasReplicas, Runner
+from lp.scheduling.placement import place_first, place_pinned
 from lp.statistics import Statistics
 
 
@@ -31,25 +34,64 @@ class NeedsRoom(Protocol):
 T = TypeVar("T", bound=NeedsRoom)
 
 
+def nobody(one: NeedsRoom) -> int | None:
+    """The owner of a sequence of which nothing is held."""
+    return None
+
+
 @dataclass(frozen=True)
 class Room:
-    """Room for the keys and values of all sequences. num_pages: the least that any rank has."""
+    """Room for the keys and values of all sequences.
+
+    num_pages: of each replica, the least that any rank has. num_replicas: that have room for different sequences.
+    may_move: whether a sequence may go on at another replica, which computes it again.
+    """
 
     num_pages: int = sys.maxsize
+    num_replicas: int = 1
+    may_move: bool = True
 
-    def fitting(self, running: Iterable[T]) -> list[T]:
-        """Those that may go on: the first ones, as many as fit together, and always the first.
+    @staticmethod
+    def of(runner: Runner, num_pages: int) -> Room:
+        """The room of a runner whose ranks have so many pages each."""
+        if isinstance(runner, HasReplicas) and runner.num_memories > 1:
+            return Room(num_pages, runner.num_memories, runner.may_move)
+        return Room(num_pages)
 
-        running: all that have not ended, in the order of their arrival. So none waits for one that came after it.
+    def placed(self, running: Iterable[T], owner_of: Callable[[T], int | None] = nobody) -> list[tuple[T, int]]:
+        """Those that may go on, and the replica on which each has room, in the order of their arrival.
+
+        running: all that have not ended, in the order of their arrival; none begins before one that came earlier.
+        owner_of: the replica that holds most of a sequence already; None if none holds anything.
         """
+        asking = self._first(running) if self.num_replicas == 1 or self.may_move else list(running)
+        if self.num_replicas == 1:
+            return [(one, 0) for one in asking]
+        place = place_first if self.may_move else place_pinned
+        needs, owners = [pages_of(one.num_slots) for one in asking], [owner_of(one) for one in asking]
+        homes = place(needs, owners, self.num_pages, self.num_replicas)
+        return [(one, home) for one, home in zip(asking, homes, strict=False) if home is not None]
+
+    def _first(self, running: Iterable[T]) -> list[T]:
+        """The first ones, as many as fit into all pages together, and always the first."""
         found: list[T] = []
-        left = self.num_pages
+        left = self.num_pages * self.num_replicas
         for one in running:
             left -= pages_of(one.num_slots)
             if left < 0 and found:
                 break
             found.append(one)
         return found
+
+    def describe(self) -> str:
+        """How many tokens fit, in words."""
+        num_tokens = self.num_pages * PAGE
+        if self.num_replicas == 1:
+            return f"keys and values: room for {num_tokens:,} tokens in all"
+        return (
+            f"keys and values: room for {num_tokens * self.num_replicas:,} tokens in all, "
+            f"{num_tokens:,} on each of {self.num_replicas} replicas"
+        )
 
     def most_new_tokens(self, prompt_length: int, decode: DecodeSettings) -> int:
         """The most tokens that a request can generate alone; less than 1 if its prompt does not fit."""

@@ -11,7 +11,7 @@ The same requests in the same order give the same schedule on every rank, as no 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lp.generation import Generation
@@ -92,13 +92,16 @@ class _Place:
 class Scheduler:
     """The generations that have not ended, and which of them wait for their next step.
 
-    room: for the keys and values of all of them. rows: how many a step may have.
+    room: for the keys and values of all of them. rows: how many a step may have. owner_of: the replica that holds most
+    of a sequence, by its id (see HasReplicas). homes: where those have room that had it last time `fitting` was called.
     """
 
     def __init__(self, room: Room | None = None, rows: StepRows | None = None):
         """room: None is without a bound."""
         self.room = room or Room()
         self.rows = rows or StepRows()
+        self.owner_of: Callable[[str], int | None] = lambda _: None
+        self.homes: dict[Generation, int] = {}
         # All that have not ended, in the order of their arrival.
         self._running: dict[Generation, _Place] = {}
         self._under_way: set[Generation] = set()
@@ -120,11 +123,16 @@ class Scheduler:
 
     def fitting(self) -> list[Generation]:
         """Those that have room, in the order of their arrival."""
-        return self.room.fitting(self._running)
+        placed = self.room.placed(self._running, lambda generation: self.owner_of(generation.sequence.id))
+        self.homes = dict(placed)
+        return list(self.homes)
 
-    def num_free(self, fitting: Iterable[Generation]) -> int:
-        """The pages that are left beside those."""
-        return max(0, self.room.num_pages - sum(pages_of(generation.num_slots) for generation in fitting))
+    def free_pages(self) -> list[int]:
+        """The pages of each replica that are left beside those that have room."""
+        free = [self.room.num_pages] * self.room.num_replicas
+        for generation, replica in self.homes.items():
+            free[replica] -= pages_of(generation.num_slots)
+        return [max(0, left) for left in free]
 
     def preempted(self, fitting: Iterable[Generation]) -> list[Generation]:
         """Those that have lost their room to earlier ones: what they have computed must be dropped."""
@@ -181,6 +189,7 @@ class Scheduler:
     def clear(self) -> None:
         self._running.clear()
         self._under_way.clear()
+        self.homes = {}
 
 
 def _decoding_turns(decoding: Iterable[Generation], most_rows: int) -> list[Turn]:

@@ -6,6 +6,7 @@ tokens that any of them has. Knows nothing of how ranks are started, or of who d
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,8 @@ from parallel.comm.base import IsOver
 from parallel.comm.channel import Channel
 from parallel.comm.connect import connect
 from parallel.mesh import Mesh, ParallelSettings
+
+log = logging.getLogger("lookahead")
 
 # Fills the place of a token that a shorter list does not have.
 _NO_TOKEN = -1
@@ -104,7 +107,9 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
     """
     own = [entry.to_dict() for entry in epoch.running]
     index = engine.history.index
-    room = Room(channel.least(engine.checkpoint.model.memory.num_pages))
+    room = Room.of(runner, channel.least(engine.checkpoint.model.memory.num_pages))
+    if channel.num_ranks > 1:
+        log.info("%s", room.describe())
     told = channel.tell({"running": own, "times": times and times.to_dict(), "index": digest_of(index)})
     require_same_index(index, told["index"])
     running = [RunningRequest.from_dict(entry) for entry in told["running"]]

@@ -22,17 +22,25 @@ Numbers = Sequence[Sequence[int]]
 class Assignment(ABC):
     """Shares a batch among replicas.
 
-    splits_trees: whether several replicas may compute a part of one tree.
+    splits_trees: whether several replicas may compute a part of one tree. divides_sequences: whether a sequence may be
+    held by a single replica. moves_sequences: whether it may go on at another one.
     """
 
-    splits_trees = True
+    splits_trees = divides_sequences = moves_sequences = True
 
     @abstractmethod
     def assign(self, steps: Sequence[StepInput], numbers: Numbers) -> list[Shares]:
-        """The shares of each step."""
+        """The shares of each step.
+
+        numbers: may be negative for a replica that must not compute a step (see parallel/runners/rooms.py).
+        """
+
+    def owner_of(self, sequence_id: str) -> int | None:
+        """The replica that a sequence is bound to; most bind none."""
+        return None
 
     def forget(self, sequence_id: str) -> None:  # noqa: B027
-        """Forgets a sequence that has ended. Most remember none."""
+        """Forgets a sequence of which nothing is held any more. Most remember none."""
 
 
 class Balanced(Assignment):
@@ -43,7 +51,7 @@ class Balanced(Assignment):
     """
 
     def assign(self, steps: Sequence[StepInput], numbers: Numbers) -> list[Shares]:
-        if len(steps) == 1 and len(steps[0].tree):
+        if len(steps) == 1 and len(steps[0].tree) and min(numbers[0]) >= 0:
             all_shares, loads = _lone(steps[0], numbers[0])
         else:
             forest = Forest(steps, numbers)
@@ -70,6 +78,8 @@ def _lone(step: StepInput, numbers: Sequence[int]) -> tuple[list[Shares], list[i
 class AllShare(Assignment):
     """Every tree is shared by all replicas, whatever else is in the batch. All of them compute the prompts."""
 
+    divides_sequences = False
+
     def assign(self, steps: Sequence[StepInput], numbers: Numbers) -> list[Shares]:
         return [self._shares(step, known) for step, known in zip(steps, numbers, strict=True)]
 
@@ -83,7 +93,7 @@ class AllShare(Assignment):
 class Pinned(Assignment):
     """Every sequence is computed by one replica: the one with the fewest when it came, or that held it already."""
 
-    splits_trees = False
+    splits_trees = moves_sequences = False
 
     def __init__(self) -> None:
         self._replicas: dict[str, int] = {}
@@ -97,6 +107,9 @@ class Pinned(Assignment):
     def _choose(self, numbers: Sequence[int]) -> int:
         taken = list(self._replicas.values())
         return min(range(len(numbers)), key=lambda place: (-numbers[place], taken.count(place), place))
+
+    def owner_of(self, sequence_id: str) -> int | None:
+        return self._replicas.get(sequence_id)
 
     def forget(self, sequence_id: str) -> None:
         self._replicas.pop(sequence_id, None)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lp.model.kv_cache import PAGE, pages_of
+from lp.model.kv_cache import pages_of
 from lp.runner import StepInput
+from parallel.runners.rooms import Rooms
 from parallel.runners.shares import KnownTokens, Shares
 
 # A replica follows a sequence if it has fewer rows than the largest load by this part of it, and by the second one
@@ -24,7 +25,7 @@ def catch_up(
 
     numbers: for each step, how many of its sequence's first tokens each replica has computed. all_shares, loads: of the
     batch; what is added to them is added in place. A prompt that is being fed is followed only by replicas without any
-    other rows. A step that is not to be shared has no followers.
+    other rows. A step that is not to be shared has no followers, and no replica with a negative number follows it.
     """
     most = max(loads)
     spare = most * SPARE[len(steps) > MANY * len(loads)]
@@ -39,7 +40,7 @@ def catch_up(
             if step.is_shared
             and replica not in shares.rows
             and replica not in shares.feeds
-            and numbers[number][replica] < step.num_fed
+            and 0 <= numbers[number][replica] < step.num_fed
             and (len(step.tree) or not loads[replica])
         ]
         if found:
@@ -51,27 +52,36 @@ def catch_up(
 
 
 def drop_most_lagging(
-    known: Mapping[str, KnownTokens], busy: Mapping[str, Shares], num_pages: int
+    known: Mapping[str, KnownTokens], busy: Mapping[str, Shares], rooms: Rooms
 ) -> list[tuple[str, int]]:
     """Drops what followers hold, the most lagging first, while a replica may hold more than there is memory for.
 
-    known: of all open sequences. busy: shares of those with a step now. num_pages: of each replica's memory. Returns
-    the sequences and the replicas that hold nothing of them any more.
+    known: of all open sequences. busy: shares of those with a step now. Returns the sequences and the replicas that
+    hold nothing of them any more. Nothing is dropped of a sequence at home, or at its owner if it has no home.
     """
-    lengths = {name: max(one.numbers) for name, one in known.items()}
-    if sum(lengths.values()) + len(lengths) * PAGE <= num_pages * PAGE:
+    lengths, homes = {name: max(one.numbers) for name, one in known.items()}, rooms.homes
+    most = sum(rooms.reserved) + sum(pages_of(length) for name, length in lengths.items() if name not in homes)
+    if most <= rooms.num_pages:
         return []
     dropped = []
-    for replica in range(len(next(iter(known.values())).numbers)):
-        held = {name: number for name, one in known.items() if (number := one.numbers[replica])}
-        lags = {name: lengths[name] - number for name, number in held.items()}
-        excess = sum(map(pages_of, held.values())) - num_pages
-        for name in sorted(held, key=lambda name: -lags[name]):
-            if excess <= 0 or not lags[name]:
+    for replica, reserved in enumerate(rooms.reserved):
+        lags: dict[str, int] = {}
+        excess = reserved - rooms.num_pages
+        for name, one in known.items():
+            home = homes.get(name)
+            if home and home.replica == replica:
+                continue
+            number, shares = one.numbers[replica], busy.get(name)
+            if shares and (replica in shares.rows or replica in shares.feeds):
+                excess += max(pages_of(number), home.num_pages if home else 0)
+            elif number:
+                excess += pages_of(number)
+                if home or number < lengths[name]:
+                    lags[name] = lengths[name] - number
+        for name in sorted(lags, key=lambda name: -lags[name]):
+            if excess <= 0:
                 break
-            shares = busy.get(name)
-            if shares is None or not (replica in shares.rows or replica in shares.feeds):
-                known[name].forget(replica)
-                excess -= pages_of(held[name])
-                dropped.append((name, replica))
+            excess -= pages_of(known[name].numbers[replica])
+            known[name].forget(replica)
+            dropped.append((name, replica))
     return dropped

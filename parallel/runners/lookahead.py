@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from functools import partial
 
 import numpy as np
 
 from lp.request import Sequence
-from lp.runner import StepInput
+from lp.runner import Home, StepInput
 from lp.single_device import ForwardRunner, Pending, SingleDevice
 from lp.verification import Answers
 from parallel.comm.channel import Channel
 from parallel.runners.assignment import Assignment, Balanced
 from parallel.runners.followers import drop_most_lagging
 from parallel.runners.merging import fingerprint_of, merge_all, pack_all
+from parallel.runners.rooms import Rooms
 from parallel.runners.shares import KnownTokens, Shares
 
 
@@ -53,9 +55,11 @@ class LookaheadParallel(ForwardRunner):
         self.assignment = assignment or Balanced()
         self.num_replicas = channel.num_ranks // ranks_per_replica
         self.num_parts = self.num_replicas if self.assignment.splits_trees else 1
+        self.num_memories = self.num_replicas if self.assignment.divides_sequences else 1
+        self.may_move = self.assignment.moves_sequences
         self.num_rests = 0
         self._replica = channel.rank // ranks_per_replica
-        self._num_pages = num_pages
+        self._rooms = Rooms(num_pages, self.num_replicas, lends=self.may_move)
         # By sequence id, made at a sequence's first step: the runner of an earlier epoch may have opened the sequence.
         self._known: defaultdict[str, KnownTokens] = defaultdict(lambda: KnownTokens(self.num_replicas))
         self._sequences: dict[str, Sequence] = {}  # those that have had a step
@@ -72,8 +76,17 @@ class LookaheadParallel(ForwardRunner):
         known = self._known[source.id].count(source.tokens)
         self._known[target.id].numbers = [min(number, length) for number in known]
 
+    def owner_of(self, sequence_id: str) -> int | None:
+        bound = self.assignment.owner_of(sequence_id)
+        known = self._known.get(sequence_id)
+        return known.owner if bound is None and known else bound
+
+    def arrange(self, homes: Mapping[str, Home]) -> None:
+        self._rooms.arrange(homes)
+
     def drop(self, sequence: Sequence) -> None:
         self.inner.drop(sequence)
+        self.assignment.forget(sequence.id)
         self._known.pop(sequence.id, None)
 
     def close(self, sequence: Sequence) -> None:
@@ -107,7 +120,7 @@ class LookaheadParallel(ForwardRunner):
         """
         all_known = [self._known[step.sequence.id] for step in steps]
         numbers = [known.count(step.sequence.tokens) for known, step in zip(all_known, steps, strict=True)]
-        all_shares = self.assignment.assign(steps, numbers)
+        all_shares = self.assignment.assign(steps, self._rooms.barred(steps, numbers))
         for known, step, shares in zip(all_known, steps, all_shares, strict=True):
             known.note(step.tree, len(step.sequence.tokens), shares)
         self._make_room(steps, all_shares)
@@ -118,12 +131,12 @@ class LookaheadParallel(ForwardRunner):
 
     def _make_room(self, steps: list[StepInput], all_shares: list[Shares]) -> None:
         """Drops what followers hold if memory is short. The ranks agree on it, so all know what each one lacks."""
-        if self._num_pages == sys.maxsize:
+        if self._rooms.num_pages == sys.maxsize:
             return
         self._sequences.update((step.sequence.id, step.sequence) for step in steps)
         busy = {step.sequence.id: shares for step, shares in zip(steps, all_shares, strict=True)}
         known = {name: self._known[name] for name in self._sequences}
-        for name, replica in drop_most_lagging(known, busy, self._num_pages):
+        for name, replica in drop_most_lagging(known, busy, self._rooms):
             if replica == self._replica:
                 self.inner.drop(self._sequences[name])
 

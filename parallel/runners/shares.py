@@ -53,6 +53,14 @@ class KnownTokens:
         self._tree = NO_ROWS
         self._length = 0
 
+    @property
+    def owner(self) -> int | None:
+        """The replica that holds most of the sequence, as far as that can be told; None if none holds anything."""
+        if self._rows:  # the step that was noted last has not been counted
+            return max(self._rows, key=lambda replica: (len(self._rows[replica]), self.numbers[replica], -replica))
+        most = max(self.numbers)
+        return self.numbers.index(most) if most else None
+
     def note(self, tree: TokenTree, num_tokens: int, shares: Shares) -> None:
         """Notes who computes what of a step. num_tokens: length of the sequence before the step."""
         for replica, num_fed in shares.feeds.items():

@@ -16,6 +16,7 @@ from parallel.runners.assignment import AllShare, Assignment, Balanced, Pinned
 from parallel.runners.followers import catch_up, drop_most_lagging
 from parallel.runners.forest import Forest
 from parallel.runners.partition import partition
+from parallel.runners.rooms import Rooms
 from parallel.runners.shares import KnownTokens, Shares
 
 GREEDY = Sampling(temperature=0.0, seed=0)
@@ -212,10 +213,10 @@ def test_followers_lose_their_caches_first_the_most_lagging_before_the_others() 
     known["c"].numbers = [1000, 980]
     known["d"].numbers = [1000, 20]
     busy = {"d": Shares({0: range(3)}, {1: 40})}
-    assert drop_most_lagging(known, busy, 20) == []
-    assert drop_most_lagging(known, busy, 9) == [("a", 1)]
-    assert drop_most_lagging(known, busy, 8) == [("c", 1)] and known["c"].numbers == [1000, 0]
-    assert drop_most_lagging(known, busy, 1) == [], "owners' caches, and those in use, are not dropped"
+    assert drop_most_lagging(known, busy, Rooms(20, 2, True)) == []
+    assert drop_most_lagging(known, busy, Rooms(9, 2, True)) == [("a", 1)]
+    assert drop_most_lagging(known, busy, Rooms(8, 2, True)) == [("c", 1)] and known["c"].numbers == [1000, 0]
+    assert drop_most_lagging(known, busy, Rooms(1, 2, True)) == [], "owners' caches, and those in use, are not dropped"
 
 
 @pytest.mark.parametrize("num_parts", [2, 3])
