@@ -39,9 +39,10 @@ class Batches:
         self.prefixes = prefixes
         self.runner = runner
         self.fingerprints = fingerprints
-        has_homes = isinstance(runner, HasReplicas) and scheduler.room.num_replicas > 1
-        self._replicas: HasReplicas | None = runner if has_homes else None
-        scheduler.owner_of = runner.owner_of if has_homes else lambda _: None
+        self._replicas: HasReplicas | None = None
+        scheduler.owner_of = lambda _: None
+        if scheduler.room.num_replicas > 1 and isinstance(runner, HasReplicas):
+            self._replicas, scheduler.owner_of = runner, runner.owner_of
         self._max_length = max_length
         self._step_times = step_times
         self._under_way: deque[Batch] = deque()

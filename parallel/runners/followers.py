@@ -43,8 +43,8 @@ def catch_up(
             and 0 <= numbers[number][replica] < step.num_fed
             and (len(step.tree) or not loads[replica])
         ]
-        if found:
-            largest = max(found)[0]
+        largest = max(found)[0] if found else 0
+        if largest > 0:  # a prompt that is fed again may be held by its owner already
             _, lag, number = min((entry for entry in found if entry[0] * 2 > largest), key=lambda entry: entry[1:])
             num_rows = min(lag, most - loads[replica])
             all_shares[number].feeds[replica] = numbers[number][replica] + num_rows

@@ -16,14 +16,32 @@ class Taker:
     num_slots: int
 
 
+def fitting(room: Room, running: list[Taker]) -> list[Taker]:
+    return [one for one, _ in room.placed(running)]
+
+
 def test_the_first_go_on_and_none_overtakes() -> None:
     first, large, small = Taker(PAGE), Taker(3 * PAGE), Taker(1)
-    assert Room(5).fitting([first, large, small]) == [first, large, small]
-    assert Room(4).fitting([first, large, small]) == [first, large]
-    assert Room(3).fitting([first, large, small]) == [first]
-    assert Room(3).fitting([large, small]) == [large]
-    assert Room(1).fitting([large, small]) == [large], "the first always goes on"
-    assert Room().fitting([]) == []
+    assert fitting(Room(5), [first, large, small]) == [first, large, small]
+    assert fitting(Room(4), [first, large, small]) == [first, large]
+    assert fitting(Room(3), [first, large, small]) == [first]
+    assert fitting(Room(3), [large, small]) == [large]
+    assert fitting(Room(1), [large, small]) == [large], "the first always goes on"
+    assert fitting(Room(), []) == []
+
+
+def test_each_lies_whole_on_one_of_several_replicas() -> None:
+    first, large, small = Taker(PAGE), Taker(3 * PAGE), Taker(1)
+    assert Room(3, 2).placed([first, large, small]) == [(first, 1), (large, 0), (small, 1)]
+    assert Room(3, 2).placed([first, large, large, small]) == [(first, 1), (large, 0)], "none overtakes"
+    owners = {PAGE: 0, 3 * PAGE: 0, 1: None}
+    assert Room(3, 2).placed([first, large, small], lambda one: owners[one.num_slots]) == [
+        (first, 1), (large, 0), (small, 1)
+    ], "the smaller one moves"  # fmt: skip
+    pinned = Room(3, 2, may_move=False)
+    assert pinned.placed([first, large, small], lambda one: owners[one.num_slots]) == [(first, 0)]
+    assert Room(3, 2).describe() == "keys and values: room for 1,536 tokens in all, 768 on each of 2 replicas"
+    assert Room(3).describe() == "keys and values: room for 768 tokens in all"
 
 
 def test_most_rows_of_a_step() -> None:

@@ -183,6 +183,13 @@ def test_a_prompt_is_followed_only_by_replicas_without_other_rows() -> None:
     assert Balanced().assign([fed], [[0, 0, 0]]) == [Shares({}, {0: 64})]
 
 
+def test_nobody_follows_a_prompt_that_costs_its_owner_nothing() -> None:
+    held = StepInput(sequence("held", 90), NO_ROWS, 64)
+    other = StepInput.of(sequence("other", 50), star(4), is_shared=False)
+    shares = Balanced().assign([held, other], [[89, 0, 0], [0, 49, 0]])
+    assert shares == [Shares({}, {0: 64}), Shares({1: range(4)})]
+
+
 def test_static_lookahead_parallelism_splits_each_tree_as_if_it_were_alone() -> None:
     steps = [StepInput.of(sequence(name, 10 + name), tree_of(20 + name, name)) for name in range(4)]
     alone = [TreePartitioner(3).split(step.tree, step.sequence.tokens) for step in steps]
