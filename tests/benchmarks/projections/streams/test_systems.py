@@ -1,0 +1,91 @@
+"""On made-up curves, auto is about LP with one stream and about DP with many, and plain decoding is as computed."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from benchmarks.projections.network import Network
+from benchmarks.projections.streams import systems
+from benchmarks.projections.streams.curves import Machine
+from benchmarks.projections.streams.known_answers import KnownAnswers
+from benchmarks.projections.streams.systems import STAGGER, Speed, groups_of, run, servers_tokens_per_s, systems_on
+from lp import Engine
+from lp.step_cost import Extras, StepTimes
+
+PROMPTS = [[(3 + 7 * i + 5 * text) % 41 + 2 for i in range(12 + text)] for text in range(4)]
+# Rows are free up to 8 and cost as much as the weights from there on, as on a core.
+ONE = StepTimes((1, 8, 256), (0.010, 0.010, 0.320))
+MACHINE = Machine("made up", ONE, StepTimes((1, 256), (0.004, 0.05)), Network(10, 10))
+
+
+@pytest.fixture(scope="module")
+def answers(llama: Engine) -> KnownAnswers:
+    return KnownAnswers(llama.checkpoint, PROMPTS, 40, 8)
+
+
+@pytest.fixture
+def speeds(llama: Engine, answers: KnownAnswers, monkeypatch: pytest.MonkeyPatch):
+    """A function that gives the speeds of systems on 4 ranks. The host's work takes no time."""
+    monkeypatch.setattr(systems.time, "thread_time", lambda: 0.0)
+
+    def speeds(streams: int, *names: str) -> dict[str, Speed]:
+        wanted = [system for system in systems_on(MACHINE, 4) if system.name in names]
+        return {system.name: run(llama.checkpoint, answers, system, streams) for system in wanted}
+
+    return speeds
+
+
+def test_plain_decoding_takes_a_row_and_a_step_for_each_token(speeds) -> None:
+    found = speeds(4, "one rank, plain", "TP, plain")
+    one = found["one rank, plain"]
+    assert one.tokens_per_step == 1 and one.rows == one.largest == 4 * one.steps == one.tokens
+    assert one.tokens_per_s == pytest.approx(4 / 0.010) and one.host_s == 0
+    assert found["TP, plain"].tokens_per_s == pytest.approx(4 / MACHINE.tensor.at(4))
+
+
+def test_auto_is_about_lp_with_one_stream(speeds) -> None:
+    found = speeds(1, "one rank", "LP", "DP", "auto")
+    assert found["auto"].tokens_per_s >= 0.97 * found["LP"].tokens_per_s
+    assert found["auto"].tokens_per_s > 1.05 * found["DP"].tokens_per_s
+    assert found["DP"].tokens_per_step == pytest.approx(found["one rank"].tokens_per_step, rel=0.1)
+
+
+def test_auto_is_about_dp_with_many_streams(speeds) -> None:
+    found = speeds(32, "LP", "DP", "auto")
+    assert found["auto"].tokens_per_s >= 0.95 * found["DP"].tokens_per_s
+    assert found["auto"].tokens_per_s > 1.5 * found["LP"].tokens_per_s
+
+
+def test_every_text_is_decoded_once_after_the_first_group(answers: KnownAnswers) -> None:
+    groups = groups_of(answers.texts, 1)
+    assert [[text for text, _ in group] for group in groups] == [[text] for text in [*answers.texts, answers.texts[0]]]
+    first, second = groups_of(answers.texts, 10)
+    assert [given for _, given in first] == [0] * 4 + [STAGGER] * 4 + [2 * STAGGER] * 2
+    assert len(second) == 10
+
+
+def test_servers_have_even_shares() -> None:
+    asked = []
+
+    def one_rank(streams: int) -> Speed:
+        asked.append(streams)
+        return Speed("one rank", streams, 10 * streams, 10, 10, 10, 1.0, 1.0)
+
+    assert servers_tokens_per_s(one_rank, 8, 3) == 3 * 5 and set(asked) == {1}
+    asked.clear()
+    assert servers_tokens_per_s(one_rank, 8, 19) == 19 * 5 and sorted(asked) == [2] * 5 + [3] * 3
+
+
+def test_the_hosts_work_is_added_but_not_the_answers(
+    llama: Engine, answers: KnownAnswers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr(systems.time, "thread_time", lambda: float(next(ticks)))
+    (system,) = (system for system in systems_on(MACHINE, 4) if system.name == "one rank, plain")
+    found = run(llama.checkpoint, answers, system, 4)
+    # The clock is read at a step's begin and end and, in between, when answers begin and end: 3 s less 1 s.
+    assert found.host_s == 2.0 * found.steps
+    assert found.tokens_per_s == pytest.approx(4 / 2.010)
+    assert Extras() == system.times.extras
