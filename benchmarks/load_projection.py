@@ -46,7 +46,7 @@ from lp.single_device import SingleDevice
 from lp.step_cost import Extras, StepTimes
 
 HERE = "here"
-GPU_NAMES = dict(zip(("a100", "h100", "rtx-4090"), GPUS, strict=True))
+GPU_NAMES: dict[str, Gpu] = dict(zip(("a100", "h100", "rtx-4090"), GPUS, strict=True))
 # The most rows of a step that is measured on this machine.
 MOST_ROWS = 256
 
@@ -66,7 +66,7 @@ def main() -> None:
     notes = notes_on(engine, machines, answers, arguments)
     publish(
         arguments.output,
-        f"load_projection-{engine.checkpoint.name}-{arguments.dtype}",
+        f"load_projection-{engine.checkpoint.name}-{arguments.dtype}-{'-'.join(arguments.machines)}",
         f"PROJECTED, not measured: many streams on {arguments.ranks} ranks",
         speeds_report.describe(machines, steps, speeds, arguments.ranks, notes),
         {

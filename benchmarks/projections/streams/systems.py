@@ -25,7 +25,7 @@ from parallel.runners.assignment import AllShare, Assignment, Balanced, Pinned
 
 # The systems' names that others need: one rank with the whole model, and static data parallelism by separate servers.
 ONE_RANK, SERVERS = "one rank", "DP, servers"
-# Streams that continue the same text begin so many tokens apart.
+# Streams that continue the same text begin so many tokens apart, all in its first half.
 STAGGER = 3
 # No bound for the rows of a step: prompts are computed in the first one, which does not count.
 ANY_ROWS = 1 << 24
@@ -110,15 +110,14 @@ def groups_of(texts: Sequence[KnownText], streams: int) -> list[list[tuple[Known
 
     The first group is one more, for the engine to learn what drafts are worth; together the others have every text.
     """
-    number = 1 + max(1, len(texts) // streams)
-    at = range(number * streams)
-    return [
-        [
-            (texts[place % len(texts)], STAGGER * (place % streams // len(texts)))
-            for place in at[first : first + streams]
-        ]
-        for first in at[::streams]
-    ]
+    groups = []
+    for first in range(0, (1 + max(1, len(texts) // streams)) * streams, streams):
+        group = []
+        for place in range(streams):
+            text, copy = texts[(first + place) % len(texts)], place // len(texts)
+            group.append((text, STAGGER * copy % max(1, (len(text.tokens) - text.start) // 2)))
+        groups.append(group)
+    return groups
 
 
 def run(checkpoint: Checkpoint, answers: KnownAnswers, system: System, streams: int) -> Speed:

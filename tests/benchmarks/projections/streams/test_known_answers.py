@@ -64,7 +64,8 @@ def test_answers_are_the_models_and_are_computed_once(llama: Engine, answers: Kn
         device.open(step.sequence)
         expected = device.launch([step])()[0]
         (found,) = answers.answer([(text, step)])
-        assert found.candidates is not None and np.array_equal(found.candidates, expected.candidates)
+        assert found.candidates is not None and expected.candidates is not None
+        assert np.array_equal(found.candidates, expected.candidates)
         assert np.array_equal(found.targets, expected.targets)
         computed = answers.num_computed
         (again,) = answers.answer([(text, step)])
