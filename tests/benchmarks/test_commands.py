@@ -21,6 +21,7 @@ IN_FOLDERS = [
     "paper.sampling_quality",
     "paper.scaling_law",
     "projections.gpu_step",
+    "projections.load",
 ]
 NAMES = [*ON_TOP, *IN_FOLDERS]
 FILES = {commands.FOLDER / f"{name.replace('.', '/')}{'/__main__' * (name in PACKAGES)}.py" for name in NAMES}

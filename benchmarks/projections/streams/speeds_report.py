@@ -1,4 +1,4 @@
-"""The report of benchmarks/load_projection.py: what it supposes, tables and a plot. Every speed says that it is
+"""The report of benchmarks/projections/load.py: what it supposes, tables and a plot. Every speed says that it is
 PROJECTED.
 """
 

@@ -1,6 +1,6 @@
 """Projects many streams on 8 ranks: LP, DP, auto and TP side by side, on this machine and GPUs.
 
-    python -m benchmarks.load_projection --prompts FOLDER --machines here,h100
+    python -m benchmarks.projections.load --prompts FOLDER --machines here,h100
 
 FOLDER holds humaneval.jsonl, gsm8k.jsonl and spec_bench.jsonl, as for benchmarks.real_model. The real engine decodes
 greedy texts with 1, 4, 8, 32 and 256 streams on ranks that are played: its budget chooses the drafts and its assignment

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import load_projection
+from benchmarks.projections import load as load_projection
 from benchmarks.projections.streams.speeds_report import SYSTEMS
 from lp.step_cost import Extras, StepTimes
 from tests.benchmarks.results import read, read_plot
