@@ -2,6 +2,7 @@
 
     python -m benchmarks.host_work
     python -m benchmarks.host_work --rows 1 64 --forward demo/python-11m
+    python -m benchmarks.host_work --sequences 1,4,16,64
 
 The engine, decode=auto and the tokenizer are real; the device is made up. It answers at once, from a fixed table, so
 that trees are as large as --rows allows and some drafts are right. Between its answers and the next step's inputs, a
@@ -14,6 +15,9 @@ processor's caches; with --forward, a model's forward is run and tokens are chos
 `library`: the compiled code of lp/host. `Python`: what runs where there is no compiler. The variants take turns.
 Greedy and sampled requests differ in what the drafts are kept by.
 
+With --sequences, so many sequences share a step, with decode=autoregressive and auto, and the parts are those of
+benchmarks/steps/batch_host_work.py.
+
 Shapes: R rows of a step's tree, K candidates of each row
 """
 
@@ -21,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
@@ -33,8 +36,10 @@ import numpy as np
 from transformers import GenerationConfig
 
 from benchmarks.shared.inputs import load_engine
-from benchmarks.shared.options import add_output, make_parser, parse
+from benchmarks.shared.made_up_answers import CANDIDATES, NUM_TOKENS, FollowersTable, Stopwatch
+from benchmarks.shared.options import add_output, ascending_numbers, make_parser, parse
 from benchmarks.shared.report import markdown_table, progress, publish
+from benchmarks.steps.batch_host_work import FORWARDS, METHODS, BatchSetting, describe_batches, measure_batch
 from launch.program.process import freeze_heap
 from lp import Auto, Engine, Sampling, Stopping
 from lp.calibration.measure import StepTimesSource
@@ -45,7 +50,7 @@ from lp.request import Sequence
 from lp.runner import StepInput
 from lp.sampling.sampler import Sampler
 from lp.single_device import SequenceState
-from lp.tree import TokenTree, chain
+from lp.tree import chain
 from lp.verification import Answers
 
 # Parts of `between`, in their order: walking down the tree and learning from its answers, planning the next tree, the
@@ -58,8 +63,6 @@ FIRST_STEPS = 40
 PROMPT_LENGTH = 128
 # Rows of the forward that --forward runs.
 FORWARD_ROWS = 16
-# The number of different tokens in the text, and of candidates in each answer.
-NUM_TOKENS, CANDIDATES = 997, 8
 
 
 @dataclass(frozen=True)
@@ -94,25 +97,6 @@ class NoCache:
         self.length += len(rows)
 
 
-class Stopwatch:
-    """Seconds by part, one entry for each step."""
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, list[float]] = defaultdict(list)
-
-    def watch(self, owner: Any, method: str, part: str) -> None:
-        """Replaces a method of `owner` by one that adds its seconds to a part."""
-        call: Callable[..., Any] = getattr(owner, method)
-
-        def timed(*arguments: Any, **others: Any) -> Any:
-            begin = time.perf_counter()
-            result = call(*arguments, **others)
-            self.seconds[part].append(time.perf_counter() - begin)
-            return result
-
-        setattr(owner, method, timed)
-
-
 class MadeUpDevice:
     """A Runner that makes a step's inputs as lp/single_device.py does, and answers from a table of followers."""
 
@@ -122,7 +106,7 @@ class MadeUpDevice:
 
     def __init__(self, watch: Stopwatch, sweep: Callable[[], object]):
         self.watch, self.sweep = watch, sweep
-        self.followers = np.random.default_rng(0).integers(NUM_TOKENS, size=(NUM_TOKENS, CANDIDATES))
+        self.followers = FollowersTable()
         self.state: SequenceState
         self.step: StepInput
         self._answered = self._started = 0.0
@@ -147,16 +131,10 @@ class MadeUpDevice:
     def finish(self) -> list[Answers]:
         if self._answered:
             self.watch.seconds[MEANWHILE].append(time.perf_counter() - self._started)
-        packed = self._answer(self.step.tree, len(self.step.sequence.tokens))
+        packed = self.followers.answer(self.step.tree, len(self.step.sequence.tokens))
         self.sweep()
         self._answered = time.perf_counter()
         return [Answers.unpack(packed, self.step.num_candidates)]
-
-    def _answer(self, tree: TokenTree, position: int) -> np.ndarray:
-        """Packed answers. Which of a token's followers is the best one depends on the position."""
-        first = (7 * (position + tree.depths) % 11) % 3
-        ranks = (np.arange(CANDIDATES) + first[:, None]) % CANDIDATES
-        return self.followers[tree.tokens[:, None] % NUM_TOKENS, ranks].astype(np.int32)
 
     def abandon(self) -> None: ...
 
@@ -171,6 +149,33 @@ class MadeUpDevice:
 
 def main() -> None:
     arguments = parse_arguments()
+    sweep = make_forward(arguments.forward) if arguments.forward else make_sweep(arguments.sweep_mb)
+    measure_batches(arguments, sweep) if arguments.sequences else measure_sequence(arguments, sweep)
+
+
+def after(arguments: argparse.Namespace) -> str:
+    return f"-after-{Path(arguments.forward).name}" if arguments.forward else ""
+
+
+def measure_batches(arguments: argparse.Namespace, sweep: Callable[[], object]) -> None:
+    engine = load_engine(arguments.model, "float32", "cpu", CompileMode.auto, StepTimesSource.off)
+    settings = [
+        BatchSetting(method, temperature, sequences, forward, is_cold)
+        for method in METHODS
+        for temperature in (0.0, 0.8)
+        for sequences in arguments.sequences
+        for is_cold in (False, True)
+        for forward in FORWARDS
+    ]
+    freeze_heap()
+    shown = progress(settings, "host", "setting")
+    costs = [measure_batch(engine, setting, arguments.steps, sweep) for setting in shown]
+    data = {"steps": arguments.steps, "costs": [asdict(cost) for cost in costs]}
+    title = "The host's work in a step of many sequences"
+    publish(arguments.output, "host_work-sequences" + after(arguments), title, describe_batches(costs), data)
+
+
+def measure_sequence(arguments: argparse.Namespace, sweep: Callable[[], object]) -> None:
     engine = load_engine(arguments.model, "float32", "cpu", CompileMode.off, StepTimesSource.off)
     settings = [
         Setting(variant, temperature, rows, is_cold)
@@ -180,11 +185,10 @@ def main() -> None:
         for variant in VARIANTS
     ]
     freeze_heap()
-    sweep = make_forward(arguments.forward) if arguments.forward else make_sweep(arguments.sweep_mb)
     costs = [measure(engine, setting, arguments.steps, sweep) for setting in progress(settings, "host", "setting")]
     data = {"steps": arguments.steps, "costs": [asdict(cost) for cost in costs]}
-    name = "host_work" + (f"-after-{Path(arguments.forward).name}" if arguments.forward else "")
-    publish(arguments.output, name, "The host's work between two steps", describe(costs), data)
+    name, title = "host_work" + after(arguments), "The host's work between two steps"
+    publish(arguments.output, name, title, describe(costs), data)
 
 
 def make_sweep(num_mb: int) -> Callable[[], object]:
@@ -209,6 +213,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument(
         "--rows", type=int, nargs="+", default=[1, 16, 64, 128], help="rows of a step's tree (default 1 16 64 128)"
+    )
+    parser.add_argument(
+        "--sequences", type=ascending_numbers, help="numbers of sequences that share a step, like 1,4,16,64"
     )
     parser.add_argument("--steps", type=int, default=60, help="steps that are measured (default 60)")
     parser.add_argument(

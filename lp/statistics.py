@@ -91,8 +91,9 @@ class Statistics:
         self.tokens += num_tokens
         self.rows += num_rows
         self.accepted_lengths[num_tokens] += 1
-        self.proposed.update(drafted.proposed)
-        self.accepted.update(drafted.accepted[:num_tokens])
+        if drafted.proposed:
+            self.proposed.update(drafted.proposed)
+            self.accepted.update(drafted.accepted[:num_tokens])
 
     def counts(self) -> dict[str, Any]:
         """JSON values of the counts, for `from_counts`."""

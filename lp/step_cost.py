@@ -14,6 +14,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -240,8 +241,12 @@ class StepCost:
 
     def rows_within(self, seconds: float) -> int:
         """The most rows of a tree, a chain aside, whose step takes at most so many seconds; at least 1."""
-        found = bisect_right(range(self.most_rows + 1), seconds, key=lambda num_rows: self.step_s(num_rows, 0))
-        return max(1, found - 1)
+        return max(1, bisect_right(self._by_rows, seconds) - 1)
+
+    @cached_property
+    def _by_rows(self) -> list[float]:
+        """[M + 1] seconds of steps whose trees have no depth."""
+        return [self.step_s(num_rows, 0) for num_rows in range(self.most_rows + 1)]
 
     def catch_up_s(self, num_tokens: int) -> float:
         """About the seconds by which a shared step is longer if all parts but one lack so many tokens of the sequence.

@@ -86,6 +86,8 @@ class TokenTree:
         known_tokens, rows = self.__dict__.get("noted_path", ((), ()))
         if known_tokens[: len(tokens)] == tokens:
             return rows[: len(tokens)]
+        if len(self) == 1:
+            return [0] if tokens[0] == self.tokens[0] else []
         if (native := library()) is not None:
             return trees.follow(native, self.tokens, self.parents, tokens)
         levels = descend(self, [0], lambda depth, _: tokens[depth] if depth < len(tokens) else None)
@@ -116,9 +118,15 @@ class TokenTree:
         )
 
 
+# Of all trees of one row; nothing writes to a tree.
+_ROOT_PARENT, _ROOT_DEPTH = np.array([PREFIX]), np.array([0])
+
+
 def chain(tokens: Sequence[int]) -> TokenTree:
     """A tree without branches, such as a chunk of a prompt."""
     num_rows = len(tokens)
+    if num_rows == 1:
+        return TokenTree(np.array(tokens, dtype=np.int64), _ROOT_PARENT, _ROOT_DEPTH)
     return TokenTree(np.asarray(tokens, dtype=np.int64), np.arange(-1, num_rows - 1), np.arange(num_rows))
 
 

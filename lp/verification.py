@@ -50,9 +50,12 @@ class Drafted:
 CountDrafts = Callable[[], Drafted]
 
 
+_NO_DRAFTS = Drafted(Counter(), [])
+
+
 def no_drafts() -> Drafted:
     """Returns the count of a step without drafts."""
-    return Drafted(Counter(), [])
+    return _NO_DRAFTS
 
 
 @dataclass(slots=True)
@@ -107,6 +110,8 @@ def verify(tree: TokenTree, targets: np.ndarray, num_verified: int | None = None
     root; None is all rows.
     """
     answers = targets.tolist()
+    if len(answers) == 1:
+        return Accepted(answers, [0], [])
     num_verified = len(tree) if num_verified is None else num_verified
     if (native := library()) is not None:
         levels = trees.verify(native, tree.tokens, tree.parents, targets, num_verified)

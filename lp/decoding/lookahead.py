@@ -15,8 +15,8 @@ from lp.decoding.ngrams import NGramPool
 from lp.decoding.tries import merge
 from lp.decoding.window import Window
 from lp.methods import Lookahead, PromptLookup
-from lp.tree import TokenTree, TreeBuilder
-from lp.verification import Accepted, Answers, CountDrafts, Drafted, verify
+from lp.tree import TokenTree, TreeBuilder, chain
+from lp.verification import Accepted, Answers, CountDrafts, Drafted, no_drafts, verify
 
 
 class PoolFeed:
@@ -59,6 +59,9 @@ class LookaheadDecoder(WholeTrees):
         self.sources: dict[int, str] = {}
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
+        if not self.feed and not self.window:
+            self.tree = chain(tokens[-1:])
+            return self.tree
         builder = TreeBuilder(tokens[-1])
         self.sources = {}
         if self.feed:
@@ -80,6 +83,8 @@ class LookaheadDecoder(WholeTrees):
         ngrams = self.window.commit(answers.targets, len(accepted.tokens)) if self.window else []
         if self.feed:
             self.feed.learn(ngrams, tokens, accepted.tokens)
+        if not self.sources:
+            return accepted, no_drafts
         sources = self.sources  # those of the next step replace them
         return accepted, lambda: Drafted(Counter(sources.values()), [sources[row] for row in accepted.rows[1:]])
 

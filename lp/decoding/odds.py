@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
+from operator import ge
 
 
 def descending(odds: Sequence[float]) -> list[float]:
@@ -11,6 +13,8 @@ def descending(odds: Sequence[float]) -> list[float]:
     A draft that is likelier than the one before it can only be had together with it. Where each row of a run costs the
     same, taking a part of the run is never the best choice, so the means lead to the same choices.
     """
+    if all(map(ge, odds, islice(odds, 1, None))):
+        return list(odds)
     runs: list[tuple[float, int]] = []  # the mean and the length of each
     for mean in odds:
         length = 1

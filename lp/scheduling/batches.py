@@ -77,22 +77,29 @@ class Batches:
 
     def start(self) -> None:
         """Starts batches until the runner takes no more, or nobody waits."""
-        self._make_room()
-        while len(self._under_way) < self.runner.depth and (turns := self.scheduler.next_batch(self.runner.depth)):
+        depth = self.runner.depth
+        if len(self._under_way) >= depth:
+            return
+        fitting = self._make_room()
+        while len(self._under_way) < depth and (turns := self.scheduler.next_batch(depth, fitting)):
             steps = self._plan(turns)
             self._arrange()
             self.runner.start(steps)
             self.scheduler.start(turns)  # after the runner: if that fails, they can still be cancelled
             self._under_way.append(Batch(turns))
 
-    def _make_room(self) -> None:
-        """Drops what there is no room for; gives those that begin what was kept of the same beginning."""
+    def _make_room(self) -> list[Generation]:
+        """Drops what there is no room for; gives those that begin what was kept of the same beginning. Returns those
+        that have room.
+        """
         fitting = self.scheduler.fitting()
         for generation in self.scheduler.preempted(fitting):
             self.runner.drop(generation.sequence)
             generation.num_fed = 0
             self._counts.preemptions += 1
-        beginning = [one for one in fitting if one.num_missing and not one.num_fed]
+        if not len(self.prefixes):
+            return fitting
+        beginning = [one for one in fitting if not one.num_fed and one.num_missing]
         found = [(one, self.prefixes.find(one.sequence.tokens, one.owner)) for one in beginning]
         for sequence in self.prefixes.take_surplus(self.scheduler.free_pages(), self.scheduler.owner_of):
             self.runner.close(sequence)
@@ -100,6 +107,7 @@ class Batches:
             if prefix and prefix.sequence in self.prefixes:
                 self.runner.copy(prefix.sequence, generation.sequence, prefix.length)
                 generation.reuse(prefix.length)
+        return fitting
 
     def _arrange(self) -> None:
         """Tells a runner with replicas where the sequences have room, those without a turn included."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from operator import itemgetter
+from typing import NamedTuple
+
+import numpy as np
 
 from lp.decoding.base import Offer
 from lp.drafting.history import UNKNOWN_ROWS
@@ -18,8 +20,14 @@ from lp.generation import Generation
 from lp.step_cost import StepTimes
 from lp.tree import TokenTree
 
-# The probability that a draft is accepted, and the number of its sequence.
-Draft = tuple[float, int]
+
+class Drafts(NamedTuple):
+    """odds: [D] float64 probabilities that drafts are accepted, in descending order. owners: [D] whose they are, by the
+    number of the sequence.
+    """
+
+    odds: np.ndarray
+    owners: np.ndarray
 
 
 def plan_together(
@@ -41,40 +49,38 @@ def plan_together(
         return []
     load = len(generations)
     offers = [generation.offer(room, load) for generation, room in zip(generations, rooms, strict=True)]
+    if not any(offer.odds for offer in offers):
+        return [generation.take(0) for generation in generations]
     drafts = best_first(offers)
     if times is None:
-        number = max(0, min(len(drafts), UNKNOWN_ROWS - sum(offer.num_rows for offer in offers)))
+        number = max(0, min(len(drafts.odds), UNKNOWN_ROWS - sum(offer.num_rows for offer in offers)))
     else:
         seconds = step_seconds(times.for_parts(num_parts), num_parts, num_fed, generations, offers, drafts)
-        number = best_number(load, drafts, seconds)
-    counts = [0] * load
-    for _, owner in drafts[:number]:
-        counts[owner] += 1
+        number = best_number(load, drafts.odds, seconds)
+    counts = np.bincount(drafts.owners[:number], minlength=load).tolist()
     return [generation.take(count) for generation, count in zip(generations, counts, strict=True)]
 
 
-def best_first(offers: Sequence[Offer]) -> list[Draft]:
-    """All offered drafts [D], the likeliest first.
+def best_first(offers: Sequence[Offer]) -> Drafts:
+    """All offered drafts, the likeliest first.
 
     Of equally likely ones, those of the sequence that stands first come first, in the order of its offer.
     """
-    drafts = [(odds, owner) for owner, offer in enumerate(offers) for odds in offer.odds]
-    drafts.sort(key=itemgetter(0), reverse=True)  # which keeps the order of equal ones
-    return drafts
+    odds = np.array([one for offer in offers for one in offer.odds], np.float64)
+    owners = np.repeat(np.arange(len(offers)), [len(offer.odds) for offer in offers])
+    order = np.argsort(-odds, kind="stable")  # which keeps the order of equal ones
+    return Drafts(odds[order], owners[order])
 
 
-def best_number(load: int, drafts: Sequence[Draft], seconds: Sequence[float]) -> int:
+def best_number(load: int, odds: Sequence[float] | np.ndarray, seconds: Sequence[float] | np.ndarray) -> int:
     """K, the number of drafts with the most expected tokens per second; of equally good ones, the largest.
 
-    load: B. drafts: [D] best first. seconds: [D + 1] of a step with none, one, ... and all of them. The speed may fall
+    load: B. odds: [D] best first. seconds: [D + 1] of a step with none, one, ... and all of them. The speed may fall
     and rise again, as where graphs are captured for a few numbers of rows.
     """
-    expected, best, best_speed = float(load), 0, load / seconds[0]
-    for number, (odds, _) in enumerate(drafts, 1):
-        expected += odds
-        if (speed := expected / seconds[number]) >= best_speed:
-            best, best_speed = number, speed
-    return best
+    expected = np.cumsum(np.concatenate([[float(load)], odds]))
+    speeds = expected / np.asarray(seconds)[: len(expected)]
+    return len(odds) - int(np.argmax(speeds[::-1]))
 
 
 def step_seconds(
@@ -83,8 +89,8 @@ def step_seconds(
     num_fed: int,
     generations: Sequence[Generation],
     offers: Sequence[Offer],
-    drafts: Sequence[Draft],
-) -> list[float]:
+    drafts: Drafts,
+) -> np.ndarray:
     """[D + 1] seconds of a step with none, one, ... and all of the drafts. Rows count as dealt out to ranks evenly."""
     extras, load = times.extras, len(offers)
     trees = -(-load // num_parts)  # of a rank
@@ -97,16 +103,13 @@ def step_seconds(
         num_rows += offer.num_rows
         num_cached += len(generation.sequence.tokens)
     host_s += times.of_sequences(trees, num_cached // num_parts)
-    curve = _by_rows(times, num_parts, 1 << (num_rows + len(drafts)).bit_length())
-    seconds = [curve[num_rows] + host_s]
-    for number, (_, owner) in enumerate(drafts, num_rows + 1):
-        host_s += row_s[owner]
-        seconds.append(curve[number] + host_s)
-    return seconds
+    most_rows = num_rows + len(drafts.odds)
+    curve = _by_rows(times, num_parts, 1 << most_rows.bit_length())
+    return curve[num_rows : most_rows + 1] + np.cumsum(np.append(host_s, np.array(row_s)[drafts.owners]))
 
 
 @lru_cache(maxsize=32)
-def _by_rows(times: StepTimes, num_parts: int, most_rows: int) -> list[float]:
+def _by_rows(times: StepTimes, num_parts: int, most_rows: int) -> np.ndarray:
     """[M + 1] seconds of a step of 0, 1, ... `most_rows` rows."""
     curve = times.by_part()
-    return [curve.at(-(-num_rows // num_parts)) for num_rows in range(most_rows + 1)]
+    return np.array([curve.at(-(-num_rows // num_parts)) for num_rows in range(most_rows + 1)])

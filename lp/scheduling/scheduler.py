@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lp.generation import Generation
 from lp.model.kv_cache import pages_of
@@ -46,8 +47,7 @@ def step_rows(most: int | None, times: StepTimes | None, num_replicas: int) -> S
     return StepRows(most, max(most, StepRows.most), num_replicas)
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """What a generation does in a step. num_fed: how many of its first tokens have been computed after it. decodes:
     whether it has a tree; if not, it is only fed.
     """
@@ -137,21 +137,27 @@ class Scheduler:
     def preempted(self, fitting: Iterable[Generation]) -> list[Generation]:
         """Those that have lost their room to earlier ones: what they have computed must be dropped."""
         safe = set(fitting)
+        if len(safe) == len(self._running):
+            return []
         return [generation for generation in self if generation not in safe and generation.num_fed]
 
-    def next_batch(self, num_batches: int = 1) -> list[Turn]:
+    def next_batch(self, num_batches: int = 1, fitting: Sequence[Generation] | None = None) -> list[Turn]:
         """The turns of the next step, in the order of arrival; none if nobody waits that has room.
 
         They count once `start` is called. num_batches: the number of batches that the runner wants under way at the
-        same time, of other generations each.
+        same time, of other generations each. fitting: what `fitting` returns, if that is known.
         """
-        waiting = [generation for generation in self.fitting() if generation not in self._under_way]
+        fitting = self.fitting() if fitting is None else fitting
+        waiting = [generation for generation in fitting if generation not in self._under_way]
         if not waiting:
             return []
-        feeding = sorted((one for one in waiting if one.num_missing), key=lambda one: self._running[one].feeding)
-        decoding = sorted((one for one in waiting if not one.num_missing), key=self._decoding_time_of)
+        feeding = [one for one in waiting if one.num_missing]
         beside, most = (number * self.rows.num_replicas for number in (self.rows.beside, self.rows.most))
         share = math.ceil(len(self._running) / num_batches)
+        if not feeding and len(waiting) <= share and len(turns := _decoding_turns(waiting, most)) == len(waiting):
+            return turns  # where all have a turn, nothing needs to be in the order of turns
+        feeding.sort(key=lambda one: self._running[one].feeding)
+        decoding = sorted((one for one in waiting if not one.num_missing), key=self._decoding_time_of)
         turns = _decoding_turns(decoding[:share], most)
         used = sum(turn.generation.least_rows for turn in turns)
         left = max(beside - used, math.ceil(beside * FEEDING_SHARE)) if turns else most
@@ -167,15 +173,16 @@ class Scheduler:
 
     def start(self, turns: Sequence[Turn]) -> None:
         """Notes that these steps have been started."""
-        times = [self._decoding_time_of(turn.generation) for turn in turns if turn.decodes]
-        self._decoding_time = min(times, default=self._decoding_time)
-        for turn in turns:
-            self._under_way.add(turn.generation)
-            place = self._running[turn.generation]
-            if turn.decodes:
-                place.decoding = self._decoding_time_of(turn.generation) + 1 / turn.generation.priority
+        times: list[float] = []
+        for generation, _, decodes in turns:
+            self._under_way.add(generation)
+            place = self._running[generation]
+            if decodes:
+                times.append(max(place.decoding, self._decoding_time))
+                place.decoding = times[-1] + 1 / generation.priority
             else:
                 self._feeding_time = max(self._feeding_time, place.feeding)
+        self._decoding_time = min(times, default=self._decoding_time)
 
     def finish(self, generation: Generation) -> None:
         """Lets a generation wait for its next step, as the one under way is done."""

@@ -9,10 +9,12 @@ character whose last bytes are missing, so it is held back.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 REPLACEMENT = "\ufffd"
@@ -81,6 +83,8 @@ class Detokenizer:
         return bool(self._decode([token, token]))
 
     def _decode(self, tokens: list[int]) -> str:
+        if len(tokens) <= 2:  # they recur: a token alone, and a usual pair
+            return _text_of_few(self._backend, *tokens)
         return self._backend.decode(tokens, skip_special_tokens=True)
 
     def _start_anew(self) -> str:
@@ -94,3 +98,8 @@ class Detokenizer:
         self._num_done = max(0, self._num_done - num_tokens)
         text = self._decode(self._window)
         self._given = text[: len(text) - num_held]
+
+
+@lru_cache(maxsize=1 << 15)
+def _text_of_few(backend: Tokenizer, *tokens: int) -> str:
+    return backend.decode(list(tokens), skip_special_tokens=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import host_work
+from benchmarks.steps.batch_host_work import PARTS
 from lp.host.library import library
 from tests.benchmarks.results import read
 
@@ -31,6 +32,19 @@ def test_host_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "temperature 0.8" in table and "walk and learn" in table
     with_library = [cost for cost in data["costs"] if cost["setting"]["variant"] == "library"]
     assert library() is None or len(with_library) == 8
+
+
+def test_many_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(monkeypatch, tmp_path, "--sequences", "1,3", "--steps", "4", "--sweep-mb", "1")
+    table, data = read(tmp_path, "host_work-sequences")
+    assert len(data["costs"]) == len({tuple(cost["setting"].values()) for cost in data["costs"]}) == 32
+    for cost in data["costs"]:
+        setting, parts = cost["setting"], cost["parts"]
+        assert list(parts) == list(PARTS) and min(parts.values()) > 0
+        assert cost["rows"] >= setting["sequences"]
+        if setting["method"] == "autoregressive":
+            assert cost["rows"] == setting["sequences"], "all sequences decode in every step"
+    assert "auto, temperature 0.8" in table and "of a sequence" in table
 
 
 def test_cold_after_a_forward(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class OneByOne(Scheduler):
     def preempted(self, fitting: Iterable[Generation]) -> list[Generation]:
         return []
 
-    def next_batch(self, num_batches: int = 1) -> list[Turn]:
+    def next_batch(self, num_batches: int = 1, fitting: Sequence[Generation] | None = None) -> list[Turn]:
         waiting = sorted(self, key=lambda generation: generation.stats.steps)
         return [Turn(waiting[0], len(waiting[0].sequence.tokens) - 1, decodes=True)]
 

@@ -113,27 +113,47 @@ class StepBuffer:
         host: Any = self._parts
         self._take_moves([cache for _, cache in sequences])
         host["visibility"].fill(False)
-        first = 0
-        for number, (tree, cache) in enumerate(sequences):
-            end = first + len(tree)
-            host["tokens"][first:end] = tree.tokens
-            host["positions"][first:end] = tree.depths + cache.length
-            host["slots"][first:end] = cache.slots(np.arange(cache.length, cache.length + len(tree)))
-            host["sequence_of"][first:end] = number
-            host["visibility"][first:end, first:end] = tree.visibility
-            host["lengths"][number] = cache.length
-            host["row_starts"][number] = first
-            host["key_starts"][number] = cache.pages[0] * PAGE
-            pages = cache.pages[: host["block_table"].shape[1]]
-            host["block_table"][number, : len(pages)] = pages
-            first = end
+        end = self._lay_rows(sequences) if sequences else 0
         host["choices"].fill(0)
         for one in choices:
             host["choices"][one.kind, one.rows] = one.choices
-        self._pad(first, len(sequences))
+        self._pad(end, len(sequences))
         table_bytes = host["block_table"][: len(sequences)].nbytes
         used = self._table_start + table_bytes
         upload_into(self._host[:used], self._memory[:used])
+
+    def _lay_rows(self, sequences: Sequence[tuple[TokenTree, PagedCache]]) -> int:
+        """Writes what belongs to the rows and to the sequences. Returns the number of rows."""
+        host = self._parts
+        trees, caches = zip(*sequences, strict=True)
+        sizes, lengths = np.array([len(tree) for tree in trees]), np.array([cache.length for cache in caches])
+        ends = np.cumsum(sizes)
+        starts, end = ends - sizes, int(ends[-1])
+        sequence_of, rows = np.repeat(np.arange(len(trees)), sizes), np.arange(end)
+        host["tokens"][:end] = np.concatenate([tree.tokens for tree in trees])
+        host["positions"][:end] = np.concatenate([tree.depths for tree in trees]) + lengths[sequence_of]
+        host["sequence_of"][:end] = sequence_of
+        host["lengths"][: len(trees)] = lengths
+        host["row_starts"][: len(trees)] = starts
+        self._lay_pages(caches, sequence_of, (lengths - starts)[sequence_of] + rows)
+        visibility = host["visibility"]
+        visibility[rows, rows] = True
+        for tree, first in zip(trees, starts.tolist(), strict=True):
+            if (size := len(tree)) > 1:
+                visibility[first : first + size, first : first + size] = tree.visibility
+        return end
+
+    def _lay_pages(self, caches: Sequence[PagedCache], sequence_of: np.ndarray, places: np.ndarray) -> None:
+        """Writes the sequences' pages, and the slots of rows by their places in their sequences."""
+        host = self._parts
+        pages = np.array([page for cache in caches for page in cache.pages])
+        counts = np.array([len(cache.pages) for cache in caches])
+        firsts = np.cumsum(counts) - counts
+        width = min(int(counts.max()), host["block_table"].shape[1])
+        in_table = np.minimum(firsts[:, None] + np.arange(width), len(pages) - 1)
+        host["block_table"][: len(caches), :width] = pages[in_table]
+        host["key_starts"][: len(caches)] = pages[firsts] * PAGE
+        host["slots"][: len(places)] = pages[firsts[sequence_of] + places // PAGE] * PAGE + places % PAGE
 
     def _pad(self, first: int, num_sequences: int) -> None:
         """Makes all rows from the first on padding. num_sequences: those that have been laid out."""

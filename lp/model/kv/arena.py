@@ -106,7 +106,6 @@ class Arena(KVMemory):
         assert isinstance(cache, PagedCache)
         return cache.pages
 
-    @torch.inference_mode()
     def _make_room(self, cache: KVCache, num_tokens: int) -> None:
         """Gives a cache pages for so many tokens, and makes all those its own that it is going to write."""
         assert isinstance(cache, PagedCache)
@@ -263,9 +262,9 @@ class PagedCache(KVCache):
         return _Places(new, None if is_run else upload(pages, self.arena.device))
 
     def keep(self, rows: Sequence[int]) -> None:
-        sources, targets = np.asarray(rows, np.int64), np.arange(len(rows))
-        is_moved = sources != targets
-        if is_moved.any():
+        if list(rows) != list(range(len(rows))):
+            sources, targets = np.asarray(rows, np.int64), np.arange(len(rows))
+            is_moved = sources != targets
             self.settle()
             self._moves = self.length + np.stack([sources[is_moved], targets[is_moved]])
         self.length += len(rows)

@@ -46,7 +46,6 @@ class ContiguousCache(KVCache):
         else:
             self.make_room(self.length + num_rows)
 
-    @torch.inference_mode()
     def make_room(self, num_tokens: int) -> None:
         """Makes room for so many tokens, and puts all layers together if they can be by now."""
         grows = num_tokens > self._granted and self._grow(num_tokens)
@@ -81,6 +80,7 @@ class ContiguousCache(KVCache):
         """Whether all layers are there and have the same shape."""
         return self.is_written and len({tensor.shape for tensor in (*self.keys.values(), *self.values.values())}) == 1
 
+    @torch.inference_mode()
     def _move(self) -> None:
         """Moves the cached tokens of all layers to new memory with the present capacity."""
         before = self.keys, self.values
@@ -120,16 +120,20 @@ class ContiguousCache(KVCache):
             views.append(store[layer_idx][:, :, :end])
         return views[0], views[1]
 
-    @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:
         if list(rows) != list(range(len(rows))):
-            kept = slice(self.length, self.length + len(rows))
-            each = (*self.keys.values(), *self.values.values())
-            tensors = each if self._together is None else (self._together,)
-            index = upload(np.asarray(rows, np.int64) + self.length, tensors[0].device)
-            for tensor in tensors:
-                tensor[..., kept, :] = tensor.index_select(tensor.dim() - 2, index)
+            self._gather(rows)
         self.length += len(rows)
+
+    @torch.inference_mode()
+    def _gather(self, rows: Sequence[int]) -> None:
+        """Copies rows behind the cached tokens to where these end."""
+        kept = slice(self.length, self.length + len(rows))
+        each = (*self.keys.values(), *self.values.values())
+        tensors = each if self._together is None else (self._together,)
+        index = upload(np.asarray(rows, np.int64) + self.length, tensors[0].device)
+        for tensor in tensors:
+            tensor[..., kept, :] = tensor.index_select(tensor.dim() - 2, index)
 
     @torch.inference_mode()
     def fork(self, length: int | None = None) -> ContiguousCache:

@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from weakref import ReferenceType, ref
 
+import torch
+
 from lp.model.kv_cache import PAGE, KVCache, pages_of
 
 
@@ -45,6 +47,7 @@ class KVMemory(ABC):
         """Lowers the bound, so that ranks which compute the same steps evict the same sequences."""
         self.num_pages = min(self.num_pages, num_pages)
 
+    @torch.inference_mode()
     def reserve(self, needs: Sequence[tuple[KVCache, int]]) -> None:
         """Makes room in each cache for so many rows of a step. No cache of the step is evicted for another one.
 
