@@ -199,7 +199,8 @@ def count_drafts(sources: Sequence[str], kinds: Sequence[int], accepted: Accepte
 
     sources: the source of each kind. kinds: of the root and each draft; the window's cells come after them.
     """
-    proposed = Counter([sources[kind] for kind in np.asarray(kinds).tolist()[1:]])
+    numbers: list[int] = np.asarray(kinds).tolist()
+    proposed = Counter(sources[kind] for kind in numbers[1:])
     right: list[str] = []
     for rows in accepted.drafted:
         row = next((row for row in rows if row < len(kinds)), None)
