@@ -24,6 +24,8 @@ DEPTH = 4
 CACHED = 256
 # The number of rows of a usual step of decoding.
 USUAL_ROWS = 16
+# Rows of the steps of which `Extras.thousand_cached` is measured.
+CACHED_ROWS = 4
 # A curve is read up to this many times its largest number of rows.
 FARTHEST = 8
 
@@ -121,6 +123,13 @@ class StepTimes:
         more = num_sequences - 1
         cached = more * CACHED if num_cached is None else max(0, num_cached - CACHED)
         return more * self.extras.sequence + cached / 1000 * self.extras.thousand_cached
+
+    @property
+    def row_per_thousand(self) -> float:
+        """By how much of its time one more row takes longer for each thousand tokens before it."""
+        curve, few, many = self.by_part(), USUAL_ROWS, 4 * USUAL_ROWS
+        row_s = (curve.at(many) - curve.at(few)) / (many - few)
+        return self.extras.thousand_cached / CACHED_ROWS / row_s if row_s > 0 else 0.0
 
     def table(self, most_rows: int) -> Sequence[float]:
         """[M + 1] seconds of steps with 0, 1, ... `most_rows` rows."""

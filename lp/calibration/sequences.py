@@ -14,11 +14,11 @@ from lp.calibration.measure import CANDIDATES, GoOn, num_cached_of
 from lp.request import Sequence as TokenSequence
 from lp.runner import Runner, StepInput
 from lp.sampling.settings import Sampling
-from lp.step_cost import CACHED
+from lp.step_cost import CACHED, CACHED_ROWS
 from lp.tree import chain
 
 # Sequences of a step for each part of the runner, one row each.
-NUM_SEQUENCES = 4
+NUM_SEQUENCES = CACHED_ROWS
 # The length of the long sequence, as far as there is time to compute it.
 LONG = 2048
 # Rows of the long sequence that are computed at a time.

@@ -24,7 +24,7 @@ from lp.verification import Answers
 # The share of a step's rows that prompts have while there are any, however many requests decode.
 FEEDING_SHARE = 0.25
 # How many times as long as a usual one a step may take that feeds a prompt beside others.
-LARGEST_SLOWDOWN = 2.0
+LARGEST_SLOWDOWN = 1.6
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,20 @@ class StepRows:
 
     beside: with those of prompts, if a request decodes in it, so that it does not take much longer than others. most:
     in any other step. Both are for each of the replicas that the rows are dealt out to.
+    per_thousand: by how much of its time a row takes longer for each thousand tokens before it.
     """
 
     beside: int = 64
     most: int = 512
     num_replicas: int = 1
+    per_thousand: float = 0.0
 
 
 def step_rows(most: int | None, times: StepTimes | None, num_replicas: int) -> StepRows:
     """most: see SchedulerSettings. times: of the runner's steps; None if they are not known."""
     if most is None:
         most = StepRows.beside if times is None else most_rows_within(times, LARGEST_SLOWDOWN)
-    return StepRows(most, max(most, StepRows.most), num_replicas)
+    return StepRows(most, max(most, StepRows.most), num_replicas, times.row_per_thousand if times else 0.0)
 
 
 class Turn(NamedTuple):
@@ -161,9 +163,10 @@ class Scheduler:
         turns = _decoding_turns(decoding[:share], most)
         used = sum(turn.generation.least_rows for turn in turns)
         left = max(beside - used, math.ceil(beside * FEEDING_SHARE)) if turns else most
-        most_each = self.rows.beside if turns else self.rows.most
+        most_each, per_thousand = (self.rows.beside, self.rows.per_thousand) if turns else (self.rows.most, 0.0)
         chosen = {
-            turn.generation: turn for turn in (*turns, *_feeding_turns(feeding[: share - len(turns)], left, most_each))
+            turn.generation: turn
+            for turn in (*turns, *_feeding_turns(feeding[: share - len(turns)], left, most_each, per_thousand))
         }
         return [chosen[one] for one in waiting if one in chosen]
 
@@ -210,19 +213,23 @@ def _decoding_turns(decoding: Iterable[Generation], most_rows: int) -> list[Turn
     return turns
 
 
-def _feeding_turns(feeding: Iterable[Generation], num_rows: int, most_each: int) -> list[Turn]:
+def _feeding_turns(
+    feeding: Iterable[Generation], num_rows: float, most_each: int, per_thousand: float = 0.0
+) -> list[Turn]:
     """Turns of the first ones until the rows are used up. The step that feeds the last of a prompt decodes as well.
 
-    most_each: rows of one turn, as one replica computes all of them.
+    num_rows: of the usual length. most_each: of them for one turn, as one replica computes all of it. per_thousand: see
+    StepRows; a row after many tokens counts for more than one.
     """
     turns: list[Turn] = []
     for generation in feeding:
         if num_rows <= 0:
             break
         missing = generation.num_missing
-        most = min(num_rows, most_each)
+        price = 1 + per_thousand * generation.num_fed / 1000
+        most = max(1, int(min(num_rows, most_each) / price))
         decodes = missing + generation.least_rows <= most
         fed = missing if decodes else min(missing, most)
         turns.append(Turn(generation, generation.num_fed + fed, decodes))
-        num_rows -= fed + (generation.least_rows if decodes else 0)
+        num_rows -= price * (fed + (generation.least_rows if decodes else 0))
     return turns

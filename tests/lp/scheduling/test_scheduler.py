@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lp import Auto, Autoregressive, Engine, Lookahead, Sampling, Stopping
@@ -10,7 +12,7 @@ from lp.model.kv_cache import PAGE
 from lp.scheduling.room import Room
 from lp.scheduling.scheduler import Scheduler, StepRows, step_rows
 from lp.scheduling.settings import SchedulerSettings
-from lp.step_cost import StepTimes
+from lp.step_cost import Extras, StepTimes
 
 GREEDY = Sampling(temperature=0.0, seed=0)
 PROMPTS = [[5, 9, 5, 9], [40, 41, 42], [7]]
@@ -91,6 +93,15 @@ def test_a_prompt_is_fed_in_chunks_beside_those_who_decode(llama: Engine) -> Non
     assert all([name for name, _, decodes in step if decodes][:2] == ["0", "1"] for step in turns)
 
 
+def test_chunks_become_shorter_the_more_tokens_are_before_them(llama: Engine) -> None:
+    decoding, prompt = prompts_of(llama, [2, 300], [1, 1])
+    scheduler = scheduler_of([decoding], StepRows(beside=61, most=100, per_thousand=10.0))
+    run(scheduler, 1)
+    scheduler.add(prompt)
+    fed = [dict((name, number) for name, number, _ in step)["1"] for step in run(scheduler, 4)]
+    assert fed == [60, 97, 127, 153], "60 rows, then 60 / 1.6, 60 / 1.97 and 60 / 2.27"
+
+
 def test_prompts_alone_are_fed_by_the_largest_steps(llama: Engine) -> None:
     scheduler = scheduler_of(prompts_of(llama, [90, 60], [1, 1]), StepRows(beside=8, most=40))
     assert run(scheduler, 2) == [[("1", 40, False)], [("0", 20, False), ("1", 59, True)]]
@@ -164,7 +175,12 @@ def test_batches_under_way_together_share_the_generations(llama: Engine) -> None
 
 def test_rows_of_a_step_follow_from_the_step_times() -> None:
     times = StepTimes((1, 16, 20, 40), (1.0, 1.0, 2.0, 4.0))
-    assert step_rows(None, times, 2) == StepRows(20, 512, 2) and step_rows(None, None, 1) == StepRows()
+    assert step_rows(None, times, 2) == StepRows(18, 512, 2)
+    slow = replace(times, extras=Extras(thousand_cached=0.8))
+    assert (
+        step_rows(None, slow, 1).per_thousand == pytest.approx(0.2 / ((slow.at(64) - slow.at(16)) / 48))
+        and step_rows(None, None, 1) == StepRows()
+    )
     assert step_rows(7, times, 1) == StepRows(7, 512) and step_rows(900, None, 1) == StepRows(900, 900)
     with pytest.raises(ValueError, match=r"scheduler\.max_step_rows=0 must be at least 1"):
         SchedulerSettings(0).check()

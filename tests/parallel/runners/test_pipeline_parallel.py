@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -52,24 +53,21 @@ class Recorded(PipelineParallel):
 
     def __init__(self, model: CausalModel, pipeline: Collectives, channel: Channel):
         super().__init__(model, pipeline, channel, CHUNK)
-        self.batches: list[list[str]] = []
-        self.most = 0
-
-    @property
-    def under_way(self) -> list[str]:
-        return [name for batch in self.batches for name in batch]
+        self.under_way, self.most = deque[set[str]](), 0
 
     def start(self, steps: list[StepInput]) -> None:
         super().start(steps)
-        self.batches.append([step.sequence.id for step in steps])
-        self.most = max(self.most, len(self.batches))
+        self.under_way.append({step.sequence.id for step in steps})
+        self.most = max(self.most, len(self.under_way))
 
     def finish(self) -> list[Answers]:
-        del self.batches[0]
+        self.under_way.popleft()
         return super().finish()
 
     def close(self, sequence: Sequence) -> None:
-        assert sequence.id not in self.under_way, "a sequence is closed while a step of it is under way"
+        assert not any(sequence.id in batch for batch in self.under_way), (
+            "a sequence is closed while a step of it is under way"
+        )
         super().close(sequence)
 
 
@@ -157,13 +155,13 @@ def test_tokens_are_those_of_one_device(
 def serve_five(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, list[int]], int, int]:
     """Tokens of five requests, one of which is cancelled under way; most steps under way at once; number of steps."""
     engine, runner = stage_engine(channel, connect_stages(mesh), folder)
-    for name in FIVE:
-        engine.submit(request(engine, name))
     tokens: dict[str, list[int]] = {name: [] for name in FIVE}
+    for name in tokens:
+        engine.submit(request(engine, name))
     while not engine.is_idle:
         for progress in engine.step():
             tokens[progress.request_id] += progress.tokens
-        if "1" in runner.under_way and len(tokens["1"]) >= 3:
+        if any("1" in batch for batch in runner.under_way) and len(tokens["1"]) >= 3:
             assert engine.cancel("1")
     assert not runner.states and not runner.under_way
     return tokens, runner.most, channel.num_steps
@@ -176,11 +174,9 @@ def test_steps_of_as_many_requests_as_stages_overlap(num_ranks: int, folder_of: 
     assert all(result == results[0] for result in results)
     tokens, most, num_steps = results[0]
     assert most == num_ranks
-    num_steps_alone = 0
+    num_steps_alone, stopping = 0, Stopping(NEW_TOKENS, ignore_eos=True)
     for name, prompt in FIVE.items():
-        done = alone.generate(
-            prompt, decode=METHODS[1], sampling=GREEDY, stopping=Stopping(NEW_TOKENS, ignore_eos=True)
-        )
+        done = alone.generate(prompt, decode=METHODS[1], sampling=GREEDY, stopping=stopping)
         num_steps_alone += done.stats.steps
         assert tokens[name] == done.token_ids[: len(tokens[name])]
         assert len(tokens[name]) == NEW_TOKENS or name == "1"
