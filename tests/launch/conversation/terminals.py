@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pty
 import re
 import select
 import subprocess
-import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,17 +61,19 @@ class Terminal:
 
 @contextmanager
 def terminal(arguments: list[str], folder: Path) -> Iterator[Terminal]:
-    """Starts the program with a controlling terminal, so that Ctrl-C is a signal where no editor reads the keys."""
+    """Starts the program with a controlling terminal, so that Ctrl-C is a signal where no editor reads the keys.
+
+    setsid does so in the child: Python would have to copy this process for it, which fails in one that has reserved
+    more memory than there is.
+    """
     master, slave = pty.openpty()
     child = subprocess.Popen(
-        commands.command("chat", arguments),
+        ["setsid", "--ctty", *commands.command("chat", arguments)],
         cwd=folder,
         env=commands.environment(PROMPT_TOOLKIT_NO_CPR="1", TERM="xterm-256color"),
         stdin=slave,
         stdout=slave,
         stderr=slave,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )
     os.close(slave)
     try:
