@@ -34,14 +34,13 @@ from benchmarks.projections.modelled_step import Choice, Setting, fastest, share
 from benchmarks.projections.shared_trees import SharedTrees, add_up, record_texts
 from benchmarks.shared.categories import read_categories
 from benchmarks.shared.inputs import load_engine
-from benchmarks.shared.options import add_output, add_threads, ascending_numbers, make_parser, parse
+from benchmarks.shared.options import add_decoded_texts, add_output, add_threads, ascending_numbers, make_parser, parse
 from benchmarks.shared.plots import COLOURS, MARKERS, make_axes
 from benchmarks.shared.report import bullets, markdown_table, progress, publish
 from benchmarks.shared.shapes import SHAPES, make_llama
 from launch.program import packaged_model
 from launch.program.packaged_model import SMOLLM2
 from lp.cache_files import digest, read_json, write_json
-from lp.model.checkpoint import DTYPES
 from lp.model.gguf import checkpoint_folder
 
 DEGREES = (1, 2, 4, 8)
@@ -52,11 +51,7 @@ WAYS = {"lp": lambda lp, tp: tp == 1, "tp": lambda lp, tp: lp == 1, "lp x tp": l
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--model", default="smollm2", help="decodes the texts: smollm2 or a folder (default smollm2)")
-    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of that model (default %(default)s)")
-    parser.add_argument("--prompts", type=Path, metavar="FOLDER", help="folder with the prompts (default: our own)")
-    parser.add_argument("--limit", type=int, default=14, help="prompts over all categories (default %(default)s)")
-    parser.add_argument("--max-new-tokens", type=int, default=48, help="for each prompt (default %(default)s)")
+    add_decoded_texts(parser, limit=14, max_new_tokens=48)
     parser.add_argument(
         "--rows", type=ascending_numbers, default=[1, 8, 16, 32, 64, 128, 256, 512], metavar="R,R,...",
         help="rows of the trees; 1 is autoregressive (default 1,8,16,...,512)",

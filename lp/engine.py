@@ -56,8 +56,7 @@ class Engine:
         """fingerprints: whether every step carries a checksum of its generation's state, which ranks compare.
         step_times: the runner's, the same on all ranks; None if they are not known. index: the model's answers for
         decode=auto, the same on all ranks. room: for keys and values, the same on all ranks; None is this rank's.
-        scheduler: how steps
-        are filled.
+        scheduler: how steps are filled.
         """
         self.checkpoint = checkpoint
         runner = runner or SingleDevice(checkpoint.model)

@@ -24,13 +24,12 @@ class EngineCounts:
     """What an engine has done, for all requests together.
 
     steps: forwards, each of which may serve many requests. rows: of all their trees, and of the prompts that were fed.
-    fed: rows of prompts, and of what had to be computed again. sequences: how often a request took part in a step.
-    expected: tokens that the trees were expected to yield. preemptions: how often a request lost its room.
+    sequences: how often a request took part in a step. expected: tokens that the trees were expected to yield.
+    preemptions: how often a request lost its room.
     """
 
     steps: int = 0
     rows: int = 0
-    fed: int = 0
     sequences: int = 0
     expected: float = 0.0
     preemptions: int = 0

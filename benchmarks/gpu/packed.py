@@ -77,7 +77,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def measure(model: CausalModel, caches: list[KVCache], arguments: argparse.Namespace) -> list[PackedSample]:
-    """In rounds, so that other work on the machine slows all alike. The first round is a warm-up."""
+    """Measures in rounds, so that other work on the machine slows all alike. The first round is a warm-up."""
     samples = [PackedSample(count, rows) for rows in arguments.rows_each for count in arguments.sequences]
     runs = []
     for sample in samples:

@@ -1,4 +1,4 @@
-"""From what clients saw to figures: latencies and their percentiles, throughput, goodput, pauses."""
+"""Makes figures of what clients saw: latencies and their percentiles, throughput, goodput, pauses."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Cell:
 
     @property
     def seconds(self) -> float:
-        """From the first request to the end of the last."""
+        """Seconds that passed from the first request to the end of the last."""
         return max(one.ended_at for one in self.records) - min(one.due_at for one in self.records)
 
     @property
@@ -76,7 +76,7 @@ class Cell:
 
     @property
     def pauses(self) -> list[float]:
-        """In a pause scenario: the stream's longest pause once the prompt had been sent, in ordinary steps.
+        """Returns, for a pause scenario, the stream's longest pause once the prompt had been sent, in ordinary steps.
 
         An ordinary step is the median gap before. A try whose stream had ended before the prompt came has no figure.
         """

@@ -17,7 +17,6 @@ import argparse
 import sys
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 from tqdm import tqdm
 
@@ -30,7 +29,7 @@ from benchmarks.projections.streams.known_answers import KnownAnswers
 from benchmarks.projections.streams.systems import ONE_RANK, SERVERS, Speed, servers_tokens_per_s, speed_of, systems_on
 from benchmarks.shared.categories import read_categories
 from benchmarks.shared.inputs import load_engine
-from benchmarks.shared.options import add_output, add_threads, ascending_numbers, make_parser, parse
+from benchmarks.shared.options import add_decoded_texts, add_output, add_threads, ascending_numbers, make_parser, parse
 from benchmarks.shared.report import publish
 from benchmarks.shared.shapes import SHAPES, make_llama
 from launch.program import packaged_model
@@ -40,7 +39,6 @@ from lp.calibration.calibrate import resolve_step_times
 from lp.calibration.measure import StepTimesSource
 from lp.decoding.host_time import measure_host
 from lp.methods import Auto
-from lp.model.checkpoint import DTYPES
 from lp.model.gguf import checkpoint_folder
 from lp.single_device import SingleDevice
 from lp.step_cost import Extras, StepTimes
@@ -82,11 +80,7 @@ def main() -> None:
 
 def make_arguments() -> argparse.ArgumentParser:
     parser = make_parser(__doc__)
-    parser.add_argument("--model", default="smollm2", help="decodes the texts: smollm2 or a folder (default smollm2)")
-    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of that model (default %(default)s)")
-    parser.add_argument("--prompts", type=Path, metavar="FOLDER", help="folder with the prompts (default: our own)")
-    parser.add_argument("--limit", type=int, default=28, help="prompts over all categories (default %(default)s)")
-    parser.add_argument("--max-new-tokens", type=int, default=64, help="for each prompt (default %(default)s)")
+    add_decoded_texts(parser, limit=28, max_new_tokens=64)
     parser.add_argument("--ranks", type=int, default=8, help="default %(default)s")
     parser.add_argument(
         "--streams", type=ascending_numbers, default=[1, 4, 8, 32, 256], metavar="N,N,...", help="default 1,4,8,32,256"

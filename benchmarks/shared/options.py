@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from launch.program.memory import keep_memory as keep_freed_memory
+from lp.model.checkpoint import DTYPES
 
 FOLDER = Path(__file__).resolve().parents[1]
 
@@ -56,6 +57,17 @@ def make_prompts_parser(description: str | None) -> argparse.ArgumentParser:
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads that torch uses (default %(default)s)")
+
+
+def add_decoded_texts(parser: argparse.ArgumentParser, limit: int, max_new_tokens: int) -> None:
+    """Adds the options of texts that a model decodes for a projection. limit, max_new_tokens: their defaults."""
+    parser.add_argument("--model", default="smollm2", help="decodes the texts: smollm2 or a folder (default smollm2)")
+    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of that model (default %(default)s)")
+    parser.add_argument("--prompts", type=Path, metavar="FOLDER", help="folder with the prompts (default: our own)")
+    parser.add_argument("--limit", type=int, default=limit, help="prompts over all categories (default %(default)s)")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=max_new_tokens, help="for each prompt (default %(default)s)"
+    )
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

@@ -46,6 +46,8 @@ class Batches:
         self._max_length = max_length
         self._step_times = step_times
         self._under_way: deque[Batch] = deque()
+        # Those that begin like nothing that is kept; what is kept grows when a generation ends.
+        self._unlike: set[Generation] = set()
         self._counts = EngineCounts()
 
     def take_counts(self) -> EngineCounts:
@@ -70,6 +72,7 @@ class Batches:
     def end(self, generation: Generation) -> None:
         """Forgets a generation that has ended and has no step under way, but may keep what was computed for it."""
         self.scheduler.end(generation)
+        self._unlike.clear()
         if self.prefixes.keeps(generation.sequence) and not generation.num_missing:
             self.prefixes.add(generation.sequence, generation.owner)
         else:
@@ -99,8 +102,9 @@ class Batches:
             self._counts.preemptions += 1
         if not len(self.prefixes):
             return fitting
-        beginning = [one for one in fitting if not one.num_fed and one.num_missing]
+        beginning = [one for one in fitting if not one.num_fed and one.num_missing and one not in self._unlike]
         found = [(one, self.prefixes.find(one.sequence.tokens, one.owner)) for one in beginning]
+        self._unlike.update(one for one, prefix in found if prefix is None)
         for sequence in self.prefixes.take_surplus(self.scheduler.free_pages(), self.scheduler.owner_of):
             self.runner.close(sequence)
         for generation, prefix in found:
@@ -149,9 +153,8 @@ class Batches:
                 steps.append(StepInput(generation.sequence, generation.feed(turn.num_fed), turn.num_fed))
                 continue
             fingerprint = generation.fingerprint() if self.fingerprints else 0
-            step = StepInput(generation.sequence, next(trees), turn.num_fed, decoder.num_candidates, fingerprint)
-            step.is_shared = decoder.is_shared
-            steps.append(step)
+            how = decoder.num_candidates, fingerprint, decoder.is_shared
+            steps.append(StepInput(generation.sequence, next(trees), turn.num_fed, *how))
         self._count(steps, num_fed, sum(generation.decoder.expected for generation in decoding))
         return steps
 
@@ -159,6 +162,5 @@ class Batches:
         counts = self._counts
         counts.steps += 1
         counts.sequences += len(steps)
-        counts.fed += num_fed
         counts.rows += num_fed + sum(len(step.tree) for step in steps)
         counts.expected += expected

@@ -67,12 +67,12 @@ class Prefixes:
     def find(self, tokens: Sequence[int], owner: str | None) -> Prefix | None:
         """The longest beginning that a kept sequence shares with a prompt, all but the last token of which counts."""
         wanted = np.array(tokens[:-1], np.int64)
-        best = max(self._allowed(owner), key=lambda kept: _num_shared(kept.tokens, wanted), default=None)
-        length = 0 if best is None else _num_shared(best.tokens, wanted)
-        if best is None or length < LEAST_TOKENS:
+        found = (Prefix(kept.sequence, _num_shared(kept.tokens, wanted)) for kept in self._allowed(owner))
+        best = max(found, key=lambda prefix: prefix.length, default=None)
+        if best is None or best.length < LEAST_TOKENS:
             return None
         self._kept.move_to_end(best.sequence.id)
-        return Prefix(best.sequence, length)
+        return best
 
     def _allowed(self, owner: str | None) -> Iterator[_Kept]:
         return (kept for kept in self._kept.values() if self._reuse is PrefixReuse.all or kept.owner == owner)

@@ -65,12 +65,12 @@ class Speed:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all streams together."""
+        """Returns the tokens per second of all streams together."""
         return self.tokens / (self.model_s + self.host_s)
 
     @property
     def tokens_per_step(self) -> float:
-        """Of one stream."""
+        """Returns the tokens that one stream gets in a step."""
         return self.tokens / self.steps / self.streams
 
 
@@ -97,8 +97,8 @@ def speed_of(checkpoint: Checkpoint, answers: KnownAnswers, systems: Sequence[Sy
 
 
 def servers_tokens_per_s(one_rank: Callable[[int], Speed], ranks: int, streams: int) -> float:
-    """Of static data parallelism by separate servers, each with its share of the streams: they share no host's work
-    and no exchange, and none waits for another. one_rank: the speed of one rank at a number of streams.
+    """Returns the speed of static data parallelism by separate servers, each with its share of the streams: they share
+    no host's work and no exchange, and none waits for another. one_rank: the speed of one rank at a number of streams.
     """
     fewest, more = divmod(streams, ranks)
     shares = [fewest + (rank < more) for rank in range(ranks)]

@@ -206,7 +206,7 @@ class CapturedForward:
         return Computed(logits, compact, choose, is_lasting=True)
 
     def _capacities(self, num_rows: int) -> list[int]:
-        """For how many sequences at most there is a graph of so many rows, each."""
+        """Returns, for each graph of so many rows, for how many sequences at most it is."""
         return [num_rows] if self._forward.skips_absent or num_rows == 1 else [1, num_rows]
 
     def _capture_choice(self, captured: Captured, choose: Choose, number: int) -> CapturedChoice:

@@ -32,14 +32,6 @@ from tests.models import SLIDING_WINDOW, VOCAB_SIZE
 ARCHITECTURES = ["llama", "gemma2", "mixtral"]
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder for compiled code, shared by all workers of a test run, as compiling takes long."""
-    folder = tmp_path_factory.getbasetemp().parent / "compiled"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
 @pytest.fixture
 def load_plain(checkpoint_folder: Callable[[str], Path]) -> Callable[[str], CausalModel]:
     return lambda name: load(ModelSettings(str(checkpoint_folder(name)), device="cpu", compile=CompileMode.off)).model

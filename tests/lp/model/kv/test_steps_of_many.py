@@ -22,9 +22,8 @@ from hypothesis.stateful import (
 from lp.model.kv.contiguous import ContiguousCache, ContiguousMemory
 from lp.model.kv.memory import OutOfRoom
 from lp.model.kv_cache import PAGE, pages_of
+from tests.lp.model.kv.test_any_order import ROWS
 from tests.lp.model.kv.test_contiguous import LAYERS, contents, rows_of
-
-ROWS = st.one_of(st.integers(1, 9), st.integers(PAGE - 9, PAGE + 9))
 
 
 @dataclass

@@ -16,14 +16,6 @@ from tests.lp.model.native.shapes import SHAPES
 from tests.models import save_checkpoint
 
 
-@pytest.fixture(scope="session")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder for compiled code, shared by all workers of a test run."""
-    folder = tmp_path_factory.getbasetemp().parent / "compiled"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
 @pytest.fixture
 def load_both(
     checkpoint_folder: Callable[[str], Path], tmp_path: Path, kept: Path
