@@ -63,9 +63,10 @@ class Backend(Protocol):
         ...
 
     def status(self) -> dict[str, Any]:
-        """Returns {"epoch": number or None, "ranks": [{rank, host, pid, device, state, last_sign_s}]}.
+        """Returns {"epoch": number or None, "divided", "ranks": [{rank, host, pid, device, state, last_sign_s}]}.
 
-        last_sign_s: seconds since the rank was last heard of. What is not known of a rank is None.
+        divided: whether each rank serves requests of its own, instead of sharing steps with the others. last_sign_s:
+        seconds since the rank was last heard of. What is not known of a rank is None.
         """
         ...
 
@@ -100,7 +101,7 @@ class EngineBackend:
             {"rank": rank, **(others if rank else own), "state": State.serving}
             for rank in range(self._channel.num_ranks)
         ]
-        return {"epoch": None, "ranks": ranks}
+        return {"epoch": None, "divided": False, "ranks": ranks}
 
     def run(self, inbox: Inbox, emit: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
         loop.serve(self._engine, self._channel, inbox, emit)

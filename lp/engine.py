@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Items
 from dataclasses import replace
 from typing import Any
 
@@ -129,13 +130,18 @@ class Engine:
         prefixes = Prefixes(self._settings)
         return Batches(self.scheduler, prefixes, runner, self.checkpoint.max_length, step_times, self.fingerprints)
 
-    def submit(self, request: Request) -> Progress | None:
-        """Adds a request. Returns its end if there can never be room for it."""
+    def submit(self, request: Request, tokens: Items[int] = ()) -> Progress | None:
+        """Adds a request, or one that goes on after tokens which another engine has generated.
+
+        Returns its end if there can never be room for it, and all that it has so far if it goes on.
+        """
         if refusal := self.scheduler.room.refusal(request):
             return refusal
-        generation = Generation(request, self.checkpoint, self.history)
-        self.batches.open(generation)
-        return None
+        generation = Generation(request, self.checkpoint, self.history, tokens)
+        progress = generation.replay(tokens) if tokens else None
+        if progress is None or not progress.finish_reason:
+            self.batches.open(generation)
+        return progress
 
     def cancel(self, request_id: str) -> Progress | None:
         """Ends a request at once. Returns None if it is not running."""

@@ -50,9 +50,10 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """What GET /status shows. epoch: None while no rank serves."""
+    """What GET /status shows. epoch: None while no rank serves. divided: whether each serves requests of its own."""
 
     epoch: int | None
+    divided: bool
     ranks: list[RankStatus]
 
     @property
@@ -78,7 +79,7 @@ class RankServer:
     def status(self) -> ServerStatus:
         body: dict[str, Any] = self._client.get("/status").raise_for_status().json()
         members = [RankStatus(member["rank"], member["state"], member.get("pid")) for member in body["ranks"]]
-        return ServerStatus(body["epoch"], sorted(members, key=lambda member: member.rank))
+        return ServerStatus(body["epoch"], body["divided"], sorted(members, key=lambda member: member.rank))
 
     def wait_until(self, holds: Callable[[ServerStatus], bool], what: str, within_s: float = START_S) -> ServerStatus:
         """Waits for a status for which `holds` is true. Raises ServerTrouble if that takes longer than `within_s`.

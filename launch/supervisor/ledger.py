@@ -6,6 +6,7 @@ nothing of how ranks are reached.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from lp.request import Progress, Request
@@ -18,11 +19,15 @@ from parallel.group.epoch import RunningRequest
 class _Entry:
     """A running request.
 
-    tokens, num_characters: what was delivered to the client. told_tokens, told_characters: how much the epoch's leader
-    has told, which begins again with the first token. before: what the request cost in earlier epochs.
+    rank: the leader that serves it; None while there is none. has_moved: whether another one of the same epoch did so
+    before; what that one still says of it is ignored. tokens, num_characters: what was delivered to the client.
+    told_tokens, told_characters: how much that leader has told, which begins again with the first token. before: what
+    the request cost at earlier leaders.
     """
 
     request: Request
+    rank: int | None = None
+    has_moved: bool = False
     tokens: list[int] = field(default_factory=list)
     num_characters: int = 0
     told_tokens: int = 0
@@ -31,6 +36,11 @@ class _Entry:
     before: Statistics = field(default_factory=Statistics)
     is_cancelled: bool = False
 
+    def tell_again(self) -> None:
+        """Expects all to be told again from the first token on."""
+        self.told_tokens = self.told_characters = 0
+        self.before = self.stats
+
 
 class Ledger:
     """The running requests by id, from the command that submits each to the progress that ends it."""
@@ -38,6 +48,32 @@ class Ledger:
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def loads(self, ranks: Iterable[int]) -> dict[int, list[str]]:
+        """For each of these leaders, the ids of the requests that it serves, in the order of their arrival."""
+        loads: dict[int, list[str]] = {rank: [] for rank in ranks}
+        for name, entry in self._entries.items():
+            if entry.rank in loads:
+                loads[entry.rank].append(name)
+        return loads
+
+    def waiting(self) -> list[Request]:
+        """Those that no rank serves."""
+        return [entry.request for entry in self._entries.values() if entry.rank is None]
+
+    def shortest(self, request_ids: Iterable[str]) -> str | None:
+        """The one with the fewest tokens among those that have not moved in this epoch; None if all have."""
+        entries = [entry for name in request_ids if not (entry := self._entries[name]).has_moved]
+        shortest = min(entries, key=lambda entry: len(entry.request.prompt) + len(entry.tokens), default=None)
+        return shortest and shortest.request.id
+
+    def rank_of(self, request_id: str) -> int | None:
+        """The rank that serves a request; None if it has ended, or if there is none."""
+        entry = self._entries.get(request_id)
+        return entry and entry.rank
 
     def note(self, command: Command) -> None:
         """Notes a command on its way to the ranks."""
@@ -48,23 +84,43 @@ class Ledger:
             case Cancel(request_id) if entry := self._entries.get(request_id):
                 entry.is_cancelled = True
 
-    def begin(self, epoch: int) -> list[RunningRequest]:
-        """Begins an epoch: only what its leader tells counts from now on. Returns what the leader must know."""
+    def begin(self, epoch: int, ranks: Iterable[int]) -> None:
+        """Begins an epoch: only what its leaders tell counts from now on.
+
+        ranks: the leaders that go on with what they have; all other requests wait for one.
+        """
         self._epoch = epoch
+        going_on = set(ranks)
         for entry in self._entries.values():
-            entry.told_tokens = entry.told_characters = 0
-            entry.before = entry.stats
-        return [RunningRequest(entry.request, [*entry.tokens]) for entry in self._entries.values()]
+            entry.rank = entry.rank if entry.rank in going_on else None
+            entry.has_moved = False
+            entry.tell_again()
+
+    def place(self, request_id: str, rank: int) -> None:
+        """Notes that from now on this rank serves a request, beginning with its first token."""
+        entry = self._entries[request_id]
+        entry.has_moved = entry.rank is not None
+        entry.rank = rank
+        entry.tell_again()
+
+    def running(self, rank: int) -> list[RunningRequest]:
+        """What a leader must know to go on with its requests."""
+        return [self.known(name) for name, entry in self._entries.items() if entry.rank == rank]
+
+    def known(self, request_id: str) -> RunningRequest:
+        """A request with the tokens that the client has."""
+        entry = self._entries[request_id]
+        return RunningRequest(entry.request, [*entry.tokens])
 
     def end_cancelled(self) -> list[Progress]:
         """Ends the cancelled requests whose end no rank has told. For the time when no rank can tell it."""
         ended = [request_id for request_id, entry in self._entries.items() if entry.is_cancelled]
         return [Progress(name, [], "", None, "cancelled", self._entries.pop(name).stats) for name in ended]
 
-    def take(self, epoch: int, progress: Progress) -> Progress | None:
-        """The new part of what a leader tells; None if nothing is new, or if the leader's epoch is over."""
+    def take(self, rank: int, epoch: int, progress: Progress) -> Progress | None:
+        """The new part of what a leader tells; None if nothing is new, or if it no longer serves the request."""
         entry = self._entries.get(progress.request_id)
-        if entry is None or epoch != self._epoch:
+        if entry is None or epoch != self._epoch or rank != entry.rank:
             return None
         if progress.finish_reason == "no_room":  # its text is a message, not a part of what the client has
             del self._entries[progress.request_id]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from launch.backend import State
+from launch.supervisor.actions import Action, AskToRegroup, Begin, Fail, GiveUp, Kill, Say, Start
 from launch.supervisor.settings import SupervisorSettings
 from parallel.group.epoch import Epoch
 
@@ -27,10 +28,11 @@ class Slot:
     """What is known of one rank.
 
     since: when its state began. last_sign: when it was last heard from. start_at: when it is to be started again.
-    num_failures: starts in a row that failed, or that ended soon after. has_joined: whether it has joined the current
-    epoch. has_served: whether it has joined any epoch since it was started. is_dismissed: whether the group ended it,
-    because the group could not go on without another rank. message: why it failed last, in its own words if it had
-    any. is_final: whether it would fail in the same way again.
+    num_failures: starts in a row that failed, or that ended soon after. has_joined, has_left: whether it has joined
+    the current epoch, and left it as it was asked to. has_served: whether it has joined any epoch since it was
+    started. is_dismissed: whether the group ended it, because the group could not go on without another rank.
+    message: why it failed last, in its own words if it had any. is_final: whether it would fail in the same way
+    again.
     """
 
     rank: int
@@ -40,69 +42,27 @@ class Slot:
     start_at: float = 0.0
     num_failures: int = 0
     has_joined: bool = False
+    has_left: bool = False
     has_served: bool = False
     is_dismissed: bool = False
     message: str = ""
     is_final: bool = False
 
 
-@dataclass(frozen=True)
-class Start:
-    rank: int
-
-
-@dataclass(frozen=True)
-class Kill:
-    rank: int
-
-
-@dataclass(frozen=True)
-class AskToRegroup:
-    """Let the members finish their step and wait for another epoch."""
-
-    leader: int
-
-
-@dataclass(frozen=True)
-class Begin:
-    epoch: Epoch
-
-
-@dataclass(frozen=True)
-class Fail:
-    """The running requests are lost."""
-
-    message: str
-
-
-@dataclass(frozen=True)
-class GiveUp:
-    """No rank is left to serve, and none will come. is_final: the user has to mend something first."""
-
-    message: str
-    is_final: bool
-
-
-@dataclass(frozen=True)
-class Say:
-    message: str
-
-
-Action = Start | Kill | AskToRegroup | Begin | Fail | GiveUp | Say
-
-
 @dataclass
 class Membership:
     """The state of the group.
 
-    can_shrink: whether each rank can serve by itself, as under lookahead parallelism. number: the last epoch that has
-    begun. regrouping: whether the leader was told to end the epoch after its step. reform_at: when the ranks that are
-    left begin another epoch, after a failed collective.
+    can_shrink: whether each rank can serve by itself, as under lookahead parallelism. divides: whether the members of
+    an epoch are to serve requests of their own. number: the last epoch that has begun. regrouping: whether the leaders
+    were told to end the epoch after their step. reform_at: when the ranks that are left begin another epoch, after a
+    failed collective.
     """
 
     num_ranks: int
     settings: SupervisorSettings
     can_shrink: bool = True
+    divides: bool = False
     epoch: Epoch | None = None
     number: int = 0
     regrouping: bool = False
@@ -114,8 +74,8 @@ class Membership:
         self.slots = [Slot(rank) for rank in range(self.num_ranks)]
 
     @property
-    def leader(self) -> int | None:
-        return self.epoch.members[0] if self.epoch else None
+    def leaders(self) -> list[int]:
+        return self.epoch.leaders if self.epoch else []
 
     def start(self, now: float) -> list[Action]:
         return [self._start(slot, now) for slot in self.slots]
@@ -127,7 +87,12 @@ class Membership:
 
     def is_ready(self, rank: int, now: float) -> list[Action]:
         self._enter(self.slots[rank], State.ready, now)
-        return self._admit_ready(now)
+        return self._regroup(now)
+
+    def divide(self, is_wanted: bool, now: float) -> list[Action]:
+        """Says whether the members of an epoch are to serve requests of their own."""
+        self.divides = is_wanted
+        return self._regroup(now)
 
     def heard(self, rank: int, now: float) -> None:
         self.slots[rank].last_sign = now
@@ -140,11 +105,14 @@ class Membership:
         slot = self.slots[rank]
         if number == self.number and slot.state is State.serving:
             slot.has_joined = slot.has_served = True
-        return self._admit_ready(now)
+        return self._regroup(now)
 
     def left(self, rank: int, number: int, now: float) -> list[Action]:
-        """The leader has finished its step and has told everything up to there."""
-        if not self.regrouping or rank != self.leader or number != self.number:
+        """The rank has finished its step; if it is a leader, it has told everything up to there."""
+        if not self.regrouping or number != self.number:
+            return []
+        self.slots[rank].has_left = True
+        if not all(self.slots[leader].has_left for leader in self.leaders):
             return []
         return self._begin(self._serving(), urgent=False, now=now)
 
@@ -218,7 +186,7 @@ class Membership:
         if all(slot.state is State.failed for slot in self.slots) or self._is_hopeless():
             return self._give_up(f"rank {ranks[0]} cannot be started: {message}", self.slots[ranks[0]].is_final)
         if not self.epoch or not set(ranks) & set(self.epoch.members):
-            return self._admit_ready(now)
+            return self._regroup(now)
         why = f"rank {ranks[0]} was lost ({message})"
         if not self.can_shrink:
             self._end_epoch()
@@ -226,7 +194,7 @@ class Membership:
         if self._serving():
             return self._reform(now)
         self._end_epoch()
-        return [Fail(f"{why}, and there was no other rank; try again"), *self._admit_ready(now)]
+        return [Fail(f"{why}, and there was no other rank; try again"), *self._regroup(now)]
 
     def _dismiss(self, lost: list[int]) -> list[Action]:
         """Ends all ranks that still run. One that was lost but still runs counts as failed, the others as dismissed."""
@@ -244,18 +212,23 @@ class Membership:
         self.is_over = True
         return [Fail(message), GiveUp(message, is_final)]
 
-    def _admit_ready(self, now: float) -> list[Action]:
-        """Takes in the ranks that are ready, as soon as no other change is under way."""
+    def _regroup(self, now: float) -> list[Action]:
+        """Takes in the ranks that are ready, and divides the group or not, as soon as no other change is under way."""
         ready = [slot.rank for slot in self.slots if slot.state is State.ready]
-        if self.is_over or not ready:
+        if self.is_over:
             return []
         if self.epoch is None:
-            return self._begin([], urgent=True, now=now) if self._may_begin(ready) else []
+            return self._begin([], urgent=True, now=now) if ready and self._may_begin(ready) else []
+        is_due = bool(ready) or self.epoch.is_divided is not self._may_divide(self.epoch.members)
         is_steady = all(self.slots[rank].has_joined for rank in self.epoch.members)
-        if is_steady and not self.regrouping and self.reform_at is None and self.can_shrink:
+        if is_due and is_steady and not self.regrouping and self.reform_at is None and self.can_shrink:
             self.regrouping = True
-            return [AskToRegroup(self.epoch.members[0])]
+            return [AskToRegroup(self.epoch.leaders)]
         return []
+
+    def _may_divide(self, members: list[int]) -> bool:
+        """A rank learns what steps cost when it serves with the others for the first time."""
+        return self.divides and len(members) > 1 and all(self.slots[rank].has_served for rank in members)
 
     def _may_begin(self, ready: list[int]) -> bool:
         """The first epoch needs all ranks; a group that has lost all of them goes on with the first that comes back."""
@@ -270,7 +243,8 @@ class Membership:
         ready = [slot.rank for slot in self.slots if slot.state is State.ready]
         self._end_epoch()
         self.number += 1
-        self.epoch = Epoch(self.number, [*survivors, *ready], urgent, is_first=not survivors)
+        members = [*survivors, *ready]
+        self.epoch = Epoch(self.number, members, urgent, self._may_divide(members), is_first=not survivors)
         for rank in self.epoch.members:
             self._enter(self.slots[rank], State.serving, now)
         return [Begin(self.epoch)]
@@ -278,7 +252,7 @@ class Membership:
     def _end_epoch(self) -> None:
         self.epoch, self.regrouping, self.reform_at = None, False, None
         for slot in self.slots:
-            slot.has_joined = False
+            slot.has_joined = slot.has_left = False
 
     def _serving(self) -> list[int]:
         """The members that are left, in the order in which they came."""

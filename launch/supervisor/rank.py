@@ -27,6 +27,7 @@ from lp.engine import Engine
 from lp.hardware import why_no_gpu
 from lp.request import Progress
 from lp.single_device import SingleDevice
+from lp.step_cost import StepTimes
 from parallel.build import EpochPlace, describe_mode, share_steps
 from parallel.comm.channel import Channel
 from parallel.errors import RankLost, StateDiverged
@@ -81,12 +82,13 @@ def _failed(member: Member, message: str, code: int) -> int:
 
 
 class _Rank:
-    """The model and the group of one rank."""
+    """The model and the group of one rank. times: what steps take that all ranks share; None if it is not known."""
 
     def __init__(self, spec: RankSpec, member: Member) -> None:
         self.spec, self.member = spec, member
         self.settings = from_json_values(spec.settings, RuntimeSettings)
         self.mesh = _mesh(spec, self.settings)
+        self.times: StepTimes | None = None
         take_cores(self.mesh, self.settings.parallel)
         timeout = timedelta(seconds=self.settings.parallel.timeout_s)
         self.store: Store = TCPStore(*spec.store, is_master=False, wait_for_workers=False, timeout=timeout)
@@ -113,12 +115,13 @@ class _Rank:
 
         def resume_in(epoch: Epoch, channel: Channel) -> list[Progress]:
             runner = share_steps(alone, channel, settings.parallel.mode)
-            times = engine.history.step_times
             if epoch.is_first:
                 mode = describe_mode(settings.parallel, epoch.mesh(self.mesh, self.spec.rank))
                 builder = engine.request_builder
-                times = find_step_times(builder, settings.step_times, model, runner, mode, channel.tell)
-            return resume(engine, runner, channel, epoch, times)
+                self.times = find_step_times(builder, settings.step_times, model, runner, mode, channel.tell)
+            elif told := channel.tell(self.times and self.times.to_dict()):  # a new rank has none
+                self.times = StepTimes.from_dict(told)
+            return resume(engine, runner, channel, epoch, self.times and self.times.for_parts(runner.num_parts))
 
         self.member.serve(engine, join, resume_in)
 

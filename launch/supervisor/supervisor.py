@@ -1,29 +1,29 @@
 """The front end of a group of ranks: starts them, relays requests and tokens, regroups them when one is lost.
 
-membership.py decides what follows from an event, and ledger.py knows what a client has already. This file has the
-threads, the links and the clock around the two.
+membership.py decides what follows from an event, dealing.py whether ranks share their steps, and dispatcher.py who
+serves which request. This file has the threads, the links and the clock around them.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
-
-from torch.distributed import TCPStore
 
 from launch.backend import BackendFailed
 from launch.program.runtime import RuntimeSettings
 from launch.program.settings_json import to_json_values
+from launch.supervisor.actions import Action, AskToRegroup, Begin, Fail, GiveUp, Kill, Say, Start
+from launch.supervisor.dealing import Division
+from launch.supervisor.dispatcher import Dispatcher
 from launch.supervisor.launcher import Launcher
-from launch.supervisor.ledger import Ledger
-from launch.supervisor.membership import Action, AskToRegroup, Begin, Fail, GiveUp, Kill, Membership, Say, Start
+from launch.supervisor.membership import Membership
+from launch.supervisor.network import open_store, read, send
 from launch.supervisor.rank_spec import RankSpec
 from launch.supervisor.settings import SupervisorSettings
 from lp.model.checkpoint_info import read_checkpoint_info
@@ -31,8 +31,10 @@ from lp.request import Progress
 from lp.request_builder import RequestBuilder
 from lp.scheduling.room import Room
 from parallel import build
+from parallel.degrees import Mode
 from parallel.group import commands, messages
 from parallel.group.commands import Command, Inbox
+from parallel.group.epoch import Epoch
 from parallel.group.link import Link, LinkClosed, Listener
 from parallel.group.loop import IDLE_S
 
@@ -77,7 +79,8 @@ class Supervisor:
         self._fail: Callable[[str], None]
         self._changed = threading.Condition(threading.RLock())
         self._group = Membership(num_ranks, supervision, can_shrink=degrees.get("tp", 1) * degrees.get("pp", 1) == 1)
-        self._ledger = Ledger()
+        self._division = Division(Mode(settings.parallel.mode))
+        self._dispatcher = Dispatcher(self._command)
         self._links: dict[int, Link] = {}
         self._places: dict[int, _Place] = {}
         # By rank: set once its link has closed and everything that it said has been processed.
@@ -87,7 +90,7 @@ class Supervisor:
         self._ended = threading.Event()
         self._key = secrets.token_bytes(32)
         self._listener = Listener(launcher.host, self._key, self._on_connect)
-        self._store = _open_store(launcher.host)
+        self._store = open_store(launcher.host)
         self.num_losses = 0
 
     def run(self, inbox: Inbox, emit: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
@@ -103,7 +106,7 @@ class Supervisor:
             self._close()
 
     def status(self) -> dict[str, Any]:
-        """{"epoch": number of the current epoch or None, "ranks": [{rank, host, pid, device, state, last_sign_s}]}."""
+        """See Backend. epoch: the number of the current one."""
         with self._changed:
             now = time.monotonic()
             ranks = [
@@ -115,7 +118,9 @@ class Supervisor:
                 }
                 for slot in self._group.slots
             ]
-            return {"epoch": self._group.epoch and self._group.epoch.number, "ranks": ranks}
+            epoch = self._group.epoch
+            divided = epoch is not None and epoch.is_divided
+            return {"epoch": epoch and epoch.number, "divided": divided, "ranks": ranks}
 
     @property
     def is_serving(self) -> bool:
@@ -125,24 +130,19 @@ class Supervisor:
             return epoch is not None and all(self._group.slots[rank].has_joined for rank in epoch.members)
 
     def _relay(self, inbox: Inbox) -> None:
-        """Hands commands to the leader, until one of them is the shutdown."""
+        """Hands commands to the leaders, until one of them is the shutdown."""
         while not self._shutting_down:
             taken = inbox.take(IDLE_S)
             with self._changed:
                 if self._gave_up:
                     raise self._gave_up
-                for command in taken:
-                    self._ledger.note(command)
-                    self._shutting_down |= isinstance(command, commands.Shutdown)
-                self._command(taken)
+                self._shutting_down |= any(isinstance(command, commands.Shutdown) for command in taken)
+                self._emit_all(self._dispatcher.hand_out(taken))
 
-    def _command(self, issued: list[Command]) -> None:
-        """Sends commands to the leader. If there is none, nothing is lost: the next leader is told the whole ledger."""
-        epoch = self._group.epoch
-        if epoch is None:
-            self._emit_all(self._ledger.end_cancelled())
-        elif issued and (link := self._links.get(epoch.members[0])):
-            _send(link, messages.Commands(epoch.number, issued))
+    def _command(self, rank: int, epoch: Epoch, issued: list[Command]) -> None:
+        """Sends commands to a leader. If it has gone, nothing is lost: the next epoch begins with all requests."""
+        if link := self._links.get(rank):
+            send(link, messages.Commands(epoch.number, issued))
 
     def _emit_all(self, ended: list[Progress]) -> None:
         for progress in ended:
@@ -151,7 +151,12 @@ class Supervisor:
     def _tick(self) -> None:
         while not self._ended.wait(TICK_S):
             with self._changed:
-                self._do(self._group.tick(time.monotonic()))
+                now = time.monotonic()
+                self._do(self._group.tick(now))
+                num_members = len(self._group.epoch.members) if self._group.epoch else 0
+                if num_members > 1:
+                    divides = self._division.is_wanted(self._dispatcher.num_running, num_members, now)
+                    self._do(self._group.divide(divides, now))
 
     def _do(self, actions: list[Action]) -> None:
         """Carries actions out. The caller holds the lock, as `_changed` is notified."""
@@ -162,24 +167,27 @@ class Supervisor:
                 case Kill(rank):
                     self._launcher.kill(rank)
                 case AskToRegroup():
-                    self._command([commands.Regroup()])
+                    self._dispatcher.hand_out([commands.Regroup()])
                 case Begin(epoch):
-                    self._emit_all(self._ledger.end_cancelled())
-                    running = self._ledger.begin(epoch.number)
-                    for rank, link in self._links.items():
-                        told = running if rank == epoch.members[0] else []
-                        _send(link, messages.BeginEpoch(replace(epoch, running=told)))
-                    if self._shutting_down:
-                        self._command([commands.Shutdown()])
-                    log.info("epoch %d: ranks %s", epoch.number, ", ".join(map(str, sorted(epoch.members))))
+                    self._begin(epoch)
                 case Fail(message):
-                    self._ledger.drop_all()
+                    self._dispatcher.drop_all()
                     self._fail(message)
                 case GiveUp(message, is_final):
                     self._gave_up = GroupFailed(message, exit_code=2 if is_final else 1)
                 case Say(message):
                     log.warning("%s", message)
         self._changed.notify_all()
+
+    def _begin(self, epoch: Epoch) -> None:
+        told, ended = self._dispatcher.begin(epoch)
+        self._emit_all(ended)
+        for rank, link in self._links.items():
+            send(link, messages.BeginEpoch(told.get(rank, epoch)))
+        if self._shutting_down:
+            self._dispatcher.hand_out([commands.Shutdown()])
+        way = ", each with requests of its own" if epoch.is_divided else ""
+        log.info("epoch %d: ranks %s%s", epoch.number, ", ".join(map(str, sorted(epoch.members))), way)
 
     def _start(self, rank: int) -> None:
         num_ranks = len(self._group.slots)
@@ -204,7 +212,7 @@ class Supervisor:
             if not self._shutting_down:
                 self.num_losses += was_member
                 self._do(self._group.ended(rank, how, time.monotonic()))
-            elif rank == self._group.leader:  # it should have told the others
+            elif self._group.leaders == [rank]:  # it should have told the others
                 self._send_home(self._links)
             self._changed.notify_all()
 
@@ -212,7 +220,7 @@ class Supervisor:
         """Receives what a rank says, in the thread of its link."""
         heard = threading.Event()
         with suppress(LinkClosed):
-            hello = _read(link.receive(), "somebody")
+            hello = read(link.receive(), "somebody")
             if not isinstance(hello, messages.Hello) or not 0 <= hello.rank < len(self._group.slots):
                 log.error("somebody connected who is no rank")
                 return link.cut()
@@ -223,7 +231,7 @@ class Supervisor:
                 self._do(self._group.came(rank, time.monotonic()))
             with suppress(LinkClosed):
                 while True:
-                    if message := _read(link.receive(), f"rank {rank}"):
+                    if message := read(link.receive(), f"rank {rank}"):
                         self._on_message(rank, link, message)
             heard.set()
             with self._changed:
@@ -238,7 +246,7 @@ class Supervisor:
             self._group.heard(rank, now)
             match message:
                 case messages.Progressed(number, told):
-                    if progress := self._ledger.take(number, told):
+                    if progress := self._dispatcher.told(rank, number, told):
                         self._emit(progress)
                 case messages.Ready(device, num_pages):
                     self._places[rank].device = device
@@ -260,7 +268,7 @@ class Supervisor:
 
     def _send_home(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
-            _send(self._links[rank], messages.Leave("the group is shut down"))
+            send(self._links[rank], messages.Leave("the group is shut down"))
 
     def _close(self) -> None:
         """Sends home the ranks that have not been told to go, waits a little, and ends those that are left."""
@@ -272,25 +280,3 @@ class Supervisor:
         self._ended.set()
         self._listener.close()
         self._launcher.close()
-
-
-def _send(link: Link, message: messages.FrontEndMessage) -> None:
-    link.send(messages.encode(message))
-
-
-def _read(data: bytes, sender: str) -> messages.RankMessage | None:
-    """The message; None, and an error in the log, if it is not one that a rank sends."""
-    try:
-        return messages.from_rank(data)
-    except ValueError as error:
-        log.error("%s sent something that is %s", sender, error)
-        return None
-
-
-def _open_store(host: str) -> TCPStore:
-    """A store that listens on this address only; a TCPStore that opens its port itself listens on all addresses."""
-    listener = socket.create_server((host, 0), backlog=128)
-    port = listener.getsockname()[1]
-    return TCPStore(
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
-    )

@@ -29,12 +29,13 @@ class _Line:
 
 @dataclass(frozen=True)
 class Submit(_Line):
-    """Begin this request."""
+    """Begin this request, or go on with it. tokens: those that it has already."""
 
     request: Request
+    tokens: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return {"submit": self.request.to_dict()}
+        return {"submit": self.request.to_dict()} | ({"tokens": self.tokens} if self.tokens else {})
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,8 @@ def decode(data: bytes) -> list[Command]:
 
 def _read(line: bytes) -> Command:
     match json.loads(line):
-        case {"submit": dict(values)}:
-            command = Submit(Request.from_dict(values))
+        case {"submit": dict(values), **more}:
+            command = Submit(Request.from_dict(values), tuple(more.get("tokens", ())))
         case {"cancel": str(request_id)}:
             command = Cancel(request_id)
         case {"regroup": True}:

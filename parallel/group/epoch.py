@@ -1,4 +1,7 @@
-"""An epoch: a period of serving in which the same ranks take part in lookahead parallelism.
+"""An epoch: a period of serving in which the same ranks take part, together or each for itself.
+
+The members of an epoch share every step, as in lookahead parallelism. In a divided epoch each of them serves requests
+of its own, with an engine that knows nothing of the others, and none waits for another.
 
 A sequence is nothing but its token ids. So whichever ranks are left can begin a new epoch, from the longest list of
 tokens that any of them has. Knows nothing of how ranks are started, or of who decides that an epoch is over.
@@ -61,15 +64,22 @@ class Epoch:
     """One epoch, as the front end announces it to the ranks.
 
     number: counted from 1. members: the ranks that take part; the first leads, new ones are last. urgent: whether the
-    epoch before is given up at once, in the middle of a step. is_first: whether no member has served before. running:
-    requests that go on; only the leader is told.
+    epoch before is given up at once, in the middle of a step. is_divided: whether each member serves requests of its
+    own. is_first: whether no member has served before. running: requests that go on; only a leader is told, and in a
+    divided epoch each member of its own.
     """
 
     number: int
     members: list[int]
     urgent: bool = True
+    is_divided: bool = False
     is_first: bool = False
     running: list[RunningRequest] = field(default_factory=list)
+
+    @property
+    def leaders(self) -> list[int]:
+        """The ranks that are told commands, and that tell what comes of them."""
+        return self.members if self.is_divided else self.members[:1]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -84,14 +94,17 @@ class Epoch:
         return PrefixStore(f"epoch/{self.number}", store)
 
     def mesh(self, before: Mesh, rank: int) -> Mesh:
-        """A rank's place among the members, each of which holds a whole model. before: its place among all ranks."""
-        num_members = len(self.members)
-        return replace(before, axes={"lp": num_members}, rank=self.members.index(rank), num_ranks=num_members)
+        """A rank's place among those with which it shares steps. before: its place among all ranks."""
+        sharing = [rank] if self.is_divided else self.members
+        return replace(before, axes={"lp": len(sharing)}, rank=sharing.index(rank), num_ranks=len(sharing))
 
 
 @contextmanager
 def joined(epoch: Epoch, mesh: Mesh, settings: ParallelSettings, store: Store, is_over: IsOver) -> Iterator[Channel]:
-    """The channel between the epoch's members. mesh: this rank's place among them. Raises RankLost and EpochOver."""
+    """The channel between the ranks that share steps. mesh: this rank's place among them.
+
+    Raises RankLost and EpochOver.
+    """
     channel = Channel(connect(settings, mesh, epoch.store(store), is_over))
     try:
         yield channel
@@ -100,22 +113,21 @@ def joined(epoch: Epoch, mesh: Mesh, settings: ParallelSettings, store: Store, i
 
 
 def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times: StepTimes | None) -> list[Progress]:
-    """Brings the engines of all members to the same state, with the longest list of tokens of each request.
+    """Brings the engines that share steps to the same state, with the longest list of tokens of each request.
 
-    times: step times of the runner; those of the leader are used by all. Returns all that each request has so far, from
-    its first token on. Raises ValueError if this rank has another index of answers than the leader.
+    times: step times of the runner, the same on these ranks. Returns all that each request has so far, from its first
+    token on. Raises ValueError if this rank has another index of answers than the leader.
     """
     own = [entry.to_dict() for entry in epoch.running]
     index = engine.history.index
     room = Room.of(runner, channel.least(engine.checkpoint.model.memory.num_pages))
     if channel.num_ranks > 1:
         log.info("%s", room.describe())
-    told = channel.tell({"running": own, "times": times and times.to_dict(), "index": digest_of(index)})
+    told = channel.tell({"running": own, "index": digest_of(index)})
     require_same_index(index, told["index"])
     running = [RunningRequest.from_dict(entry) for entry in told["running"]]
     requests, known = [entry.request for entry in running], [entry.tokens for entry in running]
     tokens = longest(channel, engine.generated(), requests, known)
-    times = StepTimes.from_dict(told["times"]) if told["times"] else None
     progress = engine.resume(runner, zip(requests, tokens, strict=True), times, room)
     if isinstance(runner, ComparesCaches):
         prompts = {request.id: request.prompt for request in requests}

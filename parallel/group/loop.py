@@ -28,8 +28,8 @@ def serve(engine: Engine, channel: Channel, inbox: Inbox | None, emit: Callable[
         if engine.is_idle or _commands_due(channel, inbox):
             for command in _next_commands(channel, inbox, wait_s=IDLE_S if engine.is_idle else 0.0):
                 match command:
-                    case Submit(request):
-                        if progress := engine.submit(request):
+                    case Submit(request, tokens):
+                        if progress := engine.submit(request, tokens):
                             emit(progress)
                     case Cancel(request_id):
                         if progress := engine.cancel(request_id):

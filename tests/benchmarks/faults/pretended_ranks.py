@@ -30,7 +30,7 @@ class PretendedRanks(RankServer):
                 self._ranks[rank] = self._start()
                 self.epoch += 1
         return ServerStatus(
-            self.epoch, [RankStatus(rank, "serving", process.pid) for rank, process in enumerate(self._ranks)]
+            self.epoch, False, [RankStatus(rank, "serving", process.pid) for rank, process in enumerate(self._ranks)]
         )
 
     def family(self) -> list[psutil.Process]:

@@ -9,6 +9,7 @@ from lp.sampling.settings import Sampling
 from lp.statistics import Statistics
 from lp.text.stopping import FinishReason, Stopping
 from parallel.group.commands import Cancel, Submit
+from parallel.group.epoch import RunningRequest
 
 
 def submit(name: str) -> Submit:
@@ -23,120 +24,161 @@ def told(name: str, tokens: list[int], text: str, end: FinishReason | None = Non
 def begun(*names: str) -> Ledger:
     """A ledger in epoch 1, with these requests."""
     ledger = Ledger()
-    ledger.begin(1)
     for name in names:
         ledger.note(submit(name))
+    begin(ledger, 1)
     return ledger
+
+
+def begin(ledger: Ledger, epoch: int, leader: int = 0) -> list[RunningRequest]:
+    """Begins an epoch with one leader, which has not served before. Returns what it is told."""
+    ledger.begin(epoch, [])
+    for request in ledger.waiting():
+        ledger.place(request.id, leader)
+    return ledger.running(leader)
 
 
 def test_what_one_leader_tells_is_delivered_as_it_is() -> None:
     ledger = begun("a")
     for progress in (told("a", [5], "x"), told("a", [6, 7], ""), told("a", [8], "yz", "length")):
-        delivered = ledger.take(1, progress)
+        delivered = ledger.take(0, 1, progress)
         assert delivered and (delivered.tokens, delivered.text) == (progress.tokens, progress.text)
-    assert ledger.begin(2) == []
+    assert begin(ledger, 2) == []
 
 
 def test_the_next_epoch_begins_with_what_was_delivered() -> None:
     ledger = begun("a", "b")
-    ledger.take(1, told("a", [5, 6], "xy"))
-    entries = {entry.request.id: entry.tokens for entry in ledger.begin(2)}
+    ledger.take(0, 1, told("a", [5, 6], "xy"))
+    entries = {entry.request.id: entry.tokens for entry in begin(ledger, 2)}
     assert entries == {"a": [5, 6], "b": []}
 
 
 def test_a_new_leader_tells_it_all_again_and_the_client_hears_what_is_new() -> None:
     ledger = begun("a")
-    ledger.take(1, told("a", [5, 6], "xy"))
-    ledger.begin(2)
-    delivered = ledger.take(2, told("a", [5, 6, 7], "xyz"))
+    ledger.take(0, 1, told("a", [5, 6], "xy"))
+    begin(ledger, 2)
+    delivered = ledger.take(0, 2, told("a", [5, 6, 7], "xyz"))
     assert delivered and (delivered.tokens, delivered.text) == ([7], "z")
-    delivered = ledger.take(2, told("a", [8], "!"))
+    delivered = ledger.take(0, 2, told("a", [8], "!"))
     assert delivered and (delivered.tokens, delivered.text) == ([8], "!")
 
 
 def test_a_new_leader_that_has_nothing_new_is_not_heard() -> None:
     ledger = begun("a")
-    ledger.take(1, told("a", [5, 6], "xy"))
-    ledger.begin(2)
-    assert ledger.take(2, told("a", [5, 6], "xy")) is None
-    delivered = ledger.take(2, told("a", [7], "z"))
+    ledger.take(0, 1, told("a", [5, 6], "xy"))
+    begin(ledger, 2)
+    assert ledger.take(0, 2, told("a", [5, 6], "xy")) is None
+    delivered = ledger.take(0, 2, told("a", [7], "z"))
     assert delivered and (delivered.tokens, delivered.text) == ([7], "z")
 
 
 def test_text_and_tokens_are_counted_apart() -> None:
     """Text lags behind tokens, and may lag by more or by less when it is told again."""
     ledger = begun("a")
-    ledger.take(1, told("a", [5, 6], "x"))  # the text of 6 is held back
-    ledger.begin(2)
-    delivered = ledger.take(2, told("a", [5, 6], "xy"))
+    ledger.take(0, 1, told("a", [5, 6], "x"))  # the text of 6 is held back
+    begin(ledger, 2)
+    delivered = ledger.take(0, 2, told("a", [5, 6], "xy"))
     assert delivered and (delivered.tokens, delivered.text) == ([], "y")
-    ledger.begin(3)
-    assert ledger.take(3, told("a", [5], "")) is None
-    assert ledger.take(3, told("a", [6], "xy")) is None
-    delivered = ledger.take(3, told("a", [7], "z", "stop"))
+    begin(ledger, 3)
+    assert ledger.take(0, 3, told("a", [5], "")) is None
+    assert ledger.take(0, 3, told("a", [6], "xy")) is None
+    delivered = ledger.take(0, 3, told("a", [7], "z", "stop"))
     assert delivered and (delivered.tokens, delivered.text, delivered.finish_reason) == ([7], "z", "stop")
 
 
 def test_an_end_is_told_even_if_nothing_else_is_new() -> None:
     ledger = begun("a")
-    ledger.take(1, told("a", [5], "x"))
-    ledger.begin(2)
-    delivered = ledger.take(2, told("a", [5], "x", "length"))
+    ledger.take(0, 1, told("a", [5], "x"))
+    begin(ledger, 2)
+    delivered = ledger.take(0, 2, told("a", [5], "x", "length"))
     assert delivered and (delivered.tokens, delivered.text, delivered.finish_reason) == ([], "", "length")
 
 
 def test_log_probabilities_are_cut_with_their_tokens() -> None:
     ledger = begun("a")
     logprobs = [TokenLogprob(token, -1.0, []) for token in (5, 6, 7)]
-    ledger.take(1, told("a", [5], "x", logprobs=logprobs[:1]))
-    ledger.begin(2)
-    assert ledger.take(2, told("a", [5], "x")) is None  # what is replayed has none
-    delivered = ledger.take(2, told("a", [6, 7], "yz", logprobs=logprobs[1:]))
+    ledger.take(0, 1, told("a", [5], "x", logprobs=logprobs[:1]))
+    begin(ledger, 2)
+    assert ledger.take(0, 2, told("a", [5], "x")) is None  # what is replayed has none
+    delivered = ledger.take(0, 2, told("a", [6, 7], "yz", logprobs=logprobs[1:]))
     assert delivered and delivered.logprobs == logprobs[1:]
 
 
 def test_a_leader_whose_epoch_is_over_is_not_heard() -> None:
     ledger = begun("a")
-    ledger.begin(2)
-    assert ledger.take(1, told("a", [5], "x")) is None
-    delivered = ledger.take(2, told("a", [5], "x"))
+    begin(ledger, 2)
+    assert ledger.take(0, 1, told("a", [5], "x")) is None
+    delivered = ledger.take(0, 2, told("a", [5], "x"))
     assert delivered and delivered.tokens == [5]
 
 
 def test_what_is_said_of_requests_that_are_over_is_not_heard() -> None:
     ledger = begun("a")
-    ledger.take(1, told("a", [5], "x", "length"))
-    assert ledger.take(1, told("a", [6], "y")) is None
-    assert ledger.take(1, told("unknown", [6], "y")) is None
+    ledger.take(0, 1, told("a", [5], "x", "length"))
+    assert ledger.take(0, 1, told("a", [6], "y")) is None
+    assert ledger.take(0, 1, told("unknown", [6], "y")) is None
     ledger.note(submit("b"))
     ledger.drop_all()
-    assert ledger.take(1, told("b", [6], "y")) is None and ledger.begin(2) == []
+    assert ledger.take(0, 1, told("b", [6], "y")) is None and begin(ledger, 2) == []
 
 
 def test_costs_add_up_over_epochs() -> None:
     ledger = begun("a")
-    ledger.take(1, told("a", [5, 6], "xy", steps=2))
-    ledger.begin(2)
-    ledger.take(2, told("a", [5, 6], "xy", steps=0))
-    delivered = ledger.take(2, told("a", [7], "z", "length", steps=1))
+    ledger.take(0, 1, told("a", [5, 6], "xy", steps=2))
+    begin(ledger, 2)
+    ledger.take(0, 2, told("a", [5, 6], "xy", steps=0))
+    delivered = ledger.take(0, 2, told("a", [7], "z", "length", steps=1))
     assert delivered and delivered.stats.steps == 3 and delivered.stats.prompt_tokens == 2
 
 
 def test_a_request_cancelled_while_nobody_leads_ends() -> None:
     ledger = begun("a", "b")
-    ledger.take(1, told("a", [5], "x"))
+    ledger.take(0, 1, told("a", [5], "x"))
     ledger.note(Cancel("a"))
     ledger.note(Cancel("unknown"))
     (ended,) = ledger.end_cancelled()
     assert (ended.request_id, ended.finish_reason, ended.tokens) == ("a", "cancelled", [])
-    assert [entry.request.id for entry in ledger.begin(2)] == ["b"] and ledger.end_cancelled() == []
+    assert [entry.request.id for entry in begin(ledger, 2)] == ["b"] and ledger.end_cancelled() == []
 
 
 def test_why_there_is_no_room_is_delivered_whole() -> None:
     """Its text is a message, which the text that the client has is not a beginning of."""
     ledger = begun("a")
-    ledger.take(1, told("a", [5, 6], "xyz"))
-    ledger.begin(2)
-    delivered = ledger.take(2, told("a", [], "too large", "no_room"))
+    ledger.take(0, 1, told("a", [5, 6], "xyz"))
+    begin(ledger, 2)
+    delivered = ledger.take(0, 2, told("a", [], "too large", "no_room"))
     assert delivered and delivered.text == "too large"
-    assert ledger.begin(3) == []
+    assert begin(ledger, 3) == []
+
+
+def test_a_request_that_moves_is_told_again_by_its_new_leader_alone() -> None:
+    ledger = begun("a", "b")
+    ledger.take(0, 1, told("a", [5, 6], "xy"))
+    ledger.place("a", 1)
+    assert ledger.take(0, 1, told("a", [7], "z")) is None and ledger.take(0, 1, told("a", [], "", "cancelled")) is None
+    delivered = ledger.take(1, 1, told("a", [5, 6, 7], "xyz"))
+    assert delivered and (delivered.tokens, delivered.text) == ([7], "z")
+    assert ledger.loads([0, 1, 2]) == {0: ["b"], 1: ["a"], 2: []}
+
+
+def test_the_shortest_request_that_has_not_moved_is_the_one_to_move() -> None:
+    ledger = begun("a", "b", "c")
+    ledger.take(0, 1, told("a", [5, 6], "xy"))
+    ledger.take(0, 1, told("c", [5], "x"))
+    assert ledger.shortest(["a", "b", "c"]) == "b"
+    ledger.place("b", 1)
+    assert ledger.shortest(["a", "b", "c"]) == "c"
+    ledger.place("a", 1)
+    ledger.place("c", 1)
+    assert ledger.shortest(["a", "b", "c"]) is None
+    ledger.begin(2, [1])
+    assert ledger.shortest(["a", "b", "c"]) == "b"
+
+
+def test_leaders_that_go_on_keep_their_requests() -> None:
+    ledger = begun("a", "b", "c")
+    ledger.place("b", 1)
+    ledger.place("c", 2)
+    ledger.begin(2, [0, 2])
+    assert [request.id for request in ledger.waiting()] == ["b"]
+    assert [ledger.rank_of(name) for name in ("a", "b", "c", "unknown")] == [0, None, 2, None]

@@ -7,20 +7,9 @@ from typing import TypeVar
 
 import pytest
 
-from launch.supervisor.membership import (
-    LOOK_AROUND_S,
-    STEADY_S,
-    Action,
-    AskToRegroup,
-    Begin,
-    Fail,
-    GiveUp,
-    Kill,
-    Membership,
-    Say,
-    Start,
-    State,
-)
+from launch.backend import State
+from launch.supervisor.actions import Action, AskToRegroup, Begin, Fail, GiveUp, Kill, Say, Start
+from launch.supervisor.membership import LOOK_AROUND_S, STEADY_S, Membership
 from launch.supervisor.settings import SupervisorSettings
 from parallel.group.epoch import Epoch
 
@@ -102,7 +91,7 @@ def test_a_rank_comes_back_at_the_end_of_a_step_and_does_not_lead() -> None:
     membership.ended(0, "killed", 10.0)
     join(membership, [1], 10.1)
     hear(membership, [1], 12.0)
-    assert restart(membership, 0, 12.0) == [AskToRegroup(leader=1)]
+    assert restart(membership, 0, 12.0) == [AskToRegroup([1])]
     assert membership.is_ready(0, 12.1) == []  # the regrouping has been asked for already
     epoch = epoch_of(membership.left(1, membership.number, 12.2))
     assert (epoch.members, epoch.urgent) == ([1, 0], False)
@@ -114,7 +103,7 @@ def test_nobody_is_taken_in_while_a_group_still_forms() -> None:
     hear(membership, [1, 2], 10.5)
     assert restart(membership, 0, 10.6) == []
     assert join(membership, [1], 10.7) == []
-    assert join(membership, [2], 10.8) == [AskToRegroup(leader=1)]
+    assert join(membership, [2], 10.8) == [AskToRegroup([1])]
 
 
 def test_a_leader_lost_while_it_should_regroup() -> None:
@@ -150,7 +139,7 @@ def test_a_rank_that_wakes_takes_no_part_before_it_was_started_again() -> None:
     hear(membership, [0], 6.0)
     membership.ended(1, "it ended with exit code 3", 6.0)
     join(membership, [0], 6.0)
-    assert restart(membership, 1, 7.0) == [AskToRegroup(leader=0)]
+    assert restart(membership, 1, 7.0) == [AskToRegroup([0])]
 
 
 def test_a_failed_collective_alone_forms_all_anew_after_a_look_around() -> None:
@@ -223,7 +212,7 @@ def test_a_rank_that_fails_at_every_start_is_given_up_and_the_others_go_on() -> 
     assert membership.slots[1].state is State.failed
     assert any("rank 1 is given up" in action.message for action in actions if isinstance(action, Say))
     hear(membership, [0], 99.0)
-    assert membership.tick(99.0) == [] and membership.leader == 0
+    assert membership.tick(99.0) == [] and membership.leaders == [0]
 
 
 def test_a_group_that_never_served_is_given_up_with_the_words_of_the_rank() -> None:
@@ -244,7 +233,7 @@ def test_a_rank_that_would_fail_again_is_given_up_at_once_and_the_others_go_on()
     said = membership.failed(1, "the weights are gone", is_final=True, now=4.0)
     assert any("rank 1 is given up" in action.message for action in said if isinstance(action, Say))
     assert membership.ended(1, "it ended with exit code 2", 4.1) == [] == membership.tick(4.2)
-    assert membership.leader == 0
+    assert membership.leaders == [0]
 
 
 def test_what_a_serving_rank_cannot_mend_ends_it_once_its_process_does() -> None:

@@ -44,7 +44,7 @@ def stage(undisturbed: ScenarioStage) -> ScenarioStage:
 
 def test_status_shows_epoch_and_ranks(three: RankServer) -> None:
     body = httpx.get(f"{three.url}/status").json()
-    assert body.keys() == {"epoch", "ranks"} and body["epoch"] >= 1
+    assert body.keys() == {"epoch", "divided", "ranks"} and body["epoch"] >= 1
     assert [member["rank"] for member in body["ranks"]] == [0, 1, 2]
     for member in body["ranks"]:
         assert member.keys() == {"rank", "host", "pid", "device", "state", "last_sign_s"}

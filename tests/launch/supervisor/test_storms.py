@@ -13,7 +13,9 @@ from itertools import count
 
 import pytest
 
-from launch.supervisor.membership import Action, AskToRegroup, Begin, GiveUp, Kill, Membership, Start, State
+from launch.backend import State
+from launch.supervisor.actions import Action, AskToRegroup, Begin, GiveUp, Kill, Start
+from launch.supervisor.membership import Membership
 from launch.supervisor.settings import SupervisorSettings
 from parallel.group.epoch import Epoch
 
@@ -46,7 +48,8 @@ class World:
         self.membership = Membership(num_ranks, SETTINGS, can_shrink)
         self.do(self.membership.start(0.0))
 
-    def run(self, until: float, kills_a_second: float) -> None:
+    def run(self, until: float, kills_a_second: float, turns_a_second: float = 0.0) -> None:
+        """turns_a_second: how often the members are to serve requests of their own, or to share steps again."""
         while self.now < until:
             self.now += TICK_S
             while self._events and self._events[0][0] <= self.now:
@@ -57,6 +60,8 @@ class World:
             if self.draw.random() < kills_a_second * TICK_S:
                 self.strike(self.draw.choice(list(self.ranks.values())))
             self.do(self.membership.tick(self.now))
+            if self.draw.random() < turns_a_second * TICK_S:
+                self.do(self.membership.divide(not self.membership.divides, self.now))
 
     def strike(self, rank: Rank) -> None:
         if self.draw.random() < 0.3:
@@ -93,9 +98,9 @@ class World:
                     self.epochs.append(epoch)
                     for rank in self.ranks.values():
                         self.after(0.1, partial(self.hear, rank, epoch), rank)
-                case AskToRegroup(leader):
-                    rank = self.ranks[leader]
-                    self.after(0.1, partial(self.regroup, rank, self.membership.number), rank)
+                case AskToRegroup(leaders):
+                    for rank in [self.ranks[leader] for leader in leaders]:
+                        self.after(0.1, partial(self.regroup, rank, self.membership.number), rank)
                 case GiveUp(message):
                     raise AssertionError(f"given up: {message}")
 
@@ -120,10 +125,10 @@ class World:
             self.after(0.1, lambda: self.meet(rank, epoch), rank)
 
     def meet(self, rank: Rank, epoch: Epoch) -> None:
-        """Joins once all members have come; says that a rank is lost if one of them never will."""
+        """Joins once all have come with whom it shares steps; says that a rank is lost if one of them never will."""
         if rank.epoch is not epoch:
             return
-        members = [self.ranks[number] for number in epoch.members]
+        members = [rank] if epoch.is_divided else [self.ranks[number] for number in epoch.members]
         if any(member.is_dead for member in members):
             self.do(self.membership.lost(epoch.number, self.now))
         elif all(member.epoch is epoch for member in members):
@@ -133,10 +138,10 @@ class World:
             self.after(0.05, lambda: self.meet(rank, epoch), rank)
 
     def regroup(self, rank: Rank, number: int) -> None:
-        """Ends the leader's step: a command goes to all members, so all must be there."""
+        """Ends a leader's step: a command goes to all with whom it shares steps, so all must be there."""
         if rank.epoch is None or rank.epoch.number != number:
             return
-        members = [self.ranks[member] for member in rank.epoch.members]
+        members = [rank] if rank.epoch.is_divided else [self.ranks[member] for member in rank.epoch.members]
         if all(member.epoch is rank.epoch and not member.is_dead for member in members):
             self.do(self.membership.left(rank.number, number, self.now))
         else:
@@ -148,8 +153,14 @@ class World:
 @pytest.mark.parametrize("seed", range(8))
 def test_after_the_storm_all_serve_in_one_epoch(num_ranks: int, can_shrink: bool, seed: int) -> None:
     world = World(num_ranks, can_shrink, seed)
-    world.run(STORM_S, kills_a_second=0.7)
+    turns = 0.5 if can_shrink else 0.0
+    world.run(STORM_S, kills_a_second=0.7, turns_a_second=turns)
+    world.run(STORM_S + CALM_S / 2, kills_a_second=0.0, turns_a_second=turns)
+    divided = [epoch for epoch in world.epochs if epoch.is_divided]
+    assert bool(divided) is can_shrink and all(len(epoch.members) > 1 for epoch in divided)
     world.run(STORM_S + CALM_S, kills_a_second=0.0)
+    epoch = world.membership.epoch
+    assert epoch and epoch.is_divided is world.membership.divides
     slots = world.membership.slots
     assert [slot.state for slot in slots] == [State.serving] * num_ranks, [slot.message for slot in slots]
     assert all(rank.epoch is world.membership.epoch and rank.has_joined for rank in world.ranks.values())

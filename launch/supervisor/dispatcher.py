@@ -1,0 +1,103 @@
+"""Hands requests to the ranks that lead an epoch, and takes what they tell.
+
+Where ranks share their steps, one of them leads. In a divided epoch each rank is told commands for its own requests
+alone; requests go from ranks with many to ranks with few. Knows nothing of links, and nothing of why epochs begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from launch.supervisor.dealing import Dealer, uneven
+from launch.supervisor.ledger import Ledger
+from lp.request import Progress
+from parallel.group import commands
+from parallel.group.commands import Cancel, Command, Submit
+from parallel.group.epoch import Epoch
+
+# Sends commands to the leader of an epoch. What is sent to a rank that has gone is lost.
+Send = Callable[[int, Epoch, list[Command]], None]
+
+
+class Dispatcher:
+    """The running requests, and who serves them. epoch: the one at hand; None if no rank serves."""
+
+    def __init__(self, send: Send):
+        self.epoch: Epoch | None = None
+        self._ledger = Ledger()
+        self._dealer = Dealer()
+        self._send = send
+
+    @property
+    def num_running(self) -> int:
+        return len(self._ledger)
+
+    def hand_out(self, issued: Iterable[Command]) -> list[Progress]:
+        """Notes commands and sends them to those whom they concern. Returns what nobody else can tell.
+
+        Where there is no epoch, nothing is lost: the next one begins with all requests.
+        """
+        if self.epoch is None:
+            for command in issued:
+                self._ledger.note(command)
+            return self._ledger.end_cancelled()
+        orders: dict[int, list[Command]] = {rank: [] for rank in self.epoch.leaders}
+        for command in issued:
+            self._ledger.note(command)
+            for rank in self._concerned(command, self.epoch):
+                orders[rank].append(command)
+        for rank, own in orders.items():
+            if own:
+                self._send(rank, self.epoch, own)
+        return []
+
+    def _concerned(self, command: Command, epoch: Epoch) -> list[int]:
+        """The leaders that have to carry a command out."""
+        match command:
+            case Submit(request):
+                rank = self._dealer.choose(request, self._ledger.loads(epoch.leaders))
+                self._ledger.place(request.id, rank)
+                return [rank]
+            case Cancel(request_id):
+                rank = self._ledger.rank_of(request_id)
+                return [] if rank is None else [rank]
+            case commands.Regroup() | commands.Shutdown():
+                return epoch.leaders
+
+    def begin(self, epoch: Epoch) -> tuple[dict[int, Epoch], list[Progress]]:
+        """Begins an epoch. Returns what each leader is told, with its requests, and the ends that no rank has told.
+
+        If this epoch and the one before are divided, requests stay with their leaders.
+        """
+        ended = self._ledger.end_cancelled()
+        stay = epoch.is_divided and self.epoch is not None and self.epoch.is_divided
+        self._ledger.begin(epoch.number, epoch.leaders if stay else [])
+        self.epoch = epoch
+        for request in self._ledger.waiting():
+            self._ledger.place(request.id, self._dealer.choose(request, self._ledger.loads(epoch.leaders)))
+        return {rank: replace(epoch, running=self._ledger.running(rank)) for rank in epoch.leaders}, ended
+
+    def told(self, rank: int, number: int, progress: Progress) -> Progress | None:
+        """What is new to the client of what a leader tells. number: of its epoch."""
+        new = self._ledger.take(rank, number, progress)
+        if new and new.finish_reason:
+            self._even_out()
+        return new
+
+    def drop_all(self) -> None:
+        """Forgets all requests, as no rank is left to go on with them."""
+        self.epoch = None
+        self._ledger.drop_all()
+
+    def _even_out(self) -> None:
+        """Moves a request from the rank with the most to the one with the fewest, if that is worth it."""
+        if self.epoch is None or not self.epoch.is_divided:
+            return
+        loads = self._ledger.loads(self.epoch.leaders)
+        if (ranks := uneven(loads)) and (name := self._ledger.shortest(loads[ranks[0]])):
+            most, least = ranks
+            self._ledger.place(name, least)
+            known = self._ledger.known(name)
+            self._send(most, self.epoch, [Cancel(name)])
+            self._send(least, self.epoch, [Submit(known.request, tuple(known.tokens))])

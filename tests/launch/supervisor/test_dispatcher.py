@@ -1,0 +1,88 @@
+"""What leaders are told: all of an epoch's requests, or their own; and how requests move between them."""
+
+from __future__ import annotations
+
+from launch.supervisor.dispatcher import Dispatcher
+from parallel.group.commands import Cancel, Command, Regroup, Shutdown, Submit
+from parallel.group.epoch import Epoch
+from tests.launch.supervisor.test_ledger import submit, told
+
+Sent = list[tuple[int, int, Command]]
+
+
+def begun(epoch: Epoch, *names: str) -> tuple[Dispatcher, Sent]:
+    """A dispatcher in an epoch, with these requests, and what it sends: rank, epoch and command."""
+    sent: Sent = []
+    dispatcher = Dispatcher(lambda rank, epoch, issued: sent.extend((rank, epoch.number, one) for one in issued))
+    dispatcher.begin(epoch)
+    dispatcher.hand_out([submit(name) for name in names])
+    return dispatcher, sent
+
+
+def divided(number: int, *members: int) -> Epoch:
+    return Epoch(number, list(members), is_divided=True)
+
+
+def names(epoch: Epoch) -> list[str]:
+    return [entry.request.id for entry in epoch.running]
+
+
+def test_the_leader_is_told_all() -> None:
+    dispatcher, sent = begun(Epoch(1, [2, 0]), "a", "b")
+    dispatcher.hand_out([Cancel("a"), Regroup()])
+    assert [rank for rank, _, _ in sent] == [2] * 4
+    told_by_rank, ended = dispatcher.begin(Epoch(2, [0, 2]))
+    assert list(told_by_rank) == [0] and names(told_by_rank[0]) == ["b"]
+    assert [progress.request_id for progress in ended] == ["a"], "whose end no rank has told"
+
+
+def test_in_a_divided_epoch_each_rank_is_told_its_own() -> None:
+    dispatcher, sent = begun(divided(1, 0, 1), "a", "b", "c")
+    assert [(rank, command.request.id) for rank, _, command in sent if isinstance(command, Submit)] == [
+        (0, "a"), (0, "c"), (1, "b"),
+    ]  # fmt: skip
+    del sent[:]
+    dispatcher.hand_out([Cancel("b"), Cancel("unknown"), Shutdown()])
+    assert sent == [(0, 1, Shutdown()), (1, 1, Cancel("b")), (1, 1, Shutdown())]
+
+
+def test_requests_are_dealt_out_when_an_epoch_is_divided_and_stay_while_it_is() -> None:
+    dispatcher, _ = begun(Epoch(1, [0, 1, 2]), *"abcdef")
+    shares, _ = dispatcher.begin(divided(2, 0, 1, 2))
+    assert [names(shares[rank]) for rank in range(3)] == [["a", "d"], ["b", "e"], ["c", "f"]]
+    assert all(share.number == 2 and share.is_divided for share in shares.values())
+    shares, _ = dispatcher.begin(divided(3, 0, 2))
+    assert [names(shares[rank]) for rank in (0, 2)] == [["a", "b", "d"], ["c", "e", "f"]]
+    shares, _ = dispatcher.begin(Epoch(4, [0, 2]))
+    assert names(shares[0]) == [*"abcdef"] and list(shares) == [0]
+
+
+def test_a_request_moves_from_a_rank_with_many_to_one_without() -> None:
+    dispatcher, sent = begun(divided(1, 0, 1), "a", "b", "c")
+    dispatcher.told(0, 1, told("a", [5, 6], "xy"))
+    dispatcher.told(0, 1, told("c", [5], "x"))
+    del sent[:]
+    dispatcher.told(1, 1, told("b", [5], "x", "length"))
+    (withdrawn, resumed) = sent
+    assert withdrawn == (0, 1, Cancel("c"))
+    rank, _, command = resumed
+    assert rank == 1 and isinstance(command, Submit) and (command.request.id, command.tokens) == ("c", (5,))
+    assert dispatcher.told(0, 1, told("c", [], "", "cancelled")) is None
+    new = dispatcher.told(1, 1, told("c", [5, 6], "xy"))
+    assert new and (new.tokens, new.text) == ([6], "y")
+
+
+def test_where_steps_are_shared_nothing_moves() -> None:
+    dispatcher, sent = begun(Epoch(1, [0, 1]), "a", "b")
+    del sent[:]
+    dispatcher.told(0, 1, told("a", [5], "x", "length"))
+    assert sent == [] and dispatcher.num_running == 1
+
+
+def test_without_an_epoch_requests_wait_and_cancelled_ones_end() -> None:
+    dispatcher, sent = begun(Epoch(1, [0]))
+    dispatcher.drop_all()
+    ended = dispatcher.hand_out([submit("a"), submit("b"), Cancel("a")])
+    assert [progress.request_id for progress in ended] == ["a"] and sent == []
+    shares, _ = dispatcher.begin(Epoch(2, [1]))
+    assert names(shares[1]) == ["b"]

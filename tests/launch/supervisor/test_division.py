@@ -1,0 +1,98 @@
+"""Many requests divide the ranks, and few bring them together again: what clients get stays what they get alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.faults.rank_server import RankServer, serving
+from benchmarks.faults.requests import KINDS, body
+
+NUM_REQUESTS, TOKENS = 9, 160
+Answer = tuple[str, list[str], str]
+
+
+@pytest.fixture(scope="module")
+def two(model: Path) -> Iterator[RankServer]:
+    with serving(model, 2) as server:
+        yield server
+
+
+def bodies() -> list[dict[str, Any]]:
+    """Requests of all kinds, some of which end early, so that the ranks' shares become uneven."""
+    kinds = list(KINDS)
+    return [
+        body(kinds[number % 3], f"def number_{number}(", TOKENS // (4 if number % 2 else 1))
+        for number in range(NUM_REQUESTS)
+    ]
+
+
+def answer(server: RankServer, asked: dict[str, Any]) -> Answer:
+    """The answer's text, its tokens if log-probabilities were asked for, and why it ended."""
+    reply = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=120.0)
+    choice = reply.raise_for_status().json()["choices"][0]
+    return choice["text"], choice["logprobs"]["tokens"] if choice["logprobs"] else [], choice["finish_reason"]
+
+
+@pytest.fixture(scope="module")
+def alone(two: RankServer) -> list[Answer]:
+    """What each request yields where it is the only one: steps are shared then."""
+    answers = [answer(two, asked) for asked in bodies()]
+    assert not two.status().divided
+    return answers
+
+
+def start_all(server: RankServer, pool: ThreadPoolExecutor) -> list[Future[Answer]]:
+    """Sends all requests at once, and waits until each rank serves its own."""
+    found = [pool.submit(answer, server, asked) for asked in bodies()]
+    server.wait_until(lambda status: status.divided, "each rank serves requests of its own", within_s=20.0)
+    return found
+
+
+def check(found: list[Future[Answer]], alone: list[Answer]) -> None:
+    for number, (future, expected) in enumerate(zip(found, alone, strict=True)):
+        assert future.result() == expected, number
+
+
+def test_many_requests_are_divided_and_yield_what_they_yield_alone(two: RankServer, alone: list[Answer]) -> None:
+    with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+        check(start_all(two, pool), alone)
+        two.wait_until(lambda status: not status.divided, "the ranks share steps again", within_s=20.0)
+        check(start_all(two, pool), alone)
+    assert "each with requests of its own" in two.log
+
+
+def test_a_stream_goes_on_while_the_ranks_divide_and_come_together(two: RankServer, alone: list[Answer]) -> None:
+    asked = body("greedy", "def number_0(", 6 * TOKENS)
+    expected = answer(two, asked)
+    before = two.status().epoch or 0
+    with ThreadPoolExecutor(NUM_REQUESTS + 1) as pool:
+        stream = pool.submit(answer, two, asked)
+        check(start_all(two, pool), alone)
+        assert stream.result() == expected
+    two.wait_until(lambda status: not status.divided, "the ranks share steps again", within_s=20.0)
+    assert (two.status().epoch or 0) >= before + 2
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_lost_while_each_serves_its_own(two: RankServer, alone: list[Answer], victim: int) -> None:
+    two.wait_for_all()
+    two.wait_until(lambda status: not status.divided, "the ranks share steps", within_s=20.0)
+    with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+        found = start_all(two, pool)
+        gone = two.signal([victim])
+        check(found, alone)
+    two.wait_for_all(gone)
+
+
+def test_with_dp_each_rank_serves_its_own_from_the_start(model: Path, alone: list[Answer]) -> None:
+    with serving(model, 2, "parallel=dp") as server:
+        server.wait_until(lambda status: status.divided, "each rank serves requests of its own", within_s=20.0)
+        with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+            check([pool.submit(answer, server, asked) for asked in bodies()], alone)
+        assert server.status().divided
