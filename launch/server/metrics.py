@@ -82,6 +82,7 @@ class Metrics:
     def watch_ranks(self, status: Callable[[], dict[str, Any]], num_losses: Callable[[], int]) -> None:
         """Adds the metrics of ranks. They call these functions for their values; see `Backend`."""
         self._gauge("lookahead:epoch", "Number of the epoch at hand", lambda: status()["epoch"] or 0)
+        self._gauge("lookahead:divided", "1 while each rank serves requests of its own", lambda: status()["divided"])
         self.registry.register(_Losses(self._model, num_losses))
         ranks = Gauge("lookahead:ranks", "Ranks by state", ["model_name", "state"], registry=self.registry)
         for state in State:

@@ -50,7 +50,7 @@ def exported() -> dict[str, set[str]]:
     """The labels of each sample that the server exports once a request has ended, by the sample's name."""
     metrics = Metrics("a model")
     metrics.watch(lambda: 0, lambda: 0)
-    metrics.watch_ranks(lambda: {"epoch": 1, "ranks": [{"state": "serving"}]}, lambda: 0)
+    metrics.watch_ranks(lambda: {"epoch": 1, "divided": False, "ranks": [{"state": "serving"}]}, lambda: 0)
     drafts = Counter({"suffix": 2})
     stats = Statistics(steps=1, rows=3, proposed=drafts, accepted=drafts, accepted_lengths=Counter({3: 1}))
     metrics.observe(Progress("a request", [7, 8, 9], "abc", None, "length", stats), Clock())
