@@ -1,0 +1,98 @@
+"""A mixture of requests whose ranks divide, come together and are killed: each yields what it yields alone."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from launch.program.runtime import RuntimeSettings
+from launch.supervisor.local import LocalLauncher
+from launch.supervisor.settings import SupervisorSettings
+from launch.supervisor.supervisor import Supervisor
+from lp import Auto, Engine, Progress
+from lp.calibration.measure import StepTimesSource
+from lp.model.checkpoint import ModelSettings
+from parallel.group.commands import Cancel, Command, Shutdown, Submit
+from parallel.mesh import ParallelSettings
+from tests.mixture import Mixture, check_mixture, make_mixture
+
+NUM_REQUESTS, NUM_RANKS, WITHIN_S = 32, 3, 150.0
+
+
+class Client:
+    """An Inbox that hands out a mixture in bursts with calm between them, and the shutdown once all have ended.
+
+    Each burst waits until most of the requests before it have ended.
+    """
+
+    def __init__(self, mixture: Mixture, seed: int):
+        self.mixture = mixture
+        self._draw = random.Random(seed)
+        self._changed = threading.Condition()
+        self._waiting = list(mixture.requests)
+        self._cancelled = set(mixture.cancelled)
+        self._running: set[str] = set()
+        self.failure = ""
+
+    def emit(self, progress: Progress) -> None:
+        with self._changed:
+            self.mixture.take(progress)
+            if progress.finish_reason:
+                self._running.discard(progress.request_id)
+            self._changed.notify_all()
+
+    def fail(self, reason: str) -> None:
+        with self._changed:
+            self.failure = reason
+            self._changed.notify_all()
+
+    def has_waiting(self) -> bool:
+        return bool(self.failure or self._cancelled & self._running or len(self._running) <= self._calm())
+
+    def take(self, wait_s: float) -> list[Command]:
+        with self._changed:
+            if not self._changed.wait_for(self.has_waiting, wait_s):
+                return []
+            if self.failure or not (self._waiting or self._running):
+                return [Shutdown()]
+            # A request may be cancelled before it has yielded anything.
+            due: list[Command] = [Cancel(name) for name in sorted(self._cancelled & self._running)]
+            self._cancelled -= self._running
+            if len(self._running) <= self._calm():
+                burst = [self._waiting.pop(0) for _ in range(min(len(self._waiting), self._draw.choice([1, 9, 14])))]
+                self._running.update(request.id for request in burst)
+                due += map(Submit, burst)
+            return due
+
+    def _calm(self) -> int:
+        """How many requests still run when the next burst begins."""
+        return 2 if self._waiting else 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_each_request_yields_what_it_yields_alone(model: Path, seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "lookahead")
+    alone = Engine.from_pretrained(str(model), device="cpu", step_times="off")
+    mixture = make_mixture(alone, NUM_REQUESTS, seed, most_tokens=120)
+    settings = RuntimeSettings(ModelSettings(str(model)), Auto(), parallel=ParallelSettings(ranks=NUM_RANKS))
+    settings.step_times = StepTimesSource.off
+    launcher = LocalLauncher()
+    supervisor = Supervisor(settings, SupervisorSettings(), launcher)
+    client = Client(mixture, seed)
+    running = threading.Thread(target=supervisor.run, args=(client, client.emit, client.fail), daemon=True)
+    running.start()
+    draw, num_kills = random.Random(seed), 0
+    while running.is_alive() and num_kills < 4:
+        running.join(draw.uniform(0.2, 1.5))
+        if supervisor.is_serving and len(mixture.tokens) > 3 + 5 * num_kills:
+            launcher.kill(draw.randrange(NUM_RANKS))
+            num_kills += 1
+    running.join(WITHIN_S)
+    assert not running.is_alive() and not client.failure, client.failure
+    check_mixture(mixture, alone)
+    divided = caplog.text.count("each with requests of its own")
+    assert num_kills >= 2 and divided >= 1 and supervisor.num_losses >= 2, (num_kills, divided)
