@@ -104,7 +104,7 @@ def parse_arguments() -> argparse.Namespace:
 def run(arguments: argparse.Namespace) -> SoakResult:
     """Raises ServerTrouble if the server does not start, does not recover or does not end."""
     memory_before = shared_memory_files()
-    settings = ["parallel=lp", f"parallel.exchange={arguments.exchange}", *arguments.settings]
+    settings = [f"parallel.exchange={arguments.exchange}", *arguments.settings]
     with serving(arguments.model, arguments.ranks, *settings) as server:
         load = SoakLoad(server.url, questions(read_prompts(None, arguments.prompts)), arguments.clients, arguments.seed)
         strain = SoakStrain(server, arguments.every, arguments.seed)
@@ -130,7 +130,7 @@ def run(arguments: argparse.Namespace) -> SoakResult:
 async def soak_in(load: SoakLoad, strain: SoakStrain, seconds: float) -> None:
     await load.learn()
     until = time.monotonic() + seconds
-    await asyncio.gather(load.run(until), strain.kill(until), strain.sample(until))
+    await asyncio.gather(load.run(lambda: time.monotonic() < until), strain.kill(until), strain.sample(until))
 
 
 def take_sample(processes: list[psutil.Process], at_s: float) -> ResourceSample:

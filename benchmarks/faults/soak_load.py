@@ -9,6 +9,7 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -47,7 +48,7 @@ class LoadAnswer:
 
 @dataclass
 class SoakLoad:
-    """Clients that draw their questions at random until a given time. Half of the answers are streamed.
+    """Clients that draw their questions at random until they are told to stop. Half of the answers are streamed.
 
     right: the right answers, by the questions' names. answers: all that were judged.
     """
@@ -67,14 +68,14 @@ class SoakLoad:
                 if not self.right[question.name].is_complete:
                     raise ValueError(f"{question.name}: no answer ({self.right[question.name].error})")
 
-    async def run(self, until: float) -> None:
-        """Asks until the given time (time.monotonic()) and waits for the answers that are under way."""
-        await asyncio.gather(*(self._ask_on(number, until) for number in range(self.num_clients)))
+    async def run(self, goes_on: Callable[[], bool]) -> None:
+        """Asks as long as it goes on, and waits for the answers that are under way then."""
+        await asyncio.gather(*(self._ask_on(number, goes_on) for number in range(self.num_clients)))
 
-    async def _ask_on(self, number: int, until: float) -> None:
+    async def _ask_on(self, number: int, goes_on: Callable[[], bool]) -> None:
         draw = random.Random(f"{self.seed} {number}")
         async with self._client() as client:
-            while time.monotonic() < until:
+            while goes_on():
                 question, streams = draw.choice(self.questions), draw.random() < 0.5
                 seen = await ask(client, question.body, streams)
                 self.answers.append(self.judge(question.name, streams, seen))
