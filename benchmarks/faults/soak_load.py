@@ -90,13 +90,13 @@ class SoakLoad:
         return httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S)
 
 
-def questions(prompts: list[str]) -> list[LoadQuestion]:
-    """Short and long, greedy and sampled questions on each prompt."""
+def questions(prompts: list[str], short: int = SHORT, long: int = LONG) -> list[LoadQuestion]:
+    """Short and long, greedy and sampled questions on each prompt. short, long: tokens of their answers."""
     return [
         LoadQuestion(f"{size}, {kind}, prompt {number}", body(kind, prompt, max_tokens))
         for number, prompt in enumerate(prompts)
         for kind in ("greedy", "sampled")
-        for size, max_tokens in (("short", SHORT), ("long", LONG))
+        for size, max_tokens in (("short", short), ("long", long))
     ]
 
 

@@ -9,7 +9,7 @@ from benchmarks.faults.soak_report import ResourceSample, SoakResult, describe, 
 
 
 def holding(at_s: float, **more: float) -> ResourceSample:
-    return replace(ResourceSample(at_s, 500.0, 60, 20, 3, 0), **more)
+    return replace(ResourceSample(at_s, 500.0, 60, 20, 3, 0, 1500.0, 120, 40), **more)
 
 
 def soak(**more) -> SoakResult:
@@ -36,6 +36,7 @@ def test_wrong_answers_are_failures() -> None:
 def test_a_soak_that_shows_nothing_is_a_failure() -> None:
     assert find_failures(soak(answers=[])) == ["nothing was answered"]
     assert find_failures(soak(killed=[])) == ["no rank was killed"]
+    assert find_failures(soak(killed=[], every_s=0.0)) == []
 
 
 def test_what_grows_steadily_is_a_failure() -> None:
@@ -44,6 +45,13 @@ def test_what_grows_steadily_is_a_failure() -> None:
     files = [holding(5.0 * number, files=60 + number) for number in range(40)]
     assert find_failures(soak(holdings=files)) == ["open files and sockets grew from 74 to 94"]
     assert find_failures(soak(left=["lookahead-parallel-x"])) == ["left behind: lookahead-parallel-x"]
+
+
+def test_what_ranks_hold_must_not_grow_where_none_is_killed() -> None:
+    memory = [holding(5.0 * number, ranks_memory_mb=1500.0 + 20 * number) for number in range(40)]
+    assert find_failures(soak(holdings=memory)) == []
+    (grown,) = find_failures(soak(holdings=memory, killed=[], every_s=0.0))
+    assert grown == "memory of those processes (RSS), MB grew from 1790 to 2190"
 
 
 def test_what_grows_at_first_and_then_stays_is_none() -> None:
