@@ -65,9 +65,13 @@ class Ledger:
         return [entry.request for entry in self._entries.values() if entry.rank is None]
 
     def shortest(self, request_ids: Iterable[str]) -> str | None:
-        """The one with the fewest tokens among those that have not moved in this epoch; None if all have."""
-        entries = [entry for name in request_ids if not (entry := self._entries[name]).has_moved]
-        shortest = min(entries, key=lambda entry: len(entry.request.prompt) + len(entry.tokens), default=None)
+        """The one with the fewest tokens among those that may move; None if there is none.
+
+        One that has moved in this epoch, or that is being cancelled, stays where it is.
+        """
+        entries = [self._entries[name] for name in request_ids]
+        movable = [entry for entry in entries if not entry.has_moved and not entry.is_cancelled]
+        shortest = min(movable, key=lambda entry: len(entry.request.prompt) + len(entry.tokens), default=None)
         return shortest and shortest.request.id
 
     def rank_of(self, request_id: str) -> int | None:

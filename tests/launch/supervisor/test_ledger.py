@@ -168,8 +168,9 @@ def test_the_shortest_request_that_has_not_moved_is_the_one_to_move() -> None:
     assert ledger.shortest(["a", "b", "c"]) == "b"
     ledger.place("b", 1)
     assert ledger.shortest(["a", "b", "c"]) == "c"
+    ledger.note(Cancel("c"))
+    assert ledger.shortest(["a", "b", "c"]) == "a"
     ledger.place("a", 1)
-    ledger.place("c", 1)
     assert ledger.shortest(["a", "b", "c"]) is None
     ledger.begin(2, [1])
     assert ledger.shortest(["a", "b", "c"]) == "b"
