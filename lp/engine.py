@@ -25,7 +25,7 @@ from lp.request_builder import Prompt, RequestBuilder
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
 from lp.scheduling.batches import Batches
-from lp.scheduling.prefixes import Prefixes
+from lp.scheduling.prefixes import Finished, Prefixes
 from lp.scheduling.room import NoRoom, Room
 from lp.scheduling.scheduler import Scheduler, Turn, step_rows
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
@@ -166,26 +166,26 @@ class Engine:
         requests: Iterable[tuple[Request, list[int]]],
         step_times: StepTimes | None,
         room: Room | None = None,
+        finished: Iterable[Finished] = (),
     ) -> list[Progress]:
         """Continues the given requests from their token ids, and drops all steps under way and all other requests.
 
         runner: the present one, or another that holds the same sequences; KV caches that it holds are used again.
         requests: all that run from now on, each with the tokens generated so far. step_times: the runner's, or those of
-        a runner like it. room: None is the present one. What was learnt about drafts is forgotten, so that engines with
-        different pasts reach the same state. Returns for each request all of its output so far; it may be complete.
+        a runner like it. room: None is the present one. finished: sequences from which requests may begin, held here or
+        elsewhere. What was learnt about drafts is forgotten, so that engines with different pasts reach the same state.
+        Returns for each request all of its output so far; it may be complete.
         """
-        held = {generation.sequence.id: generation.sequence for generation in self._generations()}
+        sequences = [generation.sequence for generation in self._generations()]
+        held = {sequence.id: sequence for sequence in (*self.batches.prefixes.take_all(), *sequences)}
         self.runner.abandon()
-        for sequence in self.batches.prefixes.take_all():
-            self.runner.close(sequence)
         self.scheduler.clear()
         self.scheduler.room = self.request_builder.room = room or self.scheduler.room
         self._failure = None
         self.history = DraftHistory(step_times, runner.num_parts, self.history.index)
         self.batches = self._make_batches(runner, step_times)
         replayed = [self._resume_one(request, tokens, held.pop(request.id, None)) for request, tokens in requests]
-        for sequence in held.values():
-            runner.close(sequence)
+        self.batches.keep(finished, held)
         return replayed
 
     def _resume_one(self, request: Request, tokens: list[int], held: Sequence | None) -> Progress:

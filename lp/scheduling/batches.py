@@ -6,13 +6,15 @@ Knows neither texts nor requests.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from lp.generation import Generation
 from lp.model.kv_cache import pages_of
+from lp.request import Sequence
 from lp.runner import HasReplicas, Home, Runner, StepInput
+from lp.sampling.settings import Sampling
 from lp.scheduling.budget import plan_together
-from lp.scheduling.prefixes import Prefixes
+from lp.scheduling.prefixes import Finished, Prefixes
 from lp.scheduling.scheduler import Batch, Scheduler, Turn
 from lp.statistics import EngineCounts
 from lp.step_cost import StepTimes
@@ -90,6 +92,20 @@ class Batches:
             self.runner.start(steps)
             self.scheduler.start(turns)  # after the runner: if that fails, they can still be cancelled
             self._under_way.append(Batch(turns))
+
+    def keep(self, finished: Iterable[Finished], held: dict[str, Sequence]) -> None:
+        """Keeps finished sequences, so that requests may begin from them.
+
+        held: sequences that the runner has open; those that are not kept are closed.
+        """
+        for name, tokens, owner in finished:
+            if (sequence := held.pop(name, None)) is None:
+                sequence = Sequence(name, tokens, len(tokens), Sampling(0.0, seed=0))
+                self.runner.open(sequence)
+            sequence.tokens = tokens  # another rank may have gone further with it
+            self.prefixes.add(sequence, owner)
+        for sequence in held.values():
+            self.runner.close(sequence)
 
     def _make_room(self) -> list[Generation]:
         """Drops what there is no room for; gives those that begin what was kept of the same beginning. Returns those

@@ -29,6 +29,14 @@ class Prefix(NamedTuple):
     length: int
 
 
+class Finished(NamedTuple):
+    """A finished sequence as ranks tell each other of it. tokens: all of them. owner: of its request."""
+
+    id: str
+    tokens: list[int]
+    owner: str | None
+
+
 @dataclass
 class _Kept:
     """A finished sequence, all of whose tokens but the last have been computed. tokens: these, int64."""
@@ -55,6 +63,10 @@ class Prefixes:
 
     def __contains__(self, sequence: TokenSequence) -> bool:
         return sequence.id in self._kept
+
+    def finished(self) -> list[Finished]:
+        """All that are kept, in their order."""
+        return [Finished(name, kept.sequence.tokens, kept.owner) for name, kept in self._kept.items()]
 
     def keeps(self, sequence: TokenSequence) -> bool:
         """Whether it is worth keeping a sequence that has ended."""

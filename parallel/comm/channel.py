@@ -89,6 +89,14 @@ class Channel:
         """
         return json.loads(self._exchange.broadcast(json.dumps(value).encode() if self.is_leader else None))
 
+    def collect(self, value: Any) -> list[Any]:
+        """Gives every rank the JSON values of all ranks, before any step or between two. Raises RankLost."""
+        data = json.dumps(value).encode()
+        lengths = self.compare(np.array([len(data)], np.int32))[:, 0].tolist()
+        padded = data.ljust(-(-max(lengths) // 4) * 4)
+        gathered = self.compare(np.frombuffer(padded, np.int32))
+        return [json.loads(row.tobytes()[:length]) for row, length in zip(gathered, lengths, strict=True)]
+
     def compare(self, mine: np.ndarray) -> np.ndarray:
         """Gives every rank the integers of all ranks, before any step or between two: int32 [I] to int32 [N, I].
 

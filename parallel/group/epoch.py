@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,6 +23,7 @@ from lp.assembly import digest_of, require_same_index
 from lp.engine import Engine
 from lp.request import Progress, Request
 from lp.runner import Runner
+from lp.scheduling.prefixes import Finished
 from lp.scheduling.room import Room
 from lp.step_cost import StepTimes
 from parallel.comm.base import IsOver
@@ -31,8 +33,19 @@ from parallel.mesh import Mesh, ParallelSettings
 
 log = logging.getLogger("lookahead")
 
+# Tokens of a finished sequence that no rank may hold; they are computed again when a request begins with them.
+MOST_LACKING = 64
 # Fills the place of a token that a shorter list does not have.
 _NO_TOKEN = -1
+
+
+@runtime_checkable
+class HoldsCaches(Protocol):
+    """A runner that knows how much it has cached."""
+
+    def num_cached(self, sequence_id: str, tokens: list[int]) -> int:
+        """How many of a sequence's first tokens have keys and values on this rank."""
+        ...
 
 
 @runtime_checkable
@@ -128,11 +141,28 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
     running = [RunningRequest.from_dict(entry) for entry in told["running"]]
     requests, known = [entry.request for entry in running], [entry.tokens for entry in running]
     tokens = longest(channel, engine.generated(), requests, known)
-    progress = engine.resume(runner, zip(requests, tokens, strict=True), times, room)
+    finished = still_held(channel, engine.batches.prefixes.finished(), runner)
+    progress = engine.resume(runner, zip(requests, tokens, strict=True), times, room, finished)
     if isinstance(runner, ComparesCaches):
         prompts = {request.id: request.prompt for request in requests}
-        runner.compare_caches([(name, [*prompts[name], *more]) for name, more in engine.generated().items()])
+        running = [(name, [*prompts[name], *more]) for name, more in engine.generated().items()]
+        runner.compare_caches([*running, *((one.id, one.tokens) for one in finished)])
     return progress
+
+
+def still_held(channel: Channel, own: list[Finished], runner: Runner) -> list[Finished]:
+    """The finished sequences that one of the ranks sharing steps holds almost whole; equal on all of them.
+
+    own: those of this rank. Those that were used last on any rank are last.
+    """
+    held = [runner.num_cached(one.id, one.tokens) if isinstance(runner, HoldsCaches) else 0 for one in own]
+    told = channel.collect([[*one, number] for one, number in zip(own, held, strict=True)])
+    found: dict[str, Finished] = {}
+    for several in zip_longest(*(reversed(of_rank) for of_rank in told)):
+        for name, tokens, owner, number in filter(None, several):
+            if len(tokens) - 1 - number <= MOST_LACKING:
+                found.setdefault(name, Finished(name, tokens, owner))
+    return list(reversed(found.values()))
 
 
 def longest(

@@ -99,6 +99,9 @@ class LookaheadParallel(ForwardRunner):
     def is_asynchronous(self) -> bool:
         return self.inner.is_asynchronous
 
+    def num_cached(self, sequence_id: str, tokens: list[int]) -> int:
+        return self.inner.num_cached(sequence_id, tokens)
+
     def compare_caches(self, running: Items[tuple[str, list[int]]]) -> None:
         """Tells all ranks what each holds of the sequences that another runner has left. No step may be under way.
 

@@ -35,8 +35,15 @@ def bodies() -> list[dict[str, Any]]:
 def answer(server: RankServer, asked: dict[str, Any]) -> Answer:
     """The answer's text, its tokens if log-probabilities were asked for, and why it ended."""
     reply = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=120.0)
-    choice = reply.raise_for_status().json()["choices"][0]
+    assert reply.status_code == httpx.codes.OK, f"{reply.text}\n{server.log}"
+    choice = reply.json()["choices"][0]
     return choice["text"], choice["logprobs"]["tokens"] if choice["logprobs"] else [], choice["finish_reason"]
+
+
+def cached(server: RankServer, prompt: list[int]) -> int:
+    """Asks a short question. Returns how many of the prompt's tokens were not computed for it."""
+    reply = httpx.post(f"{server.url}/v1/completions", json=body("greedy", prompt, 4), timeout=120.0)
+    return reply.raise_for_status().json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +84,19 @@ def test_a_stream_goes_on_while_the_ranks_divide_and_come_together(two: RankServ
         assert stream.result() == expected
     two.wait_until(lambda status: not status.divided, "the ranks share steps again", within_s=20.0)
     assert (two.status().epoch or 0) >= before + 2
+
+
+def test_what_was_computed_for_a_prompt_is_used_again_when_the_ranks_have_divided(
+    two: RankServer, alone: list[Answer]
+) -> None:
+    prompt = [number % 90 + 20 for number in range(200)]
+    assert cached(two, prompt) == 0
+    with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+        found = start_all(two, pool)
+        assert cached(two, [*prompt, 33]) >= 190
+        check(found, alone)
+    two.wait_until(lambda status: not status.divided, "the ranks share steps again", within_s=20.0)
+    assert cached(two, [*prompt, 34]) >= 190
 
 
 @pytest.mark.parametrize("victim", [0, 1])
