@@ -26,12 +26,12 @@ from typing import cast
 import numpy as np
 import torch
 from torch import FloatTensor, LongTensor, Tensor
-from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor
+from transformers import GenerationConfig
 
 from benchmarks.shared.options import add_output, add_threads, make_parser, parse
+from benchmarks.shared.processors import context_processors, warpers
 from benchmarks.shared.report import markdown_table, progress, publish
 from lp import Sampling
-from lp.sampling.processors import context_processors, warpers
 from lp.sampling.sampler import Sampler
 from lp.tree import TokenTree, TreeBuilder
 
@@ -160,9 +160,7 @@ class SettingSteps:
         sampling = dataclasses.replace(setting.sampling, seed=1).with_defaults(GenerationConfig())
         device, vocab_size = str(logits_RV.device), logits_RV.shape[1]
         self.sampler = Sampler(sampling, TEXT_LENGTH, [2], vocab_size, device)
-        self.processors = [*context_processors(sampling, TEXT_LENGTH, [2], device), *warpers(sampling)]
-        if self.sampler.repetition:
-            self.processors.insert(0, RepetitionPenaltyLogitsProcessor(self.sampler.repetition.penalty))
+        self.processors = [*context_processors(sampling, TEXT_LENGTH, [2]), *warpers(sampling)]
         self.paths_RL = cast(LongTensor, torch.tensor([self.text] * len(tree), device=logits_RV.device))
 
     @property

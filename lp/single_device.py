@@ -6,23 +6,24 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
-import torch
+from torch import Tensor
 
 from lp.model.causal import CausalModel, Choosing, SequenceRows
+from lp.model.gpu.device import current
 from lp.model.kv.memory import OutOfRoom
 from lp.model.kv_cache import KVCache
 from lp.request import Sequence
 from lp.runner import StepInput
 from lp.sampling.fused import KINDS, NUM_BEST, TRUNCATED, can_fuse
-from lp.sampling.sampler import Sampler, Wish
+from lp.sampling.sampler import Sampler
 from lp.sampling.together import Asked, launch_all, side_by_side
 from lp.tree import NO_ROWS, TokenTree, chain
 from lp.verification import Answers
 
 # Waits for the answers of a batch of steps that was started.
 Pending = Callable[[], list[Answers]]
-NO_LOGITS = torch.empty(0, 0)
 
 
 class ForwardRunner(ABC):
@@ -170,7 +171,40 @@ class SingleDevice(ForwardRunner):
         """
         self._prepare(steps)
         given = [self._rows(step) for step in steps]
-        return self._choose(given, steps) or self._sample(given, steps)
+        # A sequence that is only fed may lack nothing. Those that are answered alike lie side by side.
+        fed = [number for number, step in enumerate(steps) if not len(step.tree) and len(given[number].tree)]
+        with_tree = [number for number, step in enumerate(steps) if len(step.tree)]
+        asked = [self._asked(steps[number]) for number in with_tree]
+        order = side_by_side(asked)
+        with_tree, asked = [with_tree[number] for number in order], [asked[number] for number in order]
+        wait_for_all = self._compute([given[number] for number in (*fed, *with_tree)], asked)
+
+        def wait() -> list[Answers]:
+            answers = [Answers.none() for _ in steps]
+            for number, own in zip(with_tree, wait_for_all(), strict=True):
+                answers[number] = own
+            return answers
+
+        return wait
+
+    def _asked(self, step: StepInput) -> Asked:
+        return self.states[step.sequence.id].sampler.ask(step.tree, step.sequence.tokens, step.num_candidates)
+
+    def _compute(self, given: list[SequenceRows], asked: list[Asked]) -> Callable[[], list[Answers]]:
+        """Runs the rows, and has the last sequences' answered, by the graphs that choose tokens where there are any."""
+        if not given:
+            return list
+        choosing = [one.captured and Choosing(*one.captured) for one in asked]
+        num_fed = len(given) - len(asked)
+        if computed := self.model.compute(given, [*[None] * num_fed, *choosing]):
+            rows = computed.rows[num_fed:]
+            return self.answer(asked, computed.logits, rows, computed.choose, computed.is_lasting)
+        return self.answer(asked, self.model.forward_many(given))
+
+    def answer(self, asked: list[Asked], logits: Tensor, *how: Any) -> Callable[[], list[Answers]]:
+        """Has the device answer rows by their logits; see `launch_all`."""
+        with current(self.model.device):
+            return launch_all(asked, logits, *how)
 
     def _prepare(self, steps: list[StepInput]) -> None:
         """Keeps what was accepted of each sequence. If one lacks more than a forward computes at once, makes room for
@@ -192,54 +226,6 @@ class SingleDevice(ForwardRunner):
         for part in state.prefill(step, self.prefill_chunk):
             self.model.forward(part, state.cache, num_logits=0)
         return SequenceRows(state.attach(step), state.cache, len(step.tree))
-
-    def _sample(self, given: list[SequenceRows], steps: list[StepInput]) -> Pending:
-        """Runs the rows, then has samplers answer those of the trees, one of them for all that choose alike."""
-        with_tree = [number for number, step in enumerate(steps) if len(step.tree)]
-        asked = [self._asked(steps[number]) for number in with_tree]
-        order = side_by_side(asked)
-        # A sequence that is only fed may lack nothing.
-        fed = [rows for rows, step in zip(given, steps, strict=True) if not len(step.tree) and len(rows.tree)]
-        computed = [*fed, *(given[with_tree[number]] for number in order)]
-        logits = self.model.forward_many(computed) if computed else NO_LOGITS
-        wait_for_all = launch_all([asked[number] for number in order], logits)
-
-        def wait() -> list[Answers]:
-            answers = [Answers.none() for _ in steps]
-            for number, own in zip(order, wait_for_all(), strict=True):
-                answers[with_tree[number]] = own
-            return answers
-
-        return wait
-
-    def _asked(self, step: StepInput) -> Asked:
-        sampler = self.states[step.sequence.id].sampler
-        return Asked(sampler, step.tree, step.sequence.tokens, step.num_candidates)
-
-    def _choose(self, given: list[SequenceRows], steps: list[StepInput]) -> Pending | None:
-        """Runs the rows, and has graphs choose the tokens of each step's tree; None if they can for no step.
-
-        The samplers of the other steps choose theirs, as in `_sample`.
-        """
-        wishes = [self._wish(step) for step in steps]
-        computed = [number for number, rows in enumerate(given) if len(rows.tree)]
-        how = [wish and Choosing(wish.kind, wish.choices, wish.change, wish.is_settled) for wish in wishes]
-        chosen = self.model.choose([given[number] for number in computed], [how[number] for number in computed])
-        if chosen is None:
-            return None
-        pending: list[Callable[[], Answers]] = [Answers.none] * len(steps)
-        for number, one in zip(computed, chosen, strict=True):
-            asked = self._asked(steps[number])
-            if one.tokens is not None:
-                pending[number] = asked.sampler.granted(one.tokens, one.logits, *asked[1:])
-            elif len(asked.tree):
-                pending[number] = asked.sampler.launch(one.logits, *asked[1:])
-        return lambda: [wait() for wait in pending]
-
-    def _wish(self, step: StepInput) -> Wish | None:
-        """What a device needs to choose the tokens of a step's tree; None if it cannot, or if there is no tree."""
-        asked = self._asked(step)
-        return asked.sampler.wish(*asked[1:]) if len(step.tree) else None
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:
         self.states[target.id].take_from(self.states[source.id], source.tokens, length)

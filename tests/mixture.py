@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
-from lp.request import Progress, Request
+from lp.request import Progress, Request, TokenLogprob
 
 DECODES = [Auto(), Auto(max_rows=24), Auto(rows=10), Autoregressive(), Lookahead(5, 4, 5), PromptLookup(), Jacobi(6)]
 GREEDY: dict[str, Any] = {"temperature": 0.0}
@@ -20,6 +22,8 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 0.7, "min_p": 0.05, "presence_penalty": 0.5, "frequency_penalty": 0.3},
     {"temperature": 0.0, "repetition_penalty": 1.3, "no_repeat_ngram": 3},
     {"temperature": 0.0, "logprobs": 2},
+    {"temperature": 1.1, "min_p": 0.1, "repetition_penalty": 1.2, "logprobs": 5},
+    {"temperature": 0.0, "logit_bias": {9: 2.5, 40: -100.0}, "no_repeat_ngram": 2, "logprobs": 0},
     {"temperature": 0.9, "min_new_tokens": 6, "logit_bias": {7: 1.5}},
 ]
 
@@ -36,6 +40,7 @@ class Mixture:
     cancelled: dict[str, int]
     texts: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)
+    logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     ends: dict[str, str] = field(default_factory=dict)
 
     def take(self, progress: Progress) -> None:
@@ -43,6 +48,7 @@ class Mixture:
         name = progress.request_id
         self.texts[name] = self.texts.get(name, "") + progress.text
         self.tokens.setdefault(name, []).extend(progress.tokens)
+        self.logprobs.setdefault(name, []).extend(progress.logprobs or [])
         if progress.finish_reason:
             self.ends[name] = progress.finish_reason
 
@@ -101,3 +107,12 @@ def check_mixture(mixture: Mixture, alone: Engine) -> None:
             assert (found, mixture.texts[request.id], end) == (
                 expected.token_ids, expected.text, expected.finish_reason
             ), request  # fmt: skip
+            check_logprobs(mixture.logprobs[request.id], expected.logprobs or [])
+
+
+def check_logprobs(found: list[TokenLogprob], expected: list[TokenLogprob]) -> None:
+    """Rounding may differ, as other rows are beside a row."""
+    for one, other in zip(found, expected, strict=True):
+        assert one.token == other.token
+        values, others = ([entry.logprob, *(value for _, value in entry.top)] for entry in (one, other))
+        assert values == pytest.approx(others, abs=1e-3)

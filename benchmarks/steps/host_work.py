@@ -57,13 +57,12 @@ class TimedEngine(Engine):
         super().__init__(replace(checkpoint, model=model), SingleDevice(model))
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._watch(model, "forward_many", FORWARD)
+        self._watch(self.runner, "answer", ANSWERS)
 
     def submit(self, request: Request) -> Progress | None:
         if refusal := super().submit(request):
             return refusal
-        assert isinstance(self.runner, SingleDevice)
         *_, generation = self.scheduler
-        self._watch(self.runner.states[request.id].sampler, "launch", ANSWERS)
         self._watch(generation.decoder, "plan", "planning")
         self._watch(generation.decoder, "commit", "verifying")
         self._watch(generation, "tell", "text")

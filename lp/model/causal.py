@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -76,25 +77,27 @@ Choose = Callable[[Tensor, Tensor], Tensor]
 class Choosing(NamedTuple):
     """How the tokens of a sequence's last N rows are chosen, those whose logits are wanted.
 
-    kind: of what was captured. choices: int64 [N, C]. change: changes their logits in place before that; None if
-    nothing does. is_settled: whether the kind settles every row, so that nobody needs the logits afterwards.
+    kind: of what was captured. choices: int64 [N, C].
     """
 
     kind: str
     choices: np.ndarray
-    change: Callable[[Tensor], None] | None
-    is_settled: bool
 
 
-class Chosen(NamedTuple):
-    """What a device has done for a sequence's N rows whose logits are wanted.
+@dataclass(frozen=True)
+class Computed:
+    """A step that was run, whose tokens have not been chosen yet.
 
-    tokens: waits for the chosen ones, int64 [N, K]; None if they were not to be chosen. logits: [N, V], by which they
-    were or can be chosen; the next step writes over them if the kind of choosing settles every row.
+    logits: float32 [L or more, V], which may be changed before tokens are chosen by them. rows: of the logits, those of
+    each sequence that are wanted. choose: launches a kind's choosing; returns its tokens, int64 [rows of the logits,
+    K], of which those mean something that the step gave to the kind. is_lasting: whether the next step leaves the
+    logits alone.
     """
 
-    tokens: Callable[[], np.ndarray] | None
     logits: Tensor
+    rows: list[slice]
+    choose: Callable[[str], Tensor]
+    is_lasting: bool
 
 
 @runtime_checkable
@@ -105,11 +108,11 @@ class ChoosesTokens(Protocol):
         """Captures what chooses tokens, by names of its kinds. Nothing happens if that was done."""
         ...
 
-    def choose(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None]) -> list[Chosen] | None:
-        """Runs the rows of some sequences as a forward does, and chooses the tokens of each one's last rows.
+    def compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None]) -> Computed | None:
+        """Runs the rows of some sequences as a forward does, ready to choose the tokens of each one's last rows.
 
-        how: for each sequence; None for one whose tokens are not to be chosen. Returns None, with nothing done, if no
-        tokens are to be chosen, or by a kind that has not been captured.
+        how: for each sequence; None for one whose tokens are chosen otherwise, or not at all. Returns None, with
+        nothing done, if no tokens are to be chosen, or by a kind that has not been captured.
         """
         ...
 
@@ -203,13 +206,13 @@ class CausalModel:
             with current(self.device):
                 self.fast.capture_choosing(kinds)
 
-    def choose(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None]) -> list[Chosen] | None:
+    def compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None]) -> Computed | None:
         """See ChoosesTokens."""
         if not isinstance(self.fast, ChoosesTokens):
             return None
         self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
         with current(self.device):
-            return self.fast.choose(given, how)
+            return self.fast.compute(given, how)
 
     @torch.inference_mode()
     def forward_eager(

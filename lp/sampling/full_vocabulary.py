@@ -1,86 +1,51 @@
-"""Chooses each row's tokens: those of the highest scores after the warpers, with noise for rows that are sampled.
-
-A chooser may leave a row unsettled, to be settled by another. `FullVocabulary`, which looks at the whole vocabulary,
-settles every row. All choosers that settle a row choose the same token for it. Knows nothing of trees.
+"""Chooses each row's tokens by the whole vocabulary: those of the highest scores after the warpers, with noise for rows
+that are drawn. Knows nothing of trees.
 
     R rows, V vocabulary, K tokens chosen for each row
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, cast
+from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import FloatTensor, LongTensor, Tensor
-from transformers import LogitsProcessorList
+from torch import Tensor
 
-from lp.sampling.noise import NoiseTable
+from lp.sampling.noise import noise_of_rows
+from lp.sampling.rows import Rows
 from lp.sampling.top_k import best_tokens
+from lp.sampling.warping import warp
 from lp.verification import NOT_A_TOKEN
 
 
-class Rows(NamedTuple):
-    """The rows for which tokens are to be chosen.
-
-    scores: [R, V] before the warpers. positions: [R] int64, the places in the sequence of the tokens to choose.
-    greedy: [R] bool, True for rows that get no noise.
-    """
-
-    scores: Tensor
-    positions: np.ndarray
-    greedy: np.ndarray
-
-    def take(self, rows: np.ndarray) -> Rows:
-        """Only the rows of these numbers."""
-        return Rows(self.scores[torch.from_numpy(rows)], self.positions[rows], self.greedy[rows])
-
-    def parts(self) -> list[Rows]:
-        """Splits the rows into parts small enough for a part's scores to stay in a CPU's cache, or to take little of a
-        GPU's memory.
-        """
-        num_rows = max(1, (1 << 20 if self.scores.device.type == "cpu" else 1 << 26) // self.scores.shape[1])
-        slices = [slice(start, start + num_rows) for start in range(0, len(self.scores), num_rows)]
-        return [Rows(self.scores[some], self.positions[some], self.greedy[some]) for some in slices]
-
-
-class Choice(NamedTuple):
-    """A chooser's answer.
-
-    tokens: [R, K] best first, NOT_A_TOKEN in rows that hold a NaN. is_settled: [R] bool, False if a row's first token
-    may be wrong.
-    """
-
-    tokens: Tensor
-    is_settled: Tensor
-
-
-class Chooser(Protocol):
-    """Chooses tokens for rows."""
-
-    def __call__(self, rows: Rows) -> Choice: ...
-
-
+@dataclass(frozen=True)
 class FullVocabulary:
-    """Chooses by the whole vocabulary: all of transformers' warpers and the noise of every token.
+    """The Chooser that settles every row. All choosers that settle a row choose the same first token for it.
 
-    num_tokens: K. noise: None for greedy decoding.
+    num_tokens: K. is_greedy: whether it takes rows without warpers and noise alone; it takes all others together.
+    is_truncated: whether rows have top-k, top-p or min-p. No other chooser equal to this one takes rows for which more
+    would be computed.
     """
 
-    def __init__(self, warpers: LogitsProcessorList, noise: NoiseTable | None, num_tokens: int):
-        self.warpers = warpers
-        self.noise = noise
-        self.num_tokens = num_tokens
+    num_tokens: int
+    is_greedy: bool
+    is_truncated: bool = False
 
-    def __call__(self, rows: Rows) -> Choice:
-        parts = rows.parts() if self.noise else [rows]
-        tokens_RK = torch.cat([self._choose(part) for part in parts])
-        return Choice(tokens_RK, torch.ones_like(tokens_RK[:, 0], dtype=torch.bool))
+    def __call__(self, rows: Rows) -> Tensor:
+        """See Chooser."""
+        if self.is_greedy:
+            return self._best(rows.scores)
+        parts = [self._best(_noisy(part)) for part in rows.parts()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _choose(self, rows: Rows) -> Tensor:
-        no_context = cast(LongTensor, torch.empty(len(rows.scores), 0, dtype=torch.int64, device=rows.scores.device))
-        scores_RV = self.warpers(no_context, cast(FloatTensor, rows.scores))
-        if self.noise:
-            scores_RV = self.noise.for_rows(rows.positions, rows.greedy).add_(scores_RV)
+    def _best(self, scores_RV: Tensor) -> Tensor:
         best = best_tokens(scores_RV, self.num_tokens)
-        return best.tokens.where(best.are_numbers[:, None], NOT_A_TOKEN)
+        tokens_RK = best.tokens.where(best.are_numbers[:, None], NOT_A_TOKEN)
+        return torch.cat([tokens_RK.new_ones(len(tokens_RK), 1), tokens_RK], dim=1)
+
+
+def _noisy(rows: Rows) -> Tensor:
+    scores_RV = warp(rows)
+    if not rows.any("is_drawn"):
+        return scores_RV
+    return noise_of_rows(rows.noise, rows.positions, rows.choices["is_drawn"]).add_(scores_RV)

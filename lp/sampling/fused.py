@@ -9,20 +9,14 @@ them: how each row's token is chosen, they read from the device. Knows nothing o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lp import gpu_kernels
-from lp.hardware import upload
-from lp.sampling.full_vocabulary import Choice, Rows
-from lp.sampling.noise import row_keys
+from lp.sampling.rows import Rows
 from lp.sampling.shortlist import FAR, ROUNDING
-
-if TYPE_CHECKING:
-    from lp.sampling.settings import Sampling
 
 # Tokens of a chunk, which one program looks at.
 CHUNK = 4096
@@ -30,14 +24,6 @@ CHUNK = 4096
 MOST_TOKENS = 16
 # The best tokens of a row among which truncation looks: N.
 NUM_BEST = 128
-# How a row's token is chosen, in 32 bytes. key: what its noise is made of. num_tokens: K, 0 for rows whose token nobody
-# wants. is_drawn: whether it gets noise. top_k, min_p: 0 is off. top_p: 1 is off.
-LAYOUT = np.dtype(
-    [
-        ("key", np.int64), ("num_tokens", np.int32), ("is_drawn", np.int32), ("temperature", np.float32),
-        ("top_p", np.float32), ("min_p", np.float32), ("top_k", np.int32),
-    ]
-)  # fmt: skip
 
 
 def can_fuse(device: torch.device | str, num_tokens: int = 1) -> bool:
@@ -48,7 +34,8 @@ def can_fuse(device: torch.device | str, num_tokens: int = 1) -> bool:
 def choose_whole(scores: Tensor, choices: Tensor) -> Tensor:
     """Chooses by the whole vocabulary, with at most a temperature and noise: two kernels.
 
-    scores: float32 [R, V]. choices: int64 [R, 4], as LAYOUT. Returns int64 [R, 1 + MOST_TOKENS]: whether the row is
+    scores: float32 [R, V]. choices: int64 [R, 4], as
+    LAYOUT of lp/sampling/rows.py. Returns int64 [R, 1 + MOST_TOKENS]: whether the row is
     settled, then its best tokens, K of which are valid; -1 for rows with a NaN. Rows with K = 0 hold nothing.
     """
     from lp.sampling import triton_kernels
@@ -98,33 +85,16 @@ WHOLE, TRUNCATED = "whole", "truncated"
 KINDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {WHOLE: choose_whole, TRUNCATED: choose_truncated}
 
 
+@dataclass(frozen=True)
 class FusedChooser:
-    """One request's chooser. kind: WHOLE or TRUNCATED."""
+    """The Chooser that starts kernels. kind: WHOLE or TRUNCATED. num_tokens: K."""
 
-    def __init__(self, kind: str, sampling: Sampling, num_tokens: int):
-        """num_tokens: K."""
-        self.kind = kind
-        self.num_tokens = num_tokens
-        self._seed = sampling.seed if sampling.temperature else None
-        self._alike = np.zeros(1, LAYOUT)
-        self._alike["num_tokens"] = num_tokens
-        self._alike["temperature"] = sampling.temperature or 1.0
-        self._alike["top_p"] = 1.0 if sampling.top_p is None else sampling.top_p
-        self._alike["min_p"] = sampling.min_p or 0.0
-        self._alike["top_k"] = sampling.top_k or 0
+    kind: str
+    num_tokens: int
 
-    def choices(self, positions: np.ndarray, greedy: np.ndarray) -> np.ndarray:
-        """int64 [R, 4]. positions, greedy: as in `Rows`."""
-        made = self._alike.repeat(len(positions))
-        if self._seed is not None:
-            made["key"] = row_keys(self._seed, positions.tolist())
-            made["is_drawn"] = ~greedy
-        return made.view(np.int64).reshape(len(positions), 4)
-
-    def __call__(self, rows: Rows) -> Choice:
-        choices = upload(self.choices(rows.positions, rows.greedy), rows.scores.device)
-        out = KINDS[self.kind](rows.scores, choices)
-        return Choice(out[:, 1 : 1 + self.num_tokens], out[:, 0].bool())
+    def __call__(self, rows: Rows) -> Tensor:
+        """See Chooser. There are 1 + MOST_TOKENS columns, of which 1 + K mean something."""
+        return KINDS[self.kind](rows.scores, rows.uploaded())
 
 
 def _power_of_two(size: int) -> int:

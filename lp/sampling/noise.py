@@ -4,12 +4,12 @@ The arg max of log-probabilities plus this noise is a sample of their distributi
 nothing else, the sample does not depend on the decoding method, the tree or the number of ranks (Daliri, Musco and
 Suresh, "Coupling without Communication and Drafter-Invariant Speculative Decoding", 2024).
 
-    R rows, V vocabulary, N tokens of a row, S slots of a table
+    R rows, V vocabulary, N tokens of a row
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from lp.hardware import upload
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_A, _MIX_B = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+# Numbers that a CPU makes at once, which its caches hold.
+_AT_ONCE = 1 << 16
 
 
 def _signed(value: int) -> int:
@@ -52,13 +54,17 @@ def row_keys(seed: int, positions: Iterable[int]) -> np.ndarray:
     return np.array([_signed(_mix((hashed + position * _GOLDEN) & _MASK)) for position in positions], np.int64)
 
 
-def gumbel_at(seed: int, positions: Iterable[int], tokens_RN: Tensor) -> Tensor:
-    """[R, N] float32 standard Gumbel noise of each row's tokens at the row's position."""
-    keys_R = upload(row_keys(seed, positions), tokens_RN.device)
-    counters = (tokens_RN + 1).mul_(_signed(_GOLDEN)).add_(keys_R[:, None])
+def gumbel_of(keys_R1: Tensor, tokens_RN: Tensor) -> Tensor:
+    """[R, N] float32 standard Gumbel noise of each row's tokens. keys_R1: int64 [R, 1], see `row_keys`."""
+    counters = (tokens_RN + 1).mul_(_signed(_GOLDEN)) + keys_R1
     bits = _shift_right(_mix_in_place(counters), 12)  # 52: with 53, adding a half could round up to 1
     uniform = bits.double().add_(0.5).mul_(2.0**-52)
     return uniform.log_().neg_().log_().neg_().float()
+
+
+def gumbel_at(seed: int, positions: Iterable[int], tokens_RN: Tensor) -> Tensor:
+    """[R, N] float32 standard Gumbel noise of each row's tokens at the row's position."""
+    return gumbel_of(upload(row_keys(seed, positions), tokens_RN.device)[:, None], tokens_RN)
 
 
 def gumbel(seed: int, position: int, vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
@@ -71,37 +77,44 @@ class NoiseTable:
 
     def __init__(self, seed: int, vocab_size: int, device: torch.device | str = "cpu"):
         self.seed = seed
-        # [S, V] a slot holds the noise of one position; slot 0 holds zeros, for greedy rows.
-        self._values = torch.zeros(1, vocab_size, device=device)
-        self._slots: dict[int, int] = {}
-        self._free: list[int] = []
-
-    def for_rows(self, positions: np.ndarray, greedy: np.ndarray) -> Tensor:
-        """[R, V] the noise of each row's position, zeros for greedy rows. positions: [R] int64. greedy: [R] bool."""
-        drawn = [
-            None if is_greedy else position for position, is_greedy in zip(positions.tolist(), greedy, strict=True)
-        ]
-        self._fill(sorted({position for position in drawn if position is not None} - self._slots.keys()))
-        slots = [0 if position is None else self._slots[position] for position in drawn]
-        return self._values[upload(np.array(slots, np.int64), self._values.device)]
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        # [V] by position.
+        self.known: dict[int, Tensor] = {}
 
     def forget(self, before: int) -> None:
-        """Frees the slots of all positions before this one, which a growing sequence needs no more."""
-        for position in [position for position in self._slots if position < before]:
-            self._free.append(self._slots.pop(position))
+        """Drops the noise of all positions before this one, which a growing sequence needs no more."""
+        if self.known:
+            for position in [position for position in self.known if position < before]:
+                del self.known[position]
 
-    def _fill(self, positions: list[int]) -> None:
-        """Makes the noise of new positions: on a GPU of all at once, on a CPU one by one, which its caches hold."""
-        while len(self._free) < len(positions):
-            num_slots = len(self._values)
-            self._values = torch.cat([self._values, torch.zeros_like(self._values)])
-            self._free += range(num_slots, 2 * num_slots)
-        slots = [self._free.pop() for _ in positions]
-        self._slots |= zip(positions, slots, strict=True)
-        device, vocab_size = self._values.device, self._values.shape[1]
-        if device.type == "cuda" and positions:
-            tokens = torch.arange(vocab_size, device=device).expand(len(positions), -1)
-            self._values[upload(np.array(slots, np.int64), device)] = gumbel_at(self.seed, positions, tokens)
-            return
-        for position, slot in zip(positions, slots, strict=True):
-            self._values[slot] = gumbel(self.seed, position, vocab_size, device)
+
+def noise_of_rows(tables: Sequence[NoiseTable | None], positions: np.ndarray, is_drawn: np.ndarray) -> Tensor:
+    """[R, V] the noise of each row's position, zeros for rows that are not drawn.
+
+    tables: of each row, all of the same vocabulary and device; at least one is there. positions, is_drawn: [R].
+    """
+    wanted = [
+        (table, position) if table and drawn else None
+        for table, position, drawn in zip(tables, positions.tolist(), is_drawn.tolist(), strict=True)
+    ]
+    missing = {
+        (id(one[0]), one[1]): one for one in wanted if one and one[1] not in one[0].known
+    }  # each once, in the order of the rows
+    if missing:
+        _make(list(missing.values()))
+    some = next(table for table in tables if table)
+    zeros = torch.zeros(1, device=some.device).expand(some.vocab_size)
+    return torch.stack([zeros if one is None else one[0].known[one[1]] for one in wanted])
+
+
+def _make(missing: list[tuple[NoiseTable, int]]) -> None:
+    """Makes noise: on a GPU all at once, on a CPU as much at a time as its caches hold."""
+    table = missing[0][0]
+    at_once = len(missing) if table.device.type == "cuda" else max(1, _AT_ONCE // table.vocab_size)
+    tokens = torch.arange(table.vocab_size, device=table.device)[None]
+    for start in range(0, len(missing), at_once):
+        some = missing[start : start + at_once]
+        keys = np.concatenate([row_keys(one.seed, [position]) for one, position in some])
+        for (one, position), noise in zip(some, gumbel_of(upload(keys, table.device)[:, None], tokens), strict=True):
+            one.known[position] = noise

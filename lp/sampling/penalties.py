@@ -1,46 +1,73 @@
-"""The processors that look at a row's path as one Triton kernel over the tokens that they touch.
+"""What one sequence's settings do to the scores of the few tokens that they touch.
 
-These are the tokens of the sequence and of the tree, those with a bias, and those that end a text. The kernel changes
-scores as the processors of lp/sampling/processors.py do, in their order: bias, repetition, presence and frequency, no
-end before `min_new_tokens`. Which n-grams may not repeat is left to transformers' processor.
+These are the tokens of the sequence and of the tree, those with a bias, and those that end a text. What is done is what
+transformers' processors do, in the order of its `generate`: bias, repetition, presence and frequency (OpenAI's
+definition), no repeated n-gram, no end before `min_new_tokens`. lp/sampling/changes.py does it, for the rows of many
+sequences at once.
 
-    R rows, V vocabulary, U touched tokens
+    R rows, V vocabulary, U touched tokens, D largest depth of a row
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from lp import gpu_kernels
-from lp.hardware import upload
+from lp.sampling.ngrams import NGrams
 from lp.sampling.settings import Sampling
 from lp.tree import TokenTree
 
-# Numbers to whose multiples every array is filled up, so that Triton compiles one kernel for all of their lengths.
-ALIGNMENT = 16
-# Touched tokens of one program.
-BLOCK = 256
 # Flags of a token: the sequence has it; it ends a text; it is listed.
 SEEN, ENDS, LISTED = 1, 2, 4
+NO_PATH = -1
 
 
-def can_penalise(sampling: Sampling) -> bool:
-    """Whether the kernel does all that these settings ask of a row's path."""
-    return not sampling.no_repeat_ngram
+class Touched(NamedTuple):
+    """What is done to the scores of one tree's rows.
+
+    tokens: int32 [U], each once. counts: int32 [U], how often the output has them. flags: int32 [U]. biases: float32
+    [U]. costs: float32, by how often a path has a token, what is subtracted for that. penalty, presence: the settings.
+    paths: int32 [R, D], the tokens below the root on each row's path, then NO_PATH. missing: int32 [R], how many tokens
+    must come before the text may end. banned: of each row, the tokens that would repeat an n-gram; None if they may.
+    places: of a token that is touched, its number in `tokens`.
+    """
+
+    tokens: np.ndarray
+    counts: np.ndarray
+    flags: np.ndarray
+    biases: np.ndarray
+    costs: np.ndarray
+    penalty: float
+    presence: float
+    paths: np.ndarray
+    missing: np.ndarray
+    banned: list[list[int]] | None
+    places: np.ndarray
+
+
+def touches(sampling: Sampling, eos: Sequence[int]) -> bool:
+    """Whether these settings change scores by a row's path."""
+    return bool(
+        sampling.logit_bias
+        or (sampling.repetition_penalty or 1.0) != 1.0
+        or sampling.presence_penalty
+        or sampling.frequency_penalty
+        or sampling.no_repeat_ngram
+        or (sampling.min_new_tokens and eos)
+    )
 
 
 class Penalties:
-    """Changes the scores of one sequence's trees."""
+    """What is known of one sequence."""
 
     def __init__(self, sampling: Sampling, prompt_length: int, eos: Sequence[int], vocab_size: int):
         self._prompt_length = prompt_length
         self._penalty = float(sampling.repetition_penalty or 1.0)
         self._presence = float(sampling.presence_penalty or 0.0)
         self._frequency = np.float32(sampling.frequency_penalty or 0.0)
+        self._ngram = sampling.no_repeat_ngram or 0
         self._least = sampling.min_new_tokens or 0
         self._ends = list(eos) if self._least else []
         self._biases = np.zeros(vocab_size, np.float32)
@@ -55,8 +82,10 @@ class Penalties:
         self._num_known, self._last = 0, -1
         self._counts, self._flags = np.zeros(vocab_size, np.int32), np.zeros(vocab_size, np.int32)
         self._flags[self._ends] = ENDS
-        self._listed = np.empty(ALIGNMENT, np.int32)
+        self._places = np.zeros(vocab_size, np.int32)
+        self._listed = np.empty(16, np.int32)
         self._num_listed = 0
+        self._ngrams = NGrams(self._ngram) if self._ngram else None
         for token in [*self._biased, *self._ends]:
             self._list(token)
 
@@ -66,6 +95,7 @@ class Penalties:
         if self._num_listed == len(self._listed):
             self._listed = np.concatenate([self._listed, self._listed])
         self._listed[self._num_listed] = token
+        self._places[token] = self._num_listed
         self._num_listed += 1
         self._flags[token] |= LISTED
 
@@ -79,46 +109,36 @@ class Penalties:
             self._list(token)
             self._flags[token] |= SEEN
             self._counts[token] += place >= self._prompt_length
+        if self._ngrams:
+            self._ngrams.note(tokens, self._num_known)
         self._num_known, self._last = len(tokens), tokens[-1]
 
-    @torch.inference_mode()
-    def __call__(self, scores_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> None:
-        """Changes the scores of a tree's rows in place. tokens: the sequence, whose last token is the tree's root."""
-        from lp.sampling import triton_kernels
-
+    def touch(self, tree: TokenTree, tokens: Sequence[int]) -> Touched:
+        """What is done to the scores of a tree's rows. tokens: the sequence, whose last token is the tree's root."""
         self._learn(tokens)
-        listed = self._listed[: self._num_listed]
-        below = np.unique(tree.tokens[1:]).astype(np.int32)
-        touched = _filled(np.concatenate([listed, below[self._flags[below] & LISTED == 0]]), -1)
+        touched = self._listed[: self._num_listed]
+        if len(tree) > 1:
+            below = np.unique(tree.tokens[1:]).astype(np.int32)
+            new = below[self._flags[below] & LISTED == 0]
+            self._places[new] = np.arange(len(touched), len(touched) + len(new))
+            touched = np.concatenate([touched, new])
         counts = self._counts[touched]
-        costs = self._frequency * np.arange(counts.max() + tree.depths.max() + 1).astype(np.float32)
-        parts = [
-            touched, counts, self._flags[touched], self._biases[touched].view(np.int32),
-            _filled(costs.astype(np.float32)).view(np.int32), self._tails(tree, len(tokens)).ravel(),
-        ]  # fmt: skip
-        on_device = upload(np.concatenate(parts), scores_RV.device).split([part.size for part in parts])
-        words = [part.view(torch.float32) if place in (3, 4) else part for place, part in enumerate(on_device)]
-        gpu_kernels.start(
-            triton_kernels.penalise, (len(tree), -(-len(touched) // BLOCK)),
-            scores_RV, *words, scores_RV.stride(0), len(touched), parts[-1].size // len(tree),
-            self._penalty, self._presence, BLOCK=BLOCK,
+        most = int(counts.max()) + int(tree.depths.max())
+        return Touched(
+            touched, counts, self._flags[touched], self._biases[touched],
+            self._frequency * np.arange(most + 1).astype(np.float32), self._penalty, self._presence,
+            _paths(tree), (self._least - (len(tokens) + tree.depths - self._prompt_length)).astype(np.int32),
+            self._ngrams.banned(tree, tokens) if self._ngrams else None, self._places,
         )  # fmt: skip
 
-    def _tails(self, tree: TokenTree, length: int) -> np.ndarray:
-        """int32 [R, 2 + D, filled up] of each row: how many tokens are missing before a text may end, the number of
-        tokens on its path below the root, and these tokens.
-        """
-        depths = tree.depths
-        width = -(-(2 + int(depths.max())) // ALIGNMENT) * ALIGNMENT
-        tails = np.full((len(tree), width), -1, np.int32)
-        tails[:, 0] = self._least - (length + depths - self._prompt_length)
-        tails[:, 1] = depths
+
+def _paths(tree: TokenTree) -> np.ndarray:
+    """int32 [R, D]: the tokens below the root on each row's path, then NO_PATH."""
+    depths = tree.depths
+    paths = np.full((len(tree), int(depths.max())), NO_PATH, np.int32)
+    if len(tree) > 1:
         rows, seen = np.nonzero(tree.visibility)
         is_below = depths[seen] > 0
         rows, seen = rows[is_below], seen[is_below]
-        tails[rows, 1 + depths[seen]] = tree.tokens[seen]
-        return tails
-
-
-def _filled(values: np.ndarray, filling: int = 0) -> np.ndarray:
-    return np.pad(values, (0, -len(values) % ALIGNMENT), constant_values=filling)
+        paths[rows, depths[seen] - 1] = tree.tokens[seen]
+    return paths

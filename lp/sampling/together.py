@@ -1,75 +1,250 @@
-"""Answers the rows of many sequences with few calls: those of samplers that choose alike are answered by one of them.
+"""Answers the rows of many sequences at once, whatever their settings: penalties first, then choosers.
 
-Which sequences share a step does not change what a row is answered.
+How many kernels and copies that takes depends on which kinds of settings there are, not on the number of sequences, and
+a row's answer does not depend on the rows beside it. Where the settings truncate the distribution, a `Shortlist` comes
+first; `FullVocabulary` settles the rows that remain. Knows nothing of trees, windows or ranks.
 
-    R rows of all sequences, V vocabulary
+    L rows of all sequences, R rows of one, V vocabulary, K best tokens, T alternatives with log-probabilities
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lp.sampling.full_vocabulary import Rows
-from lp.sampling.sampler import Sampler
-from lp.tree import TokenTree
+from lp.hardware import Download
+from lp.sampling.changes import change
+from lp.sampling.fused import FusedChooser, can_fuse
+from lp.sampling.logprobs import LogProbabilities
+from lp.sampling.noise import NoiseTable
+from lp.sampling.penalties import Touched
+from lp.sampling.rows import Chooser, Rows, as_words
 from lp.verification import Answers
+
+# Launches a captured kind of choosing for all rows of a step; returns what it has chosen, as FusedChooser does.
+Replay = Callable[[str], Tensor]
+_NO_ROWS = np.empty(0, np.int64)
 
 
 class Asked(NamedTuple):
-    """The rows of one sequence that are to be answered; see `Sampler.launch`."""
+    """The rows of one sequence that are to be answered, and how; see `Sampler.ask`.
 
-    sampler: Sampler
-    tree: TokenTree
-    tokens: Sequence[int]
+    choosers: each gets the rows that the one before has left unsettled. choices, dropped, positions: of the rows, as
+    `Rows` has them. noise: None for greedy sequences. touch: says what penalties and biases do; None if there are none.
+    num_candidates: K, the number of best tokens to return for each row; 0 is the target alone. num_likeliest: T; None
+    if no log-probabilities are asked for.
+    """
+
+    choosers: tuple[Chooser, ...]
+    choices: np.ndarray
+    dropped: np.ndarray
+    positions: np.ndarray
+    noise: NoiseTable | None
+    touch: Callable[[], Touched] | None
     num_candidates: int
+    num_likeliest: int | None
 
     @property
-    def kind(self) -> Hashable:
-        """What is equal for rows that one call may answer."""
-        return self.sampler.chooses_alike(self.num_candidates) or id(self.sampler)
+    def may_wait(self) -> bool:
+        """Whether scores may be needed once the host has seen the first chooser's answers."""
+        return len(self.choosers) > 1
+
+    @property
+    def captured(self) -> tuple[str, np.ndarray] | None:
+        """The kind of a graph's choosing that may stand for the first chooser, and the rows' choices, int64 [R, 4];
+        None if no graph may.
+        """
+        first = self.choosers[0]
+        return (first.kind, as_words(self.choices)) if isinstance(first, FusedChooser) else None
 
 
 def side_by_side(asked: Sequence[Asked]) -> list[int]:
-    """The numbers of all that is asked, those of a kind next to each other."""
-    groups: dict[Hashable, list[int]] = {}
+    """The numbers of all that is asked, those that the same choosers answer next to each other."""
+    return [number for group in _groups(asked) for number in group]
+
+
+def _groups(asked: Sequence[Asked]) -> list[list[int]]:
+    groups: dict[tuple[Chooser, ...], list[int]] = {}
     for number, one in enumerate(asked):
-        groups.setdefault(one.kind, []).append(number)
-    return [number for group in groups.values() for number in group]
-
-
-def launch_all(asked: Sequence[Asked], logits_RV: Tensor) -> Callable[[], list[Answers]]:
-    """Gives the device its work for the answers to all rows: one call for neighbours of a kind. Returns what waits.
-
-    logits_RV: float32 logits of the rows, those of the first sequence first.
-    """
-    pending: list[Callable[[], list[Answers]]] = []
-    done = 0
-    for _, group in groupby(asked, lambda one: one.kind):
-        alike = list(group)
-        end = done + sum(len(one.tree) for one in alike)
-        pending.append(_launch_alike(alike, logits_RV[done:end]))
-        done = end
-    return lambda: [answers for wait in pending for answers in wait()]
+        groups.setdefault(one.choosers, []).append(number)
+    return list(groups.values())
 
 
 @torch.inference_mode()
-def _launch_alike(asked: list[Asked], logits_RV: Tensor) -> Callable[[], list[Answers]]:
-    sampler, tree, tokens, num_candidates = asked[0]
-    if len(asked) == 1:
-        wait_for_one = sampler.launch(logits_RV, tree, tokens, num_candidates)
-        return lambda: [wait_for_one()]
-    greedy = Rows(logits_RV, np.zeros(len(logits_RV), np.int64), np.ones(len(logits_RV), bool))
-    packed = sampler.packed(logits_RV, greedy, num_candidates, sampler.choosers(num_candidates))
-    ends = np.cumsum([len(one.tree) for one in asked]).tolist()
+def launch_all(
+    asked: Sequence[Asked],
+    logits_LV: Tensor,
+    rows: Sequence[slice] | None = None,
+    replay: Replay | None = None,
+    is_lasting: bool = True,
+) -> Callable[[], list[Answers]]:
+    """Gives the device its work for the answers to all rows. Returns what waits for them.
 
-    def wait() -> list[Answers]:
-        answers = packed()
-        return [Answers.unpack(answers[begin:end], num_candidates) for begin, end in pairwise([0, *ends])]
+    logits_LV: float32 and contiguous, and may be written over. rows: which of them belong to each sequence; None if one
+    sequence's lie behind the other's. replay: what a graph does in the place of the choosers of FusedChooser; None if
+    there is no graph. is_lasting: whether the logits are there until the answers are; else those that are needed are
+    copied.
+    """
+    if not asked:
+        return list
+    rows = _behind(asked) if rows is None else rows
+    touched = [(own.start, one.touch()) for own, one in zip(rows, asked, strict=True) if one.touch]
+    reported = [number for number, one in enumerate(asked) if one.num_likeliest is not None]
+    are_changed = any(asked[number].touch or (asked[number].may_wait and not is_lasting) for number in reported)
+    logits = _kept(logits_LV, [rows[number] for number in reported], are_changed)
+    if touched:
+        change(logits_LV, touched, can_fuse(logits_LV.device))
+    groups = _groups(asked)
+    late = [rows[number] for group in groups for number in group if asked[number].may_wait]
+    kept = _kept(logits_LV, late, not is_lasting)
+    replay = cache(replay) if replay else None
+    launched = [_launch_group(asked, numbers, rows, logits_LV, kept, replay) for numbers in groups]
+    report = _launch_report(asked, reported, rows, logits, launched)
+    parts = [group.packed for group in launched] + ([report.packed] if report else [])
+    download = Download(parts[0] if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts]))
+    return lambda: _answers(asked, launched, report, download)
 
-    return wait
+
+def _behind(asked: Sequence[Asked]) -> list[slice]:
+    ends = np.cumsum([len(one.choices) for one in asked]).tolist()
+    return [slice(end - len(one.choices), end) for end, one in zip(ends, asked, strict=True)]
+
+
+class _Kept(NamedTuple):
+    """Rows of a step. first: the number of the first of them."""
+
+    values: Tensor
+    first: int
+
+    def rows(self, wanted: Sequence[slice]) -> Tensor:
+        """These rows, one slice's behind the other's; no copy if they lie so."""
+        runs: list[slice] = []
+        for own in wanted:
+            start = runs.pop().start if runs and runs[-1].stop == own.start else own.start
+            runs.append(slice(start, own.stop))
+        parts = [self.values[run.start - self.first : run.stop - self.first] for run in runs]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _kept(values_LV: Tensor, rows: Sequence[slice], is_copied: bool) -> _Kept:
+    """Holds these rows and those between them, as one copy if they are to be copied."""
+    if not rows or not is_copied:
+        return _Kept(values_LV, 0)
+    first, last = min(own.start for own in rows), max(own.stop for own in rows)
+    return _Kept(values_LV[first:last].clone(), first)
+
+
+@dataclass
+class _Group:
+    """Sequences that the same choosers answer.
+
+    numbers: of the sequences. packed: what the first chooser has answered, on the device. rows: where each sequence's
+    are in `packed`; those between them mean nothing. rest: the rows with their scores, for the other choosers.
+    """
+
+    numbers: list[int]
+    packed: Tensor
+    rows: list[slice]
+    rest: Callable[[], Rows]
+
+
+def _launch_group(
+    asked: Sequence[Asked],
+    numbers: list[int],
+    rows: Sequence[slice],
+    scores_LV: Tensor,
+    kept: _Kept,
+    replay: Replay | None,
+) -> _Group:
+    chosen, own = [asked[number] for number in numbers], [rows[number] for number in numbers]
+    first = chosen[0].choosers[0]
+
+    def rest() -> Rows:
+        return _rows(chosen, kept.rows(own))
+
+    if replay and isinstance(first, FusedChooser):
+        begin, end = min(one.start for one in own), max(one.stop for one in own)
+        places = [slice(one.start - begin, one.stop - begin) for one in own]
+        return _Group(numbers, replay(first.kind)[begin:end], places, rest)
+    return _Group(numbers, first(_rows(chosen, _Kept(scores_LV, 0).rows(own))), _behind(chosen), rest)
+
+
+def _rows(chosen: Sequence[Asked], scores_RV: Tensor) -> Rows:
+    """The rows of these sequences, whose scores lie one behind the other."""
+    if len(chosen) == 1:
+        (one,) = chosen
+        return Rows(scores_RV, one.choices, one.dropped, one.positions, [one.noise] * len(one.choices))
+    parts = zip(*((one.choices, one.dropped, one.positions) for one in chosen), strict=True)
+    choices, dropped, positions = (np.concatenate(part) for part in parts)
+    noise = [one.noise for one in chosen for _ in range(len(one.choices))]
+    return Rows(scores_RV, choices, dropped, positions, noise)
+
+
+def _launch_report(
+    asked: Sequence[Asked], reported: list[int], rows: Sequence[slice], logits: _Kept, groups: list[_Group]
+) -> LogProbabilities | None:
+    """Gives the device its work for the log-probabilities of what the groups' first choosers have chosen."""
+    if not reported:
+        return None
+    targets: dict[int, Tensor] = {}
+    for group in groups:
+        targets |= {number: group.packed[own, 1:2] for number, own in zip(group.numbers, group.rows, strict=True)}
+    num_likeliest = [asked[number].num_likeliest or 0 for number in reported]
+    return LogProbabilities.launch(
+        reported, [len(asked[number].choices) for number in reported], num_likeliest,
+        logits.rows([rows[number] for number in reported]), torch.cat([targets[number] for number in reported]),
+    )  # fmt: skip
+
+
+@torch.inference_mode()
+def _answers(
+    asked: Sequence[Asked], groups: list[_Group], report: LogProbabilities | None, download: Download
+) -> list[Answers]:
+    """The answers to all that is asked, in its order, once the rows that were left unsettled are settled."""
+    downloaded = download.wait().reshape(-1)
+    found = [Answers.none() for _ in asked]
+    late = [np.empty(0, bool)] * len(asked)
+    end = 0
+    for group in groups:
+        begin, end = end, end + group.packed.numel()
+        tokens, is_late = _settled(group, asked[group.numbers[0]], downloaded[begin:end].reshape(group.packed.shape))
+        for number, own in zip(group.numbers, group.rows, strict=True):
+            num_candidates, mine = asked[number].num_candidates, tokens[own]
+            found[number] = Answers(mine[:, 0], _widened(mine, num_candidates) if num_candidates else None)
+            late[number] = is_late[own]
+    if report:
+        report.add_to(found, late, downloaded[end:])
+    return found
+
+
+def _settled(group: _Group, one: Asked, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The group's tokens, int32 [rows, K], and which rows the first chooser has left unsettled, bool [rows].
+
+    one: of the group's sequences.
+    """
+    num_tokens = int(one.choices["num_tokens"][0])
+    tokens, is_late = packed[:, 1 : 1 + num_tokens].astype(np.int32), packed[:, 0] == 0
+    own = np.concatenate([np.arange(rows.start, rows.stop) for rows in group.rows]) if one.may_wait else _NO_ROWS
+    left = np.flatnonzero(is_late[own])
+    if len(left):
+        rows = group.rest().take(left)
+        for chooser in one.choosers[1:]:
+            answered = Download(chooser(rows)).wait()
+            tokens[own[left]] = answered[:, 1 : 1 + num_tokens]
+            again = np.flatnonzero(answered[:, 0] == 0)
+            if not len(again):
+                break
+            rows, left = rows.take(again), left[again]
+    return tokens, is_late
+
+
+def _widened(tokens_RK: np.ndarray, num_candidates: int) -> np.ndarray:
+    """A vocabulary of fewer than K tokens leaves columns to be filled."""
+    missing = num_candidates - tokens_RK.shape[1]
+    return np.pad(tokens_RK, ((0, 0), (0, missing)), "edge") if missing else tokens_RK

@@ -1,7 +1,7 @@
 """Finds the best tokens of rows of logits on a GPU, with temperature, truncation and noise, as Triton kernels.
 
 All that may differ from step to step is read from the device, so a captured graph serves every request. `choices`,
-`words` and `floats` are one array, int64 [R, 4], as int64, int32 and float32; lp/sampling/fused.py lays it out. A row
+`words` and `floats` are one array, int64 [R, 4], as int64, int32 and float32; lp/sampling/rows.py lays it out. A row
 for which no token is wanted takes no time. Import this only where Triton is.
 
     R rows, V vocabulary, C chunks of it, N best tokens of each row, MOST tokens chosen at most
@@ -171,29 +171,36 @@ def settle(
 
 
 @triton.jit
-def penalise(
-    scores, tokens, counts, flags, biases, costs, tails, row_stride, num_touched, tail_stride, penalty, presence,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Programs [R, blocks of touched tokens]. Changes scores in place; lp/sampling/penalties.py says what is what."""
-    row = tl.program_id(0)
+def penalise(scores, words, floats, row_stride, HEADER: tl.constexpr, BLOCK: tl.constexpr):
+    """Programs [rows that are changed, blocks of touched tokens]. Changes scores in place. words, floats: one array, as
+    lp/sampling/changes.py lays it out.
+    """
+    header = words + tl.program_id(0) * HEADER
+    num_touched = tl.load(header + 2)
+    if tl.program_id(1) * BLOCK >= num_touched:
+        return
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_listed = n < num_touched
-    token = tl.load(tokens + n, mask=is_listed, other=-1)
-    count = tl.load(counts + n, mask=is_listed, other=0)
-    flag = tl.load(flags + n, mask=is_listed, other=0)
-    tail = tails + row * tail_stride
-    num_missing = tl.load(tail)
-    in_tail = count * 0
-    for one in range(tl.load(tail + 1)):
-        in_tail += (token == tl.load(tail + 2 + one)).to(tl.int32)
-    is_listed = token >= 0
-    at = scores + row.to(tl.int64) * row_stride + token
-    score = tl.load(at, mask=is_listed, other=0.0) + tl.load(biases + n, mask=is_listed, other=0.0)
-    is_seen = ((flag & 1) != 0) | (in_tail > 0)
+    at = tl.load(header + 1) + n * 4
+    token = tl.load(words + at, mask=is_listed, other=0)
+    count = tl.load(words + at + 1, mask=is_listed, other=0)
+    flag = tl.load(words + at + 2, mask=is_listed, other=0)
+    bias = tl.load(floats + at + 3, mask=is_listed, other=0.0)
+    path = words + tl.load(header + 4)
+    num_below = tl.load(header + 5)
+    in_path = count * 0
+    for one in range(num_below):
+        in_path += (token == tl.load(path + one)).to(tl.int32)
+    is_banned = n < 0
+    for one in range(tl.load(header + 6)):
+        is_banned = is_banned | (token == tl.load(path + num_below + one))
+    is_banned = is_banned | (((flag & 2) != 0) & (tl.load(header + 7) > 0))
+    at_score = scores + tl.load(header).to(tl.int64) * row_stride + token
+    score = tl.load(at_score, mask=is_listed, other=0.0) + bias
+    penalty = tl.load((floats + tl.program_id(0) * HEADER) + 8)
+    is_seen = ((flag & 1) != 0) | (in_path > 0)
     score = tl.where(is_seen, tl.where(score < 0, score * penalty, tl.div_rn(score, penalty)), score)
-    count = count + in_tail
-    score = score - tl.load(costs + count)  # of the host, as a product here may be rounded otherwise
-    score = score - tl.where(count > 0, presence, 0.0)
-    score = tl.where(((flag & 2) != 0) & (num_missing > 0), float("-inf"), score)
-    tl.store(at, score, mask=is_listed)
+    count = count + in_path
+    score = score - tl.load(floats + tl.load(header + 3) + count)  # of the host, as a product may be rounded otherwise
+    score = score - tl.where(count > 0, tl.load((floats + tl.program_id(0) * HEADER) + 9), 0.0)
+    tl.store(at_score, tl.where(is_banned, float("-inf"), score), mask=is_listed)

@@ -45,7 +45,11 @@ SAMPLINGS = {
     "top-k and top-p": Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=1),
     "presence penalty": Sampling(temperature=0.0, presence_penalty=0.5, seed=1),
     "penalties and top-p": Sampling(temperature=0.8, top_k=20, top_p=0.9, presence_penalty=0.5, seed=1),
+    "log-probabilities": Sampling(temperature=0.0, logprobs=5, seed=1),
+    "n-grams": Sampling(temperature=0.0, no_repeat_ngram=3, seed=1),
 }
+MIXED = "all of them"
+MIXED_FUSED = (0, 0, 0, 0)
 # In the graph that chooses from truncated distributions; the other one has two kernels.
 CHOOSING = 4
 # Outside the graphs, by sampling: kernels, copies to the device, copies to the host, and how often the host waits.
@@ -88,32 +92,37 @@ def make_tree(root: int, num_rows: int, length: int) -> TokenTree:
     return builder.build()
 
 
-def outside(model: CausalModel, num_sequences: int = 1) -> dict[str, tuple[int, ...]]:
-    """What a step asks for outside its graph, by sampling. The sequences share ROWS rows."""
-    length = 7 if num_sequences == 1 else 2
-    found: dict[str, tuple[int, ...]] = {}
-    for name, sampling in SAMPLINGS.items():
-        runner = SingleDevice(model)
-        settings = sampling.changed({"repetition_penalty": 1.0, "min_p": 0.0})
-        sequences = [Sequence(f"{name} {number}", [3, 7, 9, 5], 4, settings) for number in range(num_sequences)]
-        for sequence in sequences:
-            runner.open(sequence)
-        for number in range(3):  # the third has its graph, and keeps accepted rows that are not the first
-            trees = [make_tree(sequence.tokens[-1], ROWS // num_sequences, length) for sequence in sequences]
-            steps = [StepInput.of(one, tree, CANDIDATES) for one, tree in zip(sequences, trees, strict=True)]
-            with observed(Launches()) as counted:
-                runner.start(steps)
-                runner.finish()
-            for sequence, tree in zip(sequences, trees, strict=True):
-                sequence.tokens += [*tree.tokens[length + 1 : length + 3].tolist(), 11 + number]
-        for sequence in sequences:
-            runner.close(sequence)
-        found[name] = (counted.kernels, counted.to_device, counted.to_host, counted.blocking + counted.waits)
+def outside(model: CausalModel, samplings: list[Sampling]) -> tuple[int, ...]:
+    """What a step of sequences with these settings asks for outside its graph. They share ROWS rows."""
+    length = 7 if len(samplings) == 1 else 2
+    runner, texts = SingleDevice(model), []
+    for number, sampling in enumerate(samplings):
+        settings = sampling.changed({"repetition_penalty": 1.0, "min_p": 0.0, "seed": number})
+        texts.append(Sequence(str(number), [3, 7, 9, 5], 4, settings))
+        runner.open(texts[-1])
+    for number in range(3):  # the third has its graph, and keeps accepted rows that are not the first
+        trees = [make_tree(sequence.tokens[-1], ROWS // len(samplings), length) for sequence in texts]
+        steps = [StepInput.of(one, tree, CANDIDATES) for one, tree in zip(texts, trees, strict=True)]
+        with observed(Launches()) as counted:
+            runner.start(steps)
+            runner.finish()
+        for sequence, tree in zip(texts, trees, strict=True):
+            sequence.tokens += [*tree.tokens[length + 1 : length + 3].tolist(), 11 + number]
+    for sequence in texts:
+        runner.close(sequence)
+    return counted.kernels, counted.to_device, counted.to_host, counted.blocking + counted.waits
+
+
+def of_each(model: CausalModel, num_sequences: int) -> dict[str, tuple[int, ...]]:
+    """What steps of so many sequences ask for: all with the same settings, then with all settings in turn."""
+    found = {name: outside(model, [sampling] * num_sequences) for name, sampling in SAMPLINGS.items()}
+    if num_sequences > 1:
+        found[MIXED] = outside(model, (list(SAMPLINGS.values()) * num_sequences)[:num_sequences])
     return found
 
 
 def test_a_step_asks_for_no_more_than_is_written_down(model: CausalModel) -> None:
-    assert outside(model) == OUTSIDE, "more than was written down, or less: then write that down"
+    assert of_each(model, 1) == OUTSIDE, "more than was written down, or less: then write that down"
     assert divmod(CUDAGraph.last.num_kernels, LAYERS) == (IN_A_LAYER, BESIDE_LAYERS)
 
 
@@ -126,13 +135,11 @@ def test_kernels_of_our_own_choose_tokens(model: CausalModel, triton: None, monk
                 one.fill_(1)  # tokens that exist, of rows that are settled
 
     monkeypatch.setattr(interpreter, "start", zeros)
-    assert outside(model) == OUTSIDE_FUSED
+    assert of_each(model, 1) == OUTSIDE_FUSED
     assert CUDAGraph.last.num_kernels == CHOOSING
-    assert outside(model, SEQUENCES) == OUTSIDE_FUSED | {
-        name: (kernels + SEQUENCES - 1, copies + SEQUENCES - 1, 1, 1)
-        for name, (kernels, copies, *_) in OUTSIDE_FUSED.items()
-        if "penal" in name
-    }, "each sequence's own penalties alone take launches of their own"
+    few, many = of_each(model, SEQUENCES // 2), of_each(model, SEQUENCES)
+    assert many.pop(MIXED) == few.pop(MIXED) == MIXED_FUSED
+    assert many == few == OUTSIDE_FUSED, "more sequences are no more launches and copies"
 
 
 @pytest.mark.parametrize(("is_invariant", "expected"), [(False, FUSED), (True, INVARIANT)])

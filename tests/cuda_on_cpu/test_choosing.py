@@ -15,7 +15,10 @@ from lp.model.causal import CausalModel, Choosing, SequenceRows
 from lp.model.fast import cuda_graphs
 from lp.request import Sequence
 from lp.runner import StepInput
-from lp.sampling import sampler
+from lp.sampling import sampler, together
+from lp.sampling.full_vocabulary import FullVocabulary
+from lp.sampling.rows import Rows
+from lp.sampling.shortlist import Shortlist
 from lp.single_device import SingleDevice
 from lp.tree import NO_ROWS, TokenTree
 from tests.cuda_on_cpu.cuda_api import CUDAGraph
@@ -32,6 +35,8 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "penalties": PENALTIES,
     "penalties and top-p": TOP_P | PENALTIES,
     "log-probabilities": TOP_P | {"logprobs": 2},
+    "log-probabilities with penalties, some of rows that stay unsettled": PENALTIES
+    | {"temperature": 4.0, "top_p": 0.8, "logprobs": 2},
     "n-grams": {"no_repeat_ngram": 2},
 }
 
@@ -76,23 +81,24 @@ def test_answers_are_those_of_the_reference(
     sampling = Sampling.greedy().changed({"seed": 3, **SAMPLINGS[name]})
     found = answers(model, sampling, num_candidates)
     captured = CUDAGraph.num_captured
-    monkeypatch.setattr(sampler, "can_fuse", lambda *_: False)
+    for module in (sampler, together):
+        monkeypatch.setattr(module, "can_fuse", lambda *_: False)
     expected = answers(model, sampling, num_candidates)
     assert CUDAGraph.num_captured == captured, "nothing is captured twice"
     # Without noise some scores are equal, and top-k promises no order among equals behind the first.
-    columns = slice(None if sampling.temperature and sampling.logprobs is None else 1)
+    columns = slice(None if sampling.temperature else 1)
     for one, other in zip(found, expected, strict=True):
         assert np.array_equal(one[:, columns], other[:, columns])
 
 
-# Samplings whose tokens no graph chooses, and the steps of the test that mixes them with others.
-WITHOUT_GRAPHS, NUM_STEPS = ("log-probabilities", "n-grams"), 2
+# Steps of the test that mixes sequences.
+NUM_STEPS = 2
 
 
 class Mixed:
     """Sequences of all kinds of sampling in one step, and one that is only fed."""
 
-    NAMES = ("greedy", "a flat distribution, of which some rows stay unsettled", "penalties and top-p", *WITHOUT_GRAPHS)
+    NAMES = tuple(SAMPLINGS)
 
     def __init__(self, model: CausalModel):
         self.runner = SingleDevice(model)
@@ -131,23 +137,29 @@ class Mixed:
 def test_sequences_of_all_kinds_share_a_step(
     ladder: tuple[int, ...], folders: dict[str, Path], triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each gets the answers that it gets by itself. Only those that no graph can serve have their samplers work."""
+    """Each gets the answers that it gets by itself. Other choosers than the graphs settle what a graph cannot."""
     monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", (ladder, cuda_graphs.capture_on_gpu))
     model = load_on_gpu(folders["llama"])
     mixed, alone = Mixed(model), Mixed(model)
-    launched: list[int] = []
-    launch = sampler.Sampler.launch
-
-    def counting(self: sampler.Sampler, *others: Any) -> Any:
-        launched.append(1)
-        return launch(self, *others)
-
+    settled: list[int] = []
     with monkeypatch.context() as patch:
-        patch.setattr(sampler.Sampler, "launch", counting)
+        for chooser in (FullVocabulary, Shortlist):
+            patch.setattr(chooser, "__call__", counting(chooser.__call__, settled))
         found = mixed.answers(are_together=True)
-    assert len(launched) == NUM_STEPS * len(WITHOUT_GRAPHS)
+    num_rows = sum(len(one) for one in found if len(one))
+    assert 0 < sum(settled) < num_rows / 4
     for one, other in zip(found, alone.answers(are_together=False), strict=True):
         assert np.array_equal(one[:, :1], other[:, :1])
+
+
+def counting(choose: Any, rows: list[int]) -> Any:
+    """A chooser's function that notes the numbers of rows."""
+
+    def counted(self: Any, given: Rows) -> Tensor:
+        rows.append(len(given.scores))
+        return choose(self, given)
+
+    return counted
 
 
 def test_nothing_is_captured_while_a_request_runs(
@@ -175,4 +187,4 @@ def test_what_cannot_be_captured_is_chosen_without_a_graph(
     said = [one.message for one in caplog.records if "without CUDA graphs" in one.message]
     assert len(said) == 2 and all("CUDA out of memory" in one for one in said)
     cache, choices = model.make_cache(), np.zeros((3, 4), np.int64)
-    assert model.choose([SequenceRows(tree_under(1, 3, 0), cache, 3)], [Choosing("whole", choices, None, True)]) is None
+    assert model.compute([SequenceRows(tree_under(1, 3, 0), cache, 3)], [Choosing("whole", choices)]) is None

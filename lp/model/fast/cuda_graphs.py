@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from lp.hardware import upload
-from lp.model.causal import Choose, Choosing, Chosen, ForwardFailed, SequenceRows
+from lp.model.causal import Choose, Choosing, Computed, ForwardFailed, SequenceRows
 from lp.model.errors import one_line
-from lp.model.fast.choosing import Computed, choose_all
 from lp.model.fast.step_tensors import MOST_KINDS, ChoiceOfRows, StepBuffer, StepTensors
 from lp.model.kernels import UnsupportedAttention
 from lp.model.kv.arena import Arena, PagedCache
@@ -158,12 +157,12 @@ class CapturedForward:
             log.info("captured CUDA graphs that choose tokens in %.1f s; they take %.2f GB", seconds, taken / 1e9)
 
     @torch.inference_mode()
-    def choose(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None]) -> list[Chosen] | None:
+    def compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None]) -> Computed | None:
         """See ChoosesTokens."""
         kinds = dict.fromkeys(one.kind for one in how if one)
         if not kinds or not kinds.keys() <= self._kinds.keys():
             return None
-        return choose_all(self._compute(given, how), how)
+        return self._compute(given, how)
 
     def _compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None] = ()) -> Computed:
         """Runs a step by the graph for it, or without one if it has more rows than any."""

@@ -15,7 +15,7 @@ import torch
 from scipy import stats
 
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
-from lp.sampling.noise import gumbel
+from lp.sampling.noise import gumbel_of, row_keys
 from lp.sampling.sampler import Sampler
 from lp.tree import TokenTree, TreeBuilder
 from lp.verification import verify
@@ -110,11 +110,9 @@ def test_the_engine_draws_the_same_pairs(how, small: SmallModel) -> None:
 def test_biased_noise_is_found(bias: str, small: SmallModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above rejects noise that is a little too small, and noise that both positions share."""
 
-    def biased(seed: int, position: int, vocab_size: int, device: str) -> torch.Tensor:
-        if bias == "colder":
-            return 0.8 * gumbel(seed, position, vocab_size, device)
-        return gumbel(seed, 0, vocab_size, device)
-
-    monkeypatch.setattr("lp.sampling.noise.gumbel", biased)
+    if bias == "colder":
+        monkeypatch.setattr("lp.sampling.noise.gumbel_of", lambda keys, tokens: 0.8 * gumbel_of(keys, tokens))
+    else:
+        monkeypatch.setattr("lp.sampling.noise.row_keys", lambda seed, _: row_keys(seed, [0]))
     pairs = draw(small, DRAWN["plain"], NUM_SEEDS)
     assert chi_square_p(count_pairs(pairs), small.probabilities(DRAWN["plain"])) < 1e-6

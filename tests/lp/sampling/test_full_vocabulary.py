@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,10 +11,11 @@ import torch
 from torch import FloatTensor, LongTensor, Tensor
 from transformers import GenerationConfig
 
+from benchmarks.shared.processors import warpers
 from lp import Sampling
 from lp.sampling.noise import gumbel
-from lp.sampling.processors import warpers
-from lp.sampling.sampler import Sampler
+from lp.sampling.rows import Chooser
+from lp.sampling.sampler import Sampler, choosers_for
 from lp.sampling.shortlist import Shortlist
 from lp.tree import TokenTree, chain
 from lp.verification import NOT_A_TOKEN
@@ -110,12 +111,15 @@ def test_a_vocabulary_smaller_than_the_candidates(temperature: float) -> None:
 
 @pytest.mark.parametrize("name", ["top_k", "top_p", "all"])
 def test_a_trained_models_rows_are_settled_by_the_shortest_list(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = Sampler(make_sampling(0.8, **TRUNCATIONS[name]), 2, [], VOCAB_SIZE, "cpu")
-    shortest, *_, full = sampler.choosers(num_candidates=0)
-    assert isinstance(shortest, Shortlist)
     left: list[int] = []
-    counted = [shortest, lambda rows: left.append(len(rows.scores)) or full(rows)]
-    monkeypatch.setattr(sampler, "choosers", lambda num_candidates: counted)
+
+    def counted(*arguments: Any) -> tuple[Chooser, ...]:
+        shortest, *_, full = choosers_for(*arguments)
+        assert isinstance(shortest, Shortlist)
+        return shortest, lambda rows: left.append(len(rows.scores)) or full(rows)
+
+    monkeypatch.setattr("lp.sampling.sampler.choosers_for", counted)
+    sampler = Sampler(make_sampling(0.8, **TRUNCATIONS[name]), 2, [], VOCAB_SIZE, "cpu")
     for kind in ("sharp", "coarse"):
         sampler.answers(make_logits(kind), make_tree(), TOKENS)
     assert sum(left) <= 0.1 * 2 * NUM_ROWS

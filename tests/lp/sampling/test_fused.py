@@ -5,63 +5,76 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import LogitsProcessorList
 
 from lp import Sampling
-from lp.sampling.full_vocabulary import FullVocabulary, Rows
+from lp.sampling.full_vocabulary import FullVocabulary
 from lp.sampling.fused import CHUNK, KINDS, TRUNCATED, WHOLE, FusedChooser
-from lp.sampling.noise import NoiseTable
-from lp.sampling.processors import warpers
+from lp.sampling.rows import Rows
+from lp.sampling.sampler import Sampler
+from lp.tree import TokenTree
 from tests.lp.model.gpu.fused.interpreter import interpret
 
 VOCABULARY, NUM_TOKENS, SEED = CHUNK + 900, 3, 5
 
 
 @pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
-    """Rows of a spread distribution; some are greedy, one holds a NaN, and one has equal scores."""
+def scores(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """Of a spread distribution; one row holds a NaN, and one has equal scores."""
     interpret(monkeypatch)
     scores = 3 * torch.randn(6, VOCABULARY, generator=torch.Generator().manual_seed(1))
     scores[4, CHUNK + 7] = float("nan")
     scores[5, :] = scores[5, :].round()
-    greedy = np.array([False, True, False, False, False, False])
-    return Rows(scores, np.array([7, 8, 8, 1000, 9, 10]), greedy)
+    return scores
 
 
-def test_greedy_tokens_are_the_best(rows: Rows) -> None:
-    expected = FullVocabulary(LogitsProcessorList(), None, NUM_TOKENS)(rows).tokens
-    found = FusedChooser(WHOLE, Sampling.greedy(), NUM_TOKENS)(rows).tokens
+def rows_of(sampling: Sampling, scores: torch.Tensor, num_tokens: int = NUM_TOKENS) -> Rows:
+    """Rows at several positions, of which the second is greedy."""
+    depths = np.array([0, 1, 1, 993, 2, 3])[: len(scores)]
+    greedy = np.array([False, True, False, False, False, False])[: len(scores)]
+    tree = TokenTree(np.zeros_like(depths), depths - 1, depths, greedy)
+    complete = Sampling.greedy().changed({key: value for key, value in vars(sampling).items() if value is not None})
+    asked = Sampler(complete, 1, [], VOCABULARY, "cpu").ask(tree, [0] * 7, num_tokens)
+    return Rows(scores, asked.choices, asked.dropped, asked.positions, [asked.noise] * len(scores))
+
+
+def test_greedy_tokens_are_the_best(scores: torch.Tensor) -> None:
+    rows = rows_of(Sampling.greedy(), scores)
+    expected = FullVocabulary(NUM_TOKENS, is_greedy=True)(rows)
+    found = FusedChooser(WHOLE, NUM_TOKENS)(rows)[:, : 1 + NUM_TOKENS]
     assert torch.equal(found[:5], expected[:5])
-    assert found[5, 0] == expected[5, 0]  # top-k promises no order among equals behind the first
+    assert found[5, 1] == expected[5, 1]  # top-k promises no order among equals behind the first
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_drawn_tokens_are_those_of_the_whole_vocabulary(temperature: float, rows: Rows) -> None:
-    noise = NoiseTable(SEED, VOCABULARY)
-    expected = FullVocabulary(warpers(Sampling(temperature=temperature)), noise, NUM_TOKENS)(rows).tokens
-    sampling = Sampling(temperature=temperature, seed=SEED)
-    assert torch.equal(FusedChooser(WHOLE, sampling, NUM_TOKENS)(rows).tokens, expected)
+def test_drawn_tokens_are_those_of_the_whole_vocabulary(temperature: float, scores: torch.Tensor) -> None:
+    rows = rows_of(Sampling(temperature=temperature, seed=SEED), scores)
+    expected = FullVocabulary(NUM_TOKENS, is_greedy=False)(rows)
+    assert torch.equal(FusedChooser(WHOLE, NUM_TOKENS)(rows)[:, : 1 + NUM_TOKENS], expected)
 
 
 @pytest.mark.parametrize(
     ("top_k", "top_p", "min_p"), [(20, 1.0, 0.0), (0, 0.6, 0.0), (40, 0.9, 0.02), (0, 1.0, 0.2), (1, 0.5, 0.5)]
 )
-def test_settled_rows_are_those_of_the_whole_vocabulary(top_k: int, top_p: float, min_p: float, rows: Rows) -> None:
+def test_settled_rows_are_those_of_the_whole_vocabulary(
+    top_k: int, top_p: float, min_p: float, scores: torch.Tensor
+) -> None:
     sampling = Sampling(temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p, seed=SEED)
-    expected = FullVocabulary(warpers(sampling), NoiseTable(SEED, VOCABULARY), NUM_TOKENS)(rows).tokens[:, 0]
-    tokens, is_settled = FusedChooser(TRUNCATED, sampling, NUM_TOKENS)(rows)
-    assert torch.equal(tokens[:, 0][is_settled], expected[is_settled])
+    rows = rows_of(sampling, scores)
+    expected = FullVocabulary(NUM_TOKENS, is_greedy=False)(rows)[:, 1]
+    found = FusedChooser(TRUNCATED, NUM_TOKENS)(rows)
+    is_settled = found[:, 0].bool()
+    assert torch.equal(found[:, 1][is_settled], expected[is_settled])
     assert is_settled[:5].all()
 
 
-def test_rows_that_a_short_list_cannot_settle_are_left(rows: Rows) -> None:
-    flat = Rows(rows.scores * 0.01, rows.positions, rows.greedy)
-    is_settled = FusedChooser(TRUNCATED, Sampling(1.0, 0, 0.95, 0.0, seed=SEED), 1)(flat).is_settled
-    assert is_settled.tolist() == [False, False, False, False, True, False]  # a NaN is settled
+def test_rows_that_a_short_list_cannot_settle_are_left(scores: torch.Tensor) -> None:
+    flat = rows_of(Sampling(1.0, 0, 0.95, 0.0, seed=SEED), scores * 0.01, 1)
+    is_settled = FusedChooser(TRUNCATED, 1)(flat)[:, 0]
+    assert is_settled.tolist() == [0, 0, 0, 0, 1, 0]  # a NaN is settled
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_launch_serves_rows_of_all_settings(kind: str, rows: Rows) -> None:
+def test_one_launch_serves_rows_of_all_settings(kind: str, scores: torch.Tensor) -> None:
     """As a captured graph does: settings lie beside each row, and rows that nobody wants are left alone."""
     settings = [Sampling(0.7, 0, 1.0, 0.0, seed=3), Sampling.greedy(), Sampling(1.2, 0, 1.0, 0.0, seed=4)]
     if kind == TRUNCATED:
@@ -70,12 +83,11 @@ def test_one_launch_serves_rows_of_all_settings(kind: str, rows: Rows) -> None:
             Sampling(0.9, 0, 0.5, 0.1, seed=4),
             Sampling(1.2, 9, 1, 0, seed=5),
         ]
-    choosers = [FusedChooser(kind, one, count) for one, count in zip(settings, (1, 3, 2), strict=True)]
-    parts = [rows.take(np.array([row])) for row in range(3)]
-    choices = [one.choices(part.positions, part.greedy) for one, part in zip(choosers, parts, strict=True)]
-    given = torch.from_numpy(np.concatenate([*choices, np.zeros((1, 4), np.int64)]))
-    found = KINDS[kind](rows.scores[:4], given)
-    for row, (one, part) in enumerate(zip(choosers, parts, strict=True)):
-        expected = one(part)
-        assert found[row, 0] == expected.is_settled[0] == 1
-        assert torch.equal(found[row, 1 : 1 + one.num_tokens], expected.tokens[0])
+    counts = (1, 3, 2)
+    parts = [rows_of(one, scores[row : row + 1], counts[row]) for row, one in enumerate(settings)]
+    choices = [part.uploaded() for part in parts]
+    found = KINDS[kind](scores[:4], torch.cat([*choices, torch.zeros(1, 4, dtype=torch.int64)]))
+    for row, (count, part) in enumerate(zip(counts, parts, strict=True)):
+        expected = FusedChooser(kind, count)(part)
+        assert found[row, 0] == expected[0, 0] == 1
+        assert torch.equal(found[row, 1 : 1 + count], expected[0, 1 : 1 + count])

@@ -22,8 +22,8 @@ from lp.model.gpu.fused.sinks import Store
 from lp.model.gpu.fused.stage import Slots
 from lp.model.program.schedule import schedule
 from lp.model.program.steps import Value
+from lp.sampling.changes import BLOCK, HEADER
 from lp.sampling.fused import CHUNK, MOST_TOKENS, NUM_BEST
-from lp.sampling.penalties import BLOCK
 from tests.lp.model.gpu.fused.resources import ARCHITECTURES, SHARED_MEMORY, compile_for
 
 pytestmark = pytest.mark.skipif(bool(missing_triton()), reason=missing_triton() or "triton is there")
@@ -167,11 +167,7 @@ def test_kernels_that_choose_tokens_do_not_spill(architecture: int) -> None:
         "num_tokens": "i32", "num_chunks": "i32", "rounding": "fp32", "far": "fp32", "out": "*i64", "values": "*fp32",
         "tokens": "*i32",
     }  # fmt: skip
-    penalties = {
-        "scores": "*fp32", "tokens": "*i32", "counts": "*i32", "flags": "*i32", "biases": "*fp32", "costs": "*fp32",
-        "tails": "*i32", "row_stride": "i32", "num_touched": "i32", "tail_stride": "i32", "penalty": "fp32",
-        "presence": "fp32",
-    }  # fmt: skip
+    penalties = {"scores": "*fp32", "words": "*i32", "floats": "*fp32", "row_stride": "i32"}
     found = [
         compile_for(architecture, triton_kernels.best_of_chunks, types, {"MOST": MOST_TOKENS, "BLOCK": CHUNK}, 8, 2),
         compile_for(architecture, triton_kernels.best_of_rows, types, {"MOST": MOST_TOKENS, "BLOCK": 1024}, 4, 2),
@@ -180,7 +176,7 @@ def test_kernels_that_choose_tokens_do_not_spill(architecture: int) -> None:
             architecture, triton_kernels.settle, types | {"tokens": "*i64"},
             {"MOST": MOST_TOKENS, "N": NUM_BEST, "BLOCK": 64}, 8, 2,
         ),
-        compile_for(architecture, triton_kernels.penalise, penalties, {"BLOCK": BLOCK}, 4, 2),
+        compile_for(architecture, triton_kernels.penalise, penalties, {"HEADER": HEADER, "BLOCK": BLOCK}, 4, 2),
     ]  # fmt: skip
     for one in found:
         assert one.spilled == 0, one

@@ -1,7 +1,4 @@
-"""Builds the logits processors for sampling settings: some look at a row's path, some at its scores alone.
-
-Knows nothing of trees: each row comes with its own path.
-"""
+"""transformers' own logits processors for sampling settings, to compare with what lp/sampling does in their place."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from transformers import (
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -22,17 +20,6 @@ from transformers import (
 )
 
 from lp.sampling.settings import Sampling
-
-
-class RepetitionPenalty(LogitsProcessor):
-    """transformers' RepetitionPenaltyLogitsProcessor, but in place: a copy of all scores would cost far more."""
-
-    def __init__(self, penalty: float):
-        self.penalty = penalty
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        seen = scores.gather(1, input_ids)
-        return scores.scatter_(1, input_ids, torch.where(seen < 0, seen * self.penalty, seen / self.penalty))
 
 
 class OutputPenaltyLogitsProcessor(LogitsProcessor):
@@ -49,12 +36,13 @@ class OutputPenaltyLogitsProcessor(LogitsProcessor):
         return scores - self.frequency * counts - self.presence * (counts > 0)
 
 
-def context_processors(sampling: Sampling, prompt_length: int, eos: Sequence[int], device: str) -> LogitsProcessorList:
-    """The processors that look at the path before a token, in the order of transformers' `generate`.
-
-    The repetition penalty, which `generate` applies before all of them, is not among them.
-    """
+def context_processors(sampling: Sampling, prompt_length: int, eos: Sequence[int]) -> LogitsProcessorList:
+    """The processors that look at the path before a token, in the order in which they are applied."""
     processors = LogitsProcessorList()
+    if sampling.logit_bias:
+        processors.append(SequenceBiasLogitsProcessor([[[t], float(b)] for t, b in sampling.logit_bias.items()]))
+    if sampling.repetition_penalty and sampling.repetition_penalty != 1.0:
+        processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
     if sampling.presence_penalty or sampling.frequency_penalty:
         processors.append(
             OutputPenaltyLogitsProcessor(prompt_length, sampling.presence_penalty or 0, sampling.frequency_penalty or 0)
@@ -62,9 +50,7 @@ def context_processors(sampling: Sampling, prompt_length: int, eos: Sequence[int
     if sampling.no_repeat_ngram:
         processors.append(NoRepeatNGramLogitsProcessor(sampling.no_repeat_ngram))
     if sampling.min_new_tokens and eos:
-        processors.append(
-            MinNewTokensLengthLogitsProcessor(prompt_length, sampling.min_new_tokens, list(eos), device=device)
-        )
+        processors.append(MinNewTokensLengthLogitsProcessor(prompt_length, sampling.min_new_tokens, list(eos)))
     return processors
 
 
@@ -81,12 +67,4 @@ def warpers(sampling: Sampling) -> LogitsProcessorList:
         processors.append(TopPLogitsWarper(float(sampling.top_p)))
     if sampling.min_p:
         processors.append(MinPLogitsWarper(float(sampling.min_p)))
-    return processors
-
-
-def biases(sampling: Sampling) -> LogitsProcessorList:
-    """The processors that add the same values to every row."""
-    processors = LogitsProcessorList()
-    if sampling.logit_bias:
-        processors.append(SequenceBiasLogitsProcessor([[[t], float(b)] for t, b in sampling.logit_bias.items()]))
     return processors
