@@ -48,4 +48,4 @@ def _noisy(rows: Rows) -> Tensor:
     scores_RV = warp(rows)
     if not rows.any("is_drawn"):
         return scores_RV
-    return noise_of_rows(rows.noise, rows.positions, rows.choices["is_drawn"]).add_(scores_RV)
+    return noise_of_rows(rows.noise, rows.positions, rows.setting("is_drawn")).add_(scores_RV)

@@ -29,7 +29,7 @@ LAYOUT = np.dtype(
 
 
 def layout_of(sampling: Sampling, num_tokens: int) -> np.ndarray:
-    """[1] of LAYOUT: what all rows with these settings have in common. They are not drawn. num_tokens: K."""
+    """int64 [1, 4], as LAYOUT: what all rows with these settings have in common. They are not drawn. num_tokens: K."""
     made = np.zeros(1, LAYOUT)
     made["num_tokens"] = num_tokens
     made["temperature"] = sampling.temperature or 1.0
@@ -39,12 +39,7 @@ def layout_of(sampling: Sampling, num_tokens: int) -> np.ndarray:
         made["top_k"] = sampling.top_k or 0
     else:
         made["top_p"] = 1.0
-    return made
-
-
-def as_words(choices: np.ndarray) -> np.ndarray:
-    """int64 [R, 4]: what is in [R] of LAYOUT."""
-    return choices.view(np.int64).reshape(len(choices), LAYOUT.itemsize // 8)
+    return made.view(np.int64).reshape(1, -1)
 
 
 class OnDevice(NamedTuple):
@@ -61,9 +56,10 @@ class OnDevice(NamedTuple):
 class Rows(NamedTuple):
     """The rows for which tokens are to be chosen.
 
-    scores: float32 [R, V] before the warpers. choices: [R] of LAYOUT. dropped: [R] float32, the share of probability
-    that top-p drops, 1 - top_p rounded once. positions: [R] int64, the places in their sequences of the tokens to
-    choose. noise: of each row, where the noise of the whole vocabulary is kept; None for rows of greedy sequences.
+    scores: float32 [R, V] before the warpers. choices: int64 [R, 4], as LAYOUT. dropped: [R] float32, the share of
+    probability that top-p drops, 1 - top_p rounded once. positions: [R] int64, the places in their sequences of the
+    tokens to choose. noise: of each row, where the noise of the whole vocabulary is kept; None for rows of greedy
+    sequences.
     """
 
     scores: Tensor
@@ -93,7 +89,7 @@ class Rows(NamedTuple):
 
     def uploaded(self) -> Tensor:
         """int64 [R, 4] on the scores' device, as LAYOUT."""
-        return upload(as_words(self.choices), self.scores.device)
+        return upload(self.choices, self.scores.device)
 
     def on_device(self) -> OnDevice:
         choices = self.uploaded()
@@ -102,9 +98,13 @@ class Rows(NamedTuple):
             choices[:, :1], words[:, 3:4] != 0, floats[:, 4:5], floats[:, 5:6], floats[:, 6:7], words[:, 7:8].long()
         )
 
+    def setting(self, name: str) -> np.ndarray:
+        """[R] a setting of each row, by its name in LAYOUT."""
+        return self.choices.view(LAYOUT)[:, 0][name]
+
     def any(self, name: str) -> bool:
         """Whether a row has this setting: `temperature`, `top_k`, `top_p`, `min_p` or `is_drawn`."""
-        values = self.choices[name]
+        values = self.setting(name)
         return bool((values != 1).any() if name in ("temperature", "top_p") else values.any())
 
 

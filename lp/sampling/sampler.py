@@ -19,7 +19,7 @@ from lp.sampling.full_vocabulary import FullVocabulary
 from lp.sampling.fused import NUM_BEST, TRUNCATED, WHOLE, FusedChooser, can_fuse
 from lp.sampling.noise import NoiseTable, row_keys
 from lp.sampling.penalties import Penalties, touches
-from lp.sampling.rows import Chooser, Rows, layout_of
+from lp.sampling.rows import LAYOUT, Chooser, Rows, layout_of
 from lp.sampling.settings import Sampling
 from lp.sampling.shortlist import Shortlist
 from lp.sampling.together import Asked, launch_all
@@ -61,11 +61,12 @@ class Sampler:
         return for each row; 0 is the target alone.
         """
         choosers, alike = self._choosers_of(min(max(1, num_candidates), self.vocab_size))
-        choices, positions = alike.repeat(len(tree)), tree.depths + len(tokens)
+        choices, positions = alike.repeat(len(tree), axis=0), tree.depths + len(tokens)
         if self.noise:
             self.noise.forget(before=len(tokens))
-            choices["key"] = row_keys(self._seed, positions.tolist())
-            choices["is_drawn"] = True if tree.greedy is None else ~tree.greedy
+            fields = choices.view(LAYOUT)[:, 0]
+            fields["key"] = row_keys(self._seed, positions.tolist())
+            fields["is_drawn"] = True if tree.greedy is None else ~tree.greedy
         touch = partial(self.penalties.touch, tree, tokens) if self.penalties else None
         return Asked(
             choosers, choices, self._dropped.repeat(len(tree)), positions, self.noise, touch, num_candidates,

@@ -74,7 +74,7 @@ class Shortlist:
         is_all_R1 = torch.ones_like(is_known_RN[:, :1])
         is_doubtful_RN = torch.zeros_like(is_known_RN)
         if rows.any("top_k"):
-            left_RN = keep_top_k(left_RN, how, int(rows.choices["top_k"].max()))
+            left_RN = keep_top_k(left_RN, how, int(rows.setting("top_k").max()))
             # The shares below are right only if the list holds all tokens that top-k keeps.
             is_all_R1 = (is_known_RN & left_RN.isneginf()).any(dim=1, keepdim=True) | (how.top_k == 0)
         if rows.any("top_p"):

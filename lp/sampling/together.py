@@ -24,7 +24,7 @@ from lp.sampling.fused import FusedChooser, can_fuse
 from lp.sampling.logprobs import LogProbabilities
 from lp.sampling.noise import NoiseTable
 from lp.sampling.penalties import Touched
-from lp.sampling.rows import Chooser, Rows, as_words
+from lp.sampling.rows import LAYOUT, Chooser, Rows
 from lp.verification import Answers
 
 # Launches a captured kind of choosing for all rows of a step; returns what it has chosen, as FusedChooser does.
@@ -61,7 +61,7 @@ class Asked(NamedTuple):
         None if no graph may.
         """
         first = self.choosers[0]
-        return (first.kind, as_words(self.choices)) if isinstance(first, FusedChooser) else None
+        return (first.kind, self.choices) if isinstance(first, FusedChooser) else None
 
 
 def side_by_side(asked: Sequence[Asked]) -> list[int]:
@@ -228,7 +228,7 @@ def _settled(group: _Group, one: Asked, packed: np.ndarray) -> tuple[np.ndarray,
 
     one: of the group's sequences.
     """
-    num_tokens = int(one.choices["num_tokens"][0])
+    num_tokens = int(one.choices.view(LAYOUT)["num_tokens"][0, 0])
     tokens, is_late = packed[:, 1 : 1 + num_tokens].astype(np.int32), packed[:, 0] == 0
     own = np.concatenate([np.arange(rows.start, rows.stop) for rows in group.rows]) if one.may_wait else _NO_ROWS
     left = np.flatnonzero(is_late[own])

@@ -26,7 +26,7 @@ def warp(rows: Rows) -> Tensor:
     if rows.any("temperature"):
         scores_RV = scores_RV / how.temperature
     if rows.any("top_k"):
-        scores_RV = keep_top_k(scores_RV, how, int(rows.choices["top_k"].max()))
+        scores_RV = keep_top_k(scores_RV, how, int(rows.setting("top_k").max()))
     if rows.any("top_p"):
         scores_RV = _keep_top_p(scores_RV, how, upload(rows.dropped, scores_RV.device)[:, None])
     if rows.any("min_p"):
