@@ -27,12 +27,11 @@ from lp.sampling.settings import Sampling
 from lp.scheduling.batches import Batches
 from lp.scheduling.prefixes import Finished, Prefixes
 from lp.scheduling.room import NoRoom, Room
-from lp.scheduling.scheduler import Scheduler, Turn, step_rows
+from lp.scheduling.scheduler import Scheduler, step_rows
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from lp.text.stopping import Stopping
-from lp.verification import Answers
 
 NOT_A_NUMBER = "the model answered with something that is not a number (NaN); try dtype=float32 or bfloat16"
 
@@ -214,7 +213,7 @@ class Engine:
             failure, self._failure = self._failure, None
             raise failure
         self.batches.start()
-        settled = [(turn.generation, self._settle(turn.generation, answers)) for turn, answers in self._answered()]
+        settled = self._settle()
         if self.runner.is_asynchronous:
             try:
                 self.batches.start()
@@ -225,15 +224,15 @@ class Engine:
             told[0] = replace(told[0], engine=self.batches.take_counts())
         return told
 
-    def _answered(self) -> list[tuple[Turn, Answers]]:
-        """The answers of the oldest batch, without steps that have only fed a sequence."""
-        return [(turn, answers) for turn, answers in self.batches.finish() if turn.decodes]
-
-    def _settle(self, generation: Generation, answers: Answers) -> SettledStep:
-        """Adds a step's tokens."""
-        settled = generation.settle(answers)
-        if settled.reason:
-            self.batches.end(generation)
+    def _settle(self) -> list[tuple[Generation, SettledStep]]:
+        """Adds the tokens of the oldest batch. Steps that have only fed a sequence have none."""
+        settled = []
+        for (generation, _, decodes), answers in self.batches.finish():
+            if decodes:
+                step = generation.settle(answers)
+                if step.reason:
+                    self.batches.end(generation)
+                settled.append((generation, step))
         return settled
 
     def stream(

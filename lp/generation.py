@@ -19,7 +19,7 @@ from lp.statistics import Statistics
 from lp.text.detokenizer import Detokenizer
 from lp.text.stopping import FinishReason, StopConditions, TextStream
 from lp.tree import NO_ROWS, TokenTree, chain
-from lp.verification import NOT_A_TOKEN, Answers, CountDrafts
+from lp.verification import Answers, CountDrafts
 
 
 class SettledStep(NamedTuple):
@@ -84,8 +84,9 @@ class Generation:
 
     def plan(self, room: int) -> TokenTree:
         """Plans the next step's tree. room: positions that the model has after the sequence's last token."""
-        self.stats.start_step()
-        self.tree = self.decoder.plan(self.sequence.tokens, room, wanted=self.stop.num_left)
+        if self.stats.started_at is None:
+            self.stats.start_step()
+        self.tree = self.decoder.plan(self.sequence.tokens, room, self.stop.num_left)
         return self.tree
 
     def offer(self, room: int, load: int) -> Offer:
@@ -104,7 +105,8 @@ class Generation:
         That is all that the next step's plan needs; the rest is up to `tell`.
         """
         accepted, count_drafts = self.decoder.commit(self.sequence.tokens, answers)
-        tokens, reason = self._take(accepted.tokens)
+        tokens, reason = self.stop.take(accepted.tokens, self.text)
+        self.sequence.tokens += tokens
         self.num_fed = len(self.sequence.tokens) - 1
         return SettledStep(tokens, accepted.rows[: len(tokens)], reason, len(self.tree), answers, count_drafts)
 
@@ -115,24 +117,10 @@ class Generation:
 
     def replay(self, tokens: Iterable[int]) -> Progress:
         """Adds tokens that were generated earlier, perhaps on other ranks."""
-        taken, reason = self._take(tokens)
+        taken, reason = self.stop.take(tokens, self.text)
+        self.sequence.tokens += taken
         self.stats.tokens = len(taken)
         return self._progress(taken, None, reason)
-
-    def _take(self, tokens: Iterable[int]) -> tuple[list[int], FinishReason | None]:
-        """Adds tokens up to the first that ends the sequence."""
-        taken: list[int] = []
-        reason: FinishReason | None = None
-        for token in tokens:
-            if token == NOT_A_TOKEN:  # all ranks get the same answers, so all of them end the sequence
-                reason = "error"
-                break
-            taken.append(token)
-            reason = self.stop.push(token, self.text)
-            if reason:
-                break
-        self.sequence.tokens += taken
-        return taken, reason
 
     def _progress(
         self, tokens: list[int], logprobs: list[TokenLogprob] | None, reason: FinishReason | None

@@ -108,7 +108,7 @@ class SequenceState:
 
         The sequence's last token is never kept: it is the root of the next step's tree.
         """
-        if self.cache.take_eviction():
+        if self.cache.was_evicted and self.cache.take_eviction():
             self.last = NO_ROWS
         if self.cache.length >= len(tokens):  # the sequence was resumed with fewer tokens than the cache holds
             self.cache.length, self.last = len(tokens) - 1, NO_ROWS
@@ -137,7 +137,8 @@ class SequenceState:
 
     def attach(self, step: StepInput) -> TokenTree:
         """The tree under a trunk of the tokens that the cache still lacks: all rows of the step's last forward."""
-        self.last = step.tree.under(step.sequence.tokens[self.cache.length : step.num_fed])
+        cached = self.cache.length
+        self.last = step.tree.under(step.sequence.tokens[cached : step.num_fed]) if cached < step.num_fed else step.tree
         return self.last
 
 
@@ -169,8 +170,11 @@ class SingleDevice(ForwardRunner):
         """Computes the steps' trees in one forward, and with them the tokens that the caches lack: of prompts, or those
         that other ranks have computed. A CPU is done when this returns, a GPU is not.
         """
-        self._prepare(steps)
+        if self._keep_accepted(steps) > self.prefill_chunk:
+            self._reserve(steps)
         given = [self._rows(step) for step in steps]
+        if len(steps) == 1 and len(steps[0].tree):
+            return self._compute(given, [self._asked(steps[0])])
         # A sequence that is only fed may lack nothing. Those that are answered alike lie side by side.
         fed = [number for number, step in enumerate(steps) if not len(step.tree) and len(given[number].tree)]
         with_tree = [number for number, step in enumerate(steps) if len(step.tree)]
@@ -206,25 +210,33 @@ class SingleDevice(ForwardRunner):
         with current(self.model.device):
             return launch_all(asked, logits, *how)
 
-    def _prepare(self, steps: list[StepInput]) -> None:
-        """Keeps what was accepted of each sequence. If one lacks more than a forward computes at once, makes room for
-        all: what is computed before the others must not evict them.
-        """
-        needs = []
+    def _keep_accepted(self, steps: list[StepInput]) -> int:
+        """Keeps what was accepted of each sequence. Returns the most tokens that one of them lacks."""
+        longest = 0
         for step in steps:
-            state = self.states[step.sequence.id]
-            state.keep_accepted(step.sequence.tokens)
-            needs.append((state.cache, max(0, step.num_fed - state.cache.length) + len(step.tree)))
-        if any(
-            num_rows - len(step.tree) > self.prefill_chunk for (_, num_rows), step in zip(needs, steps, strict=True)
-        ):
-            self.model.memory.reserve(needs)
+            state, sequence = self.states[step.sequence.id], step.sequence
+            state.keep_accepted(sequence.tokens)
+            longest = max(longest, step.num_fed - state.cache.length)
+        return longest
+
+    def _reserve(self, steps: list[StepInput]) -> None:
+        """Makes room for all sequences, where one lacks more than a forward computes at once: what is computed before
+        the others must not evict them.
+        """
+        caches = [self.states[step.sequence.id].cache for step in steps]
+        self.model.memory.reserve(
+            [
+                (cache, max(0, step.num_fed - cache.length) + len(step.tree))
+                for cache, step in zip(caches, steps, strict=True)
+            ]
+        )
 
     def _rows(self, step: StepInput) -> SequenceRows:
         """The rows of a step, once what is too much for one forward has been computed."""
         state = self.states[step.sequence.id]
-        for part in state.prefill(step, self.prefill_chunk):
-            self.model.forward(part, state.cache, num_logits=0)
+        if step.num_fed - state.cache.length > self.prefill_chunk:
+            for part in state.prefill(step, self.prefill_chunk):
+                self.model.forward(part, state.cache, num_logits=0)
         return SequenceRows(state.attach(step), state.cache, len(step.tree))
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:

@@ -61,6 +61,12 @@ class TokenTree:
         bits = np.unpackbits(packed.reshape(num_rows, num_bytes), axis=1, count=num_rows, bitorder="little")
         return bits.view(bool)
 
+    @cached_property
+    def addresses(self) -> tuple[int, int, int]:
+        """Where the library finds the tokens, the parents and the depths, int64 numbers each, while the tree lives."""
+        kept = self.__dict__["_kept"] = [trees.integers(part) for part in (self.tokens, self.parents, self.depths)]
+        return trees.address(kept[0]), trees.address(kept[1]), trees.address(kept[2])
+
     def path(self, row: int) -> list[int]:
         """Rows from the first row down to `row`, both included."""
         rows = [row]

@@ -92,11 +92,10 @@ class Answers:
     @staticmethod
     def unpack(packed: np.ndarray, num_candidates: int = 0) -> Answers:
         """The inverse of `pack`. num_candidates: K; 0 if candidates were not asked for."""
-        first = max(1, num_candidates)
-        targets = packed[:, 0]
-        candidates = packed[:, :num_candidates] if num_candidates else None
+        first, targets = max(1, num_candidates), packed[:, 0]
         if packed.shape[1] == first:
-            return Answers(targets, candidates)
+            return Answers(targets, packed if num_candidates else None)
+        candidates = packed[:, :num_candidates] if num_candidates else None
         num_top = (packed.shape[1] - first - 1) // 2
         floats = np.ascontiguousarray(packed).view(np.float32)
         top_tokens = packed[:, first + 1 : first + 1 + num_top]

@@ -1,39 +1,44 @@
-"""Measures what the host does in a step that many sequences share, by parts, with a made-up device.
+"""Measures what the host does in a step that one or more sequences share, by parts, with a made-up device.
 
-The engine, the decoders, the tokenizer and what the runner makes of a step are real, up to where a forward begins.
-benchmarks/host_work.py prints the figures.
+The engine, the decoders, the tokenizer, the runner and what lays the rows out for a forward are real, up to where a
+device would begin: the clock starts when a forward's answers are there, and ends when the next forward has all that it
+reads. benchmarks/host_work.py prints the figures.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.shared.made_up_answers import CANDIDATES, NUM_TOKENS, FollowersTable, Stopwatch
 from benchmarks.shared.report import markdown_table
-from lp import Auto, Engine, Sampling, Stopping
-from lp.methods import Autoregressive
+from lp import Auto, Engine, Sampling, Stopping, single_device
+from lp.methods import Autoregressive, DecodeSettings
 from lp.model.causal import CausalModel, SequenceRows
 from lp.model.fast import step_tensors
 from lp.model.fast.step_tensors import StepBuffer
 from lp.model.kv.arena import Arena, LayerShape
 from lp.model.native.forward import NativeForward
 from lp.runner import StepInput
+from lp.sampling.together import Asked
 from lp.scheduling import batches
-from lp.single_device import Pending, SingleDevice
+from lp.single_device import NO_LOGITS, Pending, SingleDevice
 from lp.step_cost import StepTimes
 from lp.verification import Answers
 
 # Parts of a step, in their order: verifying and learning; offers, the budget and trees; the order of turns, room,
-# prefixes and counts; what the forward reads; text, statistics and results. The first four keep a device waiting.
-PARTS = ("settle", "plan", "schedule", "inputs", "text")
+# prefixes and counts; what the runner does for each sequence; what the forward reads (`StepBuffer.fill` for a GPU's
+# graphs); text, statistics and results. All but the last keep a device waiting.
+PARTS = ("settle", "plan", "schedule", "runner", "fill", "text")
+BETWEEN = PARTS[:-1]
 METHODS = ("autoregressive", "auto")
 FORWARDS = ("GPU", "CPU")
 # Steps in which all decode that are not measured, as the sources learn.
@@ -42,9 +47,6 @@ PROMPT_LENGTH = 128
 # A step-time curve like that of a small model on a GPU, by which decode=auto chooses.
 TIMES = StepTimes((1, 64, 128, 256, 512, 1024), (2e-3, 2.2e-3, 2.6e-3, 3.6e-3, 6e-3, 11e-3))
 PAGES_OF_A_SEQUENCE = 9
-
-# Lays out the rows of a step for a forward.
-LayOut = Callable[[list[SequenceRows]], object]
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,10 @@ class BatchSetting:
     sequences: int
     forward: str
     is_cold: bool
+
+    @property
+    def decode(self) -> DecodeSettings:
+        return Autoregressive() if self.method == METHODS[0] else Auto(candidates=CANDIDATES)
 
 
 @dataclass
@@ -73,15 +79,36 @@ class BatchCost:
         return sum(self.parts.values())
 
 
-class BatchDevice(SingleDevice):
-    """A SingleDevice without a forward: it answers from a table, as soon as it has laid the rows out for one."""
+@dataclass
+class MadeUpForward:
+    """A FastForward that computes nothing: it notes when it has what it reads. lay_out: makes that."""
 
-    def __init__(self, model: CausalModel, lay_out: LayOut, watch: Stopwatch, sweep: Callable[[], object]):
+    lay_out: Callable[[Sequence[SequenceRows]], object]
+    began: float = 0.0
+    started: float = 0.0
+    num_rows: int = 0
+    begins_caches = owns_weights = is_invariant = True
+
+    def __call__(self, given: Sequence[SequenceRows]) -> Tensor:
+        self.began = time.perf_counter()
+        self.lay_out(given)
+        self.started = time.perf_counter()
+        self.num_rows = sum(len(rows.tree) for rows in given)
+        return NO_LOGITS
+
+
+class BatchDevice(SingleDevice):
+    """A SingleDevice that works by itself, and answers from a table. laps: seconds of each step by part, and its rows.
+
+    Text is told while it works.
+    """
+
+    def __init__(self, model: CausalModel, forward: MadeUpForward, watch: Stopwatch, sweep: Callable[[], object]):
         super().__init__(model)
-        self.lay_out, self.watch, self.sweep = lay_out, watch, sweep
+        self.forward, self.watch, self.sweep = forward, watch, sweep
         self.followers = FollowersTable()
         self.laps: list[dict[str, float]] = []
-        self._answered = self._started = 0.0
+        self._answered = 0.0
 
     @property
     def is_asynchronous(self) -> bool:
@@ -89,92 +116,121 @@ class BatchDevice(SingleDevice):
 
     def launch(self, steps: list[StepInput]) -> Pending:
         begin = time.perf_counter()
-        self._prepare(steps)
-        given = [self._rows(step) for step in steps]
-        self.model.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
-        self.lay_out(given)
-        self._started = time.perf_counter()
-        self._note(self._started - begin, sum(len(rows.tree) for rows in given))
-        return lambda: self._answers(steps)
-
-    def _note(self, inputs: float, num_rows: int) -> None:
+        pending = super().launch(steps)
         settle, plan = (sum(self.watch.seconds.pop(part, ())) for part in PARTS[:2])
-        between = self._started - self._answered
-        parts = dict(zip(PARTS, (settle, plan, between - settle - plan - inputs, inputs, 0.0), strict=True))
-        self.laps.append({**parts, "rows": num_rows})
+        schedule, forward = begin - self._answered - settle - plan, self.forward
+        seconds = settle, plan, schedule, forward.began - begin, forward.started - forward.began, 0.0
+        self.laps.append({**dict(zip(PARTS, seconds, strict=True)), "rows": forward.num_rows})
+        return pending
 
-    def _answers(self, steps: list[StepInput]) -> list[Answers]:
-        self.laps[-1]["text"] = time.perf_counter() - self._started
-        packed = [self.followers.answer(step.tree, len(step.sequence.tokens)) for step in steps]
-        packed = [answer[:, : max(1, step.num_candidates)] for answer, step in zip(packed, steps, strict=True)]
-        self.sweep()
-        self._answered = time.perf_counter()
-        return [Answers.unpack(one, step.num_candidates) for one, step in zip(packed, steps, strict=True)]
+    def answer_all(self, asked: Sequence[Asked], logits: Tensor) -> Callable[[], list[Answers]]:
+        """Takes the place of `launch_all`: the answers are there as soon as somebody waits for them."""
+
+        def wait() -> list[Answers]:
+            self.laps[-1]["text"] = time.perf_counter() - self.forward.started
+            packed = [self.followers.answer(one.tree, len(one.tokens)) for one in asked]
+            packed = [answer[:, : max(1, one.num_candidates)] for answer, one in zip(packed, asked, strict=True)]
+            self.sweep()
+            self._answered = time.perf_counter()
+            return [Answers.unpack(answer, one.num_candidates) for answer, one in zip(packed, asked, strict=True)]
+
+        return wait
 
 
 def measure_batch(engine: Engine, setting: BatchSetting, num_steps: int, sweep: Callable[[], object]) -> BatchCost:
     """Measures the steps of as many texts as the setting says. engine: whose native forward is never run."""
+    laps = measure_laps(
+        engine, setting.decode, setting.temperature, setting.sequences, setting.forward, num_steps,
+        sweep if setting.is_cold else None, FIRST_STEPS, TIMES,
+    )  # fmt: skip
+    order = sorted(laps, key=lambda lap: sum(lap[part] for part in PARTS))
+    quick = order[: len(order) // 2]
+    parts = {part: round(1e6 * float(np.mean([lap[part] for lap in quick])), 1) for part in PARTS}
+    return BatchCost(setting, float(np.mean([lap["rows"] for lap in quick])), parts)
+
+
+def measure_laps(
+    engine: Engine,
+    decode: DecodeSettings,
+    temperature: float,
+    num_sequences: int,
+    forward: str,
+    num_steps: int,
+    sweep: Callable[[], object] | None,
+    first_steps: int,
+    step_times: StepTimes | None,
+) -> list[dict[str, float]]:
+    """The seconds of each step by part, and its rows, of texts that are decoded together.
+
+    forward: see BatchSetting. sweep: is called before each answer; None leaves the caches warm. first_steps: that are
+    not measured.
+    """
     watch, is_measured = Stopwatch(), False
-    model, lay_out = make_forward_inputs(engine.checkpoint.model, setting)
-    device = BatchDevice(model, lay_out, watch, lambda: setting.is_cold and is_measured and sweep())
-    timed = Engine(replace(engine.checkpoint, model=model), device, engine.request_builder, step_times=TIMES)
-    with around_the_device(watch):
-        for number in range(setting.sequences):
-            submit(timed, setting, number)
+    model, made_up = make_forward(engine.checkpoint.model, forward, num_sequences)
+    device = BatchDevice(model, made_up, watch, lambda: is_measured and sweep and sweep())
+    timed = Engine(replace(engine.checkpoint, model=model), device, engine.request_builder, step_times=step_times)
+    with around_the_device(watch, device, num_sequences):
+        for number in range(num_sequences):
+            submit(timed, decode, temperature, number)
         generations = list(timed.scheduler)
         for generation in generations:
             watch.watch(generation, "settle", PARTS[0])
+        if num_sequences == 1:
+            watch.watch(generations[0], "plan", PARTS[1])
         while any(not generation.stats.steps for generation in generations):
             timed.step()
-        for _ in range(FIRST_STEPS):
+        for _ in range(first_steps):
             timed.step()
         del device.laps[:-1]  # the last one is under way
         is_measured = True
         for _ in range(num_steps + 1):
             timed.step()
-    return summarize(setting, device.laps[1:-1])
+    return device.laps[1:-1]
 
 
-def submit(engine: Engine, setting: BatchSetting, number: int) -> None:
+def submit(engine: Engine, decode: DecodeSettings, temperature: float, number: int) -> None:
     tokens = [(token * (number + 1)) % NUM_TOKENS for token in range(7, 7 + PROMPT_LENGTH)]
-    decode = Autoregressive() if setting.method == METHODS[0] else Auto(candidates=CANDIDATES)
-    sampling = Sampling(temperature=setting.temperature, seed=number)
+    sampling = Sampling(temperature=temperature, seed=1 + number)
     refusal = engine.submit(engine.request_builder.build(tokens, decode, sampling, Stopping(None, ignore_eos=True)))
     assert refusal is None, refusal
 
 
 @contextmanager
-def around_the_device(watch: Stopwatch) -> Iterator[None]:
-    """Watches the planning, and leaves the copies to the device out."""
-    before = batches.plan_together, step_tensors.upload_into
-    watch.watch(batches, "plan_together", PARTS[1])
+def around_the_device(watch: Stopwatch, device: BatchDevice, num_sequences: int) -> Iterator[None]:
+    """Watches the planning of many, leaves the copies to the device out, and has the device answer."""
+    before = batches.plan_together, step_tensors.upload_into, single_device.launch_all
+    if num_sequences > 1:
+        watch.watch(batches, "plan_together", PARTS[1])
     step_tensors.upload_into = lambda values, target: None
+    single_device.launch_all = device.answer_all
     try:
         yield
     finally:
-        batches.plan_together, step_tensors.upload_into = before
+        batches.plan_together, step_tensors.upload_into, single_device.launch_all = before
 
 
-def make_forward_inputs(model: CausalModel, setting: BatchSetting) -> tuple[CausalModel, LayOut]:
-    """A copy of the model whose caches are of the forward's kind, and what lays a step's rows out for it."""
+def make_forward(model: CausalModel, forward: str, num_sequences: int) -> tuple[CausalModel, MadeUpForward]:
+    """A copy of the model whose caches are of the forward's kind, and what takes the forward's place."""
     model = copy.copy(model)
-    if setting.forward == "CPU":
+    if forward == "CPU":
         assert isinstance(model.fast, NativeForward), "there is no compiler for the native forward"
-        model.fast = copy.copy(model.fast)
-        model.fast._library = cast(Any, _NoForward())
-        return model, model.fast
+        native = copy.copy(model.fast)
+        native._library = cast(Any, _NoForward())
+        model.fast = made_up = MadeUpForward(native)
+        return model, made_up
     cpu = torch.device("cpu")
-    num_pages = PAGES_OF_A_SEQUENCE * setting.sequences
+    num_pages = PAGES_OF_A_SEQUENCE * num_sequences
     model.memory = Arena({0: LayerShape(1, 8, 8)}, 1, num_pages, torch.float32, cpu, in_runs=False)
     buffers: dict[int, StepBuffer] = {}
 
-    def fill(given: list[SequenceRows]) -> None:
+    def fill(given: Sequence[SequenceRows]) -> None:
         num_rows = 1 << (sum(len(rows.tree) for rows in given) - 1).bit_length()
         if num_rows not in buffers:
-            buffers[num_rows] = StepBuffer(num_rows, setting.sequences, model.max_length, cpu)
+            buffers[num_rows] = StepBuffer(num_rows, num_sequences, model.max_length, cpu)
         buffers[num_rows].fill([cast(Any, (rows.tree, rows.cache)) for rows in given])
 
-    return model, fill
+    model.fast = made_up = MadeUpForward(fill)
+    return model, made_up
 
 
 class _NoForward:
@@ -183,18 +239,11 @@ class _NoForward:
     def forward(self, *arguments: object) -> None: ...
 
 
-def summarize(setting: BatchSetting, laps: list[dict[str, float]]) -> BatchCost:
-    order = sorted(laps, key=lambda lap: sum(lap[part] for part in PARTS))
-    quick = order[: len(order) // 2]
-    parts = {part: round(1e6 * float(np.mean([lap[part] for lap in quick])), 1) for part in PARTS}
-    return BatchCost(setting, float(np.mean([lap["rows"] for lap in quick])), parts)
-
-
 def describe_batches(costs: list[BatchCost]) -> str:
     """A table for each method and temperature, with a line for each number of sequences."""
     text = [
         "Microseconds of a step: means over the quicker half of the steps. "
-        "`inputs` are those of a GPU's graphs, or of the native forward on a CPU."
+        "`fill` makes what a GPU's graphs read, or what the native forward reads on a CPU."
     ]
     columns = ["sequences", "rows", "caches", "inputs for", *PARTS, "whole", "of a sequence"]
     for method, temperature in dict.fromkeys((cost.setting.method, cost.setting.temperature) for cost in costs):

@@ -13,7 +13,7 @@ import numpy as np
 from lp.decoding.base import Offer
 from lp.decoding.odds import descending
 from lp.decoding.window import Window
-from lp.drafting.backoff import Effort
+from lp.drafting.backoff import PLAIN, SPECULATE, WATCH
 from lp.drafting.history import DraftHistory, nearest_power
 from lp.drafting.resting import Resting
 from lp.methods import Auto
@@ -52,14 +52,14 @@ class AutoDecoder:
         self._trials = {self._load: self.profile.windows.choose()}
         self._whole: TokenTree | None = None  # an offered tree whose size is not a matter of choice
         self._seconds = 0.0  # modelled time of the present step
-        self._effort = Effort.speculate
-        self._resting = Resting(self.profile.cost)
+        self._effort = SPECULATE
+        self._resting, self._may_rest = Resting(self.profile.cost), self.profile.cost.may_rest
         # Tokens of the plain steps since the last speculative one; the sources have not learnt from them yet.
         self._num_plain = 0
 
     @property
     def num_candidates(self) -> int:
-        return 0 if self._effort is Effort.plain else self._num_candidates
+        return 0 if self._effort is PLAIN else self._num_candidates
 
     @property
     def is_shared(self) -> bool:
@@ -67,10 +67,10 @@ class AutoDecoder:
 
     @property
     def expected(self) -> float:
-        return 1.0 if self._effort is Effort.plain else self.drafter.expected
+        return 1.0 if self._effort is PLAIN else self.drafter.expected
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
-        tree = self._begun(tokens, load=1)
+        tree = self._begun(tokens, 1)
         return self._noted(self._grown(room, _max_depth(room, wanted)) if tree is None else tree)
 
     def offer(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Offer:
@@ -93,15 +93,15 @@ class AutoDecoder:
         """Begins a step of about `load` sequences. Returns its tree, or None if it speculates."""
         if load != self._load:
             self._load, self.profile = load, self._profiles(load)
-        self._effort = self.profile.account.effort
-        if self._effort is Effort.plain:
+        self._effort = effort = self.profile.account.effort
+        if effort is PLAIN:
             return chain(tokens[-1:])
         if self._num_plain:
             self.drafter.move_to(tokens[: -self._num_plain])
             self.drafter.learn_text(tokens[-self._num_plain :])
             self._num_plain, self._window = 0, None
         self.drafter.move_to(tokens)
-        if self._effort is Effort.speculate:
+        if effort is SPECULATE:
             return None
         self._window = None
         return self.drafter.watch()
@@ -110,10 +110,12 @@ class AutoDecoder:
         """Notes the seconds of a planned step, and decides whether ranks share it."""
         cost = self.profile.cost
         depth = int(tree.depths.max()) if cost.num_parts > 1 else 0  # it counts for shared trees alone
-        if self._load > 1:
+        if not self._may_rest and self._effort is not PLAIN:
+            self._seconds = cost.shared_s(len(tree), depth)
+        elif self._load > 1:
             self._resting.choose_among_many()
             self._seconds = cost.step_s(len(tree), depth)
-        elif self._effort is Effort.plain:
+        elif self._effort is PLAIN:
             self._resting.choose_plain()
         else:
             speed = self.drafter.best_speed
@@ -124,18 +126,18 @@ class AutoDecoder:
     def _grown(self, room: int, max_depth: int) -> TokenTree:
         """Plans a tree of drafts and the window."""
         self._window = self._chosen_window(room)
-        return self.drafter.grow(self._window, max_depth, self.profile.account.limit_s, self._resting.catch_up_s)
+        catch_up_s = self._resting.catch_up_s if self._may_rest else 0.0
+        return self.drafter.grow(self._window, max_depth, self.profile.account.limit_s, catch_up_s)
 
     def _chosen_window(self, room: int) -> Window | None:
         trial = self._trials.get(self._load)
         if trial is None or not trial.num_left:
             self._trials[self._load] = trial = self.profile.windows.choose()
-        return self._sized(trial.size.columns, room)
+        columns = trial.size.columns
+        return self._sized(columns, room) if columns else None
 
     def _sized(self, columns: int, room: int) -> Window | None:
-        """The window, resized to `columns`. None for 0 columns, or if the model has too few positions left for it."""
-        if not columns:
-            return None
+        """The window, resized to `columns`. None if the model has too few positions left for it."""
         if self._window is None:
             window = Window(columns, self._levels, self._prompt, self._seed)
         else:
@@ -144,25 +146,28 @@ class AutoDecoder:
         return window if window.depth <= room else None
 
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
-        if self._effort is Effort.plain:
+        if self._effort is PLAIN:
             return self._take_plain(int(answers.targets[0]))
-        if self._effort is Effort.watch and (found := self.drafter.likeliest()):
+        if self._effort is WATCH and (found := self.drafter.likeliest()):
             probability, token = found
             self.profile.account.watched(probability, token == answers.targets[0])
         accepted = self.drafter.commit(answers)
-        self._add_to_sum()
+        if self._unsummed is not None:
+            self._add_to_sum()
         self._unsummed = answers.targets if answers.candidates is None else answers.candidates
         if self._window:
             self.drafter.learn_ngrams(self._window.commit(answers.targets, len(accepted.tokens)))
-        if self._effort is Effort.speculate:
+        if self._effort is SPECULATE:
             self.profile.windows.learn(self._trials[self._load], len(accepted.tokens), self._seconds)
         self.profile.account.took_step(len(accepted.tokens), self._seconds)
-        self._resting.accepted(len(accepted.tokens))
+        if self._may_rest:
+            self._resting.accepted(len(accepted.tokens))
         return accepted, partial(self._count, self.drafter.kinds, accepted)
 
     def _take_plain(self, token: int) -> tuple[Accepted, CountDrafts]:
         self.profile.account.took_plain_step()
-        self._resting.accepted(1)
+        if self._may_rest:
+            self._resting.accepted(1)
         self._num_plain += 1
         return Accepted([token], [0], []), no_drafts
 

@@ -32,6 +32,10 @@ class Effort(Enum):
     speculate = 2
 
 
+# The same by other names: to look one up in its class takes a call.
+PLAIN, WATCH, SPECULATE = Effort.plain, Effort.watch, Effort.speculate
+
+
 class SpeculationAccount:
     """Says for all requests of one kind what a step may do.
 
@@ -45,7 +49,7 @@ class SpeculationAccount:
         self.funds = FUNDS_AT_FIRST
         self._plain_s = cost.plain_s
         watching = cost.step_s(1, 0) / cost.plain_s - 1
-        self._pause = Effort.watch if watching <= LARGEST_SHARE_OF_TIME / 2 else Effort.plain
+        self._pause = WATCH if watching <= LARGEST_SHARE_OF_TIME / 2 else PLAIN
         self._is_paused = False
         # What one draft costs, and what watched drafts would have gained lately.
         self._draft = cost.step_s(min(2, cost.most_rows), 1) / cost.plain_s - 1
@@ -55,7 +59,7 @@ class SpeculationAccount:
 
     @property
     def effort(self) -> Effort:
-        return self._pause if self._is_paused else Effort.speculate
+        return self._pause if self._is_paused else SPECULATE
 
     @property
     def limit_s(self) -> float:
@@ -80,7 +84,7 @@ class SpeculationAccount:
 
     def _add(self, gain: float) -> None:
         self.funds = min(MOST_FUNDS, self.funds + gain)
-        enough = FUNDS_AFTER_PAUSE if self._is_paused and self._pause is Effort.plain else 0.0
+        enough = FUNDS_AFTER_PAUSE if self._is_paused and self._pause is PLAIN else 0.0
         self._is_paused = self._is_bounded and self.funds < enough
 
     def state(self) -> list[object]:

@@ -44,11 +44,6 @@ class Size:
         """Tokens per modelled second; 0 if the size has not been tried."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
-    def learn(self, tokens: int, seconds: float) -> None:
-        keep = 1 - 1 / MEMORY_STEPS
-        self.tokens = keep * self.tokens + tokens
-        self.seconds = keep * self.seconds + seconds
-
 
 @dataclass
 class WindowTrial:
@@ -105,8 +100,10 @@ class WindowChoice:
         """Notes the tokens that a step of a trial yielded and its modelled seconds."""
         self._num_steps += 1
         trial.num_left -= 1
-        trial.size.last_used = self._num_steps
-        trial.size.learn(tokens, seconds)
+        size, keep = trial.size, 1 - 1 / MEMORY_STEPS
+        size.last_used = self._num_steps
+        size.tokens = keep * size.tokens + tokens
+        size.seconds = keep * size.seconds + seconds
 
     def state(self) -> list[object]:
         """The whole state, for checksums."""

@@ -26,16 +26,18 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-strict
 
 # What the functions return and take; the others return nothing.
 _RESULTS: dict[str, Any] = {
-    "tree_verify": c_int64, "tree_follow": c_int64, "followers_new": c_void_p, "followers_size": c_int64,
-    "answers_new": c_void_p, "answers_size": c_int64, "answers_width": c_int64, "fixed_new": c_void_p,
-    "drafts_new": c_void_p, "drafts_figures": c_void_p, "drafts_grow": c_int64, "drafts_offer": c_int64,
-    "drafts_commit": c_int64, "drafts_likeliest": c_int64, "drafts_propose": c_int64,
+    "tree_verify": c_int64, "tree_follow": c_int64, "step_gather": c_int64, "followers_new": c_void_p,
+    "followers_size": c_int64, "answers_new": c_void_p, "answers_size": c_int64, "answers_width": c_int64,
+    "fixed_new": c_void_p, "drafts_new": c_void_p, "drafts_figures": c_void_p, "drafts_grow": c_int64,
+    "drafts_offer": c_int64, "drafts_commit": c_int64, "drafts_likeliest": c_int64, "drafts_propose": c_int64,
 }  # fmt: skip
 _P, _N, _S = c_void_p, c_int64, c_double
 _ARGUMENTS: dict[str, list[Any]] = {
     "tree_verify": [_P, _P, _N, _P, _N, _P, _P],
     "tree_follow": [_P, _P, _N, _P, _N, _P],
     "tree_visibility": [_P, _N, _P],
+    "step_fill": [_P, _P, _N, _N],
+    "step_gather": [_P, _N, _N, _N, _P, _P, _P],
     "followers_new": [_P, _N, _N],
     "followers_free": [_P],
     "followers_size": [_P],
@@ -57,7 +59,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "drafts_grow": [_P, _N, _N, _N, _S, _S],
     "drafts_offer": [_P, _N, _N, _S],
     "drafts_take": [_P, _N, _N, _N],
-    "drafts_commit": [_P, _N],
+    "drafts_commit": [_P, _P, _N, _N],
     "drafts_inputs": [_P, _N, _P],
     "drafts_likeliest": [_P, _P, _P],
     "drafts_propose": [_P, _P, _N, _N, _P],

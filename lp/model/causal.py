@@ -141,7 +141,7 @@ class CausalModel:
         # Replaces the model's own forward, for caches that have been written to if it cannot begin them.
         self.fast: FastForward | None = None
         self.weight_bytes = num_weight_bytes(model)
-        self.device = model.device
+        self.device, self._is_on_gpu = model.device, model.device.type == "cuda"
         self.dtype = model.dtype
         text_config = model.config.get_text_config(decoder=True)
         self.num_layers: int = text_config.num_hidden_layers
@@ -185,9 +185,14 @@ class CausalModel:
 
         The rows' keys and values lie in the caches behind the prefixes; `KVCache.keep` then says which of them stay.
         """
-        self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
+        needs = []
+        for tree, cache, _ in given:
+            needs.append((cache, len(tree)))
+        self.memory.reserve(needs)
         if self.fast and (self.fast.begins_caches or all(rows.cache.is_written for rows in given)):
             try:
+                if not self._is_on_gpu:
+                    return self.fast(given)
                 with current(self.device):
                     return self.fast(given)
             except ForwardFailed as error:

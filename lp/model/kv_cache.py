@@ -50,6 +50,10 @@ class KVCache(Cache, ABC):
         """Whether the memory of every layer is there."""
 
     @abstractmethod
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether a step may write up to so many tokens without anything being done before it."""
+
+    @abstractmethod
     def reserve(self, num_rows: int) -> None:
         """Makes room for a step of `num_rows` rows, which must be done before each step.
 

@@ -18,6 +18,7 @@ from lp.scheduling.prefixes import Finished, Prefixes
 from lp.scheduling.scheduler import Batch, Scheduler, Turn
 from lp.statistics import EngineCounts
 from lp.step_cost import StepTimes
+from lp.tree import TokenTree
 from lp.verification import Answers
 
 
@@ -85,13 +86,29 @@ class Batches:
         depth = self.runner.depth
         if len(self._under_way) >= depth:
             return
+        if (alone := self.scheduler.alone()) is not None and not len(self.prefixes):
+            self._start_alone(alone)
+            return
         fitting = self._make_room()
         while len(self._under_way) < depth and (turns := self.scheduler.next_batch(depth, fitting)):
-            steps = self._plan(turns)
+            num_fed = sum(turn.num_fed - turn.generation.num_fed for turn in turns)
+            steps = self._plan(turns, num_fed)
             self._arrange()
-            self.runner.start(steps)
-            self.scheduler.start(turns)  # after the runner: if that fails, they can still be cancelled
-            self._under_way.append(Batch(turns))
+            self._start(turns, steps, num_fed)
+
+    def _start_alone(self, generation: Generation) -> None:
+        """Starts the next step of the only generation there is."""
+        tokens = generation.sequence.tokens
+        turn = Turn(generation, len(tokens) - 1, decodes=True)
+        tree = generation.plan(self._max_length - len(tokens))
+        self._start([turn], [self._decoding(turn, tree)], 0)
+
+    def _start(self, turns: list[Turn], steps: list[StepInput], num_fed: int) -> None:
+        """num_fed: rows of prompts in the steps."""
+        self.runner.start(steps)
+        self.scheduler.start(turns)  # after the runner: if that fails, they can still be cancelled
+        self._under_way.append(Batch(turns))
+        self._count(steps, num_fed, sum(turn.generation.decoder.expected for turn in turns if turn.decodes))
 
     def keep(self, finished: Iterable[Finished], held: dict[str, Sequence]) -> None:
         """Keeps finished sequences, so that requests may begin from them.
@@ -156,23 +173,20 @@ class Batches:
                     self._under_way.remove(batch)
                 return
 
-    def _plan(self, turns: list[Turn]) -> list[StepInput]:
-        """Plans the steps of a batch: all trees together, as they share the time of a step."""
+    def _plan(self, turns: list[Turn], num_fed: int) -> list[StepInput]:
+        """Plans the steps of a batch: all trees together, as they share the time of a step. num_fed: see `_start`."""
         decoding = [turn.generation for turn in turns if turn.decodes]
         rooms = [self._max_length - len(generation.sequence.tokens) for generation in decoding]
-        num_fed = sum(turn.num_fed - turn.generation.num_fed for turn in turns)
         trees = iter(plan_together(decoding, rooms, self._step_times, self.runner.num_replicas, num_fed))
-        steps: list[StepInput] = []
-        for turn in turns:
-            generation, decoder = turn.generation, turn.generation.decoder
-            if not turn.decodes:
-                steps.append(StepInput(generation.sequence, generation.feed(turn.num_fed), turn.num_fed))
-                continue
-            fingerprint = generation.fingerprint() if self.fingerprints else 0
-            how = decoder.num_candidates, fingerprint, decoder.is_shared
-            steps.append(StepInput(generation.sequence, next(trees), turn.num_fed, *how))
-        self._count(steps, num_fed, sum(generation.decoder.expected for generation in decoding))
-        return steps
+        return [self._decoding(turn, next(trees)) if turn.decodes else _feeding(turn) for turn in turns]
+
+    def _decoding(self, turn: Turn, tree: TokenTree) -> StepInput:
+        """The step of a turn that decodes."""
+        generation, decoder = turn.generation, turn.generation.decoder
+        fingerprint = generation.fingerprint() if self.fingerprints else 0
+        return StepInput(
+            generation.sequence, tree, turn.num_fed, decoder.num_candidates, fingerprint, decoder.is_shared
+        )
 
     def _count(self, steps: list[StepInput], num_fed: int, expected: float) -> None:
         counts = self._counts
@@ -180,3 +194,9 @@ class Batches:
         counts.sequences += len(steps)
         counts.rows += num_fed + sum(len(step.tree) for step in steps)
         counts.expected += expected
+
+
+def _feeding(turn: Turn) -> StepInput:
+    """The step of a turn that only feeds."""
+    generation = turn.generation
+    return StepInput(generation.sequence, generation.feed(turn.num_fed), turn.num_fed)

@@ -123,6 +123,13 @@ class Scheduler:
         feeding = self._feeding_time + generation.num_missing / generation.priority
         self._running[generation] = _Place(self._decoding_time, feeding)
 
+    def alone(self) -> Generation | None:
+        """The only generation there is, if it is about to decode. It always has room, and a turn."""
+        if len(self._running) != 1 or self._under_way or self.room.num_replicas > 1:
+            return None
+        (generation,) = self._running
+        return None if generation.num_missing else generation
+
     def fitting(self) -> list[Generation]:
         """Those that have room, in the order of their arrival."""
         placed = self.room.placed(self._running, lambda generation: self.owner_of(generation.sequence.id))

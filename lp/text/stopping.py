@@ -6,11 +6,12 @@ nothing of how tokens are produced.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from lp.text.detokenizer import Detokenizer
+from lp.verification import NOT_A_TOKEN
 
 # "error" means that the model's logits were not numbers; "no_room", that the request needs more keys and values than
 # there is memory for, as the text says.
@@ -56,11 +57,13 @@ class TextStream:
         self.num_emitted = 0
         self.stopped_by: str | None = None
         self._waiting: list[int] = []
+        # Adds a token that becomes text later.
+        self.keep: Callable[[int], None] = self._waiting.append
 
     def push(self, token: int) -> bool:
         """Adds a token; returns True if its text completes a stop string, and then cuts the text before that string."""
         if not self.stop:
-            self._waiting.append(token)
+            self.keep(token)
             return False
         return self._extend(self.detokenizer.push(token))
 
@@ -107,11 +110,21 @@ class StopConditions:
         """The number of tokens that may still come."""
         return self.max_new_tokens - self.num_tokens
 
-    def push(self, token: int, text: TextStream) -> FinishReason | None:
-        """Counts a token and adds its text, unless it is a stop token; returns why the sequence ends, None if not."""
-        self.num_tokens += 1
-        if token in self.stop_tokens:
-            return "stop"
-        if text.push(token):
-            return "stop"
-        return "length" if self.num_tokens >= self.max_new_tokens else None
+    def take(self, tokens: Iterable[int], text: TextStream) -> tuple[list[int], FinishReason | None]:
+        """Counts tokens up to the first that ends the sequence, and adds their text, but for a stop token.
+
+        Returns these tokens, and why the sequence ends; None if it does not. NOT_A_TOKEN ends it, and is not returned:
+        all ranks get the same answers, so all of them end it.
+        """
+        taken: list[int] = []
+        push = text.push if text.stop else text.keep
+        for token in tokens:
+            if token == NOT_A_TOKEN:
+                return taken, "error"
+            taken.append(token)
+            self.num_tokens += 1
+            if token in self.stop_tokens or push(token):
+                return taken, "stop"
+            if self.num_tokens >= self.max_new_tokens:
+                return taken, "length"
+        return taken, None

@@ -53,21 +53,21 @@ class NativeDrafter:
         index: Handle | None,
     ):
         """start: without what is shared and without the index, which come as the library has them."""
-        settings = start.settings
         capacity = cost.most_rows + 1
         self._library = library
-        self._rows = np.zeros((4, capacity), np.int64)
-        self._targets, self._cells = np.zeros(capacity, np.int64), np.zeros(capacity, np.int64)
-        self._candidates = np.zeros((capacity, settings.candidates), np.int32)
-        self._accepted, self._levels = np.zeros((2, capacity), np.int64), np.zeros((2, capacity), np.int64)
-        self._odds = np.zeros(capacity)
+        self._capacity = capacity
+        self._planned = PlannedMemory(library, capacity)
+        self._cells, self._levels = np.zeros(capacity, np.int64), np.zeros((2, capacity), np.int64)
+        self._accepted, self._odds = array("q", bytes(8 * 2 * capacity)), array("d", bytes(8 * capacity))
         tables = cost.tables
         # What the library reads and writes, or points to, must not go before it does.
         self._kept = estimates, tables, shared, index
         memory = Shared(
-            *map(address, (self._rows, self._targets, self._candidates, self._accepted, self._levels, self._cells)),
-            address(self._odds),
-            *map(_address, (estimates.probabilities, estimates.hits, estimates.trials)),
+            self._planned.rows_at,
+            _address(self._accepted),
+            address(self._levels),
+            address(self._cells),
+            *map(_address, (self._odds, estimates.probabilities, estimates.hits, estimates.trials)),
         )
         self._handle = Handle(
             library.drafts_new(
@@ -81,14 +81,18 @@ class NativeDrafter:
         self._at = self._handle.address
         self._probabilities = estimates.probabilities
         self._figures = Figures.from_address(library.drafts_figures(self._at))
-        self._planned_memory = PlannedMemory(library, self._handle, self._rows)
-        self._tree: TokenTree
-        self.kinds: Sequence[int] = ()
+        self._planned.belongs_to(self._handle)
+        self._tree: PlannedTree
+        self._num_drafts = 0
         # The root that the library has: the length of the sequence and its last token.
         self._length, self._last = 0, -1
         if start.prompt:
             self.move_to(start.prompt[:1])
             self.learn_text(start.prompt[1:])
+
+    @property
+    def kinds(self) -> Sequence[int]:
+        return self._planned.kinds(self._num_drafts)
 
     @property
     def expected(self) -> float:
@@ -106,56 +110,56 @@ class NativeDrafter:
         self._length, self._last = len(tokens), tokens[-1]
 
     def watch(self) -> TokenTree:
+        self._tree = tree = self._planned.next_tree()
         self._library.drafts_watch(self._at)
-        return self._planned(1, 1)
+        self._num_drafts = tree.__dict__["_num_rows"] = 1
+        return tree
 
     def grow(self, window: WindowCells | None, max_depth: int, limit_s: float, catch_up_s: float) -> TokenTree:
-        num_cells, num_levels = self._give(window)
+        num_cells, num_levels = self._give(window) if window else (0, 0)
+        self._tree = tree = self._planned.next_tree()
         num_drafts = self._library.drafts_grow(self._at, max_depth, num_cells, num_levels, limit_s, catch_up_s)
-        return self._beside(window, num_drafts)
+        if window:
+            window.place(num_drafts)
+        self._num_drafts, tree.__dict__["_num_rows"] = num_drafts, num_drafts + num_cells
+        return tree
 
     def offer(self, max_depth: int, most_rows: int, least: float) -> Sequence[float]:
+        self._tree = self._planned.next_tree()
         return self._odds[: self._library.drafts_offer(self._at, max_depth, most_rows, least)].tolist()
 
     def take(self, num_nodes: int, window: WindowCells | None) -> TokenTree:
-        self._library.drafts_take(self._at, num_nodes, *self._give(window))
-        return self._beside(window, 1 + num_nodes)
+        num_cells, num_levels = self._give(window) if window else (0, 0)
+        self._library.drafts_take(self._at, num_nodes, num_cells, num_levels)
+        tree, self._num_drafts = self._tree, 1 + num_nodes
+        if window:
+            window.place(1 + num_nodes)
+        tree.__dict__["_num_rows"] = 1 + num_nodes + num_cells
+        return tree
 
-    def _give(self, window: WindowCells | None) -> tuple[int, int]:
+    def _give(self, window: WindowCells) -> tuple[int, int]:
         """Hands the window's cells to the library. Returns the number of cells and of levels."""
-        if not window:
-            return 0, 0
         self._cells[: window.num_cells] = [token for level in window.cells for token in level]
         return window.num_cells, len(window.cells)
 
-    def _beside(self, window: WindowCells | None, num_drafts: int) -> TokenTree:
-        """The tree planned last, of root and drafts and a window."""
-        if not window:
-            return self._planned(num_drafts, num_drafts)
-        window.place(num_drafts)
-        return self._planned(num_drafts, num_drafts + window.num_cells)
-
-    def _planned(self, num_drafts: int, num_rows: int) -> TokenTree:
-        """A copy of the tree planned last, as the library's memory is written anew by the next plan."""
-        tokens, parents, depths, kinds = self._rows[:, :num_rows].copy()
-        self.kinds = kinds[:num_drafts]
-        self._planned_memory.serial += 1
-        self._tree = PlannedTree(tokens, parents, depths, self._planned_memory)
-        return self._tree
-
     def commit(self, answers: Answers) -> Accepted:
-        num_rows, candidates = len(answers.targets), answers.candidates
-        if candidates is None:
-            self._targets[:num_rows] = answers.targets
-        else:
-            self._candidates[:num_rows] = candidates
-        count = self._library.drafts_commit(self._at, candidates is not None)
-        tokens, rows = self._accepted[:, : abs(count)].tolist()
-        if count > 0:  # otherwise a row may not be the child of the one before it
+        given, has_candidates = answers.candidates, True
+        if given is None:
+            given, has_candidates = answers.targets, False
+        if given.itemsize != 4 or (has_candidates and given.strides[1] != 4):  # not as Answers.unpack has them
+            given = np.ascontiguousarray(given, np.int32)
+        count = self._library.drafts_commit(self._at, address(given), given.strides[0], has_candidates)
+        size, capacity = abs(count), self._capacity
+        tokens, rows = self._accepted[:size].tolist(), self._accepted[capacity : capacity + size].tolist()
+        self._length += size
+        if count > 0:
             self._tree.note_path([self._last, *tokens], rows)
-        self._length, self._last = self._length + len(tokens), tokens[-1]
-        levels = [[row] for row in rows[1:]] if count > 0 else as_levels(self._levels, -count - 1)
-        return Accepted(tokens, rows, levels)
+            self._last = tokens[-1]
+            return Accepted(tokens, rows, [*map(list, zip(rows[1:]))])
+        self._last = tokens[-1]
+        return Accepted(
+            tokens, rows, as_levels(self._levels, size - 1)
+        )  # a row may not be a child of the one before it
 
     def learn_text(self, tokens: Sequence[int]) -> None:
         numbers = integers(tokens)
@@ -185,7 +189,7 @@ class NativeDrafter:
         return proposals
 
 
-def _address(numbers: array[float]) -> int:
+def _address(numbers: array[float] | array[int]) -> int:
     return numbers.buffer_info()[0]
 
 

@@ -14,7 +14,7 @@ class Shared(ctypes.Structure):
     _fields_ = [
         (name, c_void_p)
         for name in (
-            "rows", "targets", "candidates", "accepted", "levels", "cells", "odds", "probabilities", "hits", "trials",
+            "rows", "accepted", "levels", "cells", "odds", "probabilities", "hits", "trials",
         )
     ]  # fmt: skip
 

@@ -1,8 +1,10 @@
-"""A tree whose rows the library has at hand, so that what its forward needs takes one call."""
+"""A tree whose rows lie in the library's memory, so that nothing needs to be made of it in Python."""
 
 from __future__ import annotations
 
 import ctypes
+import sys
+from array import array
 
 import numpy as np
 
@@ -10,43 +12,96 @@ from lp.drafting.native.structures import Handle
 from lp.host.trees import address
 from lp.tree import TokenTree
 
+# References to a tree that PlannedMemory alone knows, while it counts them.
+ITS_OWN = 3
+
 
 class PlannedMemory:
-    """What the library makes of the tree that it has planned last.
+    """The memory of the trees that the library plans for one sequence: of the last one and the one before it.
 
-    serial: the number of that tree. Each new plan writes over what was made of the one before.
+    serial: the number of the last one. rows_at: the address of all rows.
     """
 
-    def __init__(self, library: ctypes.PyDLL, drafts: Handle, rows: np.ndarray):
-        """rows: the memory of the tree's rows, which must not go while a tree may be asked for."""
+    def __init__(self, library: ctypes.PyDLL, capacity: int):
+        """capacity: most rows of a tree."""
+        self._library, self._capacity = library, capacity
+        # Tokens, parents, depths and kinds of the rows; see Shared in lp/host/source/drafts.h.
+        self._rows = array("q", bytes(8 * 2 * 4 * capacity))
+        self.rows_at = self._rows.buffer_info()[0]
+        self._numbers = memoryview(self._rows)
+        size = 8 * capacity
+        self.addresses = [(first, first + size, first + 2 * size) for first in (self.rows_at, self.rows_at + 4 * size)]
+        self._trees: list[PlannedTree | None] = [None, None]
         self.serial = 0
-        self._library, self._kept, self._drafts = library, (drafts, rows), drafts.address
+        self._drafts: Handle
         self._inputs, self._inputs_at = np.empty(0, np.int64), 0
 
+    def belongs_to(self, drafts: Handle) -> None:
+        """Notes who writes to the memory."""
+        self._drafts = drafts
+
+    def next_tree(self) -> PlannedTree:
+        """The tree that the library is going to plan, without its number of rows yet. It must be called before that, as
+        the library writes over the tree before the last one: if somebody still has it, it keeps a copy of its rows.
+        """
+        self.serial += 1
+        place = self.serial & 1
+        before = self._trees[place]
+        if before is not None and sys.getrefcount(before) > ITS_OWN:
+            before.settle()
+        tree = self._trees[place] = PlannedTree(self, self.serial, self.addresses[place])
+        return tree
+
+    def kinds(self, num_drafts: int) -> memoryview:
+        """Of the root and the drafts of the tree planned last, until the next but one is planned."""
+        first = (4 * (self.serial & 1) + 3) * self._capacity
+        return self._numbers[first : first + num_drafts]
+
+    def copy(self, serial: int, num_rows: int) -> np.ndarray:
+        """[3, R] tokens, parents and depths of one of the last two trees."""
+        both = np.frombuffer(self._rows, np.int64).reshape(2, 4, self._capacity)
+        return both[serial & 1, :3, :num_rows].copy()
+
     def inputs(self, num_rows: int, cached: int) -> np.ndarray:
-        """See TokenTree.inputs."""
+        """TokenTree.inputs of the tree planned last. They hold until it is called again."""
         size = num_rows * (num_rows + 2)
         if size > len(self._inputs):
             self._inputs = np.empty(2 * size, np.int64)
             self._inputs_at = address(self._inputs)
-        self._library.drafts_inputs(self._drafts, cached, self._inputs_at)
+        self._library.drafts_inputs(self._drafts.address, cached, self._inputs_at)
         return self._inputs[:size].reshape(num_rows, num_rows + 2)
 
 
 class PlannedTree(TokenTree):
-    """A TokenTree that the library has planned. What is made of it holds until the next one is planned."""
+    """A TokenTree that the library has planned last, or before the last one. Its arrays are made when they are asked
+    for, or when the library needs its memory.
+    """
 
     _memory: PlannedMemory
     _serial: int
+    _num_rows: int
 
-    def __init__(self, tokens: np.ndarray, parents: np.ndarray, depths: np.ndarray, memory: PlannedMemory):
+    def __init__(self, memory: PlannedMemory, serial: int, addresses: tuple[int, int, int]):
         fields = self.__dict__  # a frozen dataclass sets each field by a call
-        fields["tokens"], fields["parents"], fields["depths"], fields["greedy"] = tokens, parents, depths, None
-        fields["_memory"], fields["_serial"] = memory, memory.serial
+        fields["_memory"], fields["_serial"], fields["addresses"] = memory, serial, addresses
 
-    @property
-    def _is_at_hand(self) -> bool:
-        return self._serial == self._memory.serial
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        """The arrays, which are not there at first."""
+        if name not in ("tokens", "parents", "depths"):
+            raise AttributeError(f"a {type(self).__name__} has no {name}")
+        self.settle()
+        return self.__dict__[name]
+
+    def settle(self) -> None:
+        """Makes the arrays, so that the library's memory is not needed any more."""
+        fields = self.__dict__
+        if "tokens" not in fields:
+            fields["tokens"], fields["parents"], fields["depths"] = self._memory.copy(self._serial, self._num_rows)
+            del fields["addresses"]
 
     def inputs(self, cached: int) -> np.ndarray:
-        return self._memory.inputs(len(self.tokens), cached) if self._is_at_hand else super().inputs(cached)
+        is_last = self._serial == self._memory.serial
+        return self._memory.inputs(self._num_rows, cached) if is_last else super().inputs(cached)

@@ -5,8 +5,9 @@
 // R rows of a tree, K candidates of each row, N kinds of candidates
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <memory>
+#include <cstring>
 #include <vector>
 
 #include "answers.h"
@@ -16,9 +17,9 @@
 
 // Memory that Python has made and both sides read and write. Its counterpart is in lp/drafting/native/structures.py.
 struct Shared {
-    int64_t* rows;        // [4, capacity] tokens, parents, depths and kinds of the tree's rows
-    int64_t* targets;     // [capacity] the tree's answers
-    int32_t* candidates;  // [capacity, K] the tree's answers, if candidates were asked for; the first are the targets
+    // [2, 4, capacity] tokens, parents, depths and kinds of the rows of a tree. Each tree is written where the one before
+    // the last was.
+    int64_t* rows;
     int64_t* accepted;    // [2, capacity] the accepted tokens, and the rows whose targets they are
     int64_t* levels;      // [2, capacity] the rows that had guessed the accepted tokens, and how many for each token
     int64_t* cells;       // [capacity] tokens of the window's cells, level by level
@@ -50,8 +51,8 @@ public:
 
     Drafts(const Shared& shared, const InUse& in_use, const Sizes& sizes, const Cost& cost)
         : shared_(shared), in_use_(in_use), sizes_(sizes), cost_(cost),
-          rows_{shared.rows, shared.rows + sizes.capacity, shared.rows + 2 * sizes.capacity,
-                shared.rows + 3 * sizes.capacity},
+          rows_(rows_at(shared.rows)), others_(rows_at(shared.rows + 4 * sizes.capacity)), targets_(sizes.capacity),
+          candidates_(sizes.capacity * sizes.num_candidates),
           suffix_(sizes.text_lengths, sizes.num_text_lengths, sizes.most_text_contexts),
           window_(sizes.window_lengths, sizes.num_window_lengths, sizes.most_window_contexts),
           recycled_(int(sizes.num_candidates), in_use.by_place, sizes.most_answers, sizes.most_places) {}
@@ -106,6 +107,7 @@ public:
 
     // Plans the root alone.
     void watch() {
+        std::swap(rows_, others_);
         grower_.start(root_, rows_);
         propose(root_, 0, grower_.proposals);
         grower_.proposals.end_row();
@@ -115,6 +117,7 @@ public:
 
     // Plans a tree of drafts and a window of `num_levels` levels. Returns the number of rows of the root and the drafts.
     int64_t grow(const Bounds& bounds, int64_t num_levels) {
+        std::swap(rows_, others_);
         num_drafts_ = grower_.grow(
             root_, [this](const Context& path, int64_t depth) { propose(path, depth, grower_.proposals); },
             shared_.probabilities, sizes_.least_probability, cost_, bounds, rows_, figures);
@@ -125,6 +128,7 @@ public:
 
     // Grows a tree of which `take` keeps the first nodes. Returns the number of nodes.
     int64_t offer(int64_t max_depth, int64_t most_rows, double least) {
+        std::swap(rows_, others_);
         return grower_.offer(
             root_, [this](const Context& path, int64_t depth) { propose(path, depth, grower_.proposals); },
             shared_.probabilities, std::max(least, sizes_.least_probability), max_depth, most_rows, rows_, shared_.odds);
@@ -149,20 +153,23 @@ public:
     const Proposals& proposals() const { return grower_.proposals; }
 
     // Walks down the tree by its targets; learns from the accepted path, and from the candidates of all rows if there
-    // are any. Returns the number of accepted tokens, below 0 if several rows had guessed the same one.
-    int64_t commit(bool has_candidates) {
-        if (has_candidates)
-            for (int64_t row = 0; row < num_rows_; ++row)
-                shared_.targets[row] = shared_.candidates[row * sizes_.num_candidates];
+    // are any. answers: `stride` bytes apart, each row's candidates or its target alone. Returns the number of accepted
+    // tokens, below 0 if several rows had guessed the same one.
+    int64_t commit(const char* answers, int64_t stride, bool has_candidates) {
+        const int64_t width = has_candidates ? sizes_.num_candidates : 1;
+        for (int64_t row = 0; row < num_rows_; ++row, answers += stride) {
+            std::memcpy(&candidates_[row * width], answers, sizeof(int32_t) * width);
+            targets_[row] = candidates_[row * width];
+        }
         const Tree tree{rows_.tokens, rows_.parents, num_rows_};
-        verify(tree, shared_.targets, num_rows_, levels_);
+        verify(tree, targets_.data(), num_rows_, levels_);
         right_rows_.assign(1, 0);
-        accepted_.assign(1, shared_.targets[0]);
+        accepted_.assign(1, targets_[0]);
         const int64_t* level = levels_.rows.data();
-        learn_kinds(level, 0, shared_.targets[0]);
+        learn_kinds(level, 0, targets_[0]);
         bool is_draft = true;
         for (const int64_t size : levels_.sizes) {
-            const int64_t token = shared_.targets[level[0]];
+            const int64_t token = targets_[level[0]];
             right_rows_.push_back(level[0]);
             accepted_.push_back(token);
             is_draft = is_draft && learn_kinds(level, size, token);
@@ -197,7 +204,9 @@ private:
     InUse in_use_;
     Sizes sizes_;
     Cost cost_;
-    Rows rows_;
+    Rows rows_, others_;  // of the tree planned last, and of the one before it
+    std::vector<int64_t> targets_;
+    std::vector<int32_t> candidates_;
     Followers suffix_, window_;
     Recycled recycled_;
     Grower grower_;
@@ -206,6 +215,11 @@ private:
     Levels levels_;
     StepAnswers answers_{};
     std::vector<int64_t> accepted_, right_rows_, positions_;
+
+    Rows rows_at(int64_t* memory) const {
+        const int64_t capacity = sizes_.capacity;
+        return {memory, memory + capacity, memory + 2 * capacity, memory + 3 * capacity};
+    }
 
     // Adds the window's cells: the first level is a chain under the root, the cells of the others are children of those
     // above them (lp/decoding/window.py).
@@ -252,7 +266,7 @@ private:
             answers_.tokens[row] = answers_.pairs[row] & digits(1);
             positions_[row] = position_ + rows_.depths[row];
         }
-        answers_.answers = shared_.candidates;
+        answers_.answers = candidates_.data();
         answers_.num_candidates = int(sizes_.num_candidates);
         answers_.right_rows = right_rows_.data();
         answers_.num_right = int64_t(right_rows_.size());

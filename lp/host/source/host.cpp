@@ -1,8 +1,9 @@
-// The functions that Python calls: lp/host/trees.py and lp/drafting/native/.
+// The functions that Python calls: lp/host/trees.py, lp/drafting/native/ and the forwards.
 #include <algorithm>
 #include <cstdint>
 
 #include "drafts.h"
+#include "step.h"
 #include "tree.h"
 
 extern "C" {
@@ -25,6 +26,16 @@ int64_t tree_follow(const int64_t* tokens, const int64_t* parents, int64_t num_r
 }
 
 void tree_visibility(const int64_t* parents, int64_t num_rows, uint8_t* seen) { visibility(parents, num_rows, seen); }
+
+// Of what a forward reads.
+
+void step_fill(const StepMemory* to, const PagedRows* given, int64_t count, int64_t num_pages) {
+    fill(*to, given, count, num_pages);
+}
+int64_t step_gather(const StoredRows* given, int64_t count, int64_t num_rows, int64_t num_stores, int64_t* numbers,
+                    int64_t* inputs, int64_t* stores) {
+    return gather(given, count, num_rows, num_stores, numbers, inputs, stores);
+}
 
 // Of what sequences share.
 
@@ -93,8 +104,8 @@ int64_t drafts_offer(void* drafts, int64_t max_depth, int64_t most_rows, double 
 void drafts_take(void* drafts, int64_t num_nodes, int64_t num_cells, int64_t num_levels) {
     static_cast<Drafts*>(drafts)->take(num_nodes, num_cells, num_levels);
 }
-int64_t drafts_commit(void* drafts, int64_t has_candidates) {
-    return static_cast<Drafts*>(drafts)->commit(has_candidates);
+int64_t drafts_commit(void* drafts, const char* answers, int64_t stride, int64_t has_candidates) {
+    return static_cast<Drafts*>(drafts)->commit(answers, stride, has_candidates);
 }
 
 void drafts_inputs(void* drafts, int64_t cached, int64_t* packed) {

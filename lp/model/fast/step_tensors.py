@@ -8,7 +8,8 @@ may go into one step; each row sees its own sequence's prefix and those rows tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -17,8 +18,10 @@ import torch
 from torch import Tensor
 
 from lp.hardware import upload_into
+from lp.host.library import library
+from lp.host.trees import address
 from lp.model.kv.arena import PagedCache
-from lp.model.kv.moves import MOST_MOVES, NO_MOVES, NUM_GROUPS, group_moves
+from lp.model.kv.moves import MOST_MOVES, NO_MOVES, NOWHERE, NUM_GROUPS, group_moves
 from lp.model.kv_cache import PAGE, pages_of
 from lp.tree import TokenTree
 
@@ -92,7 +95,9 @@ class StepBuffer:
         starts = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
         self._host = np.zeros(starts[-1], np.uint8)
         self._memory = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
-        self._table_start = starts[-2]
+        self.num_rows = num_rows
+        self._table_start, self._bytes_of_table = starts[-2], short.itemsize * pages_of(most_tokens)
+        self._used: dict[int, tuple[np.ndarray, Tensor]] = {}
         on_host, on_device = {}, {}
         for (name, (kind, shape)), start, size in zip(layout.items(), starts, sizes, strict=False):
             on_host[name] = self._host[start : start + size].view(kind).reshape(shape)
@@ -100,27 +105,62 @@ class StepBuffer:
             on_device[name] = self._memory[start : start + size].view(dtype).view(shape)
         self._parts: dict[str, np.ndarray] = on_host
         self.on_device = StepTensors(**on_device)
+        # StepMemory in lp/host/source/step.h, as numbers.
+        self._most_moves = most_moves
+        numbers = num_rows, num_sequences, most_moves, num_groups, on_host["block_table"].shape[1], PAGE
+        self._layout = array("q", [*numbers, *(address(part) for name, part in on_host.items() if name != "choices")])
+        self._layout_at, self._has_choices = self._layout.buffer_info()[0], False
 
-    @property
-    def num_rows(self) -> int:
-        return len(self._parts["tokens"])
-
-    def fill(self, sequences: Sequence[tuple[TokenTree, PagedCache]], choices: Iterable[ChoiceOfRows] = ()) -> None:
+    def fill(self, sequences: Sequence[tuple[TokenTree, PagedCache]], choices: Sequence[ChoiceOfRows] = ()) -> None:
         """Gives the forward the rows of these sequences, one sequence after the other. None of them is empty.
 
         The host does not wait for the copy, and may fill the buffer again at once: the copies are made in order.
         """
+        if not self._laid_out_by_library(sequences):
+            self._lay_out(sequences)
+        if choices or self._has_choices:
+            self._write_choices(choices)
+        upload_into(*(self._used.get(len(sequences)) or self._used_by(len(sequences))))
+
+    def _write_choices(self, choices: Sequence[ChoiceOfRows]) -> None:
         host: Any = self._parts
-        self._take_moves([cache for _, cache in sequences])
-        host["visibility"].fill(False)
-        end = self._lay_rows(sequences) if sequences else 0
         host["choices"].fill(0)
         for one in choices:
             host["choices"][one.kind, one.rows] = one.choices
-        self._pad(end, len(sequences))
-        table_bytes = host["block_table"][: len(sequences)].nbytes
-        used = self._table_start + table_bytes
-        upload_into(self._host[:used], self._memory[:used])
+        self._has_choices = bool(choices)
+
+    def _used_by(self, num_sequences: int) -> tuple[np.ndarray, Tensor]:
+        """The part of the memory that a step of so many sequences uses, on the host and on the device."""
+        used = self._table_start + self._bytes_of_table * num_sequences
+        return self._used.setdefault(num_sequences, (self._host[:used], self._memory[:used]))
+
+    def _laid_out_by_library(self, sequences: Sequence[tuple[TokenTree, PagedCache]]) -> bool:
+        """Has the library write all but the choices. Returns False where there is none, or no room for all moves."""
+        if (native := library()) is None:
+            return False
+        numbers, pages, moves = list[int](), list[int](), list[int]()  # see `fill` in lp/host/source/step.h
+        num_rows = 0
+        for tree, cache in sequences:
+            size, (sources, targets), own = len(tree), cache.moves, cache.pages
+            num_rows += size
+            numbers += *tree.addresses, size, cache.length, len(own), len(sources)
+            pages += own
+            moves += sources
+            moves += targets
+        if len(moves) > 2 * self._most_moves:
+            return False
+        assert self.num_rows - PAGE <= num_rows <= self.num_rows, "padding rows have one page"
+        given = array("q", numbers + pages + moves)
+        native.step_fill(self._layout_at, given.buffer_info()[0], len(sequences), len(pages))
+        for _, cache in sequences:
+            cache.moves = NOWHERE
+        return True
+
+    def _lay_out(self, sequences: Sequence[tuple[TokenTree, PagedCache]]) -> None:
+        """What the library does, in Python."""
+        self._take_moves([cache for _, cache in sequences])
+        self._parts["visibility"].fill(False)
+        self._pad(self._lay_rows(sequences) if sequences else 0, len(sequences))
 
     def _lay_rows(self, sequences: Sequence[tuple[TokenTree, PagedCache]]) -> int:
         """Writes what belongs to the rows and to the sequences. Returns the number of rows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -12,14 +12,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 _BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-@contextmanager
-def current(device: torch.device) -> Iterator[None]:
+_NOTHING = nullcontext()
+
+
+def current(device: torch.device) -> AbstractContextManager[None]:
     """Makes a GPU the thread's current device, on which streams and graphs are made. Does nothing for another device.
 
     Every thread has a current device of its own, and it is the first GPU until it is set.
     """
-    if device.type != "cuda":
-        yield
-        return
+    return _current_gpu(device) if device.type == "cuda" else _NOTHING
+
+
+@contextmanager
+def _current_gpu(device: torch.device) -> Iterator[None]:
     with torch.cuda.device(device), sdpa_kernel(_BACKENDS):
         yield

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from lp.hardware import upload
 from lp.model.kv.memory import KVMemory, OutOfRoom
-from lp.model.kv.moves import NO_MOVES, copy_pages, move, move_given, move_pages
+from lp.model.kv.moves import NO_MOVES, NOWHERE, copy_pages, move, move_given, move_pages, positions_to_move
 from lp.model.kv.pages import PageAllocator
 from lp.model.kv_cache import PAGE, KVCache, pages_of
 
@@ -196,15 +196,16 @@ class _Places:
 
 
 class PagedCache(KVCache):
-    """See KVCache. pages: the sequence's pages in the arena, in order; the memory behind them is the arena's."""
+    """See KVCache. pages: the sequence's pages in the arena, in order; the memory behind them is the arena's. moves:
+    the positions from which and to which tokens must still be copied.
+    """
 
     def __init__(self, arena: Arena):
         super().__init__()
         self.arena = arena
         self.pages: list[int] = []
         self.places: _Places | None = None
-        # int64 [2, n] positions from which and to which tokens must still be copied.
-        self._moves = NO_MOVES
+        self.moves = NOWHERE
         finalize(self, arena.allocator.give_back, self.pages)
 
     @property
@@ -222,6 +223,10 @@ class PagedCache(KVCache):
     @property
     def is_written(self) -> bool:
         return True
+
+    def has_room(self, num_tokens: int) -> bool:
+        is_shared, written = self.arena.allocator.is_shared, self.pages[self.length // PAGE : -(-num_tokens // PAGE)]
+        return num_tokens <= PAGE * len(self.pages) and self.places is None and not any(map(is_shared, written))
 
     def reserve(self, num_rows: int) -> None:
         self.arena.reserve([(self, num_rows)])
@@ -258,27 +263,23 @@ class PagedCache(KVCache):
     def _find_places(self, num_rows: int) -> _Places:
         new = upload(self.slots(np.arange(self.length, self.length + num_rows)), self.arena.device)
         pages = np.asarray(self.pages, np.int64)
-        is_run = bool((np.diff(pages) == 1).all())
-        return _Places(new, None if is_run else upload(pages, self.arena.device))
+        return _Places(new, None if (np.diff(pages) == 1).all() else upload(pages, self.arena.device))
 
     def keep(self, rows: Sequence[int]) -> None:
-        if list(rows) != list(range(len(rows))):
-            sources, targets = np.asarray(rows, np.int64), np.arange(len(rows))
-            is_moved = sources != targets
+        if rows and rows[-1] != len(rows) - 1:  # they ascend, so otherwise all are in their places
             self.settle()
-            self._moves = self.length + np.stack([sources[is_moved], targets[is_moved]])
+            self.moves = positions_to_move(rows, self.length)
         self.length += len(rows)
         self.places = None
 
     @property
     def num_moves(self) -> int:
-        """The number of tokens that must still be copied to where the sequence ends."""
-        return self._moves.shape[1]
+        return len(self.moves[0])
 
     def take_moves(self) -> np.ndarray:
         """int64 [2, n] the slots from which and to which tokens must still be copied, which is the caller's to do."""
-        moves, self._moves = self._moves, NO_MOVES
-        return self.slots(moves) if moves.size else moves
+        moves, self.moves = self.moves, NOWHERE
+        return self.slots(np.array(moves, np.int64)) if moves[0] else NO_MOVES
 
     @torch.inference_mode()
     def settle(self) -> None:
@@ -293,7 +294,7 @@ class PagedCache(KVCache):
 
     def release(self) -> None:
         self.arena.allocator.give_back(self.pages)
-        self.length, self.places, self._moves = 0, None, NO_MOVES
+        self.length, self.places, self.moves = 0, None, NOWHERE
 
     def __len__(self) -> int:
         return self.arena.num_layers

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lp.hardware import upload
+from lp.host.trees import address
 from lp.model.kv.memory import KVMemory
 from lp.model.kv_cache import PAGE, KVCache, pages_of
 
@@ -33,12 +34,16 @@ class ContiguousCache(KVCache):
         self._memory = memory
         self._granted = 0  # tokens
         self._addresses: np.ndarray | None = None
+        self._stores_at = 0
         # [2, layers, 1, heads, capacity, head_dim] keys, then values; None while they are not in one tensor.
         self._together: Tensor | None = None
 
     @property
     def num_pages(self) -> int:
         return self._granted // PAGE
+
+    def has_room(self, num_tokens: int) -> bool:
+        return num_tokens <= self._granted and self._together is not None
 
     def reserve(self, num_rows: int) -> None:
         if self._memory is not None:
@@ -102,7 +107,15 @@ class ContiguousCache(KVCache):
         if self._addresses is None:
             tensors = [store[layer] for store in (self.keys, self.values) for layer in range(self.num_layers)]
             self._addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
+            self._stores_at = address(self._addresses)
         return self._addresses
+
+    @property
+    def stores_at(self) -> int:
+        """Where the library finds these addresses."""
+        if self._addresses is None:
+            self.addresses()
+        return self._stores_at
 
     def _shape(self, like: Tensor) -> tuple[int, ...]:
         """The shape of a layer's keys or values with the present capacity."""
@@ -121,7 +134,7 @@ class ContiguousCache(KVCache):
         return views[0], views[1]
 
     def keep(self, rows: Sequence[int]) -> None:
-        if list(rows) != list(range(len(rows))):
+        if rows and rows[-1] != len(rows) - 1:  # they ascend, so otherwise all are in their places
             self._gather(rows)
         self.length += len(rows)
 

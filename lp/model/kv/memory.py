@@ -47,19 +47,25 @@ class KVMemory(ABC):
         """Lowers the bound, so that ranks which compute the same steps evict the same sequences."""
         self.num_pages = min(self.num_pages, num_pages)
 
-    @torch.inference_mode()
     def reserve(self, needs: Sequence[tuple[KVCache, int]]) -> None:
         """Makes room in each cache for so many rows of a step. No cache of the step is evicted for another one.
 
         Other caches are evicted, those that were used least recently first; then the caches of the step give back what
         they hold beyond their needs. Raises OutOfRoom, before anything is evicted, if that cannot be enough.
         """
-        lengths = [(cache, cache.length + num_rows) for cache, num_rows in needs]
-        for cache, _ in needs:
+        has_room = True
+        for cache, num_rows in needs:
             self._open.move_to_end(id(cache))
+            has_room = has_room and cache.has_room(cache.length + num_rows)
+        if not has_room:
+            self._make_room_for_all([(cache, cache.length + num_rows) for cache, num_rows in needs])
+
+    @torch.inference_mode()
+    def _make_room_for_all(self, lengths: Sequence[tuple[KVCache, int]]) -> None:
+        """Makes room for so many tokens in each cache."""
         self._needed = {id(cache): pages_of(num_tokens) for cache, num_tokens in lengths}
         try:
-            if (num_pages := self._count_needed([cache for cache, _ in needs])) > self.num_pages:
+            if (num_pages := self._count_needed([cache for cache, _ in lengths])) > self.num_pages:
                 raise OutOfRoom(num_pages, self.num_pages)
             for cache, num_tokens in lengths:
                 self._make_room(cache, num_tokens)

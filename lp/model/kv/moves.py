@@ -19,6 +19,7 @@ MOST_MOVES = 32
 # Groups of moves that are made at the same time, where a step may have several sequences.
 NUM_GROUPS = 8
 NO_MOVES = np.empty((2, 0), np.int64)
+NOWHERE: tuple[list[int], list[int]] = ([], [])  # no positions from which and to which tokens are to be copied
 # Numbers of a token that one program of the kernel copies.
 BLOCK = 1024
 
@@ -65,6 +66,14 @@ def move_by_kernel(stores: Sequence[Tensor], moves: Tensor, move_starts: Tensor)
             triton_kernels.move, (num_layers, -(-width // BLOCK), len(move_starts) - 1), slots, moves, move_starts,
             slots.stride(0), width, moves.shape[1], BLOCK=BLOCK,
         )  # fmt: skip
+
+
+def positions_to_move(rows: Sequence[int], length: int) -> tuple[list[int], list[int]]:
+    """The positions from which and to which tokens are to be copied, so that these rows, which ascend, follow the first
+    `length` tokens.
+    """
+    targets = [place for place, row in enumerate(rows) if row != place]
+    return [length + rows[place] for place in targets], [length + place for place in targets]
 
 
 def group_moves(counts: Sequence[int], num_groups: int) -> np.ndarray:

@@ -17,24 +17,17 @@ from lp.model.causal import SequenceRows
 from lp.model.kv.contiguous import ContiguousCache
 from lp.model.kv_cache import KVCache
 from lp.model.native.binding import Bound, BoundInstruction
+from lp.model.native.layout import StepLayout
 from lp.model.native.memory import Output, RowMemory
 from lp.model.program.steps import Program, Value
 from lp.tree import TokenTree
 
 # MOST_QUERIES and KEYS in kernels/attention_task.h.
 MOST_QUERIES, KEYS = 48, 64
-
-
-class _Step(ctypes.Structure):
-    """Step in kernels/step.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_long) for name in ("num_sequences", "num_layers")),
-        *((name, ctypes.c_void_p) for name in ("sequences", "stores", "tokens", "parents", "depths")),
-        *((name, ctypes.c_void_p) for name in ("row_tokens", "positions")),
-        *((name, ctypes.c_long) for name in ("num_rows", "num_answered", "num_runs")),
-        *((name, ctypes.c_void_p) for name in ("rows", "runs", "seen")),
-    ]
+BYTES_OF_A_LOGIT = 4
+# Of the function `forward` that source.py writes.
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_long
+_ARGUMENTS = [_POINTER, _POINTER, _NUMBER, _POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER]
 
 
 class NativeForward:
@@ -62,11 +55,13 @@ class NativeForward:
         self._library = library
         self._cache_shapes = cache_shapes
         self._dtype = dtype
+        library.forward.argtypes, library.forward.restype = _ARGUMENTS, None
         self._table = np.zeros((len(instructions), 5), np.int64)
         self._arguments = np.zeros(sum(len(one.arguments) for one in instructions), np.int64)
+        self._table_at, self._arguments_at = address(self._table), address(self._arguments)
         self._logits_at: list[int] = []
-        self._scores = torch.empty(0)
-        self._output = Output()
+        self._scores, self._scores_at = np.empty(0, np.float32), 0
+        self._output, self._layout = Output(), StepLayout(len(cache_shapes))
         self._fill_table()
 
     @property
@@ -86,26 +81,16 @@ class NativeForward:
         return list(zip([one.kind for one in self._instructions], np.diff(times).tolist(), strict=True))
 
     def _forward(self, given: Sequence[SequenceRows], times: np.ndarray | None) -> Tensor:
-        caches = [self._written(rows.cache) for rows in given]
-        table = np.array(
-            [
-                [len(tree), count, cache.length, cache.capacity, 0, 0]
-                for (tree, _, count), cache in zip(given, caches, strict=True)
-            ]
-        )
-        num_rows, num_logits, *_ = table.sum(axis=0).tolist()
-        longest = int((table[:, 0] + table[:, 2]).max())
-        trees = [rows.tree for rows in given]
-        inputs = np.concatenate(
-            [tree.tokens for tree in trees] + [tree.parents for tree in trees] + [tree.depths for tree in trees],
-            dtype=np.int64,
-        )
-        if num_rows > self._memory.capacity:
-            self._reserve(num_rows)
+        layout = self._layout
+        layout.write(given, [self._written(rows.cache) for rows in given])
+        if layout.num_rows > self._memory.capacity:
+            self._reserve(layout.num_rows)
         width = self._logits.width
-        logits = self._output.take(num_logits, width)
-        self._arguments[self._logits_at] = logits.data_ptr() - (num_rows - num_logits) * width * logits.itemsize
-        self._run(table, inputs, np.concatenate([cache.addresses() for cache in caches]), longest, times)
+        logits = self._output.take(layout.num_answered, width)
+        first = logits.data_ptr() - (layout.num_rows - layout.num_answered) * width * BYTES_OF_A_LOGIT
+        for at in self._logits_at:
+            self._arguments[at] = first
+        self._run(times)
         return logits
 
     def _written(self, cache: KVCache) -> ContiguousCache:
@@ -115,31 +100,16 @@ class NativeForward:
             cache.allocate(self._cache_shapes, self._dtype)
         return cache
 
-    def _run(
-        self, table: np.ndarray, inputs: np.ndarray, stores: np.ndarray, longest: int, times: np.ndarray | None
-    ) -> None:
-        """table: int64 [B, 6], Sequence in kernels/step.h for each. inputs: int64 [3 * R] tokens, parents and depths.
-        stores: the addresses of all caches. longest: tokens of the longest sequence.
-        """
-        num_threads, num_rows = torch.get_num_threads(), len(inputs) // 3
-        num_scores = MOST_QUERIES * -(-longest // KEYS) * KEYS
+    def _run(self, times: np.ndarray | None) -> None:
+        """Runs the step that was laid out."""
+        num_threads = torch.get_num_threads()
+        num_scores = MOST_QUERIES * -(-self._layout.longest // KEYS) * KEYS
         if len(self._scores) < num_threads * num_scores:
-            self._scores = torch.empty(2 * num_threads * num_scores)
-        depths = inputs[2 * num_rows :]
-        rows, runs = np.empty((num_rows + 1, 2), np.int64), np.empty((2 * len(table), 3), np.int64)
-        seen = np.empty(int(depths.sum()) + num_rows, np.int32)
-        given = address(inputs)
-        step = _Step(
-            len(table), self.num_layers, address(table), address(stores),
-            given, given + 8 * num_rows, given + 16 * num_rows,
-            self._memory.address(self._tokens), self._memory.address(self._positions),
-            0, 0, 0, address(rows), address(runs), address(seen),
-        )  # fmt: skip
+            self._scores = np.empty(2 * num_threads * num_scores, np.float32)
+            self._scores_at = address(self._scores)
         self._library.forward(
-            ctypes.byref(step), ctypes.c_void_p(self._table.ctypes.data), ctypes.c_long(len(self._table)),
-            ctypes.c_void_p(self._arguments.ctypes.data), ctypes.c_void_p(self._scores.data_ptr()),
-            ctypes.c_long(num_scores), ctypes.c_long(num_threads),
-            ctypes.c_void_p(None if times is None else times.ctypes.data),
+            self._layout.address, self._table_at, len(self._table), self._arguments_at, self._scores_at, num_scores,
+            num_threads, None if times is None else address(times),
         )  # fmt: skip
 
     def _fill_table(self) -> None:
@@ -155,6 +125,7 @@ class NativeForward:
         arguments = [argument for one in self._instructions for argument in one.arguments]
         self._logits_at = [at for at, argument in enumerate(arguments) if argument is self._logits]
         self._arguments[:] = [self._number(argument) for argument in arguments]
+        self._layout.place(self._memory.address(self._tokens), self._memory.address(self._positions))
 
     def _number(self, argument: Bound) -> int:
         if isinstance(argument, Value):

@@ -66,7 +66,7 @@ class Output:
         size = num_rows * width
         if sys.getrefcount(self._numbers) > self._unused or not size <= len(self._numbers) <= MOST_SPARE * size:
             self._numbers = np.empty(size, np.float32)
-        return torch.from_numpy(self._numbers)[:size].view(num_rows, width)
+        return torch.from_numpy(self._numbers[:size].reshape(num_rows, width))
 
 
 def _bytes_of(value: Value) -> int:

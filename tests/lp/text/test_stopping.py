@@ -27,12 +27,8 @@ def run(
     kept: list[int] = []
     texts = []
     for block in blocks:
-        reason = None
-        for token in block:
-            kept.append(token)
-            reason = conditions.push(token, stream)
-            if reason:
-                break
+        taken, reason = conditions.take(block, stream)
+        kept += taken
         texts.append(stream.take(final=reason is not None))
         if reason:
             return kept, texts, reason

@@ -210,7 +210,7 @@ class Sequences(RuleBasedStateMachine):
             expected = np.asarray(known.tokens + known.rows)
             assert known.cache.length == len(known.tokens)
             places = np.arange(len(expected))
-            for source, target in known.cache._moves.T:  # what the next step copies before it begins
+            for source, target in zip(*known.cache.moves, strict=True):  # what the next step copies before it begins
                 places[target : target + 1] = source
             slots = known.cache.slots(places)
             for layer in SHAPES:
