@@ -6,7 +6,8 @@
 
 The engine, decode=auto, the tokenizer and the runner are real; the device is made up. It answers at once, from a fixed
 table, so that trees are as large as --rows allows and some drafts are right. From its answers until the next forward
-has all that it reads, a device waits for the host: that is `between`, the sum of the parts before it in the table.
+has all that it reads, a device waits for the host: that is `between`. The parts before it in the table are measured by
+themselves, as telling them apart takes some microseconds.
 `fill` makes what a forward reads of memory: a GPU's graphs (`StepBuffer.fill`) or the native forward of a CPU. `text`
 is the work that is done while the device computes the next step: text, statistics, results. Copies to a device and the
 launch of its work are not part of it, nor is the choice of tokens from logits.
@@ -54,7 +55,7 @@ from lp.model.fast.choose import CompileMode
 from lp.sampling.sampler import Sampler
 from lp.tree import chain
 
-MEANWHILE = PARTS[-1]
+WHOLE, MEANWHILE = "between", PARTS[-1]
 VARIANTS = ("library", "Python")
 # Steps of a text that are not measured, in which the sources learn.
 FIRST_STEPS = 40
@@ -91,7 +92,7 @@ def main() -> None:
 
 
 def after(arguments: argparse.Namespace) -> str:
-    return f"-after-{Path(arguments.forward).name}" if arguments.forward else ""
+    return f"-after-{Path(arguments.forward).name.removesuffix('.gguf')}" if arguments.forward else ""
 
 
 def measure_batches(arguments: argparse.Namespace, sweep: Callable[[], object]) -> None:
@@ -172,25 +173,29 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def measure(engine: Engine, setting: Setting, num_steps: int, sweep: Callable[[], object]) -> Cost:
-    """Measures the steps of one text."""
+    """Measures the steps of one text, and those of another to tell settling and planning apart."""
+    decode = Auto(rows=setting.rows, max_rows=setting.rows, candidates=CANDIDATES)
     with nullcontext() if setting.variant == "library" else python_alone():
-        decode = Auto(rows=setting.rows, max_rows=setting.rows, candidates=CANDIDATES)
-        laps = measure_laps(
-            engine, decode, setting.temperature, 1, setting.forward, num_steps, sweep if setting.is_cold else None,
-            FIRST_STEPS, None,
+        laps, watched = (
+            measure_laps(
+                engine, decode, setting.temperature, 1, setting.forward, num_steps, sweep if setting.is_cold else None,
+                FIRST_STEPS, None, is_watched,
+            )
+            for is_watched in (False, True)
         )  # fmt: skip
     cost = Cost(setting, sum(lap["rows"] for lap in laps) / len(laps), {})
-    for part in (*PARTS, "between"):
-        seconds = [lap[part] if part in lap else sum(lap[one] for one in BETWEEN) for lap in laps]
-        cost.medians[part] = round(1e6 * median(seconds), 1)
-        cost.highs[part] = round(1e6 * quantiles(seconds, n=10)[-1], 1)
+    seconds = {part: [lap[part] for lap in watched] for part in PARTS}
+    seconds[WHOLE] = [sum(lap[part] for part in BETWEEN) for lap in laps]
+    for part, values in seconds.items():
+        cost.medians[part] = round(1e6 * median(values), 1)
+        cost.highs[part] = round(1e6 * quantiles(values, n=10)[-1], 1)
     return cost
 
 
 def describe(costs: list[Cost]) -> str:
     """A table for the greedy requests and one for the sampled ones, with a line for each setting."""
     tables = ["Microseconds of a step: the median, and in brackets the 90th percentile."]
-    columns = ["rows", "caches", "", "inputs for", *BETWEEN, "between", MEANWHILE]
+    columns = ["rows", "caches", "", "inputs for", *BETWEEN, WHOLE, MEANWHILE]
     for temperature in dict.fromkeys(cost.setting.temperature for cost in costs):
         lines = [
             [
@@ -199,7 +204,7 @@ def describe(costs: list[Cost]) -> str:
                 cost.setting.variant,
                 cost.setting.forward,
                 *(f"{cost.medians[part]:.0f}" for part in BETWEEN),
-                *(f"{cost.medians[part]:.0f} ({cost.highs[part]:.0f})" for part in ("between", MEANWHILE)),
+                *(f"{cost.medians[part]:.0f} ({cost.highs[part]:.0f})" for part in (WHOLE, MEANWHILE)),
             ]
             for cost in costs
             if cost.setting.temperature == temperature

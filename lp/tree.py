@@ -126,13 +126,16 @@ class TokenTree:
 
 # Of all trees of one row; nothing writes to a tree.
 _ROOT_PARENT, _ROOT_DEPTH = np.array([PREFIX]), np.array([0])
+_AT_ROOT = trees.address(_ROOT_PARENT), trees.address(_ROOT_DEPTH)
 
 
 def chain(tokens: Sequence[int]) -> TokenTree:
     """A tree without branches, such as a chunk of a prompt."""
     num_rows = len(tokens)
     if num_rows == 1:
-        return TokenTree(np.array(tokens, dtype=np.int64), _ROOT_PARENT, _ROOT_DEPTH)
+        tree = TokenTree(np.array(tokens, dtype=np.int64), _ROOT_PARENT, _ROOT_DEPTH)
+        tree.__dict__["addresses"] = (trees.address(tree.tokens), *_AT_ROOT)
+        return tree
     return TokenTree(np.asarray(tokens, dtype=np.int64), np.arange(-1, num_rows - 1), np.arange(num_rows))
 
 

@@ -90,9 +90,9 @@ class MadeUpForward:
     begins_caches = owns_weights = is_invariant = True
 
     def __call__(self, given: Sequence[SequenceRows]) -> Tensor:
-        self.began = time.perf_counter()
+        self.began, self.started = time.perf_counter(), 0.0
         self.lay_out(given)
-        self.started = time.perf_counter()
+        self.started = self.started or time.perf_counter()
         self.num_rows = sum(len(rows.tree) for rows in given)
         return NO_LOGITS
 
@@ -132,7 +132,10 @@ class BatchDevice(SingleDevice):
             packed = [answer[:, : max(1, one.num_candidates)] for answer, one in zip(packed, asked, strict=True)]
             self.sweep()
             self._answered = time.perf_counter()
-            return [Answers.unpack(answer, one.num_candidates) for answer, one in zip(packed, asked, strict=True)]
+            answers = []
+            for answer, one in zip(packed, asked, strict=True):
+                answers.append(Answers.unpack(answer, one.num_candidates))
+            return answers
 
         return wait
 
@@ -159,11 +162,13 @@ def measure_laps(
     sweep: Callable[[], object] | None,
     first_steps: int,
     step_times: StepTimes | None,
+    is_watched: bool = True,
 ) -> list[dict[str, float]]:
     """The seconds of each step by part, and its rows, of texts that are decoded together.
 
     forward: see BatchSetting. sweep: is called before each answer; None leaves the caches warm. first_steps: that are
-    not measured.
+    not measured. is_watched: whether settling and planning are told apart, which takes some microseconds; otherwise
+    `schedule` contains them.
     """
     watch, is_measured = Stopwatch(), False
     model, made_up = make_forward(engine.checkpoint.model, forward, num_sequences)
@@ -173,10 +178,10 @@ def measure_laps(
         for number in range(num_sequences):
             submit(timed, decode, temperature, number)
         generations = list(timed.scheduler)
-        for generation in generations:
+        for generation in generations if is_watched else ():
             watch.watch(generation, "settle", PARTS[0])
-        if num_sequences == 1:
-            watch.watch(generations[0], "plan", PARTS[1])
+            if num_sequences == 1:
+                watch.watch(generation, "plan", PARTS[1])
         while any(not generation.stats.steps for generation in generations):
             timed.step()
         for _ in range(first_steps):
@@ -215,8 +220,8 @@ def make_forward(model: CausalModel, forward: str, num_sequences: int) -> tuple[
     if forward == "CPU":
         assert isinstance(model.fast, NativeForward), "there is no compiler for the native forward"
         native = copy.copy(model.fast)
-        native._library = cast(Any, _NoForward())
         model.fast = made_up = MadeUpForward(native)
+        native._library = cast(Any, _NoForward(made_up))
         return model, made_up
     cpu = torch.device("cpu")
     num_pages = PAGES_OF_A_SEQUENCE * num_sequences
@@ -224,19 +229,27 @@ def make_forward(model: CausalModel, forward: str, num_sequences: int) -> tuple[
     buffers: dict[int, StepBuffer] = {}
 
     def fill(given: Sequence[SequenceRows]) -> None:
-        num_rows = 1 << (sum(len(rows.tree) for rows in given) - 1).bit_length()
-        if num_rows not in buffers:
-            buffers[num_rows] = StepBuffer(num_rows, num_sequences, model.max_length, cpu)
-        buffers[num_rows].fill([cast(Any, (rows.tree, rows.cache)) for rows in given])
+        num_rows, pairs = 0, list[Any]()
+        for tree, cache, _ in given:
+            num_rows += len(tree)
+            pairs.append((tree, cache))
+        rung = (num_rows - 1).bit_length()
+        if rung not in buffers:
+            buffers[rung] = StepBuffer(1 << rung, num_sequences, model.max_length, cpu)
+        buffers[rung].fill(pairs)
 
     model.fast = made_up = MadeUpForward(fill)
     return model, made_up
 
 
+@dataclass
 class _NoForward:
     """Stands for the library of a native forward."""
 
-    def forward(self, *arguments: object) -> None: ...
+    made_up: MadeUpForward
+
+    def forward(self, *arguments: object) -> None:
+        self.made_up.started = time.perf_counter()
 
 
 def describe_batches(costs: list[BatchCost]) -> str:

@@ -8,6 +8,7 @@ the most expected tokens per second, by the step-time curve. No decision depends
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -17,6 +18,8 @@ import numpy as np
 from lp.decoding.base import Offer
 from lp.drafting.history import UNKNOWN_ROWS
 from lp.generation import Generation
+from lp.host.library import library
+from lp.host.trees import address
 from lp.step_cost import StepTimes
 from lp.tree import TokenTree
 
@@ -51,13 +54,11 @@ def plan_together(
     offers = [generation.offer(room, load) for generation, room in zip(generations, rooms, strict=True)]
     if not any(offer.odds for offer in offers):
         return [generation.take(0) for generation in generations]
-    drafts = best_first(offers)
     if times is None:
-        number = max(0, min(len(drafts.odds), UNKNOWN_ROWS - sum(offer.num_rows for offer in offers)))
+        number = max(0, UNKNOWN_ROWS - sum(offer.num_rows for offer in offers))
+        counts = np.bincount(best_first(offers).owners[:number], minlength=load).tolist()
     else:
-        seconds = step_seconds(times.for_parts(num_parts), num_parts, num_fed, generations, offers, drafts)
-        number = best_number(load, drafts.odds, seconds)
-    counts = np.bincount(drafts.owners[:number], minlength=load).tolist()
+        counts = best_counts(offers, step_time(times.for_parts(num_parts), num_parts, num_fed, generations, offers))
     return [generation.take(count) for generation, count in zip(generations, counts, strict=True)]
 
 
@@ -83,29 +84,57 @@ def best_number(load: int, odds: Sequence[float] | np.ndarray, seconds: Sequence
     return len(odds) - int(np.argmax(speeds[::-1]))
 
 
-def step_seconds(
-    times: StepTimes,
-    num_parts: int,
-    num_fed: int,
-    generations: Sequence[Generation],
-    offers: Sequence[Offer],
-    drafts: Drafts,
-) -> np.ndarray:
-    """[D + 1] seconds of a step with none, one, ... and all of the drafts. Rows count as dealt out to ranks evenly."""
+class StepTime(NamedTuple):
+    """Seconds of a step by the drafts that it takes.
+
+    curve: [D + 1] by the number of rows alone. host_s: what is added to that without drafts. row_s: [B] what is added
+    for each draft of a sequence.
+    """
+
+    curve: np.ndarray
+    host_s: float
+    row_s: list[float]
+
+
+def step_time(
+    times: StepTimes, num_parts: int, num_fed: int, generations: Sequence[Generation], offers: Sequence[Offer]
+) -> StepTime:
+    """The seconds of a step with some of the offered drafts. Rows count as dealt out to ranks evenly."""
     extras, load = times.extras, len(offers)
     trees = -(-load // num_parts)  # of a rank
-    num_rows, num_cached, host_s, row_s = num_fed, 0, 0.0, list[float]()
+    num_rows, num_drafts, num_cached, host_s, row_s = num_fed, 0, 0, 0.0, list[float]()
     for generation, offer in zip(generations, offers, strict=True):
-        is_sampled = generation.sequence.sampling.temperature != 0
+        sequence = generation.sequence
+        is_sampled = sequence.sampling.temperature != 0
         # Seconds of the step and of each of its rows that the curve does not contain.
         row_s.append(extras.host_row + is_sampled * extras.sampled_row / num_parts)
         host_s += extras.host_step + is_sampled * extras.sampled_step * (trees / load) + offer.num_rows * row_s[-1]
         num_rows += offer.num_rows
-        num_cached += len(generation.sequence.tokens)
+        num_drafts += len(offer.odds)
+        num_cached += len(sequence.tokens)
     host_s += times.of_sequences(trees, num_cached // num_parts)
-    most_rows = num_rows + len(drafts.odds)
+    most_rows = num_rows + num_drafts
     curve = _by_rows(times, num_parts, 1 << most_rows.bit_length())
-    return curve[num_rows : most_rows + 1] + np.cumsum(np.append(host_s, np.array(row_s)[drafts.owners]))
+    return StepTime(curve[num_rows : most_rows + 1], host_s, row_s)
+
+
+def best_counts(offers: Sequence[Offer], time: StepTime) -> list[int]:
+    """[B] how many drafts of each sequence are taken, so that tokens per second are the most."""
+    load = len(offers)
+    if (native := library()) is None:
+        drafts = best_first(offers)
+        seconds = time.curve + np.cumsum(np.append(time.host_s, np.array(time.row_s)[drafts.owners]))
+        number = best_number(load, drafts.odds, seconds)
+        return np.bincount(drafts.owners[:number], minlength=load).tolist()
+    odds, sizes, row_s, counts = array("d"), array("q"), array("d", time.row_s), array("q", bytes(8 * load))
+    for offer in offers:
+        odds.extend(offer.odds)
+        sizes.append(len(offer.odds))
+    native.budget_share_out(
+        odds.buffer_info()[0], sizes.buffer_info()[0], load, row_s.buffer_info()[0], address(time.curve), time.host_s,
+        counts.buffer_info()[0],
+    )  # fmt: skip
+    return counts.tolist()
 
 
 @lru_cache(maxsize=32)

@@ -64,7 +64,7 @@ class Room:
         running: all that have not ended, in the order of their arrival; none begins before one that came earlier.
         owner_of: the replica that holds most of a sequence already; None if none holds anything.
         """
-        asking = self._first(running) if self.num_replicas == 1 or self.may_move else list(running)
+        asking = self.first(running) if self.num_replicas == 1 or self.may_move else list(running)
         if self.num_replicas == 1:
             return [(one, 0) for one in asking]
         place = place_first if self.may_move else place_pinned
@@ -72,12 +72,12 @@ class Room:
         homes = place(needs, owners, self.num_pages, self.num_replicas)
         return [(one, home) for one, home in zip(asking, homes, strict=False) if home is not None]
 
-    def _first(self, running: Iterable[T]) -> list[T]:
+    def first(self, running: Iterable[T]) -> list[T]:
         """The first ones, as many as fit into all pages together, and always the first."""
         found: list[T] = []
         left = self.num_pages * self.num_replicas
         for one in running:
-            left -= pages_of(one.num_slots)
+            left -= -(-one.num_slots // PAGE)
             if left < 0 and found:
                 break
             found.append(one)

@@ -132,6 +132,9 @@ class Scheduler:
 
     def fitting(self) -> list[Generation]:
         """Those that have room, in the order of their arrival."""
+        if self.room.num_replicas == 1:
+            self.homes = dict.fromkeys(found := self.room.first(self._running), 0)
+            return found
         placed = self.room.placed(self._running, lambda generation: self.owner_of(generation.sequence.id))
         self.homes = dict(placed)
         return list(self.homes)
@@ -143,11 +146,11 @@ class Scheduler:
             free[replica] -= pages_of(generation.num_slots)
         return [max(0, left) for left in free]
 
-    def preempted(self, fitting: Iterable[Generation]) -> list[Generation]:
+    def preempted(self, fitting: Sequence[Generation]) -> list[Generation]:
         """Those that have lost their room to earlier ones: what they have computed must be dropped."""
-        safe = set(fitting)
-        if len(safe) == len(self._running):
+        if len(fitting) == len(self._running):
             return []
+        safe = set(fitting)
         return [generation for generation in self if generation not in safe and generation.num_fed]
 
     def next_batch(self, num_batches: int = 1, fitting: Sequence[Generation] | None = None) -> list[Turn]:

@@ -26,7 +26,7 @@ from lp.drafting.shared import SharedDrafts
 from lp.drafting.sources import Kinds
 from lp.drafting.suffix import SuffixIndex, text_kinds
 from lp.drafting.window_ngrams import WindowNGrams
-from lp.host.trees import address, as_levels, integers
+from lp.host.trees import address, integers
 from lp.step_cost import StepCost
 from lp.tree import TokenTree
 from lp.verification import Accepted, Answers
@@ -55,17 +55,13 @@ class NativeDrafter:
         """start: without what is shared and without the index, which come as the library has them."""
         capacity = cost.most_rows + 1
         self._library = library
-        self._capacity = capacity
         self._planned = PlannedMemory(library, capacity)
-        self._cells, self._levels = np.zeros(capacity, np.int64), np.zeros((2, capacity), np.int64)
-        self._accepted, self._odds = array("q", bytes(8 * 2 * capacity)), array("d", bytes(8 * capacity))
+        self._cells, self._odds = np.zeros(capacity, np.int64), array("d", bytes(8 * capacity))
         tables = cost.tables
         # What the library reads and writes, or points to, must not go before it does.
         self._kept = estimates, tables, shared, index
         memory = Shared(
             self._planned.rows_at,
-            _address(self._accepted),
-            address(self._levels),
             address(self._cells),
             *map(_address, (self._odds, estimates.probabilities, estimates.hits, estimates.trials)),
         )
@@ -148,18 +144,11 @@ class NativeDrafter:
             given, has_candidates = answers.targets, False
         if given.itemsize != 4 or (has_candidates and given.strides[1] != 4):  # not as Answers.unpack has them
             given = np.ascontiguousarray(given, np.int32)
-        count = self._library.drafts_commit(self._at, address(given), given.strides[0], has_candidates)
-        size, capacity = abs(count), self._capacity
-        tokens, rows = self._accepted[:size].tolist(), self._accepted[capacity : capacity + size].tolist()
-        self._length += size
-        if count > 0:
-            self._tree.note_path([self._last, *tokens], rows)
-            self._last = tokens[-1]
-            return Accepted(tokens, rows, [*map(list, zip(rows[1:]))])
-        self._last = tokens[-1]
-        return Accepted(
-            tokens, rows, as_levels(self._levels, size - 1)
-        )  # a row may not be a child of the one before it
+        tokens, rows, levels, is_path = self._library.drafts_commit(self._at, given, has_candidates)
+        if is_path:  # otherwise a row may not be the child of the one before it
+            self._tree.note_path([self._last, *tokens[:-1]], rows)
+        self._length, self._last = self._length + len(tokens), tokens[-1]
+        return Accepted(tokens, rows, levels)
 
     def learn_text(self, tokens: Sequence[int]) -> None:
         numbers = integers(tokens)
@@ -189,7 +178,7 @@ class NativeDrafter:
         return proposals
 
 
-def _address(numbers: array[float] | array[int]) -> int:
+def _address(numbers: array[float]) -> int:
     return numbers.buffer_info()[0]
 
 

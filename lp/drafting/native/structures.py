@@ -14,7 +14,7 @@ class Shared(ctypes.Structure):
     _fields_ = [
         (name, c_void_p)
         for name in (
-            "rows", "accepted", "levels", "cells", "odds", "probabilities", "hits", "trials",
+            "rows", "cells", "odds", "probabilities", "hits", "trials",
         )
     ]  # fmt: skip
 

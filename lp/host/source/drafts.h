@@ -13,6 +13,7 @@
 #include "answers.h"
 #include "followers.h"
 #include "growth.h"
+#include "python.h"
 #include "tree.h"
 
 // Memory that Python has made and both sides read and write. Its counterpart is in lp/drafting/native/structures.py.
@@ -20,8 +21,6 @@ struct Shared {
     // [2, 4, capacity] tokens, parents, depths and kinds of the rows of a tree. Each tree is written where the one before
     // the last was.
     int64_t* rows;
-    int64_t* accepted;    // [2, capacity] the accepted tokens, and the rows whose targets they are
-    int64_t* levels;      // [2, capacity] the rows that had guessed the accepted tokens, and how many for each token
     int64_t* cells;       // [capacity] tokens of the window's cells, level by level
     double* odds;         // [capacity] probabilities of the offered nodes
     double *probabilities, *hits, *trials;  // [N] of the kinds of candidates
@@ -153,9 +152,8 @@ public:
     const Proposals& proposals() const { return grower_.proposals; }
 
     // Walks down the tree by its targets; learns from the accepted path, and from the candidates of all rows if there
-    // are any. answers: `stride` bytes apart, each row's candidates or its target alone. Returns the number of accepted
-    // tokens, below 0 if several rows had guessed the same one.
-    int64_t commit(const char* answers, int64_t stride, bool has_candidates) {
+    // are any. answers: `stride` bytes apart, each row's candidates or its target alone. See `accepted`.
+    void commit(const char* answers, int64_t stride, bool has_candidates) {
         const int64_t width = has_candidates ? sizes_.num_candidates : 1;
         for (int64_t row = 0; row < num_rows_; ++row, answers += stride) {
             std::memcpy(&candidates_[row * width], answers, sizeof(int32_t) * width);
@@ -177,13 +175,21 @@ public:
         }
         if (has_candidates) learn_answers();
         learn_text(accepted_.data(), int64_t(accepted_.size()));
-        std::copy(accepted_.begin(), accepted_.end(), shared_.accepted);
-        std::copy(right_rows_.begin(), right_rows_.end(), shared_.accepted + sizes_.capacity);
-        const int64_t count = int64_t(accepted_.size());
-        if (levels_.rows.size() == levels_.sizes.size()) return count;
-        std::copy(levels_.rows.begin(), levels_.rows.end(), shared_.levels);
-        std::copy(levels_.sizes.begin(), levels_.sizes.end(), shared_.levels + sizes_.capacity);
-        return -count;
+    }
+
+    // What was accepted: `Accepted` in lp/verification.py as a tuple of its parts, and whether each row is a child of the
+    // one before it, which it may not be if several rows had guessed the same token.
+    PyObject* accepted() const {
+        const int64_t count = int64_t(accepted_.size()), num_levels = levels_.count();
+        PyObject *found = PyTuple_New(4), *levels = PyList_New(num_levels);
+        const int64_t* level = levels_.rows.data();
+        for (int64_t number = 0; number < num_levels; level += levels_.sizes[number++])
+            PyList_SetItem(levels, number, list_of(level, levels_.sizes[number]));
+        PyTuple_SetItem(found, 0, list_of(accepted_.data(), count));
+        PyTuple_SetItem(found, 1, list_of(right_rows_.data(), count));
+        PyTuple_SetItem(found, 2, levels);
+        PyTuple_SetItem(found, 3, PyLong_FromLongLong(int64_t(levels_.rows.size()) == num_levels));
+        return found;
     }
 
     // The inputs of the tree's forward, [R, 2 + R]: tokens, positions, and which rows each row sees. cached: length of

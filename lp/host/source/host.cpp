@@ -2,11 +2,15 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "budget.h"
 #include "drafts.h"
 #include "step.h"
 #include "tree.h"
 
 extern "C" {
+
+// Of arrays.
+const void* array_address(PyObject* array) { return array_of(array).data; }
 
 // Of trees.
 
@@ -26,6 +30,12 @@ int64_t tree_follow(const int64_t* tokens, const int64_t* parents, int64_t num_r
 }
 
 void tree_visibility(const int64_t* parents, int64_t num_rows, uint8_t* seen) { visibility(parents, num_rows, seen); }
+
+// Of a step's budget.
+void budget_share_out(const double* odds, const int64_t* sizes, int64_t load, const double* row_s, const double* curve,
+                      double host_s, int64_t* counts) {
+    share_out(odds, sizes, load, row_s, curve, host_s, counts);
+}
 
 // Of what a forward reads.
 
@@ -104,8 +114,11 @@ int64_t drafts_offer(void* drafts, int64_t max_depth, int64_t most_rows, double 
 void drafts_take(void* drafts, int64_t num_nodes, int64_t num_cells, int64_t num_levels) {
     static_cast<Drafts*>(drafts)->take(num_nodes, num_cells, num_levels);
 }
-int64_t drafts_commit(void* drafts, const char* answers, int64_t stride, int64_t has_candidates) {
-    return static_cast<Drafts*>(drafts)->commit(answers, stride, has_candidates);
+// answers: a numpy array, int32 [R] targets or [R, K] candidates.
+PyObject* drafts_commit(void* drafts, PyObject* answers, int64_t has_candidates) {
+    const Array& given = array_of(answers);
+    static_cast<Drafts*>(drafts)->commit(given.data, given.strides[0], has_candidates);
+    return static_cast<Drafts*>(drafts)->accepted();
 }
 
 void drafts_inputs(void* drafts, int64_t cached, int64_t* packed) {

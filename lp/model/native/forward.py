@@ -87,11 +87,11 @@ class NativeForward:
             self._reserve(layout.num_rows)
         width = self._logits.width
         logits = self._output.take(layout.num_answered, width)
-        first = logits.data_ptr() - (layout.num_rows - layout.num_answered) * width * BYTES_OF_A_LOGIT
+        first = address(logits) - (layout.num_rows - layout.num_answered) * width * BYTES_OF_A_LOGIT
         for at in self._logits_at:
             self._arguments[at] = first
         self._run(times)
-        return logits
+        return torch.from_numpy(logits)
 
     def _written(self, cache: KVCache) -> ContiguousCache:
         """The cache, with memory for every layer."""

@@ -61,12 +61,12 @@ class Output:
         self._numbers = np.empty(0, np.float32)
         self._unused = sys.getrefcount(self._numbers)
 
-    def take(self, num_rows: int, width: int) -> Tensor:
+    def take(self, num_rows: int, width: int) -> np.ndarray:
         """Float32 [num_rows, width] with any numbers."""
         size = num_rows * width
         if sys.getrefcount(self._numbers) > self._unused or not size <= len(self._numbers) <= MOST_SPARE * size:
             self._numbers = np.empty(size, np.float32)
-        return torch.from_numpy(self._numbers[:size].reshape(num_rows, width))
+        return self._numbers[:size].reshape(num_rows, width)
 
 
 def _bytes_of(value: Value) -> int:

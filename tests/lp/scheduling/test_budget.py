@@ -7,15 +7,17 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lp.decoding.base import Offer
 from lp.decoding.odds import descending
+from lp.host.library import library, python_alone
 from lp.request import Sequence
 from lp.sampling.settings import Sampling
-from lp.scheduling.budget import best_first, best_number, plan_together
+from lp.scheduling.budget import StepTime, best_counts, best_first, best_number, plan_together
 from lp.step_cost import CACHED, Extras, StepTimes
 
 ODDS = st.lists(st.sampled_from([0.05, 0.1, 0.25, 0.3, 0.5, 0.75, 0.8, 1.0]), max_size=4)
@@ -83,6 +85,25 @@ def test_no_other_choice_of_drafts_is_faster(all_odds: list[list[float]], rises:
     all_odds = [sorted(odds, reverse=True) for odds in all_odds]
     seconds = [second / 10 for second in itertools.accumulate(rises, initial=10)]
     assert speed(all_odds, seconds) == pytest.approx(best_by_hand(all_odds, seconds))
+
+
+@given(
+    st.lists(st.tuples(ODDS, st.sampled_from([0.0, 1e-5, 0.3])), min_size=1, max_size=6),
+    st.lists(st.sampled_from([0.0, 1e-3, 0.1, 0.7]), min_size=25, max_size=25),
+    st.floats(0.0, 1.0),
+)
+def test_the_library_takes_as_many_of_each(
+    offered: list[tuple[list[float], float]], rises: list[float], host_s: float
+) -> None:
+    """Whatever ties there are, and wherever the speed falls and rises again."""
+    if library() is None:
+        pytest.skip("there is no C++ compiler")
+    offers = [Offer(1, sorted(odds, reverse=True)) for odds, _ in offered]
+    size = sum(len(offer.odds) for offer in offers) + 1
+    time = StepTime(np.cumsum([1.0, *rises])[:size], host_s, [row_s for _, row_s in offered])
+    counts = best_counts(offers, time)
+    with python_alone():
+        assert best_counts(offers, time) == counts
 
 
 @given(st.lists(ODDS, min_size=1, max_size=4), st.floats(0.01, 5.0))
