@@ -78,6 +78,7 @@ class NativeDrafter:
         self._probabilities = estimates.probabilities
         self._figures = Figures.from_address(library.drafts_figures(self._at))
         self._planned.belongs_to(self._handle)
+        self._num_candidates = start.settings.candidates
         self._tree: PlannedTree
         self._num_drafts = 0
         # The root that the library has: the length of the sequence and its last token.
@@ -144,6 +145,8 @@ class NativeDrafter:
             given, has_candidates = answers.targets, False
         if given.itemsize != 4 or (has_candidates and given.strides[1] != 4):  # not as Answers.unpack has them
             given = np.ascontiguousarray(given, np.int32)
+        num_rows = self._tree._num_rows
+        assert given.shape == ((num_rows, self._num_candidates) if has_candidates else (num_rows,))
         tokens, rows, levels, is_path = self._library.drafts_commit(self._at, given, has_candidates)
         if is_path:  # otherwise a row may not be the child of the one before it
             self._tree.note_path([self._last, *tokens[:-1]], rows)
