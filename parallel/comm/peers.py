@@ -55,16 +55,25 @@ class Peers:
             except psutil.NoSuchProcess:
                 raise self._lost(place, _ended(pid)) from None
 
-    def check_present(self, has_left: Callable[[int], bool], is_awaited: Callable[[int], bool]) -> None:
+    def check_present(
+        self,
+        has_left: Callable[[int], bool],
+        is_awaited: Callable[[int], bool],
+        cause: Callable[[int], int] = lambda place: place,
+    ) -> None:
         """Raises RankLost if a rank will never send what this one waits for: it has left, or its process has ended.
 
         has_left, is_awaited: say of the rank at a place whether it has left, and whether this one still waits for it.
+        cause: the place of the rank whose loss made the rank at a place go, which is the one to name.
         """
-        for place, process in enumerate(self._processes):
-            reason = "it has left the run" if has_left(place) else _why_gone(process)
+        for place in range(len(self._processes)):
             # `is_awaited` comes last, because what a rank sent before it went is still valid.
-            if reason and is_awaited(place):
-                raise self._lost(place, reason)
+            if self._why_gone(place, has_left) and is_awaited(place):
+                first = cause(place)
+                raise self._lost(first, self._why_gone(first, has_left) or "another rank has waited for it in vain")
+
+    def _why_gone(self, place: int, has_left: Callable[[int], bool]) -> str | None:
+        return "it has left the run" if has_left(place) else _why_gone(self._processes[place])
 
     def late(self, places: list[int], timeout_s: float) -> RankLost:
         """Makes the error that says that the ranks at these places did not arrive in time."""

@@ -23,10 +23,12 @@ from parallel.comm.peers import Peers
 from parallel.comm.shared_file import SharedFile, shared_path
 from parallel.comm.spin_wait import wait_for
 from parallel.comm.traffic import Traffic
+from parallel.errors import RankLost
 
 _SLOT_BYTES = 1 << 20  # what a round carries; larger tensors take several
 _RING_SLOTS = 16
 _RING_SLOT_BYTES = 1 << 16
+_LEFT, _LEFT_FOR = 1, 2  # a rank's word once it has left; the second, plus a place, if it left as that rank is lost
 _LINE = 8  # each word that a rank writes has a cache line of its own: so many words
 
 
@@ -48,6 +50,7 @@ class SharedMemoryCollectives(WaitsOnHost):
         self.traffic = Traffic()
         self._timeout_s = timeout_s
         self._round = 0
+        self._ranks = ranks
         self._peers = Peers(ranks, [])
         layout = _Layout(self.num_ranks)
         with shared_path(store, rank, ranks[0], timeout_s, never, lambda: SharedFile(layout.num_bytes)) as path:
@@ -111,7 +114,7 @@ class SharedMemoryCollectives(WaitsOnHost):
             return received
 
     def close(self) -> None:
-        self._left[self.rank] = 1
+        self._left[self.rank] = self._left[self.rank] or _LEFT
 
     def _exchange(self, mine: Tensor) -> list[Tensor]:
         """Publishes one part and returns views of the parts of all ranks, valid until the round after the next."""
@@ -131,11 +134,27 @@ class SharedMemoryCollectives(WaitsOnHost):
         try:
             wait_for(lambda: word[0] >= number, lambda: self._look(word, number), self._timeout_s)
         except TimeoutError:
+            self._left[self.rank] = _LEFT_FOR + place
             raise self._peers.late([place], self._timeout_s) from None
 
     def _look(self, word: np.ndarray, number: int) -> None:
-        """Raises RankLost if any rank has gone: the awaited rank would wait for that one, too."""
-        self._peers.check_present(lambda place: self._left[place] != 0, lambda place: word[0] < number)
+        """Raises RankLost if any rank has gone: the awaited rank would wait for that one, too.
+
+        The error names the rank that was lost first. A rank that leaves because of it says so before it goes, since
+        another may look so late that both are gone.
+        """
+        try:
+            self._peers.check_present(
+                lambda place: self._left[place] != 0, lambda place: word[0] < number, self._lost_before
+            )
+        except RankLost as error:
+            self._left[self.rank] = _LEFT_FOR + self._ranks.index(error.ranks[0])
+            raise
+
+    def _lost_before(self, place: int) -> int:
+        """The place of the rank whose loss made the rank at a place leave; that rank's own place if there is none."""
+        said = int(self._left[place]) - _LEFT_FOR
+        return said if said >= 0 and said != self.rank else place
 
 
 class _Layout:

@@ -153,6 +153,28 @@ def test_a_dead_rank_is_named_by_its_number_in_the_run(exchange: str) -> None:
     assert [outcome.result for outcome in outcomes[:3]] == ["unharmed", "unharmed", "rank 3"], outcomes[2].error
 
 
+def find_both_gone(mesh: Mesh, channel: Channel, kind: str) -> tuple[int, ...]:
+    """Rank 1 dies, rank 0 ends because of that, and rank 2 is busy elsewhere meanwhile: it finds both of them gone."""
+    collectives = connect_all(mesh, "shm", kind)
+    collectives.all_reduce(torch.zeros(1))
+    if mesh.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if mesh.rank == 2:
+        time.sleep(1.0)
+    with pytest.raises(RankLost) as caught:
+        if kind == "tp":
+            collectives.all_reduce(torch.zeros(1))
+        else:  # as in a pipeline: the first stage waits for the last one's answer
+            collectives.receive((1,), torch.int64, 2 if mesh.rank == 0 else 1)
+    return caught.value.ranks
+
+
+@pytest.mark.parametrize("kind", ["tp", "pp"])
+def test_a_rank_that_is_late_names_the_dead_and_not_who_left_because_of_it(kind: str) -> None:
+    outcomes = run_ranks_to_end(find_both_gone, 3, kind, doomed=(1,))
+    assert [outcome.result for outcome in outcomes] == [(1,), None, (1,)], outcomes
+
+
 def seconds_of_sums(mesh: Mesh, channel: Channel, delay_us: float) -> float:
     collectives = connect_all(mesh, "shm", delay_us=delay_us)
     for _ in range(50):
