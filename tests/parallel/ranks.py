@@ -17,7 +17,9 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import chdir
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,9 +27,10 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-# Ranks are forked from a server that has imported torch, so that each starts in a fraction of a second.
+# Ranks are forked from a server that has imported what they need, so that each starts in a fraction of a second.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "psutil", "lp"])
+_CONTEXT.set_forkserver_preload(["tests.parallel.preloaded"])
+_CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @dataclass
@@ -85,6 +88,8 @@ def run_ranks_to_end(
     themselves; they are killed once all others have ended. own_store: rank 0 hosts the Store instead of this process,
     as without torchrun.
     """
+    with chdir(_CHECKOUT):  # where the server finds what it imports
+        forkserver.ensure_running()
     store = None if own_store else TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = free_port() if store is None else store.port
     with tempfile.TemporaryDirectory() as folder:
