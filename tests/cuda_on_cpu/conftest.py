@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -20,12 +21,16 @@ from tests.models import save_checkpoint
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two emulated GPUs, for this test and thread."""
+    """Two emulated GPUs, for this test and thread, whose memory is free afterwards.
+
+    Triton's interpreter keeps what it was given in circles of references.
+    """
     device_guard.install()
     cuda_api.install(monkeypatch)
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # transformers' threads would make tensors of no emulated GPU
     with MakesGpuTensors():
         yield
+    gc.collect()
 
 
 @pytest.fixture

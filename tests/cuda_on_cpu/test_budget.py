@@ -5,6 +5,7 @@ Kernels are counted as torch dispatches them; a few operators count as more than
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +76,25 @@ OUTSIDE_FUSED = {
 MIXED, MIXED_FUSED = (283, 9, 2, 2), (20, 2, 1, 1)
 
 
+def save(folder: Path, num_layers: int) -> Path:
+    sizes: Any = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    return save_checkpoint(folder, num_hidden_layers=num_layers, vocab_size=4000, **sizes)
+
+
 @pytest.fixture(scope="session")
 def deep_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sizes: Any = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
-    return save_checkpoint(tmp_path_factory.mktemp("deep"), num_hidden_layers=LAYERS, vocab_size=4000, **sizes)
+    return save(tmp_path_factory.mktemp("deep"), LAYERS)
 
 
-@pytest.fixture
-def model(deep_folder: Path, cuda: None, monkeypatch: pytest.MonkeyPatch) -> CausalModel:
+@pytest.fixture(scope="session")
+def flat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("flat"), 1)
+
+
+@pytest.fixture(autouse=True)
+def two_rungs(few_rungs: None, monkeypatch: pytest.MonkeyPatch) -> None:
     ladder: Any = ((1, ROWS), cuda_graphs.capture_on_gpu)
     monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", ladder)
-    return load_on_gpu(deep_folder)
 
 
 def make_tree(root: int, num_rows: int, length: int) -> TokenTree:
@@ -117,9 +126,11 @@ def outside(model: CausalModel, samplings: list[Sampling]) -> tuple[int, ...]:
     return counted.kernels, counted.to_device, counted.to_host, counted.blocking + counted.waits
 
 
-def of_each(model: CausalModel, num_sequences: int) -> dict[str, tuple[int, ...]]:
-    """What steps of so many sequences ask for that all have the same settings."""
-    return {name: outside(model, [sampling] * num_sequences) for name, sampling in SAMPLINGS.items()}
+def of_each(
+    model: CausalModel, num_sequences: int = 1, names: Iterable[str] = tuple(SAMPLINGS)
+) -> dict[str, tuple[int, ...]]:
+    """What steps of so many sequences ask for that all have the same settings, by their names."""
+    return {name: outside(model, [SAMPLINGS[name]] * num_sequences) for name in names}
 
 
 def of_mixed(model: CausalModel, num_sequences: int) -> tuple[int, ...]:
@@ -127,13 +138,16 @@ def of_mixed(model: CausalModel, num_sequences: int) -> tuple[int, ...]:
     return outside(model, (list(SAMPLINGS.values()) * num_sequences)[:num_sequences])
 
 
-def test_a_step_asks_for_no_more_than_is_written_down(model: CausalModel) -> None:
-    assert of_each(model, 1) == OUTSIDE, "more than was written down, or less: then write that down"
+def test_a_step_asks_for_no_more_than_is_written_down(deep_folder: Path, flat_folder: Path, cuda: None) -> None:
+    """Nothing outside a graph is done for each layer, so one layer says how samplings differ."""
+    flat = load_on_gpu(flat_folder)
+    assert of_each(flat) == OUTSIDE, "more than was written down, or less: then write that down"
+    assert of_mixed(flat, SEQUENCES) == MIXED
+    assert of_each(load_on_gpu(deep_folder), names=["greedy"]) == {"greedy": OUTSIDE["greedy"]}
     assert divmod(CUDAGraph.last.num_kernels, LAYERS) == (IN_A_LAYER, BESIDE_LAYERS)
-    assert of_mixed(model, SEQUENCES) == MIXED
 
 
-def test_kernels_of_our_own_choose_tokens(model: CausalModel, triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_our_own_choose_tokens(flat_folder: Path, triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The forward is still that without Triton: its graph is counted above."""
 
     def zeros(kernel: Any, grid: Any, *arguments: Any, **options: Any) -> None:
@@ -141,8 +155,9 @@ def test_kernels_of_our_own_choose_tokens(model: CausalModel, triton: None, monk
             if isinstance(one, Tensor) and one.dtype == torch.int64:
                 one.fill_(1)  # tokens that exist, of rows that are settled
 
+    model = load_on_gpu(flat_folder)
     monkeypatch.setattr(interpreter, "start", zeros)
-    assert of_each(model, 1) == OUTSIDE_FUSED
+    assert of_each(model) == OUTSIDE_FUSED
     assert CUDAGraph.last.num_kernels == CHOOSING
     assert of_each(model, SEQUENCES) == OUTSIDE_FUSED, "more sequences are no more launches and copies"
     assert of_mixed(model, SEQUENCES) == MIXED_FUSED

@@ -131,9 +131,10 @@ class Mixed:
     "ladder",
     [
         pytest.param((4, 16), id="by graphs"),  # but for the first step, which has more rows
-        pytest.param((2,), id="without graphs of the forward", marks=pytest.mark.slow),
+        pytest.param((2,), id="without graphs of the forward"),
     ],
 )
+@pytest.mark.slow
 def test_sequences_of_all_kinds_share_a_step(
     ladder: tuple[int, ...], folders: dict[str, Path], triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

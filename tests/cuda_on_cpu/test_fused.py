@@ -29,6 +29,8 @@ from tests.models import EOS, SLIDING_WINDOW, generate_greedily
 
 Folders = dict[str, Path]
 FUSED = [name for name in ARCHITECTURES if name != "qwen3_moe"]
+# The interpreter takes long; all architectures are run without graphs in tests/lp/model/gpu/fused/test_forward.py.
+QUICK = ("llama", "mistral")
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +51,9 @@ def forward_of(model: CausalModel) -> object:
     return model.fast._forward
 
 
-@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FUSED]
+)
 def test_graphs_of_fused_kernels_give_the_models_own_logits(name: str, folders: Folders, triton: None) -> None:
     """Sliding windows and soft-capping are in the graph, too."""
     model = load_on_gpu(folders[name])
@@ -59,7 +63,7 @@ def test_graphs_of_fused_kernels_give_the_models_own_logits(name: str, folders: 
     assert error_of_graphs(model, cache, 5) < ROUNDING
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("gemma2", marks=pytest.mark.slow)])
 def test_text_in_float32_is_that_of_generate(
     name: str, folders: Folders, reference_of: Callable[[str], PreTrainedModel], triton: None
 ) -> None:
@@ -125,6 +129,7 @@ def test_the_check_at_start_finds_planted_faults(
     assert any("other logits than the model itself" in one.message for one in caplog.records)
 
 
+@pytest.mark.slow
 def test_invariant_kernels_are_chosen_where_they_are_demanded(folders: Folders, triton: None) -> None:
     model = load_on_gpu(folders["llama"])
     assert isinstance(model.memory, Arena) and not model.fast.is_invariant  # pyright: ignore[reportOptionalMemberAccess]

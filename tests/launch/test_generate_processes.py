@@ -13,17 +13,18 @@ from pathlib import Path
 import pytest
 
 from tests.launch import commands
+from tests.launch.conftest import Main
 
 
-def test_torchrun_with_two_ranks_gives_the_same_tokens(folder: str, tmp_path: Path) -> None:
+def test_torchrun_with_two_ranks_gives_the_same_tokens(main: Main, folder: str, tmp_path: Path) -> None:
     """Runs the command of docs/usage.md on a tiny checkpoint."""
     shared = [f"model.path={folder}", "prompt=def fibonacci(n):", "max_new_tokens=40", "format=json"]
     window = ["decode=lookahead", "decode.window=7", "decode.ngram=5", "decode.guesses=7"]
-    alone = commands.run("generate", [*shared, "decode=autoregressive"], tmp_path)
+    _, alone, _ = main(*shared, "decode=autoregressive")
     together = commands.run("generate", [*shared, *window, "parallel=lp", "parallel.debug=true"], tmp_path, num_ranks=2)
     assert together.returncode == 0, together.stderr
     assert len(together.stdout.splitlines()) == 1
-    one, two = json.loads(alone.stdout), json.loads(together.stdout)
+    one, two = json.loads(alone), json.loads(together.stdout)
     assert two["token_ids"] == one["token_ids"]
     assert (two["parallel"], two["ranks"]) == ("lp", 2)
     assert together.stderr.count("loaded") == 1
@@ -31,10 +32,10 @@ def test_torchrun_with_two_ranks_gives_the_same_tokens(folder: str, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_replicas_of_several_ranks_give_the_same_sampled_tokens(folder: str, tmp_path: Path) -> None:
+def test_replicas_of_several_ranks_give_the_same_sampled_tokens(main: Main, folder: str, tmp_path: Path) -> None:
     shared = [f"model.path={folder}", "prompt=def f(", "max_new_tokens=20", "format=json", "ignore_eos=true"]
     shared += ["sampling.temperature=0.8", "sampling.seed=4"]
-    alone = json.loads(commands.run("generate", shared, tmp_path).stdout)
+    alone = json.loads(main(*shared)[1])
     together = commands.run("generate", [*shared, "parallel.lp=2", "parallel.tp=2"], tmp_path, num_ranks=4)
     assert together.returncode == 0, together.stderr
     record = json.loads(together.stdout)
@@ -95,10 +96,10 @@ def test_a_reader_that_pauses_gets_everything(folder: str, tmp_path: Path) -> No
     prompt = "def f(x):" * 20
     prompts = commands.write_prompts(tmp_path, 40, prompt)
     arguments = [f"model.path={folder}", prompts, "max_new_tokens=8", "ignore_eos=true"]
-    child = commands.start("generate", [*arguments, "parallel.timeout_s=3"], tmp_path, num_ranks=2, pipe_bytes=4096)
+    child = commands.start("generate", [*arguments, "parallel.timeout_s=2"], tmp_path, num_ranks=2, pipe_bytes=4096)
     assert child.stdout
     first = child.stdout.read(len(prompt))
-    time.sleep(6)
+    time.sleep(4)
     rest, err = child.communicate(timeout=60)
     assert child.returncode == 0, err
     assert (first + rest).count(prompt) == 40

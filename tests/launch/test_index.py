@@ -20,6 +20,7 @@ from lp import Auto, Engine
 from lp.drafting.answer_index import FILE_NAME, read_index
 from lp.drafting.contexts import context_of
 from tests.launch import commands
+from tests.launch.conftest import Main
 from tests.models import VOCAB_SIZE
 
 PROMPT = "def f(x):"
@@ -77,38 +78,43 @@ def test_a_second_run_adds_texts_and_asks_nothing_twice(run: Callable[..., tuple
     assert read_index(checkpoint / FILE_NAME, VOCAB_SIZE).num_tokens == 5
 
 
-def generate(checkpoint: Path, folder: Path, *more: str, num_ranks: int = 1) -> tuple[dict[str, Any], str]:
+def arguments_of(checkpoint: Path) -> list[str]:
+    shared = [f"model.path={checkpoint}", f"prompt={PROMPT}", "max_new_tokens=40", "ignore_eos=true", "format=json"]
+    return [*shared, "decode.rows=32"]
+
+
+def generate(main: Main, checkpoint: Path, *more: str) -> tuple[dict[str, Any], str]:
     """The record of a text, and what was logged."""
-    arguments = [f"model.path={checkpoint}", f"prompt={PROMPT}", "max_new_tokens=40", "ignore_eos=true", "format=json"]
-    done = commands.run("generate", [*arguments, "decode.rows=32", *more], folder, num_ranks)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), done.stderr
+    code, out, err = main(*arguments_of(checkpoint), *more)
+    assert code == 0, err
+    return json.loads(out), err
 
 
 def test_one_and_two_ranks_use_it_and_give_the_same_text(
-    run: Callable[..., tuple[int, str]], checkpoint: Path, tmp_path: Path
+    run: Callable[..., tuple[int, str]], main: Main, checkpoint: Path, tmp_path: Path
 ) -> None:
     assert run(f"model.path={checkpoint}", f"prompt={PROMPT}", "max_new_tokens=60")[0] == 0
-    without, err = generate(checkpoint, tmp_path, "index=off")
+    without, err = generate(main, checkpoint, "index=off")
     assert "index of answers" not in err
-    alone, err = generate(checkpoint, tmp_path)
+    alone, err = generate(main, checkpoint)
     assert "index of answers: after" in err
-    both, _ = generate(checkpoint, tmp_path, num_ranks=2)
+    done = commands.run("generate", arguments_of(checkpoint), tmp_path, num_ranks=2)
+    assert done.returncode == 0, done.stderr
+    both = json.loads(done.stdout)
     assert alone["token_ids"] == both["token_ids"] == without["token_ids"]
     assert alone["steps"] == both["steps"] < without["steps"]
 
 
 def test_an_index_that_was_named_must_be_usable_and_one_beside_the_weights_need_not(
-    checkpoint: Path, tmp_path: Path
+    main: Main, checkpoint: Path
 ) -> None:
     (checkpoint / FILE_NAME).write_bytes(b"broken")
-    _, err = generate(checkpoint, tmp_path)
+    _, err = generate(main, checkpoint)
     assert "cannot be read" in err and "launch/index.py" in err
     for named, reason in ((FILE_NAME, "cannot be read"), ("missing.index", "is not a file")):
-        arguments = [f"model.path={checkpoint}", "prompt=a", f"index={checkpoint / named}"]
-        done = commands.run("generate", arguments, tmp_path)
-        assert done.returncode == 2 and done.stderr.count("error: ") == 1 and "index=off" in done.stderr
-        assert reason in done.stderr
+        code, _, err = main(f"model.path={checkpoint}", "prompt=a", f"index={checkpoint / named}")
+        assert code == 2 and err.count("error: ") == 1 and "index=off" in err
+        assert reason in err
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,7 @@ def test_one_rank_without_torchrun(folder: Path, tmp_path: Path, engine: Engine)
     assert "Traceback" not in served.log.read_text()
 
 
+@pytest.mark.slow
 def test_local_ranks_serve_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The front end and both ranks unpack the file; one of them does it for all."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
@@ -196,6 +197,7 @@ def test_local_ranks_serve_a_gguf_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert served.log.read_text().count("unpacked Tiny.gguf") == 1
 
 
+@pytest.mark.slow
 def test_sigterm_to_torchrun_lets_running_requests_finish(folder: Path, tmp_path: Path) -> None:
     """torchrun itself ends with another exit code than 0."""
     served = start(folder, tmp_path)

@@ -32,13 +32,16 @@ def start(
 
 @contextmanager
 def interpreted_helpers(kernel: Any) -> Iterator[None]:
-    """Inside, the functions of our own that a kernel calls are interpreted too."""
+    """Inside, the functions of our own that a kernel calls are interpreted too.
+
+    They are plain Python functions: an InterpretedFunction would replace Triton's language anew at each call.
+    """
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
     names = kernel.fn.__globals__
     helpers = {name: one for name, one in names.items() if isinstance(one, JITFunction)}
-    names.update({name: InterpretedFunction(one.fn) for name, one in helpers.items()})
+    names.update({name: InterpretedFunction(one.fn).rewrite() for name, one in helpers.items()})
     try:
         yield
     finally:
