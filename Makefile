@@ -72,7 +72,7 @@ test-slow: $(STAMP)  ## Run the tests that take more than about ten seconds each
 test-cluster: $(STAMP)  ## Run the tests that start a Ray cluster of their own, one after another
 	@$(TESTS) -m cluster $(ARGS)
 
-test-cluster-quick: $(STAMP)  ## Run those cluster tests that take about a minute together
+test-cluster-quick: $(STAMP)  ## Run those cluster tests that take two to three minutes together
 	@$(TESTS) -m "cluster and quick" --durations=5 $(ARGS)
 
 lint: $(STAMP)  ## Check the style (ruff), the format (ruff) and the types (pyright)
