@@ -88,9 +88,12 @@ def decode_one(place: MeshPlace, folder: str) -> Found:
     return Found(text, cache.keys[0].shape[1])
 
 
-def test_text_is_that_of_generate_whatever_the_heads_and_the_ranks(tmp_path: Path) -> None:
-    folders = {model: save(tmp_path / "-".join(map(str, model)), *model) for model in MODELS}
-    cases = [(degree, str(folders[model])) for degree in DEGREES for model in MODELS if degree <= model[1]]
+@pytest.mark.parametrize("models", [MODELS[:2], pytest.param(MODELS[2:], marks=pytest.mark.slow)], ids=["few", "more"])
+def test_text_is_that_of_generate_whatever_the_heads_and_the_ranks(
+    models: list[tuple[str, int, int]], tmp_path: Path
+) -> None:
+    folders = {model: save(tmp_path / "-".join(map(str, model)), *model) for model in models}
+    cases = [(degree, str(folders[model])) for degree in DEGREES for model in models if degree <= model[1]]
     by_rank = run_ranks(decode, 4, cases, exchange="gloo", timeout_s=60)
     for (architecture, num_query, num_key_value), folder in folders.items():
         expected = generate_greedily(load_reference(folder), PROMPT, NEW_TOKENS, eos=[1])
