@@ -1,4 +1,5 @@
-"""The two ways in which ranks talk: an `Exchange` of integers between all, and `Collectives` of tensors along one axis.
+"""The ways in which ranks talk: an `Exchange` of integers between all, `Messages` of tensors from one to another, and
+`Collectives` of tensors along one axis.
 
 Here are their protocols and their versions for a single rank. Knows nothing of what is sent, nor of how it travels:
 shared_memory.py, shared_tensors.py and process_group.py do that, and connect.py chooses among them.
@@ -28,16 +29,39 @@ def never() -> bool:
     return False
 
 
+class Messages(Protocol):
+    """Tensors that one rank sends to another. Every call may raise RankLost, and EpochOver where ranks may change.
+
+    On a GPU with NCCL they are only launched, on the current stream.
+    """
+
+    traffic: Traffic
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        """Sends to one rank, which must `receive` with the same shape and dtype. `tensor` may be overwritten after."""
+        ...
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
+        """Returns the next tensor that rank `source` has sent to this rank, on this rank's device."""
+        ...
+
+    def close(self) -> None:
+        """Leaves the others and frees what is held; may be called twice."""
+        ...
+
+
 class Exchange(Protocol):
     """Collectives over all ranks of a run. Every rank must make the same calls in the same order.
 
     All of them raise EpochOver in a run whose ranks may change. traffic: what this rank has sent; each call of
-    `all_gather` and `broadcast` counts as one collective.
+    `all_gather` and `broadcast` counts as one collective. messages: for tensors between two ranks, which have a traffic
+    of their own; None where nobody sends any.
     """
 
     rank: int
     num_ranks: int
     traffic: Traffic
+    messages: Messages | None
 
     def all_gather(self, mine: np.ndarray, timeout_s: float | None = None) -> np.ndarray:
         """Gives every rank the integers of all ranks.
@@ -56,7 +80,7 @@ class Exchange(Protocol):
         ...
 
 
-class Collectives(Protocol):
+class Collectives(Messages, Protocol):
     """Collectives of the ranks along one axis of the mesh. All of them must make the same calls in the same order.
 
     On a GPU they are only launched, on the current stream, so that the host need not wait in each layer and a graph can
@@ -69,7 +93,6 @@ class Collectives(Protocol):
 
     rank: int
     num_ranks: int
-    traffic: Traffic
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Returns the sum over the ranks, equal to the bit on all of them. May overwrite `tensor`."""
@@ -77,14 +100,6 @@ class Collectives(Protocol):
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Returns the tensors of all ranks, which have one shape, as [N, *shape]."""
-        ...
-
-    def send(self, tensor: Tensor, to: int) -> None:
-        """Sends to one rank, which must `receive` with the same shape and dtype. `tensor` may be overwritten after."""
-        ...
-
-    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
-        """Returns the next tensor that rank `source` has sent to this rank, on this rank's device."""
         ...
 
     def settle(self) -> None:
@@ -107,13 +122,11 @@ class Collectives(Protocol):
         """Whether all ranks say that it is so. Waits for them."""
         ...
 
-    def close(self) -> None:
-        """Leaves the others and frees what is held; may be called twice."""
-        ...
-
 
 class LocalExchange:
     """The `Exchange` of a run with one rank: answers each collective with this rank's own data."""
+
+    messages: Messages | None = None
 
     def __init__(self) -> None:
         self.rank = 0

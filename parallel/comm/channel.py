@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from parallel.comm.base import Exchange
+from parallel.comm.base import Exchange, Messages
 from parallel.comm.traffic import Traffic
 from parallel.errors import StateDiverged
 
@@ -28,7 +28,7 @@ class Channel:
     rank, num_ranks: those of the exchange. is_leader: whether this is rank 0. commands_due: whether rank 0 announced
     commands in the last step, so that every rank must call `share` next. has_shared: whether any commands were shared
     yet. num_steps: steps whose headers all ranks have seen. traffic: what the steps' exchanges cost; commands are not
-    counted.
+    counted. messages: the exchange's, for tensors between two ranks; None where nobody sends any.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -39,6 +39,7 @@ class Channel:
         self.has_shared = False
         self.num_steps = 0
         self.traffic = Traffic()
+        self.messages: Messages | None = exchange.messages
         self._exchange = exchange
         self._announced = False
 

@@ -13,12 +13,13 @@ from pathlib import Path
 import torch
 from torch.distributed import PrefixStore, Store, is_nccl_available
 
-from parallel.comm.base import Collectives, Exchange, IsOver, LocalCollectives, LocalExchange, never
+from parallel.comm.base import Collectives, Exchange, IsOver, LocalCollectives, LocalExchange, Messages, never
 from parallel.comm.delay import DelayedCollectives, DelayedExchange
 from parallel.comm.peers import await_keys
 from parallel.comm.process_group import ProcessGroupCollectives, ProcessGroupExchange
 from parallel.comm.shared_memory import SharedMemoryExchange
-from parallel.comm.shared_tensors import SharedMemoryCollectives, keeps_order
+from parallel.comm.shared_tensors import RING_SLOTS, SharedMemoryCollectives, keeps_order
+from parallel.degrees import Mode
 from parallel.errors import RankLost, name_ranks
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
 
@@ -47,7 +48,28 @@ def connect(settings: ParallelSettings, mesh: Mesh, store: Store | None = None, 
             exchange = ProcessGroupExchange(
                 store, mesh.rank, mesh.num_ranks, backend.value, mesh.device, settings.timeout_s, is_over
             )
+    if Mode(settings.mode) is Mode.auto and mesh.degree("lp") > 1 and mesh.degree("pp") == 1:
+        exchange.messages = _connect_messages(settings, mesh, exchange, store, hosts, is_over)
     return DelayedExchange(exchange, settings.delay_us) if settings.delay_us else exchange
+
+
+def _connect_messages(
+    settings: ParallelSettings, mesh: Mesh, exchange: Exchange, store: Store, hosts: list[str], is_over: IsOver
+) -> Messages:
+    """Makes the messages between all ranks: where it can be, over the connections of their exchange."""
+    ranks = list(range(mesh.num_ranks))
+    kind = choose_collectives(ExchangeKind(settings.exchange), hosts, mesh.device)
+    if kind is ExchangeKind.nccl and not _has_own_gpus(store, mesh, ranks, hosts, settings.timeout_s, is_over):
+        kind = ExchangeKind.gloo
+    if isinstance(exchange, ProcessGroupExchange) and exchange.backend == kind.value:
+        return exchange.make_messages(mesh.device)
+    store = PrefixStore("messages", store)
+    if kind is ExchangeKind.shm:
+        slots = max(2, 2 * RING_SLOTS // mesh.num_ranks)  # each rank has as much memory, however many there are
+        return SharedMemoryCollectives(store, ranks, mesh.rank, settings.timeout_s, is_over, slots)
+    return ProcessGroupCollectives(
+        store, ranks, mesh.rank, kind.value, mesh.device, settings.timeout_s, is_over=is_over
+    )
 
 
 def connect_axis(settings: ParallelSettings, mesh: Mesh, axis: str, store: Store | None = None) -> Collectives:
@@ -146,8 +168,7 @@ def _check_own_gpus(
     store: Store, mesh: Mesh, ranks: list[int], hosts: list[str], timeout_s: float, is_over: IsOver
 ) -> None:
     """Raises ValueError, on all ranks, if two of them are on one GPU, which NCCL refuses."""
-    own = str(torch.cuda.get_device_properties(mesh.device).uuid)
-    gpus = _compare(store, mesh, ranks, "gpu", own, timeout_s, is_over)
+    gpus = _compare_gpus(store, mesh, ranks, timeout_s, is_over)
     seen: dict[tuple[str, str], int] = {}
     for rank, place in zip(ranks, zip(hosts, gpus, strict=True), strict=True):
         if (other := seen.setdefault(place, rank)) != rank:
@@ -155,6 +176,20 @@ def _check_own_gpus(
                 f"ranks {other} and {rank} are on the same GPU, and NCCL wants one for each rank: start one rank for "
                 "each GPU with model.device=cuda, or try it out, slowly, with parallel.exchange=gloo"
             )
+
+
+def _has_own_gpus(
+    store: Store, mesh: Mesh, ranks: list[int], hosts: list[str], timeout_s: float, is_over: IsOver
+) -> bool:
+    """Whether NCCL is there and no two of these ranks are on one GPU, which it refuses. All of them find the same."""
+    gpus = _compare_gpus(store, mesh, ranks, timeout_s, is_over)
+    return is_nccl_available() and len(set(zip(hosts, gpus, strict=True))) == len(ranks)
+
+
+def _compare_gpus(store: Store, mesh: Mesh, ranks: list[int], timeout_s: float, is_over: IsOver) -> list[str]:
+    """Returns the GPU of each of these ranks, all of which call this."""
+    own = str(torch.cuda.get_device_properties(mesh.device).uuid)
+    return _compare(store, mesh, ranks, "gpu", own, timeout_s, is_over)
 
 
 def _compare_hosts(store: Store, mesh: Mesh, ranks: list[int], timeout_s: float, is_over: IsOver) -> list[str]:

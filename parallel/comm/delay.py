@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parallel.comm.base import Collectives, Exchange
+from parallel.comm.base import Collectives, Exchange, Messages
 from parallel.comm.traffic import Traffic
 
 
@@ -31,6 +31,7 @@ class DelayedExchange:
         self.rank = inner.rank
         self.num_ranks = inner.num_ranks
         self.traffic = inner.traffic
+        self.messages = inner.messages and DelayedMessages(inner.messages, delay_us)
         self._inner = inner
         self._delay_us = delay_us
 
@@ -51,15 +52,37 @@ class DelayedExchange:
         _wait_counted(self.traffic, self._delay_us)
 
 
-class DelayedCollectives:
+class DelayedMessages:
+    """`Messages` whose receiver waits `delay_us` microseconds longer."""
+
+    def __init__(self, inner: Messages, delay_us: float) -> None:
+        self.traffic = inner.traffic
+        self._messages = inner
+        self._delay_us = delay_us
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        self._messages.send(tensor, to)
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
+        received = self._messages.receive(shape, dtype, source)
+        self._wait()
+        return received
+
+    def close(self) -> None:
+        self._messages.close()
+
+    def _wait(self) -> None:
+        _wait_counted(self.traffic, self._delay_us)
+
+
+class DelayedCollectives(DelayedMessages):
     """`Collectives` that take `delay_us` microseconds longer; for a message, only its receiver waits."""
 
     def __init__(self, inner: Collectives, delay_us: float) -> None:
+        super().__init__(inner, delay_us)
         self.rank = inner.rank
         self.num_ranks = inner.num_ranks
-        self.traffic = inner.traffic
         self._inner = inner
-        self._delay_us = delay_us
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         summed = self._inner.all_reduce(tensor)
@@ -70,14 +93,6 @@ class DelayedCollectives:
         gathered = self._inner.all_gather(tensor)
         self._wait()
         return gathered
-
-    def send(self, tensor: Tensor, to: int) -> None:
-        self._inner.send(tensor, to)
-
-    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
-        received = self._inner.receive(shape, dtype, source)
-        self._wait()
-        return received
 
     def settle(self) -> None:
         self._inner.settle()
@@ -93,12 +108,6 @@ class DelayedCollectives:
 
     def agree(self, is_so: bool) -> bool:
         return self._inner.agree(is_so)
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def _wait(self) -> None:
-        _wait_counted(self.traffic, self._delay_us)
 
 
 def _wait_counted(traffic: Traffic, delay_us: float) -> None:

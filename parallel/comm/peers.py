@@ -64,9 +64,10 @@ class Peers:
         """Raises RankLost if a rank will never send what this one waits for: it has left, or its process has ended.
 
         has_left, is_awaited: say of the rank at a place whether it has left, and whether this one still waits for it.
-        cause: the place of the rank whose loss made the rank at a place go, which is the one to name.
+        cause: the place of the rank whose loss made the rank at a place go, which is the one to name. A rank whose
+        process has ended before it left comes first: others may have left because they noticed that.
         """
-        for place in range(len(self._processes)):
+        for place in sorted(range(len(self._processes)), key=has_left):
             # `is_awaited` comes last, because what a rank sent before it went is still valid.
             if self._why_gone(place, has_left) and is_awaited(place):
                 first = cause(place)

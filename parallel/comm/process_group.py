@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-from parallel.comm.base import IsOver, never
+from parallel.comm.base import IsOver, Messages, never
 from parallel.comm.gpu.symmetric_memory import SymmetricSum, try_symmetric_memory
 from parallel.comm.guarded_group import GuardedGroup
 from parallel.comm.traffic import Traffic
@@ -36,7 +36,13 @@ class ProcessGroupExchange:
         self.rank = rank
         self.num_ranks = num_ranks
         self.traffic = Traffic()
+        self.messages: Messages | None = None
+        self.backend = backend
         self._group = GuardedGroup(store, list(range(num_ranks)), rank, backend, device, timeout_s, is_over)
+
+    def make_messages(self, device: torch.device) -> Messages:
+        """Messages over the connections of this exchange. device: this rank's."""
+        return GroupMessages(self._group, device)
 
     def all_gather(self, mine: np.ndarray, timeout_s: float | None = None) -> np.ndarray:
         assert mine.dtype == np.int32 and mine.ndim == 1, "an all-gather takes int32 [I]"
@@ -60,10 +66,38 @@ class ProcessGroupExchange:
             return content.cpu().numpy().tobytes()
 
     def close(self) -> None:
+        if self.messages is not None:
+            self.messages.close()
         self._group.close()
 
 
-class ProcessGroupCollectives:
+class GroupMessages:
+    """The `Messages` over a group, which is the caller's to close. device: where this rank's tensors lie."""
+
+    def __init__(self, group: GuardedGroup, device: torch.device) -> None:
+        self.traffic = Traffic()
+        self._group = group
+        self._device = device
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        with self.traffic.counted(tensor.nbytes):
+            self._group.send(self._to_group(tensor), to)
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
+        with self.traffic.counted(0, num_collectives=0):
+            received = torch.empty(shape, dtype=dtype, device=self._group.device)
+            self._group.receive(received, source)
+            return received.to(self._device)
+
+    def close(self) -> None:
+        """The group's owner closes it."""
+
+    def _to_group(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor on the group's device, contiguous."""
+        return tensor.to(self._group.device).contiguous()
+
+
+class ProcessGroupCollectives(GroupMessages):
     """The `Collectives` of ranks that need not be on one host; see GuardedGroup for the arguments.
 
     symmetric: adds up inside of graphs in place of NCCL, once `use_symmetric_memory` has found that it can.
@@ -78,15 +112,14 @@ class ProcessGroupCollectives:
         device: torch.device,
         timeout_s: float,
         pairs: Sequence[tuple[int, int]] = (),
+        is_over: IsOver = never,
     ) -> None:
-        self._group = GuardedGroup(store, ranks, rank, backend, device, timeout_s, pairs=pairs)
+        super().__init__(GuardedGroup(store, ranks, rank, backend, device, timeout_s, is_over, pairs), device)
         self.symmetric: SymmetricSum | None = None
         self._is_deferred = False
         self._store = store
         self.rank = self._group.rank
         self.num_ranks = len(ranks)
-        self.traffic = Traffic()
-        self._device = device
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         with self.traffic.counted(tensor.nbytes):
@@ -99,16 +132,6 @@ class ProcessGroupCollectives:
     def all_gather(self, tensor: Tensor) -> Tensor:
         with self.traffic.counted(tensor.nbytes):
             return self._group.all_gather(self._to_group(tensor)).to(self._device)
-
-    def send(self, tensor: Tensor, to: int) -> None:
-        with self.traffic.counted(tensor.nbytes):
-            self._group.send(self._to_group(tensor), to)
-
-    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
-        with self.traffic.counted(0, num_collectives=0):
-            received = torch.empty(shape, dtype=dtype, device=self._group.device)
-            self._group.receive(received, source)
-            return received.to(self._device)
 
     def settle(self) -> None:
         if not self._is_deferred:
@@ -154,7 +177,3 @@ class ProcessGroupCollectives:
 
     def close(self) -> None:
         self._group.close()
-
-    def _to_group(self, tensor: Tensor) -> Tensor:
-        """Returns the tensor on the group's device, contiguous."""
-        return tensor.to(self._group.device).contiguous()

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from torch.distributed import Store
 
-from parallel.comm.base import IsOver, never
+from parallel.comm.base import IsOver, Messages, never
 from parallel.comm.mailbox import SLOT_BYTES, Mailbox, MailboxMessage
 from parallel.comm.peers import Peers
 from parallel.comm.shared_file import shared_path
@@ -35,6 +35,7 @@ class SharedMemoryExchange:
         self.rank = rank
         self.num_ranks = num_ranks
         self.traffic = Traffic()
+        self.messages: Messages | None = None
         self._timeout_s = timeout_s
         self._is_over = is_over
         self._number = 0
@@ -53,6 +54,8 @@ class SharedMemoryExchange:
             return self._broadcast(memoryview(data or b""))
 
     def close(self) -> None:
+        if self.messages is not None:
+            self.messages.close()
         if self._mailbox is not None:
             self._mailbox.leave()
             self._mailbox.close()

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-from parallel.comm.base import WaitsOnHost, never
+from parallel.comm.base import IsOver, WaitsOnHost, never
 from parallel.comm.peers import Peers
 from parallel.comm.shared_file import SharedFile, shared_path
 from parallel.comm.spin_wait import wait_for
 from parallel.comm.traffic import Traffic
-from parallel.errors import RankLost
+from parallel.errors import EpochOver, RankLost
 
 _SLOT_BYTES = 1 << 20  # what a round carries; larger tensors take several
-_RING_SLOTS = 16
+RING_SLOTS = 16
 _RING_SLOT_BYTES = 1 << 16
 _LEFT, _LEFT_FOR = 1, 2  # a rank's word once it has left; the second, plus a place, if it left as that rank is lost
 _LINE = 8  # each word that a rank writes has a cache line of its own: so many words
@@ -41,19 +41,30 @@ class SharedMemoryCollectives(WaitsOnHost):
     """The `Collectives` of ranks that all run on one host.
 
     All ranks construct it at the same time with the same Store, which is not needed afterwards. ranks: who takes part,
-    as the run counts them. timeout_s: seconds that a rank waits for another. Raises RankLost.
+    as the run counts them. timeout_s: seconds that a rank waits for another. is_over: see IsOver. ring_slots: S.
+    Raises RankLost, and EpochOver.
     """
 
-    def __init__(self, store: Store, ranks: list[int], rank: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        ranks: list[int],
+        rank: int,
+        timeout_s: float,
+        is_over: IsOver = never,
+        ring_slots: int = RING_SLOTS,
+    ) -> None:
         self.rank = ranks.index(rank)
         self.num_ranks = len(ranks)
         self.traffic = Traffic()
         self._timeout_s = timeout_s
+        self._is_over = is_over
         self._round = 0
         self._ranks = ranks
         self._peers = Peers(ranks, [])
-        layout = _Layout(self.num_ranks)
-        with shared_path(store, rank, ranks[0], timeout_s, never, lambda: SharedFile(layout.num_bytes)) as path:
+        self._ring_slots = ring_slots
+        layout = _Layout(self.num_ranks, ring_slots)
+        with shared_path(store, rank, ranks[0], timeout_s, is_over, lambda: SharedFile(layout.num_bytes)) as path:
             self._map(path, layout)
             pids = self.all_gather(torch.tensor([os.getpid()])).flatten().tolist()
         self._peers = Peers(ranks, pids)
@@ -96,9 +107,9 @@ class SharedMemoryCollectives(WaitsOnHost):
             content = tensor.contiguous().view(-1).view(torch.uint8)
             for begin in range(0, len(content), _RING_SLOT_BYTES):
                 number = int(self._written[self.rank, to])
-                self._await(self._read[self.rank, to : to + 1], number + 1 - _RING_SLOTS, to)
+                self._await(self._read[self.rank, to : to + 1], number + 1 - self._ring_slots, to)
                 part = content[begin : begin + _RING_SLOT_BYTES]
-                self._rings[self.rank, to, number % _RING_SLOTS, : len(part)] = part
+                self._rings[self.rank, to, number % self._ring_slots, : len(part)] = part
                 self._written[self.rank, to] = number + 1
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
@@ -109,7 +120,7 @@ class SharedMemoryCollectives(WaitsOnHost):
                 number = int(self._read[source, self.rank])
                 self._await(self._written[source, self.rank : self.rank + 1], number + 1, source)
                 part = content[begin : begin + _RING_SLOT_BYTES]
-                part.copy_(self._rings[source, self.rank, number % _RING_SLOTS, : len(part)])
+                part.copy_(self._rings[source, self.rank, number % self._ring_slots, : len(part)])
                 self._read[source, self.rank] = number + 1
             return received
 
@@ -141,8 +152,10 @@ class SharedMemoryCollectives(WaitsOnHost):
         """Raises RankLost if any rank has gone: the awaited rank would wait for that one, too.
 
         The error names the rank that was lost first. A rank that leaves because of it says so before it goes, since
-        another may look so late that both are gone.
+        another may look so late that both are gone. Raises EpochOver, too.
         """
+        if self._is_over():
+            raise EpochOver
         try:
             self._peers.check_present(
                 lambda place: self._left[place] != 0, lambda place: word[0] < number, self._lost_before
@@ -160,11 +173,11 @@ class SharedMemoryCollectives(WaitsOnHost):
 class _Layout:
     """The layout of the file: first the words, then the slots of the rounds, then the rings."""
 
-    def __init__(self, num_ranks: int) -> None:
-        self.num_ranks = num_ranks
+    def __init__(self, num_ranks: int, ring_slots: int) -> None:
+        self.num_ranks, self.ring_slots = num_ranks, ring_slots
         self.num_words = (2 * num_ranks + 2 * num_ranks**2) * _LINE
         self.slots_bytes = num_ranks * 2 * _SLOT_BYTES
-        self.rings_bytes = num_ranks**2 * _RING_SLOTS * _RING_SLOT_BYTES
+        self.rings_bytes = num_ranks**2 * ring_slots * _RING_SLOT_BYTES
         self.num_bytes = self.num_words * 8 + self.slots_bytes + self.rings_bytes
 
     def split_words(self, words: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -181,4 +194,4 @@ class _Layout:
         """Returns the slots of the rounds [N, 2, B], and the rings by sender and receiver [N, N, S, C] (uint8)."""
         slots, rings = content[: self.slots_bytes], content[self.slots_bytes : self.slots_bytes + self.rings_bytes]
         n = self.num_ranks
-        return slots.view(n, 2, _SLOT_BYTES), rings.view(n, n, _RING_SLOTS, _RING_SLOT_BYTES)
+        return slots.view(n, 2, _SLOT_BYTES), rings.view(n, n, self.ring_slots, _RING_SLOT_BYTES)
