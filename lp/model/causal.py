@@ -22,11 +22,10 @@ from lp.model import attention
 from lp.model.attention import TreeStep
 from lp.model.gpu.device import current
 from lp.model.kernels import AttentionKind, reads_block_tables, resolve_kind
-from lp.model.kv.arena import LayerShape
 from lp.model.kv.bound import make_memory
 from lp.model.kv.contiguous import ContiguousCache, ContiguousMemory
 from lp.model.kv.memory import KVMemory
-from lp.model.kv_cache import KVCache
+from lp.model.kv_cache import KVCache, LayerShape
 from lp.model.memory import num_weight_bytes
 from lp.tree import TokenTree
 
@@ -66,6 +65,18 @@ class FastForward(Protocol):
 
         Returns float32 logits [L, V], those of the first sequence first. Raises ForwardFailed before it writes to a
         prefix.
+        """
+        ...
+
+
+@runtime_checkable
+class RunsByLayer(Protocol):
+    """A fast forward that can stop in each layer, once the keys and values of its rows are in the cache."""
+
+    def run_by_layer(self, rows: SequenceRows, before_attention: Callable[[int], None]) -> None:
+        """Runs rows whose logits nobody wants.
+
+        before_attention: called before each attention, with the index of the layer whose keys and values it reads.
         """
         ...
 
@@ -148,10 +159,16 @@ class CausalModel:
         self.layers = list(range(self.num_layers)) if layers is None else layers
         # Where caches lie. Its size is known once the model has been run.
         self.memory: KVMemory = ContiguousMemory(self.num_layers)
-        self._shapes: dict[int, LayerShape] = {}
+        # Of the keys and values of each layer that is held here, once the model has been run.
+        self.cache_shapes: dict[int, LayerShape] = {}
         self.vocab_size: int = text_config.vocab_size
         head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
         self.attention_kind = resolve_kind(kind, self.device, self.dtype, head_dim)
+
+    @property
+    def numbers_per_token(self) -> int:
+        """The numbers of one token's keys and values in all layers that are held here."""
+        return sum(shape.numbers for shape in self.cache_shapes.values())
 
     def make_cache(self, capacity: int = 0) -> KVCache:
         """Returns an empty cache. It grows when more tokens come than it has room for.
@@ -167,7 +184,14 @@ class CausalModel:
         """
         in_runs = not reads_block_tables(self.attention_kind)
         self.memory = make_memory(
-            kv_memory, self._shapes, self.num_layers, self.dtype, self.device, self.max_length, in_runs, num_sharing
+            kv_memory,
+            self.cache_shapes,
+            self.num_layers,
+            self.dtype,
+            self.device,
+            self.max_length,
+            in_runs,
+            num_sharing,
         )
 
     def free_weights(self) -> None:
@@ -205,6 +229,15 @@ class CausalModel:
         logits, _ = self.forward_eager(rows.tree, rows.cache, max(1, rows.num_logits))  # 0 would mean all of them
         return logits[len(logits) - rows.num_logits :]
 
+    @property
+    def runs_by_layer(self) -> bool:
+        return isinstance(self.fast, RunsByLayer)
+
+    def forward_by_layer(self, tree: TokenTree, cache: KVCache, before_attention: Callable[[int], None]) -> None:
+        """See RunsByLayer. There must be room for the rows."""
+        assert isinstance(self.fast, RunsByLayer)
+        self.fast.run_by_layer(SequenceRows(tree, cache, 0), before_attention)
+
     def capture_choosing(self, kinds: Mapping[str, Choose]) -> None:
         """Has a GPU's graphs choose tokens, if there are graphs. See ChoosesTokens."""
         if isinstance(self.fast, ChoosesTokens):
@@ -239,8 +272,8 @@ class CausalModel:
                 logits_to_keep=num_logits,
                 step=step,
             )
-        if not self._shapes and isinstance(cache, ContiguousCache):
-            self._shapes = _shapes_of(cache)
+        if not self.cache_shapes and isinstance(cache, ContiguousCache):
+            self.cache_shapes = _shapes_of(cache)
         return output.logits[0].float(), step
 
     def to_device(self, tree: TokenTree, cached: int) -> tuple[TreeStep, Tensor]:

@@ -8,8 +8,10 @@ lp/model/kv/.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from transformers import Cache
 
@@ -20,6 +22,20 @@ PAGE = 256
 def pages_of(num_tokens: int) -> int:
     """The number of pages that so many tokens need."""
     return -(-num_tokens // PAGE)
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A layer's heads, and the dimensions of a key and of a value."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def numbers(self) -> int:
+        """The numbers of one token."""
+        return self.heads * (self.key_dim + self.value_dim)
 
 
 class KVCache(Cache, ABC):
@@ -83,6 +99,25 @@ class KVCache(Cache, ABC):
 
         Raises OutOfRoom.
         """
+
+    @abstractmethod
+    def export(self, begin: int, end: int) -> Tensor:
+        """A copy of the keys and values of the cached tokens [begin, end), one behind the other, for `append`."""
+
+    @torch.inference_mode()
+    def append(self, numbers: Tensor, shapes: Mapping[int, LayerShape]) -> None:
+        """Adds tokens that a cache of the same kind and model has exported; they must be those that come next.
+
+        shapes: of the layers, by their indices. Raises OutOfRoom.
+        """
+        num_tokens = numbers.numel() // sum(shape.numbers for shape in shapes.values())
+        self.reserve(num_tokens)
+        self._write(numbers, num_tokens, shapes)
+        self.length += num_tokens
+
+    @abstractmethod
+    def _write(self, numbers: Tensor, num_tokens: int, shapes: Mapping[int, LayerShape]) -> None:
+        """Writes exported tokens behind the cached ones, for which there is room."""
 
     @abstractmethod
     def release(self) -> None:

@@ -73,7 +73,7 @@ OUTSIDE_FUSED = {
     "n-grams": (1, 2, 1, 1),
 }
 # A step of 16 sequences that have all of these settings in turn.
-MIXED, MIXED_FUSED = (283, 9, 2, 2), (20, 2, 1, 1)
+MIXED, MIXED_FUSED = (214, 5, 1, 1), (20, 2, 1, 1)
 
 
 def save(folder: Path, num_layers: int) -> Path:

@@ -32,27 +32,25 @@ from torch import Tensor
 
 from lp.hardware import upload
 from lp.model.kv.memory import KVMemory, OutOfRoom
-from lp.model.kv.moves import NO_MOVES, NOWHERE, copy_pages, move, move_given, move_pages, positions_to_move
+from lp.model.kv.moves import (
+    NO_MOVES,
+    NOWHERE,
+    copy_pages,
+    move,
+    move_given,
+    move_pages,
+    positions_to_move,
+    read_slots,
+    write_slots,
+)  # fmt: skip
 from lp.model.kv.pages import PageAllocator
-from lp.model.kv_cache import PAGE, KVCache, pages_of
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """A layer's heads, and the dimensions of a key and of a value."""
-
-    heads: int
-    key_dim: int
-    value_dim: int
-
-    @property
-    def numbers(self) -> int:
-        """The numbers of one token."""
-        return self.heads * (self.key_dim + self.value_dim)
+from lp.model.kv_cache import PAGE, KVCache, LayerShape, pages_of
 
 
 class Arena(KVMemory):
-    """See the module. keys, values: [pages, PAGE, heads, head_dim] of each layer that is held here."""
+    """See the module. keys, values: [pages, PAGE, heads, head_dim] of each layer that is held here. stores: by shape,
+    [n, pages, PAGE, heads, head_dim], the n layers' keys and then their values.
+    """
 
     def __init__(
         self,
@@ -69,22 +67,21 @@ class Arena(KVMemory):
         self.allocator = PageAllocator(num_pages + 1, in_runs, num_reserved=1)
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
-        # By shape: [n, pages, PAGE, heads, head_dim], the n layers' keys and then their values.
-        self._stores: list[Tensor] = []
+        self.stores: list[Tensor] = []
         places = [(self.keys, layer, shape.heads, shape.key_dim) for layer, shape in shapes.items()]
         places += [(self.values, layer, shape.heads, shape.value_dim) for layer, shape in shapes.items()]
         for kind in dict.fromkeys((heads, dim) for _, _, heads, dim in places):
             alike = [(owner, layer) for owner, layer, *found in places if tuple(found) == kind]
             store = torch.empty(len(alike), num_pages + 1, PAGE, *kind, dtype=dtype, device=device)
             store[:, 0].zero_()  # what padding rows read must be numbers
-            self._stores.append(store)
+            self.stores.append(store)
             for (owner, layer), part in zip(alike, store, strict=True):
                 owner[layer] = part
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page in all layers."""
-        return sum(store[:, 0].numel() * store.element_size() for store in self._stores)
+        return sum(store[:, 0].numel() * store.element_size() for store in self.stores)
 
     def open(self, capacity: int = 0) -> PagedCache:
         cache = PagedCache(self)
@@ -124,7 +121,7 @@ class Arena(KVMemory):
         caches = self._of_step()
         held = [self._pages_of(cache) for cache in caches]
         sources, targets = self.allocator.lay_out(held, [self._needed[id(cache)] for cache in caches])
-        move_pages(self._stores, sources, targets)
+        move_pages(self.stores, sources, targets)
 
     def fork(self, cache: PagedCache, length: int) -> PagedCache:
         """Another cache with the same first tokens. It shares full pages, unless those of each must be consecutive."""
@@ -136,16 +133,16 @@ class Arena(KVMemory):
         copy.pages += taken
         copy.length = length
         if count:
-            copy_pages(self._stores, cache.pages[full], copy.pages[full], count)
+            copy_pages(self.stores, cache.pages[full], copy.pages[full], count)
         return copy
 
     def move_given(self, moves: Tensor, move_starts: Tensor) -> None:
         """Copies tokens from slots to slots that the device has; see lp/model/kv/moves.py."""
-        move_given(self._stores, moves, move_starts)
+        move_given(self.stores, moves, move_starts)
 
     def move(self, moves: np.ndarray) -> None:
         """Copies tokens from slots to slots: int64 [2, n]."""
-        move(self._stores, moves)
+        move(self.stores, moves)
 
     def _take(self, count: int, *besides: PagedCache) -> list[int]:
         """Pages for one of these caches, evicting others if need be."""
@@ -161,7 +158,7 @@ class Arena(KVMemory):
             return False
         page = cache.pages[place]
         if place * PAGE < cache.length:
-            copy_pages(self._stores, page, own[0], 1)
+            copy_pages(self.stores, page, own[0], 1)
         cache.pages[place] = own[0]
         self.allocator.give_back([page])
         return True
@@ -181,7 +178,7 @@ class Arena(KVMemory):
         run = self.allocator.take(num_pages)
         if run is None:
             return False
-        copy_pages(self._stores, cache.pages[0], run[0], len(cache.pages))
+        copy_pages(self.stores, cache.pages[0], run[0], len(cache.pages))
         self.allocator.give_back(cache.pages)
         cache.pages += run
         return True
@@ -261,9 +258,21 @@ class PagedCache(KVCache):
         return seen[0], seen[1]
 
     def _find_places(self, num_rows: int) -> _Places:
-        new = upload(self.slots(np.arange(self.length, self.length + num_rows)), self.arena.device)
+        new = self._slots_between(self.length, self.length + num_rows)
         pages = np.asarray(self.pages, np.int64)
         return _Places(new, None if (np.diff(pages) == 1).all() else upload(pages, self.arena.device))
+
+    def _slots_between(self, begin: int, end: int) -> Tensor:
+        return upload(self.slots(np.arange(begin, end)), self.arena.device)
+
+    @torch.inference_mode()
+    def export(self, begin: int, end: int) -> Tensor:
+        self.settle()
+        return read_slots(self.arena.stores, self._slots_between(begin, end))
+
+    def _write(self, numbers: Tensor, num_tokens: int, shapes: Mapping[int, LayerShape]) -> None:
+        self.settle()
+        write_slots(self.arena.stores, self._slots_between(self.length, self.length + num_tokens), numbers)
 
     def keep(self, rows: Sequence[int]) -> None:
         if rows and rows[-1] != len(rows) - 1:  # they ascend, so otherwise all are in their places

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 import psutil
 import torch
 
-from lp.model.kv.arena import Arena, LayerShape
+from lp.model.kv.arena import Arena
 from lp.model.kv.contiguous import ContiguousMemory
 from lp.model.kv.memory import KVMemory
-from lp.model.kv_cache import PAGE, pages_of
+from lp.model.kv_cache import PAGE, LayerShape, pages_of
 from lp.model.memory import LIKELY_TOKENS, MARGIN, DoesNotFit
 
 log = logging.getLogger("lookahead")

@@ -6,7 +6,7 @@ It is allocated ahead and written in place, and grows by moving. The memory of a
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from lp.hardware import upload
 from lp.host.trees import address
 from lp.model.kv.memory import KVMemory
-from lp.model.kv_cache import PAGE, KVCache, pages_of
+from lp.model.kv_cache import PAGE, KVCache, LayerShape, pages_of
 
 
 class ContiguousCache(KVCache):
@@ -76,9 +76,16 @@ class ContiguousCache(KVCache):
 
     def allocate(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
         """Allocates every layer's memory on the CPU. shapes: heads and head dimension of each layer."""
-        for layer, (heads, head_dim) in enumerate(shapes):
-            for store in (self.keys, self.values):
-                store[layer] = torch.empty(1, heads, 0, head_dim, dtype=dtype)
+        self.begin(
+            {layer: LayerShape(heads, dim, dim) for layer, (heads, dim) in enumerate(shapes)},
+            torch.empty(0, dtype=dtype),
+        )
+
+    def begin(self, shapes: Mapping[int, LayerShape], like: Tensor) -> None:
+        """Allocates every layer's memory, with the number format and on the device of another tensor."""
+        for layer, shape in shapes.items():
+            self.keys[layer] = like.new_empty(1, shape.heads, 0, shape.key_dim)
+            self.values[layer] = like.new_empty(1, shape.heads, 0, shape.value_dim)
         self._move()
 
     def _are_alike(self) -> bool:
@@ -133,6 +140,10 @@ class ContiguousCache(KVCache):
             views.append(store[layer_idx][:, :, :end])
         return views[0], views[1]
 
+    def part(self, layer: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        """Views of a layer's keys and values [heads, end - begin, head_dim]; some may lie behind the cached tokens."""
+        return self.keys[layer][0, :, begin:end], self.values[layer][0, :, begin:end]
+
     def keep(self, rows: Sequence[int]) -> None:
         if rows and rows[-1] != len(rows) - 1:  # they ascend, so otherwise all are in their places
             self._gather(rows)
@@ -142,11 +153,29 @@ class ContiguousCache(KVCache):
     def _gather(self, rows: Sequence[int]) -> None:
         """Copies rows behind the cached tokens to where these end."""
         kept = slice(self.length, self.length + len(rows))
-        each = (*self.keys.values(), *self.values.values())
-        tensors = each if self._together is None else (self._together,)
+        tensors = self._tensors()
         index = upload(np.asarray(rows, np.int64) + self.length, tensors[0].device)
         for tensor in tensors:
             tensor[..., kept, :] = tensor.index_select(tensor.dim() - 2, index)
+
+    def _tensors(self) -> list[Tensor]:
+        """All memory: one tensor if all layers are together, else the keys of each layer, then the values of each."""
+        if self._together is not None:
+            return [self._together]
+        return [store[layer] for store in (self.keys, self.values) for layer in sorted(store)]
+
+    @torch.inference_mode()
+    def export(self, begin: int, end: int) -> Tensor:
+        return torch.cat([tensor[..., begin:end, :].flatten() for tensor in self._tensors()])
+
+    def _write(self, numbers: Tensor, num_tokens: int, shapes: Mapping[int, LayerShape]) -> None:
+        if not self.is_written:
+            self.begin(shapes, numbers)
+        begin = 0
+        for tensor in self._tensors():
+            part = tensor[..., self.length : self.length + num_tokens, :]
+            part.copy_(numbers[begin : begin + part.numel()].view(part.shape))
+            begin += part.numel()
 
     @torch.inference_mode()
     def fork(self, length: int | None = None) -> ContiguousCache:

@@ -55,6 +55,22 @@ def move_pages(stores: Sequence[Tensor], sources: list[int], targets: list[int])
             layer[targets] = layer[sources]
 
 
+def read_slots(stores: Sequence[Tensor], slots: Tensor) -> Tensor:
+    """A copy of what lies at some slots: one store's layers behind the other's, each layer [slots, heads, head_dim]."""
+    return torch.cat([store.flatten(1, 2).index_select(1, slots).flatten() for store in stores])
+
+
+def write_slots(stores: Sequence[Tensor], slots: Tensor, numbers: Tensor) -> None:
+    """The inverse of `read_slots`."""
+    begin = 0
+    for store in stores:
+        places = store.flatten(1, 2)
+        shape = (places.shape[0], len(slots), *places.shape[2:])
+        size = int(np.prod(shape))
+        places.index_copy_(1, slots, numbers[begin : begin + size].view(shape))
+        begin += size
+
+
 def move_by_kernel(stores: Sequence[Tensor], moves: Tensor, move_starts: Tensor) -> None:
     """`move_given` in one launch for all layers that are alike."""
     from lp.model.kv import triton_kernels

@@ -160,7 +160,7 @@ def test_a_fork_whose_pages_must_be_consecutive_is_a_copy() -> None:
 def test_layers_that_differ_have_a_store_each() -> None:
     shapes = {0: LayerShape(1, 2, 2), 1: LayerShape(2, 4, 6), 3: LayerShape(1, 2, 2)}
     arena = make_arena(4, False, shapes)
-    assert len(arena._stores) == 3 and arena.page_bytes == 4 * PAGE * (4 + 20 + 4)
+    assert len(arena.stores) == 3 and arena.page_bytes == 4 * PAGE * (4 + 20 + 4)
     cache = arena.open()
     run_step(cache, [1, 2, 3], shapes)
     cache.keep([0, 2])
