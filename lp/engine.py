@@ -22,7 +22,7 @@ from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings
 from lp.model.fast.choose import CompileMode
 from lp.request import Completion, Progress, Request, Sequence
 from lp.request_builder import Prompt, RequestBuilder
-from lp.runner import Runner
+from lp.runner import HasReplicas, Runner
 from lp.sampling.settings import Sampling
 from lp.scheduling.batches import Batches
 from lp.scheduling.prefixes import Finished, Prefixes
@@ -126,6 +126,8 @@ class Engine:
 
     def _make_batches(self, runner: Runner, step_times: StepTimes | None) -> Batches:
         self.scheduler.rows = step_rows(self._settings.max_step_rows, step_times, runner.num_replicas)
+        if step_times is not None and isinstance(runner, HasReplicas):
+            runner.weigh(step_times)
         prefixes = Prefixes(self._settings)
         return Batches(self.scheduler, prefixes, runner, self.checkpoint.max_length, step_times, self.fingerprints)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from lp.request import Sequence
+from lp.step_cost import StepTimes
 from lp.tree import TokenTree
 from lp.verification import Answers
 
@@ -97,6 +98,21 @@ class Runner(Protocol):
         ...
 
 
+@runtime_checkable
+class CopiesTokens(Protocol):
+    """A runner whose replicas may copy keys and values from each other. can_copy: whether they can."""
+
+    @property
+    def can_copy(self) -> bool: ...
+
+    def time_copy(self, sequence: Sequence, num_tokens: int) -> float:
+        """Seconds in which the second replica gets the first tokens of a sequence from the first one.
+
+        The first one has computed them; the second one has computed none, and keeps none. All ranks call this together.
+        """
+        ...
+
+
 class Home(NamedTuple):
     """Where a sequence has room: the replica, and the pages that its next step needs."""
 
@@ -117,6 +133,10 @@ class HasReplicas(Protocol):
 
     def owner_of(self, sequence_id: str) -> int | None:
         """The replica that holds most of a sequence; None if none holds anything. All ranks answer alike."""
+        ...
+
+    def weigh(self, times: StepTimes) -> None:
+        """Says how long steps and copies take: by that, what a replica lacks is computed or copied."""
         ...
 
     def arrange(self, homes: Mapping[str, Home]) -> None:

@@ -171,7 +171,7 @@ class SingleDevice(ForwardRunner):
         that other ranks have computed. A CPU is done when this returns, a GPU is not.
         """
         if self._keep_accepted(steps) > self.prefill_chunk:
-            self._reserve(steps)
+            self.make_room(steps)
         given = [self._rows(step) for step in steps]
         if len(steps) == 1 and len(steps[0].tree):
             return self._compute(given, [self._asked(steps[0])])
@@ -219,18 +219,6 @@ class SingleDevice(ForwardRunner):
             longest = max(longest, step.num_fed - state.cache.length)
         return longest
 
-    def _reserve(self, steps: list[StepInput]) -> None:
-        """Makes room for all sequences, where one lacks more than a forward computes at once: what is computed before
-        the others must not evict them.
-        """
-        caches = [self.states[step.sequence.id].cache for step in steps]
-        self.model.memory.reserve(
-            [
-                (cache, max(0, step.num_fed - cache.length) + len(step.tree))
-                for cache, step in zip(caches, steps, strict=True)
-            ]
-        )
-
     def _rows(self, step: StepInput) -> SequenceRows:
         """The rows of a step, once what is too much for one forward has been computed."""
         state = self.states[step.sequence.id]
@@ -244,6 +232,22 @@ class SingleDevice(ForwardRunner):
 
     def drop(self, sequence: Sequence) -> None:
         self.states[sequence.id].drop()
+
+    def settled_cache(self, sequence: Sequence) -> KVCache:
+        """A sequence's cache with what was accepted of its last step. No step of it may be under way."""
+        state = self.states[sequence.id]
+        state.keep_accepted(sequence.tokens)
+        return state.cache
+
+    def make_room(self, steps: list[StepInput]) -> None:
+        """Makes room for all that these steps compute, so that nothing of one is evicted for another."""
+        caches = [self.settled_cache(step.sequence) for step in steps]
+        self.model.memory.reserve(
+            [
+                (cache, max(0, step.num_fed - cache.length) + len(step.tree))
+                for cache, step in zip(caches, steps, strict=True)
+            ]
+        )
 
     def num_cached(self, sequence_id: str, tokens: list[int]) -> int:
         """How many of a sequence's first tokens have keys and values here; 0 if the sequence is not open."""

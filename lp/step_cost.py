@@ -26,6 +26,7 @@ CACHED = 256
 USUAL_ROWS = 16
 # Rows of the steps of which `Extras.thousand_cached` is measured.
 CACHED_ROWS = 4
+LEAST_COPIED = 16  # fewer tokens are never copied from another replica
 # A curve is read up to this many times its largest number of rows.
 FARTHEST = 8
 
@@ -39,7 +40,8 @@ class Extras:
     row that a rank computes. greedy_plain, sampled_plain: a plain step, which has one row and no candidates, compared
     with the curve's step of one row; below 0 if it is faster. The noise of a new position is in none of them: a text
     needs it once for each token, however many steps it takes. sequence: each sequence of a step beyond the first, where
-    rows and cached tokens are as many. thousand_cached: a thousand more tokens in the KV cache.
+    rows and cached tokens are as many. thousand_cached: a thousand more tokens in the KV cache. copy, copied_token: a
+    copy of keys and values from one replica to another, and each token of it; 0 where nothing can be copied.
     """
 
     host_step: float = 0.0
@@ -50,12 +52,18 @@ class Extras:
     sampled_plain: float = 0.0
     sequence: float = 0.0
     thousand_cached: float = 0.0
+    copy: float = 0.0
+    copied_token: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises ValueError for figures that are no seconds."""
         values = dataclasses.astuple(self)
         if not all(abs(value) < math.inf for value in values) or min(*values[:4], *values[6:]) < 0:
             raise ValueError(f"extra seconds {values} must be finite, and none but those of plain steps below 0")
+
+    def copies(self, num_tokens: int) -> float:
+        """Seconds in which so many tokens are copied; infinite where nothing can be."""
+        return self.copy + num_tokens * self.copied_token if self.copied_token else math.inf
 
 
 @dataclass(frozen=True)
@@ -215,6 +223,7 @@ class StepCost:
             self._alone = array("d", (alone.at(rows) + step_s + row_s * rows for rows in range(most_rows + 1)))
             self._alone_slopes = array("d", _least_slopes(self._alone))
         self._host_row = extras.host_row
+        self._copy = extras.copies
         plain = extras.sampled_plain if is_sampled else extras.greedy_plain
         one_row = min((shared.at(trees) + more_s) / load, alone.at(1) if alone else math.inf)
         self.plain_s = max(one_row + plain, one_row / 2)
@@ -266,7 +275,8 @@ class StepCost:
         taken_over = num_tokens * (self.num_parts - 1) / self.num_parts * self._row_s
         last = len(self._shared) - 1
         busy = self._shared[min(1 + num_tokens, last)] + max(0, 1 + num_tokens - last) * self._row_s
-        return max(taken_over, busy - self._usual_s)
+        computed_s = max(taken_over, busy - self._usual_s)
+        return min(computed_s, self._copy(num_tokens)) if num_tokens >= LEAST_COPIED else computed_s
 
     def largest_part(self, num_rows: int, depth: int) -> int:
         """About the number of rows of the largest part of a tree.

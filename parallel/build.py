@@ -10,6 +10,7 @@ import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from torch.distributed import Store
 from transformers import PreTrainedConfig
 
@@ -19,12 +20,14 @@ from lp.model.checkpoint import Checkpoint, Reader
 from lp.model.fast.cuda_graphs import Capture
 from lp.runner import Runner
 from lp.single_device import SingleDevice
+from parallel.comm.base import Messages
 from parallel.comm.channel import Channel
 from parallel.comm.connect import connect, connect_axis
 from parallel.comm.traffic import Traffic
 from parallel.degrees import Mode
 from parallel.mesh import Mesh, ParallelSettings
 from parallel.runners.assignment import AllShare, Assignment, Balanced, Pinned
+from parallel.runners.copying import checksum_of_caches
 from parallel.runners.lookahead import LookaheadParallel
 from parallel.runners.pipeline import PipelineParallel
 from parallel.runners.tensor import TensorParallel
@@ -57,7 +60,18 @@ def share_steps(alone: SingleDevice, channel: Channel, mode: Mode = Mode.auto, r
         return alone
     assignment = ASSIGNMENTS.get(Mode(mode), Balanced)()
     num_pages = channel.least(alone.model.memory.num_pages)
-    return LookaheadParallel(alone, channel, ranks_per_replica, assignment, num_pages)
+    return LookaheadParallel(alone, channel, ranks_per_replica, assignment, num_pages, find_messages(alone, channel))
+
+
+def find_messages(alone: SingleDevice, channel: Channel) -> Messages | None:
+    """The messages by which replicas copy keys and values; None if those of one cannot be used by all others.
+
+    All ranks call this together. Raises RankLost.
+    """
+    if channel.messages is None:
+        return None
+    own = checksum_of_caches(alone)
+    return channel.messages if (channel.compare(np.array([own], np.int32)) == own).all() else None
 
 
 def describe_mode(settings: ParallelSettings, mesh: Mesh) -> list[Any]:
@@ -147,8 +161,11 @@ class MeshPlace:
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank has sent in its steps, to all ranks and within its replica. Commands are not counted."""
-        return self.channel.traffic + self.replica.traffic
+        """What this rank has sent in its steps, to all ranks, to single ones and within its replica. Commands are not
+        counted.
+        """
+        messages = self.channel.messages
+        return self.channel.traffic + self.replica.traffic + (messages.traffic if messages else Traffic())
 
     def close(self) -> None:
         """Closes the connections to the other ranks."""

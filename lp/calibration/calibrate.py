@@ -18,6 +18,7 @@ import transformers
 
 from lp import cache_files
 from lp.calibration.answering import measure_answering
+from lp.calibration.copies import measure_copies
 from lp.calibration.measure import StepTimesSource, describe, measure_step_times, still_holds
 from lp.calibration.sequences import measure_sequences
 from lp.hardware import device_name, dtype_name
@@ -29,7 +30,7 @@ from lp.step_cost import StepTimes
 log = logging.getLogger("lookahead")
 
 # To be raised when the figures of an existing file would have another meaning.
-FORMAT = 5
+FORMAT = 6
 
 # Takes each rank's JSON value and returns rank 0's on every rank.
 Tell = Callable[[Any], Any]
@@ -65,14 +66,17 @@ def resolve_step_times(
         log.info("measuring the time of a step by its rows, once for this model and machine")
         measured = measure_step_times(runner, model.vocab_size, model.max_length, most_rows, tell)
         sequence_s, thousand_cached_s = measure_sequences(runner, model.vocab_size, model.max_length, tell)
+        copy_s, copied_token_s = measure_copies(runner, model.vocab_size, model.max_length)
         host_step, host_row = measure_host()
         extras = dataclasses.replace(
             measure_answering(model.vocab_size, model.device),
             host_step=host_step, host_row=host_row, sequence=sequence_s, thousand_cached=thousand_cached_s,
+            copy=copy_s, copied_token=copied_token_s,
         )  # fmt: skip
         log.info(
-            "milliseconds of a step by its rows: %s; of one more sequence: %.2f, of 1000 more cached tokens: %.2f",
+            "milliseconds of a step by its rows: %s; of one more sequence: %.2f, of 1000 more cached tokens: %.2f%s",
             describe(measured), 1000 * sequence_s, 1000 * thousand_cached_s,
+            f", of copying 1000 tokens to another rank: {1000 * extras.copies(1000):.1f}" if copied_token_s else "",
         )  # fmt: skip
         told = tell(dataclasses.replace(measured, extras=extras).to_dict())
         if path:

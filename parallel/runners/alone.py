@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lp.tree import TokenTree
+from parallel.runners.copy_cost import NO_COPIES, CopyCost
 from parallel.runners.partition import partition
 from parallel.runners.shares import KnownTokens, Shares
 
 
-def share_tree(tree: TokenTree, numbers: Sequence[int], is_shared: bool = True) -> Shares:
+def share_tree(
+    tree: TokenTree, numbers: Sequence[int], is_shared: bool = True, copy_cost: CopyCost = NO_COPIES
+) -> Shares:
     """Splits a tree among all replicas; those that lack more tokens than others get a smaller part.
 
     numbers: how many of the sequence's first tokens each replica has computed. If the tree is not shared, the replica
@@ -18,7 +21,7 @@ def share_tree(tree: TokenTree, numbers: Sequence[int], is_shared: bool = True) 
     most = max(numbers)
     if not is_shared:
         return Shares({numbers.index(most): range(len(tree))})
-    parts = partition(tree, len(numbers), [most - number for number in numbers])
+    parts = partition(tree, len(numbers), copy_cost.lags(most, numbers))
     return Shares(dict(enumerate(parts)))
 
 

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 
 from lp.runner import StepInput
 from parallel.runners.alone import share_tree
+from parallel.runners.copy_cost import NO_COPIES, CopyCost
 from parallel.runners.followers import catch_up
 from parallel.runners.forest import Forest
+from parallel.runners.prefill_split import split_prefill
 from parallel.runners.shares import Shares
 
 # For each step of a batch, how many of its sequence's first tokens each replica has computed.
@@ -23,10 +25,12 @@ class Assignment(ABC):
     """Shares a batch among replicas.
 
     splits_trees: whether several replicas may compute a part of one tree. divides_sequences: whether a sequence may be
-    held by a single replica. moves_sequences: whether it may go on at another one.
+    held by a single replica. moves_sequences: whether it may go on at another one. copy_cost: what it costs to copy
+    what a replica lacks from another one.
     """
 
     splits_trees = divides_sequences = moves_sequences = True
+    copy_cost = NO_COPIES
 
     @abstractmethod
     def assign(self, steps: Sequence[StepInput], numbers: Numbers) -> list[Shares]:
@@ -52,21 +56,27 @@ class Balanced(Assignment):
 
     def assign(self, steps: Sequence[StepInput], numbers: Numbers) -> list[Shares]:
         if len(steps) == 1 and len(steps[0].tree) and min(numbers[0]) >= 0:
-            all_shares, loads = _lone(steps[0], numbers[0])
+            trunk = steps[0].num_fed - max(numbers[0])
+            all_shares, loads = _lone(steps[0], numbers[0], self.copy_cost)
+            if self.copy_cost.splits(trunk, len(loads)):
+                owner = numbers[0].index(max(numbers[0]))
+                all_shares, loads = [Shares.whole(steps[0], owner)], [0] * len(loads)
+                loads[owner] = len(steps[0].tree) + trunk
         else:
-            forest = Forest(steps, numbers)
+            forest = Forest(steps, numbers, self.copy_cost)
             placed = forest.place()
             all_shares, loads = forest.shares(placed), placed.loads
-        catch_up(steps, numbers, all_shares, loads)
+        split_prefill(steps, numbers, all_shares, loads, self.copy_cost)
+        catch_up(steps, numbers, all_shares, loads, self.copy_cost)
         return all_shares
 
 
-def _lone(step: StepInput, numbers: Sequence[int]) -> tuple[list[Shares], list[int]]:
+def _lone(step: StepInput, numbers: Sequence[int], copy_cost: CopyCost) -> tuple[list[Shares], list[int]]:
     """Shares a lone tree, except with replicas whose lag is longer than the others' parts; and the loads."""
-    shares = share_tree(step.tree, numbers, step.is_shared)
-    loads = [0] * len(numbers)
+    shares = share_tree(step.tree, numbers, step.is_shared, copy_cost)
+    lags, loads = copy_cost.lags(step.num_fed, numbers), [0] * len(numbers)
     for replica, rows in shares.rows.items():
-        loads[replica] = len(rows) + max(0, step.num_fed - numbers[replica])
+        loads[replica] = len(rows) + lags[replica]
     least = min(loads[replica] for replica in shares.rows)
     most = max((loads[replica] for replica, rows in shares.rows.items() if len(rows) > 1), default=least)
     for replica in [replica for replica in shares.rows if loads[replica] > most]:

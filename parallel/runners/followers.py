@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from lp.model.kv_cache import pages_of
 from lp.runner import StepInput
+from parallel.runners.copy_cost import NO_COPIES, CopyCost
 from parallel.runners.rooms import Rooms
 from parallel.runners.shares import KnownTokens, Shares
 
@@ -19,9 +20,14 @@ MANY = 2
 
 
 def catch_up(
-    steps: Sequence[StepInput], numbers: Sequence[Sequence[int]], all_shares: list[Shares], loads: list[int]
+    steps: Sequence[StepInput],
+    numbers: Sequence[Sequence[int]],
+    all_shares: list[Shares],
+    loads: list[int],
+    copy_cost: CopyCost = NO_COPIES,
 ) -> None:
-    """Has replicas with rows to spare compute tokens of sequences in which they take no part, up to the largest load.
+    """Has replicas with rows to spare compute or copy tokens of sequences in which they take no part, up to the largest
+    load.
 
     numbers: for each step, how many of its sequence's first tokens each replica has computed. all_shares, loads: of the
     batch; what is added to them is added in place. A prompt that is being fed is followed only by replicas without any
@@ -34,20 +40,24 @@ def catch_up(
         return
     works = [len(step.tree) + max(0, step.num_fed - max(known)) for step, known in zip(steps, numbers, strict=True)]
     for replica in idle:
-        found = [
-            (works[number] / (len(shares.rows) + len(shares.feeds)), step.num_fed - numbers[number][replica], number)
-            for number, (step, shares) in enumerate(zip(steps, all_shares, strict=True))
-            if step.is_shared
-            and replica not in shares.rows
-            and replica not in shares.feeds
-            and 0 <= numbers[number][replica] < step.num_fed
-            and (len(step.tree) or not loads[replica])
-        ]
+        spare = most - loads[replica]
+        found: list[tuple[float, int, int, int, int]] = []  # worth, lag, number, tokens afterwards, rows
+        for number, (step, shares) in enumerate(zip(steps, all_shares, strict=True)):
+            own = numbers[number][replica]
+            if not step.is_shared or replica in shares.rows or replica in shares.feeds or not 0 <= own < step.num_fed:
+                continue
+            if not len(step.tree) and loads[replica]:
+                continue
+            num_fed, num_rows = copy_cost.reach(step, own, max(numbers[number]), spare)
+            if num_fed > own:
+                worth = works[number] / (len(shares.rows) + len(shares.feeds))
+                found.append((worth, step.num_fed - own, number, num_fed, num_rows))
         largest = max(found)[0] if found else 0
         if largest > 0:  # a prompt that is fed again may be held by its owner already
-            _, lag, number = min((entry for entry in found if entry[0] * 2 > largest), key=lambda entry: entry[1:])
-            num_rows = min(lag, most - loads[replica])
-            all_shares[number].feeds[replica] = numbers[number][replica] + num_rows
+            *_, number, num_fed, num_rows = min(
+                (entry for entry in found if entry[0] * 2 > largest), key=lambda entry: entry[1:]
+            )
+            all_shares[number].feeds[replica] = num_fed
             loads[replica] += num_rows
 
 

@@ -1,6 +1,7 @@
 """Places the steps of many sequences on replicas, so that the replica with the most rows has as few as possible.
 
-A replica that takes rows of a sequence pays what it lacks of that sequence, its lag, in rows as well. Whole sequences
+A replica that takes rows of a sequence pays what it lacks of that sequence, its lag, in rows as well: one for each
+token, or fewer if these can be copied. Whole sequences
 are placed first, the largest first (longest processing time; Graham, 1969). If that leaves one replica with far more
 than the others, trees are split: a bisection finds the smallest capacity with which all rows can be packed. A sequence
 stays with its owner, the replica that lacks the fewest of its tokens, while there is room there; one that does not fit
@@ -14,6 +15,7 @@ from operator import add
 from typing import NamedTuple
 
 from lp.runner import StepInput
+from parallel.runners.copy_cost import NO_COPIES, CopyCost
 from parallel.runners.partition import Leaves, Run, closure, leaves_of, runs
 from parallel.runners.shares import Shares
 
@@ -39,7 +41,7 @@ class Forest:
     works: each step's rows at its owner. least: the largest load cannot be less.
     """
 
-    def __init__(self, steps: Sequence[StepInput], numbers: Sequence[Sequence[int]]):
+    def __init__(self, steps: Sequence[StepInput], numbers: Sequence[Sequence[int]], copy_cost: CopyCost = NO_COPIES):
         """numbers: for each step, how many of its sequence's first tokens each replica has computed."""
         self.steps = steps
         self.num_replicas = len(numbers[0])
@@ -47,6 +49,7 @@ class Forest:
         self.owners: list[int] = []
         self.works: list[int] = []
         self._numbers = numbers
+        self._copy_cost = copy_cost
         for step, size, known in zip(steps, self.sizes, numbers, strict=True):
             lag = step.num_fed - (most := max(known))
             self.owners.append(known.index(most) if most > min(known) else -1)
@@ -80,10 +83,9 @@ class Forest:
         return Placed(where, loads)
 
     def _lags_of(self, number: int) -> list[int]:
-        """For each replica, the tokens that it lacks for a step."""
+        """For each replica, the rows that it pays for the tokens that it lacks for a step."""
         if number not in self._lags:
-            num_fed = self.steps[number].num_fed
-            self._lags[number] = [max(0, num_fed - known) for known in self._numbers[number]]
+            self._lags[number] = self._copy_cost.lags(self.steps[number].num_fed, self._numbers[number])
         return self._lags[number]
 
     def _first_free(self, loads: list[int], number: int) -> tuple[int, int]:

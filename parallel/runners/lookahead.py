@@ -1,6 +1,7 @@
 """Lookahead parallelism (arXiv 2402.02057, section 3.4) for many sequences: every rank holds the whole model and
-computes a part of a batch of token trees. One exchange of small integers then gives every rank all answers. Nothing
-else is communicated.
+computes a part of a batch of token trees. One exchange of small integers then gives every rank all answers. Besides
+these, a replica that lacks many tokens of a sequence gets their keys and values from another one, where that costs less
+than computing them (copy_cost.py).
 
 With one sequence, that is lookahead parallelism as in the paper; with many it is data parallelism, and between the two
 it is both, as the assignment says (assignment.py). A replica that has no rows in a batch rests.
@@ -9,8 +10,9 @@ it is both, as the assignment says (assignment.py). A replica that has no rows i
 from __future__ import annotations
 
 import sys
+import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
 
@@ -19,11 +21,16 @@ import numpy as np
 from lp.request import Sequence
 from lp.runner import Home, StepInput
 from lp.single_device import ForwardRunner, Pending, SingleDevice
+from lp.step_cost import StepTimes
 from lp.verification import Answers
+from parallel.comm.base import Messages
 from parallel.comm.channel import Channel
 from parallel.runners.assignment import Assignment, Balanced
+from parallel.runners.copy_cost import Copy, CopyCost, plan_copies
+from parallel.runners.copying import Copying
 from parallel.runners.followers import drop_most_lagging
 from parallel.runners.merging import fingerprint_of, merge_all, pack_all
+from parallel.runners.prefill_split import compute_part
 from parallel.runners.rooms import Rooms
 from parallel.runners.shares import KnownTokens, Shares
 
@@ -33,7 +40,8 @@ class LookaheadParallel(ForwardRunner):
 
     A replica is a single rank or a tensor-parallel group, whose ranks all compute the same parts.
 
-    num_rests: the number of batches of which this rank computed nothing.
+    num_rests: the number of batches of which this rank computed nothing. copying: copies keys and values between
+    replicas; None if that cannot be done.
     """
 
     def __init__(
@@ -43,10 +51,11 @@ class LookaheadParallel(ForwardRunner):
         ranks_per_replica: int = 1,
         assignment: Assignment | None = None,
         num_pages: int = sys.maxsize,
+        messages: Messages | None = None,
     ):
         """inner: this rank's own runner. ranks_per_replica: number of neighbouring ranks that hold one replica.
         assignment: which replica computes what, the same on all ranks; None is `Balanced`. num_pages: of each rank's
-        memory for keys and values, the same on all ranks.
+        memory for keys and values, the same on all ranks. messages: for keys and values; None if nothing is copied.
         """
         super().__init__()
         self.inner = inner
@@ -59,6 +68,7 @@ class LookaheadParallel(ForwardRunner):
         self.may_move = self.assignment.moves_sequences
         self.num_rests = 0
         self._replica = channel.rank // ranks_per_replica
+        self.copying = messages and Copying(inner, messages, channel.rank, ranks_per_replica)
         self._rooms = Rooms(num_pages, self.num_replicas, lends=self.may_move)
         # By sequence id, made at a sequence's first step: the runner of an earlier epoch may have opened the sequence.
         self._known: defaultdict[str, KnownTokens] = defaultdict(lambda: KnownTokens(self.num_replicas))
@@ -83,6 +93,29 @@ class LookaheadParallel(ForwardRunner):
 
     def arrange(self, homes: Mapping[str, Home]) -> None:
         self._rooms.arrange(homes)
+
+    @property
+    def can_copy(self) -> bool:
+        return self.copying is not None
+
+    @property
+    def can_split(self) -> bool:
+        """Whether several replicas can compute a prompt together."""
+        return self.can_copy and self.ranks_per_replica == 1 and self.inner.model.runs_by_layer
+
+    def weigh(self, times: StepTimes) -> None:
+        if self.can_copy:
+            self.assignment.copy_cost = CopyCost.of(times, self.can_split * self.inner.model.num_layers)
+
+    def time_copy(self, sequence: Sequence, num_tokens: int) -> float:
+        assert self.copying is not None
+        begin = time.perf_counter()
+        self.copying.carry_out([Copy(0, 0, 1, 0, num_tokens)], [sequence])
+        self.channel.compare(np.zeros(1, np.int32))
+        taken = time.perf_counter() - begin
+        if self._replica == 1:
+            self.inner.settled_cache(sequence).length = 0  # its memory stays, as that of a sequence that it follows
+        return taken
 
     def drop(self, sequence: Sequence) -> None:
         self.inner.drop(sequence)
@@ -124,24 +157,39 @@ class LookaheadParallel(ForwardRunner):
         all_known = [self._known[step.sequence.id] for step in steps]
         numbers = [known.count(step.sequence.tokens) for known, step in zip(all_known, steps, strict=True)]
         all_shares = self.assignment.assign(steps, self._rooms.barred(steps, numbers))
+        copies = plan_copies(steps, numbers, all_shares, self.assignment.copy_cost) if self.can_copy else []
         for known, step, shares in zip(all_known, steps, all_shares, strict=True):
             known.note(step.tree, len(step.sequence.tokens), shares)
-        self._make_room(steps, all_shares)
         parts = [shares.part(step, self._replica) for step, shares in zip(steps, all_shares, strict=True)]
         own = [part for part in parts if part is not None]
         self.num_rests += not own
+        dropped = self._find_surplus(steps, all_shares)
+        sent = {steps[copy.step].sequence.id for copy in copies if copy.source == self._replica}
+        self._drop(dropped - sent)
+        splits = [(step, shares.split) for step, shares in zip(steps, all_shares, strict=True) if shares.split]
+        if self.copying is not None and (copies or splits):
+            self.inner.make_room(own)
+            self.copying.carry_out(copies, [step.sequence for step in steps])
+            for step, split in splits:
+                compute_part(self.copying, split, step.sequence)
+        self._drop(dropped & sent)
         return partial(self._all_answers, steps, all_shares, self.inner.launch(own) if own else list)
 
-    def _make_room(self, steps: list[StepInput], all_shares: list[Shares]) -> None:
-        """Drops what followers hold if memory is short. The ranks agree on it, so all know what each one lacks."""
+    def _find_surplus(self, steps: list[StepInput], all_shares: list[Shares]) -> set[str]:
+        """The sequences that this replica drops because memory is short. The ranks agree on them, so all know what each
+        one lacks.
+        """
         if self._rooms.num_pages == sys.maxsize:
-            return
+            return set()
         self._sequences.update((step.sequence.id, step.sequence) for step in steps)
         busy = {step.sequence.id: shares for step, shares in zip(steps, all_shares, strict=True)}
         known = {name: self._known[name] for name in self._sequences}
-        for name, replica in drop_most_lagging(known, busy, self._rooms):
-            if replica == self._replica:
-                self.inner.drop(self._sequences[name])
+        found = drop_most_lagging(known, busy, self._rooms)
+        return {name for name, replica in found if replica == self._replica}
+
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.inner.drop(self._sequences[name])
 
     def _all_answers(self, steps: list[StepInput], all_shares: list[Shares], pending: Pending) -> list[Answers]:
         payload = pack_all(steps, all_shares, self.num_replicas, pending())

@@ -8,9 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from lp.runner import StepInput
 from lp.tree import NO_ROWS, TokenTree, descend
+
+
+class Split(NamedTuple):
+    """A part of a prompt that several replicas compute together.
+
+    replicas: in the order of their tokens. bounds: where the tokens of each begin, and where those of the last end. A
+    replica gets the keys and values of those before its own from the others, while these compute them.
+    """
+
+    replicas: tuple[int, ...]
+    bounds: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -19,11 +31,13 @@ class Shares:
 
     rows: by replica, the rows of the tree that it answers, ascending and closed under ancestors. All replicas together
     cover the tree; each of them first computes what it lacks of the sequence. feeds: by replica that answers nothing,
-    how many of the sequence's first tokens it has computed after the step.
+    how many of the sequence's first tokens it has computed after the step. split: what the replicas compute together
+    before that; None if each computes what it lacks by itself.
     """
 
     rows: dict[int, Sequence[int]] = field(default_factory=dict)
     feeds: dict[int, int] = field(default_factory=dict)
+    split: Split | None = None
 
     @staticmethod
     def whole(step: StepInput, replica: int) -> Shares:

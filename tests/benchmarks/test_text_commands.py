@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import exchange_cost, half_precision, tokens_per_step
+from benchmarks import exchange_cost, half_precision, long_prompt, tokens_per_step
 from benchmarks.shared import methods
 from tests.benchmarks.results import read
 
@@ -62,3 +62,13 @@ def test_exchange_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table, data = read(tmp_path, "exchange_cost-2-ranks")
     assert [cost["exchange"] for cost in data["costs"]] == ["shm", "gloo"]
     assert "gloo" in table
+
+
+def test_long_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_folder: Callable[[str], Path]) -> None:
+    folder = str(checkpoint_folder("llama"))
+    arguments = ["--model", folder, "--dtype", "float32", "--tokens", "200", "--rounds", "1", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["long_prompt", *arguments])
+    long_prompt.main()
+    table, data = read(tmp_path, "long_prompt-*")
+    assert "All ways yield the same token: yes" in table and "split" in table
+    assert {len(taken) for taken in data["seconds"].values()} == {1} and data["times"]["extras"]["copied_token"] > 0

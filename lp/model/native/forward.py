@@ -6,7 +6,7 @@ B sequences, R rows of all of them, V vocabulary
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from lp.model.kv_cache import KVCache
 from lp.model.native.binding import Bound, BoundInstruction
 from lp.model.native.layout import StepLayout
 from lp.model.native.memory import Output, RowMemory
+from lp.model.native.source import ATTENTION
 from lp.model.program.steps import Program, Value
 from lp.tree import TokenTree
 
@@ -72,6 +73,10 @@ class NativeForward:
         """See FastForward."""
         return self._forward(given, None)
 
+    def run_by_layer(self, rows: SequenceRows, before_attention: Callable[[int], None]) -> None:
+        """See RunsByLayer."""
+        self._forward([rows], None, before_attention)
+
     def times(self, tree: TokenTree, cache: KVCache, num_logits: int) -> list[tuple[int, float]]:
         """Runs a step; returns kind (see source.py) and seconds of each instruction, the wait for other threads
         included.
@@ -80,7 +85,12 @@ class NativeForward:
         self._forward([SequenceRows(tree, cache, num_logits)], times)
         return list(zip([one.kind for one in self._instructions], np.diff(times).tolist(), strict=True))
 
-    def _forward(self, given: Sequence[SequenceRows], times: np.ndarray | None) -> Tensor:
+    def _forward(
+        self,
+        given: Sequence[SequenceRows],
+        times: np.ndarray | None,
+        before_attention: Callable[[int], None] | None = None,
+    ) -> Tensor:
         layout = self._layout
         layout.write(given, [self._written(rows.cache) for rows in given])
         if layout.num_rows > self._memory.capacity:
@@ -90,7 +100,7 @@ class NativeForward:
         first = address(logits) - (layout.num_rows - layout.num_answered) * width * BYTES_OF_A_LOGIT
         for at in self._logits_at:
             self._arguments[at] = first
-        self._run(times)
+        self._run(times, before_attention)
         return torch.from_numpy(logits)
 
     def _written(self, cache: KVCache) -> ContiguousCache:
@@ -100,17 +110,32 @@ class NativeForward:
             cache.allocate(self._cache_shapes, self._dtype)
         return cache
 
-    def _run(self, times: np.ndarray | None) -> None:
+    def _run(self, times: np.ndarray | None, before_attention: Callable[[int], None] | None) -> None:
         """Runs the step that was laid out."""
         num_threads = torch.get_num_threads()
         num_scores = MOST_QUERIES * -(-self._layout.longest // KEYS) * KEYS
         if len(self._scores) < num_threads * num_scores:
             self._scores = np.empty(2 * num_threads * num_scores, np.float32)
             self._scores_at = address(self._scores)
-        self._library.forward(
-            self._layout.address, self._table_at, len(self._table), self._arguments_at, self._scores_at, num_scores,
-            num_threads, None if times is None else address(times),
-        )  # fmt: skip
+        for begin, end, layer in [(0, len(self._table), None)] if before_attention is None else self._segments():
+            if before_attention is not None and layer is not None:
+                before_attention(layer)
+            self._library.forward(
+                self._layout.address, self._table_at + begin * self._table.strides[0], end - begin, self._arguments_at,
+                self._scores_at, num_scores, num_threads, None if times is None else address(times),
+            )  # fmt: skip
+
+    def _segments(self) -> Iterator[tuple[int, int, int | None]]:
+        """The instructions [begin, end) from one attention to the next, each with the layer whose attention is its
+        first; None for those before the first attention.
+        """
+        begin, layer = 0, None
+        for number, one in enumerate(self._instructions):
+            if one.kind == ATTENTION:
+                yield begin, number, layer
+                begin, layer = number, one.arguments[-1]
+                assert isinstance(layer, int)
+        yield begin, len(self._instructions), layer
 
     def _fill_table(self) -> None:
         """Writes Instruction of kernels/run.h for each instruction."""

@@ -20,6 +20,7 @@ from parallel.comm.channel import Channel
 from parallel.errors import StateDiverged
 from parallel.mesh import Mesh
 from parallel.runners.assignment import AllShare, Assignment, Balanced, Numbers, Pinned
+from parallel.runners.copy_cost import CopyCost
 from parallel.runners.lookahead import LookaheadParallel
 from parallel.runners.shares import Shares
 from tests.parallel.ranks import run_ranks
@@ -65,11 +66,19 @@ class Drawn(Assignment):
         return shares
 
 
+def copies(assignment: Assignment) -> Assignment:
+    """The same, where copies are cheap."""
+    assignment.copy_cost = CopyCost(1.0, 0.02, least=2)
+    return assignment
+
+
 ASSIGNMENTS: dict[str, Callable[[int], Assignment]] = {
     "auto": lambda seed: Balanced(),
+    "auto, copies": lambda seed: copies(Balanced()),
     "lp": lambda seed: AllShare(),
     "dp": lambda seed: Pinned(),
     "drawn": Drawn,
+    "drawn, copies": lambda seed: copies(Drawn(seed)),
 }
 
 
@@ -146,13 +155,14 @@ def serve_on_ranks(
 ) -> tuple[list[tuple[list[int], list[float]]], int, int, int]:
     """What `serve` returns, this rank's rests and the bytes of its caches at the end, and the collectives a batch."""
     alone = SingleDevice(load(ModelSettings(folder, device="cpu")).model, prefill_chunk=16)
-    runner = LookaheadParallel(alone, channel, 1, ASSIGNMENTS[mode](seed), num_pages)
+    runner = LookaheadParallel(alone, channel, 1, ASSIGNMENTS[mode](seed), num_pages, channel.messages)
     before, started = channel.traffic.num_collectives, []
     start = runner.start
     runner.start = lambda steps: (started.append(len(steps)), start(steps))[1]  # type: ignore[method-assign]
     served = serve(runner, texts, seed)
     assert channel.traffic.num_collectives - before == len(started) and max(started) > 3
     assert not runner._known, "nothing is left of sequences that have ended"
+    assert runner.copying is not None and (runner.copying.num_tokens > 0) == ("copies" in mode)
     return served, runner.num_rests, runner.cache_bytes, len(started)
 
 
@@ -173,6 +183,8 @@ def texts(llama: Engine) -> list[Text]:
     [
         ("auto", 2, "shm", 2**20),
         ("drawn", 3, "shm", 2),
+        ("drawn, copies", 3, "shm", 2),
+        ("auto, copies", 2, "gloo", 2**20),
         ("dp", 2, "shm", 2**20),
         *(
             pytest.param(mode, num_ranks, exchange, 2**20 if exchange == "shm" else 2, marks=pytest.mark.slow)

@@ -22,10 +22,13 @@ def run_on_ranks(mesh: Mesh, channel: Channel, folder: str, name: str, number: i
     """What the mixture has yielded on this rank."""
     alone = Engine.from_pretrained(folder, device="cpu")
     assert isinstance(alone.runner, SingleDevice)
-    runner = LookaheadParallel(alone.runner, channel, assignment=ASSIGNMENTS[name](seed))
+    assignment = ASSIGNMENTS[name](seed)
+    runner = LookaheadParallel(alone.runner, channel, assignment=assignment, messages=channel.messages)
     settings = SchedulerSettings(max_step_rows=24, prefix_reuse=PrefixReuse.all)
     engine = Engine(alone.checkpoint, runner, fingerprints=True, scheduler=settings)
-    return run_mixture(engine, make_mixture(engine, number, seed))
+    mixture = run_mixture(engine, make_mixture(engine, number, seed))
+    assert runner.copying is not None and (runner.copying.num_tokens > 0) == ("copies" in name)
+    return mixture
 
 
 @pytest.mark.parametrize(
@@ -33,9 +36,21 @@ def run_on_ranks(mesh: Mesh, channel: Channel, folder: str, name: str, number: i
     [
         ("auto", 2, 1),
         ("drawn", 3, 2),
+        ("drawn, copies", 3, 9),
+        ("auto, copies", 2, 10),
         *(
             pytest.param(*rest, marks=pytest.mark.slow)
-            for rest in (("auto", 4, 3), ("auto", 3, 4), ("drawn", 2, 5), ("drawn", 4, 6), ("lp", 2, 7), ("dp", 3, 8))
+            for rest in (
+                ("auto", 4, 3),
+                ("auto", 3, 4),
+                ("drawn", 2, 5),
+                ("drawn", 4, 6),
+                ("lp", 2, 7),
+                ("dp", 3, 8),
+                ("drawn, copies", 4, 11),
+                ("auto, copies", 4, 12),
+                ("auto, copies", 3, 13),
+            )
         ),
     ],
 )

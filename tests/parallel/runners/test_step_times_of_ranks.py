@@ -48,6 +48,8 @@ def test_the_cache_of_rank_0_alone_decides(resolved: Callable[[list[Path]], list
     (kept,) = (one / "step-times").iterdir()
     assert json.loads(kept.read_text()) == times
 
+    assert times["extras"]["copied_token"] == 0, "this runner was given no messages"
+
     num_checks = 1 + 2 * measure.STEPS_PER_TIMING  # the sequence is read, and two sizes are timed
     assert resolved([one, other]) == [(times, num_checks, False)] * 2
     assert list((other / "step-times").iterdir()) == []

@@ -1,0 +1,106 @@
+"""The tokens of a long prompt, computed by several replicas at the same time.
+
+A layer's later tokens need the keys and values that the same layer has of the earlier ones, and nothing else of these.
+So each replica computes consecutive tokens, and all go through the layers side by side: before the attention of a layer
+a replica sends the keys and values of its own tokens to those that have later tokens, and receives those of the earlier
+ones. This is context parallelism for prefill over replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lp.model.kv.contiguous import ContiguousCache
+from lp.request import Sequence as TokenSequence
+from lp.runner import StepInput
+from lp.tree import NO_ROWS, chain
+from parallel.runners.copy_cost import CopyCost
+from parallel.runners.copying import Copying
+from parallel.runners.shares import Shares, Split
+
+
+def split_prefill(
+    steps: Sequence[StepInput],
+    numbers: Sequence[Sequence[int]],
+    all_shares: list[Shares],
+    loads: list[int],
+    cost: CopyCost,
+) -> None:
+    """Has replicas without any rows compute a part of the longest prompt, if that pays.
+
+    numbers: for each step, how many of its sequence's first tokens each replica has computed. all_shares, loads: of the
+    batch; they are changed in place. The replica that had the whole prompt gets its end, and all before it as well.
+    """
+    trunks = [step.num_fed - max(known) for step, known in zip(steps, numbers, strict=True)]
+    number = max(range(len(steps)), key=trunks.__getitem__)
+    known, shares, trunk = numbers[number], all_shares[number], trunks[number]
+    takers, start = [*shares.rows, *shares.feeds], max(known)
+    idle = [
+        replica
+        for replica, rows in enumerate(loads)
+        if not rows and known[replica] >= 0 and cost.lag(start - known[replica], start) * len(loads) <= trunk
+    ]
+    if len(takers) != 1 or takers[0] in idle or not cost.splits(trunk, 1 + len(idle)):
+        return
+    replicas = *idle, takers[0]
+    bounds = [start + trunk * place // len(replicas) for place in range(len(replicas) + 1)]
+    shares.split = Split(replicas, tuple(bounds))
+    for replica, begin, end in zip(replicas, bounds, bounds[1:], strict=False):
+        if replica == takers[0]:
+            loads[replica] -= trunk - (end - begin)
+        else:
+            shares.feeds[replica] = end
+            loads[replica] = end - begin + cost.lag(start - known[replica], start)
+
+
+@torch.inference_mode()
+def compute_part(copying: Copying, split: Split, sequence: TokenSequence) -> None:
+    """Computes this replica's part, and gets what is before it. Nothing happens if it has none.
+
+    Raises RankLost and EpochOver; nothing is cached then that was not before.
+    """
+    if copying.replica not in split.replicas:
+        return
+    place, start = split.replicas.index(copying.replica), split.bounds[0]
+    begin, end = split.bounds[place : place + 2]
+    inner, model = copying.inner, copying.inner.model
+    cache = inner.settled_cache(sequence)
+    if cache.length < start:  # a few tokens that were not worth a copy, or some that have been evicted
+        inner.launch([StepInput(sequence, NO_ROWS, start)])()
+        cache = inner.settled_cache(sequence)
+    assert isinstance(cache, ContiguousCache)
+    cache.length = start
+    cache.reserve(end - start)
+    if not cache.is_written:
+        cache.begin(model.cache_shapes, torch.empty(0, dtype=model.dtype))
+    passed: set[int] = set()
+
+    def pass_on(layer: int) -> None:
+        if layer not in passed:  # several layers may read the same keys and values
+            passed.add(layer)
+            _pass_on(copying, split, place, cache, layer)
+
+    cache.length = begin
+    try:
+        model.forward_by_layer(chain(sequence.tokens[begin:end]), cache, pass_on)
+    except BaseException:
+        cache.length = start
+        raise
+    cache.keep(range(end - begin))
+
+
+def _pass_on(copying: Copying, split: Split, place: int, cache: ContiguousCache, layer: int) -> None:
+    """Sends one layer of this replica's part to those behind it, and receives that of those before it."""
+    if behind := split.replicas[place + 1 :]:
+        keys, values = cache.part(layer, *split.bounds[place : place + 2])
+        numbers = torch.cat([keys.flatten(), values.flatten()])
+        for replica in behind:
+            copying.messages.send(numbers, copying.rank_in(replica))
+    for before, replica in enumerate(split.replicas[:place]):
+        keys, values = cache.part(layer, *split.bounds[before : before + 2])
+        size = keys.numel() + values.numel()
+        numbers = copying.messages.receive((size,), keys.dtype, copying.rank_in(replica))
+        keys.copy_(numbers[: keys.numel()].view(keys.shape))
+        values.copy_(numbers[keys.numel() :].view(values.shape))
