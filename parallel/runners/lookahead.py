@@ -68,7 +68,7 @@ class LookaheadParallel(ForwardRunner):
         self.may_move = self.assignment.moves_sequences
         self.num_rests = 0
         self._replica = channel.rank // ranks_per_replica
-        self.copying = messages and Copying(inner, messages, channel.rank, ranks_per_replica)
+        self.copying = Copying(inner, messages, channel.rank, ranks_per_replica) if messages is not None else None
         self._rooms = Rooms(num_pages, self.num_replicas, lends=self.may_move)
         # By sequence id, made at a sequence's first step: the runner of an earlier epoch may have opened the sequence.
         self._known: defaultdict[str, KnownTokens] = defaultdict(lambda: KnownTokens(self.num_replicas))
@@ -166,14 +166,23 @@ class LookaheadParallel(ForwardRunner):
         dropped = self._find_surplus(steps, all_shares)
         sent = {steps[copy.step].sequence.id for copy in copies if copy.source == self._replica}
         self._drop(dropped - sent)
-        splits = [(step, shares.split) for step, shares in zip(steps, all_shares, strict=True) if shares.split]
-        if self.copying is not None and (copies or splits):
-            self.inner.make_room(own)
-            self.copying.carry_out(copies, [step.sequence for step in steps])
-            for step, split in splits:
-                compute_part(self.copying, split, step.sequence)
+        self._gather_caches(steps, all_shares, copies, own)
         self._drop(dropped & sent)
         return partial(self._all_answers, steps, all_shares, self.inner.launch(own) if own else list)
+
+    def _gather_caches(
+        self, steps: list[StepInput], all_shares: list[Shares], copies: list[Copy], own: list[StepInput]
+    ) -> None:
+        """Gets what others have computed or compute of this replica's parts, and gives them what they need."""
+        if self.copying is None:
+            return
+        if any(copy.target == self._replica for copy in copies):  # what is only sent must not be evicted before
+            self.inner.make_room(own)
+        self.copying.carry_out(copies, [step.sequence for step in steps])
+        for step, shares in zip(steps, all_shares, strict=True):
+            if shares.split:
+                self.inner.make_room(own)
+                compute_part(self.copying, shares.split, step.sequence)
 
     def _find_surplus(self, steps: list[StepInput], all_shares: list[Shares]) -> set[str]:
         """The sequences that this replica drops because memory is short. The ranks agree on them, so all know what each

@@ -8,6 +8,7 @@ ones. This is context parallelism for prefill over replicas.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -33,6 +34,8 @@ def split_prefill(
     numbers: for each step, how many of its sequence's first tokens each replica has computed. all_shares, loads: of the
     batch; they are changed in place. The replica that had the whole prompt gets its end, and all before it as well.
     """
+    if cost.per_split == math.inf:
+        return
     trunks = [step.num_fed - max(known) for step, known in zip(steps, numbers, strict=True)]
     number = max(range(len(steps)), key=trunks.__getitem__)
     known, shares, trunk = numbers[number], all_shares[number], trunks[number]

@@ -51,7 +51,8 @@ def test_decoders_know_that_long_lags_are_copied() -> None:
     computed = StepCost(StepTimes(*curve, 2, StepTimes(*curve)), 64)
     copied = StepCost(StepTimes(*curve, 2, StepTimes(*curve), Extras(copy=1e-3, copied_token=1e-5)), 64)
     assert copied.catch_up_s(LEAST_COPIED - 1) == computed.catch_up_s(LEAST_COPIED - 1)
-    assert copied.catch_up_s(500) == pytest.approx(6e-3) < computed.catch_up_s(500)
+    assert copied.catch_up_s(500) == pytest.approx(6e-3)
+    assert copied.catch_up_s(500) < computed.catch_up_s(500)
 
 
 def test_a_copy_comes_from_a_replica_that_has_all_of_it_and_sends_the_fewest() -> None:
@@ -85,8 +86,8 @@ def test_every_row_is_computed_whatever_copies_cost(
 def test_a_replica_without_rows_follows_by_a_copy_at_once_or_row_by_row() -> None:
     step, numbers = StepInput.of(sequence("a", 400), star(41)), [[399, 0]]
     assert balanced(CHEAP).assign([step], numbers)[0].rows.keys() == {0, 1}, "the copy costs less than half the tree"
-    (shares,) = balanced(CopyCost(30.0, 0.02)).assign([step], numbers)
-    assert shares == Shares({0: range(41)}, {1: 399}), "the copy costs about as much as the whole tree"
+    (shares,) = balanced(CopyCost(32.5, 0.02)).assign([step], numbers)
+    assert shares.feeds == {1: 399} and len(shares.rows[0]) == 41, "the copy costs as much as the whole tree"
     (shares,) = balanced(CopyCost(30.0, 0.1)).assign([step], numbers)
     assert shares.feeds == {1: 110}, "as much of it as fits beside the tree"
     (shares,) = balanced(NO_COPIES).assign([step], numbers)

@@ -128,7 +128,7 @@ def measure(mesh: Mesh, channel: Channel, folder: str) -> tuple[float, float, in
     runner.weigh(StepTimes((1, 64), (0.01, 0.02), extras=Extras(copy=times.copy_s, copied_token=times.token_s)))
     cost = runner.assignment.copy_cost
     assert cost.per_token == pytest.approx(times.token_s / (0.01 / 63))
-    return *times, runner.cache_bytes, channel.num_steps
+    return times.copy_s, times.token_s, runner.cache_bytes, channel.num_steps
 
 
 @pytest.mark.parametrize("exchange", ["shm", "gloo"])
