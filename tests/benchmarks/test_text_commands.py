@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import exchange_cost, half_precision, long_prompt, tokens_per_step
+from benchmarks import exchange_cost, half_precision, tokens_per_step
 from benchmarks.shared import methods
+from benchmarks.steps import long_prompt
 from tests.benchmarks.results import read
 
 

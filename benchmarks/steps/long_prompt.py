@@ -1,6 +1,6 @@
 """Measures the time to the first token of a long prompt on one and on several ranks, and what copied tokens cost.
 
-    python -m benchmarks.long_prompt --tokens 1500 --ranks 2
+    python -m benchmarks.steps.long_prompt --tokens 1500 --ranks 2
 
 All ranks are on this host, with a core each. In each round the prompt is read in three ways, one after the other: by
 one rank while the others wait; by one rank in steps that all take part in, the others copying its keys and values; and
