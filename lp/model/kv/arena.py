@@ -31,18 +31,9 @@ import torch
 from torch import Tensor
 
 from lp.hardware import upload
+from lp.model.kv import moves as moving
 from lp.model.kv.memory import KVMemory, OutOfRoom
-from lp.model.kv.moves import (
-    NO_MOVES,
-    NOWHERE,
-    copy_pages,
-    move,
-    move_given,
-    move_pages,
-    positions_to_move,
-    read_slots,
-    write_slots,
-)  # fmt: skip
+from lp.model.kv.moves import NO_MOVES, NOWHERE, positions_to_move
 from lp.model.kv.pages import PageAllocator
 from lp.model.kv_cache import PAGE, KVCache, LayerShape, pages_of
 
@@ -121,7 +112,7 @@ class Arena(KVMemory):
         caches = self._of_step()
         held = [self._pages_of(cache) for cache in caches]
         sources, targets = self.allocator.lay_out(held, [self._needed[id(cache)] for cache in caches])
-        move_pages(self.stores, sources, targets)
+        moving.move_pages(self.stores, sources, targets)
 
     def fork(self, cache: PagedCache, length: int) -> PagedCache:
         """Another cache with the same first tokens. It shares full pages, unless those of each must be consecutive."""
@@ -133,16 +124,16 @@ class Arena(KVMemory):
         copy.pages += taken
         copy.length = length
         if count:
-            copy_pages(self.stores, cache.pages[full], copy.pages[full], count)
+            moving.copy_pages(self.stores, cache.pages[full], copy.pages[full], count)
         return copy
 
     def move_given(self, moves: Tensor, move_starts: Tensor) -> None:
         """Copies tokens from slots to slots that the device has; see lp/model/kv/moves.py."""
-        move_given(self.stores, moves, move_starts)
+        moving.move_given(self.stores, moves, move_starts)
 
     def move(self, moves: np.ndarray) -> None:
         """Copies tokens from slots to slots: int64 [2, n]."""
-        move(self.stores, moves)
+        moving.move(self.stores, moves)
 
     def _take(self, count: int, *besides: PagedCache) -> list[int]:
         """Pages for one of these caches, evicting others if need be."""
@@ -158,7 +149,7 @@ class Arena(KVMemory):
             return False
         page = cache.pages[place]
         if place * PAGE < cache.length:
-            copy_pages(self.stores, page, own[0], 1)
+            moving.copy_pages(self.stores, page, own[0], 1)
         cache.pages[place] = own[0]
         self.allocator.give_back([page])
         return True
@@ -178,7 +169,7 @@ class Arena(KVMemory):
         run = self.allocator.take(num_pages)
         if run is None:
             return False
-        copy_pages(self.stores, cache.pages[0], run[0], len(cache.pages))
+        moving.copy_pages(self.stores, cache.pages[0], run[0], len(cache.pages))
         self.allocator.give_back(cache.pages)
         cache.pages += run
         return True
@@ -268,11 +259,11 @@ class PagedCache(KVCache):
     @torch.inference_mode()
     def export(self, begin: int, end: int) -> Tensor:
         self.settle()
-        return read_slots(self.arena.stores, self._slots_between(begin, end))
+        return moving.read_slots(self.arena.stores, self._slots_between(begin, end))
 
     def _write(self, numbers: Tensor, num_tokens: int, shapes: Mapping[int, LayerShape]) -> None:
         self.settle()
-        write_slots(self.arena.stores, self._slots_between(self.length, self.length + num_tokens), numbers)
+        moving.write_slots(self.arena.stores, self._slots_between(self.length, self.length + num_tokens), numbers)
 
     def keep(self, rows: Sequence[int]) -> None:
         if rows and rows[-1] != len(rows) - 1:  # they ascend, so otherwise all are in their places
