@@ -74,6 +74,7 @@ def test_a_page_that_is_shared_is_not_written_by_an_append() -> None:
     assert contents(first) == list(range(PAGE + 20)) and contents(third) == list(range(PAGE))
 
 
+@torch.inference_mode()
 def test_what_a_step_has_left_behind_is_no_part_of_an_export() -> None:
     cache = ContiguousCache(2, 20)
     fill(cache, 10, ALIKE)
