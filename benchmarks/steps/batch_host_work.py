@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.shared.made_up_answers import CANDIDATES, NUM_TOKENS, FollowersTable, Stopwatch
 from benchmarks.shared.report import markdown_table
-from lp import Auto, Engine, Sampling, Stopping, single_device
+from lp import Auto, Engine, Sampling, Stopping
 from lp.methods import Autoregressive, DecodeSettings
 from lp.model.causal import CausalModel, SequenceRows
 from lp.model.fast import step_tensors
@@ -30,7 +30,7 @@ from lp.model.native.forward import NativeForward
 from lp.runner import StepInput
 from lp.sampling.together import Asked
 from lp.scheduling import batches
-from lp.single_device import NO_LOGITS, Pending, SingleDevice
+from lp.single_device import Pending, SingleDevice
 from lp.step_cost import StepTimes
 from lp.verification import Answers
 
@@ -44,6 +44,7 @@ FORWARDS = ("GPU", "CPU")
 # Steps in which all decode that are not measured, as the sources learn.
 FIRST_STEPS = 24
 PROMPT_LENGTH = 128
+NO_LOGITS = torch.empty(0, 0)
 # A step-time curve like that of a small model on a GPU, by which decode=auto chooses.
 TIMES = StepTimes((1, 64, 128, 256, 512, 1024), (2e-3, 2.2e-3, 2.6e-3, 3.6e-3, 6e-3, 11e-3))
 PAGES_OF_A_SEQUENCE = 9
@@ -109,6 +110,7 @@ class BatchDevice(SingleDevice):
         self.followers = FollowersTable()
         self.laps: list[dict[str, float]] = []
         self._answered = 0.0
+        self._steps: dict[int, StepInput] = {}  # by the identity of what was asked for them
 
     @property
     def is_asynchronous(self) -> bool:
@@ -123,18 +125,24 @@ class BatchDevice(SingleDevice):
         self.laps.append({**dict(zip(PARTS, seconds, strict=True)), "rows": forward.num_rows})
         return pending
 
-    def answer_all(self, asked: Sequence[Asked], logits: Tensor) -> Callable[[], list[Answers]]:
-        """Takes the place of `launch_all`: the answers are there as soon as somebody waits for them."""
+    def _asked(self, step: StepInput) -> Asked:
+        asked = super()._asked(step)
+        self._steps[id(asked)] = step
+        return asked
+
+    def answer(self, asked: list[Asked], logits: Tensor, *how: Any) -> Callable[[], list[Answers]]:
+        """The answers are there as soon as somebody waits for them."""
+        steps = [self._steps.pop(id(one)) for one in asked]
 
         def wait() -> list[Answers]:
             self.laps[-1]["text"] = time.perf_counter() - self.forward.started
-            packed = [self.followers.answer(one.tree, len(one.tokens)) for one in asked]
-            packed = [answer[:, : max(1, one.num_candidates)] for answer, one in zip(packed, asked, strict=True)]
+            packed = [self.followers.answer(step.tree, len(step.sequence.tokens)) for step in steps]
+            packed = [answer[:, : max(1, step.num_candidates)] for answer, step in zip(packed, steps, strict=True)]
             self.sweep()
             self._answered = time.perf_counter()
             answers = []
-            for answer, one in zip(packed, asked, strict=True):
-                answers.append(Answers.unpack(answer, one.num_candidates))
+            for answer, step in zip(packed, steps, strict=True):
+                answers.append(Answers.unpack(answer, step.num_candidates))
             return answers
 
         return wait
@@ -174,7 +182,7 @@ def measure_laps(
     model, made_up = make_forward(engine.checkpoint.model, forward, num_sequences)
     device = BatchDevice(model, made_up, watch, lambda: is_measured and sweep and sweep())
     timed = Engine(replace(engine.checkpoint, model=model), device, engine.request_builder, step_times=step_times)
-    with around_the_device(watch, device, num_sequences):
+    with around_the_device(watch, num_sequences):
         for number in range(num_sequences):
             submit(timed, decode, temperature, number)
         generations = list(timed.scheduler)
@@ -201,17 +209,16 @@ def submit(engine: Engine, decode: DecodeSettings, temperature: float, number: i
 
 
 @contextmanager
-def around_the_device(watch: Stopwatch, device: BatchDevice, num_sequences: int) -> Iterator[None]:
-    """Watches the planning of many, leaves the copies to the device out, and has the device answer."""
-    before = batches.plan_together, step_tensors.upload_into, single_device.launch_all
+def around_the_device(watch: Stopwatch, num_sequences: int) -> Iterator[None]:
+    """Watches the planning of many, and leaves the copies to the device out."""
+    before = batches.plan_together, step_tensors.upload_into
     if num_sequences > 1:
         watch.watch(batches, "plan_together", PARTS[1])
     step_tensors.upload_into = lambda values, target: None
-    single_device.launch_all = device.answer_all
     try:
         yield
     finally:
-        batches.plan_together, step_tensors.upload_into, single_device.launch_all = before
+        batches.plan_together, step_tensors.upload_into = before
 
 
 def make_forward(model: CausalModel, forward: str, num_sequences: int) -> tuple[CausalModel, MadeUpForward]:

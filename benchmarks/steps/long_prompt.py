@@ -1,4 +1,4 @@
-"""Measures the time to the first token of a long prompt on one and on several ranks, and what copied tokens cost.
+"""Measures the time to the first token of a long prompt on several ranks, and that of copies.
 
     python -m benchmarks.steps.long_prompt --tokens 1500 --ranks 2
 

@@ -1,4 +1,4 @@
-"""Files on top of benchmarks/, those of paper/ and the folder gpu/ are commands; `python -m benchmarks` lists them."""
+"""Files on top of benchmarks/ and some in its folders are commands; `python -m benchmarks` lists them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ IN_FOLDERS = [
     "paper.scaling_law",
     "projections.gpu_step",
     "projections.load",
+    "steps.long_prompt",
 ]
 NAMES = [*ON_TOP, *IN_FOLDERS]
 FILES = {commands.FOLDER / f"{name.replace('.', '/')}{'/__main__' * (name in PACKAGES)}.py" for name in NAMES}
