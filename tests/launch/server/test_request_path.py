@@ -13,7 +13,7 @@ from tests.launch.server.harness import serving
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = tuple(f"{ROOT / name}/" for name in ("lp", "parallel", "launch"))
-MOST_FILES = 55
+MOST_FILES = 56
 # uvicorn's event loop wakes up in it now and then, whether there is a prompt or not.
 NOT_ON_THE_WAY = {"launch/server/run.py"}
 
@@ -39,4 +39,4 @@ def test_a_prompt_passes_few_files(checkpoint: Checkpoint) -> None:
         threading.setprofile(None)
         sys.setprofile(None)
     assert {"launch/server/routes/generation.py", "lp/engine.py", "lp/model/causal.py"} <= passed
-    assert len(passed - NOT_ON_THE_WAY) <= MOST_FILES, sorted(passed)
+    assert len(passed - NOT_ON_THE_WAY) <= MOST_FILES, "\n".join(sorted(passed))
