@@ -21,10 +21,15 @@ Send = Callable[[int, Epoch, list[Command]], None]
 
 
 class Dispatcher:
-    """The running requests, and who serves them. epoch: the one at hand; None if no rank serves."""
+    """The running requests, and who serves them.
+
+    epoch: the one at hand; None if no rank serves. is_ending: whether its leaders were told to end it, so that new
+    requests wait for the next one.
+    """
 
     def __init__(self, send: Send):
         self.epoch: Epoch | None = None
+        self.is_ending = False
         self._ledger = Ledger()
         self._dealer = Dealer()
         self._send = send
@@ -55,6 +60,8 @@ class Dispatcher:
     def _concerned(self, command: Command, epoch: Epoch) -> list[int]:
         """The leaders that have to carry a command out."""
         match command:
+            case Submit() if self.is_ending:
+                return []
             case Submit(request):
                 rank = self._dealer.choose(request, self._ledger.loads(epoch.leaders))
                 self._ledger.place(request.id, rank)
@@ -62,7 +69,10 @@ class Dispatcher:
             case Cancel(request_id):
                 rank = self._ledger.rank_of(request_id)
                 return [] if rank is None else [rank]
-            case commands.Regroup() | commands.Shutdown():
+            case commands.Regroup():
+                self.is_ending = True
+                return epoch.leaders
+            case commands.Shutdown():
                 return epoch.leaders
 
     def begin(self, epoch: Epoch) -> tuple[dict[int, Epoch], list[Progress]]:
@@ -73,7 +83,7 @@ class Dispatcher:
         ended = self._ledger.end_cancelled()
         stay = epoch.is_divided and self.epoch is not None and self.epoch.is_divided
         self._ledger.begin(epoch.number, epoch.leaders if stay else [])
-        self.epoch = epoch
+        self.epoch, self.is_ending = epoch, False
         for request in self._ledger.waiting():
             self._ledger.place(request.id, self._dealer.choose(request, self._ledger.loads(epoch.leaders)))
         return {rank: replace(epoch, running=self._ledger.running(rank)) for rank in epoch.leaders}, ended
@@ -87,12 +97,12 @@ class Dispatcher:
 
     def drop_all(self) -> None:
         """Forgets all requests, as no rank is left to go on with them."""
-        self.epoch = None
+        self.epoch, self.is_ending = None, False
         self._ledger.drop_all()
 
     def _even_out(self) -> None:
         """Moves a request from the rank with the most to the one with the fewest, if that is worth it."""
-        if self.epoch is None or not self.epoch.is_divided:
+        if self.epoch is None or not self.epoch.is_divided or self.is_ending:
             return
         loads = self._ledger.loads(self.epoch.leaders)
         if (ranks := uneven(loads)) and (name := self._ledger.shortest(loads[ranks[0]])):

@@ -137,6 +137,7 @@ class Supervisor:
                 if self._gave_up:
                     raise self._gave_up
                 self._shutting_down |= any(isinstance(command, commands.Shutdown) for command in taken)
+                self._divide(sum(isinstance(command, commands.Submit) for command in taken))
                 self._emit_all(self._dispatcher.hand_out(taken))
 
     def _command(self, rank: int, epoch: Epoch, issued: list[Command]) -> None:
@@ -151,12 +152,16 @@ class Supervisor:
     def _tick(self) -> None:
         while not self._ended.wait(TICK_S):
             with self._changed:
-                now = time.monotonic()
-                self._do(self._group.tick(now))
-                num_members = len(self._group.epoch.members) if self._group.epoch else 0
-                if num_members > 1:
-                    divides = self._division.is_wanted(self._dispatcher.num_running, num_members, now)
-                    self._do(self._group.divide(divides, now))
+                self._do(self._group.tick(time.monotonic()))
+                self._divide()
+
+    def _divide(self, num_new: int = 0) -> None:
+        """Has ranks share steps or not, as the number of requests says. num_new: those that are about to be handed out,
+        which had better not begin in an epoch that ends.
+        """
+        if self._group.epoch and (num_members := len(self._group.epoch.members)) > 1:
+            now, num_running = time.monotonic(), self._dispatcher.num_running + num_new
+            self._do(self._group.divide(self._division.is_wanted(num_running, num_members, now), now))
 
     def _do(self, actions: list[Action]) -> None:
         """Carries actions out. The caller holds the lock, as `_changed` is notified."""

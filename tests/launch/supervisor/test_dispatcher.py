@@ -36,6 +36,19 @@ def test_the_leader_is_told_all() -> None:
     assert [progress.request_id for progress in ended] == ["a"], "whose end no rank has told"
 
 
+def test_requests_that_come_while_an_epoch_ends_wait_for_the_next() -> None:
+    dispatcher, sent = begun(Epoch(1, [0, 1]), "a")
+    dispatcher.hand_out([Regroup()])
+    del sent[:]
+    dispatcher.hand_out([submit("b"), submit("c"), Cancel("a"), Cancel("c")])
+    assert sent == [(0, 1, Cancel("a"))]
+    shares, ended = dispatcher.begin(divided(2, 0, 1))
+    assert [progress.request_id for progress in ended] == ["a", "c"]
+    assert names(shares[0]) + names(shares[1]) == ["b"]
+    dispatcher.hand_out([submit("d")])
+    assert [command.request.id for _, _, command in sent[1:] if isinstance(command, Submit)] == ["d"]
+
+
 def test_in_a_divided_epoch_each_rank_is_told_its_own() -> None:
     dispatcher, sent = begun(divided(1, 0, 1), "a", "b", "c")
     assert [(rank, command.request.id) for rank, _, command in sent if isinstance(command, Submit)] == [
