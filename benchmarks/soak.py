@@ -161,11 +161,11 @@ def take_sample(processes: list[psutil.Process], at_s: float) -> ResourceSample:
 
 
 def _held(process: psutil.Process) -> tuple[float, int, int] | None:
-    """The MB, open files and threads of a process; None if it has just ended."""
+    """The MB, open files and threads of a process; None if it has just ended, or is about to."""
     try:
         with process.oneshot():
             return process.memory_info().rss / 1e6, process.num_fds(), process.num_threads()
-    except psutil.NoSuchProcess:
+    except psutil.Error:  # of a process that ends, some say that it has gone, others that they must not be read
         return None
 
 

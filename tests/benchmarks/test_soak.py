@@ -24,7 +24,7 @@ def test_the_command_soaks_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     soaked = data["soak"]
     assert not any(answer["wrong"] for answer in soaked["answers"]) and len(soaked["answers"]) >= 4
     assert len(soaked["killed"]) >= 3 and soaked["epochs"] > 3
-    assert soaked["holdings"][-1]["memory_mb"] > 10 and soaked["holdings"][-1]["processes"] == 2
+    assert soaked["holdings"][-1]["memory_mb"] > 10 and max(held["processes"] for held in soaked["holdings"]) == 2
     assert "second quarter" in table
 
 

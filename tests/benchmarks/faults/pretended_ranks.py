@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -34,7 +34,11 @@ class PretendedRanks(RankServer):
         )
 
     def family(self) -> list[psutil.Process]:
-        return [psutil.Process(), *(psutil.Process(process.pid) for process in self._ranks)]
+        found = [psutil.Process()]
+        for process in self._ranks:
+            with suppress(psutil.NoSuchProcess):  # one that was killed may have been taken away meanwhile
+                found.append(psutil.Process(process.pid))
+        return found
 
     def close(self) -> None:
         for process in self._ranks:
