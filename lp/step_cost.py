@@ -134,7 +134,7 @@ class StepTimes:
 
     @property
     def row_per_thousand(self) -> float:
-        """By how much of its time one more row takes longer for each thousand tokens before it."""
+        """The share of its time by which one more row takes longer for each thousand tokens before it."""
         curve, few, many = self.by_part(), USUAL_ROWS, 4 * USUAL_ROWS
         row_s = (curve.at(many) - curve.at(few)) / (many - few)
         return self.extras.thousand_cached / CACHED_ROWS / row_s if row_s > 0 else 0.0

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from launch.supervisor.dealing import Dealer, uneven
 from launch.supervisor.ledger import Ledger
-from lp.request import Progress
+from lp.request import Progress, Request
 from parallel.group import commands
 from parallel.group.commands import Cancel, Command, Submit
 from parallel.group.epoch import Epoch
@@ -63,9 +63,7 @@ class Dispatcher:
             case Submit() if self.is_ending:
                 return []
             case Submit(request):
-                rank = self._dealer.choose(request, self._ledger.loads(epoch.leaders))
-                self._ledger.place(request.id, rank)
-                return [rank]
+                return [self._place(request, epoch)]
             case Cancel(request_id):
                 rank = self._ledger.rank_of(request_id)
                 return [] if rank is None else [rank]
@@ -74,6 +72,12 @@ class Dispatcher:
                 return epoch.leaders
             case commands.Shutdown():
                 return epoch.leaders
+
+    def _place(self, request: Request, epoch: Epoch) -> int:
+        """Chooses the leader that serves a request from now on."""
+        rank = self._dealer.choose(request, self._ledger.loads(epoch.leaders))
+        self._ledger.place(request.id, rank)
+        return rank
 
     def begin(self, epoch: Epoch) -> tuple[dict[int, Epoch], list[Progress]]:
         """Begins an epoch. Returns what each leader is told, with its requests, and the ends that no rank has told.
@@ -85,7 +89,7 @@ class Dispatcher:
         self._ledger.begin(epoch.number, epoch.leaders if stay else [])
         self.epoch, self.is_ending = epoch, False
         for request in self._ledger.waiting():
-            self._ledger.place(request.id, self._dealer.choose(request, self._ledger.loads(epoch.leaders)))
+            self._place(request, epoch)
         return {rank: replace(epoch, running=self._ledger.running(rank)) for rank in epoch.leaders}, ended
 
     def told(self, rank: int, number: int, progress: Progress) -> Progress | None:

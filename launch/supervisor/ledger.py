@@ -53,7 +53,7 @@ class Ledger:
         return len(self._entries)
 
     def loads(self, ranks: Iterable[int]) -> dict[int, list[str]]:
-        """For each of these leaders, the ids of the requests that it serves, in the order of their arrival."""
+        """Returns the ids of the requests that each of these leaders serves, in the order of their arrival."""
         loads: dict[int, list[str]] = {rank: [] for rank in ranks}
         for name, entry in self._entries.items():
             if entry.rank in loads:

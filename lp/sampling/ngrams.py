@@ -25,8 +25,8 @@ class NGrams:
             self._after.setdefault(tuple(tokens[place - before : place]), {})[tokens[place]] = None
 
     def banned(self, tree: TokenTree, tokens: Sequence[int]) -> list[list[int]]:
-        """For each row, the tokens that would repeat an n-gram of its path. tokens: the sequence, whose last token is
-        the tree's root.
+        """Returns for each row the tokens that would repeat an n-gram of its path. tokens: the sequence, whose last
+        token is the tree's root.
         """
         last = tokens[len(tokens) - self._num_before :] if self._num_before < len(tokens) else list(tokens)
         paths: list[list[int]] = []  # the last tokens of the sequence, then those below the root

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 from torch.distributed import PrefixStore, Store
 
 from lp.assembly import digest_of, require_same_index
@@ -35,8 +34,6 @@ log = logging.getLogger("lookahead")
 
 # Tokens of a finished sequence that no rank may hold; they are computed again when a request begins with them.
 MOST_LACKING = 64
-# Fills the place of a token that a shorter list does not have.
-_NO_TOKEN = -1
 
 
 @runtime_checkable
@@ -176,18 +173,8 @@ def longest(
     ahead = [_ahead(own.get(request.id, []), tokens, request) for request, tokens in zip(requests, known, strict=True)]
     if not ahead:
         return []
-    lengths = channel.compare(np.array([len(more) for more in ahead], dtype=np.int32))
-    most = int(lengths.max())
-    padded = np.full((len(ahead), most), _NO_TOKEN, dtype=np.int32)
-    for row, more in zip(padded, ahead, strict=True):
-        row[: len(more)] = more
-    gathered = channel.compare(padded.ravel()).reshape(channel.num_ranks, len(ahead), most) if most else None
-    found = []
-    for place, tokens in enumerate(known):
-        best = int(lengths[:, place].argmax())
-        more = gathered[best, place, : lengths[best, place]].tolist() if gathered is not None else []
-        found.append([*tokens, *more])
-    return found
+    of_members = zip(*channel.collect(ahead), strict=True)
+    return [[*tokens, *max(several, key=len)] for tokens, several in zip(known, of_members, strict=True)]
 
 
 def _ahead(own: list[int], known: list[int], request: Request) -> list[int]:

@@ -64,7 +64,7 @@ class CopyCost(NamedTuple):
         return num_missing - num_copyable + math.ceil(self.rows(num_copyable))
 
     def lags(self, num_fed: int, known: Sequence[int]) -> list[int]:
-        """For each replica, the rows that it pays before it can compute rows of a step.
+        """Returns the rows that each replica pays before it can compute rows of a step.
 
         num_fed: the tokens that it must have. known: how many each replica has computed; below 0 where it has no room
         for them, which nothing makes good.

@@ -83,7 +83,7 @@ class Forest:
         return Placed(where, loads)
 
     def _lags_of(self, number: int) -> list[int]:
-        """For each replica, the rows that it pays for the tokens that it lacks for a step."""
+        """Returns the rows that each replica pays for the tokens that it lacks for a step."""
         if number not in self._lags:
             self._lags[number] = self._copy_cost.lags(self.steps[number].num_fed, self._numbers[number])
         return self._lags[number]

@@ -53,7 +53,7 @@ class PlannedMemory:
         return tree
 
     def kinds(self, num_drafts: int) -> memoryview:
-        """Of the root and the drafts of the tree planned last, until the next but one is planned."""
+        """Describes the root and the drafts of the tree planned last, until the next but one is planned."""
         first = (4 * (self.serial & 1) + 3) * self._capacity
         return self._numbers[first : first + num_drafts]
 

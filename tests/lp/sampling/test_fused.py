@@ -19,7 +19,7 @@ VOCABULARY, NUM_TOKENS, SEED = CHUNK + 900, 3, 5
 
 @pytest.fixture
 def scores(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """Of a spread distribution; one row holds a NaN, and one has equal scores."""
+    """Makes logits of a spread distribution; one row holds a NaN, and one has equal scores."""
     interpret(monkeypatch)
     scores = 3 * torch.randn(6, VOCABULARY, generator=torch.Generator().manual_seed(1))
     scores[4, CHUNK + 7] = float("nan")
