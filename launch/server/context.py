@@ -14,11 +14,11 @@ from fastapi import Request
 
 from launch.backend import Backend
 from launch.server import errors
-from launch.server.conversion import Conversion
 from launch.server.metrics import Metrics
+from launch.server.openai.conversion import Conversion
+from launch.server.openai.tokens import TokenNames
 from launch.server.service import Service
 from launch.server.settings import ServerSettings
-from launch.server.tokens import TokenNames
 
 T = TypeVar("T")
 

@@ -10,11 +10,12 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
 from launch.server import errors
-from launch.server.connection import ClientGone, EventStream, body_of, race
+from launch.server.bodies import body_of
+from launch.server.connection import ClientGone, EventStream, race
 from launch.server.context import Context, authorise, context, has_place, owner
-from launch.server.conversion import Prepared
-from launch.server.protocol import ChatBody, CompletionBody
-from launch.server.replies import ChatReply, CompletionReply, Reply
+from launch.server.openai.conversion import Prepared
+from launch.server.openai.protocol import ChatBody, CompletionBody
+from launch.server.openai.replies import ChatReply, CompletionReply, Reply
 from launch.server.service import ServiceError, Subscription
 from lp.request import Completion
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 
 from launch.server import errors
-from launch.server.connection import body_of
+from launch.server.bodies import body_of
 from launch.server.context import Context, authorise, context
-from launch.server.protocol import DetokenizeBody, TokenizeBody
+from launch.server.openai.protocol import DetokenizeBody, TokenizeBody
 
 router = APIRouter(dependencies=[Depends(authorise)])
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from launch.server.fields import (
-    Body,
+from launch.server.bodies import Body, refused
+from launch.server.openai.fields import (
     Ignored,
     NoToolChoice,
     Off,
@@ -20,7 +20,6 @@ from launch.server.fields import (
     PromptField,
     Stops,
     TextField,
-    refused,
 )
 
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from launch.server.conversion import Prepared
-from launch.server.tokens import TokenNames
+from launch.server.openai.conversion import Prepared
+from launch.server.openai.tokens import TokenNames
 from lp import methods
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Completion, Progress, TokenLogprob

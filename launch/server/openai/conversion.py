@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch.server import errors
-from launch.server.connection import named_field
+from launch.server.bodies import named_field
 from launch.server.errors import ApiError
-from launch.server.protocol import ChatBody, CompletionBody, GenerationBody, Message
+from launch.server.openai.protocol import ChatBody, CompletionBody, GenerationBody, Message
 from lp import methods
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Request

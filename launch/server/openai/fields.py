@@ -8,21 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo
+
+from launch.server.bodies import refused
 
 MOST_STOPS = 16
 LONGEST_STOP = 256
-
-
-class Body(BaseModel):
-    """A request's body. Values are not converted to other types, and unknown fields are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-def refused(message: str, **values: Any) -> PydanticCustomError:
-    return PydanticCustomError("refused", message, values)  # pyright: ignore[reportArgumentType]
 
 
 def _must_be_off(value: Any, info: ValidationInfo) -> Any:
