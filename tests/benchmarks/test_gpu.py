@@ -66,6 +66,7 @@ def test_what_hangs_or_crashes_does_not_stop_the_rest(tmp_path: Path) -> None:
     assert "## The end of the output of hangs\n\n    so far" in written and rows(written) == found
 
 
+@pytest.mark.slow
 def test_a_second_run_does_what_is_missing(tmp_path: Path) -> None:
     note = f"open({str(tmp_path / 'runs')!r}, 'a').write('x')"
     options = write_plan(tmp_path, works=f"{note}; print('fine')", fails=f"{note}; raise SystemExit('no')")

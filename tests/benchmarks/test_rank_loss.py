@@ -36,6 +36,7 @@ def test_whatever_is_wrong_is_a_failure() -> None:
     assert left == "left in shared memory: lookahead-parallel-1"
 
 
+@pytest.mark.slow
 def test_the_command_writes_down_its_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_loss, "serving", pretended_ranks.serving)
     model = write(tmp_path / "model")

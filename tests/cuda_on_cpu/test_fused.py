@@ -63,7 +63,8 @@ def test_graphs_of_fused_kernels_give_the_models_own_logits(name: str, folders: 
     assert error_of_graphs(model, cache, 5) < ROUNDING
 
 
-@pytest.mark.parametrize("name", ["llama", pytest.param("gemma2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_text_in_float32_is_that_of_generate(
     name: str, folders: Folders, reference_of: Callable[[str], PreTrainedModel], triton: None
 ) -> None:

@@ -110,6 +110,7 @@ def wait_for(path: Path, text: str, child: subprocess.Popen[str]) -> str:
     return path.read_text()
 
 
+@pytest.mark.slow
 def test_interrupt_keeps_measurements_and_says_how_to_resume(model: str, tmp_path: Path) -> None:
     child = commands.start("bench", [model, *SMALL, "rounds=50", "output=out"], tmp_path)
     wait_for(tmp_path / "out/runs.jsonl", "done", child)

@@ -43,6 +43,7 @@ def test_replicas_of_several_ranks_give_the_same_sampled_tokens(main: Main, fold
     assert (record["parallel"], record["ranks"]) == ("lp x tp", 4)
 
 
+@pytest.mark.slow
 def test_degrees_that_do_not_fit_are_refused_once(folder: str, tmp_path: Path) -> None:
     degrees = ["parallel.lp=2", "parallel.tp=2"]
     result = commands.run("generate", [f"model.path={folder}", "prompt=x", *degrees], tmp_path, num_ranks=2)
@@ -91,6 +92,7 @@ def test_a_reader_that_leaves_ends_the_program_quietly(shown: list[str], folder:
     assert "Traceback" not in errors and "BrokenPipe" not in errors
 
 
+@pytest.mark.slow
 def test_a_reader_that_pauses_gets_everything(folder: str, tmp_path: Path) -> None:
     """The pause is longer than the ranks wait for each other, and the output is much larger than the pipe."""
     prompt = "def f(x):" * 20
@@ -106,6 +108,7 @@ def test_a_reader_that_pauses_gets_everything(folder: str, tmp_path: Path) -> No
     assert err.count("8 tokens in") == 40
 
 
+@pytest.mark.slow
 def test_a_full_disk_gives_one_message_and_ends_the_other_rank(folder: str, tmp_path: Path) -> None:
     prompts = commands.write_prompts(tmp_path, 2000)
     arguments = [f"model.path={folder}", prompts, "max_new_tokens=50", "format=json"]

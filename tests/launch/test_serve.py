@@ -161,6 +161,7 @@ def test_a_client_that_leaves_frees_its_place_on_all_ranks(two_ranks: Served) ->
     assert two_ranks.client.completions.create(model=folder_name(two_ranks), prompt="a", max_tokens=3).choices
 
 
+@pytest.mark.slow
 def test_sigterm_lets_running_requests_finish_on_all_ranks(folder: Path, tmp_path: Path) -> None:
     served = start(folder, tmp_path)
     body = {"prompt": "def f(", "max_tokens": 300, "stream": True, "ignore_eos": True}

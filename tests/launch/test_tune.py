@@ -116,6 +116,7 @@ def test_help_lists_the_settings(main: Main) -> None:
     assert "step_times: measure" in out and "workload=" in out
 
 
+@pytest.mark.slow
 def test_two_ranks_of_lookahead_parallelism(arguments: list[str], tmp_path: Path) -> None:
     result = commands.run(
         "tune", [*arguments, "parallel=lp", "parallel.debug=true", "decode.max_rows=8"], tmp_path, num_ranks=2

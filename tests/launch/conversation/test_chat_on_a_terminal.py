@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from lp import Engine
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast.choose import CompileMode
@@ -44,6 +46,7 @@ def test_ctrl_c_ends_an_answer_alone_and_then_the_chat(talkative_folder: str, tm
     assert asked == ["def f(", "one\ntwo"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_an_answer_of_several_ranks(talkative_folder: str, tmp_path: Path) -> None:
     with terminal([f"model.path={talkative_folder}", *QUICK, "parallel.ranks=2"], tmp_path) as screen:
         screen.expect("lp on 2 rank")

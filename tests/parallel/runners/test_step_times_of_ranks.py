@@ -39,6 +39,7 @@ def resolved(checkpoint_folder: Callable[[str], Path]) -> Callable[[list[Path]],
     return lambda roots: run_ranks(resolve, 2, folder, [str(root) for root in roots], exchange="gloo")
 
 
+@pytest.mark.slow
 def test_the_cache_of_rank_0_alone_decides(resolved: Callable[[list[Path]], list[Result]], tmp_path: Path) -> None:
     one, two, other = tmp_path / "one", tmp_path / "two", tmp_path / "other"
     (times, num_steps, has_shared), second = resolved([one, two])
