@@ -51,8 +51,10 @@ class Generation:
         )
         prompt = list(request.prompt)
         self.sequence = Sequence(request.id, prompt, len(prompt), sampling)
-        self.text = TextStream(Detokenizer(checkpoint.tokenizer, request.prompt), request.stopping.stop)
-        self.stop = StopConditions(request.stopping, checkpoint.eos, request.stopping.max_new_tokens)
+        stopping = request.stopping
+        detokenizer = Detokenizer(checkpoint.tokenizer, request.prompt, stopping.skip_special_tokens)
+        self.text = TextStream(detokenizer, stopping.stop)
+        self.stop = StopConditions(stopping, checkpoint.eos, request.stopping.max_new_tokens)
         self.stats = Statistics(prompt_tokens=len(request.prompt))
         self.tree = chain([])  # the tree of the step under way
         self.owner, self.priority = request.owner, request.priority

@@ -19,7 +19,7 @@ from lp.request import Request
 from lp.sampling.settings import Sampling
 from lp.scheduling.room import NoRoom, Room
 from lp.text import chat_template
-from lp.text.chat_template import Message
+from lp.text.chat_template import Message, Rendering
 from lp.text.stopping import Stopping
 
 # A text, token ids, or the messages of a conversation.
@@ -55,17 +55,18 @@ class RequestBuilder:
         methods.check(self.decode, self.limits)
         self.sampling.check(self._vocab_size)
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, rendering: Rendering | None = None, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a prompt: a text gets the tokenizer's special tokens, messages the chat template's.
 
-        Raises ValueError for an empty prompt, an unknown token id and text that is not valid Unicode; for messages as
+        rendering: of messages. add_special_tokens: False leaves a text without special tokens. Raises ValueError for an
+        empty prompt, an unknown token id and text that is not valid Unicode; for messages as
         lp.text.chat_template.encode does.
         """
         tokens: list[Any]
         if isinstance(prompt, str):
-            tokens = self.checkpoint.tokenizer.encode(_utf8(prompt))
+            tokens = self.checkpoint.tokenizer.encode(_utf8(prompt), add_special_tokens=add_special_tokens)
         elif _is_conversation(prompt):
-            tokens = chat_template.encode(self.checkpoint.tokenizer, prompt)
+            tokens = chat_template.encode(self.checkpoint.tokenizer, prompt, rendering)
         else:
             tokens = list(prompt)
         if not prompt or not tokens:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from launch.server import errors
@@ -22,9 +22,29 @@ _DISCARD_S = 10.0
 
 
 class Body(BaseModel):
-    """A request's body. Values are not converted to other types, and unknown fields are refused."""
+    """A request's body. Values are not converted to other types. Unknown fields are refused unless they are null or
+    false.
+    """
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _refuse_unknown(self) -> Body:
+        for name, value in (self.model_extra or {}).items():
+            if value is not None and value is not False:
+                raise refused("{field} is not a field that this server knows; leave it out", field=name)
+        return self
+
+
+class Part(BaseModel):
+    """An object inside a body, such as a message. Unknown fields are ignored, as clients add their own notes to it."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+
+def is_off(value: Any) -> bool:
+    """Whether a field with this value is as good as left out."""
+    return value is None or value is False or value in ("", [], {})
 
 
 Kind = TypeVar("Kind", bound=Body)
@@ -93,10 +113,9 @@ def _readable(error: ValidationError, kind: type[Body]) -> ApiError:
             return errors.bad_request("the body must be a JSON object", code="invalid_json")
         case "missing":
             message = f"{place} is required"
-        case "extra_forbidden":
-            message = f"{place} is not a field that this server knows; leave it out"
         case "refused":
             message = fault["msg"]
+            place = place or str(fault.get("ctx", {}).get("field", ""))
         case _:
             message = f"{place}: {fault['msg'][0].lower()}{fault['msg'][1:]}, not {reprlib.repr(fault['input'])}"
     return errors.bad_request(message, param=place[:100] or named_field(message, kind))

@@ -36,7 +36,9 @@ class Context:
         self.service = Service(settings.max_running, settings.max_waiting, self.metrics)
         self.metrics.watch(lambda: self.service.num_running, lambda: self.service.num_waiting)
         self.metrics.watch_ranks(backend.status, lambda: backend.num_losses)
-        self.conversion = Conversion(backend.request_builder, self.model_name, settings.default_max_tokens)
+        self.conversion = Conversion(
+            backend.request_builder, self.model_name, settings.default_max_tokens, settings.max_choices
+        )
         self.names = TokenNames(self.checkpoint.tokenizer)
         # The tokenizer must not be used by two threads at a time, and a long text must not block the event loop.
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")

@@ -11,6 +11,7 @@ import asyncio
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from launch.server.metrics import Clock, Metrics
@@ -61,14 +62,16 @@ class TooLarge(ServiceError):
 
 
 class Subscription:
-    """An asynchronous iterator over the progress of one request. Raises ServiceError if the request is cut short."""
+    """An asynchronous iterator over the progress of requests that were submitted together.
 
-    def __init__(self, service: Service, request_id: str):
+    Raises ServiceError if one of them is cut short, which ends the others.
+    """
+
+    def __init__(self, service: Service, request_ids: Iterable[str]):
         self._service = service
-        self._request_id = request_id
+        self._open = set(request_ids)
         self._loop = asyncio.get_running_loop()
         self._news: asyncio.Queue[Progress | ServiceError] = asyncio.Queue()
-        self._over = False
 
     def publish(self, news: Progress | ServiceError) -> None:
         """Hands progress or an error over from any thread; both are dropped if the event loop is closed."""
@@ -79,25 +82,35 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Progress:
-        if self._over:
+        if not self._open:
             raise StopAsyncIteration
         news = await self._news.get()
-        self._over = isinstance(news, ServiceError) or news.finish_reason is not None
-        if isinstance(news, ServiceError):
-            raise news
-        if news.finish_reason == "cancelled":
-            raise ShuttingDown
-        if news.finish_reason == "error":
-            raise GenerationFailed
-        if news.finish_reason == "no_room":
-            raise TooLarge(news.text)
-        return news
+        if not isinstance(news, ServiceError):
+            if news.finish_reason:
+                self._open.discard(news.request_id)
+            if (failure := _failure(news)) is None:
+                return news
+            news = failure
+        self.close()
+        raise news
 
     def close(self) -> None:
-        """Cancels the request unless its end has been read already."""
-        if not self._over:
-            self._over = True
-            self._service.cancel(self._request_id)
+        """Cancels the requests whose end has not been read yet."""
+        while self._open:
+            self._service.cancel(self._open.pop())
+
+
+def _failure(progress: Progress) -> ServiceError | None:
+    """Why a request was cut short; None if it was not."""
+    match progress.finish_reason:
+        case "cancelled":
+            return ShuttingDown()
+        case "error":
+            return GenerationFailed()
+        case "no_room":
+            return TooLarge(progress.text)
+        case _:
+            return None
 
 
 @dataclass
@@ -154,12 +167,16 @@ class Service:
             if self.num_running + self.num_waiting >= self.max_running + self.max_waiting:
                 raise QueueFull(self.num_waiting)
 
-    def submit(self, request: Request) -> Subscription:
-        """Accepts a request of the running event loop. Raises ServiceError if it is refused."""
+    def submit(self, *requests: Request) -> Subscription:
+        """Accepts requests of the running event loop, all of them if there is a place for the first.
+
+        Raises ServiceError if they are refused.
+        """
         with self._changed:
             self.check_open()
-            subscription = Subscription(self, request.id)
-            self._waiting[request.id] = _Ticket(request, subscription, Clock())
+            subscription = Subscription(self, [request.id for request in requests])
+            for request in requests:
+                self._waiting[request.id] = _Ticket(request, subscription, Clock())
             self._changed.notify_all()
         return subscription
 

@@ -15,7 +15,8 @@ class ServerSettings:
     after the signal, and slow clients need up to 5 s of that to read their last answers. retry_after_s: seconds that a
     refused client is told to wait. max_body_bytes: size of the largest request body. api_keys: keys that clients send
     as `Authorization: Bearer KEY`; without keys, the server is open to all. default_max_tokens: most new tokens of a
-    request to /v1/completions that sets no limit. access_log: whether each HTTP request is logged.
+    request to /v1/completions that sets no limit. max_choices: most texts that one request may ask for: its prompts,
+    times its choices of each. access_log: whether each HTTP request is logged.
     """
 
     host: str = "127.0.0.1"
@@ -28,6 +29,7 @@ class ServerSettings:
     max_body_bytes: int = 4 * 1024 * 1024
     api_keys: list[str] = field(default_factory=list)
     default_max_tokens: int = 16
+    max_choices: int = 256
     access_log: bool = False
 
     def check(self) -> None:
@@ -40,6 +42,7 @@ class ServerSettings:
             "retry_after_s": (1, 86_400),
             "max_body_bytes": (1024, 1024**3),
             "default_max_tokens": (1, 10_000_000),
+            "max_choices": (1, 100_000),
         }
         for name, (smallest, largest) in ranges.items():
             value = getattr(self, name)

@@ -6,6 +6,7 @@ The template is a program that comes with the checkpoint; transformers runs it i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
@@ -13,8 +14,38 @@ from jinja2 import TemplateError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+# What a rendering says in its own way, or a client has no say in: the parameters of transformers' apply_chat_template.
+_PARAMETERS = frozenset((
+    "conversation", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize",
+    "sanitize_control_tokens", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+    "return_assistant_tokens_mask", "tokenizer_kwargs",
+))  # fmt: skip
 # A message of a conversation: {"role": "user", "content": "..."}. Which roles there are is up to the template.
 Message = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """How a conversation is written.
+
+    add_generation_prompt: whether the beginning of the assistant's answer comes last. continue_final_message: whether
+    the last message is left open, so that its text goes on. add_special_tokens: whether the tokenizer adds its own to
+    what the template writes. variables: further variables of the template, such as enable_thinking.
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raises ValueError for settings that cannot be used."""
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError(
+                "continue_final_message cannot be combined with add_generation_prompt; set add_generation_prompt=false"
+            )
+        if taken := sorted(_PARAMETERS & self.variables.keys()):
+            raise ValueError(f"chat_template_kwargs holds {', '.join(taken)}, which is no variable of a template")
 
 
 class NoChatTemplate(ValueError):
@@ -33,22 +64,32 @@ def check_template(tokenizer: PreTrainedTokenizerFast) -> None:
         raise NoChatTemplate
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Any]) -> list[int]:
-    """The token ids of a conversation, up to where the assistant's answer begins.
+def encode(
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Any], rendering: Rendering | None = None
+) -> list[int]:
+    """The token ids of a conversation; without a rendering, up to where the assistant's answer begins.
 
-    Raises ValueError for messages of another form and for those that the template refuses, NoChatTemplate if there is
-    no template.
+    Raises ValueError for messages of another form, for those that the template refuses and for a rendering that cannot
+    be used, NoChatTemplate if there is no template.
     """
+    rendering = rendering or Rendering()
+    rendering.check()
     plain = [check_message(message, number) for number, message in enumerate(messages)]
     check_template(tokenizer)
     try:
-        text = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            plain,
+            tokenize=False,
+            add_generation_prompt=rendering.add_generation_prompt,
+            continue_final_message=rendering.continue_final_message,
+            **rendering.variables,
+        )
     except TemplateError as error:
         raise ValueError(f"the model's chat template refuses these messages: {_one_line(error)}") from error
     except Exception as error:  # a template is a program of the checkpoint's author and may raise anything
         reason = f"{type(error).__name__}: {_one_line(error)}"
         raise ValueError(f"the model's chat template fails on these messages ({reason})") from error
-    return tokenizer.encode(str(text), add_special_tokens=False)
+    return tokenizer.encode(str(text), add_special_tokens=rendering.add_special_tokens)
 
 
 def _one_line(error: Exception) -> str:

@@ -28,7 +28,7 @@ LONGEST_WINDOW = 2 * CONTEXT
 
 
 class Detokenizer:
-    """The text that tokens add to a prompt's text, token by token. Special tokens have no text.
+    """The text that tokens add to a prompt's text, token by token. Special tokens have no text if they are skipped.
 
     If a run of bytes holds a wrong one, a decoder with byte fallback shows the whole run as U+FFFD. Here the characters
     before the wrong byte may have been given out already, so only the wrong byte and those after it become U+FFFD. If
@@ -36,8 +36,9 @@ class Detokenizer:
     written in bytes it may appear more than once.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, prompt: Sequence[int] = ()):
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, prompt: Sequence[int] = (), skip_special: bool = True):
         self._backend = tokenizer.backend_tokenizer
+        self._skip_special = skip_special
         self._window = self._last(prompt)
         self._num_done = len(self._window)  # first tokens of the window, whose text has all been given out
         self._given = self._decode(self._window)  # text of the window that has been given out
@@ -79,13 +80,13 @@ class Detokenizer:
         return min((last[at:] for at in range(INCOMPLETE + 1)), key=lambda ids: self._decode(ids).count(REPLACEMENT))
 
     def _has_text(self, token: int) -> bool:
-        """False for special tokens and unknown ids. Decodes the token twice, as a leading space may be dropped."""
+        """False for skipped special tokens and unknown ids. Decodes it twice, as a leading space may be dropped."""
         return bool(self._decode([token, token]))
 
     def _decode(self, tokens: list[int]) -> str:
         if len(tokens) <= 2:  # they recur: a token alone, and a usual pair
-            return _text_of_few(self._backend, *tokens)
-        return self._backend.decode(tokens, skip_special_tokens=True)
+            return _text_of_few(self._backend, self._skip_special, *tokens)
+        return self._backend.decode(tokens, skip_special_tokens=self._skip_special)
 
     def _start_anew(self) -> str:
         """Drops the tokens whose text has been given out from the window; returns the text of the others."""
@@ -101,5 +102,5 @@ class Detokenizer:
 
 
 @lru_cache(maxsize=1 << 15)
-def _text_of_few(backend: Tokenizer, *tokens: int) -> str:
-    return backend.decode(list(tokens), skip_special_tokens=True)
+def _text_of_few(backend: Tokenizer, skip_special: bool, *tokens: int) -> str:
+    return backend.decode(list(tokens), skip_special_tokens=skip_special)

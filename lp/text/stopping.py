@@ -24,13 +24,14 @@ class Stopping:
 
     max_new_tokens: None allows as many as the context has room for. stop: strings that end the text and are not part of
     it. stop_token_ids: tokens that end it, as the checkpoint's end-of-sequence tokens do. ignore_eos: the latter do not
-    end it.
+    end it. skip_special_tokens: whether special tokens are left out of the text, in which stop strings are looked for.
     """
 
     max_new_tokens: int | None = None
     stop: list[str] = field(default_factory=list)
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
 
     def check(self, vocab_size: int) -> None:
         """Raises ValueError naming the first setting that is out of range."""

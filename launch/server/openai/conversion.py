@@ -1,9 +1,13 @@
-"""Converts a request's body to the engine's Request. Knows nothing of HTTP."""
+"""Converts a request's body to the engine's Requests. Knows nothing of HTTP.
+
+A body with several prompts, or that asks for several choices, becomes a request for each text. Choice i of a prompt has
+the body's seed plus i, as in vLLM, so choice 0 of each prompt is what the prompt yields by itself.
+"""
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from launch.server import errors
@@ -14,8 +18,8 @@ from lp import methods
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Request
 from lp.request_builder import ContextExceeded, RequestBuilder
-from lp.sampling.settings import Sampling
-from lp.text.chat_template import NoChatTemplate
+from lp.sampling.settings import LARGEST_SEED, Sampling
+from lp.text.chat_template import NoChatTemplate, Rendering
 from lp.text.stopping import Stopping
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -25,99 +29,151 @@ NAMES_OF_THE_API = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_token
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that is ready for the engine, and what its reply must contain.
+    """The requests of one body, ready for the engine, and what its reply must contain.
 
-    echo: text before the generated text. wants_usage_so_far: every chunk of a stream says what it has cost so far.
+    id: of the reply. requests: the candidates of the first prompt, those of the second one, and so on. echoes: for each
+    prompt, the text before the generated text. num_choices: how many of a prompt's candidates are returned.
+    wants_usage_so_far: every chunk of a stream says what it has cost so far.
     """
 
-    request: Request
-    echo: str
+    id: str
+    requests: list[Request]
+    echoes: list[str]
+    num_choices: int
     wants_logprobs: bool
     wants_usage: bool
     wants_usage_so_far: bool = False
+
+    @property
+    def num_candidates(self) -> int:
+        """The number of texts that are generated for each prompt."""
+        return len(self.requests) // len(self.echoes)
 
 
 class Conversion:
     """Turns bodies into requests for one engine's model."""
 
-    def __init__(self, request_builder: RequestBuilder, model_name: str, default_max_tokens: int):
+    def __init__(self, request_builder: RequestBuilder, model_name: str, default_max_tokens: int, max_choices: int):
         self.request_builder = request_builder
         self.model_name = model_name
         self.default_max_tokens = default_max_tokens
+        self.max_choices = max_choices
 
     @property
     def checkpoint(self) -> CheckpointInfo:
         return self.request_builder.checkpoint
 
     def prepare(self, body: CompletionBody | ChatBody, owner: str | None) -> Prepared:
-        """Converts a body to a request.
+        """Converts a body to requests.
 
-        owner: the request may share drafts with requests of the same owner. Raises ApiError.
+        owner: the requests may share drafts with requests of the same owner. Raises ApiError.
         """
         self.check_model(body.model)
+        self._check_number(body)
+        reply_id = f"{'chatcmpl' if isinstance(body, ChatBody) else 'cmpl'}-{secrets.token_hex(12)}"
+        requests: list[Request] = []
         try:
-            tokens = self._tokens(body)
-        except ValueError as error:
-            raise errors.bad_request(str(error), param="prompt") from None
-        most_tokens = body.most_tokens
-        if most_tokens is None and isinstance(body, CompletionBody):
-            most_tokens = self._default_max_tokens(tokens)
-        try:
-            request = self._request(body, tokens, most_tokens, owner)
+            for tokens in self._prompts(body):
+                first = self._request(body, tokens, owner)
+                requests += [first, *(_another(first, number) for number in range(1, body.num_candidates))]
         except ValueError as error:
             raise _refusal(error, body) from None
+        for number, request in enumerate(requests):
+            request.id = f"{reply_id}-{number}" if number else reply_id
         return Prepared(
-            request, self._echo(body), body.num_logprobs is not None, body.wants_usage, body.wants_usage_so_far
+            reply_id,
+            requests,
+            self._echoes(body),
+            body.num_choices,
+            body.num_logprobs is not None,
+            body.wants_usage,
+            body.wants_usage_so_far,
         )
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model_name:
             raise errors.unknown_model(name, self.model_name)
 
-    def chat_tokens(self, messages: list[Message]) -> list[int]:
-        """Returns the conversation as the checkpoint's chat template writes it, up to where the assistant begins.
+    def chat_tokens(self, messages: list[Message], rendering: Rendering | None = None) -> list[int]:
+        """Returns the conversation as the checkpoint's chat template writes it, by default up to where the assistant
+        begins.
 
         Raises ApiError.
         """
         plain = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            return self.request_builder.encode(plain)
+            return self.request_builder.encode(plain, rendering)
         except NoChatTemplate:
             message = f"the model {self.model_name!r} has no chat template; use /v1/completions"
             raise errors.bad_request(message, param="messages", code="no_chat_template") from None
         except ValueError as error:
-            raise errors.bad_request(str(error), param="messages") from None
+            first_word = str(error).split(" ", 1)[0]
+            param = first_word if first_word in ChatBody.model_fields else "messages"
+            raise errors.bad_request(str(error), param=param) from None
 
-    def _tokens(self, body: CompletionBody | ChatBody) -> list[int]:
+    def _check_number(self, body: CompletionBody | ChatBody) -> None:
+        """Raises ApiError for a body that asks for too many texts."""
+        num_prompts = 1 if isinstance(body, ChatBody) else len(body.prompt)
+        if num_prompts * body.num_candidates > self.max_choices:
+            name = "n" if body.num_candidates == body.num_choices else "best_of"
+            message = (
+                f"{name}={body.num_candidates} for {num_prompts} prompt{'s' * (num_prompts > 1)} asks for more than the"
+                f" {self.max_choices} texts that a request may ask for (server.max_choices)"
+            )
+            raise errors.bad_request(message, param=name if body.num_candidates > 1 else "prompt")
+
+    def _prompts(self, body: CompletionBody | ChatBody) -> list[list[int]]:
+        """The tokens of each prompt. Raises ApiError."""
         if isinstance(body, ChatBody):
-            return self.chat_tokens(body.messages)
-        return self.request_builder.encode(body.prompt)
+            return [self.chat_tokens(body.messages, body.rendering)]
+        with_special = body.add_special_tokens is not False
+        try:
+            return [self.request_builder.encode(prompt, add_special_tokens=with_special) for prompt in body.prompt]
+        except ValueError as error:
+            raise errors.bad_request(str(error), param="prompt") from None
 
     def _default_max_tokens(self, tokens: list[int]) -> int:
         room = self.checkpoint.max_length - len(tokens)
         return max(1, min(self.default_max_tokens, room))
 
-    def _request(
-        self, body: CompletionBody | ChatBody, tokens: list[int], most_tokens: int | None, owner: str | None
-    ) -> Request:
+    def _request(self, body: CompletionBody | ChatBody, tokens: list[int], owner: str | None) -> Request:
+        """The first request of a prompt."""
+        most_tokens = body.most_tokens
+        if most_tokens is None and isinstance(body, CompletionBody):
+            most_tokens = self._default_max_tokens(tokens)
         decode = None if body.decode is None else methods.from_dict(body.decode, self.request_builder.decode)
-        stopping = Stopping(most_tokens, body.stop, body.stop_token_ids or [], bool(body.ignore_eos))
-        kind = "chatcmpl" if isinstance(body, ChatBody) else "cmpl"
-        request_id = f"{kind}-{secrets.token_hex(12)}"
+        skips = body.skip_special_tokens is not False
+        stopping = Stopping(most_tokens, body.stop, body.stop_token_ids or [], bool(body.ignore_eos), skips)
         priority = 1.0 if body.priority is None else body.priority
-        return self.request_builder.build(tokens, decode, self._sampling(body), stopping, request_id, owner, priority)
+        return self.request_builder.build(tokens, decode, self._sampling(body), stopping, None, owner, priority)
 
     def _sampling(self, body: GenerationBody) -> Sampling:
         """Returns the sampling settings of the body; the others are left to the server's defaults."""
         given: dict[str, Any] = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
-        return Sampling(**given, min_new_tokens=body.min_tokens, logprobs=body.num_logprobs)
+        if body.top_k is not None:  # vLLM's clients write -1 for off
+            given["top_k"] = 0 if body.top_k == -1 else min(body.top_k, self.checkpoint.vocab_size)
+        num_logprobs = body.num_logprobs
+        if num_logprobs is None and body.num_candidates > body.num_choices:
+            num_logprobs = 0  # the best are found by them
+        return Sampling(**given, min_new_tokens=body.min_tokens, logprobs=num_logprobs)
 
-    def _echo(self, body: CompletionBody | ChatBody) -> str:
-        if isinstance(body, ChatBody) or not body.echo:
-            return ""
-        if isinstance(body.prompt, str):
-            return body.prompt
-        return str(self.checkpoint.tokenizer.decode(body.prompt, skip_special_tokens=True))
+    def _echoes(self, body: CompletionBody | ChatBody) -> list[str]:
+        """For each prompt, the text before the generated text."""
+        if isinstance(body, ChatBody):
+            return [""]
+        return [self._text_of(prompt) if body.echo else "" for prompt in body.prompt]
+
+    def _text_of(self, prompt: str | list[int]) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        return str(self.checkpoint.tokenizer.decode(prompt, skip_special_tokens=True))
+
+
+def _another(first: Request, number: int) -> Request:
+    """Another choice of the same prompt, with the next seed but so many."""
+    assert first.sampling.seed is not None
+    seed = (first.sampling.seed + number) % (LARGEST_SEED + 1)
+    return replace(first, sampling=replace(first.sampling, seed=seed))
 
 
 def _refusal(error: ValueError, body: GenerationBody) -> ApiError:

@@ -10,26 +10,26 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
-from launch.server.bodies import refused
+from launch.server.bodies import is_off, refused
 
 MOST_STOPS = 16
 LONGEST_STOP = 256
 
 
 def _must_be_off(value: Any, info: ValidationInfo) -> Any:
-    if value in (None, False, "", [], {}):
+    if is_off(value):
         return value
     raise refused("{field} is not supported by this server; leave it out", field=info.field_name)
 
 
-def _must_be_one(value: int | None, info: ValidationInfo) -> int | None:
-    if value in (None, 1):
+def _at_least_one(value: int | None, info: ValidationInfo) -> int | None:
+    if value is None or value >= 1:
         return value
-    raise refused(
-        "{field}={value} is not supported: a request gets one choice; leave it out or send several requests",
-        field=info.field_name,
-        value=value,
-    )
+    raise refused("{field}={value} is out of range: it must be at least 1", field=info.field_name, value=value)
+
+
+def _minus_one_is_unset(value: int | None) -> int | None:
+    return None if value == -1 else value
 
 
 def _stops(value: Any) -> Any:
@@ -44,15 +44,17 @@ def _stops(value: Any) -> Any:
     return stops
 
 
-def _prompt(value: Any) -> Any:
-    """Takes a string or token ids, or a list with exactly one of these, and drops the outer list."""
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        if len(value) > 1:
-            raise refused("prompt holds {number} prompts; send one prompt a request", number=len(value))
-        value = value[0]
-    if isinstance(value, str) or (isinstance(value, list) and all(type(token) is int for token in value)):
-        return value
-    raise refused("prompt must be a string or a list of token ids")
+def _prompts(value: Any) -> Any:
+    """Converts a string, token ids, or a list of either to a list of prompts, each a string or token ids."""
+    is_one = isinstance(value, str) or not (isinstance(value, list) and value and isinstance(value[0], str | list))
+    prompts = [value] if is_one else value
+    if all(_is_prompt(prompt) for prompt in prompts):
+        return prompts
+    raise refused("prompt must be a string or a list of token ids, or a list of such prompts")
+
+
+def _is_prompt(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(type(token) is int for token in value))
 
 
 def _text(value: Any) -> Any:
@@ -85,9 +87,10 @@ def _no_tool_choice(value: Any) -> Any:
 
 
 Off = Annotated[Any, AfterValidator(_must_be_off)]
-One = Annotated[int | None, AfterValidator(_must_be_one)]
+AtLeastOne = Annotated[int | None, AfterValidator(_at_least_one)]
+Seed = Annotated[int | None, AfterValidator(_minus_one_is_unset)]
 Stops = Annotated[list[str], BeforeValidator(_stops)]
-PromptField = Annotated[Any, BeforeValidator(_prompt)]
+Prompts = Annotated[Any, BeforeValidator(_prompts)]
 TextField = Annotated[str, BeforeValidator(_text)]
 OnlyText = Annotated[Any, BeforeValidator(_only_text)]
 OnlyTextModality = Annotated[Any, BeforeValidator(_only_text_modality)]

@@ -9,44 +9,49 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from launch.server.bodies import Body, refused
+from launch.server.bodies import Body, Part, refused
 from launch.server.openai.fields import (
+    AtLeastOne,
     Ignored,
     NoToolChoice,
     Off,
-    One,
     OnlyText,
     OnlyTextModality,
-    PromptField,
+    Prompts,
+    Seed,
     Stops,
     TextField,
 )
+from lp.text.chat_template import Rendering
 
 
-class StreamOptions(Body):
+class StreamOptions(Part):
     """continuous_usage_stats: every chunk says what the request has cost so far, as in vLLM; needs include_usage."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-    include_obfuscation: Ignored = None
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationBody(Body):
-    """The fields that completions and chat completions share."""
+    """The fields that completions and chat completions share.
+
+    n: choices for each prompt. skip_special_tokens, add_special_tokens and chat_template_kwargs mean what they mean in
+    vLLM.
+    """
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     stop: Stops = Field(default_factory=list)
-    n: One = None
+    n: AtLeastOne = None
 
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
-    seed: int | None = None
+    seed: Seed = None
 
     decode: dict[str, Any] | None = None
     top_k: int | None = None
@@ -57,6 +62,15 @@ class GenerationBody(Body):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     priority: float | None = None
+    skip_special_tokens: bool | None = None
+
+    include_stop_str_in_output: Off = None
+    truncate_prompt_tokens: Off = None
+    allowed_token_ids: Off = None
+    bad_words: Off = None
+    use_beam_search: Off = None
+    return_token_ids: Off = None
+    return_tokens_as_token_ids: Off = None
 
     user: Ignored = None
     metadata: Ignored = None
@@ -65,10 +79,22 @@ class GenerationBody(Body):
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
+    request_id: Ignored = None
+    spaces_between_special_tokens: Ignored = None
 
     @property
     def most_tokens(self) -> int | None:
         return self.max_tokens
+
+    @property
+    def num_choices(self) -> int:
+        """The number of choices that the reply has for each prompt."""
+        return self.n or 1
+
+    @property
+    def num_candidates(self) -> int:
+        """The number of texts that are generated for each prompt; the best of them become choices."""
+        return self.num_choices
 
     @property
     def num_logprobs(self) -> int | None:
@@ -77,15 +103,15 @@ class GenerationBody(Body):
 
     @property
     def wants_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def wants_usage_so_far(self) -> bool:
-        return self.wants_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
+        return self.wants_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     @model_validator(mode="after")
     def _check_together(self) -> GenerationBody:
-        if self.stream_options and not self.stream:
+        if self.stream_options and self.stream_options.model_fields_set and not self.stream:
             raise refused("stream_options is only allowed with stream=true")
         most = self.most_tokens
         if most is not None and most < 1:
@@ -96,17 +122,33 @@ class GenerationBody(Body):
 
 
 class CompletionBody(GenerationBody):
-    """The body of POST /v1/completions."""
+    """The body of POST /v1/completions.
 
-    prompt: PromptField
+    best_of: texts generated for each prompt, of which those with the highest mean log-probability are returned.
+    """
+
+    prompt: Prompts
+    add_special_tokens: bool | None = None
     echo: bool | None = None
     logprobs: int | None = None
-    best_of: One = None
+    best_of: AtLeastOne = None
     suffix: Off = None
 
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def num_candidates(self) -> int:
+        return self.best_of or self.num_choices
+
+    @model_validator(mode="after")
+    def _check_best_of(self) -> CompletionBody:
+        if self.num_candidates < self.num_choices:
+            raise refused("best_of={best_of} is less than n={n}", best_of=self.best_of, n=self.num_choices)
+        if self.stream and self.num_candidates > self.num_choices:
+            raise refused("best_of={best_of} cannot be streamed: the best is known at the end", best_of=self.best_of)
+        return self
 
     @model_validator(mode="after")
     def _check_echo(self) -> CompletionBody:
@@ -115,20 +157,38 @@ class CompletionBody(GenerationBody):
         return self
 
 
-class Message(Body):
-    """One message of a conversation."""
+class Message(Part):
+    """One message of a conversation. What a client or another server has added to it is ignored."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: TextField = ""
-    name: Ignored = None
     refusal: Off = None
-    annotations: Off = None
     audio: Off = None
     function_call: Off = None
     tool_calls: Off = None
 
 
-class ChatBody(GenerationBody):
+class Conversation(Body):
+    """Messages, and how the chat template writes them: fields of all bodies that have messages, as in vLLM."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Off = None
+    documents: Off = None
+
+    @property
+    def rendering(self) -> Rendering:
+        return Rendering(
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continue_final_message=bool(self.continue_final_message),
+            add_special_tokens=bool(self.add_special_tokens),
+            variables=self.chat_template_kwargs or {},
+        )
+
+
+class ChatBody(GenerationBody, Conversation):
     """The body of POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
@@ -143,6 +203,7 @@ class ChatBody(GenerationBody):
     functions: Off = None
     function_call: NoToolChoice = None
     audio: Off = None
+    echo: Off = None
     web_search_options: Off = None
     reasoning_effort: Off = None
     verbosity: Off = None
@@ -164,14 +225,13 @@ class ChatBody(GenerationBody):
         return self
 
 
-class TokenizeBody(Body):
-    """The body of POST /tokenize: a prompt or a conversation."""
+class TokenizeBody(Conversation):
+    """The body of POST /tokenize: a prompt, which gets special tokens by default, or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    add_special_tokens: bool = True
-    return_token_strs: bool = False
+    return_token_strs: bool | None = None
 
     @model_validator(mode="after")
     def _check_either(self) -> TokenizeBody:

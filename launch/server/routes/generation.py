@@ -49,23 +49,23 @@ async def chat_completions(
 
 
 async def _answer(request: Request, server: Context, prepared: Prepared, reply: Reply, streams: bool) -> Response:
-    subscription = server.service.submit(prepared.request)
+    subscription = server.service.submit(*prepared.requests)
     if streams:
         return EventStream(_events(subscription, reply, server.settings.retry_after_s), on_end=subscription.close)
     try:
-        completion = await race(_collect(subscription), request.receive)
+        completions = await race(_collect(prepared, subscription), request.receive)
     except ClientGone:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
         subscription.close()
-    return JSONResponse(reply.whole(completion))
+    return JSONResponse(reply.whole(completions))
 
 
-async def _collect(subscription: Subscription) -> Completion:
-    completion = Completion()
+async def _collect(prepared: Prepared, subscription: Subscription) -> dict[str, Completion]:
+    completions = {request.id: Completion() for request in prepared.requests}
     async for progress in subscription:
-        completion.extend(progress)
-    return completion
+        completions[progress.request_id].extend(progress)
+    return completions
 
 
 async def _events(subscription: Subscription, reply: Reply, retry_after_s: int) -> AsyncIterator[str]:

@@ -39,5 +39,6 @@ async def detokenize(
 
 def _tokens(server: Context, body: TokenizeBody) -> list[int]:
     if body.messages:
-        return server.conversion.chat_tokens(body.messages)
-    return server.checkpoint.tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
+        return server.conversion.chat_tokens(body.messages, body.rendering)
+    with_special = body.add_special_tokens is not False
+    return server.checkpoint.tokenizer.encode(body.prompt or "", add_special_tokens=with_special)

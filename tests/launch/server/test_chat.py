@@ -94,7 +94,9 @@ def test_max_completion_tokens_wins_and_the_default_is_all_room(shared: Running,
         ("tool_choice", "required"),
         ("modalities", ["audio"]),
         ("reasoning_effort", "high"),
-        ("n", 2),
+        ("chat_template", "{{ messages }}"),
+        ("documents", [{"text": "a"}]),
+        ("echo", True),
     ],
 )
 def test_what_would_change_the_output_is_refused(shared: Running, field: str, value):
