@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lp.engine import Engine
+    from lp.grammar.settings import Grammar
     from lp.methods import Auto, Autoregressive, DecodeLimits, Jacobi, Lookahead, PromptLookup
     from lp.request import Completion, Progress
     from lp.sampling.settings import Sampling
@@ -22,6 +23,7 @@ __all__ = [
     "Completion",
     "DecodeLimits",
     "Engine",
+    "Grammar",
     "Jacobi",
     "Lookahead",
     "Progress",
@@ -34,6 +36,7 @@ __all__ = [
 _MODULES = {
     "Completion": "lp.request",
     "Engine": "lp.engine",
+    "Grammar": "lp.grammar.settings",
     "Progress": "lp.request",
     "Sampling": "lp.sampling.settings",
     "Stopping": "lp.text.stopping",

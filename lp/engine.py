@@ -17,6 +17,7 @@ from lp.calibration.measure import StepTimesSource
 from lp.drafting.answers import AnswerIndex
 from lp.drafting.history import DraftHistory
 from lp.generation import Generation, SettledStep
+from lp.grammar.settings import Grammar
 from lp.methods import DecodeLimits, DecodeSettings
 from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings
 from lp.model.fast.choose import CompileMode
@@ -245,19 +246,21 @@ class Engine:
         decode: DecodeSettings | None = None,
         sampling: Sampling | None = None,
         stopping: Stopping | None = None,
+        grammar: Grammar | None = None,
         **settings: Any,
     ) -> Iterator[Progress]:
         """Yields what each step adds. Closing the iterator cancels the request.
 
         prompt: a text, token ids, or messages such as [{"role": "user", "content": "Hello"}], which the checkpoint's
         chat template turns into a text. max_new_tokens: used if `stopping` is not given; None is all the room in the
-        context. settings: single settings of Sampling, such as temperature=0.8, which replace those of `sampling`.
+        context. grammar: what the text must be. settings: single settings of Sampling, such as temperature=0.8, which
+        replace those of `sampling`.
         Raises ValueError for settings or messages that cannot be used, FloatingPointError if the model answers NaN.
         """
         if settings:
             sampling = (sampling or Sampling()).changed(settings)
         stopping = stopping or Stopping(max_new_tokens=max_new_tokens)
-        return self._steps(self.request_builder.build(prompt, decode, sampling, stopping))
+        return self._steps(self.request_builder.build(prompt, decode, sampling, stopping, grammar=grammar))
 
     def _steps(self, request: Request) -> Iterator[Progress]:
         if refusal := self.submit(request):
@@ -279,20 +282,9 @@ class Engine:
             del self._streams[request.id]
             self.cancel(request.id)
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int | None = 128,
-        decode: DecodeSettings | None = None,
-        sampling: Sampling | None = None,
-        stopping: Stopping | None = None,
-        **settings: Any,
-    ) -> Completion:
-        """Like `stream`, but returns the whole output at the end."""
+    def generate(self, prompt: Prompt, **settings: Any) -> Completion:
+        """Like `stream`, which names the settings, but returns the whole output at the end."""
         completion = Completion()
-        for progress in self.stream(
-            prompt, max_new_tokens=max_new_tokens, decode=decode, sampling=sampling, stopping=stopping, **settings
-        ):
+        for progress in self.stream(prompt, **settings):
             completion.extend(progress)
         return completion

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from lp.decoding.base import Decoder, Offer
+from lp.decoding.constrained import MOST_ADDED, ConstrainedDecoder
 from lp.decoding.make import make_decoder
 from lp.drafting.history import DraftHistory
-from lp.methods import least_rows, most_rows
+from lp.methods import Autoregressive, least_rows, most_rows
 from lp.model.checkpoint import Checkpoint
 from lp.request import Progress, Request, Sequence, TokenLogprob
 from lp.statistics import Statistics
@@ -49,19 +50,23 @@ class Generation:
         self.decoder: Decoder = make_decoder(
             request.decode, text, sampling.seed, sampling.temperature, history, request.owner
         )
+        self._most_rows = most_rows(request.decode)
+        grammar = request.grammar and checkpoint.grammars.begin(request.grammar, len(request.prompt))
+        if grammar and not isinstance(request.decode, Autoregressive):
+            self.decoder = ConstrainedDecoder(self.decoder, grammar)
+            self._most_rows += MOST_ADDED
         prompt = list(request.prompt)
-        self.sequence = Sequence(request.id, prompt, len(prompt), sampling)
+        self.sequence = Sequence(request.id, prompt, len(prompt), sampling, request.grammar)
         stopping = request.stopping
         detokenizer = Detokenizer(checkpoint.tokenizer, request.prompt, stopping.skip_special_tokens)
         self.text = TextStream(detokenizer, stopping.stop)
-        self.stop = StopConditions(stopping, checkpoint.eos, request.stopping.max_new_tokens)
+        self.stop = StopConditions(stopping, checkpoint.eos, stopping.max_new_tokens, grammar)
         self.stats = Statistics(prompt_tokens=len(request.prompt))
         self.tree = chain([])  # the tree of the step under way
         self.owner, self.priority = request.owner, request.priority
         # How many of the sequence's first tokens have been computed; their keys and values are in a cache.
         self.num_fed = 0
         self.least_rows = least_rows(request.decode)
-        self._most_rows = most_rows(request.decode)
 
     @property
     def num_missing(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lp import methods
+from lp.grammar.settings import Grammar
 from lp.methods import DecodeSettings
 from lp.sampling.settings import Sampling
 from lp.statistics import EngineCounts, Statistics
@@ -18,7 +19,8 @@ class Request:
     """A prompt and how to continue it. Every default is filled in before a request reaches an engine.
 
     owner: requests of the same owner may share n-grams if their decode settings say so; None shares with nobody.
-    priority: its weight above 0 where not all can take part in a step; 2 gets twice the turns of 1.
+    priority: its weight above 0 where not all can take part in a step; 2 gets twice the turns of 1. grammar: what the
+    generated text must be; None is anything.
     """
 
     id: str
@@ -28,6 +30,7 @@ class Request:
     stopping: Stopping
     owner: str | None = None
     priority: float = 1.0
+    grammar: Grammar | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "decode": methods.to_dict(self.decode)}
@@ -44,6 +47,7 @@ class Request:
             Stopping(**values["stopping"]),
             values["owner"],
             values["priority"],
+            values["grammar"] and Grammar(**values["grammar"]),
         )
 
 
@@ -51,13 +55,14 @@ class Request:
 class Sequence:
     """The state of a generation: caches, windows and pools can be rebuilt from its tokens and settings.
 
-    tokens: prompt and output. prompt_length: how many of the tokens are the prompt.
+    tokens: prompt and output. prompt_length: how many of the tokens are the prompt. grammar: what the output must be.
     """
 
     id: str
     tokens: list[int]
     prompt_length: int
     sampling: Sampling
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lp import methods
+from lp.grammar.settings import Grammar
 from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Request
@@ -86,10 +87,12 @@ class RequestBuilder:
         request_id: str | None = None,
         owner: str | None = None,
         priority: float = 1.0,
+        grammar: Grammar | None = None,
     ) -> Request:
-        """A complete request. Raises ValueError for a prompt that cannot be used and for settings out of range.
+        """A complete request. Raises ValueError for a prompt that cannot be used and for settings out of range, and
+        GrammarError for a grammar that cannot be compiled.
 
-        request_id: None numbers the requests. owner, priority: see Request.
+        request_id: None numbers the requests. owner, priority, grammar: see Request.
         """
         if not LEAST_PRIORITY <= priority <= MOST_PRIORITY:
             raise ValueError(f"priority={priority:g} must be from {LEAST_PRIORITY:g} to {MOST_PRIORITY:g}")
@@ -99,7 +102,10 @@ class RequestBuilder:
         stopping = self._fit(tokens, stopping or Stopping(), decode)
         sampling = self._complete(sampling, stopping)
         request_id = request_id or f"request-{next(self._numbers)}"
-        return Request(request_id, tokens, decode, sampling, stopping, owner, priority)
+        if grammar is not None:
+            grammar.check()
+            self.checkpoint.grammars.compile(grammar)
+        return Request(request_id, tokens, decode, sampling, stopping, owner, priority, grammar)
 
     def _complete(self, sampling: Sampling | None, stopping: Stopping) -> Sampling:
         """The caller's sampling settings, with the builder's defaults for those left open, and with a seed."""

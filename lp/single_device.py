@@ -84,7 +84,13 @@ class SequenceState:
     @staticmethod
     def begin(sequence: Sequence, model: CausalModel) -> SequenceState:
         """The state of a new sequence: an empty cache with room for it, and a sampler."""
-        sampler = Sampler(sequence.sampling, sequence.prompt_length, model.eos, model.vocab_size, str(model.device))
+        prompt_length, grammar = sequence.prompt_length, None
+        if sequence.grammar is not None:
+            assert model.grammars is not None
+            grammar = model.grammars.begin(sequence.grammar, prompt_length)
+        sampler = Sampler(
+            sequence.sampling, prompt_length, model.eos, model.vocab_size, str(model.device), grammar
+        )  # fmt: skip
         return SequenceState(model.make_cache(len(sequence.tokens) + 1), sampler)
 
     def take_from(self, other: SequenceState, tokens: list[int], length: int) -> None:

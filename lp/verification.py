@@ -18,8 +18,9 @@ from lp.host import trees
 from lp.host.library import library
 from lp.tree import TokenTree, descend
 
-# The target of a row whose logits are NaN.
-NOT_A_TOKEN = -1
+# The target of a row whose logits are NaN, and of one that no token may follow: a grammar allows nothing that the
+# other settings allow.
+NOT_A_TOKEN, DEAD_END = -1, -2
 
 
 class Accepted(NamedTuple):
@@ -62,7 +63,7 @@ def no_drafts() -> Drafted:
 class Answers:
     """What the model answers for each row of a tree.
 
-    targets: [R] integers, the token that follows the row's path, or NOT_A_TOKEN.
+    targets: [R] integers, the token that follows the row's path, NOT_A_TOKEN or DEAD_END.
     candidates: [R, K] the K best tokens, best first; the first is the target. None if not asked for.
     logprobs: [R] float32 log-probability of the target under the unprocessed distribution. None if not asked for.
     top_tokens, top_logprobs: [R, T] the T likeliest tokens of the same distribution, best first. None if not asked for.
@@ -78,6 +79,11 @@ class Answers:
     def none() -> Answers:
         """The answers to no rows."""
         return Answers(np.empty(0, np.int64))
+
+    def part(self, rows: slice) -> Answers:
+        """The answers for some of the rows."""
+        every = (self.targets, self.candidates, self.logprobs, self.top_tokens, self.top_logprobs)
+        return Answers(*(None if some is None else some[rows] for some in every))  # pyright: ignore[reportArgumentType]
 
     def pack(self) -> np.ndarray:
         """All answers as int32 [R, C], floats by their bits: C = max(K, 1), plus 1 + 2T with log-probabilities."""
@@ -122,5 +128,5 @@ def verify(tree: TokenTree, targets: np.ndarray, num_verified: int | None = None
 
 
 def as_guesses(targets: np.ndarray) -> np.ndarray:
-    """Targets as guesses for later steps: NOT_A_TOKEN becomes token 0, as any token will do."""
+    """Targets as guesses for later steps: NOT_A_TOKEN and DEAD_END become token 0, as any token will do."""
     return np.maximum(targets, 0)

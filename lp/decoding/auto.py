@@ -54,8 +54,8 @@ class AutoDecoder:
         self._seconds = 0.0  # modelled time of the present step
         self._effort = SPECULATE
         self._resting, self._may_rest = Resting(self.profile.cost), self.profile.cost.may_rest
-        # Tokens of the plain steps since the last speculative one; the sources have not learnt from them yet.
-        self._num_plain = 0
+        # How long the sequence was when plain steps began; the sources have not learnt from them yet.
+        self._plain_from: int | None = None
 
     @property
     def num_candidates(self) -> int:
@@ -64,6 +64,10 @@ class AutoDecoder:
     @property
     def is_shared(self) -> bool:
         return self._resting.is_shared
+
+    @property
+    def num_drafts(self) -> int:
+        return 0 if self._effort is PLAIN else len(self.drafter.kinds) - 1
 
     @property
     def expected(self) -> float:
@@ -89,17 +93,29 @@ class AutoDecoder:
     def take(self, num_drafts: int) -> TokenTree:
         return self._noted(self.drafter.take(num_drafts, self._window) if self._whole is None else self._whole)
 
+    def keep(self, rows: Sequence[int]) -> TokenTree:
+        return self.drafter.keep(rows, self._window)
+
+    def follow(self, tokens: Sequence[int], more: Sequence[int]) -> None:
+        self._history = zlib.crc32(repr(list(more)).encode(), self._history)
+        if self._plain_from is None:  # else they are learnt later
+            self.drafter.move_to(tokens)
+            self.drafter.learn_text(more)
+            if self._window:
+                self._window.slide(len(more))
+
     def _begun(self, tokens: Sequence[int], load: int) -> TokenTree | None:
         """Begins a step of about `load` sequences. Returns its tree, or None if it speculates."""
         if load != self._load:
             self._load, self.profile = load, self._profiles(load)
         self._effort = effort = self.profile.account.effort
         if effort is PLAIN:
+            self._plain_from = self._plain_from or len(tokens)
             return chain(tokens[-1:])
-        if self._num_plain:
-            self.drafter.move_to(tokens[: -self._num_plain])
-            self.drafter.learn_text(tokens[-self._num_plain :])
-            self._num_plain, self._window = 0, None
+        if self._plain_from is not None:
+            self.drafter.move_to(tokens[: self._plain_from])
+            self.drafter.learn_text(tokens[self._plain_from :])
+            self._plain_from = self._window = None
         self.drafter.move_to(tokens)
         if effort is SPECULATE:
             return None
@@ -168,7 +184,6 @@ class AutoDecoder:
         self.profile.account.took_plain_step()
         if self._may_rest:
             self._resting.accepted(1)
-        self._num_plain += 1
         return Accepted([token], [0], []), no_drafts
 
     def _count(self, kinds: Sequence[int], accepted: Accepted) -> Drafted:

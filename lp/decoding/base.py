@@ -26,6 +26,7 @@ class Decoder(Protocol):
 
     num_candidates: how many of the best tokens it needs for each row of the tree planned last; 0 is the target alone.
     is_shared: whether ranks share the tree planned last; False lets one of them compute it while the others rest.
+    num_drafts: of the tree planned last, the rows 1, 2, ... `num_drafts` are drafts that `keep` may drop.
     expected: tokens that the tree planned last is expected to yield, by what the decoder has learnt; 1 if it does not
     estimate that.
     """
@@ -35,6 +36,9 @@ class Decoder(Protocol):
 
     @property
     def is_shared(self) -> bool: ...
+
+    @property
+    def num_drafts(self) -> int: ...
 
     @property
     def expected(self) -> float: ...
@@ -58,6 +62,17 @@ class Decoder(Protocol):
         """Plans the offered tree with the first drafts of the offer."""
         ...
 
+    def keep(self, rows: Sequence[int]) -> TokenTree:
+        """Drops drafts from the tree planned last. Returns it without them.
+
+        rows: the root and the drafts that stay, ascending, with all ancestors of each.
+        """
+        ...
+
+    def follow(self, tokens: Sequence[int], more: Sequence[int]) -> None:
+        """Learns from tokens that this decoder has not planned: they follow the sequence `tokens`, or are sure to."""
+        ...
+
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
         """Verifies the tree planned last against its answers and learns from them.
 
@@ -76,6 +91,13 @@ class WholeTrees(ABC):
 
     tree: TokenTree
     expected = 1.0
+
+    @property
+    def num_drafts(self) -> int:
+        return 0
+
+    def keep(self, rows: Sequence[int]) -> TokenTree:
+        raise AssertionError("there is nothing to drop")
 
     @abstractmethod
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:

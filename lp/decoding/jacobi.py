@@ -43,5 +43,9 @@ class JacobiDecoder(WholeTrees):
         drafted = Drafted(Counter(jacobi=len(self.tree) - 1), ["jacobi"] * len(accepted.drafted))
         return accepted, lambda: drafted
 
+    def follow(self, tokens: Sequence[int], more: Sequence[int]) -> None:
+        guesses = self.guesses[len(more) :]
+        self.guesses = guesses + self._fresh(self.size - len(guesses))
+
     def fingerprint(self) -> int:
         return zlib.crc32(repr(self.guesses).encode()) >> 1

@@ -74,9 +74,26 @@ class LookaheadDecoder(WholeTrees):
         return self.tree
 
     @property
+    def num_drafts(self) -> int:
+        return len(self.sources)
+
+    @property
     def _num_verified(self) -> int:
         """Number of rows of the root and the drafts, which come before the window's cells."""
         return 1 + len(self.sources)
+
+    def keep(self, rows: Sequence[int]) -> TokenTree:
+        self.tree = self.tree.take([*rows, *range(self._num_verified, len(self.tree))])
+        self.sources = {new: self.sources[old] for new, old in enumerate(rows) if new}
+        if self.window:
+            self.window.place(len(rows))
+        return self.tree
+
+    def follow(self, tokens: Sequence[int], more: Sequence[int]) -> None:
+        if self.feed:
+            self.feed.learn([], tokens, list(more))
+        if self.window:
+            self.window.slide(len(more))
 
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
         accepted = verify(self.tree, answers.targets, self._num_verified)

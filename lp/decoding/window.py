@@ -73,6 +73,10 @@ class Window:
         self.cells = self._filled([level[shift:] for level in levels])
         return ngrams
 
+    def slide(self, count: int) -> None:
+        """Moves on by a number of tokens that have come without a step of the window."""
+        self.cells = self._filled([level[count:] for level in self.cells])
+
     def _filled(self, levels: list[list[int]]) -> list[list[int]]:
         """The levels, each filled up at its end with random tokens of the source."""
         missing = self.columns - len(levels[0])

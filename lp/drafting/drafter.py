@@ -103,6 +103,13 @@ class Drafter(Protocol):
         """Plans the tree of the first nodes that were offered, and the window."""
         ...
 
+    def keep(self, rows: Sequence[int], window: WindowCells | None) -> TokenTree:
+        """Drops drafts from the tree planned last. Returns it without them.
+
+        rows: the root and the drafts that stay, ascending, with all ancestors of each. window: that of the tree.
+        """
+        ...
+
     def commit(self, answers: Answers) -> Accepted:
         """Verifies the tree planned last; learns from its accepted path, and from the candidates of all its rows."""
         ...
@@ -190,6 +197,13 @@ class PythonDrafter:
         if window:
             window.plan(builder)
         self._tree = builder.build()
+        return self._tree
+
+    def keep(self, rows: Sequence[int], window: WindowCells | None) -> TokenTree:
+        self._tree = self._tree.take([*rows, *range(len(self._growth.tokens), len(self._tree))])
+        self._growth.keep(rows)
+        if window:
+            window.place(len(rows))
         return self._tree
 
     def commit(self, answers: Answers) -> Accepted:

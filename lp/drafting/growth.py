@@ -47,6 +47,15 @@ class Growth:
         for rows in (self.tokens, self.parents, self.depths, self.kinds):
             del rows[num_rows:]
 
+    def keep(self, kept: Sequence[int]) -> None:
+        """Drops all other rows. kept: ascending, with the ancestors of each."""
+        places = {row: place for place, row in enumerate(kept)}
+        self.parents = [places.get(self.parents[row], -1) for row in kept]
+        self.tokens = [self.tokens[row] for row in kept]
+        self.depths = [self.depths[row] for row in kept]
+        self.kinds = [self.kinds[row] for row in kept]
+        self.proposals = [self.proposals[row] for row in kept]
+
 
 class Frontier:
     """The candidates that may become nodes next.

@@ -34,7 +34,7 @@ _RESULTS: dict[str, Any] = {
     "tree_verify": c_int64, "tree_follow": c_int64, "step_gather": c_int64, "followers_new": c_void_p,
     "followers_size": c_int64, "answers_new": c_void_p, "answers_size": c_int64, "answers_width": c_int64,
     "fixed_new": c_void_p, "drafts_new": c_void_p, "drafts_figures": c_void_p, "drafts_grow": c_int64,
-    "drafts_offer": c_int64, "drafts_commit": py_object, "array_address": c_void_p,
+    "drafts_offer": c_int64, "drafts_keep": c_int64, "drafts_commit": py_object, "array_address": c_void_p,
     "drafts_likeliest": c_int64, "drafts_propose": c_int64,
 }  # fmt: skip
 _P, _N, _S = c_void_p, c_int64, c_double
@@ -67,6 +67,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "drafts_grow": [_P, _N, _N, _N, _S, _S],
     "drafts_offer": [_P, _N, _N, _S],
     "drafts_take": [_P, _N, _N, _N],
+    "drafts_keep": [_P, _P, _N],
     "drafts_commit": [_P, py_object, _N],
     "drafts_inputs": [_P, _N, _P],
     "drafts_likeliest": [_P, _P, _P],

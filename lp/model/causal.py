@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lp.grammar.compiler import Grammars
 from lp.hardware import upload
 from lp.model import attention
 from lp.model.attention import TreeStep
@@ -149,6 +150,7 @@ class CausalModel:
         self.model = model.eval()
         self.max_length = max_length
         self.eos = eos
+        self.grammars: Grammars | None = None  # for the checkpoint's tokenizer
         # Replaces the model's own forward, for caches that have been written to if it cannot begin them.
         self.fast: FastForward | None = None
         self.weight_bytes = num_weight_bytes(model)

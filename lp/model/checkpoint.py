@@ -152,7 +152,9 @@ def load(
     causal.bound_memory(settings.kv_memory, num_sharing)
     if reader is None or has_graphs:
         _make_fast(causal, settings, references, capture)
-    return Checkpoint(**vars(known), model=causal)
+    checkpoint = Checkpoint(**vars(known), model=causal)
+    causal.grammars = checkpoint.grammars
+    return checkpoint
 
 
 def _check_compilation(settings: ModelSettings, is_whole: bool, has_graphs: bool) -> None:

@@ -9,11 +9,13 @@ import logging
 import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
+from lp.grammar.compiler import Grammars
 from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_config
 from lp.model.gguf import checkpoint_folder
@@ -59,6 +61,11 @@ class CheckpointInfo:
     @property
     def vocab_size(self) -> int:
         return self.config.get_text_config(decoder=True).vocab_size
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiles grammars for the tokenizer, and keeps them."""
+        return Grammars(self.tokenizer, self.vocab_size, self.eos)
 
 
 def read_checkpoint_info(path: str, max_length: int | None = None) -> CheckpointInfo:

@@ -113,6 +113,20 @@ class Penalties:
             self._ngrams.note(tokens, self._num_known)
         self._num_known, self._last = len(tokens), tokens[-1]
 
+    def banned(self, tree: TokenTree, tokens: Sequence[int]) -> list[list[int]] | None:
+        """Of each row, the tokens that may not follow it; None if all may. The others: see `touch`."""
+        self._learn(tokens)
+        repeated = self._ngrams.banned(tree, tokens) if self._ngrams else None
+        if not self._ends:
+            return repeated
+        is_early = self._missing(tree, tokens) > 0
+        ends = [self._ends if early else [] for early in is_early.tolist()]
+        return ends if repeated is None else [[*one, *other] for one, other in zip(ends, repeated, strict=True)]
+
+    def _missing(self, tree: TokenTree, tokens: Sequence[int]) -> np.ndarray:
+        """[R] how many tokens must come after each row before the text may end."""
+        return self._least - (len(tokens) + tree.depths - self._prompt_length)
+
     def touch(self, tree: TokenTree, tokens: Sequence[int]) -> Touched:
         """What is done to the scores of a tree's rows. tokens: the sequence, whose last token is the tree's root."""
         self._learn(tokens)
@@ -127,7 +141,7 @@ class Penalties:
         return Touched(
             touched, counts, self._flags[touched], self._biases[touched],
             self._frequency * np.arange(most + 1).astype(np.float32), self._penalty, self._presence,
-            _paths(tree), (self._least - (len(tokens) + tree.depths - self._prompt_length)).astype(np.int32),
+            _paths(tree), self._missing(tree, tokens).astype(np.int32),
             self._ngrams.banned(tree, tokens) if self._ngrams else None, self._places,
         )  # fmt: skip
 

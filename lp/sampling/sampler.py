@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lp.grammar import masks
+from lp.grammar.state import GrammarState, Masks
 from lp.sampling.changes import change
 from lp.sampling.full_vocabulary import FullVocabulary
 from lp.sampling.fused import NUM_BEST, TRUNCATED, WHOLE, FusedChooser, can_fuse
@@ -41,13 +43,17 @@ class Sampler:
         eos: Sequence[int],
         vocab_size: int,
         device: str,
+        grammar: GrammarState | None = None,
     ):
-        """sampling: complete settings, in which only `logprobs` may be None."""
+        """sampling: complete settings, in which only `logprobs` may be None. grammar: of the sequence; nobody else may
+        move it.
+        """
         assert sampling.seed is not None and sampling.temperature is not None
         self.sampling = sampling
         self._seed = sampling.seed
         self._device = device
         self.vocab_size = vocab_size
+        self.grammar = grammar
         self.penalties = Penalties(sampling, prompt_length, eos, vocab_size) if touches(sampling, eos) else None
         self.noise = NoiseTable(sampling.seed, vocab_size, device) if sampling.temperature > 0 else None
         # By the number of tokens that they choose for each row, with what all rows' choices have in common.
@@ -70,12 +76,20 @@ class Sampler:
         touch = partial(self.penalties.touch, tree, tokens) if self.penalties else None
         return Asked(
             choosers, choices, self._dropped.repeat(len(tree)), positions, self.noise, touch, num_candidates,
-            self.sampling.logprobs,
+            self.sampling.logprobs, partial(self._masks, tree, tokens) if self.grammar else None,
         )  # fmt: skip
+
+    def _masks(self, tree: TokenTree, tokens: Sequence[int]) -> Masks:
+        """What the grammar and the other settings allow after each row."""
+        assert self.grammar
+        found = self.grammar.masks(tree, tokens)
+        if self.penalties and (banned := self.penalties.banned(tree, tokens)):
+            masks.forbid(found, banned)
+        return found
 
     def answers(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int], num_candidates: int = 0) -> Answers:
         """The answers for all rows of a tree; see `ask`. logits_RV: float32 and contiguous, and stay as they are."""
-        logits_RV = logits_RV.clone() if self.penalties else logits_RV
+        logits_RV = logits_RV.clone() if self.penalties or self.grammar else logits_RV
         return launch_all([self.ask(tree, tokens, num_candidates)], logits_RV)()[0]
 
     def _choosers_of(self, num_tokens: int) -> tuple[tuple[Chooser, ...], np.ndarray]:
@@ -90,6 +104,8 @@ class Sampler:
         asked, scores_RV = self.ask(tree, tokens), logits_RV.clone()
         if asked.touch:
             change(scores_RV, [(0, asked.touch())], can_fuse(scores_RV.device))
+        if asked.mask:
+            masks.apply(scores_RV, [(0, asked.mask())])
         return warp(Rows(scores_RV, asked.choices, asked.dropped, asked.positions, []))
 
 

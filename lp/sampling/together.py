@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lp.grammar import masks
+from lp.grammar.state import Masks
 from lp.hardware import Download
 from lp.sampling.changes import change
 from lp.sampling.fused import FusedChooser, can_fuse
@@ -38,7 +40,7 @@ class Asked(NamedTuple):
     choosers: each gets the rows that the one before has left unsettled. choices, dropped, positions: of the rows, as
     `Rows` has them. noise: None for greedy sequences. touch: says what penalties and biases do; None if there are none.
     num_candidates: K, the number of best tokens to return for each row; 0 is the target alone. num_likeliest: T; None
-    if no log-probabilities are asked for.
+    if no log-probabilities are asked for. mask: says what a grammar allows; None if there is none.
     """
 
     choosers: tuple[Chooser, ...]
@@ -49,6 +51,12 @@ class Asked(NamedTuple):
     touch: Callable[[], Touched] | None
     num_candidates: int
     num_likeliest: int | None
+    mask: Callable[[], Masks] | None = None
+
+    @property
+    def changes(self) -> bool:
+        """Whether scores are changed before tokens are chosen."""
+        return self.touch is not None or self.mask is not None
 
     @property
     def may_wait(self) -> bool:
@@ -96,10 +104,12 @@ def launch_all(
     rows = _behind(asked) if rows is None else rows
     touched = [(own.start, one.touch()) for own, one in zip(rows, asked, strict=True) if one.touch]
     reported = [number for number, one in enumerate(asked) if one.num_likeliest is not None]
-    are_changed = any(asked[number].touch or (asked[number].may_wait and not is_lasting) for number in reported)
+    are_changed = any(asked[number].changes or (asked[number].may_wait and not is_lasting) for number in reported)
     logits = _kept(logits_LV, [rows[number] for number in reported], are_changed)
     if touched:
         change(logits_LV, touched, can_fuse(logits_LV.device))
+    masked = {number: one.mask() for number, one in enumerate(asked) if one.mask}
+    masks.apply(logits_LV, [(rows[number].start, found) for number, found in masked.items()])
     groups = _groups(asked)
     late = [rows[number] for group in groups for number in group if asked[number].may_wait]
     kept = _kept(logits_LV, late, not is_lasting)
@@ -108,7 +118,7 @@ def launch_all(
     report = _launch_report(asked, reported, rows, logits, launched)
     parts = [group.packed for group in launched] + ([report.packed] if report else [])
     download = Download(parts[0] if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts]))
-    return lambda: _answers(asked, launched, report, download)
+    return lambda: _answers(asked, launched, report, download, masked)
 
 
 def _behind(asked: Sequence[Asked]) -> list[slice]:
@@ -204,7 +214,11 @@ def _launch_report(
 
 @torch.inference_mode()
 def _answers(
-    asked: Sequence[Asked], groups: list[_Group], report: LogProbabilities | None, download: Download
+    asked: Sequence[Asked],
+    groups: list[_Group],
+    report: LogProbabilities | None,
+    download: Download,
+    masked: dict[int, Masks],
 ) -> list[Answers]:
     """The answers to all that is asked, in its order, once the rows that were left unsettled are settled."""
     downloaded = download.wait().reshape(-1)
@@ -218,6 +232,8 @@ def _answers(
             num_candidates, mine = asked[number].num_candidates, tokens[own]
             found[number] = Answers(mine[:, 0], _widened(mine, num_candidates) if num_candidates else None)
             late[number] = is_late[own]
+    for number, allowed in masked.items():
+        masks.mend(found[number], allowed)
     if report:
         report.add_to(found, late, downloaded[end:])
     return found

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from lp.text.detokenizer import Detokenizer
-from lp.verification import NOT_A_TOKEN
+from lp.verification import DEAD_END, NOT_A_TOKEN
 
 # "error" means that the model's logits were not numbers; "no_room", that the request needs more keys and values than
-# there is memory for, as the text says.
-FinishReason = Literal["stop", "length", "cancelled", "error", "no_room"]
+# there is memory for, as the text says; "dead_end", that the grammar does not let the text end, and nothing that it
+# allows may follow.
+FinishReason = Literal["stop", "length", "cancelled", "error", "no_room", "dead_end"]
 
 
 @dataclass
@@ -98,10 +99,23 @@ class TextStream:
         return 0
 
 
+class Follows(Protocol):
+    """What a text must keep. is_over: whether nothing may follow."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def push(self, token: int) -> bool:
+        """Goes on with a token. Returns False if it may not follow."""
+        ...
+
+
 class StopConditions:
     """Decides, token by token, whether a sequence is over."""
 
-    def __init__(self, stopping: Stopping, eos: Sequence[int], max_new_tokens: int):
+    def __init__(self, stopping: Stopping, eos: Sequence[int], max_new_tokens: int, grammar: Follows | None = None):
+        """grammar: what the text must keep; it gets every token that does not end the text otherwise."""
+        self.grammar = grammar
         self.stop_tokens = {*stopping.stop_token_ids, *(() if stopping.ignore_eos else eos)}
         self.max_new_tokens = max_new_tokens
         self.num_tokens = 0
@@ -115,17 +129,24 @@ class StopConditions:
         """Counts tokens up to the first that ends the sequence, and adds their text, but for a stop token.
 
         Returns these tokens, and why the sequence ends; None if it does not. NOT_A_TOKEN ends it, and is not returned:
-        all ranks get the same answers, so all of them end it.
+        all ranks get the same answers, so all of them end it. So does DEAD_END.
         """
         taken: list[int] = []
         push = text.push if text.stop else text.keep
         for token in tokens:
             if token == NOT_A_TOKEN:
                 return taken, "error"
+            if token == DEAD_END:
+                return taken, "dead_end"
             taken.append(token)
             self.num_tokens += 1
             if token in self.stop_tokens or push(token):
                 return taken, "stop"
+            if self.grammar is not None:
+                if not self.grammar.push(token):
+                    return taken, "dead_end"
+                if self.grammar.is_over:
+                    return taken, "stop"
             if self.num_tokens >= self.max_new_tokens:
                 return taken, "length"
         return taken, None

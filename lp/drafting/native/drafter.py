@@ -134,6 +134,14 @@ class NativeDrafter:
         tree.__dict__["_num_rows"] = 1 + num_nodes + num_cells
         return tree
 
+    def keep(self, rows: Sequence[int], window: WindowCells | None) -> TokenTree:
+        kept = integers(rows)
+        num_rows = self._library.drafts_keep(self._at, address(kept), len(kept))
+        self._tree, self._num_drafts = self._planned.again(num_rows), len(rows)
+        if window:
+            window.place(len(rows))
+        return self._tree
+
     def _give(self, window: WindowCells) -> tuple[int, int]:
         """Hands the window's cells to the library. Returns the number of cells and of levels."""
         self._cells[: window.num_cells] = [token for level in window.cells for token in level]

@@ -52,6 +52,13 @@ class PlannedMemory:
         tree = self._trees[place] = PlannedTree(self, self.serial, self.addresses[place])
         return tree
 
+    def again(self, num_rows: int) -> PlannedTree:
+        """The tree planned last, after the library has dropped some of its rows."""
+        place = self.serial & 1
+        tree = self._trees[place] = PlannedTree(self, self.serial, self.addresses[place])
+        tree.__dict__["_num_rows"] = num_rows
+        return tree
+
     def kinds(self, num_drafts: int) -> memoryview:
         """Describes the root and the drafts of the tree planned last, until the next but one is planned."""
         first = (4 * (self.serial & 1) + 3) * self._capacity

@@ -104,8 +104,30 @@ public:
         }
     }
 
+    // Drops drafts from the tree planned last. rows: the root and those that stay, ascending, with all ancestors of
+    // each. The window's cells stay, behind them. Returns the number of rows.
+    int64_t keep(const int64_t* rows, int64_t count) {
+        std::vector<int64_t> places(num_rows_, -1);
+        std::vector<int64_t> kept(rows, rows + count), before(std::move(grown_));
+        for (int64_t row = num_drafts_; row < num_rows_; ++row) kept.push_back(row);
+        grown_.clear();
+        for (int64_t place = 0; place < int64_t(kept.size()); ++place) {
+            const int64_t row = kept[place];
+            places[row] = place;
+            rows_.tokens[place] = rows_.tokens[row];
+            rows_.parents[place] = row ? places[rows_.parents[row]] : -1;
+            rows_.depths[place] = rows_.depths[row];
+            if (row >= num_drafts_) continue;
+            rows_.kinds[place] = rows_.kinds[row];
+            grown_.push_back(before.empty() ? row : before[row]);
+        }
+        num_drafts_ = count;
+        return num_rows_ = int64_t(kept.size());
+    }
+
     // Plans the root alone.
     void watch() {
+        grown_.clear();
         std::swap(rows_, others_);
         grower_.start(root_, rows_);
         propose(root_, 0, grower_.proposals);
@@ -116,6 +138,7 @@ public:
 
     // Plans a tree of drafts and a window of `num_levels` levels. Returns the number of rows of the root and the drafts.
     int64_t grow(const Bounds& bounds, int64_t num_levels) {
+        grown_.clear();
         std::swap(rows_, others_);
         num_drafts_ = grower_.grow(
             root_, [this](const Context& path, int64_t depth) { propose(path, depth, grower_.proposals); },
@@ -127,6 +150,7 @@ public:
 
     // Grows a tree of which `take` keeps the first nodes. Returns the number of nodes.
     int64_t offer(int64_t max_depth, int64_t most_rows, double least) {
+        grown_.clear();
         std::swap(rows_, others_);
         return grower_.offer(
             root_, [this](const Context& path, int64_t depth) { propose(path, depth, grower_.proposals); },
@@ -221,6 +245,7 @@ private:
     Levels levels_;
     StepAnswers answers_{};
     std::vector<int64_t> accepted_, right_rows_, positions_;
+    std::vector<int64_t> grown_;  // of each draft that `keep` has left, the row in which it was grown; empty if all are there
 
     Rows rows_at(int64_t* memory) const {
         const int64_t capacity = sizes_.capacity;
@@ -246,6 +271,7 @@ private:
         for (int64_t at = 0; at < size && row == num_drafts_; ++at) row = std::min(level[at], num_drafts_);
         if (row == num_drafts_) return false;
         const Proposals& proposals = grower_.proposals;
+        if (!grown_.empty()) row = grown_[row];
         for (const Proposal* list = proposals.begin(row); list != proposals.end(row); ++list) {
             const int32_t* candidates = proposals.candidates(*list);
             for (int32_t rank = 0; rank < list->count; ++rank) {

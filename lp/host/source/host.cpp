@@ -114,6 +114,9 @@ int64_t drafts_offer(void* drafts, int64_t max_depth, int64_t most_rows, double 
 void drafts_take(void* drafts, int64_t num_nodes, int64_t num_cells, int64_t num_levels) {
     static_cast<Drafts*>(drafts)->take(num_nodes, num_cells, num_levels);
 }
+int64_t drafts_keep(void* drafts, const int64_t* rows, int64_t count) {
+    return static_cast<Drafts*>(drafts)->keep(rows, count);
+}
 // answers: a numpy array, int32 [R] targets or [R, K] candidates.
 PyObject* drafts_commit(void* drafts, PyObject* answers, int64_t has_candidates) {
     const Array& given = array_of(answers);

@@ -1,0 +1,160 @@
+"""Where a text is in its grammar: what may follow, along a tree as well.
+
+It follows from the grammar and the token ids alone, so every rank, and whoever resumes a sequence, reaches the same.
+
+    R rows of a tree, W words of 32 tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from lp.tree import TokenTree
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+
+class Masks(NamedTuple):
+    """What may follow the rows of a tree.
+
+    words: int32 [R, W], a bit for each token of the vocabulary; all of them for rows whose path breaks the grammar, as
+    they are never accepted. is_bound: bool [R], which rows keep the grammar. Those without any bit are dead ends.
+    """
+
+    words: np.ndarray
+    is_bound: np.ndarray
+
+
+class Forced(NamedTuple):
+    """Tokens whose text must follow. sure: tokens that a tokenizer would make of it whatever comes then. likely: those
+    that it would make of the rest, if that were all.
+    """
+
+    sure: list[int]
+    likely: list[int]
+
+
+class Legal(NamedTuple):
+    """What the grammar leaves of a tree's drafts.
+
+    rows: ascending, the root first. ends: those below which no draft is left, each with the tokens that must follow.
+    """
+
+    rows: list[int]
+    ends: list[tuple[int, list[int]]]
+
+
+class GrammarState:
+    """The state of one text, at the end of its sequence."""
+
+    def __init__(self, matcher: LLMatcher, trie: LLTokenizer, vocab_size: int, prompt_length: int):
+        """matcher: of a text that has not begun; it stays as it is."""
+        self._fresh, self._matcher = matcher, matcher.deep_copy()
+        self._trie, self._vocab_size = trie, vocab_size
+        self._begin = self._num_known = prompt_length
+        self._last = -1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing may follow."""
+        return self._matcher.is_stopped()
+
+    def push(self, token: int) -> bool:
+        """Goes on with a token. Returns False if it may not follow; then the state is of no use any more."""
+        self._num_known, self._last = self._num_known + 1, token
+        return self._matcher.consume_token(token)
+
+    def move_to(self, tokens: Sequence[int]) -> None:
+        """Goes to the end of a sequence, mostly from an earlier end of it."""
+        known = self._num_known
+        if self._matcher.is_error() or known > len(tokens) or (known > self._begin and tokens[known - 1] != self._last):
+            self._matcher, known = self._fresh.deep_copy(), self._begin  # it was resumed with fewer tokens
+        if len(tokens) > known:
+            self._matcher.consume_tokens(list(tokens[known:]))
+        self._num_known, self._last = len(tokens), tokens[-1]
+
+    def masks(self, tree: TokenTree, tokens: Sequence[int]) -> Masks:
+        """What may follow the rows of a tree. tokens: the sequence, whose last token is the tree's root."""
+        self.move_to(tokens)
+        words = np.full((len(tree), -(-self._vocab_size // 32)), -1, np.int32)
+        is_bound = np.zeros(len(tree), bool)
+        address, stride = words.ctypes.data, words.strides[0]
+        for row in self._walk(tree):
+            self._matcher.unsafe_compute_mask_ptr(address + row * stride, stride)
+            if self._matcher.is_error():  # llguidance has reached a limit, perhaps by all that it has seen before
+                break
+            is_bound[row] = True
+        if self._matcher.is_error():
+            for row in np.flatnonzero(~is_bound).tolist():
+                self._mask_alone(words[row], [*tokens[self._begin :], *tree.tokens[tree.path(row)[1:]].tolist()])
+            is_bound |= ~words.any(axis=1)
+        return Masks(words, is_bound)
+
+    def _mask_alone(self, words: np.ndarray, text: list[int]) -> None:
+        """What may follow a text, by a matcher that has seen nothing else; nothing if it cannot tell."""
+        matcher = self._fresh.deep_copy()
+        if matcher.try_consume_tokens(text) == len(text):
+            matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if matcher.is_error():
+            words[:] = 0
+
+    def _walk(self, tree: TokenTree) -> Iterator[int]:
+        """Goes to each row that keeps the grammar in turn, and back to the root."""
+        matcher, children, tokens = self._matcher, tree.children, tree.tokens.tolist()
+        yield 0
+        left = [iter(children[0])]
+        while left:
+            for child in left[-1]:
+                if matcher.try_consume_tokens([tokens[child]]):
+                    yield child
+                    left.append(iter(children[child]))
+                    break
+            else:
+                left.pop()
+                if left:
+                    matcher.rollback(1)
+
+    def forced(self, most: int) -> Forced:
+        """What must follow, at most so many tokens of it."""
+        if most < 1:
+            return Forced([], [])
+        sure, text = self._matcher.compute_ff_tokens(), self._matcher.compute_ff_bytes()
+        if not text:
+            return Forced(sure[:most], [])
+        rest = text[len(self._trie.decode_bytes(sure)) :] if sure else text
+        likely = self._trie.tokenize_bytes(rest) if rest and len(sure) < most else []
+        return Forced(sure[:most], likely[: most - len(sure)])
+
+    def legal(self, after: list[int], tree: TokenTree, num_drafts: int, max_depth: int) -> Legal:
+        """What is left of the drafts of a tree that are the rows 1, 2, ... `num_drafts`.
+
+        after: tokens between the end of the sequence and the tree; its root is the last of them. max_depth: the
+        greatest depth of tokens that must follow.
+        """
+        matcher, tokens, depths = self._matcher, tree.tokens.tolist(), tree.depths.tolist()
+        children: list[list[int]] = [[] for _ in range(num_drafts + 1)]
+        for row, parent in enumerate(tree.parents[1 : num_drafts + 1].tolist(), 1):
+            children[parent].append(row)
+        rows, ends = list[int](), list[tuple[int, list[int]]]()
+
+        def visit(row: int) -> None:
+            rows.append(row)
+            is_end = True
+            for child in children[row]:
+                if matcher.try_consume_tokens([tokens[child]]):
+                    is_end = False
+                    visit(child)
+                    matcher.rollback(1)
+            if is_end and (forced := self.forced(max_depth - depths[row])) != ([], []):
+                ends.append((row, forced.sure + forced.likely))
+
+        if after and matcher.try_consume_tokens(after) < len(after):
+            raise AssertionError("what must follow must keep the grammar")
+        visit(0)
+        if after:
+            matcher.rollback(len(after))
+        return Legal(sorted(rows), sorted(ends))
