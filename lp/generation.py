@@ -60,7 +60,7 @@ class Generation:
         stopping = request.stopping
         detokenizer = Detokenizer(checkpoint.tokenizer, request.prompt, stopping.skip_special_tokens)
         self.text = TextStream(detokenizer, stopping.stop)
-        self.stop = StopConditions(stopping, checkpoint.eos, stopping.max_new_tokens, grammar)
+        self.stop = StopConditions(stopping, checkpoint.eos, request.stopping.max_new_tokens, grammar)
         self.stats = Statistics(prompt_tokens=len(request.prompt))
         self.tree = chain([])  # the tree of the step under way
         self.owner, self.priority = request.owner, request.priority

@@ -8,6 +8,7 @@ import hmac
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 from fastapi import Request
@@ -19,6 +20,7 @@ from launch.server.openai.conversion import Conversion
 from launch.server.openai.tokens import TokenNames
 from launch.server.service import Service
 from launch.server.settings import ServerSettings
+from lp.grammar.settings import Grammar, GrammarError
 
 T = TypeVar("T")
 
@@ -42,13 +44,23 @@ class Context:
         self.names = TokenNames(self.checkpoint.tokenizer)
         # The tokenizer must not be used by two threads at a time, and a long text must not block the event loop.
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
+        self._compiling = ThreadPoolExecutor(1, "grammar")
 
     async def tokenizing(self, work: Callable[[], T]) -> T:
         """Runs work that needs the tokenizer in a thread apart from the event loop, one piece at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
 
+    async def compile(self, grammar: Grammar | None) -> None:
+        """Compiles a grammar in a thread of its own, so that nobody else's request waits. Faults are told later."""
+        if grammar is not None:
+            with suppress(GrammarError):
+                await asyncio.get_running_loop().run_in_executor(
+                    self._compiling, self.checkpoint.grammars.compile, grammar
+                )
+
     def close(self) -> None:
-        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._tokenizing, self._compiling):
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 async def context(request: Request) -> Context:

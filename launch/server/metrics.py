@@ -19,6 +19,7 @@ from lp.request import Progress
 from lp.statistics import EngineCounts, Statistics
 
 FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error", "no_room": "error"}
+FINISHED["dead_end"] = "length"  # as replies say it
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 

@@ -40,7 +40,7 @@ class Grammars:
         self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, list(eos)
         self._trie: LLTokenizer | None = None
         self._kept: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock, self._making = threading.Lock(), threading.Lock()
 
     def compile(self, grammar: Grammar) -> None:
         """Compiles a grammar if it is not kept. Raises GrammarError, which says where the grammar is wrong."""
@@ -51,32 +51,39 @@ class Grammars:
 
         prompt_length: tokens of a sequence before its text.
         """
-        matcher = self._compiled(grammar).deep_copy()
-        assert self._trie is not None
-        return GrammarState(matcher, self._trie, self._vocab_size, prompt_length)
+        return GrammarState(self._compiled(grammar), self._vocabulary(), self._vocab_size, prompt_length)
 
     def _compiled(self, grammar: Grammar) -> LLMatcher:
+        """Nobody waits for a grammar that another thread compiles; two may compile the same one."""
         with self._lock:
-            if (matcher := self._kept.get(grammar)) is None:
-                matcher = self._kept[grammar] = self._make(grammar)
-            self._kept.move_to_end(grammar)
+            if matcher := self._kept.get(grammar):
+                self._kept.move_to_end(grammar)
+                return matcher
+        matcher = self._make(grammar)
+        with self._lock:
+            self._kept[grammar] = matcher
             while len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
-            return matcher
+        return matcher
 
     def _make(self, grammar: Grammar) -> LLMatcher:
         grammar.check()
+        trie = self._vocabulary()
+        matcher = _matcher(trie, _in_own_notation(grammar))
+        if matcher.is_error():
+            raise GrammarError(_reason(trie, grammar, matcher.get_error()))
+        return matcher
+
+    def _vocabulary(self) -> LLTokenizer:
         if importlib.util.find_spec("llguidance") is None:
             raise GrammarError(MISSING)
         from llguidance.hf import from_tokenizer
 
-        if self._trie is None:
-            eos = self._eos or None  # None is the tokenizer's own
-            self._trie = from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=eos)
-        matcher = _matcher(self._trie, _in_own_notation(grammar))
-        if matcher.is_error():
-            raise GrammarError(_reason(self._trie, grammar, matcher.get_error()))
-        return matcher
+        with self._making:
+            if self._trie is None:
+                eos = self._eos or None  # None is the tokenizer's own
+                self._trie = from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=eos)
+            return self._trie
 
 
 def _matcher(trie: LLTokenizer, text: str) -> LLMatcher:

@@ -64,7 +64,7 @@ class Grammar:
         except (ValueError, RecursionError):
             texts = None
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
-            raise GrammarError("a choice must be a list of one string or more, none of them empty")
+            raise GrammarError("a choice must be a list of strings, at least one, none of them empty")
         if len(texts) > MOST_CHOICES:
             raise GrammarError(f"the choice has {len(texts):,} strings; the limit is {MOST_CHOICES:,}")
         return texts

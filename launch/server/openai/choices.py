@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from launch.server.openai.structured import end_of
 from launch.server.openai.tokens import TokenNames
 from lp.request import Completion, Progress, TokenLogprob
 from lp.text.detokenizer import Detokenizer
+from lp.text.stopping import FinishReason
 
 # OpenAI's API gives this value for impossible tokens, because JSON has no infinity.
 LOWEST_LOGPROB = -9999.0
@@ -52,8 +54,8 @@ class CompletionChoice:
         if progress.text or progress.finish_reason or self._wants_logprobs:
             yield self._part(progress.text, self._logprobs(progress.logprobs, progress.tokens), progress.finish_reason)
 
-    def _part(self, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
-        return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+    def _part(self, text: str, logprobs: dict[str, Any] | None, reason: FinishReason | None) -> dict[str, Any]:
+        return {"index": self._index, "text": text, "logprobs": logprobs, **end_of(reason)}
 
     def _logprobs(self, logprobs: list[TokenLogprob] | None, tokens: list[int]) -> dict[str, Any] | None:
         if not self._wants_logprobs:
@@ -89,7 +91,7 @@ class ChatChoice:
     def whole(self, completion: Completion) -> dict[str, Any]:
         message = {"role": "assistant", "content": completion.text, "refusal": None}
         choice = {"index": self._index, "message": message, "logprobs": self._logprobs(completion.logprobs)}
-        return {**choice, "finish_reason": completion.finish_reason}
+        return {**choice, **end_of(completion.finish_reason)}
 
     def opening(self) -> Iterator[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
@@ -99,7 +101,7 @@ class ChatChoice:
         if progress.text or progress.finish_reason or self._wants_logprobs:
             delta = {"content": progress.text} if progress.text else {}
             part = {"index": self._index, "delta": delta, "logprobs": self._logprobs(progress.logprobs)}
-            yield {**part, "finish_reason": progress.finish_reason}
+            yield {**part, **end_of(progress.finish_reason)}
 
     def _logprobs(self, logprobs: list[TokenLogprob] | None) -> dict[str, Any] | None:
         if not self._wants_logprobs:

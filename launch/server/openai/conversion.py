@@ -13,8 +13,10 @@ from typing import Any
 from launch.server import errors
 from launch.server.bodies import named_field
 from launch.server.errors import ApiError
+from launch.server.openai import structured
 from launch.server.openai.protocol import ChatBody, CompletionBody, GenerationBody, Message
 from lp import methods
+from lp.grammar.settings import GrammarError
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Request
 from lp.request_builder import ContextExceeded, RequestBuilder
@@ -145,7 +147,10 @@ class Conversion:
         skips = body.skip_special_tokens is not False
         stopping = Stopping(most_tokens, body.stop, body.stop_token_ids or [], bool(body.ignore_eos), skips)
         priority = 1.0 if body.priority is None else body.priority
-        return self.request_builder.build(tokens, decode, self._sampling(body), stopping, None, owner, priority)
+        grammar = structured.grammar_of(body)
+        return self.request_builder.build(
+            tokens, decode, self._sampling(body), stopping, None, owner, priority, grammar
+        )
 
     def _sampling(self, body: GenerationBody) -> Sampling:
         """Returns the sampling settings of the body; the others are left to the server's defaults."""
@@ -178,6 +183,8 @@ def _another(first: Request, number: int) -> Request:
 
 def _refusal(error: ValueError, body: GenerationBody) -> ApiError:
     """Converts an error of lp.RequestBuilder to the names that the API has for the settings."""
+    if isinstance(error, GrammarError):
+        return structured.refusal(error, body)
     message = str(error)
     for ours, theirs in NAMES_OF_THE_API.items():
         message = message.replace(ours, theirs)

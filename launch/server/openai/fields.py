@@ -68,12 +68,6 @@ def _text(value: Any) -> Any:
     return "".join(part["text"] for part in parts)
 
 
-def _only_text(value: Any) -> Any:
-    if value in (None, {"type": "text"}):
-        return None
-    raise refused('response_format must be {{"type": "text"}}; other formats are not supported')
-
-
 def _only_text_modality(value: Any) -> Any:
     if value in (None, ["text"]):
         return None
@@ -92,7 +86,6 @@ Seed = Annotated[int | None, AfterValidator(_minus_one_is_unset)]
 Stops = Annotated[list[str], BeforeValidator(_stops)]
 Prompts = Annotated[Any, BeforeValidator(_prompts)]
 TextField = Annotated[str, BeforeValidator(_text)]
-OnlyText = Annotated[Any, BeforeValidator(_only_text)]
 OnlyTextModality = Annotated[Any, BeforeValidator(_only_text_modality)]
 NoToolChoice = Annotated[Any, BeforeValidator(_no_tool_choice)]
 Ignored = Any

@@ -15,13 +15,13 @@ from launch.server.openai.fields import (
     Ignored,
     NoToolChoice,
     Off,
-    OnlyText,
     OnlyTextModality,
     Prompts,
     Seed,
     Stops,
     TextField,
 )
+from launch.server.openai.structured import StructuredBody
 from lp.text.chat_template import Rendering
 
 
@@ -32,7 +32,7 @@ class StreamOptions(Part):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationBody(Body):
+class GenerationBody(Body, StructuredBody):
     """The fields that completions and chat completions share.
 
     n: choices for each prompt. skip_special_tokens, add_special_tokens and chat_template_kwargs mean what they mean in
@@ -196,7 +196,6 @@ class ChatBody(GenerationBody, Conversation):
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    response_format: OnlyText = None
     modalities: OnlyTextModality = None
     tool_choice: NoToolChoice = None
     tools: Off = None

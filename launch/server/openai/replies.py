@@ -1,4 +1,4 @@
-"""Writes replies of one or more choices in OpenAI's formats, whole or as the chunks of a stream. Knows nothing of HTTP."""
+"""Writes replies of one or more choices in OpenAI's formats, whole or as chunks of a stream. Knows nothing of HTTP."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from launch.server.context import Context, authorise, context, has_place, owner
 from launch.server.openai.conversion import Prepared
 from launch.server.openai.protocol import ChatBody, CompletionBody
 from launch.server.openai.replies import ChatReply, CompletionReply, Reply
+from launch.server.openai.structured import grammar_of
 from launch.server.service import ServiceError, Subscription
 from lp.request import Completion
 
@@ -31,6 +32,7 @@ async def completions(
     body: Annotated[CompletionBody, Depends(body_of(CompletionBody))],
     sharing: Annotated[str | None, Depends(owner)],
 ) -> Response:
+    await server.compile(grammar_of(body))
     prepared = await server.tokenizing(lambda: server.conversion.prepare(body, sharing))
     reply = CompletionReply(prepared, server.model_name, server.names, server.checkpoint)
     return await _answer(request, server, prepared, reply, bool(body.stream))
@@ -43,6 +45,7 @@ async def chat_completions(
     body: Annotated[ChatBody, Depends(body_of(ChatBody))],
     sharing: Annotated[str | None, Depends(owner)],
 ) -> Response:
+    await server.compile(grammar_of(body))
     prepared = await server.tokenizing(lambda: server.conversion.prepare(body, sharing))
     reply = ChatReply(prepared, server.model_name, server.names)
     return await _answer(request, server, prepared, reply, bool(body.stream))

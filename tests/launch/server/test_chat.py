@@ -89,7 +89,6 @@ def test_max_completion_tokens_wins_and_the_default_is_all_room(shared: Running,
     ("field", "value"),
     [
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("response_format", {"type": "json_object"}),
         ("functions", [{"name": "f"}]),
         ("tool_choice", "required"),
         ("modalities", ["audio"]),
