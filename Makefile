@@ -6,6 +6,8 @@ EXTRAS   ?= serve,bench,ray,dev
 PIP_ARGS ?=
 MINUTES  ?= 90
 PROMPTS  ?=
+MODEL    ?= demo
+CLIENTS  ?=
 ARGS     ?=
 
 SHELL := /bin/bash
@@ -32,7 +34,7 @@ PYTHONUNBUFFERED=1 $(RUN) -m pip install --progress-bar off --disable-pip-versio
     { tail -n 40 $(LOG) >&2; echo "make: pip failed; its whole output is in $(LOG)" >&2; exit 1; }
 endef
 
-.PHONY: help setup demo real-model test test-slow test-cluster test-cluster-quick lint format train-demo bench clean distclean
+.PHONY: help setup demo real-model test test-slow test-cluster test-cluster-quick test-clients fuzz lint format train-demo bench clean distclean
 
 help:  ## List the targets
 	@echo "make TARGET [VARIABLE=value ...]"
@@ -75,6 +77,12 @@ test-cluster: $(STAMP)  ## Run the tests that start a Ray cluster of their own, 
 test-cluster-quick: $(STAMP)  ## Run those cluster tests that take two to three minutes together
 	@$(TESTS) -m "cluster and quick" --durations=5 $(ARGS)
 
+test-clients: $(STAMP)  ## Try the server with other people's clients, each in an environment of its own (MODEL=smollm2, CLIENTS=litellm)
+	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(RUN) -m tests.clients.run --model $(MODEL) $(CLIENTS) $(ARGS)
+
+fuzz: $(STAMP)  ## Send the server ten minutes of requests made from its own OpenAPI document
+	@SCHEMATHESIS_SECONDS=600 HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(RUN) -m tests.clients.run --model $(MODEL) schemathesis
+
 lint: $(STAMP)  ## Check the style (ruff), the format (ruff) and the types (pyright)
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
@@ -96,5 +104,5 @@ clean:  ## Remove caches and build results
 	@rm -rf build dist ./*.egg-info .pytest_cache .ruff_cache outputs multirun
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-distclean: clean  ## Remove the virtual environment as well
-	@rm -rf $(VENV)
+distclean: clean  ## Remove the virtual environments as well
+	@rm -rf $(VENV) .venv-clients

@@ -1,0 +1,16 @@
+"""Imports a client's package, or skips the file with the reason for which it is missing."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+import pytest
+
+
+def imported(name: str) -> Any:
+    """The module of this name. Skips the whole test file if it cannot be imported."""
+    if reason := os.environ.get("LOOKAHEAD_CLIENT_REASON"):
+        pytest.skip(f"{name} could not be installed: {reason}", allow_module_level=True)
+    return importlib.import_module(name)

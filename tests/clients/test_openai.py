@@ -1,0 +1,82 @@
+"""The `openai` package: chat, completions, streams, log-probabilities, errors; responses if the server has them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.clients.importing import imported
+
+openai = imported("openai")
+QUESTION = [{"role": "user", "content": "Name a colour."}]
+
+
+@pytest.fixture(scope="module")
+def client(url: str):
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def test_models(client, model: str):
+    assert [card.id for card in client.models.list()] == [model]
+
+
+def test_a_conversation(client, model: str):
+    first = client.chat.completions.create(model=model, messages=QUESTION, max_tokens=16, temperature=0)
+    said = first.choices[0].message
+    assert said.role == "assistant" and first.usage.completion_tokens <= 16
+    more = [*QUESTION, said, {"role": "user", "content": "And another?"}]
+    second = client.chat.completions.create(model=model, messages=more, max_tokens=16, temperature=0)
+    assert second.usage.prompt_tokens > first.usage.prompt_tokens
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(client, model: str):
+    settings = {"model": model, "messages": QUESTION, "max_tokens": 24, "temperature": 0}
+    whole = client.chat.completions.create(**settings)
+    chunks = [*client.chat.completions.create(**settings, stream=True, stream_options={"include_usage": True})]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_the_stream_helper(client, model: str):
+    with client.chat.completions.stream(model=model, messages=QUESTION, max_tokens=12, temperature=0) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion()
+    assert "chunk" in kinds and final.choices[0].message.content
+
+
+def test_completions_and_logprobs(client, model: str):
+    answer = client.completions.create(model=model, prompt="def area(", max_tokens=8, temperature=0, logprobs=2)
+    found = answer.choices[0].logprobs
+    assert len(found.tokens) == answer.usage.completion_tokens and all(value <= 0 for value in found.token_logprobs)
+
+
+def test_errors_have_their_classes(client, model: str):
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("another-model")
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.completions.create(model=model, prompt="word " * 20_000, max_tokens=5)
+    assert raised.value.code == "context_length_exceeded"
+    assert "maximum context length is" in str(raised.value)
+
+
+def test_the_async_client(url: str, model: str):
+    import asyncio
+
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+            asking = [
+                client.completions.create(model=model, prompt=text, max_tokens=6, temperature=0) for text in "abc"
+            ]
+            return [answer.choices[0].text for answer in await asyncio.gather(*asking)]
+
+    assert len(asyncio.run(ask())) == 3
+
+
+def test_responses(client, model: str, routes: set[str]):
+    if "/v1/responses" not in routes:
+        pytest.skip("the server has no /v1/responses")
+    answer = client.responses.create(model=model, input="Name a colour.", max_output_tokens=16, temperature=0)
+    assert answer.output_text
+    with client.responses.stream(model=model, input="Name a colour.", max_output_tokens=16, temperature=0) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+    assert text == answer.output_text
