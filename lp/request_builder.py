@@ -29,7 +29,17 @@ LEAST_PRIORITY, MOST_PRIORITY = 0.01, 100.0
 
 
 class ContextExceeded(ValueError):
-    """A prompt, or it and the tokens that it asks for, do not fit the model's context."""
+    """A prompt, or it and the tokens that it asks for, do not fit the model's context or the memory.
+
+    context: tokens that fit; None if the memory is what lacks. prompt_tokens: tokens of the prompt. wanted: the new
+    tokens that were asked for; None if that was left open.
+    """
+
+    def __init__(self, message: str, prompt_tokens: int, wanted: int | None, context: int | None):
+        super().__init__(message)
+        self.prompt_tokens = prompt_tokens
+        self.wanted = wanted
+        self.context = context
 
 
 class RequestBuilder:
@@ -131,24 +141,29 @@ class RequestBuilder:
         """
         stopping.check(self._vocab_size)
         context = self.checkpoint.max_length
-        room = context - len(tokens)
+        room, wanted = context - len(tokens), stopping.max_new_tokens
         if room < 1:
             raise ContextExceeded(
                 f"the prompt has {len(tokens)} tokens, which leaves no room in the model's context of {context} "
-                "tokens; shorten the prompt"
+                "tokens; shorten the prompt",
+                len(tokens),
+                wanted,
+                context,
             )
-        wanted = stopping.max_new_tokens
         if wanted is not None and wanted > room:
             raise ContextExceeded(
                 f"a prompt of {len(tokens)} tokens and max_new_tokens={wanted} do not fit the model's context of "
-                f"{context} tokens; ask for at most {room} new tokens"
+                f"{context} tokens; ask for at most {room} new tokens",
+                len(tokens),
+                wanted,
+                context,
             )
         if wanted is None:
             wanted = max(1, min(room, self.room.most_new_tokens(len(tokens), decode)))
         try:
             self.room.check(len(tokens), wanted, decode)
         except NoRoom as error:
-            raise ContextExceeded(str(error)) from None
+            raise ContextExceeded(str(error), len(tokens), stopping.max_new_tokens, None) from None
         return dataclasses.replace(stopping, max_new_tokens=wanted)
 
 

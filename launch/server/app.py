@@ -1,18 +1,43 @@
-"""Builds the FastAPI application: its routes and error bodies. Knows nothing of sockets and signals."""
+"""Builds the ASGI application: its routes, error bodies and what all requests pass. Knows nothing of sockets."""
 
 from __future__ import annotations
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from launch.server import errors
 from launch.server.context import Context
-from launch.server.routes import generation, models, state, tokenizing
+from launch.server.description import describe
+from launch.server.routes import documentation, generation, models, state, tokenizing
+from launch.server.safety.front import AllowedHosts, Front
+
+# Seconds for which a browser need not ask again whether it may send a request.
+PREFLIGHT_S = 3600
+ROUTERS = [module.router for module in (generation, models, tokenizing, state, documentation)]
+EXPOSED_HEADERS = ("retry-after", "x-request-id")
 
 
-def make_app(server: Context) -> FastAPI:
-    app = FastAPI(title="lookahead-parallel", openapi_url=None, redirect_slashes=False)
+def make_app(server: Context, hosts: AllowedHosts | None = None) -> ASGIApp:
+    """hosts: the names that the server may be called by; None does not check them, as behind a proxy."""
+    app = FastAPI(title="lookahead-parallel", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.server = server
-    errors.install(app, server.settings.retry_after_s)
-    for routes in (generation, models, tokenizing, state):
-        app.include_router(routes.router)
-    return app
+    errors.install(app, server.service.retry_after_s, server.metrics.count_refused)
+    for router in ROUTERS:
+        app.include_router(router)
+    describe(app, ROUTERS, needs_key=bool(server.keys))
+    return Front(_for_browsers(app, server.settings.allowed_origins), hosts, server.refuse_host)
+
+
+def _for_browsers(app: ASGIApp, origins: list[str]) -> ASGIApp:
+    """Lets pages of these origins use the server."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "HEAD", "POST"],
+        allow_headers=["*"],
+        expose_headers=EXPOSED_HEADERS,
+        max_age=PREFLIGHT_S,
+    )

@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
+from starlette.requests import ClientDisconnect
 
 from launch.server import errors
+from launch.server.connection import note_gone
 from launch.server.errors import ApiError
 
 # A body that is too large is read to its end, up to this many times the limit, so that the client sees the answer.
@@ -27,6 +29,13 @@ class Body(BaseModel):
     """
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    _num_bytes: int = PrivateAttr(0)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the body as it was sent."""
+        return self._num_bytes
 
     @model_validator(mode="after")
     def _refuse_unknown(self) -> Body:
@@ -58,18 +67,38 @@ def body_of(kind: type[Kind]) -> Callable[[Request], Awaitable[Kind]]:
     """Returns a FastAPI dependency that reads the body as `kind`."""
 
     async def read(request: Request) -> Kind:
-        data = await _read(request, request.app.state.server.settings.max_body_bytes)
+        _check_media_type(request)
+        settings = request.app.state.server.settings
+        try:
+            async with asyncio.timeout(settings.body_timeout_s):
+                data = await _read(request, settings.max_body_bytes)
+        except TimeoutError:
+            raise errors.body_too_slow(settings.body_timeout_s) from None
+        except ClientDisconnect:
+            note_gone(request.scope)
+            raise errors.client_gone() from None
         try:
             data.decode()
         except UnicodeDecodeError as error:
             message = f"the body is not valid UTF-8 (at byte {error.start})"
             raise errors.bad_request(message, code="invalid_utf8") from None
         try:
-            return kind.model_validate_json(data)
+            body = kind.model_validate_json(data)
         except ValidationError as error:
             raise _readable(error, kind) from None
+        body._num_bytes = len(data)
+        return body
 
+    read.kind = kind  # pyright: ignore[reportFunctionMemberAccess] - for the description of the routes
     return read
+
+
+def _check_media_type(request: Request) -> None:
+    """Refuses what is not JSON: a page of another origin may send other media types without asking first."""
+    given = request.headers.get("content-type", "")
+    media_type = given.partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise errors.not_json(given)
 
 
 async def _read(request: Request, limit: int) -> bytes:

@@ -6,18 +6,26 @@ Work for a client ends when the client leaves.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+log = logging.getLogger("lookahead")
+
 T = TypeVar("T")
 
 
 class ClientGone(Exception):
     """The client has closed its connection."""
+
+
+def note_gone(scope: Scope) -> None:
+    """Logs in one line that the client of a request has gone away."""
+    request_id = scope.get("state", {}).get("request_id", "without an id")
+    log.info("%s %s: the client has gone away (request %s)", scope["method"], scope["path"], request_id)
 
 
 async def race(work: Coroutine[Any, Any, T], receive: Receive) -> T:
@@ -59,8 +67,9 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with contextlib.suppress(ClientGone):
-                await race(self._send_all(send), receive)
+            await race(self._send_all(send), receive)
+        except ClientGone:
+            note_gone(scope)
         finally:
             self.on_end()
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,17 +10,22 @@ from contextlib import suppress
 from typing import TypeVar
 
 from fastapi import Request
+from fastapi.responses import Response
 
 from launch.backend import Backend
 from launch.server import errors
 from launch.server.metrics import Metrics
 from launch.server.openai.conversion import Conversion
 from launch.server.openai.tokens import TokenNames
+from launch.server.safety.keys import read_keys
 from launch.server.service import Service
 from launch.server.settings import ServerSettings
 from lp.grammar.settings import Grammar, GrammarError
 
 T = TypeVar("T")
+
+# Bytes of a body from which its texts count as long: a shorter one is tokenized in about 50 ms at most.
+LONG_BODY = 64 * 1024
 
 
 class Context:
@@ -34,21 +37,38 @@ class Context:
         self.checkpoint = backend.request_builder.checkpoint
         self.model_name = settings.model_name or self.checkpoint.name
         self.started_at = int(time.time())
+        self.keys = read_keys(settings.api_keys, settings.api_keys_file)
         self.metrics = Metrics(self.model_name)
-        self.service = Service(settings.max_running, settings.max_waiting, self.metrics)
-        self.metrics.watch(lambda: self.service.num_running, lambda: self.service.num_waiting)
+        self.service = Service(settings.max_running, settings.max_waiting, self.metrics, settings.retry_after_s)
+        self.metrics.watch(
+            lambda: self.service.num_running,
+            lambda: self.service.num_waiting,
+            lambda: backend.request_builder.room.usage(self.service.lengths),
+        )
         self.metrics.watch_ranks(backend.status, lambda: backend.num_losses)
         self.conversion = Conversion(
             backend.request_builder, self.model_name, settings.default_max_tokens, settings.max_choices
         )
         self.names = TokenNames(self.checkpoint.tokenizer)
-        # The tokenizer must not be used by two threads at a time, and a long text must not block the event loop.
+        # A text must not block the event loop, nor a long text the short ones. The tokenizer may be used by several
+        # threads, as nobody asks it to truncate or pad, which alone would change it.
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
         self._compiling = ThreadPoolExecutor(1, "grammar")
+        self._tokenizing_long = ThreadPoolExecutor(1, "tokenizer of long texts")
 
-    async def tokenizing(self, work: Callable[[], T]) -> T:
-        """Runs work that needs the tokenizer in a thread apart from the event loop, one piece at a time."""
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
+    async def tokenizing(self, work: Callable[[], T], num_bytes: int = 0) -> T:
+        """Runs work that needs the tokenizer in a thread apart from the event loop, one piece at a time.
+
+        num_bytes: about how much text there is. Short texts do not wait for long ones.
+        """
+        thread = self._tokenizing if num_bytes < LONG_BODY else self._tokenizing_long
+        return await asyncio.get_running_loop().run_in_executor(thread, work)
+
+    def refuse_host(self, host: str) -> Response:
+        """The answer to a request that calls the server by a name it does not have."""
+        error = errors.unknown_host(host)
+        self.metrics.count_refused(error.reason)
+        return error.response()
 
     async def compile(self, grammar: Grammar | None) -> None:
         """Compiles a grammar in a thread of its own, so that nobody else's request waits. Faults are told later."""
@@ -59,7 +79,8 @@ class Context:
                 )
 
     def close(self) -> None:
-        for pool in (self._tokenizing, self._compiling):
+        pools = self._tokenizing, self._tokenizing_long, self._compiling
+        for pool in pools:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -70,10 +91,7 @@ async def context(request: Request) -> Context:
 
 async def authorise(request: Request) -> None:
     """A FastAPI dependency that refuses requests without a valid API key."""
-    keys = (await context(request)).settings.api_keys
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    valid = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]
-    if keys and not (scheme.lower() == "bearer" and any(valid)):
+    if await owner(request) is None and (await context(request)).keys:
         raise errors.not_authorised()
 
 
@@ -82,9 +100,8 @@ async def owner(request: Request) -> str | None:
 
     Requests with the same owner may share drafts.
     """
-    if not (await context(request)).settings.api_keys:
-        return None
-    return hashlib.sha256(request.headers.get("authorization", "").encode()).hexdigest()[:16]
+    keys = (await context(request)).keys
+    return keys and keys.owner_of(request.headers)
 
 
 async def has_place(request: Request) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -9,9 +10,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from launch.server.service import QueueFull, RanksLost, ServiceError, ShuttingDown, TooLarge
+from launch.server.service_errors import QueueFull, RanksLost, ServiceError, ShuttingDown, TooLarge
 
 LONGEST_MESSAGE = 400
+CLIENT_CLOSED_REQUEST = 499
 
 
 class ApiError(Exception):
@@ -33,6 +35,12 @@ class ApiError(Exception):
         self.headers = headers or {}
         self.body: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
+    @property
+    def reason(self) -> str:
+        """Why the request was refused, in a word for metrics."""
+        error = self.body["error"]
+        return error["code"] or error["type"]
+
     def response(self) -> Response:
         return JSONResponse(self.body, self.status, self.headers)
 
@@ -49,6 +57,26 @@ def unknown_model(name: str, served: str) -> ApiError:
 def body_too_large(limit: int) -> ApiError:
     message = f"the request body is larger than the limit of {limit} bytes (server.max_body_bytes)"
     return ApiError(413, message, code="body_too_large")
+
+
+def body_too_slow(limit_s: float) -> ApiError:
+    message = f"the request body did not arrive within {limit_s:g} seconds (server.body_timeout_s)"
+    return ApiError(408, message, code="body_too_slow", headers={"Connection": "close"})
+
+
+def client_gone() -> ApiError:
+    """The end of a request whose client has left before it was read; nobody receives it, but it is counted."""
+    return ApiError(CLIENT_CLOSED_REQUEST, "the client has gone away", code="client_gone")
+
+
+def not_json(media_type: str) -> ApiError:
+    message = f"the Content-Type must be application/json, not {media_type[:100]!r}"
+    return ApiError(415, message, code="unsupported_media_type")
+
+
+def unknown_host(host: str) -> ApiError:
+    message = f"this server may not be called {host[:100]!r}; its operator can allow the name (server.allowed_hosts)"
+    return ApiError(403, message, code="host_not_allowed")
 
 
 def not_authorised() -> ApiError:
@@ -82,23 +110,30 @@ def from_service(error: ServiceError, retry_after_s: int) -> ApiError:
             return ApiError(500, str(error), kind="server_error", code="internal_error")
 
 
-def install(app: FastAPI, retry_after_s: int) -> None:
-    """Makes the app answer every error with OpenAI's body."""
+def install(app: FastAPI, retry_after_s: Callable[[], int], count: Callable[[str], None]) -> None:
+    """Makes the app answer every error with OpenAI's body.
 
-    async def on_api_error(request: Request, error: ApiError) -> Response:
+    retry_after_s: the seconds that a refused client is told to wait. count: called with the reason of each refusal.
+    """
+
+    def answer(error: ApiError) -> Response:
+        count(error.reason)
         return error.response()
 
+    async def on_api_error(request: Request, error: ApiError) -> Response:
+        return answer(error)
+
     async def on_service_error(request: Request, error: ServiceError) -> Response:
-        return from_service(error, retry_after_s).response()
+        return answer(from_service(error, retry_after_s()))
 
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         where = f"{request.method} {request.url.path}"
         message = {404: f"there is no {where}", 405: f"{where} is not allowed"}.get(error.status_code, error.detail)
         code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-        return ApiError(error.status_code, message, code=code, headers=dict(error.headers or {})).response()
+        return answer(ApiError(error.status_code, message, code=code, headers=dict(error.headers or {})))
 
     async def on_bug(request: Request, error: Exception) -> Response:
-        return internal().response()
+        return answer(internal())
 
     app.add_exception_handler(ApiError, on_api_error)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(ServiceError, on_service_error)  # pyright: ignore[reportArgumentType]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
@@ -20,28 +20,47 @@ from lp.statistics import EngineCounts, Statistics
 
 FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error", "no_room": "error"}
 FINISHED["dead_end"] = "length"  # as replies say it
-SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
+# Seconds of a token and of a request. A small model takes 0.2 ms for a token and a few for a request.
+SHORT_S = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0,
+    2.5, 5.0, 10.0,
+)  # fmt: skip
+LONG_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
+    2560.0,
+)  # fmt: skip
+NUM_TOKENS = tuple(digit * 10**power for power in range(7) for digit in (1, 2, 5))
+# vLLM tells its engines apart by this label; a server here has one.
+ENGINE = "0"
 
 
 @dataclass
 class Clock:
-    """The times at which a request arrived and last got tokens, in seconds of time.monotonic()."""
+    """The times at which a request arrived, was handed to the engine, and got its first and last tokens so far.
+
+    In seconds of time.monotonic().
+    """
 
     arrived_at: float = field(default_factory=time.monotonic)
+    started_at: float | None = None
+    first_at: float | None = None
     last_at: float | None = None
+
+    def start(self) -> None:
+        """The request is handed to the engine. It may be handed over again, which changes nothing."""
+        self.started_at = self.started_at or time.monotonic()
 
 
 class _Losses(Collector):
     """A counter whose value is kept elsewhere and read for each scrape."""
 
-    def __init__(self, model_name: str, num_losses: Callable[[], int]):
-        self._model = model_name
+    def __init__(self, labels: dict[str, str], num_losses: Callable[[], int]):
+        self._labels = labels
         self._num_losses = num_losses
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        family = CounterMetricFamily("lookahead:rank_losses", "Ranks lost while they served", labels=["model_name"])
-        family.add_metric([self._model], self._num_losses())
+        family = CounterMetricFamily("lookahead:rank_losses", "Ranks lost while they served", labels=[*self._labels])
+        family.add_metric([*self._labels.values()], self._num_losses())
         yield family
 
 
@@ -50,7 +69,8 @@ class Metrics:
 
     def __init__(self, model_name: str):
         self.registry = CollectorRegistry()
-        self._model = model_name
+        ProcessCollector(registry=self.registry)
+        self._labels = {"model_name": model_name, "engine": ENGINE}
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens processed")
         self._cache_queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens that could have been cached")
         self._cache_hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens that were cached")
@@ -58,6 +78,14 @@ class Metrics:
         self._finished = self._counters("vllm:request_success", "Requests that have ended", "finished_reason")
         self._first_token = self._histogram("vllm:time_to_first_token_seconds", "From arrival to first token", LONG_S)
         self._per_token = self._histogram("vllm:time_per_output_token_seconds", "A step's time by its tokens", SHORT_S)
+        self._between = self._histogram("vllm:inter_token_latency_seconds", "Between two steps of a request", SHORT_S)
+        self._queued = self._histogram("vllm:request_queue_time_seconds", "From arrival to the engine", LONG_S)
+        self._prefill = self._histogram("vllm:request_prefill_time_seconds", "From the engine to first token", LONG_S)
+        self._decode = self._histogram("vllm:request_decode_time_seconds", "From first to last token", LONG_S)
+        self._inference = self._histogram("vllm:request_inference_time_seconds", "From the engine to the end", LONG_S)
+        self._prompts = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", NUM_TOKENS)
+        self._answers = self._histogram("vllm:request_generation_tokens", "Tokens generated for a request", NUM_TOKENS)
+        self._refused = self._counters("lookahead:requests_refused", "Requests answered with an error", "reason")
         self._end_to_end = self._histogram("vllm:e2e_request_latency_seconds", "From arrival to the end", LONG_S)
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Steps of requests that draft")
         self._proposed = self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified")
@@ -75,19 +103,22 @@ class Metrics:
         self._proposed_by = self._counters("lookahead:draft_tokens", "Draft tokens verified, by source", "source")
         self._accepted_by = self._counters("lookahead:accepted_tokens", "Draft tokens accepted, by source", "source")
 
-    def watch(self, num_running: Callable[[], int], num_waiting: Callable[[], int]) -> None:
-        """Adds the gauges of requests. They call these functions for their values."""
+    def watch(
+        self, num_running: Callable[[], int], num_waiting: Callable[[], int], kv_usage: Callable[[], float]
+    ) -> None:
+        """Adds the gauges of requests. They call these functions for their values. kv_usage: from 0 to 1."""
         self._gauge("vllm:num_requests_running", "Requests in the engine", num_running)
         self._gauge("vllm:num_requests_waiting", "Requests that wait for a place", num_waiting)
+        self._gauge("vllm:kv_cache_usage_perc", "Share of the room for keys and values that is in use", kv_usage)
 
     def watch_ranks(self, status: Callable[[], dict[str, Any]], num_losses: Callable[[], int]) -> None:
         """Adds the metrics of ranks. They call these functions for their values; see `Backend`."""
         self._gauge("lookahead:epoch", "Number of the epoch at hand", lambda: status()["epoch"] or 0)
         self._gauge("lookahead:divided", "1 while each rank serves requests of its own", lambda: status()["divided"])
-        self.registry.register(_Losses(self._model, num_losses))
-        ranks = Gauge("lookahead:ranks", "Ranks by state", ["model_name", "state"], registry=self.registry)
+        self.registry.register(_Losses(self._labels, num_losses))
+        ranks = Gauge("lookahead:ranks", "Ranks by state", [*self._labels, "state"], registry=self.registry)
         for state in State:
-            ranks.labels(self._model, state).set_function(
+            ranks.labels(**self._labels, state=state).set_function(
                 lambda state=state: sum(rank["state"] == state for rank in status()["ranks"])
             )
 
@@ -99,9 +130,14 @@ class Metrics:
         if progress.tokens:
             self._count_tokens(progress, clock, now)
         if progress.finish_reason:
-            self._finished.labels(self._model, FINISHED[progress.finish_reason]).inc()
+            self._finished(FINISHED[progress.finish_reason]).inc()
             self._end_to_end.observe(now - clock.arrived_at)
+            self._count_request(progress.stats, clock)
             self._count_drafts(progress.stats)
+
+    def count_refused(self, reason: str) -> None:
+        """Counts a request that is answered with an error. reason: the error's code."""
+        self._refused(reason).inc()
 
     def render(self) -> bytes:
         """Returns all metrics in Prometheus' text format."""
@@ -109,14 +145,27 @@ class Metrics:
 
     def _count_tokens(self, progress: Progress, clock: Clock, now: float) -> None:
         if clock.last_at is None:
+            clock.first_at = now
             self._first_token.observe(now - clock.arrived_at)
             self._prompt_tokens.inc(progress.stats.prompt_tokens)
             self._cache_queries.inc(progress.stats.prompt_tokens)
             self._cache_hits.inc(progress.stats.cached_tokens)
         else:
+            self._between.observe(now - clock.last_at)
             self._per_token.observe((now - clock.last_at) / len(progress.tokens))
         clock.last_at = now
         self._generation_tokens.inc(len(progress.tokens))
+
+    def _count_request(self, stats: Statistics, clock: Clock) -> None:
+        """Counts a request that has ended; one that never reached the engine, or its first token, has fewer figures."""
+        self._prompts.observe(stats.prompt_tokens)
+        self._answers.observe(stats.tokens)
+        if clock.started_at is not None:
+            self._queued.observe(clock.started_at - clock.arrived_at)
+            if clock.first_at is not None and clock.last_at is not None:
+                self._prefill.observe(clock.first_at - clock.started_at)
+                self._decode.observe(clock.last_at - clock.first_at)
+                self._inference.observe(clock.last_at - clock.started_at)
 
     def _count_steps(self, counts: EngineCounts) -> None:
         self._engine_steps.inc(counts.steps)
@@ -132,21 +181,24 @@ class Metrics:
         self._proposed.inc(stats.proposed.total())
         self._accepted.inc(stats.accepted.total())
         for source, count in stats.proposed.items():
-            self._proposed_by.labels(self._model, source).inc(count)
+            self._proposed_by(source).inc(count)
         for source, count in stats.accepted.items():
-            self._accepted_by.labels(self._model, source).inc(count)
+            self._accepted_by(source).inc(count)
         for length, count in stats.accepted_lengths.items():
             for position in range(length - 1):
-                self._by_position.labels(self._model, str(position)).inc(count)
+                self._by_position(str(position)).inc(count)
 
     def _counter(self, name: str, help_text: str) -> Counter:
-        return Counter(name, help_text, ["model_name"], registry=self.registry).labels(self._model)
+        return Counter(name, help_text, [*self._labels], registry=self.registry).labels(**self._labels)
 
-    def _counters(self, name: str, help_text: str, label: str) -> Counter:
-        return Counter(name, help_text, ["model_name", label], registry=self.registry)
+    def _counters(self, name: str, help_text: str, label: str) -> Callable[[str], Counter]:
+        """Makes a counter for each value of a label, and returns the function that finds it."""
+        family = Counter(name, help_text, [*self._labels, label], registry=self.registry)
+        return lambda value: family.labels(**self._labels, **{label: value})
 
     def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, help_text, ["model_name"], buckets=buckets, registry=self.registry).labels(self._model)
+        family = Histogram(name, help_text, [*self._labels], buckets=buckets, registry=self.registry)
+        return family.labels(**self._labels)
 
-    def _gauge(self, name: str, help_text: str, ask: Callable[[], int]) -> None:
-        Gauge(name, help_text, ["model_name"], registry=self.registry).labels(self._model).set_function(ask)
+    def _gauge(self, name: str, help_text: str, ask: Callable[[], float]) -> None:
+        Gauge(name, help_text, [*self._labels], registry=self.registry).labels(**self._labels).set_function(ask)

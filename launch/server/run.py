@@ -19,6 +19,9 @@ import uvicorn
 from launch.backend import Backend, BackendFailed
 from launch.server.app import make_app
 from launch.server.context import Context
+from launch.server.safety.certificates import check_certificate
+from launch.server.safety.connections import limited
+from launch.server.safety.front import AllowedHosts, is_loopback
 from launch.server.settings import ServerSettings
 
 log = logging.getLogger("lookahead")
@@ -32,6 +35,7 @@ LAST_ANSWERS_S = 5
 def bind(settings: ServerSettings) -> socket.socket:
     """Returns a socket that listens on the server's port. Raises ValueError with one message for the user."""
     settings.check()
+    check_certificate(settings.tls_certificate, settings.tls_key)
     where = f"{settings.host}:{settings.port}"
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
@@ -59,12 +63,16 @@ class Server:
 
     def __init__(self, backend: Backend, settings: ServerSettings, listener: socket.socket):
         self.context = Context(backend, settings)
-        self.address = f"http://{_authority(listener)}"
+        self.address = f"{'https' if settings.tls_certificate else 'http'}://{_authority(listener)}"
         self._backend = backend
         self._listener = listener
         self._http = _Http(
             uvicorn.Config(
-                make_app(self.context),
+                make_app(self.context, AllowedHosts(settings.host, settings.allowed_hosts)),
+                http=limited(settings.head_timeout_s, settings.max_connections),
+                ws="none",
+                ssl_certfile=settings.tls_certificate,
+                ssl_keyfile=settings.tls_key,
                 lifespan="off",
                 log_config=None,
                 log_level="warning",
@@ -73,6 +81,11 @@ class Server:
                 timeout_graceful_shutdown=LAST_ANSWERS_S,
             )
         )
+        if not (self.context.keys or is_loopback(settings.host)):
+            log.warning(
+                "warning: whoever reaches %s may use this server, as it has no API keys "
+                "(server.api_keys, server.api_keys_file, LOOKAHEAD_API_KEYS)", self.address,
+            )  # fmt: skip
         if settings.access_log:
             logging.getLogger("uvicorn.access").setLevel(logging.INFO)
         self._exit_code = 0

@@ -8,57 +8,31 @@ The engine's thread uses the service as the `Inbox` of `parallel.group.commands`
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from launch.server.metrics import Clock, Metrics
-from lp.engine import NOT_A_NUMBER
+from launch.server.service_errors import (
+    EngineFailed,
+    GenerationFailed,
+    QueueFull,
+    RanksLost,
+    ServiceError,
+    ShuttingDown,
+    TooLarge,
+)
 from lp.request import Progress, Request
 from lp.statistics import Statistics
 from parallel.group.commands import Cancel, Command, Shutdown, Submit
 
-
-class ServiceError(Exception):
-    """A request is refused, or ends before it is finished."""
-
-
-class QueueFull(ServiceError):
-    """The queue of waiting requests is full."""
-
-    def __init__(self, num_waiting: int):
-        super().__init__(f"the server is busy and {num_waiting} requests are waiting already; try again later")
-
-
-class ShuttingDown(ServiceError):
-    """The server takes no new requests, or had no time left for this one."""
-
-    def __init__(self) -> None:
-        super().__init__("the server is shutting down; try again later")
-
-
-class EngineFailed(ServiceError):
-    """The engine has stopped with an error."""
-
-    def __init__(self) -> None:
-        super().__init__("the engine has stopped with an error; the server's log says which")
-
-
-class RanksLost(ServiceError):
-    """No rank is left that could continue a running request. Later requests may be answered."""
-
-
-class GenerationFailed(ServiceError):
-    """The model answered this request with a value that is not a number. Other requests continue."""
-
-    def __init__(self) -> None:
-        super().__init__(NOT_A_NUMBER)
-
-
-class TooLarge(ServiceError):
-    """There can never be room for the keys and values of this request, not even alone."""
+# A pace is that of so many requests that ended last.
+NUM_RECENT = 32
+# Seconds after which a refused client is asked to come back at the latest, and the age at which a pace is forgotten.
+LONGEST_WAIT_S, FORGOTTEN_S = 60, 300.0
 
 
 class Subscription:
@@ -115,11 +89,12 @@ def _failure(progress: Progress) -> ServiceError | None:
 
 @dataclass
 class _Ticket:
-    """A request that the service has accepted and that has not ended."""
+    """A request that the service has accepted and that has not ended. num_tokens: of its prompt and its text so far."""
 
     request: Request
     subscription: Subscription
     clock: Clock
+    num_tokens: int
 
 
 class Service:
@@ -129,8 +104,11 @@ class Service:
     `has_waiting`, `emit`, `lose_running` and `fail`.
     """
 
-    def __init__(self, max_running: int, max_waiting: int, metrics: Metrics):
+    def __init__(self, max_running: int, max_waiting: int, metrics: Metrics, least_wait_s: int = 1):
+        """least_wait_s: the fewest seconds after which a refused client may come back."""
         self.max_running = max_running
+        self._least_wait_s = least_wait_s
+        self._ends: deque[float] = deque(maxlen=NUM_RECENT)  # when requests ended, in seconds of time.monotonic()
         self.max_waiting = max_waiting
         self._metrics = metrics
         self._changed = threading.Condition()
@@ -148,6 +126,24 @@ class Service:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each request in the engine."""
+        with self._changed:
+            return [ticket.num_tokens for ticket in self._running.values()]
+
+    def retry_after_s(self) -> int:
+        """Seconds after which there is probably a place for a client that is refused now.
+
+        The requests that must end first, at the pace at which requests ended lately.
+        """
+        with self._changed:
+            now, ends = time.monotonic(), [*self._ends]
+            too_many = self.num_running + self.num_waiting + 1 - self.max_running
+        ends = [end for end in ends if now - end < FORGOTTEN_S]
+        each_s = (now - ends[0]) / (len(ends) - 1) if len(ends) > 1 else 0.0
+        return max(self._least_wait_s, min(LONGEST_WAIT_S, math.ceil(max(0, too_many) * each_s)))
 
     @property
     def is_draining(self) -> bool:
@@ -176,7 +172,7 @@ class Service:
             self.check_open()
             subscription = Subscription(self, [request.id for request in requests])
             for request in requests:
-                self._waiting[request.id] = _Ticket(request, subscription, Clock())
+                self._waiting[request.id] = _Ticket(request, subscription, Clock(), len(request.prompt))
             self._changed.notify_all()
         return subscription
 
@@ -212,6 +208,7 @@ class Service:
             while self._waiting and len(self._running) < self.max_running:
                 request_id, ticket = self._waiting.popitem(last=False)
                 self._running[request_id] = ticket
+                ticket.clock.start()
                 commands.append(Submit(ticket.request))
             if self.is_draining and not self._running:
                 commands.append(Shutdown())
@@ -231,7 +228,9 @@ class Service:
             ticket = self._running.get(request_id)
             if ticket is None:
                 return
+            ticket.num_tokens += len(progress.tokens)
             if progress.finish_reason:
+                self._ends.append(time.monotonic())
                 del self._running[request_id]
                 self._cancelled = [other for other in self._cancelled if other != request_id]
                 self._changed.notify_all()

@@ -2,32 +2,54 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+
+from launch.server.safety.keys import read_keys
+
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
 @dataclass
 class ServerSettings:
-    """The settings of the server: where it listens and how many requests it takes.
+    """The settings of the server: where it listens, who may talk to it, and how many requests it takes.
 
     host: address to listen on. port: port to listen on; 0 picks a free one. model_name: the model's name for clients;
     None is the checkpoint's name. max_running: requests in the engine at a time. max_waiting: requests that may wait
     beyond those. drain_s: seconds that accepted requests have to finish after SIGTERM. torchrun kills its ranks 30 s
-    after the signal, and slow clients need up to 5 s of that to read their last answers. retry_after_s: seconds that a
-    refused client is told to wait. max_body_bytes: size of the largest request body. api_keys: keys that clients send
-    as `Authorization: Bearer KEY`; without keys, the server is open to all. default_max_tokens: most new tokens of a
-    request to /v1/completions that sets no limit. max_choices: most texts that one request may ask for: its prompts,
-    times its choices of each. access_log: whether each HTTP request is logged.
+    after the signal, and slow clients need up to 5 s of that to read their last answers. retry_after_s: the fewest
+    seconds that a refused client is told to wait; a long queue makes it more. max_body_bytes: size of the largest
+    request body. default_max_tokens: most new tokens of a request to /v1/completions that sets no limit. max_choices:
+    most texts that one request may ask for: its prompts, times its choices of each. access_log: whether each HTTP
+    request is logged.
+
+    api_keys: keys that clients send as `Authorization: Bearer KEY`; without keys, the server is open to all.
+    api_keys_file: a file with more of them, one a line; the environment variable LOOKAHEAD_API_KEYS may hold more.
+    allowed_origins: origins whose pages a browser lets talk to the server, such as https://chat.example.org; `*` is
+    every origin. allowed_hosts: names by which the server may be called beyond those of this machine; `*` is every
+    name. See launch/server/safety/hosts.py. tls_certificate, tls_key: PEM files; with them, the server speaks HTTPS.
+
+    head_timeout_s: seconds that a connection has to send the head of a request. body_timeout_s: seconds that a request
+    has to send its body. max_connections: open connections beyond which a new one is refused.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     model_name: str | None = None
     max_running: int = 64
-    max_waiting: int = 64
+    max_waiting: int = 256
     drain_s: float = 20.0
     retry_after_s: int = 1
     max_body_bytes: int = 4 * 1024 * 1024
     api_keys: list[str] = field(default_factory=list)
+    api_keys_file: str | None = None
+    allowed_origins: list[str] = field(default_factory=list)
+    allowed_hosts: list[str] = field(default_factory=list)
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    head_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    max_connections: int = 1000
     default_max_tokens: int = 16
     max_choices: int = 256
     access_log: bool = False
@@ -43,6 +65,9 @@ class ServerSettings:
             "max_body_bytes": (1024, 1024**3),
             "default_max_tokens": (1, 10_000_000),
             "max_choices": (1, 100_000),
+            "head_timeout_s": (0.1, 86_400),
+            "body_timeout_s": (0.1, 86_400),
+            "max_connections": (1, 1_000_000),
         }
         for name, (smallest, largest) in ranges.items():
             value = getattr(self, name)
@@ -50,5 +75,12 @@ class ServerSettings:
                 raise ValueError(f"server.{name}={value} is out of range: it must be from {smallest} to {largest}")
         if not self.host:
             raise ValueError("server.host is empty; use 127.0.0.1 for this machine alone, 0.0.0.0 for all addresses")
-        if any(not key or not key.isascii() for key in self.api_keys):
-            raise ValueError("server.api_keys holds an empty key or one that is not ASCII")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            missing = "server.tls_key" if self.tls_key is None else "server.tls_certificate"
+            raise ValueError(f"{missing} is missing: HTTPS needs both a certificate and its key")
+        for origin in self.allowed_origins:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"server.allowed_origins holds {origin!r}, which is no origin; write it like https://example.org"
+                )
+        read_keys(self.api_keys, self.api_keys_file)

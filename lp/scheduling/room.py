@@ -83,6 +83,10 @@ class Room:
             found.append(one)
         return found
 
+    def usage(self, lengths: Iterable[int]) -> float:
+        """The share of all pages that sequences with so many tokens take, from 0 to 1."""
+        return min(1.0, sum(map(pages_of, lengths)) / (self.num_pages * self.num_replicas))
+
     def describe(self) -> str:
         """How many tokens fit, in words."""
         num_tokens = self.num_pages * PAGE

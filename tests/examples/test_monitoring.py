@@ -49,7 +49,7 @@ def queried_labels(expression: str) -> set[str]:
 def exported() -> dict[str, set[str]]:
     """The labels of each sample that the server exports once a request has ended, by the sample's name."""
     metrics = Metrics("a model")
-    metrics.watch(lambda: 0, lambda: 0)
+    metrics.watch(lambda: 0, lambda: 0, lambda: 0.0)
     metrics.watch_ranks(lambda: {"epoch": 1, "divided": False, "ranks": [{"state": "serving"}]}, lambda: 0)
     drafts = Counter({"suffix": 2})
     stats = Statistics(steps=1, rows=3, proposed=drafts, accepted=drafts, accepted_lengths=Counter({3: 1}))

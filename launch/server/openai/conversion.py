@@ -185,8 +185,24 @@ def _refusal(error: ValueError, body: GenerationBody) -> ApiError:
     """Converts an error of lp.RequestBuilder to the names that the API has for the settings."""
     if isinstance(error, GrammarError):
         return structured.refusal(error, body)
+    if isinstance(error, ContextExceeded) and error.context is not None:
+        return _too_long(error, error.context, body)
     message = str(error)
     for ours, theirs in NAMES_OF_THE_API.items():
         message = message.replace(ours, theirs)
     code = "context_length_exceeded" if isinstance(error, ContextExceeded) else None
     return errors.bad_request(message, param=named_field(message, type(body)), code=code)
+
+
+def _too_long(error: ContextExceeded, context: int, body: GenerationBody) -> ApiError:
+    """Says in OpenAI's words, which programs look for, that a request exceeds the context; names the field to mend."""
+    prompt = "messages" if isinstance(body, ChatBody) else "prompt"
+    wanted = 1 if error.wanted is None else error.wanted
+    message = (
+        f"This model's maximum context length is {context} tokens. However, you requested "
+        f"{error.prompt_tokens + wanted} tokens ({error.prompt_tokens} in the {prompt}, {wanted} in the completion). "
+        f"Please reduce the length of the {prompt} or completion."
+    )
+    limit = "max_tokens" if getattr(body, "max_completion_tokens", None) is None else "max_completion_tokens"
+    param = prompt if error.prompt_tokens >= context else limit
+    return errors.bad_request(message, param=param, code="context_length_exceeded")

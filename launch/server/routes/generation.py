@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -11,18 +12,17 @@ from fastapi.responses import JSONResponse, Response
 
 from launch.server import errors
 from launch.server.bodies import body_of
-from launch.server.connection import ClientGone, EventStream, race
+from launch.server.connection import ClientGone, EventStream, note_gone, race
 from launch.server.context import Context, authorise, context, has_place, owner
 from launch.server.openai.conversion import Prepared
 from launch.server.openai.protocol import ChatBody, CompletionBody
 from launch.server.openai.replies import ChatReply, CompletionReply, Reply
 from launch.server.openai.structured import grammar_of
-from launch.server.service import ServiceError, Subscription
+from launch.server.service import Subscription
+from launch.server.service_errors import ServiceError
 from lp.request import Completion
 
 router = APIRouter(dependencies=[Depends(authorise), Depends(has_place)])
-
-CLIENT_CLOSED_REQUEST = 499
 
 
 @router.post("/v1/completions")
@@ -33,7 +33,7 @@ async def completions(
     sharing: Annotated[str | None, Depends(owner)],
 ) -> Response:
     await server.compile(grammar_of(body))
-    prepared = await server.tokenizing(lambda: server.conversion.prepare(body, sharing))
+    prepared = await server.tokenizing(lambda: server.conversion.prepare(body, sharing), body.num_bytes)
     reply = CompletionReply(prepared, server.model_name, server.names, server.checkpoint)
     return await _answer(request, server, prepared, reply, bool(body.stream))
 
@@ -46,7 +46,7 @@ async def chat_completions(
     sharing: Annotated[str | None, Depends(owner)],
 ) -> Response:
     await server.compile(grammar_of(body))
-    prepared = await server.tokenizing(lambda: server.conversion.prepare(body, sharing))
+    prepared = await server.tokenizing(lambda: server.conversion.prepare(body, sharing), body.num_bytes)
     reply = ChatReply(prepared, server.model_name, server.names)
     return await _answer(request, server, prepared, reply, bool(body.stream))
 
@@ -58,7 +58,8 @@ async def _answer(request: Request, server: Context, prepared: Prepared, reply: 
     try:
         completions = await race(_collect(prepared, subscription), request.receive)
     except ClientGone:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
+        note_gone(request.scope)
+        return Response(status_code=errors.CLIENT_CLOSED_REQUEST)
     finally:
         subscription.close()
     return JSONResponse(reply.whole(completions))
@@ -72,12 +73,11 @@ async def _collect(prepared: Prepared, subscription: Subscription) -> dict[str, 
 
 
 async def _events(subscription: Subscription, reply: Reply, retry_after_s: int) -> AsyncIterator[str]:
-    """Yields the data of each event. An error after the reply has begun is an event as well."""
+    """Yields the data of each event, the first ones with the first token. An error after that is an event as well."""
+    opening = reply.opening()
     try:
-        for chunk in reply.opening():
-            yield _json(chunk)
         async for progress in subscription:
-            for chunk in reply.chunks(progress):
+            for chunk in itertools.chain(opening, reply.chunks(progress)):
                 yield _json(chunk)
     except ServiceError as error:
         yield _json(errors.from_service(error, retry_after_s).body)

@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from launch.server import errors
 from launch.server.context import Context, context
-from launch.server.service import EngineFailed, ShuttingDown
+from launch.server.service_errors import EngineFailed, ShuttingDown
 
 router = APIRouter()
 

@@ -19,7 +19,7 @@ async def tokenize(
     server: Annotated[Context, Depends(context)], body: Annotated[TokenizeBody, Depends(body_of(TokenizeBody))]
 ) -> dict[str, Any]:
     server.conversion.check_model(body.model)
-    tokens = await server.tokenizing(lambda: _tokens(server, body))
+    tokens = await server.tokenizing(lambda: _tokens(server, body), body.num_bytes)
     answer = {"count": len(tokens), "max_model_len": server.checkpoint.max_length, "tokens": tokens}
     if body.return_token_strs:
         answer["token_strs"] = [server.names.name(token) for token in tokens]
@@ -34,7 +34,8 @@ async def detokenize(
     vocab_size = server.checkpoint.vocab_size
     if any(not 0 <= token < vocab_size for token in body.tokens):
         raise errors.bad_request(f"tokens must be ids from 0 to {vocab_size - 1}", param="tokens")
-    return {"prompt": await server.tokenizing(lambda: server.checkpoint.tokenizer.decode(body.tokens))}
+    text = await server.tokenizing(lambda: server.checkpoint.tokenizer.decode(body.tokens), body.num_bytes)
+    return {"prompt": text}
 
 
 def _tokens(server: Context, body: TokenizeBody) -> list[int]:

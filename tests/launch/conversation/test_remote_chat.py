@@ -62,9 +62,7 @@ def test_what_a_server_refuses_is_one_line(chat: Chat, server: Running, engine: 
     assert (code, out) == (1, f"{expected}\n")
     found = errors(err)
     assert len(found) == 3, err
-    assert "leaves no room in the model's context of 640" in found[0] and found[0].endswith(
-        "/clear forgets the conversation"
-    )
+    assert "maximum context length is 640 tokens" in found[0] and found[0].endswith("/clear forgets the conversation")
     assert "mind your words" in found[1] and "decode.windw is not a setting of auto" in found[2]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import socket
+import threading
 import time
 
 import httpx
@@ -13,6 +14,7 @@ import pytest
 
 from tests.launch.server.harness import AUTOREGRESSIVE, Running, assert_error, eventually, serving
 
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 LONG = {"prompt": "class Window:", "max_tokens": 900, "ignore_eos": True, **AUTOREGRESSIVE}
 
 
@@ -100,7 +102,7 @@ def test_client_that_leaves_before_the_first_token(checkpoint, pool, streams: bo
             eventually(lambda: counts(running) == (1, 0))
         before = counts(running)
         body = json.dumps({**LONG, "stream": streams}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        head = HEAD + b"Content-Length: %d\r\n\r\n" % len(body)
         with socket.create_connection(running.server._listener.getsockname()) as connection:
             connection.sendall(head + body)
             eventually(lambda: sum(counts(running)) == sum(before) + 1)
@@ -118,7 +120,7 @@ def test_client_that_leaves_before_the_first_token(checkpoint, pool, streams: bo
 
 def test_a_client_that_does_not_read_holds_nobody_up(shared: Running):
     body = json.dumps({**LONG, "stream": True, "logprobs": 20}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = HEAD + b"Content-Length: %d\r\n\r\n" % len(body)
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(shared.server._listener.getsockname())
@@ -126,3 +128,68 @@ def test_a_client_that_does_not_read_holds_nobody_up(shared: Running):
         eventually(lambda: counts(shared)[0] == 1)
         shared.assert_serves()
         eventually(lambda: counts(shared) == (0, 0))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_client_that_goes_away_is_one_line_of_the_log(checkpoint, caplog: pytest.LogCaptureFixture, streams: bool):
+    caplog.set_level("INFO")
+    body = json.dumps({**LONG, "stream": streams}).encode()
+    head = HEAD + b"X-Request-Id: gone-1\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with serving(checkpoint) as running:
+        running.gate.open_gate.clear()
+        with socket.create_connection(running.server._listener.getsockname()) as connection:
+            connection.sendall(head + body)
+            eventually(lambda: counts(running)[0] == 1)
+        eventually(lambda: "gone-1" in caplog.text)
+        running.gate.open_gate.set()
+        eventually(lambda: counts(running) == (0, 0))
+        running.assert_serves()
+    lines = [record.getMessage() for record in caplog.records if record.name not in ("httpx", "asyncio")]
+    assert lines[1:] == ["POST /v1/completions: the client has gone away (request gone-1)"]
+
+
+def test_a_client_that_leaves_in_its_body_is_one_line_of_the_log(checkpoint, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    head = HEAD + b"X-Request-Id: gone-2\r\nContent-Length: 100\r\n\r\n{"
+    with serving(checkpoint) as running:
+        with socket.create_connection(running.server._listener.getsockname()) as connection:
+            connection.sendall(head)
+            time.sleep(0.2)
+        eventually(lambda: "gone-2" in caplog.text)
+        running.assert_serves()
+    lines = [record.getMessage() for record in caplog.records if record.name not in ("httpx", "asyncio")]
+    assert lines[1:] == ["POST /v1/completions: the client has gone away (request gone-2)"]
+
+
+def test_the_first_chunk_comes_with_the_first_token(checkpoint):
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "stream": True, "ignore_eos": True}
+    with serving(checkpoint) as running:
+        running.gate.open_gate.clear()
+        with httpx.stream("POST", f"{running.url}/v1/chat/completions", json=body, timeout=30) as answer:
+            lines = (line for line in answer.iter_lines() if line)
+            opening = threading.Timer(0.5, running.gate.open_gate.set)
+            begin = time.monotonic()
+            opening.start()
+            first = json.loads(next(lines).removeprefix("data: "))
+            assert time.monotonic() - begin > 0.4, "no chunk is sent before there is a token"
+            assert first["choices"][0]["delta"]["role"] == "assistant"
+            assert len([*lines]) > 1
+
+
+def test_refused_clients_are_told_to_wait_for_the_queue(checkpoint, pool):
+    with serving(checkpoint, max_running=1, max_waiting=3) as running:
+        service = running.server.context.service
+        assert service.retry_after_s() == 1
+        now = time.monotonic()
+        service._ends.extend([now - 20.0, now - 10.0, now])  # one request in ten seconds
+        running.gate.open_gate.clear()
+        answers = [pool.submit(ask, running) for _ in range(4)]
+        eventually(lambda: counts(running) == (1, 3))
+        refused = ask(running)
+        assert_error(refused, 429, "3 requests are waiting")
+        assert 35 <= int(refused.headers["retry-after"]) <= 45
+        running.gate.open_gate.set()
+        assert {answer.result().status_code for answer in answers} == {200}
+        service._ends.clear()
+        service._ends.extend([now - 1000.0, now - 999.0])
+        assert service.retry_after_s() == 1, "a pace of long ago is forgotten"

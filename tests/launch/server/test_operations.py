@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+
 import httpx
 import pytest
 
+from launch.server.metrics import SHORT_S
+from lp.model.kv_cache import pages_of
+from lp.scheduling.room import Room
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
-from tests.launch.server.harness import AUTOREGRESSIVE, Running, assert_error, serving
+from tests.launch.server.harness import AUTOREGRESSIVE, Running, assert_error, eventually, serving
 
 
 def get(running: Running, path: str) -> dict:
@@ -117,3 +122,53 @@ def test_metrics(checkpoint):
             assert running.metric("lookahead:draft_tokens_total", source=source) == count
         assert running.metric("vllm:request_success_total", finished_reason="length") == 2
         assert 0 < running.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total") <= accepted
+
+
+def test_times_of_requests(checkpoint):
+    with serving(checkpoint, max_running=1) as running:
+        running.post("/v1/completions", prompt="abc", max_tokens=20, ignore_eos=True, **AUTOREGRESSIVE)
+        names = ("request_queue_time", "request_prefill_time", "request_decode_time", "request_inference_time")
+        assert [running.metric(f"vllm:{name}_seconds_count") for name in names] == [1, 1, 1, 1]
+        assert running.metric("vllm:inter_token_latency_seconds_count") == 19
+        spent = sum(running.metric(f"vllm:{name}_seconds_sum") for name in names[:3])
+        assert spent == pytest.approx(running.metric("vllm:e2e_request_latency_seconds_sum"), rel=0.5)
+        assert running.metric("vllm:request_generation_tokens_bucket", le="20.0") == 1
+        assert running.metric("vllm:request_generation_tokens_bucket", le="10.0") == 0
+        assert running.metric("vllm:request_prompt_tokens_sum") == running.metric("vllm:prompt_tokens_total")
+        assert running.metric("vllm:request_success_total", engine="0", model_name="tiny-llama") == 1
+        assert running.metric("process_resident_memory_bytes") > 1e6
+
+
+def test_a_token_of_a_millisecond_has_buckets_of_its_own():
+    below = [edge for edge in SHORT_S if edge <= 0.002]
+    assert len(below) >= 4, "half a millisecond and two of them are told apart"
+
+
+def test_refused_requests_are_counted_by_reason(checkpoint):
+    with serving(checkpoint, api_keys=["key"]) as running:
+        running.post("/v1/completions", prompt="a")
+        httpx.get(f"{running.url}/nothing")
+        headers = {"authorization": "Bearer key"}
+        for body in ({"prompt": [1] * 2000}, {"prompt": 5}, {"prompt": "a", "model": "other"}):
+            httpx.post(f"{running.url}/v1/completions", json=body, headers=headers)
+        reasons = (
+            "invalid_api_key",
+            "not_found",
+            "context_length_exceeded",
+            "invalid_request_error",
+            "model_not_found",
+        )
+        assert [running.metric("lookahead:requests_refused_total", reason=reason) for reason in reasons] == [1] * 5
+
+
+def test_use_of_the_room_for_keys_and_values(checkpoint):
+    with serving(checkpoint) as running:
+        running.server.context.backend.request_builder.room = Room(num_pages=100)
+        running.gate.open_gate.clear()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(running.post, "/v1/completions", prompt=[1] * 300, max_tokens=2)
+            eventually(lambda: running.metric("vllm:num_requests_running") == 1)
+            assert running.metric("vllm:kv_cache_usage_perc") == pages_of(300) / 100
+            running.gate.open_gate.set()
+            assert answer.result().status_code == 200
+        assert running.metric("vllm:kv_cache_usage_perc") == 0

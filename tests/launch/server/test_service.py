@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from launch.server.metrics import Metrics
-from launch.server.service import EngineFailed, QueueFull, Service, ShuttingDown
+from launch.server.service import Service
+from launch.server.service_errors import EngineFailed, QueueFull, ShuttingDown
 from lp import Autoregressive, Progress, Sampling, Stopping
 from lp.request import Request
 from lp.statistics import Statistics

@@ -1,0 +1,105 @@
+"""Describes the server's routes as an OpenAPI document.
+
+The bodies of requests are read by launch/server/bodies.py and not by FastAPI, so their schemas are added here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.dependencies.models import Dependant
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+
+from launch.server.bodies import Body
+
+SCHEMAS = "#/components/schemas/"
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_KEY = {"key": {"type": "http", "scheme": "bearer"}}
+
+
+def describe(app: FastAPI, routers: Iterable[APIRouter], needs_key: bool) -> None:
+    """Makes the app describe itself truly.
+
+    routers: those that the app includes. needs_key: whether routes under /v1 and those of tokens ask for a key.
+    """
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app, routers, needs_key)
+        return app.openapi_schema
+
+    app.openapi = openapi  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _document(app: FastAPI, routers: Iterable[APIRouter], needs_key: bool) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas["Error"] = _ERROR
+    if needs_key:
+        document["components"]["securitySchemes"] = _KEY
+        document["security"] = [{"key": []}]
+    for route in routes_of(routers):
+        for method in route.methods or ():
+            _complete(document["paths"][route.path_format][method.lower()], body_kind(route), schemas)
+    return document
+
+
+def routes_of(routers: Iterable[APIRouter]) -> Iterator[APIRoute]:
+    """The routes that are described."""
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute) and route.include_in_schema:
+                yield route
+
+
+def body_kind(route: APIRoute) -> type[Body] | None:
+    """The kind of body that a route reads; None if it reads none."""
+
+    def kinds(dependant: Dependant) -> Iterator[type[Body]]:
+        for dependency in dependant.dependencies:
+            if kind := getattr(dependency.call, "kind", None):
+                yield kind
+            yield from kinds(dependency)
+
+    return next(kinds(route.dependant), None)
+
+
+def _complete(operation: dict[str, Any], kind: type[Body] | None, schemas: dict[str, Any]) -> None:
+    """Adds the body and the errors to an operation."""
+    responses = operation["responses"]
+    responses.pop("422", None)
+    errors = {"application/json": {"schema": {"$ref": f"{SCHEMAS}Error"}}}
+    responses["4XX"] = {"description": "The request is refused", "content": errors}
+    responses["5XX"] = {"description": "The server cannot answer now", "content": errors}
+    if kind is None:
+        return
+    schema = kind.model_json_schema(ref_template=f"{SCHEMAS}{{model}}")
+    schemas.update(schema.pop("$defs", {}))
+    schemas[kind.__name__] = schema
+    reference = {"schema": {"$ref": f"{SCHEMAS}{kind.__name__}"}}
+    operation["requestBody"] = {"required": True, "content": {"application/json": reference}}
+    if "stream" in kind.model_fields:
+        responses["200"]["content"] = {
+            "application/json": {"schema": {"type": "object"}},
+            "text/event-stream": {"schema": {"type": "string"}},
+        }
