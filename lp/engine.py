@@ -228,14 +228,16 @@ class Engine:
         return told
 
     def _settle(self) -> list[tuple[Generation, SettledStep]]:
-        """Adds the tokens of the oldest batch. Steps that have only fed a sequence have none."""
+        """Adds the tokens of the oldest batch. Steps that have only fed or scored a sequence have none."""
         settled = []
         for (generation, _, decodes), answers in self.batches.finish():
             if decodes:
                 step = generation.settle(answers)
-                if step.reason:
-                    self.batches.end(generation)
-                settled.append((generation, step))
+            elif not len(answers.targets) or (step := generation.score(answers)) is None:
+                continue
+            if step.reason:
+                self.batches.end(generation)
+            settled.append((generation, step))
         return settled
 
     def stream(

@@ -16,11 +16,12 @@ from lp.drafting.history import DraftHistory
 from lp.methods import Autoregressive, least_rows, most_rows
 from lp.model.checkpoint import Checkpoint
 from lp.request import Progress, Request, Sequence, TokenLogprob
+from lp.scheduling.prompt_scores import PromptScores, token_logprobs
 from lp.statistics import Statistics
 from lp.text.detokenizer import Detokenizer
 from lp.text.stopping import FinishReason, StopConditions, TextStream
 from lp.tree import NO_ROWS, TokenTree, chain
-from lp.verification import Answers, CountDrafts
+from lp.verification import Answers, CountDrafts, no_drafts
 
 
 class SettledStep(NamedTuple):
@@ -57,6 +58,11 @@ class Generation:
             self._most_rows += MOST_ADDED
         prompt = list(request.prompt)
         self.sequence = Sequence(request.id, prompt, len(prompt), sampling, request.grammar)
+        # What the prompt's tokens are worth, until that has been told. Whoever has generated tokens has told it.
+        self.scores: PromptScores | None = None
+        if sampling.prompt_logprobs is not None and len(text) == len(prompt):
+            self.scores = PromptScores(list(prompt), checkpoint.vocab_size)
+            del prompt[1:]  # the others are added as they are scored
         stopping = request.stopping
         detokenizer = Detokenizer(checkpoint.tokenizer, request.prompt, stopping.skip_special_tokens)
         self.text = TextStream(detokenizer, stopping.stop)
@@ -71,23 +77,55 @@ class Generation:
     @property
     def num_missing(self) -> int:
         """Tokens that must be computed before the next step's tree, or with it."""
-        return len(self.sequence.tokens) - 1 - self.num_fed
+        return len(self.sequence.tokens) - 1 - self.num_fed + self._num_unscored
+
+    @property
+    def most_scored(self) -> int:
+        """The most tokens of the prompt that a step scores; 0 if they are not to be scored, or have been."""
+        return self.scores.most_rows if self.scores and self._num_unscored else 0
+
+    @property
+    def _num_unscored(self) -> int:
+        return self.scores.num_missing if self.scores else 0
 
     @property
     def num_slots(self) -> int:
         """Tokens of keys and values that the next step needs, the rows of its tree included."""
-        return len(self.sequence.tokens) - 1 + self._most_rows
+        return len(self.sequence.tokens) - 1 + self._num_unscored + self._most_rows
 
     def reuse(self, num_tokens: int) -> None:
         """Notes that the first tokens need not be computed, as that was done for another sequence."""
         self.num_fed = num_tokens
         self.stats.cached_tokens = min(num_tokens, self.stats.prompt_tokens)
 
+    def forget(self) -> None:
+        """Notes that nothing of the sequence is in a cache any more. A prompt that is being scored is scored anew."""
+        self.num_fed = 0
+        if self.scores and self._num_unscored:
+            self.scores.forget()
+            del self.sequence.tokens[1:]
+
     def feed(self, num_fed: int) -> TokenTree:
-        """Notes that a step without a tree is going to compute the first tokens, up to so many of them."""
+        """Notes that a step is going to compute the first tokens, up to so many of them, and decodes nothing. Returns
+        its tree: no rows, or those that score these tokens.
+        """
         self.stats.start_step()
-        self.num_fed, self.tree = num_fed, NO_ROWS
-        return NO_ROWS
+        if self.scores and self._num_unscored:
+            self.tree = self.scores.chunk(num_fed)
+        else:
+            self.num_fed, self.tree = num_fed, NO_ROWS
+        return self.tree
+
+    def score(self, answers: Answers) -> SettledStep | None:
+        """Takes what a step has scored. Returns the sequence's end if that is not a number."""
+        assert self.scores
+        try:
+            tokens = self.scores.take(answers)
+        except FloatingPointError:
+            return SettledStep([], [], "error", 0, Answers.none(), no_drafts)
+        self.sequence.tokens += tokens
+        self.num_fed = len(self.sequence.tokens) - 1
+        return None
 
     def plan(self, room: int) -> TokenTree:
         """Plans the next step's tree. room: positions that the model has after the sequence's last token."""
@@ -120,7 +158,7 @@ class Generation:
     def tell(self, step: SettledStep) -> Progress:
         """What a step has yielded: text, log-probabilities and statistics. Steps must be told in their order."""
         self.stats.end_step(step.num_rows, len(step.tokens), step.count_drafts())
-        return self._progress(step.tokens, _logprobs(step.answers, step.rows), step.reason)
+        return self._progress(step.tokens, _logprobs(step.answers, step.tokens, step.rows), step.reason)
 
     def replay(self, tokens: Iterable[int]) -> Progress:
         """Adds tokens that were generated earlier, perhaps on other ranks."""
@@ -133,7 +171,10 @@ class Generation:
         self, tokens: list[int], logprobs: list[TokenLogprob] | None, reason: FinishReason | None
     ) -> Progress:
         text = self.text.take(final=reason is not None)
-        return Progress(self.sequence.id, tokens, text, logprobs, reason, self.stats)
+        scored = None
+        if self.scores and not self._num_unscored and (tokens or reason):
+            scored, self.scores = self.scores.found, None
+        return Progress(self.sequence.id, tokens, text, logprobs, reason, self.stats, prompt_logprobs=scored)
 
     def cancelled(self) -> Progress:
         return Progress(self.sequence.id, [], self.text.take(final=True), None, "cancelled", self.stats)
@@ -144,11 +185,5 @@ class Generation:
         return zlib.crc32(repr(state).encode())
 
 
-def _logprobs(answers: Answers, rows: list[int]) -> list[TokenLogprob] | None:
-    if answers.logprobs is None or answers.top_tokens is None or answers.top_logprobs is None:
-        return None
-    found = []
-    for row in rows:
-        top = zip(answers.top_tokens[row].tolist(), answers.top_logprobs[row].tolist(), strict=True)
-        found.append(TokenLogprob(int(answers.targets[row]), float(answers.logprobs[row]), list(top)))
-    return found
+def _logprobs(answers: Answers, tokens: list[int], rows: list[int]) -> list[TokenLogprob] | None:
+    return None if answers.logprobs is None else token_logprobs(answers, tokens, rows)

@@ -82,7 +82,8 @@ class Progress:
     """What one step added to one request.
 
     text may lag behind tokens while a character or a possible stop string is incomplete. engine: what the engine has
-    done since it last said so; None for all but one progress of a step.
+    done since it last said so; None for all but one progress of a step. prompt_logprobs: of the prompt's tokens from
+    the second one on, with the first tokens or the end if they are asked for; else None.
     """
 
     request_id: str
@@ -92,6 +93,7 @@ class Progress:
     finish_reason: FinishReason | None
     stats: Statistics
     engine: EngineCounts | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values for `from_dict`. The statistics' points in time are left out, as only this process knows them."""
@@ -99,21 +101,31 @@ class Progress:
             "request_id": self.request_id,
             "tokens": self.tokens,
             "text": self.text,
-            "logprobs": self.logprobs and [[entry.token, entry.logprob, entry.top] for entry in self.logprobs],
+            "logprobs": _plain(self.logprobs),
             "finish_reason": self.finish_reason,
             "stats": self.stats.counts(),
             "engine": self.engine and self.engine.to_list(),
+            "prompt_logprobs": _plain(self.prompt_logprobs),
         }
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Progress:
-        logprobs = values["logprobs"] and [
-            TokenLogprob(token, logprob, [(other, value) for other, value in top])
-            for token, logprob, top in values["logprobs"]
-        ]
+        read = {name: _logprobs_of(values[name]) for name in ("logprobs", "prompt_logprobs")}
         stats = Statistics.from_counts(values["stats"])
         engine = values["engine"] and EngineCounts(*values["engine"])
-        return Progress(**{**values, "logprobs": logprobs, "stats": stats, "engine": engine})
+        return Progress(**{**values, **read, "stats": stats, "engine": engine})
+
+
+def _plain(logprobs: list[TokenLogprob] | None) -> list[list[Any]] | None:
+    """JSON values of log-probabilities."""
+    return None if logprobs is None else [[entry.token, entry.logprob, entry.top] for entry in logprobs]
+
+
+def _logprobs_of(values: list[list[Any]] | None) -> list[TokenLogprob] | None:
+    """The inverse of `_plain`."""
+    if values is None:
+        return None
+    return [TokenLogprob(token, logprob, [(other, value) for other, value in top]) for token, logprob, top in values]
 
 
 @dataclass
@@ -123,6 +135,7 @@ class Completion:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     stats: Statistics = field(default_factory=Statistics)
 
@@ -131,5 +144,7 @@ class Completion:
         self.token_ids += progress.tokens
         if progress.logprobs is not None:
             self.logprobs = [*(self.logprobs or []), *progress.logprobs]
+        if progress.prompt_logprobs is not None:
+            self.prompt_logprobs = progress.prompt_logprobs
         self.finish_reason = progress.finish_reason
         self.stats = progress.stats

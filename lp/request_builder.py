@@ -109,7 +109,10 @@ class RequestBuilder:
         tokens = self.encode(prompt)
         decode = decode or self.decode
         methods.check(decode, self.limits)
-        stopping = self._fit(tokens, stopping or Stopping(), decode)
+        stopping = stopping or Stopping()
+        is_scored = sampling is not None and sampling.prompt_logprobs is not None
+        stopping.check(self._vocab_size, least_tokens=0 if is_scored else 1)
+        stopping = self._fit(tokens, stopping, decode)
         sampling = self._complete(sampling, stopping)
         request_id = request_id or f"request-{next(self._numbers)}"
         if grammar is not None:
@@ -139,7 +142,6 @@ class RequestBuilder:
 
         Raises ContextExceeded if they do not.
         """
-        stopping.check(self._vocab_size)
         context = self.checkpoint.max_length
         room, wanted = context - len(tokens), stopping.max_new_tokens
         if room < 1:

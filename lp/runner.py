@@ -43,7 +43,8 @@ class StepInput:
     @property
     def num_columns(self) -> int:
         """The number of columns of the step's packed answers (see Answers.pack)."""
-        num_top = self.sequence.sampling.logprobs
+        sampling = self.sequence.sampling
+        num_top = sampling.logprobs if self.tree.scored is None else sampling.prompt_logprobs
         return max(1, self.num_candidates) + (0 if num_top is None else 1 + 2 * num_top)
 
 

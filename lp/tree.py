@@ -28,12 +28,15 @@ class TokenTree:
     parents: [R] int64 row of each parent, `PREFIX` for the first row; `parents[i] < i`.
     depths: [R] int64 distance from the first row, which has depth 0.
     greedy: [R] bool, rows answered as in greedy decoding even under sampling; None if there are none.
+    scored: [R] int64, for each row the token whose log-probability is reported in the place of its target's; None for
+    the targets.
     """
 
     tokens: np.ndarray
     parents: np.ndarray
     depths: np.ndarray
     greedy: np.ndarray | None = None
+    scored: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -107,11 +110,12 @@ class TokenTree:
         parents = new_row[self.parents[index]]
         assert (parents[1:] != PREFIX).all(), "a part of a tree must be closed under ancestors"
         greedy = None if self.greedy is None else self.greedy[index]
-        return TokenTree(self.tokens[index], parents, self.depths[index], greedy)
+        scored = None if self.scored is None else self.scored[index]
+        return TokenTree(self.tokens[index], parents, self.depths[index], greedy, scored)
 
     def under(self, trunk: Sequence[int]) -> TokenTree:
         """This tree under a chain of the `trunk` tokens, which the sequence has and a cache lacks. No trunk row is
-        greedy.
+        greedy, and none is scored.
         """
         if not trunk:
             return self
@@ -129,14 +133,15 @@ _ROOT_PARENT, _ROOT_DEPTH = np.array([PREFIX]), np.array([0])
 _AT_ROOT = trees.address(_ROOT_PARENT), trees.address(_ROOT_DEPTH)
 
 
-def chain(tokens: Sequence[int]) -> TokenTree:
-    """A tree without branches, such as a chunk of a prompt."""
+def chain(tokens: Sequence[int], scored: np.ndarray | None = None) -> TokenTree:
+    """A tree without branches, such as a chunk of a prompt. scored: see TokenTree."""
     num_rows = len(tokens)
-    if num_rows == 1:
+    if num_rows == 1 and scored is None:
         tree = TokenTree(np.array(tokens, dtype=np.int64), _ROOT_PARENT, _ROOT_DEPTH)
         tree.__dict__["addresses"] = (trees.address(tree.tokens), *_AT_ROOT)
         return tree
-    return TokenTree(np.asarray(tokens, dtype=np.int64), np.arange(-1, num_rows - 1), np.arange(num_rows))
+    parents, depths = np.arange(-1, num_rows - 1), np.arange(num_rows)
+    return TokenTree(np.asarray(tokens, dtype=np.int64), parents, depths, scored=scored)
 
 
 NO_ROWS = chain([])

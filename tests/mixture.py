@@ -41,6 +41,7 @@ class Mixture:
     texts: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)
     logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     ends: dict[str, str] = field(default_factory=dict)
 
     def take(self, progress: Progress) -> None:
@@ -49,13 +50,16 @@ class Mixture:
         self.texts[name] = self.texts.get(name, "") + progress.text
         self.tokens.setdefault(name, []).extend(progress.tokens)
         self.logprobs.setdefault(name, []).extend(progress.logprobs or [])
+        if progress.prompt_logprobs is not None:
+            assert name not in self.prompt_logprobs
+            self.prompt_logprobs[name] = progress.prompt_logprobs
         if progress.finish_reason:
             self.ends[name] = progress.finish_reason
 
 
 def make_mixture(engine: Engine, number: int, seed: int, most_prompt: int = 90, most_tokens: int = 40) -> Mixture:
     """`number` requests: of all methods, greedy and sampled, with penalties and stops; some are cancelled."""
-    rng = random.Random(seed)
+    rng, scoring = random.Random(seed), random.Random(seed)
     requests = []
     for index in range(number):
         prompt = [
@@ -64,6 +68,8 @@ def make_mixture(engine: Engine, number: int, seed: int, most_prompt: int = 90, 
         prompt = prompt * rng.choice([1, 1, 2])
         stopping = Stopping(rng.randrange(1, most_tokens), stop=rng.choice([[], [], ["a"], ["e ", "th"]]))
         sampling = Sampling().changed({**rng.choice(SAMPLINGS), "seed": rng.randrange(1000)})
+        if scoring.random() < 0.3:
+            sampling.prompt_logprobs = scoring.choice([0, 2])
         if sampling.min_new_tokens and sampling.min_new_tokens > (stopping.max_new_tokens or 0):
             sampling.min_new_tokens = stopping.max_new_tokens
         requests.append(
@@ -108,6 +114,8 @@ def check_mixture(mixture: Mixture, alone: Engine) -> None:
                 expected.token_ids, expected.text, expected.finish_reason
             ), request  # fmt: skip
             check_logprobs(mixture.logprobs[request.id], expected.logprobs or [])
+            assert (request.id in mixture.prompt_logprobs) == (expected.prompt_logprobs is not None), request
+            check_logprobs(mixture.prompt_logprobs.get(request.id, []), expected.prompt_logprobs or [])
 
 
 def check_logprobs(found: list[TokenLogprob], expected: list[TokenLogprob]) -> None:

@@ -51,7 +51,7 @@ class ServerSettings:
     body_timeout_s: float = 60.0
     max_connections: int = 1000
     default_max_tokens: int = 16
-    max_choices: int = 256
+    max_choices: int = 1024
     access_log: bool = False
 
     def check(self) -> None:

@@ -45,8 +45,8 @@ class Sampler:
         device: str,
         grammar: GrammarState | None = None,
     ):
-        """sampling: complete settings, in which only `logprobs` may be None. grammar: of the sequence; nobody else may
-        move it.
+        """sampling: complete settings, in which only those of log-probabilities may be None. grammar: of the sequence;
+        nobody else may move it.
         """
         assert sampling.seed is not None and sampling.temperature is not None
         self.sampling = sampling
@@ -66,6 +66,8 @@ class Sampler:
         tokens: the sequence, whose last token is the tree's root. num_candidates: K, the number of best tokens to
         return for each row; 0 is the target alone.
         """
+        if tree.scored is not None:
+            return self._ask_scores(tree, tree.scored, len(tokens))
         choosers, alike = self._choosers_of(min(max(1, num_candidates), self.vocab_size))
         choices, positions = alike.repeat(len(tree), axis=0), tree.depths + len(tokens)
         if self.noise:
@@ -76,7 +78,17 @@ class Sampler:
         touch = partial(self.penalties.touch, tree, tokens) if self.penalties else None
         return Asked(
             choosers, choices, self._dropped.repeat(len(tree)), positions, self.noise, touch, num_candidates,
-            self.sampling.logprobs, partial(self._masks, tree, tokens) if self.grammar else None,
+            self.sampling.logprobs, mask=partial(self._masks, tree, tokens) if self.grammar else None,
+        )  # fmt: skip
+
+    def _ask_scores(self, tree: TokenTree, scored: np.ndarray, length: int) -> Asked:
+        """What answers rows whose targets nobody wants. length: of the sequence."""
+        num_rows = len(tree)
+        choosers = (FusedChooser(WHOLE, 1) if can_fuse(self._device, 1) else FullVocabulary(1, is_greedy=True),)
+        choices = layout_of(Sampling.greedy(), 1).repeat(num_rows, axis=0)
+        return Asked(
+            choosers, choices, np.zeros(num_rows, np.float32), tree.depths + length, None, None, 0,
+            self.sampling.prompt_logprobs, scored,
         )  # fmt: skip
 
     def _masks(self, tree: TokenTree, tokens: Sequence[int]) -> Masks:

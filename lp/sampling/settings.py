@@ -22,7 +22,7 @@ class Sampling:
     frequency_penalty: subtracted for tokens of the output alone (OpenAI's definition), 0 is off. no_repeat_ngram: size
     of n-grams that may not repeat, 0 is off. logit_bias: from token id to the bias that is added. min_new_tokens:
     number of tokens before which no end of sequence may come. seed: None draws one. logprobs: number of alternatives
-    reported for each token; None reports nothing.
+    reported for each token; None reports nothing. prompt_logprobs: the same for the tokens of the prompt.
     """
 
     temperature: float | None = None
@@ -37,6 +37,7 @@ class Sampling:
     min_new_tokens: int | None = None
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     @staticmethod
     def greedy() -> Sampling:
@@ -44,7 +45,7 @@ class Sampling:
         return Sampling(0.0, 0, 1.0, 0.0, 1.0, 0.0, 0.0, 0, min_new_tokens=0, seed=0)
 
     def with_defaults(self, generation: GenerationConfig) -> Sampling:
-        """Fills in every None but `seed` and `logprobs` from a checkpoint's generation_config.json."""
+        """Fills in every None but `seed` and those of log-probabilities from a checkpoint's generation_config.json."""
         samples = bool(generation.do_sample)
         temperature = generation.temperature if generation.temperature is not None else 1.0
         defaults: dict[str, Any] = {
@@ -82,6 +83,7 @@ class Sampling:
             "min_new_tokens": (0, 10_000_000),
             "seed": (0, LARGEST_SEED),
             "logprobs": (0, min(20, vocab_size)),
+            "prompt_logprobs": (0, min(20, vocab_size)),
         }
         for name, (smallest, largest) in ranges.items():
             value = getattr(self, name)

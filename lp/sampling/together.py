@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lp.grammar import masks
 from lp.grammar.state import Masks
-from lp.hardware import Download
+from lp.hardware import Download, upload
 from lp.sampling.changes import change
 from lp.sampling.fused import FusedChooser, can_fuse
 from lp.sampling.logprobs import LogProbabilities
@@ -40,7 +40,8 @@ class Asked(NamedTuple):
     choosers: each gets the rows that the one before has left unsettled. choices, dropped, positions: of the rows, as
     `Rows` has them. noise: None for greedy sequences. touch: says what penalties and biases do; None if there are none.
     num_candidates: K, the number of best tokens to return for each row; 0 is the target alone. num_likeliest: T; None
-    if no log-probabilities are asked for. mask: says what a grammar allows; None if there is none.
+    if no log-probabilities are asked for. scored: int64 [R], tokens whose log-probabilities are asked for; None for
+    those of the targets. mask: says what a grammar allows; None if there is none.
     """
 
     choosers: tuple[Chooser, ...]
@@ -51,6 +52,7 @@ class Asked(NamedTuple):
     touch: Callable[[], Touched] | None
     num_candidates: int
     num_likeliest: int | None
+    scored: np.ndarray | None = None
     mask: Callable[[], Masks] | None = None
 
     @property
@@ -205,6 +207,9 @@ def _launch_report(
     targets: dict[int, Tensor] = {}
     for group in groups:
         targets |= {number: group.packed[own, 1:2] for number, own in zip(group.numbers, group.rows, strict=True)}
+    for number in reported:
+        if (scored := asked[number].scored) is not None:
+            targets[number] = upload(scored, logits.values.device)[:, None].to(targets[number].dtype)
     num_likeliest = [asked[number].num_likeliest or 0 for number in reported]
     return LogProbabilities.launch(
         reported, [len(asked[number].choices) for number in reported], num_likeliest,

@@ -131,7 +131,7 @@ class Batches:
         fitting = self.scheduler.fitting()
         for generation in self.scheduler.preempted(fitting):
             self.runner.drop(generation.sequence)
-            generation.num_fed = 0
+            generation.forget()
             self._counts.preemptions += 1
         if not len(self.prefixes):
             return fitting
@@ -192,11 +192,12 @@ class Batches:
         counts = self._counts
         counts.steps += 1
         counts.sequences += len(steps)
-        counts.rows += num_fed + sum(len(step.tree) for step in steps)
+        counts.rows += num_fed + sum(len(step.tree) for step in steps if step.tree.scored is None)
         counts.expected += expected
 
 
 def _feeding(turn: Turn) -> StepInput:
     """The step of a turn that only feeds."""
     generation = turn.generation
-    return StepInput(generation.sequence, generation.feed(turn.num_fed), turn.num_fed)
+    tree = generation.feed(turn.num_fed)
+    return StepInput(generation.sequence, tree, generation.num_fed, is_shared=not len(tree))

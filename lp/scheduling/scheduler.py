@@ -226,7 +226,8 @@ def _decoding_turns(decoding: Iterable[Generation], most_rows: int) -> list[Turn
 def _feeding_turns(
     feeding: Iterable[Generation], num_rows: float, most_each: int, per_thousand: float = 0.0
 ) -> list[Turn]:
-    """Turns of the first ones until the rows are used up. The step that feeds the last of a prompt decodes as well.
+    """Turns of the first ones until the rows are used up. The step that feeds the last of a prompt decodes as well,
+    unless it scores the prompt.
 
     num_rows: of the usual length. most_each: of them for one turn, as one replica computes all of it. per_thousand: see
     StepRows; a row after many tokens counts for more than one.
@@ -238,7 +239,9 @@ def _feeding_turns(
         missing = generation.num_missing
         price = 1 + per_thousand * generation.num_fed / 1000
         most = max(1, int(min(num_rows, most_each) / price))
-        decodes = missing + generation.least_rows <= most
+        if scored := generation.most_scored:
+            most = min(most, scored)
+        decodes = not scored and missing + generation.least_rows <= most
         fed = missing if decodes else min(missing, most)
         turns.append(Turn(generation, generation.num_fed + fed, decodes))
         num_rows -= price * (fed + (generation.least_rows if decodes else 0))

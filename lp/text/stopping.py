@@ -23,7 +23,8 @@ FinishReason = Literal["stop", "length", "cancelled", "error", "no_room", "dead_
 class Stopping:
     """When generation stops.
 
-    max_new_tokens: None allows as many as the context has room for. stop: strings that end the text and are not part of
+    max_new_tokens: None allows as many as the context has room for; 0 is for a prompt whose log-probabilities are
+    wanted, and nothing else. stop: strings that end the text and are not part of
     it. stop_token_ids: tokens that end it, as the checkpoint's end-of-sequence tokens do. ignore_eos: the latter do not
     end it. skip_special_tokens: whether special tokens are left out of the text, in which stop strings are looked for.
     """
@@ -34,10 +35,10 @@ class Stopping:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
 
-    def check(self, vocab_size: int) -> None:
-        """Raises ValueError naming the first setting that is out of range."""
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={self.max_new_tokens} must be at least 1")
+    def check(self, vocab_size: int, least_tokens: int = 1) -> None:
+        """Raises ValueError naming the first setting that is out of range. least_tokens: of max_new_tokens."""
+        if self.max_new_tokens is not None and self.max_new_tokens < least_tokens:
+            raise ValueError(f"max_new_tokens={self.max_new_tokens} must be at least {least_tokens}")
         if any(not text for text in self.stop):
             raise ValueError("stop holds an empty string, which would end every text at once")
         for token in self.stop_token_ids:
@@ -122,8 +123,8 @@ class StopConditions:
 
     @property
     def num_left(self) -> int:
-        """The number of tokens that may still come."""
-        return self.max_new_tokens - self.num_tokens
+        """The number of tokens that may still come; at least 1, as the step that ends a sequence computes one."""
+        return max(1, self.max_new_tokens - self.num_tokens)
 
     def take(self, tokens: Iterable[int], text: TextStream) -> tuple[list[int], FinishReason | None]:
         """Counts tokens up to the first that ends the sequence, and adds their text, but for a stop token.
@@ -132,6 +133,8 @@ class StopConditions:
         all ranks get the same answers, so all of them end it. So does DEAD_END.
         """
         taken: list[int] = []
+        if not self.max_new_tokens:
+            return taken, "length"
         push = text.push if text.stop else text.keep
         for token in tokens:
             if token == NOT_A_TOKEN:

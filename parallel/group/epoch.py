@@ -179,6 +179,8 @@ def longest(
 
 def _ahead(own: list[int], known: list[int], request: Request) -> list[int]:
     """The tokens that this member has beyond the known ones; none if its list does not begin with the known ones."""
-    if request.sampling.logprobs is not None or own[: len(known)] != known:
+    sampling = request.sampling
+    wants_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+    if wants_logprobs or own[: len(known)] != known:
         return []
     return own[len(known) :]

@@ -35,6 +35,8 @@ class Prepared:
 
     id: of the reply. requests: the candidates of the first prompt, those of the second one, and so on. echoes: for each
     prompt, the text before the generated text. num_choices: how many of a prompt's candidates are returned.
+    num_echoed, num_of_prompt: alternatives that are shown for each token of an echoed prompt, and in the field
+    prompt_logprobs; None shows no log-probabilities there.
     wants_usage_so_far: every chunk of a stream says what it has cost so far.
     """
 
@@ -45,6 +47,8 @@ class Prepared:
     wants_logprobs: bool
     wants_usage: bool
     wants_usage_so_far: bool = False
+    num_echoed: int | None = None
+    num_of_prompt: int | None = None
 
     @property
     def num_candidates(self) -> int:
@@ -90,6 +94,8 @@ class Conversion:
             body.num_logprobs is not None,
             body.wants_usage,
             body.wants_usage_so_far,
+            body.num_echoed_logprobs if isinstance(body, CompletionBody) else None,
+            body.prompt_logprobs,
         )
 
     def check_model(self, name: str | None) -> None:
@@ -160,7 +166,8 @@ class Conversion:
         num_logprobs = body.num_logprobs
         if num_logprobs is None and body.num_candidates > body.num_choices:
             num_logprobs = 0  # the best are found by them
-        return Sampling(**given, min_new_tokens=body.min_tokens, logprobs=num_logprobs)
+        given |= {"logprobs": num_logprobs, "prompt_logprobs": body.num_prompt_logprobs}
+        return Sampling(**given, min_new_tokens=body.min_tokens)
 
     def _echoes(self, body: CompletionBody | ChatBody) -> list[str]:
         """For each prompt, the text before the generated text."""

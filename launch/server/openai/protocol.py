@@ -35,8 +35,8 @@ class StreamOptions(Part):
 class GenerationBody(Body, StructuredBody):
     """The fields that completions and chat completions share.
 
-    n: choices for each prompt. skip_special_tokens, add_special_tokens and chat_template_kwargs mean what they mean in
-    vLLM.
+    n: choices for each prompt. prompt_logprobs, skip_special_tokens, add_special_tokens and chat_template_kwargs mean
+    what they mean in vLLM.
     """
 
     model: str | None = None
@@ -62,6 +62,7 @@ class GenerationBody(Body, StructuredBody):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     priority: float | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
 
     include_stop_str_in_output: Off = None
@@ -102,6 +103,16 @@ class GenerationBody(Body, StructuredBody):
         raise NotImplementedError
 
     @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for each token of the prompt. Where no token is wanted, the prompt's are computed all the same."""
+        return 0 if self.prompt_logprobs is None and self.most_tokens == 0 else self.prompt_logprobs
+
+    @property
+    def shows_prompt(self) -> bool:
+        """Whether the reply says something of the prompt itself, so that it may have no new token."""
+        return self.prompt_logprobs is not None
+
+    @property
     def wants_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
@@ -114,8 +125,11 @@ class GenerationBody(Body, StructuredBody):
         if self.stream_options and self.stream_options.model_fields_set and not self.stream:
             raise refused("stream_options is only allowed with stream=true")
         most = self.most_tokens
-        if most is not None and most < 1:
-            raise refused("max_tokens={most} is out of range: it must be at least 1", most=most)
+        least = 0 if self.shows_prompt else 1
+        if most is not None and most < least:
+            raise refused("max_tokens={most} is out of range: it must be at least {least}", most=most, least=least)
+        if self.stream and self.prompt_logprobs is not None:
+            raise refused("prompt_logprobs cannot be streamed; use echo and logprobs, or stream=false")
         if most is not None and self.min_tokens is not None and self.min_tokens > most:
             raise refused("min_tokens={least} is more than max_tokens={most}", least=self.min_tokens, most=most)
         return self
@@ -150,11 +164,19 @@ class CompletionBody(GenerationBody):
             raise refused("best_of={best_of} cannot be streamed: the best is known at the end", best_of=self.best_of)
         return self
 
-    @model_validator(mode="after")
-    def _check_echo(self) -> CompletionBody:
-        if self.echo and self.logprobs is not None:
-            raise refused("echo cannot be combined with logprobs: log-probabilities of the prompt are not computed")
-        return self
+    @property
+    def num_echoed_logprobs(self) -> int | None:
+        """The number of alternatives for each token of the echoed prompt; None if none are wanted."""
+        return self.logprobs if self.echo else None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        wanted = (super().num_prompt_logprobs, self.num_echoed_logprobs)
+        return max((number for number in wanted if number is not None), default=None)
+
+    @property
+    def shows_prompt(self) -> bool:
+        return bool(self.echo) or super().shows_prompt
 
 
 class Message(Part):

@@ -1,4 +1,7 @@
-"""Writes replies of one or more choices in OpenAI's formats, whole or as chunks of a stream. Knows nothing of HTTP."""
+"""Writes replies of one or more choices in OpenAI's formats, whole or as the chunks of a stream.
+
+Knows nothing of HTTP.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launch.server.openai.choices import ChatChoice, Choice, CompletionChoice
+from launch.server.errors import ApiError
+from launch.server.openai.choices import ChatChoice, Choice, CompletionChoice, prompt_logprobs
 from launch.server.openai.conversion import Prepared
 from launch.server.openai.tokens import TokenNames
 from lp import methods
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Completion, Progress, Request
 from lp.statistics import Statistics
-from lp.text.detokenizer import Detokenizer
 
 
 class Reply(ABC):
@@ -25,6 +28,7 @@ class Reply(ABC):
 
     kind: str
     chunk_kind: str
+    names_events = False
 
     def __init__(self, prepared: Prepared, model_name: str, names: TokenNames):
         self.prepared = prepared
@@ -66,6 +70,10 @@ class Reply(ABC):
             if not self._open and self.prepared.wants_usage:
                 yield {**self._head, "object": self.chunk_kind, "choices": [], **self._figures(self._spent)}
 
+    def failure(self, error: ApiError) -> Iterator[dict[str, Any]]:
+        """Yields the chunk of an error after the stream has begun."""
+        yield error.body
+
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = {**self._head, "object": self.chunk_kind, "choices": [choice]}
         return {**chunk, "usage": None} if self.prepared.wants_usage else chunk
@@ -87,12 +95,7 @@ class CompletionReply(Reply):
         super().__init__(prepared, model_name, names)
 
     def choice(self, index: int) -> Choice:
-        prepared = self.prepared
-        prompt = index // prepared.num_choices
-        request = prepared.requests[prompt * prepared.num_candidates]
-        skips = request.stopping.skip_special_tokens
-        detokenizer = Detokenizer(self._tokenizer, request.prompt, skips)
-        return CompletionChoice(index, prepared.echoes[prompt], prepared.wants_logprobs, self.names, detokenizer)
+        return CompletionChoice(index, self.prepared, self.names, self._tokenizer)
 
 
 class ChatReply(Reply):
@@ -102,7 +105,14 @@ class ChatReply(Reply):
     chunk_kind = "chat.completion.chunk"
 
     def choice(self, index: int) -> Choice:
-        return ChatChoice(index, self.prepared.wants_logprobs, self.names)
+        assert self.prepared.reading is not None
+        return ChatChoice(index, self.prepared.reading, self.prepared.wants_logprobs, self.names)
+
+    def whole(self, completions: Mapping[str, Completion]) -> dict[str, Any]:
+        reply = super().whole(completions)
+        if (num := self.prepared.num_of_prompt) is not None:
+            reply["prompt_logprobs"] = prompt_logprobs(completions[self.prepared.id], num, self.names)
+        return reply
 
 
 def usage(prepared: Prepared, spent: Mapping[str, Statistics]) -> dict[str, Any]:

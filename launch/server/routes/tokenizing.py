@@ -1,4 +1,4 @@
-"""The routes POST /tokenize and POST /detokenize, as in vLLM."""
+"""The routes POST /tokenize, POST /detokenize and GET /tokenizer_info, as in vLLM."""
 
 from __future__ import annotations
 
@@ -36,6 +36,20 @@ async def detokenize(
         raise errors.bad_request(f"tokens must be ids from 0 to {vocab_size - 1}", param="tokens")
     text = await server.tokenizing(lambda: server.checkpoint.tokenizer.decode(body.tokens), body.num_bytes)
     return {"prompt": text}
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(server: Annotated[Context, Depends(context)]) -> dict[str, Any]:
+    """Describes the tokenizer, so that a client that has none can use this one: lm-eval does."""
+    tokenizer = server.checkpoint.tokenizer
+    known = {name: getattr(tokenizer, f"{name}_token") for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
+    return {
+        "tokenizer_class": type(tokenizer).__name__,
+        "model_max_length": server.checkpoint.max_length,
+        "vocab_size": len(tokenizer),
+        **{f"{name}_token": token for name, token in known.items()},
+        "chat_template": tokenizer.chat_template,
+    }
 
 
 def _tokens(server: Context, body: TokenizeBody) -> list[int]:

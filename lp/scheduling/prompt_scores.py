@@ -1,0 +1,69 @@
+"""The log-probabilities of a prompt's tokens, computed chunk by chunk before the first token is generated.
+
+A chunk is a tree without branches whose rows report what the sequence's next token is worth, whatever the target: so
+every runner computes it like any other tree. Knows nothing of runners.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lp.request import TokenLogprob
+from lp.tree import TokenTree, chain
+from lp.verification import NOT_A_TOKEN, Answers
+
+# The most logits of a chunk, for all of its rows together; they take four bytes each.
+MOST_LOGITS = 1 << 23
+
+
+class PromptScores:
+    """What is known of the tokens of one prompt. The first token has no log-probability, as nothing comes before it.
+
+    found: of the second token and those behind it, as far as they have been computed. most_rows: of a chunk.
+    """
+
+    def __init__(self, prompt: list[int], vocab_size: int):
+        self.found: list[TokenLogprob] = []
+        self.most_rows = max(1, MOST_LOGITS // vocab_size)
+        self._prompt = prompt
+
+    @property
+    def num_scored(self) -> int:
+        """The number of first tokens whose successors are scored."""
+        return len(self.found)
+
+    @property
+    def num_missing(self) -> int:
+        """The number of tokens that have not been scored yet."""
+        return len(self._prompt) - 1 - len(self.found)
+
+    def chunk(self, end: int) -> TokenTree:
+        """The rows that score the successors of the tokens from `num_scored` up to `end`."""
+        begin = self.num_scored
+        scored = np.array(self._prompt[begin + 1 : end + 1], np.int64)
+        return chain(self._prompt[begin:end], scored)
+
+    def take(self, answers: Answers) -> list[int]:
+        """Takes the answers to a chunk; returns the tokens that have been scored by them. Raises FloatingPointError if
+        one of them is not a number.
+        """
+        if (answers.targets == NOT_A_TOKEN).any():
+            raise FloatingPointError
+        begin = self.num_scored
+        tokens = self._prompt[begin + 1 : begin + 1 + len(answers.targets)]
+        self.found += token_logprobs(answers, tokens, range(len(tokens)))
+        return tokens
+
+    def forget(self) -> None:
+        """Begins anew, as what has been computed of the prompt is lost."""
+        self.found.clear()
+
+
+def token_logprobs(answers: Answers, tokens: list[int], rows: range | list[int]) -> list[TokenLogprob]:
+    """The log-probabilities of tokens. rows: for each of them, the row that reports it."""
+    assert answers.logprobs is not None and answers.top_tokens is not None and answers.top_logprobs is not None
+    found = []
+    for token, row in zip(tokens, rows, strict=True):
+        top = zip(answers.top_tokens[row].tolist(), answers.top_logprobs[row].tolist(), strict=True)
+        found.append(TokenLogprob(token, float(answers.logprobs[row]), list(top)))
+    return found
