@@ -32,6 +32,14 @@ _ERROR = {
         }
     },
 }
+_TEXT, _TOKENS = {"type": "string"}, {"type": "array", "items": {"type": "integer"}}
+_PART = {"type": "object", "required": ["type", "text"], "properties": {"type": {"const": "text"}, "text": _TEXT}}
+# Fields that are converted from several shapes to one, of which pydantic tells the one, or nothing.
+_SHAPES = {
+    "prompt": [_TEXT, _TOKENS, {"type": "array", "items": _TEXT}, {"type": "array", "items": _TOKENS}],
+    "stop": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": 16}, {"type": "null"}],
+    "content": [_TEXT, {"type": "array", "items": _PART}, {"type": "null"}],
+}
 _KEY = {"key": {"type": "http", "scheme": "bearer"}}
 
 
@@ -96,6 +104,8 @@ def _complete(operation: dict[str, Any], kind: type[Body] | None, schemas: dict[
     schema = kind.model_json_schema(ref_template=f"{SCHEMAS}{{model}}")
     schemas.update(schema.pop("$defs", {}))
     schemas[kind.__name__] = schema
+    for described in schemas.values():
+        _tell_shapes(described.get("properties", {}))
     reference = {"schema": {"$ref": f"{SCHEMAS}{kind.__name__}"}}
     operation["requestBody"] = {"required": True, "content": {"application/json": reference}}
     if "stream" in kind.model_fields:
@@ -103,3 +113,12 @@ def _complete(operation: dict[str, Any], kind: type[Body] | None, schemas: dict[
             "application/json": {"schema": {"type": "object"}},
             "text/event-stream": {"schema": {"type": "string"}},
         }
+
+
+def _tell_shapes(properties: dict[str, Any]) -> None:
+    """Describes the fields that take several shapes, unless their schema tells them itself."""
+    for name, field in properties.items():
+        if name in _SHAPES and "anyOf" not in field:
+            field.pop("type", None)
+            field.pop("items", None)
+            field["anyOf"] = _SHAPES[name]

@@ -52,7 +52,7 @@ def serving(*settings: str) -> Iterator[str]:
     """Starts the server as a process on a free port of this machine, and yields its address."""
     command = [sys.executable, CHECKOUT / "launch" / "serve.py", "server.port=0", *settings]
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
-        process = subprocess.Popen(command, stderr=log, env=environment_of({}), cwd=CHECKOUT)
+        process = subprocess.Popen(command, stderr=log, env=environment_of({"PYTHONPATH": str(CHECKOUT)}), cwd=CHECKOUT)
         try:
             yield _address(process, Path(log.name))
         finally:

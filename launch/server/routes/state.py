@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from launch.server import errors
@@ -47,6 +47,7 @@ async def get_version() -> dict[str, Any]:
     return {"version": version("lookahead-parallel")}
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(server: Annotated[Context, Depends(context)]) -> Response:
+    """Returns all metrics in Prometheus' text format."""
     return Response(server.metrics.render(), media_type=CONTENT_TYPE_LATEST)

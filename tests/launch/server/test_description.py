@@ -44,6 +44,13 @@ def _all_kinds(kind: type[Body]) -> list[type[Body]]:
     return [kind, *(found for child in kind.__subclasses__() for found in _all_kinds(child))]
 
 
+def test_fields_of_several_shapes_are_described(document: dict[str, Any]):
+    schemas = document["components"]["schemas"]
+    for kind, field, number in (("CompletionBody", "prompt", 4), ("ChatBody", "stop", 3), ("Message", "content", 3)):
+        assert len(schemas[kind]["properties"][field]["anyOf"]) == number
+    assert document["paths"]["/metrics"]["get"]["responses"]["200"]["content"].keys() == {"text/plain"}
+
+
 def test_references_lead_somewhere(document: dict[str, Any]):
     names = set(re.findall(r"#/components/schemas/(\w+)", str(document)))
     assert names and names <= document["components"]["schemas"].keys()
