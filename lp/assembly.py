@@ -7,7 +7,9 @@ under a supervisor differ only in the `Place` that they pass to it. Knows nothin
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -32,6 +34,9 @@ from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 
 log = logging.getLogger("lookahead")
+
+# Measures step times anew and keeps them. All ranks that share steps call it together, with no step under way.
+MeasureTimes = Callable[[], StepTimes | None]
 
 
 @dataclass
@@ -188,6 +193,7 @@ class EngineParts(NamedTuple):
     index: AnswerIndex | None
     room: Room
     scheduler: SchedulerSettings
+    measure_times: MeasureTimes | None
 
 
 def make_parts(settings: EngineSettings, place: Place) -> EngineParts:
@@ -205,5 +211,9 @@ def make_parts(settings: EngineSettings, place: Place) -> EngineParts:
         log.info("%s", room.describe())
     checkpoint.model.memory.limit(room.num_pages)  # ranks of one replica must evict alike
     require_same_index(index, place.tell(digest_of(index)))
-    times = find_step_times(request_builder, settings.step_times, checkpoint.model, runner, place.mode, place.tell)
-    return EngineParts(checkpoint, runner, request_builder, place.fingerprints, times, index, room, settings.scheduler)
+    find = partial(find_step_times, request_builder)
+    where = checkpoint.model, runner, place.mode, place.tell
+    times = find(settings.step_times, *where)
+    again = partial(find, StepTimesSource.measure, *where) if times else None
+    scheduler = settings.scheduler
+    return EngineParts(checkpoint, runner, request_builder, place.fingerprints, times, index, room, scheduler, again)

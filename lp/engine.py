@@ -12,7 +12,7 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 from typing import Any
 
-from lp.assembly import Alone, EngineSettings, Place, make_parts
+from lp.assembly import Alone, EngineSettings, MeasureTimes, Place, make_parts
 from lp.calibration.measure import StepTimesSource
 from lp.drafting.answers import AnswerIndex
 from lp.drafting.history import DraftHistory
@@ -23,12 +23,12 @@ from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings
 from lp.model.fast.choose import CompileMode
 from lp.request import Completion, Progress, Request, Sequence
 from lp.request_builder import Prompt, RequestBuilder
-from lp.runner import HasReplicas, Runner
+from lp.runner import Runner
 from lp.sampling.settings import Sampling
 from lp.scheduling.batches import Batches
-from lp.scheduling.prefixes import Finished, Prefixes
+from lp.scheduling.prefixes import Finished
 from lp.scheduling.room import NoRoom, Room
-from lp.scheduling.scheduler import Scheduler, step_rows
+from lp.scheduling.scheduler import Scheduler
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
@@ -53,16 +53,18 @@ class Engine:
         index: AnswerIndex | None = None,
         room: Room | None = None,
         scheduler: SchedulerSettings | None = None,
+        measure_times: MeasureTimes | None = None,
     ):
         """fingerprints: whether every step carries a checksum of its generation's state, which ranks compare.
         step_times: the runner's, the same on all ranks; None if they are not known. index: the model's answers for
         decode=auto, the same on all ranks. room: for keys and values, the same on all ranks; None is this rank's.
-        scheduler: how steps are filled.
+        scheduler: how steps are filled. measure_times: see MeasureTimes.
         """
         self.checkpoint = checkpoint
         runner = runner or SingleDevice(checkpoint.model)
         self.request_builder = request_builder or RequestBuilder(checkpoint)
         self.fingerprints = fingerprints
+        self.measure_times = measure_times
         self.history = DraftHistory(step_times, runner.num_parts, index)
         self._settings = scheduler or SchedulerSettings()
         self.scheduler = Scheduler(room or Room(checkpoint.model.memory.num_pages))
@@ -126,11 +128,9 @@ class Engine:
         yield from self.batches.generations()
 
     def _make_batches(self, runner: Runner, step_times: StepTimes | None) -> Batches:
-        self.scheduler.rows = step_rows(self._settings.max_step_rows, step_times, runner.num_replicas)
-        if step_times is not None and isinstance(runner, HasReplicas):
-            runner.weigh(step_times)
-        prefixes = Prefixes(self._settings)
-        return Batches(self.scheduler, prefixes, runner, self.checkpoint.max_length, step_times, self.fingerprints)
+        return Batches(
+            self.scheduler, self._settings, runner, self.checkpoint.max_length, step_times, self.fingerprints
+        )
 
     def submit(self, request: Request, tokens: Items[int] = ()) -> Progress | None:
         """Adds a request, or one that goes on after tokens which another engine has generated.

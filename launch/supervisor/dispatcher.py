@@ -70,7 +70,7 @@ class Dispatcher:
             case commands.Regroup():
                 self.is_ending = True
                 return epoch.leaders
-            case commands.Shutdown():
+            case commands.Shutdown() | commands.Measure():
                 return epoch.leaders
 
     def _place(self, request: Request, epoch: Epoch) -> int:

@@ -11,6 +11,7 @@ import sys
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import cast
 
 import torch
@@ -115,10 +116,17 @@ class _Rank:
 
         def resume_in(epoch: Epoch, channel: Channel) -> list[Progress]:
             runner = share_steps(alone, channel, settings.parallel.mode)
+            mode = describe_mode(settings.parallel, epoch.mesh(self.mesh, self.spec.rank))
+
+            def find(source: StepTimesSource) -> StepTimes | None:
+                self.times = find_step_times(engine.request_builder, source, model, runner, mode, channel.tell)
+                return self.times and self.times.for_parts(runner.num_parts)
+
+            # A rank that is divided from the others cannot measure what all of them share.
+            may_measure = settings.step_times is not StepTimesSource.off and not epoch.is_divided
+            engine.measure_times = partial(find, StepTimesSource.measure) if may_measure else None
             if epoch.is_first:
-                mode = describe_mode(settings.parallel, epoch.mesh(self.mesh, self.spec.rank))
-                builder = engine.request_builder
-                self.times = find_step_times(builder, settings.step_times, model, runner, mode, channel.tell)
+                find(settings.step_times)
             elif told := channel.tell(self.times and self.times.to_dict()):  # a new rank has none
                 self.times = StepTimes.from_dict(told)
             return resume(engine, runner, channel, epoch, self.times and self.times.for_parts(runner.num_parts))

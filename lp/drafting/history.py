@@ -64,6 +64,11 @@ class DraftHistory:
         self._library = library() if sources.SOURCES == NATIVE_SOURCES else None
         self._native_index = make_native_index(self._library, index) if self._library and index else None
 
+    def take_times(self, step_times: StepTimes) -> None:
+        """Decides by other step times from now on. What was learnt about drafts stays; windows are tried anew."""
+        self.step_times = step_times
+        self._profiles.clear()
+
     def drafter(self, settings: Auto, prompt: Sequence[int], temperature: float, owner: str | None) -> Drafter:
         """A drafter for a new sequence. owner: who sent the request; None shares with nobody."""
         profile = self.profile(settings, temperature)

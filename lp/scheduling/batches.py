@@ -5,9 +5,11 @@ Knows neither texts nor requests.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from lp.calibration.watch import StepWatch
 from lp.generation import Generation
 from lp.model.kv_cache import pages_of
 from lp.request import Sequence
@@ -15,7 +17,8 @@ from lp.runner import HasReplicas, Home, Runner, StepInput
 from lp.sampling.settings import Sampling
 from lp.scheduling.budget import plan_together
 from lp.scheduling.prefixes import Finished, Prefixes
-from lp.scheduling.scheduler import Batch, Scheduler, Turn
+from lp.scheduling.scheduler import Batch, Scheduler, Turn, step_rows
+from lp.scheduling.settings import SchedulerSettings
 from lp.statistics import EngineCounts
 from lp.step_cost import StepTimes
 from lp.tree import TokenTree
@@ -25,21 +28,22 @@ from lp.verification import Answers
 class Batches:
     """Starts batches of steps on a runner, and finishes them in the same order.
 
-    fingerprints: whether every step carries a checksum of its generation's state. max_length: most tokens of a
-    sequence. step_times: the runner's; None if they are not known.
+    settings: how steps are filled. fingerprints: whether every step carries a checksum of its generation's state.
+    max_length: most tokens of a sequence. step_times: the runner's; None if they are not known. watch: compares them
+    with what steps take.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        prefixes: Prefixes,
+        settings: SchedulerSettings,
         runner: Runner,
         max_length: int,
         step_times: StepTimes | None,
         fingerprints: bool = False,
     ):
         self.scheduler = scheduler
-        self.prefixes = prefixes
+        self.prefixes = Prefixes(settings)
         self.runner = runner
         self.fingerprints = fingerprints
         self._replicas: HasReplicas | None = None
@@ -47,11 +51,28 @@ class Batches:
         if scheduler.room.num_replicas > 1 and isinstance(runner, HasReplicas):
             self._replicas, scheduler.owner_of = runner, runner.owner_of
         self._max_length = max_length
+        self._most_rows = settings.max_step_rows
         self._step_times = step_times
+        self._weigh()
+        self.watch = step_times and StepWatch(step_times, runner.num_replicas)
+        self._finished_at = 0.0
         self._under_way: deque[Batch] = deque()
         # Those that begin like nothing that is kept; what is kept grows when a generation ends.
         self._unlike: set[Generation] = set()
         self._counts = EngineCounts()
+
+    def take_times(self, step_times: StepTimes) -> None:
+        """Plans by other step times from now on."""
+        self._step_times = step_times
+        self._weigh()
+        assert self.watch is not None
+        self.watch.take(step_times, self.runner.num_replicas)
+
+    def _weigh(self) -> None:
+        """Says how long steps take to those that choose by it."""
+        self.scheduler.rows = step_rows(self._most_rows, self._step_times, self.runner.num_replicas)
+        if self._step_times is not None and isinstance(self.runner, HasReplicas):
+            self.runner.weigh(self._step_times)
 
     def take_counts(self) -> EngineCounts:
         """What has been done since this was last asked."""
@@ -105,9 +126,13 @@ class Batches:
 
     def _start(self, turns: list[Turn], steps: list[StepInput], num_fed: int) -> None:
         """num_fed: rows of prompts in the steps."""
+        started_at = time.perf_counter()
         self.runner.start(steps)
         self.scheduler.start(turns)  # after the runner: if that fails, they can still be cancelled
-        self._under_way.append(Batch(turns))
+        batch = Batch(turns)
+        if self.watch is not None and not num_fed:
+            batch.watched = started_at, sum(len(step.tree) for step in steps), steps[0].is_shared
+        self._under_way.append(batch)
         self._count(steps, num_fed, sum(turn.generation.decoder.expected for turn in turns if turn.decodes))
 
     def keep(self, finished: Iterable[Finished], held: dict[str, Sequence]) -> None:
@@ -160,13 +185,25 @@ class Batches:
         finally:  # if that fails, no answers will come, but the generations may go on with other ranks
             for turn in batch.turns:
                 self.scheduler.finish(turn.generation)
+        if self.watch is not None:
+            self._compare(batch)
         return list(zip(batch.turns, answers, strict=True))
+
+    def _compare(self, batch: Batch) -> None:
+        """Compares what a batch that has just ended took with what it should have taken."""
+        assert self.watch is not None
+        began_after, self._finished_at = self._finished_at, time.perf_counter()
+        if batch.watched is not None:
+            started_at, num_rows, is_shared = batch.watched
+            num_cached = sum(len(turn.generation.sequence.tokens) for turn in batch.turns)
+            seconds = self._finished_at - max(started_at, began_after)
+            self.watch.note(num_rows, len(batch.turns), num_cached, seconds, is_shared)
 
     def withdraw(self, generation: Generation) -> None:
         """Removes a generation with a step under way, after waiting for its batch and all earlier ones."""
         for batch in list(self._under_way):
             if batch.answers is None:
-                batch.answers = self.runner.finish()
+                batch.answers, batch.watched = self.runner.finish(), None
             if generation in batch:
                 batch.remove(generation)
                 if not batch.turns:

@@ -63,11 +63,13 @@ class Turn(NamedTuple):
 class Batch:
     """Generations whose steps were started together.
 
-    answers: one for each of them; None until the runner has finished the batch.
+    answers: one for each of them; None until the runner has finished the batch. watched: if its time is compared with
+    the measured one, when it was started, its rows, and whether all parts share them.
     """
 
     turns: list[Turn]
     answers: list[Answers] | None = None
+    watched: tuple[float, int, bool] | None = None
 
     def __contains__(self, generation: Generation) -> bool:
         return any(turn.generation is generation for turn in self.turns)

@@ -64,7 +64,15 @@ class Shutdown(_Line):
         return {"shutdown": True}
 
 
-Command = Submit | Cancel | Regroup | Shutdown
+@dataclass(frozen=True)
+class Measure(_Line):
+    """Measure the step times anew, on all ranks together."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"measure": True}
+
+
+Command = Submit | Cancel | Regroup | Shutdown | Measure
 
 
 class Inbox(Protocol):
@@ -102,6 +110,8 @@ def _read(line: bytes) -> Command:
             command = Regroup()
         case {"shutdown": True}:
             command = Shutdown()
+        case {"measure": True}:
+            command = Measure()
         case _:
             raise ValueError(f"not a command: {line[:100]!r}")
     vars(command)["line"] = line  # where the cached property keeps it
