@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
+from lp import Auto, Autoregressive, Engine, Grammar, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
 from lp.request import Progress, Request, TokenLogprob
 
 DECODES = [Auto(), Auto(max_rows=24), Auto(rows=10), Autoregressive(), Lookahead(5, 4, 5), PromptLookup(), Jacobi(6)]
@@ -25,6 +25,13 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 1.1, "min_p": 0.1, "repetition_penalty": 1.2, "logprobs": 5},
     {"temperature": 0.0, "logit_bias": {9: 2.5, 40: -100.0}, "no_repeat_ngram": 2, "logprobs": 0},
     {"temperature": 0.9, "min_new_tokens": 6, "logit_bias": {7: 1.5}},
+]
+GRAMMARS: list[Grammar | None] = [
+    None,
+    None,
+    Grammar.json_schema({"type": "object", "properties": {"first": {"type": "string"}, "second": {"type": "integer"}}}),
+    Grammar("regex", "(x = [a-f]{1,3}\n    ){2,40}return"),
+    Grammar.choice(["return first", "return second", "def move(self, by):"]),
 ]
 
 
@@ -58,7 +65,7 @@ class Mixture:
 
 
 def make_mixture(engine: Engine, number: int, seed: int, most_prompt: int = 90, most_tokens: int = 40) -> Mixture:
-    """`number` requests: of all methods, greedy and sampled, with penalties and stops; some are cancelled."""
+    """`number` requests: of all methods, greedy and sampled, with penalties, stops and grammars; some are cancelled."""
     rng, scoring = random.Random(seed), random.Random(seed)
     requests = []
     for index in range(number):
@@ -74,9 +81,10 @@ def make_mixture(engine: Engine, number: int, seed: int, most_prompt: int = 90, 
             sampling.min_new_tokens = stopping.max_new_tokens
         requests.append(
             engine.request_builder.build(
-                prompt, rng.choice(DECODES), sampling, stopping, request_id=str(index), priority=rng.choice([0.5, 1, 3])
+                prompt, rng.choice(DECODES), sampling, stopping, request_id=str(index),
+                priority=rng.choice([0.5, 1, 3]), grammar=rng.choice(GRAMMARS),
             )
-        )
+        )  # fmt: skip
     arrivals = sorted(rng.randrange(number) for _ in requests)
     cancelled = {str(index): arrivals[index] + rng.randrange(12) for index in range(number) if rng.random() < 0.12}
     return Mixture(requests, arrivals, cancelled)
@@ -104,8 +112,9 @@ def check_mixture(mixture: Mixture, alone: Engine) -> None:
     assert set(mixture.ends) == {request.id for request in mixture.requests}
     for request in mixture.requests:
         expected = alone.generate(
-            request.prompt, decode=Autoregressive(), sampling=request.sampling, stopping=request.stopping
-        )
+            request.prompt, decode=Autoregressive(), sampling=request.sampling, stopping=request.stopping,
+            grammar=request.grammar,
+        )  # fmt: skip
         found, end = mixture.tokens[request.id], mixture.ends[request.id]
         if end == "cancelled":
             assert found == expected.token_ids[: len(found)], request

@@ -17,7 +17,7 @@ import numpy as np
 from lp.decoding.base import Decoder, Offer
 from lp.grammar.state import GrammarState
 from lp.tree import TokenTree
-from lp.verification import Accepted, Answers, CountDrafts, Drafted, no_drafts, verify
+from lp.verification import DEAD_END, Accepted, Answers, CountDrafts, Drafted, no_drafts, verify
 
 # Most rows of the tokens that are sure to follow, and of those that must follow the drafts.
 MOST_SURE, MOST_BELOW = 32, 16
@@ -96,19 +96,20 @@ class ConstrainedDecoder:
         raise AssertionError("a grammar is the outermost decoder")
 
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
-        if self.tree is self._planned:
+        has_dead_ends = bool((answers.targets == DEAD_END).any())  # which nobody learns from: they are no tokens
+        if self.tree is self._planned and not has_dead_ends:
             return self.inner.commit(tokens, answers)
         accepted = verify(self.tree, answers.targets)
         num_sure, count = len(self._sure), no_drafts
-        if num_sure < len(accepted.rows) and accepted.rows[num_sure] == num_sure:
+        if not has_dead_ends and num_sure < len(accepted.rows) and accepted.rows[num_sure] == num_sure:
             after = [*tokens, *self._sure]
             own = slice(num_sure, num_sure + len(self._planned))
             found, count = self.inner.commit(after, answers.part(own))
-            more = accepted.tokens[num_sure + len(found.tokens) :]
-            if more:
+            if more := accepted.tokens[num_sure + len(found.tokens) :]:
                 self.inner.follow([*after, *found.tokens], more)
-        else:  # the model has taken other tokens for the same text
-            self.inner.follow(tokens, accepted.tokens)
+        elif known := [token for token in accepted.tokens if token >= 0]:
+            # Otherwise the model has taken other tokens for the same text.
+            self.inner.follow(tokens, known)
         return accepted, self._counting(accepted, count)
 
     def _counting(self, accepted: Accepted, count: CountDrafts) -> CountDrafts:
