@@ -116,14 +116,17 @@ class _Maker:
         return {"anyOf": [self.value(depth + 1) for _ in range(self.rng.randrange(2, 4))]}
 
 
-@FormatChecker.cls_checks("time")
+FORMAT_CHECKER = FormatChecker()
+
+
+@FORMAT_CHECKER.checks("time")
 def _is_time(value: object) -> bool:
     """RFC 3339, section 5.6."""
     clock = r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?([zZ]|[+-]([01]\d|2[0-3]):[0-5]\d)"
     return not isinstance(value, str) or re.fullmatch(clock, value) is not None
 
 
-@FormatChecker.cls_checks("date-time")
+@FORMAT_CHECKER.checks("date-time")
 def _is_date_time(value: object) -> bool:
     if not isinstance(value, str):
         return True
@@ -137,4 +140,4 @@ def _is_date_time(value: object) -> bool:
 
 def faults(schema: Schema, value: Any) -> list[str]:
     """What keeps a value from being one of a schema's; formats count."""
-    return [error.message for error in Draft202012Validator(schema, format_checker=FormatChecker()).iter_errors(value)]
+    return [error.message for error in Draft202012Validator(schema, format_checker=FORMAT_CHECKER).iter_errors(value)]
