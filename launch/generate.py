@@ -15,7 +15,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from launch.output.printer import Printer
 from launch.output.stream import Color
@@ -27,6 +28,7 @@ from launch.prompts.collect import NamedPrompt, PromptSettings
 from launch.prompts.naming import naming
 from launch.prompts.queue import PromptQueue
 from lp.engine import NOT_A_NUMBER
+from lp.grammar.settings import KINDS, Grammar, GrammarKind
 from lp.request import Completion, Progress, Request
 from lp.request_builder import RequestBuilder
 from lp.text.stopping import Stopping
@@ -42,16 +44,47 @@ class Format(StrEnum):
 
 
 @dataclass
+class GrammarSettings:
+    """What every text must be.
+
+    kind: json_object, json_schema, regex, choice or grammar; None is anything. text: see lp.Grammar. file: holds the
+    text.
+    """
+
+    kind: str | None = None
+    text: str = ""
+    file: str | None = None
+
+    def read(self) -> Grammar | None:
+        """Raises ValueError for settings that cannot be used."""
+        if self.kind is None:
+            if self.text or self.file:
+                raise ValueError(f"grammar.kind must say what the text is: one of {', '.join(KINDS)}")
+            return None
+        if self.file and self.text:
+            raise ValueError("grammar.text and grammar.file exclude each other")
+        try:
+            text = Path(self.file).expanduser().read_text(encoding="utf-8") if self.file else self.text
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"grammar.file={self.file} cannot be read: {error}") from None
+        grammar = Grammar(cast(GrammarKind, self.kind), text)
+        grammar.check()
+        return grammar
+
+
+@dataclass
 class GenerateSettings(PromptSettings, RuntimeSettings):
     """The settings of the program, in addition to those of every program and those that name the prompts.
 
-    max_new_tokens, stop, stop_token_ids, ignore_eos: see lp.Stopping. format, color: see launch.output.terminal.
+    max_new_tokens, stop, stop_token_ids, ignore_eos: see lp.Stopping. grammar: what every text must be. format, color:
+    see launch.output.terminal.
     """
 
     max_new_tokens: int | None = 128
     stop: list[str] = field(default_factory=list)
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
+    grammar: GrammarSettings = field(default_factory=GrammarSettings)
     show_prompt: bool = True
     format: Format = Format.text
     color: Color = Color.auto
@@ -116,10 +149,12 @@ class Continuations:
 def _requests(request_builder: RequestBuilder, named: list[NamedPrompt], settings: GenerateSettings) -> list[Request]:
     """All requests, checked before the first is run. Raises ValueError naming the prompt that cannot be used."""
     stopping = Stopping(settings.max_new_tokens, settings.stop, settings.stop_token_ids, settings.ignore_eos)
-    made = []
+    grammar, made = settings.grammar.read(), []
     for number, prompt in enumerate(named):
         with naming(prompt.where):
-            made.append(request_builder.build(prompt.prompt, stopping=stopping, request_id=str(number)))
+            made.append(
+                request_builder.build(prompt.prompt, stopping=stopping, request_id=str(number), grammar=grammar)
+            )
     return made
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from lp.decoding.base import Decoder, Offer
-from lp.decoding.constrained import MOST_ADDED, ConstrainedDecoder
+from lp.decoding.constrained import ConstrainedDecoder
 from lp.decoding.make import make_decoder
 from lp.drafting.history import DraftHistory
 from lp.methods import Autoregressive, least_rows, most_rows
@@ -51,11 +51,10 @@ class Generation:
         self.decoder: Decoder = make_decoder(
             request.decode, text, sampling.seed, sampling.temperature, history, request.owner
         )
-        self._most_rows = most_rows(request.decode)
+        self._most_rows = most_rows(request.decode, request.grammar is not None)
         grammar = request.grammar and checkpoint.grammars.begin(request.grammar, len(request.prompt))
         if grammar and not isinstance(request.decode, Autoregressive):
             self.decoder = ConstrainedDecoder(self.decoder, grammar)
-            self._most_rows += MOST_ADDED
         prompt = list(request.prompt)
         self.sequence = Sequence(request.id, prompt, len(prompt), sampling, request.grammar)
         # What the prompt's tokens are worth, until that has been told. Whoever has generated tokens has told it.

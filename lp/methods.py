@@ -9,6 +9,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+# The most rows of a step that a grammar adds: tokens that must follow.
+MOST_FORCED = 48
+
 
 @dataclass
 class Autoregressive:
@@ -159,12 +162,15 @@ def least_rows(settings: DecodeSettings) -> int:
     return max(1, settings.rows) if isinstance(settings, Auto) else most_rows(settings)
 
 
-def most_rows(settings: DecodeSettings) -> int:
-    """The most rows that a step can have."""
+def most_rows(settings: DecodeSettings, has_grammar: bool = False) -> int:
+    """The most rows that a step can have. has_grammar: whether the text must keep a grammar, which adds drafts."""
+    if isinstance(settings, Autoregressive):
+        return 1
+    added = MOST_FORCED if has_grammar else 0
     if isinstance(settings, Auto):
-        return max(settings.max_rows, settings.rows)
+        return max(settings.max_rows, settings.rows) + added
     values = dataclasses.asdict(settings)
-    return (values.get("window", 0) + values.get("guesses", 0)) * (values.get("ngram", 2) - 1) + 1
+    return (values.get("window", 0) + values.get("guesses", 0)) * (values.get("ngram", 2) - 1) + 1 + added
 
 
 def check(settings: DecodeSettings, limits: DecodeLimits) -> None:

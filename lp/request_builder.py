@@ -112,7 +112,7 @@ class RequestBuilder:
         stopping = stopping or Stopping()
         is_scored = sampling is not None and sampling.prompt_logprobs is not None
         stopping.check(self._vocab_size, least_tokens=0 if is_scored else 1)
-        stopping = self._fit(tokens, stopping, decode)
+        stopping = self._fit(tokens, stopping, decode, grammar is not None)
         sampling = self._complete(sampling, stopping)
         request_id = request_id or f"request-{next(self._numbers)}"
         if grammar is not None:
@@ -136,7 +136,7 @@ class RequestBuilder:
         complete.check(self._vocab_size)
         return complete
 
-    def _fit(self, tokens: list[int], stopping: Stopping, decode: DecodeSettings) -> Stopping:
+    def _fit(self, tokens: list[int], stopping: Stopping, decode: DecodeSettings, has_grammar: bool) -> Stopping:
         """Checks that prompt and new tokens fit the context and the memory for keys and values; max_new_tokens None
         becomes all the room there is.
 
@@ -161,9 +161,9 @@ class RequestBuilder:
                 context,
             )
         if wanted is None:
-            wanted = max(1, min(room, self.room.most_new_tokens(len(tokens), decode)))
+            wanted = max(1, min(room, self.room.most_new_tokens(len(tokens), decode, has_grammar)))
         try:
-            self.room.check(len(tokens), wanted, decode)
+            self.room.check(len(tokens), wanted, decode, has_grammar)
         except NoRoom as error:
             raise ContextExceeded(str(error), len(tokens), stopping.max_new_tokens, None) from None
         return dataclasses.replace(stopping, max_new_tokens=wanted)

@@ -16,13 +16,13 @@ import numpy as np
 
 from lp.decoding.base import Decoder, Offer
 from lp.grammar.state import GrammarState
+from lp.methods import MOST_FORCED
 from lp.tree import TokenTree
 from lp.verification import DEAD_END, Accepted, Answers, CountDrafts, Drafted, no_drafts, verify
 
 # Most rows of the tokens that are sure to follow, and of those that must follow the drafts.
-MOST_SURE, MOST_BELOW = 32, 16
-# The most rows that a grammar adds to a step.
-MOST_ADDED = MOST_SURE + MOST_BELOW
+MOST_BELOW = 16
+MOST_SURE = MOST_FORCED - MOST_BELOW
 # The probability that a model answers a token that is sure to follow: it may take others for the same text.
 ODDS = 0.95
 
@@ -73,7 +73,7 @@ class ConstrainedDecoder:
     def _begun(self, tokens: Sequence[int], room: int, wanted: int) -> Sequence[int]:
         """Finds what is sure to follow. Returns the sequence with it."""
         self._max_depth = max(0, min(room, wanted - 1))
-        self._sure = self._state.forced(min(MOST_SURE, self._max_depth)).sure
+        self._sure = self._state.sure(min(MOST_SURE, self._max_depth))
         if not self._sure:
             return tokens
         self.inner.follow(tokens, self._sure)

@@ -118,6 +118,10 @@ class GrammarState:
                 if left:
                     matcher.rollback(1)
 
+    def sure(self, most: int) -> list[int]:
+        """The tokens that are sure to follow, at most so many."""
+        return self._matcher.compute_ff_tokens()[:most] if most > 0 else []
+
     def forced(self, most: int) -> Forced:
         """What must follow, at most so many tokens of it."""
         if most < 1:

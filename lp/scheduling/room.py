@@ -97,27 +97,29 @@ class Room:
             f"{num_tokens:,} on each of {self.num_replicas} replicas"
         )
 
-    def most_new_tokens(self, prompt_length: int, decode: DecodeSettings) -> int:
+    def most_new_tokens(self, prompt_length: int, decode: DecodeSettings, has_grammar: bool = False) -> int:
         """The most tokens that a request can generate alone; less than 1 if its prompt does not fit."""
-        return self.num_pages * PAGE - most_rows(decode) + 1 - prompt_length
+        return self.num_pages * PAGE - most_rows(decode, has_grammar) + 1 - prompt_length
 
-    def check(self, prompt_length: int, max_new_tokens: int, decode: DecodeSettings) -> None:
+    def check(self, prompt_length: int, max_new_tokens: int, decode: DecodeSettings, has_grammar: bool = False) -> None:
         """Raises NoRoom for a request that can never fit."""
-        most = self.most_new_tokens(prompt_length, decode)
+        most = self.most_new_tokens(prompt_length, decode, has_grammar)
         if max_new_tokens <= most:
             return
+        rows = most_rows(decode, has_grammar)
         mend = f"ask for at most {most} new tokens" if most > 0 else "shorten the prompt"
         raise NoRoom(
             f"a prompt of {prompt_length} tokens and max_new_tokens={max_new_tokens} need more keys and values than "
-            f"there is memory for: model.kv_memory holds {self.num_pages * PAGE} tokens, {most_rows(decode)} of them "
-            f"for the rows of a step; {mend}, or raise model.kv_memory"
+            f"there is memory for: model.kv_memory holds {self.num_pages * PAGE} tokens, {rows} of them for "
+            f"the rows of a step; {mend}, or raise model.kv_memory"
         )
 
     def refusal(self, request: Request) -> Progress | None:
         """The end of a request that can never fit, with the reason as its text; None for any other."""
         assert request.stopping.max_new_tokens is not None
         try:
-            self.check(len(request.prompt), request.stopping.max_new_tokens, request.decode)
+            has_grammar = request.grammar is not None
+            self.check(len(request.prompt), request.stopping.max_new_tokens, request.decode, has_grammar)
         except NoRoom as error:
             return Progress(request.id, [], str(error), None, "no_room", Statistics(prompt_tokens=len(request.prompt)))
         return None

@@ -88,6 +88,22 @@ def test_stop_strings_and_log_probabilities(main: Main, folder: str) -> None:
     assert all(len(entry["top"]) == 2 for entry in record["logprobs"])
 
 
+def test_a_grammar_is_kept(main: Main, folder: str, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"type": "array", "items": {"enum": [1, 2]}, "minItems": 3, "maxItems": 3}')
+    common = f"model.path={folder}", "prompt=def ", "format=json"
+    code, out, err = main(*common, "grammar.kind=json_schema", f"grammar.file={tmp_path / 'schema.json'}")
+    assert code == 0, err
+    record = json.loads(out)
+    assert len(json.loads(record["text"])) == 3 and record["finish_reason"] == "stop"
+    for refused, words in {
+        "grammar.kind=xml": "kind 'xml' is unknown",
+        "grammar.text=a": "grammar.kind must say",
+        "+grammar.kind=regex": "is empty",
+    }.items():
+        code, _, err = main(*common, refused.removeprefix("+"))
+        assert code != 0 and words in err
+
+
 def test_no_run_folders_are_left(main: Main, folder: str, tmp_path: Path) -> None:
     assert main(f"model.path={folder}", "prompt=x", "max_new_tokens=2")[0] == 0
     assert list(tmp_path.iterdir()) == []
