@@ -41,6 +41,9 @@ def all_of_launch_but(*allowed: str) -> tuple[str, ...]:
 # By room, what it must not import of its own package.
 INNER = {
     "lp.cache": ("lp.calibration", "lp.decoding", "lp.drafting", "lp.model", "lp.request", "lp.sampling", *ENGINE),
+    "lp.grammar": (
+        "lp.calibration", "lp.decoding", "lp.drafting", "lp.model", "lp.request", "lp.runner", "lp.sampling", *ENGINE
+    ),
     "lp.model": ("lp.calibration", "lp.decoding", "lp.drafting", "lp.request", "lp.runner", "lp.sampling", *ENGINE),
     "lp.sampling": ("lp.calibration", "lp.decoding", "lp.drafting", "lp.model", "lp.request", "lp.runner", *ENGINE),
     "lp.drafting": ("lp.calibration", "lp.decoding", "lp.model", "lp.request", "lp.runner", "lp.sampling", *ENGINE),

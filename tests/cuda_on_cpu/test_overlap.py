@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lp import Auto, Engine, Sampling, Stopping
+from lp import Auto, Engine, Grammar, Sampling, Stopping
 from lp.generation import Generation
 from lp.hardware import Download
 from lp.methods import Autoregressive, DecodeSettings, Lookahead
@@ -70,6 +70,18 @@ def test_starting_a_step_does_not_wait(name: str, checkpoint: Checkpoint) -> Non
     generate(Engine(checkpoint, runner), Auto(rows=12), SAMPLINGS[name])
     assert (runner.starting.blocking, runner.starting.waits) == (0, 0)
     assert runner.starting.kernels > 0 and runner.starting.to_host == runner.events.count("start")
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_a_grammar_adds_no_wait_and_changes_no_token(name: str, checkpoint: Checkpoint, folders: Folders) -> None:
+    runner, grammar = Diary(checkpoint), Grammar("regex", "(ab|c){3,9}[0-9]{2}x")
+    settings: dict[str, Any] = {"sampling": SAMPLINGS[name], "grammar": grammar, "max_new_tokens": 30}
+    found = Engine(checkpoint, runner).generate(PROMPT, decode=Auto(rows=12), **settings)
+    assert (runner.starting.blocking, runner.starting.waits) == (0, 0)
+    expected = Engine.from_pretrained(str(folders["llama"]), device="cpu", step_times="off", compile="off").generate(
+        PROMPT, decode=Autoregressive(), **settings
+    )
+    assert (found.token_ids, found.finish_reason) == (expected.token_ids, "stop")
 
 
 def test_starting_a_step_of_a_graph_does_not_wait(folders: Folders) -> None:
