@@ -115,7 +115,9 @@ def step_time(
     host_s += times.of_sequences(trees, num_cached // num_parts)
     most_rows = num_rows + num_drafts
     curve = _by_rows(times, num_parts, 1 << most_rows.bit_length())
-    return StepTime(curve[num_rows : most_rows + 1], host_s, row_s)
+    # Prompts must be fed whatever is decoded: a token is worth the time of a step without them.
+    fed_s = curve[num_rows] - curve[num_rows - num_fed]
+    return StepTime(curve[num_rows : most_rows + 1] - fed_s, host_s, row_s)
 
 
 def best_counts(offers: Sequence[Offer], time: StepTime) -> list[int]:

@@ -193,6 +193,17 @@ def test_prompts_rows_count() -> None:
     assert together([offer(0.5, 0.4), offer(0.5, 0.4)], stairs, num_fed=12) == [1, 1]
 
 
+def test_prompts_do_not_make_drafts_look_cheap() -> None:
+    linear = StepTimes((1, 512), (0.011, 0.522))  # 10 ms and 1 ms a row
+    odds = (0.3, 0.2, 0.15, 0.12, 0.06, 0.04)
+    assert together([offer(*odds), offer(*odds)], linear) == [2, 2]
+    for num_fed in (16, 200):
+        assert together([offer(*odds), offer(*odds)], linear, num_fed=num_fed) == [2, 2]
+        assert together([offer(0.3, 0.05)], linear, num_fed=num_fed) == [1]
+    steeper = StepTimes((1, 8, 108), (0.010, 0.010, 1.010))  # rows that are free until a prompt takes their place
+    assert together([offer(0.9, 0.9)], steeper, num_fed=20) == [0]
+
+
 def test_rows_that_are_there_in_any_case_count() -> None:
     stairs = StepTimes((1, 16, 17, 32), (1.0, 1.0, 4.0, 4.0))
     assert together([offer(num_rows=9), offer(0.5, 0.4, 0.4, num_rows=5)], stairs) == [0, 2]
