@@ -176,15 +176,13 @@ class SingleDevice(ForwardRunner):
         """Computes the steps' trees in one forward, and with them the tokens that the caches lack: of prompts, or those
         that other ranks have computed. A CPU is done when this returns, a GPU is not.
         """
-        if self._keep_accepted(steps) > self.prefill_chunk:
-            self.make_room(steps)
-        given = [self._rows(step) for step in steps]
+        given = self.rows_of(steps)
         if len(steps) == 1 and len(steps[0].tree):
-            return self._compute(given, [self._asked(steps[0])])
+            return self._compute(given, [self.asked(steps[0])])
         # A sequence that is only fed may lack nothing. Those that are answered alike lie side by side.
         fed = [number for number, step in enumerate(steps) if not len(step.tree) and len(given[number].tree)]
         with_tree = [number for number, step in enumerate(steps) if len(step.tree)]
-        asked = [self._asked(steps[number]) for number in with_tree]
+        asked = [self.asked(steps[number]) for number in with_tree]
         order = side_by_side(asked)
         with_tree, asked = [with_tree[number] for number in order], [asked[number] for number in order]
         wait_for_all = self._compute([given[number] for number in (*fed, *with_tree)], asked)
@@ -197,7 +195,8 @@ class SingleDevice(ForwardRunner):
 
         return wait
 
-    def _asked(self, step: StepInput) -> Asked:
+    def asked(self, step: StepInput) -> Asked:
+        """How the rows of a step's tree are to be answered."""
         return self.states[step.sequence.id].sampler.ask(step.tree, step.sequence.tokens, step.num_candidates)
 
     def _compute(self, given: list[SequenceRows], asked: list[Asked]) -> Callable[[], list[Answers]]:
@@ -209,12 +208,22 @@ class SingleDevice(ForwardRunner):
         if computed := self.model.compute(given, [*[None] * num_fed, *choosing]):
             rows = computed.rows[num_fed:]
             return self.answer(asked, computed.logits, rows, computed.choose, computed.is_lasting)
-        return self.answer(asked, self.model.forward_many(given))
+        return self.answer(asked, self.logits_of(given))
+
+    def logits_of(self, given: list[SequenceRows]) -> Tensor:
+        """Runs the rows of some sequences; returns the logits that are wanted (see CausalModel.forward_many)."""
+        return self.model.forward_many(given)
 
     def answer(self, asked: list[Asked], logits: Tensor, *how: Any) -> Callable[[], list[Answers]]:
         """Has the device answer rows by their logits; see `launch_all`."""
         with current(self.model.device):
             return launch_all(asked, logits, *how)
+
+    def rows_of(self, steps: list[StepInput]) -> list[SequenceRows]:
+        """The rows of each step's last forward, once what is too much for one forward has been computed."""
+        if self._keep_accepted(steps) > self.prefill_chunk:
+            self.make_room(steps)
+        return [self._rows(step) for step in steps]
 
     def _keep_accepted(self, steps: list[StepInput]) -> int:
         """Keeps what was accepted of each sequence. Returns the most tokens that one of them lacks."""
@@ -226,11 +235,10 @@ class SingleDevice(ForwardRunner):
         return longest
 
     def _rows(self, step: StepInput) -> SequenceRows:
-        """The rows of a step, once what is too much for one forward has been computed."""
         state = self.states[step.sequence.id]
         if step.num_fed - state.cache.length > self.prefill_chunk:
             for part in state.prefill(step, self.prefill_chunk):
-                self.model.forward(part, state.cache, num_logits=0)
+                self.logits_of([SequenceRows(part, state.cache, 0)])
         return SequenceRows(state.attach(step), state.cache, len(step.tree))
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:

@@ -125,8 +125,8 @@ class BatchDevice(SingleDevice):
         self.laps.append({**dict(zip(PARTS, seconds, strict=True)), "rows": forward.num_rows})
         return pending
 
-    def _asked(self, step: StepInput) -> Asked:
-        asked = super()._asked(step)
+    def asked(self, step: StepInput) -> Asked:
+        asked = super().asked(step)
         self._steps[id(asked)] = step
         return asked
 

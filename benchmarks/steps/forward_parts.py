@@ -22,9 +22,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.steps.machine_rates import time_once
 from lp.model.attention import TreeStep
-from lp.model.causal import CausalModel
+from lp.model.causal import CausalModel, SequenceRows
 from lp.model.kernels import LayerAttention
-from lp.model.kv_cache import KVCache
+from lp.model.kv_cache import KVCache, RowsOnly
 from lp.model.native.forward import NativeForward
 from lp.model.native.source import ATTENTION, PRODUCT
 from lp.tree import TokenTree
@@ -108,17 +108,12 @@ def _time(run: Callable[[], object], model: CausalModel) -> float:
 
 def attention_alone(model: CausalModel, tree: TokenTree, cache: KVCache) -> Callable[[], None]:
     """A call that repeats the attention of all layers over this tree, on the inputs of each layer in a forward."""
-    device = model.device
-    positions = torch.from_numpy(tree.depths).to(device) + cache.length
-    visibility = torch.from_numpy(tree.visibility).to(device)
-    step = AttentionRecorder(
-        model.attention_kind, cached=cache.length, positions=positions, visibility=visibility, dtype=model.dtype
-    )
-    tokens = torch.from_numpy(tree.tokens).to(device)[None]
-    cache.reserve(len(tree))
+    model.memory.reserve([(cache, len(tree))])
+    own, tokens = model.to_device([SequenceRows(tree, cache, 1)])
+    step = AttentionRecorder(own.kind, parts=own.parts)
     model.model(
-        input_ids=tokens, position_ids=positions[None], past_key_values=cache, use_cache=True, logits_to_keep=1,
-        step=step,
+        input_ids=tokens[None], position_ids=step.positions[None], past_key_values=RowsOnly(model.num_layers),
+        use_cache=True, logits_to_keep=1, step=step,
     )  # fmt: skip
 
     def run() -> None:

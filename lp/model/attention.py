@@ -4,7 +4,9 @@ A row sees the whole cached prefix, its own ancestors and itself. In a sliding-w
 that are less than the window's size away. The step reaches the function as an argument of the model's forward. Knows
 nothing of how attention is computed: that is in lp/model/kernels.py.
 
-    R rows of the tree, S = cached prefix + R, H key/value heads, G query heads for each of them, D head dimension
+The rows of several sequences go through the model together; only in attention is each sequence by itself.
+
+    R rows of a step, H key/value heads, G query heads for each of them, D head dimension
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from lp.model.kernels import AttentionKind, LayerAttention, UnsupportedAttention, attend
+from lp.model.kv_cache import KVCache
 
 NAME = "token_tree"
 # Arguments that models pass to an attention function and that tree attention may ignore.
@@ -55,18 +58,20 @@ class Step(ABC):
 
     @abstractmethod
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
-        """Computes one layer's attention: query [1, H*G, R, D], key and value [1, H, .., D] as the model's cache
-        returned them -> [1, R, H*G, D].
+        """Writes the rows' key and value to the cache and computes one layer's attention over prefix and rows: query
+        [1, H*G, R, D], key and value [1, H, R, D] -> [1, R, H*G, D].
         """
 
 
-@dataclass(kw_only=True)
-class TreeStep(Step):
-    """A step that makes its masks from the tree, each when a layer first needs it.
+@dataclass
+class TreeRows:
+    """The rows of one sequence in a step, and which keys each of them sees.
 
-    cached: length of the prefix. positions: [R] the rows' positions. visibility: [R, R] bool. masks: those made so far.
+    cache: that of the sequence, to which the rows are written behind the prefix. cached: length of the prefix.
+    positions: [R] the rows' positions. visibility: [R, R] bool. masks: those made so far.
     """
 
+    cache: KVCache
     cached: int
     positions: Tensor
     visibility: Tensor
@@ -77,7 +82,7 @@ class TreeStep(Step):
         """Additive mask [G*R, M], repeated for each of G = `group` query heads: 0 where a row sees a key, else -inf.
 
         It covers the last M keys: the rows' own, and in a sliding-window layer also the keys of the prefix that some
-        row may see.
+        row may see. Each mask is made when a layer first needs it.
         """
         if (sliding_window, group) not in self.masks:
             visible = self.visibility
@@ -92,9 +97,34 @@ class TreeStep(Step):
             self.masks[sliding_window, group] = mask
         return self.masks[sliding_window, group]
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind, how: LayerAttention
+    ) -> Tensor:
+        """See Step; for the rows of this sequence alone."""
         mask = self.mask(how.sliding_window, query.shape[1] // key.shape[1])
-        return attend(query, key, value, mask, self.kind, how)
+        keys, values = self.cache.update(key, value, layer)
+        return attend(query, keys, values, mask, kind, how)
+
+
+@dataclass(kw_only=True)
+class TreeStep(Step):
+    """A step of one or more sequences, each of which sees its own prefix and its own rows.
+
+    parts: the rows of each sequence, one sequence's behind the other's.
+    """
+
+    parts: list[TreeRows]
+
+    @property
+    def positions(self) -> Tensor:
+        """[R] of all rows."""
+        return torch.cat([part.positions for part in self.parts])
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
+        sizes = [len(part.positions) for part in self.parts]
+        queries, keys, values = (states.split(sizes, dim=2) for states in (query, key, value))
+        of_parts = zip(self.parts, queries, keys, values, strict=True)
+        return torch.cat([part.attend(layer, q, k, v, self.kind, how) for part, q, k, v in of_parts], dim=1)
 
 
 def tree_attention(
@@ -111,7 +141,7 @@ def tree_attention(
     softcap: float | None = None,
     **others,
 ) -> tuple[Tensor, None]:
-    """query [1, H*G, R, D], key and value [1, H, .., D] as the model's cache returned them -> [1, R, H*G, D], None.
+    """query [1, H*G, R, D], key and value [1, H, R, D], of the step's rows alone -> [1, R, H*G, D], None.
 
     Raises UnsupportedAttention for an argument that tree attention does not know.
     """

@@ -20,13 +20,13 @@ from transformers import PreTrainedModel
 from lp.grammar.compiler import Grammars
 from lp.hardware import upload
 from lp.model import attention
-from lp.model.attention import TreeStep
+from lp.model.attention import TreeRows, TreeStep
 from lp.model.gpu.device import current
 from lp.model.kernels import AttentionKind, reads_block_tables, resolve_kind
 from lp.model.kv.bound import make_memory
 from lp.model.kv.contiguous import ContiguousCache, ContiguousMemory
 from lp.model.kv.memory import KVMemory
-from lp.model.kv_cache import KVCache, LayerShape
+from lp.model.kv_cache import KVCache, LayerShape, RowsOnly
 from lp.model.memory import num_weight_bytes
 from lp.tree import TokenTree
 
@@ -224,12 +224,7 @@ class CausalModel:
             except ForwardFailed as error:
                 log.warning("from here on the model's own forward runs, which is slower: %s", error)
                 self.fast = None
-        return torch.cat([self._own_logits(rows) for rows in given])
-
-    def _own_logits(self, rows: SequenceRows) -> Tensor:
-        """The logits of one sequence by the model's own forward, which runs sequences one after the other."""
-        logits, _ = self.forward_eager(rows.tree, rows.cache, max(1, rows.num_logits))  # 0 would mean all of them
-        return logits[len(logits) - rows.num_logits :]
+        return self.forward_eager(given)[0]
 
     @property
     def runs_by_layer(self) -> bool:
@@ -255,46 +250,45 @@ class CausalModel:
             return self.fast.compute(given, how)
 
     @torch.inference_mode()
-    def forward_eager(
-        self, tree: TokenTree, cache: KVCache, num_logits: int, incoming: Tensor | None = None
-    ) -> tuple[Tensor, TreeStep]:
-        """Runs the model's own `forward`; returns the logits and the step, which lists the layers that have used it.
+    def forward_eager(self, given: Sequence[SequenceRows], incoming: Tensor | None = None) -> tuple[Tensor, TreeStep]:
+        """Runs the model's own `forward` on the rows of some sequences; returns logits as `forward_many` does, and the
+        step, which lists the layers that have used it.
 
         incoming: hidden states [1, R, hidden] for the first layer, if another pipeline stage has the embedding.
         """
-        cache.reserve(len(tree))
-        step, tokens = self.to_device(tree, cache.length)
+        self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
+        step, tokens = self.to_device(given)
         step.incoming = incoming
+        answered = answered_rows(given)
         with current(self.device):
             output = self.model(
                 input_ids=tokens[None],
                 position_ids=step.positions[None],
-                past_key_values=cache,
+                past_key_values=RowsOnly(self.num_layers),
                 use_cache=True,
-                logits_to_keep=num_logits,
+                # A model that is asked for no logits may compute all of them.
+                logits_to_keep=upload(answered if len(answered) else np.zeros(1, np.int64), self.device),
                 step=step,
             )
-        if not self.cache_shapes and isinstance(cache, ContiguousCache):
-            self.cache_shapes = _shapes_of(cache)
-        return output.logits[0].float(), step
+        if not self.cache_shapes and isinstance(cache := given[0].cache, ContiguousCache):
+            self.cache_shapes = cache.shapes
+        return output.logits[0, : len(answered)].float(), step
 
-    def to_device(self, tree: TokenTree, cached: int) -> tuple[TreeStep, Tensor]:
+    def to_device(self, given: Sequence[SequenceRows]) -> tuple[TreeStep, Tensor]:
         """Moves tokens, positions and visibility to the device in one transfer; returns the step and the tokens."""
-        on_device = upload(tree.inputs(cached), self.device)
-        tokens, positions = on_device[:, 0].contiguous(), on_device[:, 1].contiguous()
-        step = TreeStep(
-            self.attention_kind,
-            cached=cached,
-            positions=positions,
-            visibility=on_device[:, 2:].bool(),
-            dtype=self.dtype,
-        )
-        return step, tokens
+        inputs = [rows.tree.inputs(rows.cache.length) for rows in given]
+        on_device = upload(np.concatenate([one.ravel() for one in inputs]), self.device)
+        split = on_device.split([one.size for one in inputs])
+        parts, tokens = [], []
+        for rows, numbers in zip(given, split, strict=True):
+            of_rows = numbers.view(len(rows.tree), -1)
+            positions, visibility = of_rows[:, 1].contiguous(), of_rows[:, 2:].bool()
+            parts.append(TreeRows(rows.cache, rows.cache.length, positions, visibility, self.dtype))
+            tokens.append(of_rows[:, 0])
+        return TreeStep(self.attention_kind, parts=parts), torch.cat(tokens)
 
 
-def _shapes_of(cache: ContiguousCache) -> dict[int, LayerShape]:
-    """The shapes of all layers that a step has written."""
-    return {
-        layer: LayerShape(keys.shape[1], keys.shape[3], cache.values[layer].shape[3])
-        for layer, keys in sorted(cache.keys.items())
-    }
+def answered_rows(given: Sequence[SequenceRows]) -> np.ndarray:
+    """int64 [L] those of all rows whose logits are wanted."""
+    ends = np.cumsum([len(rows.tree) for rows in given])
+    return np.concatenate([np.arange(end - rows.num_logits, end) for rows, end in zip(given, ends, strict=True)])

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from lp.model.attention import TreeStep
-from lp.model.causal import CausalModel
+from lp.model.causal import CausalModel, SequenceRows
 from lp.model.probes import Probes
 from lp.model.reference import Probe, Reference, make_references, sliding_window
 from lp.tree import chain
@@ -86,4 +86,4 @@ def _tree_logits(model: CausalModel, probe: Probe) -> tuple[Tensor, TreeStep]:
     cache = model.make_cache(len(probe.trunk) + len(probe.tree))
     model.forward(chain(probe.trunk), cache, num_logits=1)
     cache.keep(range(len(probe.trunk)))
-    return model.forward_eager(probe.tree, cache, num_logits=len(probe.tree))
+    return model.forward_eager([SequenceRows(probe.tree, cache, len(probe.tree))])

@@ -38,7 +38,7 @@ class LayerShape:
         return self.heads * (self.key_dim + self.value_dim)
 
 
-class KVCache(Cache, ABC):
+class KVCache(ABC):
     """Keys and values of one sequence in all layers.
 
     length: the number of cached tokens; the rows of the step at hand lie behind them. It may be set to less.
@@ -46,7 +46,6 @@ class KVCache(Cache, ABC):
     """
 
     def __init__(self) -> None:
-        super().__init__(layers=[])
         self.length = 0
         self.was_evicted = False
 
@@ -81,9 +80,7 @@ class KVCache(Cache, ABC):
         """Gives back what is held beyond so many pages, which must be enough for the cached tokens."""
 
     @abstractmethod
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Writes a layer's R rows [1, heads, R, head_dim], for which there must be room.
 
         Returns its keys and values [1, heads, length + R, head_dim], which are to be read only.
@@ -133,20 +130,36 @@ class KVCache(Cache, ABC):
         was_evicted, self.was_evicted = self.was_evicted, False
         return was_evicted
 
-    # transformers' models may call the rest. Little of it matters, as positions and masks are passed to them.
+
+class RowsOnly(Cache):
+    """What a transformers model is given as its cache: it returns a layer's own rows alone.
+
+    Attention writes them to the sequences' own caches, and reads the prefixes there.
+    """
+
+    def __init__(self, num_layers: int):
+        super().__init__(layers=[])
+        self.num_layers = num_layers
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+    # Models may call the rest. Little of it matters, as positions and masks are passed to them.
 
     @property
     def is_compileable(self) -> bool:
-        return False
+        return True
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return self.num_layers
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.length
+        return 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        return self.length
+        return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return self.length + query_length, 0
+        return query_length, 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from lp.model.causal import CausalModel
+from lp.model.causal import CausalModel, SequenceRows
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast.choose import CompileMode
 from lp.model.kv_cache import KVCache
@@ -41,5 +41,5 @@ def error_of_graphs(model: CausalModel, cache: KVCache, num_rows: int) -> float:
     """How far a step's logits by the fast forward are from those of the model's own."""
     tree = random_tree(np.random.default_rng(num_rows), num_rows)
     found: Tensor = model.forward(tree, cache, num_rows)
-    own, _ = model.forward_eager(tree, cache, num_rows)
+    own, _ = model.forward_eager([SequenceRows(tree, cache, num_rows)])
     return relative_error(found.cpu(), own.cpu())

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from lp import Auto, Autoregressive, Engine, Lookahead, Sampling
+from lp.model.causal import SequenceRows
 from lp.model.fast.choose import CompileMode
 from lp.model.fast.cuda_graphs import CapturedForward
 from lp.model.fast.paged import PagedForward
@@ -81,9 +82,9 @@ def test_what_is_captured_does_not_touch_the_host(name: str, folders: Folders, c
     cache = model.make_cache(1)
     fill_cache(model, cache, 9)
     tree = random_tree(np.random.default_rng(0), 6)
-    _, used = model.forward_eager(tree, cache, 1)
+    _, used = model.forward_eager([SequenceRows(tree, cache, 1)])
     assert isinstance(model.memory, Arena) and isinstance(cache, PagedCache)
-    forward = PagedForward(model.model, model.memory, model.attention_kind, list(used.masks))
+    forward = PagedForward(model.model, model.memory, model.attention_kind, list(used.parts[0].masks))
     given = StepBuffer(8, 1, model.max_length, model.device)
     answered = torch.arange(6, device="cuda")
     given.fill([(tree, cache)])

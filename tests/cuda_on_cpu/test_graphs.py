@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lp.model.attention import MaskKey
-from lp.model.causal import CausalModel, ForwardFailed
+from lp.model.causal import CausalModel, ForwardFailed, SequenceRows
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast import choose
 from lp.model.fast.choose import CompileMode
@@ -91,7 +91,10 @@ def test_two_sequences_in_one_step_are_as_each_by_itself(folders: Folders) -> No
     for cache, length in zip(caches, (300, 9), strict=True):
         fill_cache(model, cache, length)
     trees = [random_tree(rng, 5), random_tree(rng, 7)]
-    own = [model.forward_eager(tree, cache, len(tree))[0] for tree, cache in zip(trees, caches, strict=True)]
+    own = [
+        model.forward_eager([SequenceRows(tree, cache, len(tree))])[0]
+        for tree, cache in zip(trees, caches, strict=True)
+    ]
     given = StepBuffer(16, 2, model.max_length, model.device)
     given.fill([(tree, paged(cache)) for tree, cache in zip(trees, caches, strict=True)])
     forward = PagedForward(model.model, arena_of(model), model.attention_kind, [(None, 2)])
@@ -207,7 +210,7 @@ def test_a_graph_that_fails_in_service_is_said_once(folders: Folders, caplog: An
     model = load_on_gpu(folders["llama"])
     cache, tree = model.make_cache(), random_tree(np.random.default_rng(0), 2)
     fill_cache(model, cache, 9)
-    expected = model.forward_eager(tree, cache, 2)[0].cpu()
+    expected = model.forward_eager([SequenceRows(tree, cache, 2)])[0].cpu()
 
     class Broken:
         begins_caches, owns_weights, is_invariant = True, False, False

@@ -48,7 +48,8 @@ def make_caches(model: CausalModel, lengths: tuple[int, ...]) -> list[KVCache]:
     caches = [model.make_cache() for _ in lengths]
     for cache, length in zip(caches, lengths, strict=True):
         if length:
-            model.forward_eager(chain([(7 * n + 3) % 290 + 2 for n in range(length)]), cache, 1)
+            prefix = chain([(7 * n + 3) % 290 + 2 for n in range(length)])
+            model.forward_eager([SequenceRows(prefix, cache, 1)])
             cache.keep(range(length))
     return caches
 
@@ -82,8 +83,7 @@ def error_of_packing(model: CausalModel, lengths: tuple[int, ...]) -> float:
         given, alone = packed(caches), packed(twins)
         found.append(model.forward_many(given).cpu())
         for rows in alone:
-            logits = model.forward_eager(rows.tree, rows.cache, len(rows.tree))[0].cpu()
-            expected.append(logits[len(logits) - rows.num_logits :])
+            expected.append(model.forward_eager([rows])[0].cpu())
         for rows in [*given, *alone]:
             rows.cache.keep(rows.tree.path(len(rows.tree) - 1))
     assert len(torch.cat(found)) == sum(map(len, expected))

@@ -5,7 +5,7 @@ multiplies matrices by vectors, which is best done by other code, so it has a li
 and machine code. They are kept on disk under a digest of all that they depend on, and all processes of a machine map
 the same file. Knows nothing of when compiling pays.
 
-    R rows, N of them with logits, M keys that a mask covers, C capacity of the cache
+    R rows of all sequences, N of them with logits
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import logging
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,23 +31,20 @@ from torch.export import Dim, export
 from lp.cache.bound import trim
 from lp.cache.entries import use
 from lp.cache_files import checksum, locked
-from lp.model.attention import MaskKey
-from lp.model.causal import CausalModel
+from lp.model.causal import CausalModel, SequenceRows, answered_rows
 from lp.model.errors import one_line
-from lp.model.fast.on_tensors import HostStep
-from lp.model.fast.traced import TracedForward
-from lp.model.kv.contiguous import ContiguousCache
+from lp.model.fast.traced import TracedForward, under_way
 
 log = logging.getLogger("lookahead")
 
 # To be raised when a library with an unchanged digest would have other content.
-FORMAT = 2
+FORMAT = 3
 # The number of values of each weight that go into the digest, at least; smaller weights go in whole.
 NUM_SAMPLES = 64
-# Sizes that the forward is traced with: rows, rows with logits, keys of the prefix. None of them is special.
-ROWS, ANSWERED, NEAR = 16, 8, 24
-# The upper bound of all sizes that may change.
-LARGEST = 1 << 20
+# Sizes that the forward is traced with: rows, and rows with logits. Neither of them is special.
+ROWS, ANSWERED = 16, 8
+# The bounds of both; the compiler would treat a size of 1 as a constant.
+LEAST, LARGEST = 2, 1 << 20
 
 Forward = Callable[..., Tensor]
 
@@ -57,35 +54,37 @@ class CompilationFailed(RuntimeError):
 
 
 class AheadOfTime:
-    """The TensorForward of a model on the CPU: one compiled forward for single rows, one for all other trees."""
+    """The FastForward of a model on the CPU: one compiled forward for single rows, one for all others."""
 
-    def __init__(self, mask_keys: list[MaskKey], one_row: Forward, any_rows: Forward):
-        self.mask_keys = mask_keys
+    begins_caches = True
+    owns_weights = False
+    is_invariant = False
+
+    def __init__(self, model: CausalModel, one_row: Forward, any_rows: Forward):
+        self._to_device = model.to_device
         self._one_row = one_row
         self._any_rows = any_rows
 
-    def __call__(self, step: HostStep, num_logits: int) -> Tensor:
-        num_rows = len(step.tokens)
-        forward = self._one_row if num_rows == 1 else self._any_rows
-        num_answered = min(max(num_logits, 2), num_rows)  # the compiler treats a size of 1 as a constant
-        answered = torch.arange(num_rows - num_answered, num_rows)
-        length = torch.tensor(step.length)
-        logits = forward(step.tokens, step.positions, answered, length, step.masks, step.keys, step.values)
-        return logits[num_answered - num_logits :]
+    @torch.inference_mode()
+    def __call__(self, given: Sequence[SequenceRows]) -> Tensor:
+        """See FastForward."""
+        step, tokens = self._to_device(given)
+        answered = torch.from_numpy(answered_rows(given))
+        forward, least = (self._one_row, 1) if len(tokens) == 1 else (self._any_rows, LEAST)
+        asked = torch.cat([answered, answered.new_zeros(max(0, least - len(answered)))])
+        with under_way(step) as number:
+            return forward(tokens, step.positions, asked, number)[: len(answered)]
 
 
-def compile_ahead(
-    model: CausalModel, cache: ContiguousCache, mask_keys: list[MaskKey], folder: Path, fresh: bool = False
-) -> AheadOfTime:
+def compile_ahead(model: CausalModel, folder: Path, fresh: bool = False) -> AheadOfTime:
     """Loads the compiled forward of a model on the CPU from the folder, and compiles it first if it is not there.
 
     Compiling takes up to a minute; of several ranks that need the same forward, one compiles and the others wait.
 
-    cache: one that has been written, which shows the layers' shapes. mask_keys: the masks that the layers need. fresh:
-    compile anew whatever the folder holds. Raises CompilationFailed.
+    fresh: compile anew whatever the folder holds. Raises CompilationFailed.
     """
-    name = f"{type(model.model).__name__}-{_digest(model, mask_keys)}"
-    traced = TracedForward(model.model, model.attention_kind, mask_keys)
+    name = f"{type(model.model).__name__}-{_digest(model)}"
+    traced = TracedForward(model.model, model.attention_kind)
     forwards = {}
     for which, num_rows in (("any-rows", ROWS), ("one-row", 1)):
         kept = folder / f"{name}-{which}"
@@ -93,11 +92,11 @@ def compile_ahead(
         with locked(kept, "compile the forward"):
             if fresh:
                 shutil.rmtree(kept, ignore_errors=True)
-            forwards[which] = _load_or_compile(kept, traced, num_rows, cache)
-    return AheadOfTime(mask_keys, forwards["one-row"], forwards["any-rows"])
+            forwards[which] = _load_or_compile(kept, traced, num_rows)
+    return AheadOfTime(model, forwards["one-row"], forwards["any-rows"])
 
 
-def _load_or_compile(kept: Path, traced: TracedForward, num_rows: int, cache: ContiguousCache) -> Forward:
+def _load_or_compile(kept: Path, traced: TracedForward, num_rows: int) -> Forward:
     """The forward in the folder `kept`, which is made if it is missing or corrupt. Raises CompilationFailed."""
     if kept.exists():
         try:
@@ -109,7 +108,7 @@ def _load_or_compile(kept: Path, traced: TracedForward, num_rows: int, cache: Co
     )
     try:
         with TemporaryDirectory(dir=kept.parent) as temporary:
-            _unpack(_compile(Path(temporary) / "forward.pt2", traced, num_rows, cache), Path(temporary) / kept.name)
+            _unpack(_compile(Path(temporary) / "forward.pt2", traced, num_rows), Path(temporary) / kept.name)
             shutil.rmtree(kept, ignore_errors=True)
             os.replace(Path(temporary) / kept.name, kept)
         trim()
@@ -118,15 +117,15 @@ def _load_or_compile(kept: Path, traced: TracedForward, num_rows: int, cache: Co
         raise CompilationFailed(one_line(error)) from error
 
 
-def _compile(path: Path, traced: TracedForward, num_rows: int, cache: ContiguousCache) -> str:
+def _compile(path: Path, traced: TracedForward, num_rows: int) -> str:
     """Compiles the forward into a package of AOTInductor; returns the package's path."""
     options: dict[str, Any] = {"freezing": True}
     if num_rows == 1 and traced.model.dtype == torch.float32:
         # Inductor's own matrix-vector product reads weights twice as fast as the library that it calls otherwise.
         options |= {"max_autotune": True, "max_autotune_gemm_backends": "CPP"}
     with torch.inference_mode(False), torch.no_grad():
-        inputs = _example(traced, num_rows, cache)
-        program = export(traced, inputs, dynamic_shapes=_dynamic_sizes(traced, num_rows), strict=False)
+        inputs = _example(num_rows)
+        program = export(traced, inputs, dynamic_shapes=_dynamic_sizes(num_rows), strict=False)
         return torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
 
 
@@ -154,46 +153,35 @@ def _load(kept: Path) -> Forward:
         raise ValueError(f"{library.name} is corrupt")
     runner = AOTIModelContainerRunnerCpu(str(library), 1)
 
-    def forward(
-        tokens: Tensor, positions: Tensor, answered: Tensor, length: Tensor,
-        masks: list[Tensor], keys: list[Tensor], values: list[Tensor],
-    ) -> Tensor:  # fmt: skip
-        (logits,) = runner.run([tokens, positions, answered, length, *masks, *keys, *values])
+    def forward(*inputs: Tensor) -> Tensor:
+        (logits,) = runner.run(list(inputs))
         return logits
 
     return forward
 
 
-def _example(traced: TracedForward, num_rows: int, cache: ContiguousCache) -> tuple[Any, ...]:
+def _example(num_rows: int) -> tuple[Tensor, ...]:
     """Inputs to trace the forward with."""
     rows = torch.arange(num_rows)
-    masks = [
-        torch.zeros(group * num_rows, num_rows + (NEAR if window else 0), dtype=traced.model.dtype)
-        for window, group in traced.mask_keys
-    ]
-    keys, values = ([torch.zeros_like(t) for t in store.values()] for store in (cache.keys, cache.values))
     # Every input is a tensor of its own: if one were passed twice, the traced forward would read only one of the two.
-    return rows, rows.clone(), rows[:ANSWERED].clone(), torch.tensor(NEAR), masks, keys, values
+    return rows, rows.clone(), rows[:ANSWERED].clone(), torch.tensor(0)
 
 
-def _dynamic_sizes(traced: TracedForward, num_rows: int) -> tuple[Any, ...]:
+def _dynamic_sizes(num_rows: int) -> tuple[Any, ...] | None:
     """The sizes of the inputs that may change from call to call, as torch.export takes them."""
-    windowed = [{1: Dim(f"M{n}", min=2, max=LARGEST)} if key[0] else {} for n, key in enumerate(traced.mask_keys)]
-    stores = [{2: Dim("C", min=2, max=LARGEST)}] * traced.num_layers
     if num_rows == 1:
-        return None, None, None, None, windowed, stores, stores
-    rows, answered = Dim("R", min=2, max=LARGEST), Dim("N", min=2, max=LARGEST)
-    masks = [{0: key[1] * rows, 1: rows} | sizes for key, sizes in zip(traced.mask_keys, windowed, strict=True)]
-    return {0: rows}, {0: rows}, {0: answered}, None, masks, stores, stores
+        return None
+    rows, answered = (Dim(name, min=LEAST, max=LARGEST) for name in ("R", "N"))
+    return {0: rows}, {0: rows}, {0: answered}, None
 
 
-def _digest(model: CausalModel, mask_keys: list[MaskKey]) -> str:
+def _digest(model: CausalModel) -> str:
     """A digest of samples of the weights, the configuration, the machine and the versions of libraries."""
     digest = hashlib.sha256()
     facts = (
         FORMAT, torch.__version__, transformers.__version__, platform.machine(),
         torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), str(model.dtype),
-        str(model.attention_kind), mask_keys,
+        str(model.attention_kind),
     )  # fmt: skip
     config = {key: value for key, value in model.model.config.to_dict().items() if key != "_name_or_path"}
     digest.update(json.dumps([facts, config], default=str, sort_keys=True).encode())

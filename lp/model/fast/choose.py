@@ -20,13 +20,11 @@ from lp.model.attention import MaskKey
 from lp.model.causal import CausalModel, FastForward, ForwardFailed, SequenceRows
 from lp.model.fast.ahead_of_time import CompilationFailed, compile_ahead
 from lp.model.fast.cuda_graphs import ArenaForward, Capture, CapturedForward, capture_on_gpu
-from lp.model.fast.on_tensors import OnTensors
 from lp.model.fast.paged import PagedForward
 from lp.model.gpu.device import current
 from lp.model.gpu.fused.make import make_fused
 from lp.model.kernels import GPU_KINDS, HALF, reads_block_tables
 from lp.model.kv.arena import Arena
-from lp.model.kv.contiguous import ContiguousCache
 from lp.model.kv_cache import KVCache
 from lp.model.native.make import make_native
 from lp.model.program.record import Inexpressible
@@ -136,16 +134,14 @@ def _candidates(
         if is_invariant:
             raise CompilationFailed(f"it has no native form: {error}") from error
         log.info("compiled by PyTorch, which takes minutes, as the model has no native form: %s", error)
-        mask_keys = _write(model, trunk, cache)
-        assert isinstance(cache, ContiguousCache), "a CPU has no arena"
         for fresh in (False, True):  # what was found on disk may belong to another model in spite of its digest
-            yield OnTensors(model, compile_ahead(model, cache, mask_keys, kept, fresh))
+            yield compile_ahead(model, kept, fresh)
 
 
 def _write(model: CausalModel, trunk: list[int], cache: KVCache) -> list[MaskKey]:
     """Runs the trunk into the cache; returns the masks that the layers have asked for."""
-    _, step = model.forward_eager(chain(trunk), cache, num_logits=1)
-    return list(step.masks)
+    _, step = model.forward_eager([SequenceRows(chain(trunk), cache, 1)])
+    return list(step.parts[0].masks)
 
 
 def _find_fault(model: CausalModel, fast: FastForward, cache: KVCache, references: list[Reference]) -> str:
@@ -164,7 +160,7 @@ def _find_fault(model: CausalModel, fast: FastForward, cache: KVCache, reference
 def _fast_logits(model: CausalModel, fast: FastForward, cache: KVCache, probe: Probe) -> tuple[Tensor, Tensor]:
     """Logits of a probe's root alone and of its whole tree by a fast forward, both after its trunk."""
     cache.length = 0
-    model.forward_eager(chain(probe.trunk), cache, num_logits=1)
+    model.forward_eager([SequenceRows(chain(probe.trunk), cache, 1)])
     cache.keep(range(len(probe.trunk)))
     cache.reserve(len(probe.tree))
     root = chain(probe.tree.tokens[:1].tolist())

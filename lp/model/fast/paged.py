@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 
 from lp.model.attention import MaskKey, Step
 from lp.model.fast.step_tensors import StepTensors
-from lp.model.fast.traced import RowsOnly
 from lp.model.gpu.prefix import Bounds
 from lp.model.kernels import (
     GPU_KINDS,
@@ -31,7 +30,7 @@ from lp.model.kernels import (
     reads_block_tables,
 )
 from lp.model.kv.arena import Arena
-from lp.model.kv_cache import PAGE
+from lp.model.kv_cache import PAGE, RowsOnly
 
 
 @dataclass(kw_only=True)

@@ -229,9 +229,7 @@ class PagedCache(KVCache):
         """int64 slots of the tokens at these positions."""
         return np.asarray(self.pages, np.int64)[positions // PAGE] * PAGE + positions % PAGE
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         num_rows = key_states.shape[2]
         end = self.length + num_rows
         if self.places is None:
@@ -239,7 +237,7 @@ class PagedCache(KVCache):
             self.places = self._find_places(num_rows)
         seen = []
         for owner, states in ((self.arena.keys, key_states), (self.arena.values, value_states)):
-            store = owner[layer_idx]
+            store = owner[layer]
             store.flatten(0, 1).index_copy_(0, self.places.new, states[0].transpose(0, 1))
             if self.places.pages is None:
                 pages = store[self.pages[0] : self.pages[-1] + 1]
@@ -295,6 +293,3 @@ class PagedCache(KVCache):
     def release(self) -> None:
         self.arena.allocator.give_back(self.pages)
         self.length, self.places, self.moves = 0, None, NOWHERE
-
-    def __len__(self) -> int:
-        return self.arena.num_layers

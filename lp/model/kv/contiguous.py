@@ -128,16 +128,14 @@ class ContiguousCache(KVCache):
         """The shape of a layer's keys or values with the present capacity."""
         return *like.shape[:2], self.capacity, like.shape[3]
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         end = self.length + key_states.shape[2]
         views = []
         for store, states in ((self.keys, key_states), (self.values, value_states)):
-            if layer_idx not in store:
-                store[layer_idx] = states.new_empty(self._shape(states))
-            store[layer_idx][:, :, self.length : end] = states
-            views.append(store[layer_idx][:, :, :end])
+            if layer not in store:
+                store[layer] = states.new_empty(self._shape(states))
+            store[layer][:, :, self.length : end] = states
+            views.append(store[layer][:, :, :end])
         return views[0], views[1]
 
     def part(self, layer: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
@@ -202,11 +200,16 @@ class ContiguousCache(KVCache):
         return len(self.keys) == self.num_layers
 
     @property
+    def shapes(self) -> dict[int, LayerShape]:
+        """The shapes of all layers that a step has written."""
+        return {
+            layer: LayerShape(keys.shape[1], keys.shape[3], self.values[layer].shape[3])
+            for layer, keys in sorted(self.keys.items())
+        }
+
+    @property
     def num_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (*self.keys.values(), *self.values.values()))
-
-    def __len__(self) -> int:
-        return self.num_layers
 
 
 class ContiguousMemory(KVMemory):

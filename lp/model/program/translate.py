@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lp.model.causal import CausalModel
-from lp.model.fast.traced import RowsOnly
+from lp.model.kv_cache import RowsOnly
 from lp.model.program.lower import Lowering
 from lp.model.program.record import Inexpressible, RecordedStep, Recorder, Recording
 from lp.model.program.steps import Keep, Program

@@ -9,13 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lp.model.attention import TreeStep, tree_attention
+from lp.model.attention import TreeRows, TreeStep, tree_attention
 from lp.model.kernels import AttentionKind, UnsupportedAttention
+from lp.model.kv.contiguous import ContiguousCache
 from lp.tree import PREFIX, TokenTree
 from tests.lp.test_tree import random_tree
 
 # H key/value heads, G query heads for each of them, R rows, S = cached prefix + R, D head dimension
 SHAPES = [(1, 1, 8), (2, 1, 8), (2, 3, 4), (1, 4, 16)]
+# The index that a module without one is given.
+LAYER = -1
 
 
 def visible_keys(tree: TokenTree, row: int, cached: int, window: int | None) -> list[int]:
@@ -45,10 +48,18 @@ def attend_by_loops(
     return out
 
 
-def make_step(tree: TokenTree, cached: int, kind: AttentionKind = AttentionKind.two_part) -> TreeStep:
-    positions = torch.from_numpy(tree.depths) + cached
-    visibility = torch.from_numpy(tree.visibility)
-    return TreeStep(kind, cached=cached, positions=positions, visibility=visibility, dtype=torch.float32)
+def make_rows(tree: TokenTree, key: Tensor, value: Tensor) -> TreeRows:
+    """Rows of a sequence. key, value: [1, H, S, D], of which those before the rows' own are cached."""
+    cached = key.shape[2] - len(tree)
+    cache = ContiguousCache(1, key.shape[2])
+    cache.update(key[:, :, :cached], value[:, :, :cached], LAYER)
+    cache.length = cached
+    positions, visibility = torch.from_numpy(tree.depths) + cached, torch.from_numpy(tree.visibility)
+    return TreeRows(cache, cached, positions, visibility, torch.float32)
+
+
+def make_step(*parts: TreeRows, kind: AttentionKind = AttentionKind.two_part) -> TreeStep:
+    return TreeStep(kind, parts=list(parts))
 
 
 @pytest.mark.parametrize("kind", [AttentionKind.two_part, AttentionKind.sdpa, AttentionKind.eager])
@@ -63,8 +74,8 @@ def test_against_loops(cached: int, window: int | None, softcap: float | None, k
         query = 2 * torch.randn(1, heads * group, 14, head_dim, generator=generator)
         key, value = torch.randn(2, 1, heads, cached + 14, head_dim, generator=generator)
         found, weights = tree_attention(
-            nn.Module(), query, key, value, None,
-            step=make_step(tree, cached, kind), sliding_window=window, softcap=softcap,
+            nn.Module(), query, key[:, :, cached:], value[:, :, cached:], None,
+            step=make_step(make_rows(tree, key, value), kind=kind), sliding_window=window, softcap=softcap,
         )  # fmt: skip
         assert weights is None
         torch.testing.assert_close(
@@ -72,10 +83,44 @@ def test_against_loops(cached: int, window: int | None, softcap: float | None, k
         )
 
 
+@pytest.mark.parametrize("window", [None, 5])
+def test_each_of_several_sequences_sees_itself_alone(window: int | None) -> None:
+    """One row, a branching tree, and a tree without a prefix, in one call; their rows are written behind theirs."""
+    rng, generator = np.random.default_rng(3), torch.Generator().manual_seed(3)
+    parts, queries, keys, values, expected = [], [], [], [], []
+    for num_rows, cached in ((1, 9), (12, 4), (7, 0)):
+        tree = random_tree(rng, num_rows)
+        query = torch.randn(1, 6, num_rows, 8, generator=generator)
+        key, value = torch.randn(2, 1, 2, cached + num_rows, 8, generator=generator)
+        expected.append(attend_by_loops(query, key, value, tree, cached, window, None))
+        parts.append(make_rows(tree, key, value))
+        queries.append(query)
+        keys.append(key)
+        values.append(value)
+    own_keys, own_values = (
+        torch.cat([state[:, :, part.cached :] for part, state in zip(parts, states, strict=True)], dim=2)
+        for states in (keys, values)
+    )
+    found, _ = tree_attention(
+        nn.Module(),
+        torch.cat(queries, dim=2),
+        own_keys,
+        own_values,
+        None,
+        step=make_step(*parts),
+        sliding_window=window,
+    )
+    torch.testing.assert_close(found, torch.cat(expected, dim=1), rtol=1e-4, atol=1e-5)
+    for part, key, value in zip(parts, keys, values, strict=True):
+        assert isinstance(part.cache, ContiguousCache)
+        stored = part.cache.part(LAYER, 0, key.shape[2])
+        assert torch.equal(stored[0], key[0]) and torch.equal(stored[1], value[0])
+
+
 def test_the_models_own_scaling_is_used() -> None:
     tree = random_tree(np.random.default_rng(0), 5)
     query, key, value = torch.randn(3, 1, 2, 5, 4, generator=torch.Generator().manual_seed(0))
-    step = make_step(tree, 0)
+    step = make_step(make_rows(tree, key, value))
     found, _ = tree_attention(nn.Module(), query, key, value, None, step=step, scaling=0.25)
     expected, _ = tree_attention(nn.Module(), 0.5 * query, key, value, None, step=step)
     torch.testing.assert_close(found, expected)
@@ -83,8 +128,8 @@ def test_the_models_own_scaling_is_used() -> None:
 
 def test_layers_and_windows_are_recorded() -> None:
     tree = random_tree(np.random.default_rng(0), 3)
-    step = make_step(tree, 0)
     states = torch.randn(1, 1, 3, 4)
+    step = make_step(make_rows(tree, states, states))
     for layer, window in [(0, None), (1, 8)]:
         module = nn.Module()
         module.layer_idx = layer
@@ -95,7 +140,7 @@ def test_layers_and_windows_are_recorded() -> None:
 
 def test_unknown_arguments_are_refused_by_name() -> None:
     states = torch.randn(1, 1, 3, 4)
-    step = make_step(random_tree(np.random.default_rng(0), 3), 0)
+    step = make_step(make_rows(random_tree(np.random.default_rng(0), 3), states, states))
     with pytest.raises(UnsupportedAttention, match="its attention uses s_aux, which tree attention does not know"):
         tree_attention(nn.Module(), states, states, states, None, step=step, s_aux=torch.zeros(1), position_ids=None)
     tree_attention(nn.Module(), states, states, states, None, step=step, s_aux=None, is_causal=True)

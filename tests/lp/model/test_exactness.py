@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from lp.model.attention import TreeStep
-from lp.model.causal import CausalModel
+from lp.model.attention import TreeRows
+from lp.model.causal import CausalModel, SequenceRows
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.exactness import UnsupportedArchitecture, check_tree
 from lp.tree import TreeBuilder, chain
@@ -23,7 +23,7 @@ def load_tiny(folder: Path, **settings: Any) -> CausalModel:
     return load(ModelSettings(path=str(folder), device="cpu", **settings)).model
 
 
-def see_everything(step: TreeStep, sliding_window: int | None, group: int) -> torch.Tensor:
+def see_everything(step: TreeRows, sliding_window: int | None, group: int) -> torch.Tensor:
     """A mask by which every row sees all rows before it, as in a model that ignores the tree."""
     num_rows = len(step.positions)
     visible = torch.ones(num_rows, step.cached + num_rows).tril(step.cached)
@@ -40,7 +40,7 @@ def test_broken_visibility_is_found(
 ) -> None:
     model = load_tiny(checkpoint_folder(architecture), dtype=dtype)
     check_tree(model)
-    monkeypatch.setattr(TreeStep, "mask", see_everything)
+    monkeypatch.setattr(TreeRows, "mask", see_everything)
     with pytest.raises(UnsupportedArchitecture, match="other logits for a token tree than for its paths"):
         check_tree(model)
 
@@ -49,9 +49,10 @@ def test_broken_positions_are_found(checkpoint_folder: Callable[[str], Path], mo
     model = load_tiny(checkpoint_folder("llama"))
     to_device = CausalModel.to_device
 
-    def by_row(self: CausalModel, tree, cached: int):
-        step, tokens = to_device(self, tree, cached)
-        step.positions = cached + torch.arange(len(tree))
+    def by_row(self: CausalModel, given: Sequence[SequenceRows]):
+        step, tokens = to_device(self, given)
+        for rows in step.parts:
+            rows.positions = rows.cached + torch.arange(len(rows.positions))
         return step, tokens
 
     monkeypatch.setattr(CausalModel, "to_device", by_row)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lp.model import attention
-from lp.model.attention import TreeStep
+from lp.model.attention import TreeRows, TreeStep
 from lp.model.causal import CausalModel, SequenceRows
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.exactness import UnsupportedArchitecture, check_tree
@@ -23,7 +23,6 @@ from lp.model.fast import choose
 from lp.model.fast.choose import CompileMode, make_fast
 from lp.model.kernels import AttentionKind, LayerAttention
 from lp.model.probes import Probes, spread_probes, text_probes
-from lp.tree import TokenTree
 from tests.models import ARCHITECTURES, SLIDING_WINDOW, save_checkpoint
 
 DEMO = "demo/python-11m"
@@ -33,40 +32,41 @@ WINDOWED = ["mistral", "gemma2", "gemma3"]
 # Models with so short a window that one key more or less stands out from the rounding of 16 bits.
 SHORT_WINDOWED = ["mistral, window 8", "gemma2, window 8", "gemma3, window 8"]
 
-ToDevice = Callable[[CausalModel, TokenTree, int], tuple[TreeStep, Tensor]]
+ToDevice = Callable[[CausalModel, Sequence[SequenceRows]], tuple[TreeStep, Tensor]]
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def in_steps(change: Callable[[TreeStep], None]) -> Plant:
+def in_steps(change: Callable[[TreeRows], None]) -> Plant:
     """Plants a change in every step with a branching tree."""
     to_device: ToDevice = CausalModel.to_device
 
-    def changed(self: CausalModel, tree: TokenTree, cached: int) -> tuple[TreeStep, Tensor]:
-        step, tokens = to_device(self, tree, cached)
-        if cached:
-            change(step)
+    def changed(self: CausalModel, given: Sequence[SequenceRows]) -> tuple[TreeStep, Tensor]:
+        step, tokens = to_device(self, given)
+        for rows in step.parts:
+            if rows.cached:
+                change(rows)
         return step, tokens
 
     return lambda patch: patch.setattr(CausalModel, "to_device", changed)
 
 
-def see_a_sibling(step: TreeStep) -> None:
+def see_a_sibling(step: TreeRows) -> None:
     step.visibility[2, 1] = True
 
 
-def miss_the_parent(step: TreeStep) -> None:
+def miss_the_parent(step: TreeRows) -> None:
     step.visibility[3, 1] = False
 
 
-def see_a_later_row(step: TreeStep) -> None:
+def see_a_later_row(step: TreeRows) -> None:
     step.visibility[0, 1] = True
 
 
-def count_rows_as_positions(step: TreeStep) -> None:
+def count_rows_as_positions(step: TreeRows) -> None:
     step.positions = step.cached + torch.arange(len(step.positions))
 
 
-def stand_one_place_late(step: TreeStep) -> None:
+def stand_one_place_late(step: TreeRows) -> None:
     step.positions = step.positions + 1
 
 
@@ -105,16 +105,16 @@ def without_softcap(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, how
 
 def with_window(difference: int | None) -> Plant:
     """Plants masks of a longer or shorter window. None plants those of full attention."""
-    own = TreeStep.mask
+    own = TreeRows.mask
 
-    def changed(self: TreeStep, sliding_window: int | None, group: int) -> Tensor:
+    def changed(self: TreeRows, sliding_window: int | None, group: int) -> Tensor:
         if sliding_window is None:
             return own(self, None, group)
         if difference is None:
             return own(self, 1 << 20, group)
         return own(self, sliding_window + difference, group)
 
-    return lambda patch: patch.setattr(TreeStep, "mask", changed)
+    return lambda patch: patch.setattr(TreeRows, "mask", changed)
 
 
 FAULTS: dict[str, tuple[Plant, list[str]]] = {
@@ -215,6 +215,7 @@ def test_stale_compiled_code_is_found(
     stale(other)
 
     def compiles_to(one_row: CausalModel, any_rows: CausalModel) -> None:
+        one_row.memory = any_rows.memory = model.memory
         monkeypatch.setattr(choose, "make_native", lambda model, folder: Stale(one_row, any_rows))
 
     for one_row, any_rows in ((other, other), (other, model), (model, other)):
@@ -238,7 +239,7 @@ class Stale:
 
     def __call__(self, given: Sequence[SequenceRows]) -> Tensor:
         (rows,) = given
-        return self.models[len(rows.tree) > 1].forward_eager(*rows)[0]
+        return self.models[len(rows.tree) > 1].forward_eager(given)[0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

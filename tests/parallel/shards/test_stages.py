@@ -9,9 +9,10 @@ import torch
 from transformers import AutoConfig
 
 from lp import Engine
-from lp.model.causal import CausalModel
+from lp.model.causal import CausalModel, SequenceRows
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.exactness import UnsupportedArchitecture, check_tree
+from lp.model.kv.contiguous import ContiguousCache
 from lp.model.memory import num_weight_bytes
 from lp.tree import TreeBuilder
 from parallel.shards.stages import EarlierLayer, cut_stage, read_stage, share_out
@@ -53,7 +54,7 @@ def test_stages_in_a_row_give_the_whole_models_logits(architecture: str, num_sta
     tree = branching_tree()
     hidden, logits = None, torch.empty(0)
     for stage in stages:
-        logits, step = stage.forward_eager(tree, stage.make_cache(len(tree)), len(tree), hidden)
+        logits, step = stage.forward_eager([SequenceRows(tree, stage.make_cache(len(tree)), len(tree))], hidden)
         hidden = step.outgoing
     assert torch.equal(logits, whole.forward(tree, whole.make_cache(len(tree)), len(tree)))
 
@@ -88,7 +89,8 @@ def test_each_stage_is_checked_by_itself(tmp_path: Path) -> None:
 
 def _see_everything(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
     if step := kwargs.get("step"):
-        step.visibility = torch.ones_like(step.visibility)
+        for rows in step.parts:
+            rows.visibility = torch.ones_like(rows.visibility)
 
 
 def test_layers_are_divided_evenly() -> None:
@@ -134,4 +136,4 @@ def test_layers_keep_their_indices(tmp_path: Path) -> None:
     assert [isinstance(layer, EarlierLayer) for layer in layers.children()] == [True, True, False, False]
     cache = last.make_cache(5)
     last.forward(branching_tree(), cache, 1)
-    assert sorted(cache.keys) == last.layers == [2, 3]
+    assert isinstance(cache, ContiguousCache) and sorted(cache.keys) == last.layers == [2, 3]

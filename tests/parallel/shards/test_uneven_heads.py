@@ -15,6 +15,7 @@ from lp import Engine, Lookahead, Sampling, Stopping
 from lp.assembly import EngineSettings
 from lp.model.checkpoint import ModelSettings
 from lp.model.exactness import UnsupportedArchitecture
+from lp.model.kv.contiguous import ContiguousCache
 from lp.tree import chain
 from parallel.build import MeshPlace
 from parallel.comm.channel import Channel
@@ -85,6 +86,7 @@ def decode_one(place: MeshPlace, folder: str) -> Found:
     text = engine.generate(PROMPT, sampling=sampling, stopping=Stopping(NEW_TOKENS)).token_ids
     cache = engine.checkpoint.model.make_cache(8)
     engine.checkpoint.model.forward(chain(PROMPT), cache, 1)
+    assert isinstance(cache, ContiguousCache)
     return Found(text, cache.keys[0].shape[1])
 
 

@@ -21,8 +21,8 @@ from lp.host.build import CannotBuild
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast import ahead_of_time, choose
+from lp.model.fast.ahead_of_time import AheadOfTime
 from lp.model.fast.choose import CompileMode, make_fast
-from lp.model.fast.on_tensors import OnTensors
 from lp.model.native.forward import NativeForward
 from tests.lp.test_lossless import GREEDY, NUM_TOKENS, make_prompt
 from tests.lp.test_tree import random_tree
@@ -113,7 +113,7 @@ def test_libraries_that_are_corrupt_or_of_another_model_are_compiled_anew(
     model = load_plain("mixtral")
     caplog.set_level(logging.INFO, "lookahead")
     make_fast(model, CompileMode.on, kept)
-    assert isinstance(model.fast, OnTensors) and "no native form: the operation _softmax" in caplog.text
+    assert isinstance(model.fast, AheadOfTime) and "no native form: the operation _softmax" in caplog.text
     names = {ahead_of_time.ROWS: "any-rows", 1: "one-row"}
     right = {num_rows: next(kept.glob(f"MixtralForCausalLM*-{name}")) for num_rows, name in names.items()}
     of_another, cut_off = (Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in right.values())
@@ -122,7 +122,7 @@ def test_libraries_that_are_corrupt_or_of_another_model_are_compiled_anew(
     os.truncate(next(cut_off.glob("*.so")), 8192)
     compiled: list[int] = []
 
-    def compile_(path: Path, traced: object, num_rows: int, cache: object) -> str:
+    def compile_(path: Path, traced: object, num_rows: int) -> str:
         compiled.append(num_rows)
         with ZipFile(path, "w") as package:
             for suffix in (".so", ".json"):
@@ -131,7 +131,7 @@ def test_libraries_that_are_corrupt_or_of_another_model_are_compiled_anew(
 
     monkeypatch.setattr(ahead_of_time, "_compile", compile_)
     make_fast(model, CompileMode.on, tmp_path)
-    assert isinstance(model.fast, OnTensors)  # so its logits were compared with the model's
+    assert isinstance(model.fast, AheadOfTime)  # so its logits were compared with the model's
     assert "is corrupt" in caplog.text and "gives other logits than the model itself" in caplog.text
     assert compiled == [1, ahead_of_time.ROWS, 1], "the corrupt one, and then both"
     assert next(of_another.glob("*.so")).name == next(right[ahead_of_time.ROWS].glob("*.so")).name
@@ -154,7 +154,7 @@ def test_a_library_of_pytorch_counts_into_the_bound_of_the_cache(
     monkeypatch.setattr(ahead_of_time, "_load", lambda kept: lambda *inputs: torch.zeros(2))
     model, compiled = load_plain("mixtral"), cache_files.folder("compiled")
     assert compiled is not None
-    ahead_of_time.compile_ahead(model, model.make_cache(1), [], compiled)
+    ahead_of_time.compile_ahead(model, compiled)
     assert not old.exists() and len([path for path in compiled.iterdir() if path.is_dir()]) == 2
 
 

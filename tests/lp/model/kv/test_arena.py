@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -59,7 +57,7 @@ def test_rows_come_after_the_prefix_and_are_kept_in_order(in_runs: bool) -> None
     assert run_step(cache, list(range(1000, 1020)))[250:] == list(range(1000, 1020))
     cache.keep([0, 2, 3, 9, 17])  # across the end of a page
     assert contents(cache) == [*range(250), 1000, 1002, 1003, 1009, 1017]
-    assert cache.length == cache.get_seq_length() == 255 and cache.num_pages == 2
+    assert cache.length == 255 and cache.num_pages == 2
     append(cache, [7, 8, 9])
     assert cache.num_pages == 2 and contents(cache)[-3:] == [7, 8, 9]
 
@@ -176,8 +174,3 @@ def test_a_cache_that_is_dropped_gives_its_pages_back(in_runs: bool) -> None:
     fork = cache.fork()
     del cache, fork
     assert num_free(arena) == 4 and not arena._open
-
-
-def test_unknown_arguments_of_transformers_are_ignored() -> None:
-    cache: Any = make_arena(2, in_runs=False).open()
-    assert len(cache) == 2 and not cache.is_compileable and cache.get_mask_sizes(3) == (3, 0)

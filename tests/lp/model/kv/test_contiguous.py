@@ -45,7 +45,7 @@ def test_rows_come_after_the_prefix_and_are_kept_in_order() -> None:
     assert keys[0, 0, :, 0].tolist() == [1, 2, 3, 10, 11, 12, 13, 14]
     assert torch.equal(values, -keys)
     cache.keep([0, 2, 3])
-    assert cache.length == cache.get_seq_length() == 6
+    assert cache.length == 6
     assert contents(cache) == [1, 2, 3, 10, 12, 13]
 
 

@@ -1,0 +1,109 @@
+"""Where ranks hold parts of a model, too, the rows of all sequences of a batch are one forward, and nothing differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from lp import Autoregressive, Engine, Sampling, Stopping
+from lp.model.checkpoint import ModelSettings, load
+from lp.scheduling.settings import SchedulerSettings
+from parallel.build import share_steps
+from parallel.comm.base import Collectives
+from parallel.comm.channel import Channel
+from parallel.comm.connect import connect_axis
+from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
+from parallel.runners.pipeline import PipelineParallel
+from parallel.runners.tensor import TensorParallel
+from parallel.shards.stages import read_stage
+from parallel.shards.tensor import read_sharded
+from tests.mixture import Mixture, check_mixture, make_mixture, run_mixture
+from tests.models import ARCHITECTURES
+from tests.parallel.ranks import run_ranks
+
+# Mixtures of experts and GPT-2 cannot be split.
+SPLIT = sorted(set(ARCHITECTURES) - {"mixtral", "qwen3_moe", "gpt2"})
+FEW = ["gemma2", "llama"]
+NUM_TOKENS = 9
+
+
+def connect(mesh: Mesh, axis: str) -> Collectives:
+    settings = ParallelSettings(exchange=ExchangeKind("shm"), timeout_s=60)
+    return connect_axis(settings, replace(mesh, axes={axis: mesh.num_ranks}), axis)
+
+
+def make_engine(channel: Channel, axis: str, parts: Collectives, folder: str) -> Engine:
+    """An engine whose steps have few rows, so that prompts come in chunks."""
+    reader = read_sharded(parts) if axis == "tp" else read_stage(parts.rank, parts.num_ranks)
+    checkpoint = load(ModelSettings(folder, device="cpu"), reader=reader)
+    if axis == "pp":
+        runner = PipelineParallel(checkpoint.model, parts, channel, prefill_chunk=64)
+    else:
+        alone = TensorParallel(checkpoint.model, parts, prefill_chunk=64)
+        runner = share_steps(alone, channel, ranks_per_replica=parts.num_ranks)
+    return Engine(checkpoint, runner, fingerprints=True, scheduler=SchedulerSettings(max_step_rows=48))
+
+
+def serve(mesh: Mesh, channel: Channel, axis: str, folders: list[str]) -> list[Mixture]:
+    with closing(connect(mesh, axis)) as parts:  # no stage may exit before its last answers arrive
+        engines = [make_engine(channel, axis, parts, folder) for folder in folders]
+        return [run_mixture(engine, make_mixture(engine, 12, seed)) for seed, engine in enumerate(engines)]
+
+
+@pytest.mark.parametrize("axis", ["tp", "pp"])
+@pytest.mark.parametrize(
+    ("names", "num_ranks"),
+    [(FEW, 2), pytest.param(SPLIT, 2, marks=pytest.mark.slow), pytest.param(["llama"], 3, marks=pytest.mark.slow)],
+    ids=["few", "every", "three"],
+)
+def test_a_mixture_yields_what_each_request_yields_alone(
+    axis: str, names: list[str], num_ranks: int, checkpoint_folder: Callable[[str], Path]
+) -> None:
+    if axis == "pp":
+        names = [name for name in names if name != "gpt_neox"]  # it has no plan for stages
+    folders = [str(checkpoint_folder(name)) for name in names]
+    first, *others = run_ranks(serve, num_ranks, axis, folders, limit_s=400)
+    for folder, mixture, *same in zip(folders, first, *others, strict=True):
+        assert all((one.tokens, one.ends) == (mixture.tokens, mixture.ends) for one in same)
+        check_mixture(mixture, Engine.from_pretrained(folder, device="cpu"))
+
+
+class Sent(NamedTuple):
+    """What serving some requests took. messages: collectives and messages that this rank began. steps: batches."""
+
+    messages: int
+    steps: int
+
+
+def count(mesh: Mesh, channel: Channel, axis: str, folder: str, numbers: list[int]) -> list[Sent]:
+    """For each number of requests, of the same length."""
+    parts = connect(mesh, axis)
+    engine = make_engine(channel, axis, parts, folder)
+    found = []
+    for number in numbers:
+        messages, steps = parts.traffic.num_collectives, channel.num_steps
+        stopping = Stopping(NUM_TOKENS, ignore_eos=True)
+        for name in range(number):
+            prompt, greedy = [5, 9, name + 2], Sampling(temperature=0.0, seed=3)
+            engine.submit(engine.request_builder.build(prompt, Autoregressive(), greedy, stopping, str(name)))
+        while not engine.is_idle:
+            engine.step()
+        found.append(Sent(parts.traffic.num_collectives - messages, channel.num_steps - steps))
+    return found
+
+
+def test_tensor_parallelism_adds_up_once_for_all_sequences(checkpoint_folder: Callable[[str], Path]) -> None:
+    """Two all-reduces in each of three layers, one for the embedding, one all-gather of logits."""
+    for found in run_ranks(count, 2, "tp", str(checkpoint_folder("llama")), [1, 6]):
+        assert found == [Sent(8 * NUM_TOKENS, NUM_TOKENS)] * 2
+
+
+def test_stages_of_a_pipeline_send_one_message_for_all_sequences(checkpoint_folder: Callable[[str], Path]) -> None:
+    """Two batches are under way, with half of the sequences each, as soon as there are two."""
+    for found in run_ranks(count, 2, "pp", str(checkpoint_folder("llama")), [1, 2, 8]):
+        assert found == [Sent(NUM_TOKENS, NUM_TOKENS), *[Sent(2 * NUM_TOKENS, 2 * NUM_TOKENS)] * 2]
