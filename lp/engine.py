@@ -15,7 +15,7 @@ from typing import Any
 from lp.assembly import Alone, EngineSettings, MeasureTimes, Place, make_parts
 from lp.calibration.measure import StepTimesSource
 from lp.drafting.answers import AnswerIndex
-from lp.drafting.history import DraftHistory
+from lp.drafting.history import DraftHistory, Learnt
 from lp.generation import Generation, SettledStep
 from lp.grammar.settings import Grammar
 from lp.methods import DecodeLimits, DecodeSettings
@@ -169,14 +169,16 @@ class Engine:
         step_times: StepTimes | None,
         room: Room | None = None,
         finished: Iterable[Finished] = (),
+        learnt: Items[Learnt] = (),
+        keeps_shared: bool = False,
     ) -> list[Progress]:
         """Continues the given requests from their token ids, and drops all steps under way and all other requests.
 
         runner: the present one, or another that holds the same sequences; KV caches that it holds are used again.
         requests: all that run from now on, each with the tokens generated so far. step_times: the runner's, or those of
         a runner like it. room: None is the present one. finished: sequences from which requests may begin, held here or
-        elsewhere. What was learnt about drafts is forgotten, so that engines with different pasts reach the same state.
-        Returns for each request all of its output so far; it may be complete.
+        elsewhere. learnt: about drafts, the same on all ranks; all else that this engine knows of them is forgotten.
+        keeps_shared: but for what requests of one owner share. Returns each request's whole output so far.
         """
         sequences = [generation.sequence for generation in self._generations()]
         held = {sequence.id: sequence for sequence in (*self.batches.prefixes.take_all(), *sequences)}
@@ -184,7 +186,7 @@ class Engine:
         self.scheduler.clear()
         self.scheduler.room = self.request_builder.room = room or self.scheduler.room
         self._failure = None
-        self.history = DraftHistory(step_times, runner.num_parts, self.history.index)
+        self.history = self.history.following(step_times, runner.num_parts, learnt, keeps_shared)
         self.batches = self._make_batches(runner, step_times)
         replayed = [self._resume_one(request, tokens, held.pop(request.id, None)) for request, tokens in requests]
         self.batches.keep(finished, held)

@@ -36,6 +36,11 @@ class Estimates:
         self.hits = array("d", (PRIOR_TRIALS * prior for prior in priors))
         self.trials = array("d", [PRIOR_TRIALS] * len(priors))
 
+    def begin(self, hits: Sequence[float], trials: Sequence[float]) -> None:
+        """Takes over what was counted before, of the same kinds."""
+        for kind, (of_kind, number) in enumerate(zip(hits, trials, strict=True)):
+            self.hits[kind], self.trials[kind], self.probabilities[kind] = of_kind, number, of_kind / number
+
     def learn(self, first: int, candidates: Sequence[int], right: int) -> None:
         """Counts candidates of the kinds `first`, `first` + 1, ... that were proposed where `right` followed."""
         probabilities, all_hits, all_trials = self.probabilities, self.hits, self.trials

@@ -2,6 +2,9 @@
 
 It is kept apart by settings and temperature, as text sampled at a high temperature is harder to guess. It contains no
 tokens of requests, except what requests of one owner share if their settings say so.
+
+What candidates turned out to be worth may go on to another engine or runner (`Learnt`). What depends on the time of a
+step is learnt anew there.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from typing import Any, NamedTuple
 
 from lp.drafting import sources
 from lp.drafting.answer_index import AnswerIndex
@@ -28,6 +32,39 @@ from lp.step_cost import StepCost, StepTimes
 MOST_OWNERS = 64
 # Most rows of a step if step times are not known: so many are nearly free on most machines.
 UNKNOWN_ROWS = 32
+# Most settings and temperatures whose estimates go on.
+MOST_LEARNT = 16
+
+
+class Learnt(NamedTuple):
+    """What the candidates of requests with the same settings and about the same temperature were worth; JSON values.
+
+    key: the settings and the temperature's number. hits, trials: see Estimates.
+    """
+
+    key: list[object]
+    hits: list[float]
+    trials: list[float]
+
+
+def merge(told: Sequence[Sequence[Sequence[Any]]]) -> list[Learnt]:
+    """What several ranks have learnt, as one; equal on all of them.
+
+    told: what each rank has learnt. A kind is as likely as in the trials of all ranks together, and counts for as many
+    trials as it has on the rank with the most, so that what comes later changes it as fast as ever.
+    """
+    by_key: dict[tuple[object, ...], list[Learnt]] = {}
+    for one in (Learnt(*values) for of_rank in told for values in of_rank):
+        by_key.setdefault(tuple(one.key), []).append(one)
+    return [Learnt(list(key), *_merged(several)) for key, several in by_key.items()]
+
+
+def _merged(several: Sequence[Learnt]) -> tuple[list[float], list[float]]:
+    """Hits and trials of all, for each kind."""
+    hits = [sum(of_kind) for of_kind in zip(*(one.hits for one in several), strict=True)]
+    trials = list(zip(*(one.trials for one in several), strict=True))
+    most = [max(of_kind) for of_kind in trials]
+    return [right / sum(of_kind) * number for right, of_kind, number in zip(hits, trials, most, strict=True)], most
 
 
 @dataclass(frozen=True)
@@ -51,14 +88,20 @@ class DraftHistory:
     """
 
     def __init__(
-        self, step_times: StepTimes | None = None, num_parts: int | None = None, index: AnswerIndex | None = None
+        self,
+        step_times: StepTimes | None = None,
+        num_parts: int | None = None,
+        index: AnswerIndex | None = None,
+        learnt: Sequence[Learnt] = (),
     ):
+        """learnt: by engines before this one."""
         self.step_times = step_times
         self.index = index
         self._num_parts = num_parts
         # What candidates are worth by settings and temperature, and the rest by the sequences of a step as well.
         self._learnt: dict[tuple[object, ...], tuple[Kinds, Estimates]] = {}
         self._profiles: dict[tuple[object, ...], DraftProfile] = {}
+        self._before = {tuple(one.key): one for one in learnt}
         self._shared: OrderedDict[str, SharedKnowledge | NativeShared] = OrderedDict()
         # None where Python does the library's work: a source that the library does not have may be among them.
         self._library = library() if sources.SOURCES == NATIVE_SOURCES else None
@@ -68,6 +111,26 @@ class DraftHistory:
         """Decides by other step times from now on. What was learnt about drafts stays; windows are tried anew."""
         self.step_times = step_times
         self._profiles.clear()
+
+    def learnt(self) -> list[Learnt]:
+        """What candidates are worth, for an engine after this one."""
+        found = dict(self._before)
+        for key, (_, estimates) in self._learnt.items():
+            found.pop(key, None)
+            found[key] = Learnt(list(key), list(estimates.hits), list(estimates.trials))
+        return list(found.values())[-MOST_LEARNT:]
+
+    def following(
+        self, step_times: StepTimes | None, num_parts: int, learnt: Sequence[Learnt], keeps_shared: bool
+    ) -> DraftHistory:
+        """A history for another runner, which begins with what was learnt.
+
+        keeps_shared: whether it also begins with what the requests of an owner share.
+        """
+        after = DraftHistory(step_times, num_parts, self.index, learnt)
+        if keeps_shared:
+            after._shared = self._shared
+        return after
 
     def drafter(self, settings: Auto, prompt: Sequence[int], temperature: float, owner: str | None) -> Drafter:
         """A drafter for a new sequence. owner: who sent the request; None shares with nobody."""
@@ -88,6 +151,8 @@ class DraftHistory:
         if key not in self._learnt:
             kinds = Kinds(settings)
             self._learnt[key] = kinds, Estimates(kinds.priors)
+            if before := self._before.get(key):
+                self._learnt[key][1].begin(before.hits, before.trials)
         load = nearest_power(load)
         if (*key, load) not in self._profiles:
             self._profiles[*key, load] = self._fresh(settings, temperature > 0, load, *self._learnt[key])

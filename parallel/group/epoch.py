@@ -19,6 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch.distributed import PrefixStore, Store
 
 from lp.assembly import digest_of, require_same_index
+from lp.drafting.history import merge
 from lp.engine import Engine
 from lp.request import Progress, Request
 from lp.runner import Runner
@@ -125,6 +126,9 @@ def joined(epoch: Epoch, mesh: Mesh, settings: ParallelSettings, store: Store, i
 def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times: StepTimes | None) -> list[Progress]:
     """Brings the engines that share steps to the same state, with the longest list of tokens of each request.
 
+    Of drafts, all go on with what they have learnt together. What requests of one owner share is forgotten if several
+    ranks share steps, as each of them may know something else.
+
     times: step times of the runner, the same on these ranks. Returns all that each request has so far, from its first
     token on. Raises ValueError if this rank has another index of answers than the leader.
     """
@@ -139,7 +143,11 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
     requests, known = [entry.request for entry in running], [entry.tokens for entry in running]
     tokens = longest(channel, engine.generated(), requests, known)
     finished = still_held(channel, engine.batches.prefixes.finished(), runner)
-    progress = engine.resume(runner, zip(requests, tokens, strict=True), times, room, finished)
+    learnt = merge(channel.collect(engine.history.learnt()))
+    is_alone = channel.num_ranks == 1
+    progress = engine.resume(
+        runner, zip(requests, tokens, strict=True), times, room, finished, learnt, keeps_shared=is_alone
+    )
     if isinstance(runner, ComparesCaches):
         prompts = {request.id: request.prompt for request in requests}
         running = [(name, [*prompts[name], *more]) for name, more in engine.generated().items()]
