@@ -23,6 +23,7 @@ IN_FOLDERS = [
     "projections.gpu_step",
     "projections.load",
     "steps.long_prompt",
+    "steps.stream_memory",
 ]
 NAMES = [*ON_TOP, *IN_FOLDERS]
 FILES = {commands.FOLDER / f"{name.replace('.', '/')}{'/__main__' * (name in PACKAGES)}.py" for name in NAMES}
