@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from functools import cache
+from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -129,6 +130,12 @@ class ChoosesTokens(Protocol):
         ...
 
 
+@cache  # it is asked in every step, and comparing a class with a protocol takes tens of calls
+def _can_choose(kind: type) -> bool:
+    """Whether forwards of a class are ChoosesTokens."""
+    return issubclass(kind, ChoosesTokens)
+
+
 class CausalModel:
     """Wraps a transformers model, which is unchanged but for its attention function: that becomes tree attention."""
 
@@ -212,8 +219,8 @@ class CausalModel:
         The rows' keys and values lie in the caches behind the prefixes; `KVCache.keep` then says which of them stay.
         """
         needs = []
-        for tree, cache, _ in given:
-            needs.append((cache, len(tree)))
+        for rows in given:
+            needs.append((rows.cache, len(rows.tree)))
         self.memory.reserve(needs)
         if self.fast and (self.fast.begins_caches or all(rows.cache.is_written for rows in given)):
             try:
@@ -243,11 +250,11 @@ class CausalModel:
 
     def compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None]) -> Computed | None:
         """See ChoosesTokens."""
-        if not isinstance(self.fast, ChoosesTokens):
+        if not _can_choose(type(self.fast)):
             return None
         self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
         with current(self.device):
-            return self.fast.compute(given, how)
+            return cast(ChoosesTokens, self.fast).compute(given, how)
 
     @torch.inference_mode()
     def forward_eager(self, given: Sequence[SequenceRows], incoming: Tensor | None = None) -> tuple[Tensor, TreeStep]:

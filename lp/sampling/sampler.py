@@ -59,6 +59,11 @@ class Sampler:
         # By the number of tokens that they choose for each row, with what all rows' choices have in common.
         self._choosers: dict[int, tuple[tuple[Chooser, ...], np.ndarray]] = {}
         self._dropped = np.array([1.0 - (1.0 if sampling.top_p is None else sampling.top_p)], np.float32)
+        # Whether a step asks the same whatever its tokens are. That is kept by the numbers of rows and of candidates, as
+        # a part of what is asked for the most rows so far.
+        self._are_alike = not (self.noise or self.penalties or grammar)
+        self._kept: dict[tuple[int, int], Asked] = {}
+        self._largest: dict[int, Asked] = {}
 
     def ask(self, tree: TokenTree, tokens: Sequence[int], num_candidates: int = 0) -> Asked:
         """What answers all rows of a tree. Each step of a sequence asks once.
@@ -68,17 +73,36 @@ class Sampler:
         """
         if tree.scored is not None:
             return self._ask_scores(tree, tree.scored, len(tokens))
-        choosers, alike = self._choosers_of(min(max(1, num_candidates), self.vocab_size))
-        choices, positions = alike.repeat(len(tree), axis=0), tree.depths + len(tokens)
+        key = len(tree), num_candidates
+        if self._are_alike:
+            return self._kept.get(key) or self._kept.setdefault(key, self._part(*key))
+        asked = self._asked(tree.depths + len(tokens), *key)
         if self.noise:
             self.noise.forget(before=len(tokens))
-            fields = choices.view(LAYOUT)[:, 0]
-            fields["key"] = row_keys(self._seed, positions.tolist())
+            fields = asked.choices.view(LAYOUT)[:, 0]
+            fields["key"] = row_keys(self._seed, asked.positions.tolist())
             fields["is_drawn"] = True if tree.greedy is None else ~tree.greedy
         touch = partial(self.penalties.touch, tree, tokens) if self.penalties else None
+        mask = partial(self._masks, tree, tokens) if self.grammar else None
+        return asked._replace(touch=touch, mask=mask)
+
+    def _part(self, num_rows: int, num_candidates: int) -> Asked:
+        """What answers rows that nobody needs the positions of."""
+        largest = self._largest.get(num_candidates)
+        if largest is None or len(largest.choices) < num_rows:
+            most = 1 << num_rows.bit_length()
+            largest = self._largest[num_candidates] = self._asked(np.zeros(most, np.int64), most, num_candidates)
+        choices, dropped, positions = (
+            part[:num_rows] for part in (largest.choices, largest.dropped, largest.positions)
+        )
+        return largest._replace(choices=choices, dropped=dropped, positions=positions)
+
+    def _asked(self, positions: np.ndarray, num_rows: int, num_candidates: int) -> Asked:
+        """What answers rows whose scores nothing changes."""
+        choosers, alike = self._choosers_of(min(max(1, num_candidates), self.vocab_size))
         return Asked(
-            choosers, choices, self._dropped.repeat(len(tree)), positions, self.noise, touch, num_candidates,
-            self.sampling.logprobs, mask=partial(self._masks, tree, tokens) if self.grammar else None,
+            choosers, alike.repeat(num_rows, axis=0), self._dropped.repeat(num_rows), positions, self.noise, None,
+            num_candidates, self.sampling.logprobs,
         )  # fmt: skip
 
     def _ask_scores(self, tree: TokenTree, scored: np.ndarray, length: int) -> Asked:

@@ -38,10 +38,10 @@ class Asked(NamedTuple):
     """The rows of one sequence that are to be answered, and how; see `Sampler.ask`.
 
     choosers: each gets the rows that the one before has left unsettled. choices, dropped, positions: of the rows, as
-    `Rows` has them. noise: None for greedy sequences. touch: says what penalties and biases do; None if there are none.
-    num_candidates: K, the number of best tokens to return for each row; 0 is the target alone. num_likeliest: T; None
-    if no log-probabilities are asked for. scored: int64 [R], tokens whose log-probabilities are asked for; None for
-    those of the targets. mask: says what a grammar allows; None if there is none.
+    `Rows` has them; positions that nobody needs are 0. noise: None for greedy sequences. touch: says what penalties and
+    biases do; None if there are none. num_candidates: K, the number of best tokens to return for each row; 0 is the
+    target alone. num_likeliest: T; None if no log-probabilities are asked for. scored: int64 [R], tokens whose
+    log-probabilities are asked for; None for those of the targets. mask: says what a grammar allows; None if there is none.
     """
 
     choosers: tuple[Chooser, ...]
