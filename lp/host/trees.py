@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lp.host.library import Library
+
 # numpy's arrays begin like this (PyArrayObject in its C interface): what every object has, then their data's address.
 _BEFORE_DATA = object.__basicsize__
 _Address = ctypes.c_void_p
@@ -33,7 +35,7 @@ def integers(values: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values, dtype=np.int64)
 
 
-def visibility(library: ctypes.PyDLL, parents: np.ndarray) -> np.ndarray:
+def visibility(library: Library, parents: np.ndarray) -> np.ndarray:
     """[R, R] bool, the ancestor closure."""
     parents, num_rows = integers(parents), len(parents)
     seen = np.empty((num_rows, num_rows), dtype=bool)
@@ -42,7 +44,7 @@ def visibility(library: ctypes.PyDLL, parents: np.ndarray) -> np.ndarray:
 
 
 def verify(
-    library: ctypes.PyDLL, tokens: np.ndarray, parents: np.ndarray, targets: np.ndarray, num_verified: int
+    library: Library, tokens: np.ndarray, parents: np.ndarray, targets: np.ndarray, num_verified: int
 ) -> list[list[int]]:
     """The rows of each level below the root that hold the targets of the rows above them."""
     tokens, parents, targets, num_rows = integers(tokens), integers(parents), integers(targets), len(tokens)
@@ -67,7 +69,7 @@ def as_levels(found: np.ndarray, count: int) -> list[list[int]]:
     return levels
 
 
-def follow(library: ctypes.PyDLL, tokens: np.ndarray, parents: np.ndarray, wanted: Sequence[int]) -> list[int]:
+def follow(library: Library, tokens: np.ndarray, parents: np.ndarray, wanted: Sequence[int]) -> list[int]:
     """The path from the first row to the deepest row that agrees with the wanted tokens."""
     tokens, parents, wanted_tokens = integers(tokens), integers(parents), integers(wanted)
     path = np.empty(len(wanted_tokens), np.int64)

@@ -26,6 +26,7 @@ from lp.drafting.shared import SharedDrafts
 from lp.drafting.sources import Kinds
 from lp.drafting.suffix import SuffixIndex, text_kinds
 from lp.drafting.window_ngrams import WindowNGrams
+from lp.host.library import Library
 from lp.host.trees import address, integers
 from lp.step_cost import StepCost
 from lp.tree import TokenTree
@@ -44,7 +45,7 @@ class NativeDrafter:
 
     def __init__(
         self,
-        library: ctypes.PyDLL,
+        library: Library,
         kinds: Kinds,
         estimates: Estimates,
         cost: StepCost,
@@ -65,15 +66,13 @@ class NativeDrafter:
             address(self._cells),
             *map(_address, (self._odds, estimates.probabilities, estimates.hits, estimates.trials)),
         )
-        self._handle = Handle(
-            library.drafts_new(
-                ctypes.byref(memory),
-                ctypes.byref(_in_use(kinds, start, shared, index)),
-                ctypes.byref(_sizes(start, capacity)),
-                ctypes.byref(Cost(cost.most_rows, cost.num_parts, tables.host_row, *map(_address, tables[1:]))),
-            ),
-            library.drafts_free,
+        given = (
+            memory,
+            _in_use(kinds, start, shared, index),
+            _sizes(start, capacity),
+            Cost(cost.most_rows, cost.num_parts, tables.host_row, *map(_address, tables[1:])),
         )
+        self._handle = Handle(library.drafts_new(*map(ctypes.addressof, given)), library.drafts_free)
         self._at = self._handle.address
         self._probabilities = estimates.probabilities
         self._figures = Figures.from_address(library.drafts_figures(self._at))
@@ -174,7 +173,7 @@ class NativeDrafter:
 
     def likeliest(self) -> tuple[float, int] | None:
         kind, token = ctypes.c_int64(), ctypes.c_int64()
-        if not self._library.drafts_likeliest(self._at, ctypes.byref(kind), ctypes.byref(token)):
+        if not self._library.drafts_likeliest(self._at, ctypes.addressof(kind), ctypes.addressof(token)):
             return None
         return self._probabilities[kind.value], token.value
 

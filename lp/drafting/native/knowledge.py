@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,13 +11,14 @@ from lp.drafting import answers, shared
 from lp.drafting.answers import AnswerIndex
 from lp.drafting.native.structures import Handle
 from lp.drafting.suffix import LENGTHS
+from lp.host.library import Library
 from lp.host.trees import address, integers
 
 
 class NativeFollowers:
     """A ContextIndex."""
 
-    def __init__(self, library: ctypes.PyDLL, lengths: Sequence[int], capacity: int):
+    def __init__(self, library: Library, lengths: Sequence[int], capacity: int):
         self._library = library
         numbers = integers(lengths)
         self.handle = Handle(library.followers_new(address(numbers), len(numbers), capacity), library.followers_free)
@@ -35,7 +35,7 @@ class NativeFollowers:
 class NativeAnswers:
     """NewestAnswers."""
 
-    def __init__(self, library: ctypes.PyDLL, capacity: int):
+    def __init__(self, library: Library, capacity: int):
         self._library = library
         self.handle = Handle(library.answers_new(capacity), library.answers_free)
 
@@ -70,12 +70,12 @@ class NativeShared:
     answers: NativeAnswers
 
 
-def make_native_shared(library: ctypes.PyDLL) -> NativeShared:
+def make_native_shared(library: Library) -> NativeShared:
     """Nothing yet, for one owner's requests."""
     return NativeShared(NativeFollowers(library, LENGTHS, shared.CAPACITY), NativeAnswers(library, answers.CAPACITY))
 
 
-def make_native_index(library: ctypes.PyDLL, index: AnswerIndex) -> Handle:
+def make_native_index(library: Library, index: AnswerIndex) -> Handle:
     """A copy of an index."""
     pairs, tokens = integers(index.pairs), integers(index.tokens)
     pair_answers, token_answers = (

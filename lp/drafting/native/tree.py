@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from array import array
 
 import numpy as np
 
 from lp.drafting.native.structures import Handle
+from lp.host.library import Library
 from lp.host.trees import address
 from lp.tree import TokenTree
 
@@ -22,7 +22,7 @@ class PlannedMemory:
     serial: the number of the last one. rows_at: the address of all rows.
     """
 
-    def __init__(self, library: ctypes.PyDLL, capacity: int):
+    def __init__(self, library: Library, capacity: int):
         """capacity: most rows of a tree."""
         self._library, self._capacity = library, capacity
         # Tokens, parents, depths and kinds of the rows; see Shared in lp/host/source/drafts.h.

@@ -3,11 +3,12 @@
 #include <cstdint>
 
 #include "budget.h"
+#include "callable.h"
 #include "drafts.h"
 #include "step.h"
 #include "tree.h"
 
-extern "C" {
+namespace {
 
 // Of arrays.
 const void* array_address(PyObject* array) { return array_of(array).data; }
@@ -63,7 +64,7 @@ void followers_add_text(void* followers, const int64_t* before, int64_t num_befo
 void* answers_new(int64_t capacity) { return new NewestAnswers(capacity); }
 void answers_free(void* answers) { delete static_cast<NewestAnswers*>(answers); }
 // The tables of answers after one token and after two.
-static const AnswerTable& table_of(void* answers, int64_t num_tokens) {
+const AnswerTable& table_of(void* answers, int64_t num_tokens) {
     const auto* newest = static_cast<NewestAnswers*>(answers);
     return num_tokens == 1 ? newest->tokens : newest->pairs;
 }
@@ -152,4 +153,44 @@ int64_t drafts_propose(void* drafts, const int64_t* path, int64_t count, int64_t
     }
     return next - lists;
 }
-}
+
+PyMethodDef functions[] = {
+    callable<array_address>("array_address"),
+    callable<tree_verify>("tree_verify"),
+    callable<tree_follow>("tree_follow"),
+    callable<tree_visibility>("tree_visibility"),
+    callable<budget_share_out>("budget_share_out"),
+    callable<step_fill>("step_fill"),
+    callable<step_gather>("step_gather"),
+    callable<followers_new>("followers_new"),
+    callable<followers_free>("followers_free"),
+    callable<followers_size>("followers_size"),
+    callable<followers_add_text>("followers_add_text"),
+    callable<answers_new>("answers_new"),
+    callable<answers_free>("answers_free"),
+    callable<answers_size>("answers_size"),
+    callable<answers_width>("answers_width"),
+    callable<answers_copy>("answers_copy"),
+    callable<fixed_new>("fixed_new"),
+    callable<fixed_free>("fixed_free"),
+    callable<drafts_new>("drafts_new"),
+    callable<drafts_free>("drafts_free"),
+    callable<drafts_figures>("drafts_figures"),
+    callable<drafts_move_to>("drafts_move_to"),
+    callable<drafts_learn_text>("drafts_learn_text"),
+    callable<drafts_learn_ngrams>("drafts_learn_ngrams"),
+    callable<drafts_watch>("drafts_watch"),
+    callable<drafts_grow>("drafts_grow"),
+    callable<drafts_offer>("drafts_offer"),
+    callable<drafts_take>("drafts_take"),
+    callable<drafts_keep>("drafts_keep"),
+    callable<drafts_commit>("drafts_commit"),
+    callable<drafts_inputs>("drafts_inputs"),
+    callable<drafts_likeliest>("drafts_likeliest"),
+    callable<drafts_propose>("drafts_propose"),
+};
+
+}  // namespace
+
+// All functions above, by their names.
+extern "C" PyObject* host_functions() { return dict_of(functions); }

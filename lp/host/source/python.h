@@ -8,11 +8,32 @@
 extern "C" {
 struct _object;
 typedef struct _object PyObject;
+extern PyObject _Py_NoneStruct;
+extern PyObject* PyExc_TypeError;
+PyObject* PyErr_Occurred();
+void PyErr_SetString(PyObject* kind, const char* message);
+void Py_IncRef(PyObject* object);
+void Py_DecRef(PyObject* object);
+long long PyLong_AsLongLong(PyObject* number);
+void* PyLong_AsVoidPtr(PyObject* number);
+double PyFloat_AsDouble(PyObject* number);
 PyObject* PyLong_FromLongLong(long long value);
+PyObject* PyLong_FromVoidPtr(void* address);
 PyObject* PyList_New(ptrdiff_t size);
 int PyList_SetItem(PyObject* list, ptrdiff_t place, PyObject* item);  // takes over the item
 PyObject* PyTuple_New(ptrdiff_t size);
 int PyTuple_SetItem(PyObject* tuple, ptrdiff_t place, PyObject* item);  // takes over the item
+PyObject* PyDict_New();
+int PyDict_SetItemString(PyObject* dict, const char* key, PyObject* item);
+
+// A function that Python can call. It must live as long as Python does.
+struct PyMethodDef {
+    const char* name;
+    PyObject* (*call)(PyObject* self, PyObject* const* given, ptrdiff_t count);
+    int flags;
+    const char* text;
+};
+PyObject* PyCFunction_NewEx(PyMethodDef* definition, PyObject* self, PyObject* module);
 }
 
 // How numpy's arrays begin behind what all objects have, whose size is OBJECT_SIZE: PyArrayObject in its C interface.
