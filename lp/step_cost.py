@@ -260,11 +260,11 @@ class StepCost:
 
     def rows_within(self, seconds: float) -> int:
         """The most rows of a tree, a chain aside, whose step takes at most so many seconds; at least 1."""
-        return max(1, bisect_right(self._by_rows, seconds) - 1)
+        return max(1, bisect_right(self.by_rows, seconds) - 1)
 
     @cached_property
-    def _by_rows(self) -> list[float]:
-        """[M + 1] seconds of steps whose trees have no depth."""
+    def by_rows(self) -> list[float]:
+        """[M + 1] seconds of steps whose trees have no depth, which matters only where trees are split."""
         return [self.step_s(num_rows, 0) for num_rows in range(self.most_rows + 1)]
 
     def catch_up_s(self, num_tokens: int) -> float:

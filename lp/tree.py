@@ -81,15 +81,11 @@ class TokenTree:
         """[R, 2 + R] int64: each row's token and position, and which rows it sees. cached: length of the prefix."""
         return np.concatenate([self.tokens[:, None], self.depths[:, None] + cached, self.visibility], axis=1)
 
-    def note_path(self, tokens: list[int], rows: list[int]) -> None:
-        """Notes a path from the first row on, such as the accepted one, for `path_along`.
-
-        tokens: those of the rows, or more. No other row may have the same path.
-        """
-        self.__dict__["noted_path"] = tokens[: len(rows)], rows
-
     def path_along(self, tokens: Sequence[int]) -> list[int]:
-        """The longest path of rows from the first one on whose tokens are the first of `tokens`."""
+        """The longest path of rows from the first one on whose tokens are the first of `tokens`.
+
+        It is known for the accepted path of a tree that has a `noted_path`: the tokens of its rows, and the rows.
+        """
         if not len(self) or not tokens:
             return []
         known_tokens, rows = self.__dict__.get("noted_path", ((), ()))

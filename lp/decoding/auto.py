@@ -54,6 +54,9 @@ class AutoDecoder:
         self._seconds = 0.0  # modelled time of the present step
         self._effort = SPECULATE
         self._resting, self._may_rest = Resting(self.profile.cost), self.profile.cost.may_rest
+        self._is_undivided = self.profile.cost.num_parts == 1 and not self._may_rest
+        # Whether the drafter is at the end of the sequence, which had its last step alone.
+        self._goes_on = False
         # How long the sequence was when plain steps began; the sources have not learnt from them yet.
         self._plain_from: int | None = None
 
@@ -67,27 +70,32 @@ class AutoDecoder:
 
     @property
     def num_drafts(self) -> int:
-        return 0 if self._effort is PLAIN else len(self.drafter.kinds) - 1
+        return 0 if self._effort is PLAIN else self.drafter.num_drafts - 1
 
     @property
     def expected(self) -> float:
         return 1.0 if self._effort is PLAIN else self.drafter.expected
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
+        if self._goes_on and self.profile.account.effort is SPECULATE:  # as most steps do, with as few calls as can be
+            self._effort = SPECULATE
+            tree = self._grown(room, wanted)
+            self._seconds = self.profile.cost.by_rows[len(tree)]
+            return tree
         tree = self._begun(tokens, 1)
-        return self._noted(self._grown(room, _max_depth(room, wanted)) if tree is None else tree)
+        return self._noted(self._grown(room, wanted) if tree is None else tree)
 
     def offer(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Offer:
         self._whole = self._begun(tokens, nearest_power(load))
         if self._whole is None and not self._has_choice:
-            self._whole = self._grown(room, _max_depth(room, wanted))
+            self._whole = self._grown(room, wanted)
         if self._whole is not None:
             return Offer(len(self._whole))
         self._window = self._chosen_window(room)
         num_rows = 1 + (self._window.num_cells if self._window else 0)
         cost = self.profile.cost
         most_nodes = cost.rows_within(self.profile.account.limit_s) - num_rows
-        odds = self.drafter.offer(_max_depth(room, wanted), 1 + most_nodes, cost.least_odds)
+        odds = self.drafter.offer(max(0, min(room, wanted - 1)), 1 + most_nodes, cost.least_odds)
         return Offer(num_rows, descending(odds))
 
     def take(self, num_drafts: int) -> TokenTree:
@@ -108,6 +116,7 @@ class AutoDecoder:
         """Begins a step of about `load` sequences. Returns its tree, or None if it speculates."""
         if load != self._load:
             self._load, self.profile = load, self._profiles(load)
+        self._goes_on = False
         self._effort = effort = self.profile.account.effort
         if effort is PLAIN:
             self._plain_from = self._plain_from or len(tokens)
@@ -139,10 +148,13 @@ class AutoDecoder:
             self._seconds = self._resting.choose(len(tree), depth, least_s)
         return tree
 
-    def _grown(self, room: int, max_depth: int) -> TokenTree:
+    def _grown(self, room: int, wanted: int) -> TokenTree:
         """Plans a tree of drafts and the window."""
-        self._window = self._chosen_window(room)
+        trial = self._trials.get(self._load)
+        has_none = trial is not None and trial.num_left and not trial.size.columns
+        self._window = None if has_none else self._chosen_window(room)
         catch_up_s = self._resting.catch_up_s if self._may_rest else 0.0
+        max_depth = max(0, min(room, wanted - 1))  # the last token that is wanted needs no draft
         return self.drafter.grow(self._window, max_depth, self.profile.account.limit_s, catch_up_s)
 
     def _chosen_window(self, room: int) -> Window | None:
@@ -167,6 +179,7 @@ class AutoDecoder:
         if self._effort is WATCH and (found := self.drafter.likeliest()):
             probability, token = found
             self.profile.account.watched(probability, token == answers.targets[0])
+        kinds, num_drafts = self.drafter.kinds, self.drafter.num_drafts
         accepted = self.drafter.commit(answers)
         if self._unsummed is not None:
             self._add_to_sum()
@@ -178,7 +191,8 @@ class AutoDecoder:
         self.profile.account.took_step(len(accepted.tokens), self._seconds)
         if self._may_rest:
             self._resting.accepted(len(accepted.tokens))
-        return accepted, partial(self._count, self.drafter.kinds, accepted)
+        self._goes_on = self._load == 1 and self._is_undivided
+        return accepted, partial(self._count, kinds, num_drafts, accepted)
 
     def _take_plain(self, token: int) -> tuple[Accepted, CountDrafts]:
         self.profile.account.took_plain_step()
@@ -186,10 +200,10 @@ class AutoDecoder:
             self._resting.accepted(1)
         return Accepted([token], [0], []), no_drafts
 
-    def _count(self, kinds: Sequence[int], accepted: Accepted) -> Drafted:
+    def _count(self, kinds: Sequence[int], num_drafts: int, accepted: Accepted) -> Drafted:
         """Counts a step's drafts, and adds its answers to the checksum: both can wait."""
         self._add_to_sum()
-        return count_drafts(self.profile.kinds.sources, kinds, accepted)
+        return count_drafts(self.profile.kinds.sources, kinds[:num_drafts], accepted)
 
     def _add_to_sum(self) -> None:
         if self._unsummed is not None:
@@ -207,11 +221,6 @@ class AutoDecoder:
         ]
         state = [self._history, *learnt, self._trials, cells]
         return zlib.crc32(repr(state).encode()) >> 1
-
-
-def _max_depth(room: int, wanted: int) -> int:
-    """The greatest depth of a draft: the last token that is wanted needs none."""
-    return max(0, min(room, wanted - 1))
 
 
 def count_drafts(sources: Sequence[str], kinds: Sequence[int], accepted: Accepted) -> Drafted:

@@ -39,10 +39,10 @@ PLAIN, WATCH, SPECULATE = Effort.plain, Effort.watch, Effort.speculate
 class SpeculationAccount:
     """Says for all requests of one kind what a step may do.
 
-    funds: how much may be lost now, in plain steps. What steps gain is added, what they lose is subtracted, and every
-    token adds `LARGEST_SHARE_OF_TIME`. Below 0, speculation pauses. Steps watch during a pause if that costs at most
-    half of what the tokens add; otherwise they are plain. A pause also ends when drafts that were watched would have
-    gained enough.
+    effort: what a step may do. funds: how much may be lost now, in plain steps. What steps gain is added, what they
+    lose is subtracted, and every token adds `LARGEST_SHARE_OF_TIME`. Below 0, speculation pauses. Steps watch
+    during a pause if that costs at most half of what the tokens add; otherwise they are plain. A pause also ends
+    when drafts that were watched would have gained enough.
     """
 
     def __init__(self, cost: StepCost):
@@ -50,16 +50,12 @@ class SpeculationAccount:
         self._plain_s = cost.plain_s
         watching = cost.step_s(1, 0) / cost.plain_s - 1
         self._pause = WATCH if watching <= LARGEST_SHARE_OF_TIME / 2 else PLAIN
-        self._is_paused = False
+        self.effort = SPECULATE
         # What one draft costs, and what watched drafts would have gained lately.
         self._draft = cost.step_s(min(2, cost.most_rows), 1) / cost.plain_s - 1
         self._watched = 0.0
         # There is nothing to lose where every step costs the same.
         self._is_bounded = not cost.is_flat
-
-    @property
-    def effort(self) -> Effort:
-        return self._pause if self._is_paused else SPECULATE
 
     @property
     def limit_s(self) -> float:
@@ -79,14 +75,14 @@ class SpeculationAccount:
             return
         self._watched = max(0.0, self._watched + is_right - self._draft)
         if self._watched >= ENOUGH_WATCHED:
-            self._watched, self._is_paused = 0.0, False
+            self._watched, self.effort = 0.0, SPECULATE
             self.funds = max(self.funds, FUNDS_AT_FIRST)
 
     def _add(self, gain: float) -> None:
         self.funds = min(MOST_FUNDS, self.funds + gain)
-        enough = FUNDS_AFTER_PAUSE if self._is_paused and self._pause is PLAIN else 0.0
-        self._is_paused = self._is_bounded and self.funds < enough
+        enough = FUNDS_AFTER_PAUSE if self.effort is PLAIN else 0.0
+        self.effort = self._pause if self._is_bounded and self.funds < enough else SPECULATE
 
     def state(self) -> list[object]:
         """The whole state, for checksums."""
-        return [self.funds, self._is_paused, self._watched]
+        return [self.funds, self.effort is not SPECULATE, self._watched]

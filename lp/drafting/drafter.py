@@ -74,11 +74,15 @@ class Drafter(Protocol):
     """Makes trees under the end of a sequence, the root.
 
     kinds: of each row of the tree planned last that is the root or a draft, the kind of its candidate; that of the
-    root means nothing. expected, best_speed: see Growth.
+    root means nothing, nor do those behind the drafts. They hold until the next tree but one is planned. num_drafts: of
+    these rows. expected, best_speed: see Growth.
     """
 
     @property
     def kinds(self) -> Sequence[int]: ...
+
+    @property
+    def num_drafts(self) -> int: ...
 
     @property
     def expected(self) -> float: ...
@@ -116,11 +120,13 @@ class Drafter(Protocol):
         ...
 
     def commit(self, answers: Answers) -> Accepted:
-        """Verifies the tree planned last; learns from its accepted path, and from the candidates of all its rows."""
+        """Verifies the tree planned last; learns from its accepted path, and from the candidates of all its rows. The end
+        of what was accepted is the root then.
+        """
         ...
 
     def learn_text(self, tokens: Sequence[int]) -> None:
-        """Lets the sources learn what followed the root in steps that were not planned here."""
+        """Lets the sources learn what followed the root in steps that were not planned here. Its end is the root then."""
         ...
 
     def learn_ngrams(self, ngrams: Sequence[tuple[int, ...]]) -> None:
@@ -149,6 +155,10 @@ class PythonDrafter:
     @property
     def kinds(self) -> Sequence[int]:
         return self._growth.kinds
+
+    @property
+    def num_drafts(self) -> int:
+        return len(self._growth.kinds)
 
     @property
     def expected(self) -> float:
@@ -218,6 +228,7 @@ class PythonDrafter:
         if answers.candidates is not None:
             kept = StepAnswers(self._tree, answers.candidates, accepted.rows)
         self._sources.learn(Observation(self._sources.root, accepted.tokens, answers=kept))
+        self._sources.go_on(accepted.tokens)
         return accepted
 
     def _learn_kinds(self, accepted: Accepted) -> None:
@@ -232,6 +243,7 @@ class PythonDrafter:
 
     def learn_text(self, tokens: Sequence[int]) -> None:
         self._sources.learn(Observation(self._sources.root, tokens))
+        self._sources.go_on(tokens)
 
     def learn_ngrams(self, ngrams: Sequence[tuple[int, ...]]) -> None:
         self._sources.learn(Observation(self._sources.root, (), ngrams))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lp.drafting.answer_index import IndexedAnswers
 from lp.drafting.base import DraftSource, Observation, Proposals, Root, SequenceStart
-from lp.drafting.contexts import LONGEST, context_of
+from lp.drafting.contexts import LONGEST, context_of, extend
 from lp.drafting.recycled import RecycledAnswers
 from lp.drafting.shared import SharedDrafts
 from lp.drafting.suffix import SuffixIndex
@@ -47,6 +47,13 @@ class Sources:
     def move_to(self, tokens: Sequence[int]) -> None:
         """Makes the end of the sequence the root."""
         self.root = Root(len(tokens) - 1, context_of(tokens[-LONGEST:]))
+
+    def go_on(self, tokens: Sequence[int]) -> None:
+        """Moves the root along tokens that follow it."""
+        context = self.root.context
+        for token in tokens:
+            context = extend(context, token)
+        self.root = Root(self.root.position + len(tokens), context)
 
     def propose(self, path: int, depth: int) -> Proposals:
         """Proposals of all sources for what follows a path that ends `depth` tokens below the root."""

@@ -59,8 +59,8 @@ class Sampler:
         # By the number of tokens that they choose for each row, with what all rows' choices have in common.
         self._choosers: dict[int, tuple[tuple[Chooser, ...], np.ndarray]] = {}
         self._dropped = np.array([1.0 - (1.0 if sampling.top_p is None else sampling.top_p)], np.float32)
-        # Whether a step asks the same whatever its tokens are. That is kept by the numbers of rows and of candidates, as
-        # a part of what is asked for the most rows so far.
+        # Whether a step asks the same whatever its tokens are. That is kept by the numbers of rows and of candidates,
+        # as a part of what is asked for the most rows so far.
         self._are_alike = not (self.noise or self.penalties or grammar)
         self._kept: dict[tuple[int, int], Asked] = {}
         self._largest: dict[int, Asked] = {}

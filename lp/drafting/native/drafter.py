@@ -79,16 +79,12 @@ class NativeDrafter:
         self._planned.belongs_to(self._handle)
         self._num_candidates = start.settings.candidates
         self._tree: PlannedTree
-        self._num_drafts = 0
+        self.kinds, self.num_drafts = self._planned.kinds, 0
         # The root that the library has: the length of the sequence and its last token.
         self._length, self._last = 0, -1
         if start.prompt:
             self.move_to(start.prompt[:1])
             self.learn_text(start.prompt[1:])
-
-    @property
-    def kinds(self) -> Sequence[int]:
-        return self._planned.kinds(self._num_drafts)
 
     @property
     def expected(self) -> float:
@@ -108,7 +104,8 @@ class NativeDrafter:
     def watch(self) -> TokenTree:
         self._tree = tree = self._planned.next_tree()
         self._library.drafts_watch(self._at)
-        self._num_drafts = tree.__dict__["_num_rows"] = 1
+        self.kinds = self._planned.kinds
+        self.num_drafts = tree.__dict__["_num_rows"] = 1
         return tree
 
     def grow(self, window: WindowCells | None, max_depth: int, limit_s: float, catch_up_s: float) -> TokenTree:
@@ -117,17 +114,19 @@ class NativeDrafter:
         num_drafts = self._library.drafts_grow(self._at, max_depth, num_cells, num_levels, limit_s, catch_up_s)
         if window:
             window.place(num_drafts)
-        self._num_drafts, tree.__dict__["_num_rows"] = num_drafts, num_drafts + num_cells
+        self.kinds = self._planned.kinds
+        self.num_drafts, tree.__dict__["_num_rows"] = num_drafts, num_drafts + num_cells
         return tree
 
     def offer(self, max_depth: int, most_rows: int, least: float) -> Sequence[float]:
         self._tree = self._planned.next_tree()
+        self.kinds = self._planned.kinds
         return self._odds[: self._library.drafts_offer(self._at, max_depth, most_rows, least)].tolist()
 
     def take(self, num_nodes: int, window: WindowCells | None) -> TokenTree:
         num_cells, num_levels = self._give(window) if window else (0, 0)
         self._library.drafts_take(self._at, num_nodes, num_cells, num_levels)
-        tree, self._num_drafts = self._tree, 1 + num_nodes
+        tree, self.num_drafts = self._tree, 1 + num_nodes
         if window:
             window.place(1 + num_nodes)
         tree.__dict__["_num_rows"] = 1 + num_nodes + num_cells
@@ -136,7 +135,7 @@ class NativeDrafter:
     def keep(self, rows: Sequence[int], window: WindowCells | None) -> TokenTree:
         kept = integers(rows)
         num_rows = self._library.drafts_keep(self._at, address(kept), len(kept))
-        self._tree, self._num_drafts = self._planned.again(num_rows), len(rows)
+        self._tree, self.num_drafts = self._planned.again(num_rows), len(rows)
         if window:
             window.place(len(rows))
         return self._tree
@@ -154,9 +153,9 @@ class NativeDrafter:
             given = np.ascontiguousarray(given, np.int32)
         num_rows = self._tree._num_rows
         assert given.shape == ((num_rows, self._num_candidates) if has_candidates else (num_rows,))
-        tokens, rows, levels, is_path = self._library.drafts_commit(self._at, given, has_candidates)
-        if is_path:  # otherwise a row may not be the child of the one before it
-            self._tree.note_path([self._last, *tokens[:-1]], rows)
+        tokens, rows, levels, path = self._library.drafts_commit(self._at, given, has_candidates)
+        if path:
+            self._tree.__dict__["noted_path"] = path, rows
         self._length, self._last = self._length + len(tokens), tokens[-1]
         return Accepted(tokens, rows, levels)
 

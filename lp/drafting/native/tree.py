@@ -14,12 +14,14 @@ from lp.tree import TokenTree
 
 # References to a tree that PlannedMemory alone knows, while it counts them.
 ITS_OWN = 3
+# Makes an object without calling anything of Python's.
+_new = object.__new__
 
 
 class PlannedMemory:
     """The memory of the trees that the library plans for one sequence: of the last one and the one before it.
 
-    serial: the number of the last one. rows_at: the address of all rows.
+    serial: the number of the last one. rows_at: the address of all rows. kinds: of the last one's rows.
     """
 
     def __init__(self, library: Library, capacity: int):
@@ -28,8 +30,9 @@ class PlannedMemory:
         # Tokens, parents, depths and kinds of the rows; see Shared in lp/host/source/drafts.h.
         self._rows = array("q", bytes(8 * 2 * 4 * capacity))
         self.rows_at = self._rows.buffer_info()[0]
-        self._numbers = memoryview(self._rows)
-        size = 8 * capacity
+        numbers, size = memoryview(self._rows), 8 * capacity
+        self._both_kinds = numbers[3 * capacity : 4 * capacity], numbers[7 * capacity :]
+        self.kinds = self._both_kinds[0]
         self.addresses = [(first, first + size, first + 2 * size) for first in (self.rows_at, self.rows_at + 4 * size)]
         self._trees: list[PlannedTree | None] = [None, None]
         self.serial = 0
@@ -46,23 +49,23 @@ class PlannedMemory:
         """
         self.serial += 1
         place = self.serial & 1
+        self.kinds = self._both_kinds[place]
         before = self._trees[place]
         if before is not None and sys.getrefcount(before) > ITS_OWN:
             before.settle()
-        tree = self._trees[place] = PlannedTree(self, self.serial, self.addresses[place])
+        tree = self._trees[place] = _new(PlannedTree)
+        fields = tree.__dict__  # a frozen dataclass sets each field by a call
+        fields["_memory"], fields["_serial"], fields["addresses"] = self, self.serial, self.addresses[place]
         return tree
 
     def again(self, num_rows: int) -> PlannedTree:
         """The tree planned last, after the library has dropped some of its rows."""
         place = self.serial & 1
-        tree = self._trees[place] = PlannedTree(self, self.serial, self.addresses[place])
-        tree.__dict__["_num_rows"] = num_rows
+        tree = self._trees[place] = _new(PlannedTree)
+        fields = tree.__dict__
+        fields["_memory"], fields["_serial"], fields["addresses"] = self, self.serial, self.addresses[place]
+        fields["_num_rows"] = num_rows
         return tree
-
-    def kinds(self, num_drafts: int) -> memoryview:
-        """Describes the root and the drafts of the tree planned last, until the next but one is planned."""
-        first = (4 * (self.serial & 1) + 3) * self._capacity
-        return self._numbers[first : first + num_drafts]
 
     def copy(self, serial: int, num_rows: int) -> np.ndarray:
         """[3, R] tokens, parents and depths of one of the last two trees."""
@@ -87,10 +90,6 @@ class PlannedTree(TokenTree):
     _memory: PlannedMemory
     _serial: int
     _num_rows: int
-
-    def __init__(self, memory: PlannedMemory, serial: int, addresses: tuple[int, int, int]):
-        fields = self.__dict__  # a frozen dataclass sets each field by a call
-        fields["_memory"], fields["_serial"], fields["addresses"] = memory, serial, addresses
 
     def __len__(self) -> int:
         return self._num_rows

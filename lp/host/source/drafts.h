@@ -197,12 +197,15 @@ public:
             is_draft = is_draft && learn_kinds(level, size, token);
             level += size;
         }
+        path_.clear();
+        if (int64_t(levels_.rows.size()) == levels_.count())
+            for (const int64_t row : right_rows_) path_.push_back(rows_.tokens[row]);
         if (has_candidates) learn_answers();
         learn_text(accepted_.data(), int64_t(accepted_.size()));
     }
 
-    // What was accepted: `Accepted` in lp/verification.py as a tuple of its parts, and whether each row is a child of the
-    // one before it, which it may not be if several rows had guessed the same token.
+    // What was accepted: `Accepted` in lp/verification.py as a tuple of its parts, and the tokens of its rows. There are
+    // none of these if several rows had guessed the same token, as then a row may not be a child of the one before it.
     PyObject* accepted() const {
         const int64_t count = int64_t(accepted_.size()), num_levels = levels_.count();
         PyObject *found = PyTuple_New(4), *levels = PyList_New(num_levels);
@@ -212,7 +215,7 @@ public:
         PyTuple_SetItem(found, 0, list_of(accepted_.data(), count));
         PyTuple_SetItem(found, 1, list_of(right_rows_.data(), count));
         PyTuple_SetItem(found, 2, levels);
-        PyTuple_SetItem(found, 3, PyLong_FromLongLong(int64_t(levels_.rows.size()) == num_levels));
+        PyTuple_SetItem(found, 3, list_of(path_.data(), int64_t(path_.size())));
         return found;
     }
 
@@ -244,7 +247,7 @@ private:
     int64_t position_ = 0, num_rows_ = 0, num_drafts_ = 0;
     Levels levels_;
     StepAnswers answers_{};
-    std::vector<int64_t> accepted_, right_rows_, positions_;
+    std::vector<int64_t> accepted_, right_rows_, path_, positions_;
     std::vector<int64_t> grown_;  // of each draft that `keep` has left, the row in which it was grown; empty if all are there
 
     Rows rows_at(int64_t* memory) const {
