@@ -219,7 +219,7 @@ class Engine:
             raise failure
         self.batches.start()
         settled = self._settle()
-        if self.runner.is_asynchronous:
+        if self.batches.runner.is_asynchronous:
             try:
                 self.batches.start()
             except Exception as error:

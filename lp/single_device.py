@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lp.model.causal import CausalModel, Choosing, SequenceRows
+from lp.model.causal import CausalModel, Choosing, SequenceRows, can_choose
 from lp.model.gpu.device import current
 from lp.model.kv.memory import OutOfRoom
 from lp.model.kv_cache import KVCache
@@ -176,9 +176,9 @@ class SingleDevice(ForwardRunner):
         """Computes the steps' trees in one forward, and with them the tokens that the caches lack: of prompts, or those
         that other ranks have computed. A CPU is done when this returns, a GPU is not.
         """
-        given = self.rows_of(steps)
         if len(steps) == 1 and len(steps[0].tree):
-            return self._compute(given, [self.asked(steps[0])])
+            return self._launch_alone(steps[0])
+        given = self.rows_of(steps)
         # A sequence that is only fed may lack nothing. Those that are answered alike lie side by side.
         fed = [number for number, step in enumerate(steps) if not len(step.tree) and len(given[number].tree)]
         with_tree = [number for number, step in enumerate(steps) if len(step.tree)]
@@ -195,6 +195,14 @@ class SingleDevice(ForwardRunner):
 
         return wait
 
+    def _launch_alone(self, step: StepInput) -> Pending:
+        """What `launch` does, for a single step that is answered."""
+        state, sequence = self.states[step.sequence.id], step.sequence
+        state.keep_accepted(sequence.tokens)
+        if step.num_fed - state.cache.length > self.prefill_chunk:
+            self.make_room([step])
+        return self._compute([self._rows(step)], [self.asked(step)])
+
     def asked(self, step: StepInput) -> Asked:
         """How the rows of a step's tree are to be answered."""
         return self.states[step.sequence.id].sampler.ask(step.tree, step.sequence.tokens, step.num_candidates)
@@ -203,11 +211,12 @@ class SingleDevice(ForwardRunner):
         """Runs the rows, and has the last sequences' answered, by the graphs that choose tokens where there are any."""
         if not given:
             return list
-        choosing = [one.captured and Choosing(*one.captured) for one in asked]
-        num_fed = len(given) - len(asked)
-        if computed := self.model.compute(given, [*[None] * num_fed, *choosing]):
-            rows = computed.rows[num_fed:]
-            return self.answer(asked, computed.logits, rows, computed.choose, computed.is_lasting)
+        if can_choose(type(self.model.fast)):
+            choosing = [one.captured and Choosing(*one.captured) for one in asked]
+            num_fed = len(given) - len(asked)
+            if computed := self.model.compute(given, [*[None] * num_fed, *choosing]):
+                rows = computed.rows[num_fed:]
+                return self.answer(asked, computed.logits, rows, computed.choose, computed.is_lasting)
         return self.answer(asked, self.logits_of(given))
 
     def logits_of(self, given: list[SequenceRows]) -> Tensor:

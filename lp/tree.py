@@ -86,11 +86,11 @@ class TokenTree:
 
         It is known for the accepted path of a tree that has a `noted_path`: the tokens of its rows, and the rows.
         """
-        if not len(self) or not tokens:
-            return []
         known_tokens, rows = self.__dict__.get("noted_path", ((), ()))
         if known_tokens[: len(tokens)] == tokens:
             return rows[: len(tokens)]
+        if not tokens or not len(self):
+            return []
         if len(self) == 1:
             return [0] if tokens[0] == self.tokens[0] else []
         if (native := library()) is not None:

@@ -136,7 +136,8 @@ class BatchDevice(SingleDevice):
 
         def wait() -> list[Answers]:
             self.laps[-1]["text"] = time.perf_counter() - self.forward.started
-            packed = [self.followers.answer(step.tree, len(step.sequence.tokens)) for step in steps]
+            # By copies of the trees: otherwise arrays would be made of their rows, which nobody else asks for.
+            packed = [self.followers.answer(copy.copy(step.tree), len(step.sequence.tokens)) for step in steps]
             packed = [answer[:, : max(1, step.num_candidates)] for answer, step in zip(packed, steps, strict=True)]
             self.sweep()
             self._answered = time.perf_counter()

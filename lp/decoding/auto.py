@@ -39,7 +39,8 @@ class AutoDecoder:
         self._profiles = partial(history.profile, settings, temperature)
         self.profile = self._profiles()
         keeps_answers = settings.recycled_drafts or (settings.shared_drafts and owner is not None)
-        self._num_candidates = settings.candidates if keeps_answers else 0
+        self._num_candidates = self.num_candidates = settings.candidates if keeps_answers else 0
+        self.is_shared = True
         self.drafter = history.drafter(settings, prompt, temperature, owner)
         self._prompt, self._seed, self._levels = prompt, seed, settings.ngram - 1
         # A checksum of everything that the sources have learnt from, without the last step's answers.
@@ -61,14 +62,6 @@ class AutoDecoder:
         self._plain_from: int | None = None
 
     @property
-    def num_candidates(self) -> int:
-        return 0 if self._effort is PLAIN else self._num_candidates
-
-    @property
-    def is_shared(self) -> bool:
-        return self._resting.is_shared
-
-    @property
     def num_drafts(self) -> int:
         return 0 if self._effort is PLAIN else self.drafter.num_drafts - 1
 
@@ -78,7 +71,7 @@ class AutoDecoder:
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
         if self._goes_on and self.profile.account.effort is SPECULATE:  # as most steps do, with as few calls as can be
-            self._effort = SPECULATE
+            self._effort, self.num_candidates = SPECULATE, self._num_candidates
             tree = self._grown(room, wanted)
             self._seconds = self.profile.cost.by_rows[len(tree)]
             return tree
@@ -118,6 +111,7 @@ class AutoDecoder:
             self._load, self.profile = load, self._profiles(load)
         self._goes_on = False
         self._effort = effort = self.profile.account.effort
+        self.num_candidates = 0 if effort is PLAIN else self._num_candidates
         if effort is PLAIN:
             self._plain_from = self._plain_from or len(tokens)
             return chain(tokens[-1:])
@@ -146,6 +140,7 @@ class AutoDecoder:
             speed = self.drafter.best_speed
             least_s = self.drafter.expected / speed if speed else math.inf
             self._seconds = self._resting.choose(len(tree), depth, least_s)
+        self.is_shared = self._resting.is_shared
         return tree
 
     def _grown(self, room: int, wanted: int) -> TokenTree:

@@ -120,13 +120,13 @@ class Drafter(Protocol):
         ...
 
     def commit(self, answers: Answers) -> Accepted:
-        """Verifies the tree planned last; learns from its accepted path, and from the candidates of all its rows. The end
-        of what was accepted is the root then.
+        """Verifies the tree planned last; learns from its accepted path, and from the candidates of all its rows. Then
+        the end of what was accepted is the root.
         """
         ...
 
     def learn_text(self, tokens: Sequence[int]) -> None:
-        """Lets the sources learn what followed the root in steps that were not planned here. Its end is the root then."""
+        """Lets the sources learn what followed the root in steps that were not planned here, and moves the root there."""
         ...
 
     def learn_ngrams(self, ngrams: Sequence[tuple[int, ...]]) -> None:

@@ -131,7 +131,7 @@ class ChoosesTokens(Protocol):
 
 
 @cache  # it is asked in every step, and comparing a class with a protocol takes tens of calls
-def _can_choose(kind: type) -> bool:
+def can_choose(kind: type) -> bool:
     """Whether forwards of a class are ChoosesTokens."""
     return issubclass(kind, ChoosesTokens)
 
@@ -249,9 +249,7 @@ class CausalModel:
                 self.fast.capture_choosing(kinds)
 
     def compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None]) -> Computed | None:
-        """See ChoosesTokens."""
-        if not _can_choose(type(self.fast)):
-            return None
+        """See ChoosesTokens. The fast forward must be one, which `can_choose` says."""
         self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
         with current(self.device):
             return cast(ChoosesTokens, self.fast).compute(given, how)

@@ -112,19 +112,14 @@ class Follows(Protocol):
 
 
 class StopConditions:
-    """Decides, token by token, whether a sequence is over."""
+    """Decides, token by token, whether a sequence is over. num_left: how many tokens may still come."""
 
     def __init__(self, stopping: Stopping, eos: Sequence[int], max_new_tokens: int, grammar: Follows | None = None):
         """grammar: what the text must keep; it gets every token that does not end the text otherwise."""
         self.grammar = grammar
         self.stop_tokens = {*stopping.stop_token_ids, *(() if stopping.ignore_eos else eos)}
-        self.max_new_tokens = max_new_tokens
-        self.num_tokens = 0
-
-    @property
-    def num_left(self) -> int:
-        """The number of tokens that may still come; at least 1, as the step that ends a sequence computes one."""
-        return max(1, self.max_new_tokens - self.num_tokens)
+        # At least 1, as the step that ends a sequence computes one.
+        self.num_left = max(1, max_new_tokens)
 
     def take(self, tokens: Iterable[int], text: TextStream) -> tuple[list[int], FinishReason | None]:
         """Counts tokens up to the first that ends the sequence, and adds their text, but for a stop token.
@@ -142,7 +137,7 @@ class StopConditions:
             if token == DEAD_END:
                 return taken, "dead_end"
             taken.append(token)
-            self.num_tokens += 1
+            self.num_left -= 1
             if token in self.stop_tokens or push(token):
                 return taken, "stop"
             if self.grammar is not None:
@@ -150,6 +145,6 @@ class StopConditions:
                     return taken, "dead_end"
                 if self.grammar.is_over:
                     return taken, "stop"
-            if self.num_tokens >= self.max_new_tokens:
+            if self.num_left <= 0:
                 return taken, "length"
         return taken, None
