@@ -40,12 +40,15 @@ void budget_share_out(const double* odds, const int64_t* sizes, int64_t load, co
 
 // Of what a forward reads.
 
-void step_fill(const StepMemory* to, const PagedRows* given, int64_t count, int64_t num_pages) {
-    fill(*to, given, count, num_pages);
+// given: a list of the numbers in `count` PagedRows, then the pages and the moves.
+void step_fill(const StepMemory* to, PyObject* given, int64_t count, int64_t num_pages) {
+    fill(*to, reinterpret_cast<const PagedRows*>(numbers_of(given)), count, num_pages);
 }
-int64_t step_gather(const StoredRows* given, int64_t count, int64_t num_rows, int64_t num_stores, int64_t* numbers,
+// given: a list of the numbers in `count` StoredRows.
+int64_t step_gather(PyObject* given, int64_t count, int64_t num_rows, int64_t num_stores, int64_t* numbers,
                     int64_t* inputs, int64_t* stores) {
-    return gather(given, count, num_rows, num_stores, numbers, inputs, stores);
+    const auto* rows = reinterpret_cast<const StoredRows*>(numbers_of(given));
+    return gather(rows, count, num_rows, num_stores, numbers, inputs, stores);
 }
 
 // Of what sequences share.

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 extern "C" {
 struct _object;
@@ -21,6 +22,8 @@ PyObject* PyLong_FromLongLong(long long value);
 PyObject* PyLong_FromVoidPtr(void* address);
 PyObject* PyList_New(ptrdiff_t size);
 int PyList_SetItem(PyObject* list, ptrdiff_t place, PyObject* item);  // takes over the item
+ptrdiff_t PyList_Size(PyObject* list);
+PyObject* PyList_GetItem(PyObject* list, ptrdiff_t place);  // lends the item
 PyObject* PyTuple_New(ptrdiff_t size);
 int PyTuple_SetItem(PyObject* tuple, ptrdiff_t place, PyObject* item);  // takes over the item
 PyObject* PyDict_New();
@@ -45,6 +48,14 @@ struct Array {
 
 inline const Array& array_of(PyObject* array) {
     return *reinterpret_cast<const Array*>(reinterpret_cast<const char*>(array) + OBJECT_SIZE);
+}
+
+// Copies the numbers of a list. The result holds until this is called again.
+inline const int64_t* numbers_of(PyObject* list) {
+    static std::vector<int64_t> numbers;
+    numbers.resize(PyList_Size(list));
+    for (size_t at = 0; at < numbers.size(); ++at) numbers[at] = PyLong_AsLongLong(PyList_GetItem(list, at));
+    return numbers.data();
 }
 
 // A list of numbers.

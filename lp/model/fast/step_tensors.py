@@ -150,8 +150,7 @@ class StepBuffer:
         if len(moves) > 2 * self._most_moves:
             return False
         assert self.num_rows - PAGE <= num_rows <= self.num_rows, "padding rows have one page"
-        given = array("q", numbers + pages + moves)
-        native.step_fill(self._layout_at, given.buffer_info()[0], len(sequences), len(pages))
+        native.step_fill(self._layout_at, numbers + pages + moves, len(sequences), len(pages))
         for _, cache in sequences:
             cache.moves = NOWHERE
         return True

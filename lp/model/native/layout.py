@@ -6,7 +6,6 @@ B sequences, R rows of all of them
 from __future__ import annotations
 
 import ctypes
-from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -74,14 +73,13 @@ class StepLayout:
         """Has the library write numbers, inputs and stores. Returns how many rows all rows see; 0 without a library."""
         if (native := library()) is None:
             return 0
-        table = array("q")  # StoredRows in lp/host/source/step.h
+        table = list[int]()  # StoredRows in lp/host/source/step.h
         for (tree, _, count), cache in zip(given, caches, strict=True):
-            table.extend((*tree.addresses, len(tree), cache.length, count, cache.capacity, cache.stores_at))
+            table += *tree.addresses, len(tree), cache.length, count, cache.capacity, cache.stores_at
         step = self._step
         return native.step_gather(
-            table.buffer_info()[0], len(given), self.num_rows, self._num_stores, step.sequences, self._inputs_at,
-            step.stores,
-        )  # fmt: skip
+            table, len(given), self.num_rows, self._num_stores, step.sequences, self._inputs_at, step.stores
+        )
 
     def _gather(self, given: Sequence[SequenceRows], caches: Sequence[ContiguousCache]) -> int:
         """What the library does, in Python."""
