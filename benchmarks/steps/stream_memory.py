@@ -40,8 +40,8 @@ class Peaks(NamedTuple):
     """The most that serving some requests took at any time.
 
     bound: pages that keys and values may take. page_bytes: of one. pages, cache_bytes: that they took after a step.
-    grown: bytes by which the process grew. preemptions: how often a request lost its room. at_once: requests that had a step together.
-    checksum: of all tokens.
+    grown: bytes by which the process grew. preemptions: how often a request lost its room. at_once: requests that had
+    a step together. checksum: of all tokens.
     """
 
     bound: int

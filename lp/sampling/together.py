@@ -41,7 +41,8 @@ class Asked(NamedTuple):
     `Rows` has them; positions that nobody needs are 0. noise: None for greedy sequences. touch: says what penalties and
     biases do; None if there are none. num_candidates: K, the number of best tokens to return for each row; 0 is the
     target alone. num_likeliest: T; None if no log-probabilities are asked for. scored: int64 [R], tokens whose
-    log-probabilities are asked for; None for those of the targets. mask: says what a grammar allows; None if there is none.
+    log-probabilities are asked for; None for those of the targets. mask: says what a grammar allows; None if there is
+    none.
     """
 
     choosers: tuple[Chooser, ...]

@@ -118,8 +118,8 @@ class StopConditions:
         """grammar: what the text must keep; it gets every token that does not end the text otherwise."""
         self.grammar = grammar
         self.stop_tokens = {*stopping.stop_token_ids, *(() if stopping.ignore_eos else eos)}
-        # At least 1, as the step that ends a sequence computes one.
-        self.num_left = max(1, max_new_tokens)
+        self._wants_none = not max_new_tokens
+        self.num_left = max(1, max_new_tokens)  # the step that ends a sequence computes a token
 
     def take(self, tokens: Iterable[int], text: TextStream) -> tuple[list[int], FinishReason | None]:
         """Counts tokens up to the first that ends the sequence, and adds their text, but for a stop token.
@@ -128,7 +128,7 @@ class StopConditions:
         all ranks get the same answers, so all of them end it. So does DEAD_END.
         """
         taken: list[int] = []
-        if not self.max_new_tokens:
+        if self._wants_none:
             return taken, "length"
         push = text.push if text.stop else text.keep
         for token in tokens:
