@@ -55,12 +55,12 @@ class Generation:
         grammar = request.grammar and checkpoint.grammars.begin(request.grammar, len(request.prompt))
         if grammar and not isinstance(request.decode, Autoregressive):
             self.decoder = ConstrainedDecoder(self.decoder, grammar)
-        prompt = list(request.prompt)
+        self.prompt, prompt = request.prompt, list(request.prompt)
         self.sequence = Sequence(request.id, prompt, len(prompt), sampling, request.grammar)
         # What the prompt's tokens are worth, until that has been told. Whoever has generated tokens has told it.
         self.scores: PromptScores | None = None
         if sampling.prompt_logprobs is not None and len(text) == len(prompt):
-            self.scores = PromptScores(list(prompt), checkpoint.vocab_size)
+            self.scores = PromptScores(self.prompt, checkpoint.vocab_size)
             del prompt[1:]  # the others are added as they are scored
         stopping = request.stopping
         detokenizer = Detokenizer(checkpoint.tokenizer, request.prompt, stopping.skip_special_tokens)

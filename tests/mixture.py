@@ -50,6 +50,7 @@ class Mixture:
     logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     ends: dict[str, str] = field(default_factory=dict)
+    cached: dict[str, int] = field(default_factory=dict)
 
     def take(self, progress: Progress) -> None:
         """Notes what a request has yielded."""
@@ -62,10 +63,21 @@ class Mixture:
             self.prompt_logprobs[name] = progress.prompt_logprobs
         if progress.finish_reason:
             self.ends[name] = progress.finish_reason
+            self.cached[name] = progress.stats.cached_tokens
 
 
-def make_mixture(engine: Engine, number: int, seed: int, most_prompt: int = 90, most_tokens: int = 40) -> Mixture:
-    """`number` requests: of all methods, greedy and sampled, with penalties, stops and grammars; some are cancelled."""
+def make_mixture(
+    engine: Engine,
+    number: int,
+    seed: int,
+    most_prompt: int = 90,
+    most_tokens: int = 40,
+    beginning: list[int] | None = None,
+) -> Mixture:
+    """`number` requests: of all methods, greedy and sampled, with penalties, stops and grammars; some are cancelled.
+
+    beginning: the first tokens of half of the prompts, which differ if None.
+    """
     rng, scoring = random.Random(seed), random.Random(seed)
     requests = []
     for index in range(number):
@@ -73,6 +85,8 @@ def make_mixture(engine: Engine, number: int, seed: int, most_prompt: int = 90, 
             rng.randrange(2, 200) for _ in range(rng.choice([1, 2, 5, rng.randrange(3, most_prompt), most_prompt]))
         ]
         prompt = prompt * rng.choice([1, 1, 2])
+        if beginning and scoring.random() < 0.5:
+            prompt = beginning + prompt
         stopping = Stopping(rng.randrange(1, most_tokens), stop=rng.choice([[], [], ["a"], ["e ", "th"]]))
         sampling = Sampling().changed({**rng.choice(SAMPLINGS), "seed": rng.randrange(1000)})
         if scoring.random() < 0.3:

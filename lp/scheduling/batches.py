@@ -59,6 +59,8 @@ class Batches:
         self._under_way: deque[Batch] = deque()
         # Those that begin like nothing that is kept; what is kept grows when a generation ends.
         self._unlike: set[Generation] = set()
+        # Those that begin like one that came earlier and was running: that one, and the number of tokens they share.
+        self._followed: dict[Generation, tuple[Generation, int]] = {}
         self._counts = EngineCounts()
 
     def take_times(self, step_times: StepTimes) -> None:
@@ -90,6 +92,9 @@ class Batches:
         """Takes in a new generation."""
         if same := self.prefixes.take(generation.sequence.id):
             self.runner.close(same)
+        running = ((one, one.prompt, one.owner) for one in (*self.scheduler, *self.generations()))
+        if found := self.prefixes.find_running(generation.sequence.tokens, generation.owner, running):
+            self._followed[generation] = found
         self.runner.open(generation.sequence)
         self.scheduler.add(generation)
 
@@ -97,6 +102,7 @@ class Batches:
         """Forgets a generation that has ended and has no step under way, but may keep what was computed for it."""
         self.scheduler.end(generation)
         self._unlike.clear()
+        self._followed.pop(generation, None)
         if self.prefixes.keeps(generation.sequence) and not generation.num_missing:
             self.prefixes.add(generation.sequence, generation.owner)
         else:
@@ -158,10 +164,11 @@ class Batches:
             self.runner.drop(generation.sequence)
             generation.forget()
             self._counts.preemptions += 1
-        if not len(self.prefixes):
+        if not len(self.prefixes) and not self._followed:
             return fitting
         beginning = [one for one in fitting if not one.num_fed and one.num_missing and one not in self._unlike]
-        found = [(one, self.prefixes.find(one.sequence.tokens, one.owner)) for one in beginning]
+        following = self._following(beginning, fitting)
+        found = [(one, self.prefixes.find(one.sequence.tokens, one.owner)) for one in beginning if one not in following]
         self._unlike.update(one for one, prefix in found if prefix is None)
         for sequence in self.prefixes.take_surplus(self.scheduler.free_pages(), self.scheduler.owner_of):
             self.runner.close(sequence)
@@ -169,7 +176,24 @@ class Batches:
             if prefix and prefix.sequence in self.prefixes:
                 self.runner.copy(prefix.sequence, generation.sequence, prefix.length)
                 generation.reuse(prefix.length)
-        return fitting
+        for one, (earlier, length) in following.items():
+            if earlier.num_fed >= length and earlier in self.scheduler:  # and not in a step under way
+                self.runner.copy(earlier.sequence, one.sequence, length)
+                one.reuse(length)
+        return [one for one in fitting if one not in following or one.num_fed] if following else fitting
+
+    def _following(
+        self, beginning: list[Generation], fitting: list[Generation]
+    ) -> dict[Generation, tuple[Generation, int]]:
+        """Those that wait until an earlier one has computed what both begin with, such as the choices of one prompt.
+
+        Only one that has room itself is waited for.
+        """
+        if not self._followed:
+            return {}
+        safe = set(fitting)
+        found = {one: self._followed[one] for one in beginning if one in self._followed}
+        return {one: followed for one, followed in found.items() if followed[0] in safe}
 
     def _arrange(self) -> None:
         """Tells a runner with replicas where the sequences have room, those without a turn included."""

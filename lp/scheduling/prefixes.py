@@ -8,15 +8,17 @@ where keys and values lie.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from lp.model.kv_cache import pages_of
 from lp.request import Sequence as TokenSequence
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
+
+T = TypeVar("T")
 
 # A shorter beginning is not worth the copy.
 LEAST_TOKENS = 16
@@ -86,8 +88,31 @@ class Prefixes:
         self._kept.move_to_end(best.sequence.id)
         return best
 
+    def find_running(
+        self, tokens: Sequence[int], owner: str | None, running: Iterable[tuple[T, Sequence[int], str | None]]
+    ) -> tuple[T, int] | None:
+        """The running request whose prompt begins most like this one, and the number of tokens that both begin with, if
+        that are clearly more than a kept sequence has.
+
+        running: each with its prompt and its owner.
+        """
+        if self._reuse is PrefixReuse.off or len(tokens) <= LEAST_TOKENS:
+            return None
+        first = tokens[:LEAST_TOKENS]
+        alike = [one for one in running if one[1][:LEAST_TOKENS] == first and self._allows(one[2], owner)]
+        if not alike:
+            return None
+        wanted = np.array(tokens[:-1], np.int64)
+        shared = [(one, _num_shared(np.array(prompt[:-1], np.int64), wanted)) for one, prompt, _ in alike]
+        best, length = max(shared, key=lambda pair: pair[1])  # of several, the first
+        kept = self.find(tokens, owner)
+        return (best, length) if length >= LEAST_TOKENS + (kept.length if kept else 0) else None
+
     def _allowed(self, owner: str | None) -> Iterator[_Kept]:
-        return (kept for kept in self._kept.values() if self._reuse is PrefixReuse.all or kept.owner == owner)
+        return (kept for kept in self._kept.values() if self._allows(kept.owner, owner))
+
+    def _allows(self, owner: str | None, other: str | None) -> bool:
+        return self._reuse is PrefixReuse.all or owner == other
 
     def take_surplus(
         self, free: Sequence[int], owner_of: Callable[[str], int | None] = lambda _: None
