@@ -92,6 +92,11 @@ class Generation:
         """Tokens of keys and values that the next step needs, the rows of its tree included."""
         return len(self.sequence.tokens) - 1 + self._num_unscored + self._most_rows
 
+    @property
+    def likely_rows(self) -> int:
+        """Rows that the next step's tree is likely to have: those of the last one."""
+        return max(self.least_rows, len(self.tree))
+
     def reuse(self, num_tokens: int) -> None:
         """Notes that the first tokens need not be computed, as that was done for another sequence."""
         self.num_fed = num_tokens

@@ -173,7 +173,7 @@ class Scheduler:
         feeding.sort(key=lambda one: self._running[one].feeding)
         decoding = sorted((one for one in waiting if not one.num_missing), key=self._decoding_time_of)
         turns = _decoding_turns(decoding[:share], most)
-        used = sum(turn.generation.least_rows for turn in turns)
+        used = _rows_beside(turns, len(feeding))
         left = max(beside - used, math.ceil(beside * FEEDING_SHARE)) if turns else most
         most_each, per_thousand = (self.rows.beside, self.rows.per_thousand) if turns else (self.rows.most, 0.0)
         chosen = {
@@ -223,6 +223,17 @@ def _decoding_turns(decoding: Iterable[Generation], most_rows: int) -> list[Turn
             break
         turns.append(Turn(generation, len(generation.sequence.tokens) - 1, decodes=True))
     return turns
+
+
+def _rows_beside(turns: Sequence[Turn], num_prompts: int) -> int:
+    """The rows that turns which decode leave to nobody else, in a step beside so many prompts.
+
+    Drafts count in full beside a single prompt, so that it holds nobody up for long. The more prompts wait, the less
+    they count: then more is gained by letting more requests decode soon.
+    """
+    least = sum(turn.generation.least_rows for turn in turns)
+    drafts = sum(turn.generation.likely_rows for turn in turns) - least
+    return least + drafts // max(1, num_prompts)
 
 
 def _feeding_turns(

@@ -13,6 +13,7 @@ from lp.scheduling.room import Room
 from lp.scheduling.scheduler import Scheduler, StepRows, step_rows
 from lp.scheduling.settings import SchedulerSettings
 from lp.step_cost import Extras, StepTimes
+from lp.tree import chain
 
 GREEDY = Sampling(temperature=0.0, seed=0)
 PROMPTS = [[5, 9, 5, 9], [40, 41, 42], [7]]
@@ -100,6 +101,18 @@ def test_chunks_become_shorter_the_more_tokens_are_before_them(llama: Engine) ->
     scheduler.add(prompt)
     fed = [dict((name, number) for name, number, _ in step)["1"] for step in run(scheduler, 4)]
     assert fed == [60, 97, 127, 153], "60 rows, then 60 / 1.6, 60 / 1.97 and 60 / 2.27"
+
+
+def test_drafts_take_rows_from_a_single_prompt_and_hardly_from_many(llama: Engine) -> None:
+    decoding, *prompts = prompts_of(llama, [2, 90, 90, 90], [1] * 4)
+    scheduler = scheduler_of([decoding], StepRows(beside=40, most=100))
+    run(scheduler, 1)
+    decoding.tree = chain([3] * 13)
+    scheduler.add(prompts[0])
+    assert [turn.num_fed for turn in scheduler.next_batch()[1:]] == [27], "40 without the root and twelve drafts"
+    for prompt in prompts[1:]:
+        scheduler.add(prompt)
+    assert [turn.num_fed for turn in scheduler.next_batch()[1:]] == [35], "40 without the root and a third of them"
 
 
 def test_prompts_alone_are_fed_by_the_largest_steps(llama: Engine) -> None:
