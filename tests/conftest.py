@@ -20,6 +20,9 @@ from lp import Engine
 from lp.cache_files import VARIABLE
 from tests.models import load_reference, save_checkpoint
 
+# `make test-clients` runs these, in other environments and without this file.
+collect_ignore = ["clients"]
+
 # Programs that tests call in this process must not have the C library keep what it frees: the emulated GPU's arenas of
 # 3.6 GB then become one piece of tens of gigabytes, and a process with a piece larger than the memory cannot fork.
 memory.keep_memory = lambda: None

@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture(scope="session")
 def url() -> str:
     """The address of the server, without /v1."""
-    return os.environ.get("LOOKAHEAD_CLIENT_URL") or pytest.fail("a server is needed: run `make test-clients`")
+    return os.environ["LOOKAHEAD_CLIENT_URL"]
 
 
 @pytest.fixture(scope="session")
