@@ -9,12 +9,13 @@ from starlette.types import ASGIApp
 from launch.server import errors
 from launch.server.context import Context
 from launch.server.description import describe
-from launch.server.routes import documentation, generation, models, state, tokenizing
+from launch.server.routes import documentation, generation, messages, models, responses, state, tokenizing
 from launch.server.safety.front import AllowedHosts, Front
 
 # Seconds for which a browser need not ask again whether it may send a request.
 PREFLIGHT_S = 3600
-ROUTERS = [module.router for module in (generation, models, tokenizing, state, documentation)]
+MODULES = (generation, responses, messages, models, tokenizing, state, documentation)
+ROUTERS = [module.router for module in MODULES]
 EXPOSED_HEADERS = ("retry-after", "x-request-id")
 
 

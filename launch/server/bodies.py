@@ -85,7 +85,7 @@ def body_of(kind: type[Kind]) -> Callable[[Request], Awaitable[Kind]]:
         try:
             body = kind.model_validate_json(data)
         except ValidationError as error:
-            raise _readable(error, kind) from None
+            raise readable(error, kind) from None
         body._num_bytes = len(data)
         return body
 
@@ -128,8 +128,10 @@ async def _discard(stream: Any, most_bytes: int) -> None:
         return
 
 
-def _readable(error: ValidationError, kind: type[Body]) -> ApiError:
+def readable(error: ValidationError | PydanticCustomError, kind: type[Body]) -> ApiError:
     """Describes the first fault in one sentence that names the field."""
+    if isinstance(error, PydanticCustomError):  # raised outside of the body's own checks
+        return errors.bad_request(error.message(), param=named_field(error.message(), kind))
     fault = error.errors(include_url=False)[0]
     place = ""
     for step in fault["loc"]:

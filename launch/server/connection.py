@@ -51,7 +51,7 @@ async def _left(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """A response of server-sent events, each sent at once.
+    """A response of server-sent events, each sent at once. events: as they are sent, with their empty line.
 
     on_end: called when all events are sent or the client has gone away.
     """
@@ -76,5 +76,5 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for event in self.events:
-            await send({"type": "http.response.body", "body": f"data: {event}\n\n".encode(), "more_body": True})
+            await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

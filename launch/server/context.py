@@ -17,12 +17,15 @@ from launch.server import errors
 from launch.server.metrics import Metrics
 from launch.server.openai.conversion import Conversion
 from launch.server.openai.tokens import TokenNames
+from launch.server.responses.store import ResponseStore
 from launch.server.safety.keys import read_keys
 from launch.server.service import Service
 from launch.server.settings import ServerSettings
 from lp.grammar.settings import Grammar, GrammarError
 
 T = TypeVar("T")
+# Of the responses that are kept for later requests, as JSON.
+MOST_STORED_BYTES = 64 * 1024**2
 
 # Bytes of a body from which its texts count as long: a shorter one is tokenized in about 50 ms at most.
 LONG_BODY = 64 * 1024
@@ -49,6 +52,7 @@ class Context:
         self.conversion = Conversion(
             backend.request_builder, self.model_name, settings.default_max_tokens, settings.max_choices
         )
+        self.responses = ResponseStore(settings.max_stored_responses, MOST_STORED_BYTES)
         self.names = TokenNames(self.checkpoint.tokenizer)
         # A text must not block the event loop, nor a long text the short ones. The tokenizer may be used by several
         # threads, as nobody asks it to truncate or pad, which alone would change it.

@@ -1,4 +1,4 @@
-"""Gives every error the body of OpenAI's API: {"error": {"message", "type", "param", "code"}}."""
+"""Gives every error the body of OpenAI's API: {"error": {"message", "type", "param", "code"}}, or of Anthropic's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from launch.server.anthropic.errors import error_body
 from launch.server.service_errors import QueueFull, RanksLost, ServiceError, ShuttingDown, TooLarge
 
 LONGEST_MESSAGE = 400
@@ -41,8 +42,12 @@ class ApiError(Exception):
         error = self.body["error"]
         return error["code"] or error["type"]
 
-    def response(self) -> Response:
-        return JSONResponse(self.body, self.status, self.headers)
+    def response(self, path: str = "") -> Response:
+        """The response that a client of the API expects whose route, `path`, it has asked."""
+        body = self.body
+        if path.startswith("/v1/messages"):
+            body = error_body(self.status, body["error"]["message"])
+        return JSONResponse(body, self.status, self.headers)
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -111,29 +116,30 @@ def from_service(error: ServiceError, retry_after_s: int) -> ApiError:
 
 
 def install(app: FastAPI, retry_after_s: Callable[[], int], count: Callable[[str], None]) -> None:
-    """Makes the app answer every error with OpenAI's body.
+    """Makes the app answer every error with the body of an API: Anthropic's on its routes, OpenAI's on all others.
 
     retry_after_s: the seconds that a refused client is told to wait. count: called with the reason of each refusal.
     """
 
-    def answer(error: ApiError) -> Response:
+    def answer(error: ApiError, request: Request) -> Response:
         count(error.reason)
-        return error.response()
+        return error.response(request.url.path)
 
     async def on_api_error(request: Request, error: ApiError) -> Response:
-        return answer(error)
+        return answer(error, request)
 
     async def on_service_error(request: Request, error: ServiceError) -> Response:
-        return answer(from_service(error, retry_after_s()))
+        return answer(from_service(error, retry_after_s()), request)
 
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         where = f"{request.method} {request.url.path}"
         message = {404: f"there is no {where}", 405: f"{where} is not allowed"}.get(error.status_code, error.detail)
         code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-        return answer(ApiError(error.status_code, message, code=code, headers=dict(error.headers or {})))
+        found = ApiError(error.status_code, message, code=code, headers=dict(error.headers or {}))
+        return answer(found, request)
 
     async def on_bug(request: Request, error: Exception) -> Response:
-        return answer(internal())
+        return answer(internal(), request)
 
     app.add_exception_handler(ApiError, on_api_error)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(ServiceError, on_service_error)  # pyright: ignore[reportArgumentType]

@@ -20,8 +20,9 @@ class ServerSettings:
     after the signal, and slow clients need up to 5 s of that to read their last answers. retry_after_s: the fewest
     seconds that a refused client is told to wait; a long queue makes it more. max_body_bytes: size of the largest
     request body. default_max_tokens: most new tokens of a request to /v1/completions that sets no limit. max_choices:
-    most texts that one request may ask for: its prompts, times its choices of each. access_log: whether each HTTP
-    request is logged.
+    most texts that one request may ask for: its prompts, times its choices of each. max_stored_responses: most
+    responses of /v1/responses that are kept in memory, so that later requests can continue them. access_log: whether
+    each HTTP request is logged.
 
     api_keys: keys that clients send as `Authorization: Bearer KEY`; without keys, the server is open to all.
     api_keys_file: a file with more of them, one a line; the environment variable LOOKAHEAD_API_KEYS may hold more.
@@ -52,6 +53,7 @@ class ServerSettings:
     max_connections: int = 1000
     default_max_tokens: int = 16
     max_choices: int = 1024
+    max_stored_responses: int = 1000
     access_log: bool = False
 
     def check(self) -> None:
@@ -68,6 +70,7 @@ class ServerSettings:
             "head_timeout_s": (0.1, 86_400),
             "body_timeout_s": (0.1, 86_400),
             "max_connections": (1, 1_000_000),
+            "max_stored_responses": (0, 1_000_000),
         }
         for name, (smallest, largest) in ranges.items():
             value = getattr(self, name)

@@ -112,7 +112,8 @@ def launch_all(
     if touched:
         change(logits_LV, touched, can_fuse(logits_LV.device))
     masked = {number: one.mask() for number, one in enumerate(asked) if one.mask}
-    masks.apply(logits_LV, [(rows[number].start, found) for number, found in masked.items()])
+    if masked:
+        masks.apply(logits_LV, [(rows[number].start, found) for number, found in masked.items()])
     groups = _groups(asked)
     late = [rows[number] for group in groups for number in group if asked[number].may_wait]
     kept = _kept(logits_LV, late, not is_lasting)

@@ -5,6 +5,7 @@ The template is a program that comes with the checkpoint; transformers runs it i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,9 @@ _PARAMETERS = frozenset((
     "return_assistant_tokens_mask", "tokenizer_kwargs",
 ))  # fmt: skip
 # A message of a conversation: {"role": "user", "content": "..."}. Which roles there are is up to the template.
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
+# What a message may have as well: calls of tools and what they return, and the assistant's reasoning.
+_EXTRAS = ("tool_calls", "tool_call_id", "name", "reasoning_content")
 
 
 @dataclass(frozen=True)
@@ -30,13 +33,15 @@ class Rendering:
 
     add_generation_prompt: whether the beginning of the assistant's answer comes last. continue_final_message: whether
     the last message is left open, so that its text goes on. add_special_tokens: whether the tokenizer adds its own to
-    what the template writes. variables: further variables of the template, such as enable_thinking.
+    what the template writes. variables: further variables of the template, such as enable_thinking. tools: those that
+    the assistant may call, as in OpenAI's API.
     """
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[dict[str, Any]] = ()
 
     def check(self) -> None:
         """Raises ValueError for settings that cannot be used."""
@@ -79,6 +84,7 @@ def encode(
     try:
         text = tokenizer.apply_chat_template(
             plain,
+            tools=[*rendering.tools] or None,
             tokenize=False,
             add_generation_prompt=rendering.add_generation_prompt,
             continue_final_message=rendering.continue_final_message,
@@ -96,18 +102,21 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def check_message(message: Any, number: int) -> dict[str, str]:
+def check_message(message: Any, number: int) -> dict[str, Any]:
     """The message itself. number: its place in the conversation. Raises ValueError if it has another form."""
     if not isinstance(message, Mapping):
         raise ValueError(f'messages[{number}] must be an object like {{"role": "user", "content": "..."}}')
     for key in ("role", "content"):
         if not isinstance(message.get(key), str):
             raise ValueError(f"messages[{number}] must have a text under {key!r}, not {message.get(key)!r}")
-    if others := sorted(map(str, message.keys() - {"role", "content"})):
-        raise ValueError(f"messages[{number}] has {', '.join(others)}; a message has role and content alone")
+    if others := sorted(map(str, message.keys() - {"role", "content", *_EXTRAS})):
+        raise ValueError(f"messages[{number}] has {', '.join(others)}, which no message has")
     for key in ("role", "content"):
         _check_unicode(message[key], number)
-    return {"role": message["role"], "content": message["content"]}
+    extras = {key: message[key] for key in _EXTRAS if message.get(key) is not None}
+    if extras:
+        _check_unicode(json.dumps(extras, ensure_ascii=False), number)
+    return {"role": message["role"], "content": message["content"], **extras}
 
 
 def _check_unicode(text: str, number: int) -> None:

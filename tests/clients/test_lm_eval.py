@@ -1,7 +1,7 @@
 """lm-eval against the server: every kind of request, with figures equal to those of its own `hf` model.
 
-The tasks are made here, so that no data set is downloaded. LOOKAHEAD_PYTHON names the interpreter that runs the server
-if it is not the one that runs lm-eval.
+The tasks are made here, so that no data set is downloaded. The server is one of its own, as figures are compared in
+float32. LOOKAHEAD_CLIENT_PYTHON names the interpreter that runs it if it is not the one that runs lm-eval.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from urllib.request import urlopen
 
 import pytest
 
-MISSING = "lm-eval is not installed here: pip install -r tests/clients/requirements.txt"
-lm_eval = pytest.importorskip("lm_eval", reason=MISSING)
-lm_eval_tasks = pytest.importorskip("lm_eval.tasks", reason=MISSING)
+from tests.clients.importing import imported
 
-SERVER_PYTHON = os.environ.get("LOOKAHEAD_PYTHON", sys.executable)
+lm_eval = imported("lm_eval")
+lm_eval_tasks = imported("lm_eval.tasks")
+
+SERVER_PYTHON = os.environ.get("LOOKAHEAD_CLIENT_PYTHON", sys.executable)
 # The tasks' documents and prompts. What is scored ends in a word or in a whole sentence.
 QUESTIONS = [
     {"question": "The capital of France is", "choices": ["Paris", "Berlin", "a large green apple"], "gold": 0},

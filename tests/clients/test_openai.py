@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.clients.importing import imported
 
 openai = imported("openai")
 QUESTION = [{"role": "user", "content": "Name a colour."}]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOL = {"name": "weather", "description": "The weather of a city", "parameters": PARAMETERS}
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +89,29 @@ def test_responses(client, model: str, routes: set[str]):
     with client.responses.stream(model=model, input="Name a colour.", max_output_tokens=16, temperature=0) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
     assert text == answer.output_text
+
+
+def test_a_tool_is_called_and_its_result_is_read(client, model: str):
+    settings = {"model": model, "max_tokens": 60, "temperature": 0, "tools": [{"type": "function", "function": TOOL}]}
+    first = client.chat.completions.create(messages=QUESTION, tool_choice="required", **settings).choices[0]
+    (call, *_) = first.message.tool_calls
+    assert first.finish_reason == "tool_calls" and call.function.name == "weather"
+    assert json.loads(call.function.arguments).keys() == {"city"}
+    result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+    second = client.chat.completions.create(messages=[*QUESTION, first.message, result], **settings)
+    assert second.choices[0].finish_reason
+    with client.chat.completions.stream(messages=QUESTION, tool_choice="required", **settings) as stream:
+        streamed = stream.get_final_completion().choices[0].message.tool_calls
+    assert streamed[0].function.arguments == call.function.arguments
+
+
+def test_a_response_calls_a_tool_and_goes_on(client, model: str):
+    settings = {"model": model, "max_output_tokens": 60, "temperature": 0, "tools": [{"type": "function", **TOOL}]}
+    first = client.responses.create(input="Rome?", tool_choice="required", **settings)
+    call = first.output[0]
+    assert call.type == "function_call" and json.loads(call.arguments).keys() == {"city"}
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    second = client.responses.create(input=[result], previous_response_id=first.id, **settings)
+    assert second.usage.input_tokens > first.usage.input_tokens
+    with client.responses.stream(input="Rome?", tool_choice="required", **settings) as stream:
+        assert stream.get_final_response().output[0].arguments == call.arguments

@@ -72,7 +72,12 @@ class CompletionChoice:
             yield self._part(progress.text, logprobs, progress.finish_reason)
 
     def _part(self, text: str, logprobs: dict[str, Any] | None, reason: FinishReason | None) -> dict[str, Any]:
-        return {"index": self._index, "text": text, "logprobs": logprobs, **end_of(reason)}
+        return {
+            "index": self._index,
+            "text": text,
+            "logprobs": logprobs,
+            **(end_of(reason) if reason == "dead_end" else {"finish_reason": reason}),
+        }
 
     def _logprobs(
         self, of_prompt: list[TokenLogprob] | None, found: list[TokenLogprob] | None, tokens: list[int]

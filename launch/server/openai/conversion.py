@@ -14,14 +14,18 @@ from launch.server import errors
 from launch.server.bodies import named_field
 from launch.server.errors import ApiError
 from launch.server.openai import structured
-from launch.server.openai.protocol import ChatBody, CompletionBody, GenerationBody, Message
+from launch.server.openai.conversation import Conversation, Message
+from launch.server.openai.protocol import ChatBody, CompletionBody, GenerationBody
+from launch.server.tools.choice import schema_of_calls
+from launch.server.tools.dialect import Dialect
+from launch.server.tools.reader import Reading
 from lp import methods
-from lp.grammar.settings import GrammarError
+from lp.grammar.settings import Grammar, GrammarError
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Request
 from lp.request_builder import ContextExceeded, RequestBuilder
 from lp.sampling.settings import LARGEST_SEED, Sampling
-from lp.text.chat_template import NoChatTemplate, Rendering
+from lp.text.chat_template import NoChatTemplate
 from lp.text.stopping import Stopping
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -36,7 +40,7 @@ class Prepared:
     id: of the reply. requests: the candidates of the first prompt, those of the second one, and so on. echoes: for each
     prompt, the text before the generated text. num_choices: how many of a prompt's candidates are returned.
     num_echoed, num_of_prompt: alternatives that are shown for each token of an echoed prompt, and in the field
-    prompt_logprobs; None shows no log-probabilities there.
+    prompt_logprobs; None shows no log-probabilities there. reading: how the answers of a chat are read.
     wants_usage_so_far: every chunk of a stream says what it has cost so far.
     """
 
@@ -49,6 +53,7 @@ class Prepared:
     wants_usage_so_far: bool = False
     num_echoed: int | None = None
     num_of_prompt: int | None = None
+    reading: Reading | None = None
 
     @property
     def num_candidates(self) -> int:
@@ -64,6 +69,7 @@ class Conversion:
         self.model_name = model_name
         self.default_max_tokens = default_max_tokens
         self.max_choices = max_choices
+        self._dialect = Dialect(self.checkpoint.tokenizer)
 
     @property
     def checkpoint(self) -> CheckpointInfo:
@@ -77,10 +83,12 @@ class Conversion:
         self.check_model(body.model)
         self._check_number(body)
         reply_id = f"{'chatcmpl' if isinstance(body, ChatBody) else 'cmpl'}-{secrets.token_hex(12)}"
+        prompts = self._prompts(body)
+        reading = self._reading(body, prompts[0]) if isinstance(body, ChatBody) else None
         requests: list[Request] = []
         try:
-            for tokens in self._prompts(body):
-                first = self._request(body, tokens, owner)
+            for tokens in prompts:
+                first = self._request(body, tokens, owner, reading)
                 requests += [first, *(_another(first, number) for number in range(1, body.num_candidates))]
         except ValueError as error:
             raise _refusal(error, body) from None
@@ -96,21 +104,27 @@ class Conversion:
             body.wants_usage_so_far,
             body.num_echoed_logprobs if isinstance(body, CompletionBody) else None,
             body.prompt_logprobs,
+            reading,
         )
+
+    @staticmethod
+    def grammar_of(body: CompletionBody | ChatBody) -> Grammar | None:
+        """What the text must be: a call, if one has to be made. Raises ApiError for more than one constraint."""
+        if isinstance(body, ChatBody) and body.choice.is_forced:
+            schema = schema_of_calls(body.shown_tools, body.choice, body.allows_parallel)
+            return Grammar.json_schema(schema)
+        return structured.grammar_of(body) if structured.FIELDS & body.model_fields_set else None
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model_name:
             raise errors.unknown_model(name, self.model_name)
 
-    def chat_tokens(self, messages: list[Message], rendering: Rendering | None = None) -> list[int]:
-        """Returns the conversation as the checkpoint's chat template writes it, by default up to where the assistant
-        begins.
-
-        Raises ApiError.
-        """
-        plain = [{"role": message.role, "content": message.content} for message in messages]
+    def chat_tokens(self, messages: list[Message], body: Conversation) -> list[int]:
+        """Returns the conversation of a body as the checkpoint's chat template writes it. Raises ApiError."""
+        plain = [message.plain() for message in messages]
         try:
-            return self.request_builder.encode(plain, rendering)
+            plain, tools = self._dialect.write(plain, body.shown_tools)
+            return self.request_builder.encode(plain, replace(body.rendering, tools=tools))
         except NoChatTemplate:
             message = f"the model {self.model_name!r} has no chat template; use /v1/completions"
             raise errors.bad_request(message, param="messages", code="no_chat_template") from None
@@ -133,27 +147,32 @@ class Conversion:
     def _prompts(self, body: CompletionBody | ChatBody) -> list[list[int]]:
         """The tokens of each prompt. Raises ApiError."""
         if isinstance(body, ChatBody):
-            return [self.chat_tokens(body.messages, body.rendering)]
+            return [self.chat_tokens(body.messages, body)]
         with_special = body.add_special_tokens is not False
         try:
             return [self.request_builder.encode(prompt, add_special_tokens=with_special) for prompt in body.prompt]
         except ValueError as error:
             raise errors.bad_request(str(error), param="prompt") from None
 
+    def _reading(self, body: ChatBody, prompt: list[int]) -> Reading:
+        return self._dialect.reading(body.shown_tools, body.choice, body.allows_parallel, prompt)
+
     def _default_max_tokens(self, tokens: list[int]) -> int:
         room = self.checkpoint.max_length - len(tokens)
         return max(1, min(self.default_max_tokens, room))
 
-    def _request(self, body: CompletionBody | ChatBody, tokens: list[int], owner: str | None) -> Request:
+    def _request(
+        self, body: CompletionBody | ChatBody, tokens: list[int], owner: str | None, reading: Reading | None
+    ) -> Request:
         """The first request of a prompt."""
         most_tokens = body.most_tokens
         if most_tokens is None and isinstance(body, CompletionBody):
             most_tokens = self._default_max_tokens(tokens)
         decode = None if body.decode is None else methods.from_dict(body.decode, self.request_builder.decode)
-        skips = body.skip_special_tokens is not False
+        skips = body.skip_special_tokens is not False and not (reading and reading.kept)
         stopping = Stopping(most_tokens, body.stop, body.stop_token_ids or [], bool(body.ignore_eos), skips)
         priority = 1.0 if body.priority is None else body.priority
-        grammar = structured.grammar_of(body)
+        grammar = self.grammar_of(body)
         return self.request_builder.build(
             tokens, decode, self._sampling(body), stopping, None, owner, priority, grammar
         )
@@ -190,6 +209,8 @@ def _another(first: Request, number: int) -> Request:
 
 def _refusal(error: ValueError, body: GenerationBody) -> ApiError:
     """Converts an error of lp.RequestBuilder to the names that the API has for the settings."""
+    if isinstance(error, GrammarError) and isinstance(body, ChatBody) and body.choice.is_forced:
+        return errors.bad_request(f"tools: {error}", param="tools", code="invalid_grammar")
     if isinstance(error, GrammarError):
         return structured.refusal(error, body)
     if isinstance(error, ContextExceeded) and error.context is not None:

@@ -5,11 +5,12 @@ Fields that do not influence the output are ignored. Other fields that the serve
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, model_validator
 
 from launch.server.bodies import Body, Part, refused
+from launch.server.openai.conversation import Conversation, Message
 from launch.server.openai.fields import (
     AtLeastOne,
     Ignored,
@@ -19,10 +20,8 @@ from launch.server.openai.fields import (
     Prompts,
     Seed,
     Stops,
-    TextField,
 )
 from launch.server.openai.structured import StructuredBody
-from lp.text.chat_template import Rendering
 
 
 class StreamOptions(Part):
@@ -179,37 +178,6 @@ class CompletionBody(GenerationBody):
         return bool(self.echo) or super().shows_prompt
 
 
-class Message(Part):
-    """One message of a conversation. What a client or another server has added to it is ignored."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: TextField = ""
-    refusal: Off = None
-    audio: Off = None
-    function_call: Off = None
-    tool_calls: Off = None
-
-
-class Conversation(Body):
-    """Messages, and how the chat template writes them: fields of all bodies that have messages, as in vLLM."""
-
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    chat_template: Off = None
-    documents: Off = None
-
-    @property
-    def rendering(self) -> Rendering:
-        return Rendering(
-            add_generation_prompt=self.add_generation_prompt is not False,
-            continue_final_message=bool(self.continue_final_message),
-            add_special_tokens=bool(self.add_special_tokens),
-            variables=self.chat_template_kwargs or {},
-        )
-
-
 class ChatBody(GenerationBody, Conversation):
     """The body of POST /v1/chat/completions."""
 
@@ -219,8 +187,6 @@ class ChatBody(GenerationBody, Conversation):
     top_logprobs: int | None = None
 
     modalities: OnlyTextModality = None
-    tool_choice: NoToolChoice = None
-    tools: Off = None
     functions: Off = None
     function_call: NoToolChoice = None
     audio: Off = None
@@ -229,7 +195,6 @@ class ChatBody(GenerationBody, Conversation):
     reasoning_effort: Off = None
     verbosity: Off = None
     prediction: Ignored = None
-    parallel_tool_calls: Ignored = None
 
     @property
     def most_tokens(self) -> int | None:

@@ -58,6 +58,8 @@ def _response_format(value: Any) -> Grammar | None:
     match value:
         case None | {"type": "text"}:
             return None
+        case Grammar():
+            return value
         case {"type": "json_object"}:
             return Grammar.json_object()
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
@@ -68,8 +70,8 @@ def _response_format(value: Any) -> Grammar | None:
 
 
 def _structured_outputs(value: Any) -> Grammar | None:
-    if value is None:
-        return None
+    if value is None or isinstance(value, Grammar):
+        return value
     if not isinstance(value, dict):
         raise refused("structured_outputs must be an object with one of json, regex, choice, grammar and json_object")
     for key, one in value.items():
@@ -86,7 +88,9 @@ def _structured_outputs(value: Any) -> Grammar | None:
 
 def _guided(kind: str) -> BeforeValidator:
     def read(value: Any) -> Grammar | None:
-        return None if value is None else _read("", lambda: _checked(_of_kind(kind, value)))
+        if value is None or isinstance(value, Grammar):
+            return value
+        return _read("", lambda: _checked(_of_kind(kind, value)))
 
     return BeforeValidator(read)
 
@@ -109,6 +113,9 @@ class StructuredBody(BaseModel):
     guided_grammar: Annotated[Any, _guided("grammar")] = None
     guided_decoding_backend: Any = None
     guided_whitespace_pattern: None = None
+
+
+FIELDS = frozenset(StructuredBody.model_fields)
 
 
 def given(body: StructuredBody) -> dict[str, Grammar]:

@@ -54,6 +54,6 @@ async def tokenizer_info(server: Annotated[Context, Depends(context)]) -> dict[s
 
 def _tokens(server: Context, body: TokenizeBody) -> list[int]:
     if body.messages:
-        return server.conversion.chat_tokens(body.messages, body.rendering)
+        return server.conversion.chat_tokens(body.messages, body)
     with_special = body.add_special_tokens is not False
     return server.checkpoint.tokenizer.encode(body.prompt or "", add_special_tokens=with_special)

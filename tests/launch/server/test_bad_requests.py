@@ -95,7 +95,7 @@ def complete(running: Running, content: bytes, **headers: str) -> httpx.Response
         ({"prompt": "a", "priority": "high"}, "priority", "priority"),
         ({"prompt": "a", "stream": "yes"}, "stream", "stream"),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream=true", "stream_options"),
-        ({"prompt": "a", "guided_jsn": {}}, "guided_jsn is not a field that this server knows", "guided_jsn"),
+        ({"prompt": "a", "guided_xml": {}}, "guided_xml is not a field that this server knows", "guided_xml"),
         ({"prompt": "a", "model": 5}, "model", "model"),
         ({"prompt": "a", "decode": "lookahead"}, "decode", "decode"),
         ({"prompt": "a", "decode": {"method": "magic"}}, "'magic' is unknown", "decode"),

@@ -88,7 +88,6 @@ def test_max_completion_tokens_wins_and_the_default_is_all_room(shared: Running,
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("functions", [{"name": "f"}]),
         ("tool_choice", "required"),
         ("modalities", ["audio"]),

@@ -47,7 +47,7 @@ def test_whatever_a_template_raises_is_one_line(template: str) -> None:
         ({"role": "user"}, "'content', not None"),
         ({"content": "a"}, "'role', not None"),
         ({"role": "user", "content": [1]}, "'content', not [1]"),
-        ({"role": "user", "content": "a", "tool_calls": []}, "has tool_calls"),
+        ({"role": "user", "content": "a", "calls": []}, "has calls"),
         ("hello", "must be an object"),
         ({"role": "user", "content": "a\ud800"}, "not valid Unicode: character 1"),
     ],
