@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 import pytest
+from uvicorn import Config
+from uvicorn.lifespan.on import LifespanOn
 
+from launch.server.app import make_app
 from launch.server.safety.front import AllowedHosts, is_loopback, without_port
 from launch.server.settings import ServerSettings
 from tests.launch.server.harness import Running, assert_error, serving
@@ -122,3 +127,20 @@ def test_a_request_gets_an_id(shared: Running, given: str | None):
     headers = {} if given is None else {"x-request-id": given}
     found = [httpx.get(f"{shared.url}/health", headers=headers).headers["x-request-id"] for _ in range(2)]
     assert len(set(found)) == 2 and given not in found and all(len(one) == 32 for one in found)
+
+
+def test_an_application_behind_a_proxy_starts_and_takes_every_name(shared: Running):
+    """Ray Serve runs the application without the server around it, and starts it by ASGI's lifespan."""
+
+    async def ask() -> httpx.Response:
+        app = make_app(shared.server.context)
+        lifespan = LifespanOn(Config(app, lifespan="on"))
+        await lifespan.startup()
+        assert not lifespan.should_exit
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://models.example.org") as client:
+            answer = await client.get("/health")
+        await lifespan.shutdown()
+        return answer
+
+    assert asyncio.run(ask()).status_code == 200
