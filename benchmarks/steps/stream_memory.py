@@ -2,11 +2,12 @@
 
     python -m benchmarks.steps.stream_memory --streams 64 --tokens 1000
 
-All streams begin at the same time, and each has --tokens tokens at its end. They are served twice: with a bound on the
-pages of keys and values that all of them fit into, and with --share of it, where some wait for others. For each the
-table has the bound, the most pages in use after a step, the bytes of keys and values, and by how much the process grew,
-at most, while it served. What it grew by beyond keys and values are the activations of a step, its logits, the rows of
-text and what the drafts have learnt. The second time, memory is used again that was freed the first time. Both must
+All streams decode at the same time, and each has --tokens tokens at its end. Their prompts begin alike, so that they
+get copies of the keys and values of a request before them, and none has ended before the last one begins. They are
+served twice: with a bound on the pages of keys and values that all of them fit into, and with --share of it, where some
+wait for others. For each the table has the bound, the most pages in use after a step, the bytes of keys and values, and
+by how much the process grew, at most, while it served. Beyond keys and values, that is a cache that is moved as it
+grows, the activations of a step, its logits, the rows of text, and what the drafts have learnt. The second time, memory is used again that was freed the first time. Both must
 yield the same tokens. Linux only.
 """
 
@@ -30,6 +31,7 @@ from lp.model.checkpoint import DTYPES
 from lp.model.kv_cache import PAGE, pages_of
 from lp.request import Request
 from lp.scheduling.room import Room
+from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 
 COLUMNS = (
     "bound", "pages", "most in use", "keys and values", "process grew by", "preempted", "most at once",
@@ -40,8 +42,8 @@ class Peaks(NamedTuple):
     """The most that serving some requests took at any time.
 
     bound: pages that keys and values may take. page_bytes: of one. pages, cache_bytes: that they took after a step.
-    grown: bytes by which the process grew. preemptions: how often a request lost its room. at_once: requests that had
-    a step together. checksum: of all tokens.
+    grown: bytes by which the process grew. preemptions: how often a request lost its room. at_once: the most requests
+    that had room. checksum: of all tokens.
     """
 
     bound: int
@@ -83,7 +85,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=64, help="requests at once (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=1000, help="of each at its end (default %(default)s)")
     parser.add_argument(
-        "--max-new-tokens", type=int, default=100, help="of these, how many are generated (default %(default)s)"
+        "--max-new-tokens", type=int, default=40, help="of these, how many are generated (default %(default)s)"
     )
     parser.add_argument("--share", type=float, default=0.5, help="of the bound, the second time (default %(default)s)")
     add_threads(parser)
@@ -100,31 +102,35 @@ def measure(engine: Engine, num_pages: int, arguments: argparse.Namespace) -> Pe
     memory.limit(num_pages)
     if memory.num_pages < num_pages:
         raise SystemExit(f"there is memory for {memory.num_pages} pages, and the streams need {num_pages}")
-    bounded = Engine(engine.checkpoint, step_times=engine.history.step_times, room=Room(num_pages))
+    reuse = SchedulerSettings(prefix_reuse=PrefixReuse.all)
+    bounded = Engine(engine.checkpoint, step_times=engine.history.step_times, room=Room(num_pages), scheduler=reuse)
     return serve(bounded, make_requests(bounded, arguments.streams, arguments.tokens, arguments.max_new_tokens))
 
 
 def make_requests(engine: Engine, streams: int, num_tokens: int, max_new_tokens: int) -> list[Request]:
-    """Greedy requests; each prompt is another part of the project's own workload."""
+    """One short request, and then the streams: greedy, and alike but for the last token of their prompts."""
     text = [token for prompt in read_prompts(None, 100) for token in engine.request_builder.encode(prompt)]
     length, sampling = num_tokens - max_new_tokens, Sampling(temperature=0.0, seed=0)
-    stopping = Stopping(max_new_tokens, ignore_eos=True)
-    prompts = [[text[(37 * stream + place) % len(text)] for place in range(length)] for stream in range(streams)]
+    beginning = [text[place % len(text)] for place in range(length - 1)]
+    prompts = [beginning, *([*beginning, text[stream]] for stream in range(streams))]
     return [
-        engine.request_builder.build(prompt, Auto(), sampling, stopping, request_id=str(stream))
-        for stream, prompt in enumerate(prompts)
+        engine.request_builder.build(
+            prompt, Auto(), sampling, Stopping(max_new_tokens if number else 1, ignore_eos=True), str(number)
+        )
+        for number, prompt in enumerate(prompts)
     ]
 
 
 def serve(engine: Engine, requests: Sequence[Request]) -> Peaks:
-    """Runs the requests together and watches the memory after every step."""
+    """Runs the first request and then the others together, and watches the memory after every step."""
     memory, tokens = engine.checkpoint.model.memory, {request.id: list[int]() for request in requests}
     pages = cache_bytes = preemptions = at_once = 0
     before = start_watching()
-    for request in requests:
-        if refusal := engine.submit(request):
-            raise SystemExit(refusal.text)
-    while not engine.is_idle:
+    waiting = [list(requests[1:]), [requests[0]]]
+    while waiting or not engine.is_idle:
+        for request in waiting.pop() if engine.is_idle else ():
+            if refusal := engine.submit(request):
+                raise SystemExit(refusal.text)
         for progress in engine.step():
             tokens[progress.request_id] += progress.tokens
             preemptions += progress.engine.preemptions if progress.engine else 0

@@ -11,6 +11,7 @@ from lp import Engine
 from lp.scheduling.room import Room
 from lp.scheduling.settings import SchedulerSettings
 from tests.mixture import check_mixture, make_mixture, run_mixture
+from tests.models import ARCHITECTURES
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -35,6 +36,23 @@ def test_a_compiled_forward_serves_a_mixture(checkpoint_folder: Callable[[str], 
     engine = Engine.from_pretrained(str(checkpoint_folder("llama")), device="cpu", compile="on", step_times="off")
     mixture = run_mixture(engine, make_mixture(engine, 24, 3))
     check_mixture(mixture, llama)
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "mixtral",
+        "gemma3",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in sorted(set(ARCHITECTURES) - {"llama", "mixtral", "gemma3"})
+        ),
+    ],
+)
+def test_every_architecture_serves_a_mixture(architecture: str, checkpoint_folder: Callable[[str], Path]) -> None:
+    alone = Engine.from_pretrained(str(checkpoint_folder(architecture)), device="cpu")
+    engine = Engine(alone.checkpoint)
+    check_mixture(run_mixture(engine, make_mixture(engine, 10, 4)), alone)
 
 
 def test_few_rows_in_a_step_change_nothing(llama: Engine) -> None:
