@@ -7,8 +7,8 @@ get copies of the keys and values of a request before them, and none has ended b
 served twice: with a bound on the pages of keys and values that all of them fit into, and with --share of it, where some
 wait for others. For each the table has the bound, the most pages in use after a step, the bytes of keys and values, and
 by how much the process grew, at most, while it served. Beyond keys and values, that is a cache that is moved as it
-grows, the activations of a step, its logits, the rows of text, and what the drafts have learnt. The second time, memory is used again that was freed the first time. Both must
-yield the same tokens. Linux only.
+grows, the activations of a step, its logits, the rows of text, and what the drafts have learnt. The second time,
+memory is used again that was freed the first time. Both must yield the same tokens. Linux only.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def run(runner: SingleDevice, steps: list[StepInput]) -> list[Answers]:
     return runner.finish()
 
 
-def same(one: Answers, other: Answers, rounding: float) -> None:
+def same(one: Answers, other: Answers, rounding: float = 1e-5) -> None:
     """rounding: by how much log-probabilities may differ."""
     for name in ("targets", "candidates", "logprobs", "top_tokens", "top_logprobs"):
         found, expected = getattr(one, name), getattr(other, name)
