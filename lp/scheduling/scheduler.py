@@ -25,6 +25,8 @@ from lp.verification import Answers
 FEEDING_SHARE = 0.25
 # How many times as long as a usual one a step may take that feeds a prompt beside others.
 LARGEST_SLOWDOWN = 1.6
+# How many times as many rows it may have if more prompts wait than requests decode.
+LARGEST_CROWDING = 2.0
 
 
 @dataclass(frozen=True)
@@ -33,20 +35,33 @@ class StepRows:
 
     beside: with those of prompts, if a request decodes in it, so that it does not take much longer than others. most:
     in any other step. Both are for each of the replicas that the rows are dealt out to.
-    per_thousand: by how much of its time a row takes longer for each thousand tokens before it.
+    per_thousand: by how much of its time a row takes longer for each thousand tokens before it. crowding: how many
+    times `beside` a step may have if many prompts wait.
     """
 
     beside: int = 64
     most: int = 512
     num_replicas: int = 1
     per_thousand: float = 0.0
+    crowding: float = 1.0
+
+    def of_each(self, num_prompts: int, num_decoding: int) -> int:
+        """Rows of each replica in a step in which so many decode and so many prompts wait.
+
+        One prompt holds those who decode up as little as it can. The more prompts wait for each of them, the more is
+        gained by feeding many rows at a time.
+        """
+        factor = min(self.crowding, 1 + max(0, num_prompts - 1) / num_decoding)
+        return min(int(self.beside * factor), self.most)
 
 
 def step_rows(most: int | None, times: StepTimes | None, num_replicas: int) -> StepRows:
     """most: see SchedulerSettings. times: of the runner's steps; None if they are not known."""
+    crowding, per_thousand = 1.0, times.row_per_thousand if times else 0.0
     if most is None:
-        most = StepRows.beside if times is None else most_rows_within(times, LARGEST_SLOWDOWN)
-    return StepRows(most, max(most, StepRows.most), num_replicas, times.row_per_thousand if times else 0.0)
+        crowding = LARGEST_CROWDING if times else 1.0
+        most = most_rows_within(times, LARGEST_SLOWDOWN) if times else StepRows.beside
+    return StepRows(most, max(most, StepRows.most), num_replicas, per_thousand, crowding)
 
 
 class Turn(NamedTuple):
@@ -166,16 +181,18 @@ class Scheduler:
         if not waiting:
             return []
         feeding = [one for one in waiting if one.num_missing]
-        beside, most = (number * self.rows.num_replicas for number in (self.rows.beside, self.rows.most))
+        most = self.rows.most * self.rows.num_replicas
         share = math.ceil(len(self._running) / num_batches)
         if not feeding and len(waiting) <= share and len(turns := _decoding_turns(waiting, most)) == len(waiting):
             return turns  # where all have a turn, nothing needs to be in the order of turns
         feeding.sort(key=lambda one: self._running[one].feeding)
         decoding = sorted((one for one in waiting if not one.num_missing), key=self._decoding_time_of)
         turns = _decoding_turns(decoding[:share], most)
-        used = _rows_beside(turns, len(feeding))
-        left = max(beside - used, math.ceil(beside * FEEDING_SHARE)) if turns else most
-        most_each, per_thousand = (self.rows.beside, self.rows.per_thousand) if turns else (self.rows.most, 0.0)
+        left, most_each, per_thousand = most, self.rows.most, 0.0
+        if turns:
+            most_each, per_thousand = self.rows.of_each(len(feeding), len(turns)), self.rows.per_thousand
+            beside = most_each * self.rows.num_replicas
+            left = max(beside - _rows_beside(turns, len(feeding)), math.ceil(beside * FEEDING_SHARE))
         chosen = {
             turn.generation: turn
             for turn in (*turns, *_feeding_turns(feeding[: share - len(turns)], left, most_each, per_thousand))

@@ -24,8 +24,9 @@ class SchedulerSettings:
 
     max_step_rows: the most rows that a rank computes in a step beside which other requests decode: a prompt is fed in
     chunks of what is left of them. None takes as many as make a step 1.6 times as long as a usual one, by the
-    measured step times. prefix_reuse: whose keys and values are used again. max_prefixes: the most finished sequences
-    whose keys and values are kept for that, as long as there is room for them.
+    measured step times, and up to twice as many where several prompts wait for each request that decodes. prefix_reuse:
+    whose keys and values are used again. max_prefixes: the most finished sequences whose keys and values are kept for
+    that, as long as there is room for them.
     """
 
     max_step_rows: int | None = None

@@ -115,6 +115,24 @@ def test_drafts_take_rows_from_a_single_prompt_and_hardly_from_many(llama: Engin
     assert [turn.num_fed for turn in scheduler.next_batch()[1:]] == [35], "40 without the root and a third of them"
 
 
+def test_a_step_has_more_rows_if_many_prompts_wait(llama: Engine) -> None:
+    decoding, *prompts = prompts_of(llama, [2] + [90] * 4, [1] * 5)
+    scheduler = scheduler_of([decoding], StepRows(beside=20, most=100, crowding=3.0))
+    run(scheduler, 1)
+    fed = []
+    for prompt in prompts:
+        scheduler.add(prompt)
+        fed.append(sum(turn.num_fed for turn in scheduler.next_batch()[1:]))
+    assert fed == [19, 39, 59, 59], "the rows for one prompt, twice and at most three times as many, without the root"
+
+
+def test_only_rows_that_nobody_set_grow_with_the_prompts_that_wait() -> None:
+    times = StepTimes((1, 16, 32, 64), (0.010, 0.010, 0.018, 0.034))
+    assert step_rows(None, times, 1).crowding > 1 and step_rows(24, times, 1).of_each(9, 1) == 24
+    assert step_rows(None, None, 1).of_each(9, 1) == StepRows.beside
+    assert StepRows(40, 50, crowding=2.0).of_each(9, 1) == 50, "never more than any step may have"
+
+
 def test_prompts_alone_are_fed_by_the_largest_steps(llama: Engine) -> None:
     scheduler = scheduler_of(prompts_of(llama, [90, 60], [1, 1]), StepRows(beside=8, most=40))
     assert run(scheduler, 2) == [[("1", 40, False)], [("0", 20, False), ("1", 59, True)]]
@@ -188,7 +206,7 @@ def test_batches_under_way_together_share_the_generations(llama: Engine) -> None
 
 def test_rows_of_a_step_follow_from_the_step_times() -> None:
     times = StepTimes((1, 16, 20, 40), (1.0, 1.0, 2.0, 4.0))
-    assert step_rows(None, times, 2) == StepRows(18, 512, 2)
+    assert step_rows(None, times, 2) == StepRows(18, 512, 2, crowding=2.0)
     slow = replace(times, extras=Extras(thousand_cached=0.8))
     assert (
         step_rows(None, slow, 1).per_thousand == pytest.approx(0.2 / ((slow.at(64) - slow.at(16)) / 48))
