@@ -126,8 +126,9 @@ class Drafter(Protocol):
         ...
 
     def learn_text(self, tokens: Sequence[int]) -> None:
-        """Lets the sources learn what followed the root in steps that were not planned here. Its end is the root
-        then.
+        """Lets the sources learn what followed the root in steps that were not planned here.
+
+        The end of that is the root then.
         """
         ...
 

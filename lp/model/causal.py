@@ -218,10 +218,7 @@ class CausalModel:
 
         The rows' keys and values lie in the caches behind the prefixes; `KVCache.keep` then says which of them stay.
         """
-        needs = []
-        for rows in given:
-            needs.append((rows.cache, len(rows.tree)))
-        self.memory.reserve(needs)
+        self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
         if self.fast and (self.fast.begins_caches or all(rows.cache.is_written for rows in given)):
             try:
                 if not self._is_on_gpu:

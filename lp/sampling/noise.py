@@ -48,9 +48,14 @@ def _mix_in_place(values: Tensor) -> Tensor:
     return values.bitwise_xor_(_shift_right(values, 31))
 
 
+def mixed_seed(seed: int) -> int:
+    """An int64 of which the keys of all positions are made."""
+    return _signed(_mix(seed & _MASK))
+
+
 def row_keys(seed: int, positions: Iterable[int]) -> np.ndarray:
     """[R] int64: what the noise of each row's position is made of, with a token's id."""
-    hashed = _mix(seed & _MASK)
+    hashed = mixed_seed(seed)
     return np.array([_signed(_mix((hashed + position * _GOLDEN) & _MASK)) for position in positions], np.int64)
 
 

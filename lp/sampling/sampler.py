@@ -16,10 +16,12 @@ from torch import Tensor
 
 from lp.grammar import masks
 from lp.grammar.state import GrammarState, Masks
+from lp.host.library import Library, library
+from lp.host.trees import address
 from lp.sampling.changes import change
 from lp.sampling.full_vocabulary import FullVocabulary
 from lp.sampling.fused import NUM_BEST, TRUNCATED, WHOLE, FusedChooser, can_fuse
-from lp.sampling.noise import NoiseTable, row_keys
+from lp.sampling.noise import NoiseTable, mixed_seed, row_keys
 from lp.sampling.penalties import Penalties, touches
 from lp.sampling.rows import LAYOUT, Chooser, Rows, layout_of
 from lp.sampling.settings import Sampling
@@ -50,7 +52,7 @@ class Sampler:
         """
         assert sampling.seed is not None and sampling.temperature is not None
         self.sampling = sampling
-        self._seed = sampling.seed
+        self._seed, self._mixed_seed = sampling.seed, mixed_seed(sampling.seed)
         self._device = device
         self.vocab_size = vocab_size
         self.grammar = grammar
@@ -62,6 +64,7 @@ class Sampler:
         # Whether a step asks the same whatever its tokens are. That is kept by the numbers of rows and of candidates,
         # as a part of what is asked for the most rows so far.
         self._are_alike = not (self.noise or self.penalties or grammar)
+        self._are_drawn = self.noise is not None and not (self.penalties or grammar)
         self._kept: dict[tuple[int, int], Asked] = {}
         self._largest: dict[int, Asked] = {}
 
@@ -76,6 +79,8 @@ class Sampler:
         key = len(tree), num_candidates
         if self._are_alike:
             return self._kept.get(key) or self._kept.setdefault(key, self._part(*key))
+        if self._are_drawn and tree.greedy is None and (native := library()) is not None:
+            return self._drawn(native, tree, len(tokens), num_candidates)
         asked = self._asked(tree.depths + len(tokens), *key)
         if self.noise:
             self.noise.forget(before=len(tokens))
@@ -85,6 +90,18 @@ class Sampler:
         touch = partial(self.penalties.touch, tree, tokens) if self.penalties else None
         mask = partial(self._masks, tree, tokens) if self.grammar else None
         return asked._replace(touch=touch, mask=mask)
+
+    def _drawn(self, native: Library, tree: TokenTree, length: int, num_candidates: int) -> Asked:
+        """What `ask` returns where all rows are drawn without penalties."""
+        assert self.noise is not None
+        self.noise.forget(before=length)
+        key = len(tree), num_candidates
+        alike = self._kept.get(key) or self._kept.setdefault(key, self._part(*key))
+        choices, positions = alike.choices.copy(), alike.positions.copy()
+        native.step_draw(tree.addresses[2], key[0], length, self._mixed_seed, address(choices), address(positions))
+        return Asked(
+            alike.choosers, choices, alike.dropped, positions, self.noise, None, num_candidates, alike.num_likeliest
+        )
 
     def _part(self, num_rows: int, num_candidates: int) -> Asked:
         """What answers rows that nobody needs the positions of."""

@@ -5,6 +5,7 @@
 #include "budget.h"
 #include "callable.h"
 #include "drafts.h"
+#include "noise.h"
 #include "step.h"
 #include "tree.h"
 
@@ -38,7 +39,12 @@ void budget_share_out(const double* odds, const int64_t* sizes, int64_t load, co
     share_out(odds, sizes, load, row_s, curve, host_s, counts);
 }
 
-// Of what a forward reads.
+// Of what a forward and a sampler read.
+
+void step_draw(const int64_t* depths, int64_t num_rows, int64_t length, int64_t seed, Choice* choices,
+               int64_t* positions) {
+    draw(depths, num_rows, length, uint64_t(seed), choices, positions);
+}
 
 // given: a list of the numbers in `count` PagedRows, then the pages and the moves.
 void step_fill(const StepMemory* to, PyObject* given, int64_t count, int64_t num_pages) {
@@ -163,6 +169,7 @@ PyMethodDef functions[] = {
     callable<tree_follow>("tree_follow"),
     callable<tree_visibility>("tree_visibility"),
     callable<budget_share_out>("budget_share_out"),
+    callable<step_draw>("step_draw"),
     callable<step_fill>("step_fill"),
     callable<step_gather>("step_gather"),
     callable<followers_new>("followers_new"),

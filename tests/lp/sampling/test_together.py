@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import GenerationConfig
 
 from lp import Sampling
+from lp.host.library import python_alone
 from lp.sampling.sampler import Sampler
 from lp.sampling.together import Asked, launch_all, side_by_side
 from lp.tree import TokenTree, chain
@@ -147,3 +149,16 @@ def test_more_sequences_are_no_more_operations() -> None:
             launch_all([asked[number] for number in order], logits)()
         calls.append(counted.calls)
     assert calls[0] == calls[1] == calls[2]
+
+
+@pytest.mark.parametrize("seed", [0, 3, 2**63 + 5])
+def test_the_library_and_python_ask_for_the_same_draws(seed: int) -> None:
+    settings = Sampling(temperature=0.7, seed=seed).with_defaults(GenerationConfig())
+    tree = TokenTree(np.array([5, 6, 7, 8]), np.array([-1, 0, 0, 2]), np.array([0, 1, 1, 2]))
+    compiled, python = (Sampler(settings, 1, [], 50, "cpu") for _ in range(2))
+    one = compiled.ask(tree, [1, 2, 3], 4)
+    with python_alone():
+        two = python.ask(tree, [1, 2, 3], 4)
+    assert one.choosers == two.choosers and one.choices.tolist() == two.choices.tolist()
+    assert one.positions.tolist() == two.positions.tolist() == [3, 4, 4, 5]
+    assert one.dropped.tolist() == two.dropped.tolist() and one.num_candidates == two.num_candidates
