@@ -213,12 +213,9 @@ class PagedCache(KVCache):
         return True
 
     def has_room(self, num_tokens: int) -> bool:
-        if num_tokens > PAGE * len(self.pages) or self.places is not None:
-            return False
-        if not self._allocator.num_extra:
-            return True
-        written = self.pages[self.length // PAGE : pages_of(num_tokens)]
-        return not any(map(self._allocator.is_shared, written))
+        if num_tokens > PAGE * len(self.pages) or self.places is not None or not self._allocator.num_extra:
+            return num_tokens <= PAGE * len(self.pages) and self.places is None
+        return not any(map(self._allocator.is_shared, self.pages[self.length // PAGE : pages_of(num_tokens)]))
 
     def reserve(self, num_rows: int) -> None:
         self.arena.reserve([(self, num_rows)])
