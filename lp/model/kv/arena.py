@@ -190,7 +190,7 @@ class PagedCache(KVCache):
 
     def __init__(self, arena: Arena):
         super().__init__()
-        self.arena, self._allocator = arena, arena.allocator
+        self.arena = arena
         self.pages: list[int] = []
         self.places: _Places | None = None
         self.moves = NOWHERE
@@ -213,9 +213,8 @@ class PagedCache(KVCache):
         return True
 
     def has_room(self, num_tokens: int) -> bool:
-        if num_tokens > PAGE * len(self.pages) or self.places is not None or not self._allocator.num_extra:
-            return num_tokens <= PAGE * len(self.pages) and self.places is None
-        return not any(map(self._allocator.is_shared, self.pages[self.length // PAGE : pages_of(num_tokens)]))
+        is_shared, written = self.arena.allocator.is_shared, self.pages[self.length // PAGE : -(-num_tokens // PAGE)]
+        return num_tokens <= PAGE * len(self.pages) and self.places is None and not any(map(is_shared, written))
 
     def reserve(self, num_rows: int) -> None:
         self.arena.reserve([(self, num_rows)])

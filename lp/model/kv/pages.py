@@ -11,10 +11,7 @@ import numpy as np
 
 
 class PageAllocator:
-    """Counts the users of each page.
-
-    in_runs: whether the pages of a sequence must be consecutive. num_extra: users beyond the first of all pages.
-    """
+    """Counts the users of each page. in_runs: whether the pages of a sequence must be consecutive."""
 
     def __init__(self, num_pages: int, in_runs: bool, num_reserved: int = 0):
         """num_reserved: the first pages that are never given out."""
@@ -22,7 +19,7 @@ class PageAllocator:
         self._num_users = np.zeros(num_pages, np.int32)
         self._num_users[:num_reserved] = 1
         self._limit = num_pages
-        self.num_extra = 0
+        self._num_extra = 0  # users beyond the first of all pages
 
     @property
     def num_free(self) -> int:
@@ -34,7 +31,7 @@ class PageAllocator:
         self._limit = min(self._limit, num_pages)
 
     def is_shared(self, page: int) -> bool:
-        return self.num_extra > 0 and bool(self._num_users[page] > 1)
+        return self._num_extra > 0 and bool(self._num_users[page] > 1)
 
     def take(self, count: int, after: int | None = None) -> list[int] | None:
         """Gives out pages; None if there are not enough. after: the last page that their sequence has already.
@@ -60,7 +57,7 @@ class PageAllocator:
         """Adds a user to each page; returns the pages."""
         shared = list(pages)
         self._num_users[shared] += 1
-        self.num_extra += len(shared)
+        self._num_extra += len(shared)
         return shared
 
     def lay_out(self, users: list[list[int]], counts: list[int]) -> tuple[list[int], list[int]]:
@@ -82,7 +79,7 @@ class PageAllocator:
         """Removes a user of each page, and empties the list."""
         if pages:
             assert (self._num_users[pages] > 0).all(), "a page is given back twice"
-            self.num_extra -= int(np.count_nonzero(self._num_users[pages] > 1))
+            self._num_extra -= int(np.count_nonzero(self._num_users[pages] > 1))
             self._num_users[pages] -= 1
             pages.clear()
 
