@@ -72,6 +72,10 @@ class Grammars:
         matcher = _matcher(trie, _in_own_notation(grammar))
         if matcher.is_error():
             raise GrammarError(_reason(trie, grammar, matcher.get_error()))
+        probe = matcher.deep_copy()
+        probe.compute_bitmask()
+        if probe.is_error():
+            raise GrammarError(f"the {grammar.kind} is too complex: {_one_line(probe.get_error())}; use a simpler one")
         return matcher
 
     def _vocabulary(self) -> LLTokenizer:
@@ -82,7 +86,10 @@ class Grammars:
         with self._making:
             if self._trie is None:
                 eos = self._eos or None  # None is the tokenizer's own
-                self._trie = from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=eos)
+                try:
+                    self._trie = from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=eos)
+                except Exception as error:  # a tokenizer of a kind that llguidance does not know
+                    raise GrammarError(f"this model's tokenizer knows no grammars: {_one_line(str(error))}") from error
             return self._trie
 
 

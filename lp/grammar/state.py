@@ -104,16 +104,30 @@ class GrammarState:
 
     def _walk(self, tree: TokenTree) -> Iterator[int]:
         """Goes to each row that keeps the grammar in turn, and back to the root."""
-        matcher, children, tokens = self._matcher, tree.children, tree.tokens.tolist()
-        yield 0
-        left = [iter(children[0])]
+        for row, is_end in self._visits(tree.tokens.tolist(), tree.children):
+            if not is_end:
+                yield row
+
+    def _visits(self, tokens: list[int], children: list[list[int]]) -> Iterator[tuple[int, bool]]:
+        """Goes to each row that keeps the grammar in turn, and back to the root. Yields the row when it is reached, and
+        once more, with True, if no row below it keeps the grammar.
+        """
+        matcher = self._matcher
+        yield 0, False
+        path, left, is_end = [0], [iter(children[0])], True
         while left:
             for child in left[-1]:
-                if matcher.try_consume_tokens([tokens[child]]):
-                    yield child
+                if tokens[child] >= 0 and matcher.try_consume_tokens([tokens[child]]):
+                    yield child, False
+                    path.append(child)
                     left.append(iter(children[child]))
+                    is_end = True
                     break
             else:
+                if is_end:
+                    yield path[-1], True
+                is_end = False
+                path.pop()
                 left.pop()
                 if left:
                     matcher.rollback(1)
@@ -144,21 +158,13 @@ class GrammarState:
         for row, parent in enumerate(tree.parents[1 : num_drafts + 1].tolist(), 1):
             children[parent].append(row)
         rows, ends = list[int](), list[tuple[int, list[int]]]()
-
-        def visit(row: int) -> None:
-            rows.append(row)
-            is_end = True
-            for child in children[row]:
-                if matcher.try_consume_tokens([tokens[child]]):
-                    is_end = False
-                    visit(child)
-                    matcher.rollback(1)
-            if is_end and (forced := self.forced(max_depth - depths[row])) != ([], []):
+        num_after = matcher.try_consume_tokens(after) if after else 0
+        assert num_after == len(after), "what is sure to follow must keep the grammar"
+        for row, is_end in self._visits(tokens, children):
+            if not is_end:
+                rows.append(row)
+            elif (forced := self.forced(max_depth - depths[row])) != ([], []):
                 ends.append((row, forced.sure + forced.likely))
-
-        if after and matcher.try_consume_tokens(after) < len(after):
-            raise AssertionError("what must follow must keep the grammar")
-        visit(0)
         if after:
             matcher.rollback(len(after))
         return Legal(sorted(rows), sorted(ends))
