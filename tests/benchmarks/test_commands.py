@@ -13,7 +13,7 @@ import pytest
 from benchmarks import __main__ as commands
 
 ON_TOP = sorted(path.stem for path in commands.FOLDER.glob("*.py") if not path.stem.startswith("_"))
-PACKAGES = ["gpu", "load"]
+PACKAGES = ["gpu", "load", "structured"]
 IN_FOLDERS = [
     *PACKAGES,
     "paper.ablation",
