@@ -74,10 +74,10 @@ def _only_text_modality(value: Any) -> Any:
     raise refused('modalities must be ["text"]; this server writes text alone')
 
 
-def _no_tool_choice(value: Any) -> Any:
+def _no_function_call(value: Any) -> Any:
     if value in (None, "none", "auto"):
         return None
-    raise refused("tool_choice must be none: tools are not supported by this server")
+    raise refused("function_call is not supported by this server; use tools and tool_choice")
 
 
 Off = Annotated[Any, AfterValidator(_must_be_off)]
@@ -87,5 +87,5 @@ Stops = Annotated[list[str], BeforeValidator(_stops)]
 Prompts = Annotated[Any, BeforeValidator(_prompts)]
 TextField = Annotated[str, BeforeValidator(_text)]
 OnlyTextModality = Annotated[Any, BeforeValidator(_only_text_modality)]
-NoToolChoice = Annotated[Any, BeforeValidator(_no_tool_choice)]
+NoFunctionCall = Annotated[Any, BeforeValidator(_no_function_call)]
 Ignored = Any

@@ -14,7 +14,7 @@ from launch.server.openai.conversation import Conversation, Message
 from launch.server.openai.fields import (
     AtLeastOne,
     Ignored,
-    NoToolChoice,
+    NoFunctionCall,
     Off,
     OnlyTextModality,
     Prompts,
@@ -188,7 +188,7 @@ class ChatBody(GenerationBody, Conversation):
 
     modalities: OnlyTextModality = None
     functions: Off = None
-    function_call: NoToolChoice = None
+    function_call: NoFunctionCall = None
     audio: Off = None
     echo: Off = None
     web_search_options: Off = None
