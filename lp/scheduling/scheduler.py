@@ -145,7 +145,7 @@ class Scheduler:
         if len(self._running) != 1 or self._under_way or self.room.num_replicas > 1:
             return None
         (generation,) = self._running
-        return generation if generation.num_fed == len(generation.sequence.tokens) - 1 else None
+        return None if generation.num_missing else generation
 
     def fitting(self) -> list[Generation]:
         """Those that have room, in the order of their arrival."""

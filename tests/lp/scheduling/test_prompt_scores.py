@@ -165,7 +165,7 @@ def test_a_request_that_is_resumed_before_its_first_token_is_scored_anew(llama: 
 def test_an_answer_that_is_not_a_number_ends_the_request(llama: Engine, monkeypatch):
     model = llama.checkpoint.model
     forward_many = model.forward_many
-    monkeypatch.setattr(model, "forward_many", lambda given: forward_many(given).fill_(float("nan")))
+    monkeypatch.setattr(model, "forward_many", lambda given: torch.full_like(forward_many(given), float("nan")))
     with pytest.raises(FloatingPointError, match="not a number"):
         llama.generate(PROMPT, sampling=GREEDY, prompt_logprobs=0)
     assert llama.is_idle and not llama.runner.cache_bytes
