@@ -65,6 +65,7 @@ def test_exchange_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "gloo" in table
 
 
+@pytest.mark.slow
 def test_long_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_folder: Callable[[str], Path]) -> None:
     folder = str(checkpoint_folder("llama"))
     arguments = ["--model", folder, "--dtype", "float32", "--tokens", "200", "--rounds", "1", "--output", str(tmp_path)]

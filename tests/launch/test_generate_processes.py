@@ -16,6 +16,7 @@ from tests.launch import commands
 from tests.launch.conftest import Main
 
 
+@pytest.mark.slow
 def test_torchrun_with_two_ranks_gives_the_same_tokens(main: Main, folder: str, tmp_path: Path) -> None:
     """Runs the command of docs/usage.md on a tiny checkpoint."""
     shared = [f"model.path={folder}", "prompt=def fibonacci(n):", "max_new_tokens=40", "format=json"]
@@ -51,6 +52,7 @@ def test_degrees_that_do_not_fit_are_refused_once(folder: str, tmp_path: Path) -
     assert result.stderr.count("error: parallel.lp=2 * parallel.tp=2 needs 4 rank(s), but there are 2") == 1
 
 
+@pytest.mark.slow
 def test_single_mode_with_two_ranks_is_refused_once(folder: str, tmp_path: Path) -> None:
     result = commands.run("generate", [f"model.path={folder}", "prompt=x", "parallel=single"], tmp_path, num_ranks=2)
     assert result.returncode != 0
@@ -78,7 +80,14 @@ def test_interrupt_keeps_the_texts_so_far(folder: str, tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("shown", [["format=json"], ["format=text"], ["format=text", "color=always"]])
+@pytest.mark.parametrize(
+    "shown",
+    [
+        ["format=json"],
+        pytest.param(["format=text"], marks=pytest.mark.slow),
+        pytest.param(["format=text", "color=always"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_reader_that_leaves_ends_the_program_quietly(shown: list[str], folder: str, tmp_path: Path) -> None:
     """The reader closes its end of the pipe after one line, as `head -1` does."""
     prompts = commands.write_prompts(tmp_path, 2000)
@@ -122,6 +131,7 @@ def test_a_full_disk_gives_one_message_and_ends_the_other_rank(folder: str, tmp_
     assert follower.wait(timeout=10) == 0
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_named_by_the_others(folder: str, tmp_path: Path) -> None:
     prompts = commands.write_prompts(tmp_path, 5000)
     arguments = [f"model.path={folder}", prompts, "max_new_tokens=50", "format=json"]

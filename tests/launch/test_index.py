@@ -90,6 +90,7 @@ def generate(main: Main, checkpoint: Path, *more: str) -> tuple[dict[str, Any], 
     return json.loads(out), err
 
 
+@pytest.mark.slow
 def test_one_and_two_ranks_use_it_and_give_the_same_text(
     run: Callable[..., tuple[int, str]], main: Main, checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.paper import sampling_quality
 
 
+@pytest.mark.slow
 def test_lookahead_samples_the_texts_of_plain_sampling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["--limit", "2", "--max-new-tokens", "12", "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["sampling_quality", *arguments])

@@ -138,6 +138,7 @@ def test_ranks_that_the_program_starts_answer_the_same(
     assert (code, out) == (0, f"{first}\n{second}\n"), notes
 
 
+@pytest.mark.slow
 def test_ranks_of_torchrun_answer_the_same(chat_folder: str, engine: Engine, tmp_path: Path) -> None:
     first, second = answers(engine, "def f(", "and g")
     arguments = [f"model.path={chat_folder}", *QUICK, "max_tokens=12"]
@@ -145,6 +146,7 @@ def test_ranks_of_torchrun_answer_the_same(chat_folder: str, engine: Engine, tmp
     assert (done.returncode, done.stdout) == (0, f"{first}\n{second}\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_load_ends_the_chat(chat: Chat, chat_folder: str) -> None:
     code, out, notes = run(chat, chat_folder, "def f(\n", "parallel.ranks=2", "attention=flash", "model.device=cpu")
     assert (code, out) == (2, "")

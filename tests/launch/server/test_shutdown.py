@@ -80,6 +80,7 @@ def test_sigterm_drains_and_ends_with_exit_code_0(folder: Path):
     assert "Traceback" not in "".join(running.log)
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once(folder: Path):
     with program(folder, step_s=0.02) as running:
         chunks = stream_chunks(running.url(), 900)

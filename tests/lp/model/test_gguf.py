@@ -113,6 +113,7 @@ def test_a_half_written_folder_is_ignored(file: Path):
     assert not (folder.parent / "partial").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_unpack_one_folder(file: Path, tmp_path: Path):
     context = multiprocessing.get_context("spawn")
     with context.Pool(2) as pool:

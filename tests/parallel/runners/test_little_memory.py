@@ -51,7 +51,7 @@ def serve_with_replicas(
 def serve_with_stages(mesh: Mesh, channel: Channel, folder: str) -> dict[str, list[int]]:
     with closing(connect_stages(mesh)) as pipeline:
         checkpoint = load(ModelSettings(folder, device="cpu"), reader=read_stage(mesh.rank, mesh.num_ranks))
-        memory = checkpoint.model.memory = ContiguousMemory(3, 3 + 2 * mesh.rank)
+        memory = checkpoint.model.memory = ContiguousMemory(3, 4 + 2 * mesh.rank)  # a step has two sequences
         memory.limit(channel.least(memory.num_pages))  # stages must lack the same tokens
         runner = PipelineParallel(checkpoint.model, pipeline, channel)
         return serve(Engine(checkpoint, runner, fingerprints=True, room=Room()))

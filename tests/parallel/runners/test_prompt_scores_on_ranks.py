@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch.distributed import PrefixStore
 
@@ -37,6 +38,7 @@ def run_modes(mesh: Mesh, channel: Channel, folder: str) -> list[Mixture]:
     return found
 
 
+@pytest.mark.slow
 def test_a_mixture_yields_what_each_request_yields_alone(
     checkpoint_folder: Callable[[str], Path], llama: Engine
 ) -> None:

@@ -121,7 +121,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     [
         (CORE_ARCHITECTURES, 2, 2, "gloo"),
         pytest.param(CORE_ARCHITECTURES, 4, 4, "gloo", marks=pytest.mark.slow),
-        (CORE_ARCHITECTURES, 4, 2, "gloo"),  # two replicas of two ranks each
+        pytest.param(CORE_ARCHITECTURES, 4, 2, "gloo", marks=pytest.mark.slow),  # two replicas of two ranks each
         pytest.param([*OTHER_ARCHITECTURES, *VARIANTS], 2, 2, "shm", marks=pytest.mark.slow),
     ],
     ids=["2", "4", "2x2", "others"],
