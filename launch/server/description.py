@@ -22,7 +22,7 @@ _ERROR = {
     "properties": {
         "error": {
             "type": "object",
-            "required": ["message", "type", "param", "code"],
+            "required": ["message", "type"],  # Anthropic's have no others
             "properties": {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
@@ -111,7 +111,7 @@ def _complete(operation: dict[str, Any], kind: type[Body] | None, schemas: dict[
     if "stream" in kind.model_fields:
         responses["200"]["content"] = {
             "application/json": {"schema": {"type": "object"}},
-            "text/event-stream": {"schema": {"type": "string"}},
+            "text/event-stream": {"schema": {}},  # an event is a string to some readers, an object to others
         }
 
 
