@@ -41,7 +41,7 @@ def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     for keyword in (*SHARED, *NAMED):
         if isinstance(named := schema.get(keyword), dict) and keyword in NAMED:
-            yield from ((f"{keyword}/{_escaped(name)}", part) for name, part in named.items() if isinstance(part, dict))
+            yield from ((f"{keyword}/{escaped(name)}", part) for name, part in named.items() if isinstance(part, dict))
     for keyword in SEVERAL:
         if isinstance(several := schema.get(keyword), list):
             yield from ((f"{keyword}/{at}", part) for at, part in enumerate(several) if isinstance(part, dict))
@@ -50,5 +50,5 @@ def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             yield keyword, one
 
 
-def _escaped(name: str) -> str:
+def escaped(name: str) -> str:
     return str(name).replace("~", "~0").replace("/", "~1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Literal, get_args
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
@@ -12,6 +13,16 @@ KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 # Characters of a grammar's text, and alternatives of a choice.
 MOST_CHARACTERS = 1 << 18
 MOST_CHOICES = 10_000
+# The schema of json_object.
+ANY_OBJECT = '{"type": "object"}'
+
+
+class GrammarBackend(StrEnum):
+    """The package that compiles and follows grammars. auto: llguidance, or xgrammar where only that is installed."""
+
+    auto = "auto"
+    llguidance = "llguidance"
+    xgrammar = "xgrammar"
 
 
 class GrammarError(ValueError):

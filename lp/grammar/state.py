@@ -8,14 +8,12 @@ It follows from the grammar and the token ids alone, so every rank, and whoever 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from lp.grammar.matcher import Matcher, Vocabulary
 from lp.tree import TokenTree
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
 
 
 class Masks(NamedTuple):
@@ -51,10 +49,10 @@ class Legal(NamedTuple):
 class GrammarState:
     """The state of one text, at the end of its sequence."""
 
-    def __init__(self, matcher: LLMatcher, trie: LLTokenizer, vocab_size: int, prompt_length: int):
+    def __init__(self, matcher: Matcher, vocabulary: Vocabulary, vocab_size: int, prompt_length: int):
         """matcher: of a text that has not begun; it stays as it is."""
         self._fresh, self._matcher = matcher, matcher.deep_copy()
-        self._trie, self._vocab_size = trie, vocab_size
+        self._vocabulary, self._vocab_size = vocabulary, vocab_size
         self._begin = self._num_known = prompt_length
         self._last = -1
 
@@ -85,7 +83,7 @@ class GrammarState:
         address, stride = words.ctypes.data, words.strides[0]
         for row in self._walk(tree):
             self._matcher.unsafe_compute_mask_ptr(address + row * stride, stride)
-            if self._matcher.is_error():  # llguidance has reached a limit, perhaps by all that it has seen before
+            if self._matcher.is_error():  # it has reached a limit, perhaps by all that it has seen before
                 break
             is_bound[row] = True
         if self._matcher.is_error():
@@ -143,8 +141,8 @@ class GrammarState:
         sure, text = self._matcher.compute_ff_tokens(), self._matcher.compute_ff_bytes()
         if not text:
             return Forced(sure[:most], [])
-        rest = text[len(self._trie.decode_bytes(sure)) :] if sure else text
-        likely = self._trie.tokenize_bytes(rest) if rest and len(sure) < most else []
+        rest = text[len(self._vocabulary.decode_bytes(sure)) :] if sure else text
+        likely = self._vocabulary.tokenize_bytes(rest) if rest and len(sure) < most else []
         return Forced(sure[:most], likely[: most - len(sure)])
 
     def legal(self, after: list[int], tree: TokenTree, num_drafts: int, max_depth: int) -> Legal:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from lp import Engine, Grammar
-from lp.grammar import compiler
-from lp.grammar.compiler import Grammars
-from lp.grammar.settings import MOST_CHARACTERS, GrammarError
+from lp.grammar import compiler, with_llguidance
+from lp.grammar.compiler import Grammars, pick_backend
+from lp.grammar.settings import MOST_CHARACTERS, GrammarBackend, GrammarError
 from lp.request import Request
 from parallel.group.commands import Submit, decode, encode
 from tests.models import EOS, VOCAB_SIZE, build_tokenizer
@@ -59,16 +59,34 @@ def test_a_request_is_refused_before_anything_runs(llama: Engine) -> None:
     assert llama.is_idle
 
 
-def test_without_the_package_the_extra_is_named(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(GrammarError, match=r"pip install 'lookahead-parallel\[grammar\]'"):
-        grammars.compile(Grammar.json_object())
+        Grammars(build_tokenizer(), VOCAB_SIZE, [EOS]).compile(Grammar.json_object())
+    for backend in ("llguidance", "xgrammar"):
+        with pytest.raises(ValueError, match=rf"grammar_backend={backend} needs .*pip install"):
+            Grammars(build_tokenizer(), VOCAB_SIZE, [EOS], GrammarBackend(backend))
+
+
+@pytest.mark.parametrize(
+    ("installed", "picked"),
+    [
+        (["llguidance", "xgrammar"], "llguidance"),
+        (["llguidance"], "llguidance"),
+        (["xgrammar"], "xgrammar"),
+        ([], None),
+    ],
+)
+def test_auto_takes_llguidance_first(installed: list[str], picked: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in installed else None)
+    assert pick_backend(GrammarBackend.auto) == picked
+    assert [pick_backend(GrammarBackend(name)) for name in installed] == installed
 
 
 def test_grammars_are_kept(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    make = compiler._matcher
-    monkeypatch.setattr(compiler, "_matcher", lambda *how: (made.append(how), make(*how))[1])
+    make = with_llguidance._matcher
+    monkeypatch.setattr(with_llguidance, "_matcher", lambda *how: (made.append(how), make(*how))[1])
     monkeypatch.setattr(compiler, "MOST_KEPT", 2)
     first, second, third = (Grammar("regex", text) for text in "abc")
     for grammar in (first, first, second, first, third, first, second):

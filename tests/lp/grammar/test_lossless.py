@@ -15,7 +15,7 @@ from transformers import LogitsProcessor, PreTrainedModel
 
 from benchmarks.structured.schemas import make_schema
 from lp import Auto, Autoregressive, Engine, Grammar, Jacobi, Lookahead, PromptLookup, Sampling
-from lp.grammar.compiler import JSON_OPTIONS
+from lp.grammar.with_llguidance import JSON_OPTIONS
 from tests.models import EOS, generate_greedily
 
 METHODS = [Auto(), Auto(rows=24), Auto(max_rows=6), Lookahead(5, 4, 5), PromptLookup(), Jacobi(6)]

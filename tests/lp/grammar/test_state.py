@@ -10,6 +10,7 @@ import pytest
 from lp import Grammar
 from lp.grammar.compiler import Grammars
 from lp.grammar.masks import forbid, mend
+from lp.grammar.settings import GrammarBackend
 from lp.grammar.state import GrammarState
 from lp.tree import TreeBuilder, chain
 from lp.verification import DEAD_END, Answers
@@ -19,9 +20,10 @@ PROMPT = [5, 6, 7]
 SCHEMA = Grammar.json_schema({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]})
 
 
-@pytest.fixture(scope="module")
-def grammars() -> Grammars:
-    return Grammars(build_tokenizer(), VOCAB_SIZE, [EOS])
+@pytest.fixture(scope="module", params=["llguidance", "xgrammar"])
+def grammars(request: pytest.FixtureRequest) -> Grammars:
+    pytest.importorskip(request.param, reason=f"{request.param} is not installed")
+    return Grammars(build_tokenizer(), VOCAB_SIZE, [EOS], GrammarBackend(request.param))
 
 
 def allowed(words: np.ndarray) -> list[int]:
