@@ -1,25 +1,32 @@
 """Lookahead decoding on one device: the algorithm, the model adapter and the engine.
 
 Knows no other rank, no configuration file and no HTTP. The names below are imported when they are first used, so that a
-module that needs no model, such as lp.cache, is imported without PyTorch.
+module that needs no model, such as lp.cache, is imported without PyTorch. So is `__version__`.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lp.custom_generate.generate import generate
     from lp.engine import Engine
     from lp.grammar.settings import Grammar
-    from lp.methods import Auto, Autoregressive, DecodeLimits, Jacobi, Lookahead, PromptLookup
+    from lp.methods import Auto, Autoregressive, Beam, DecodeLimits, Jacobi, Lookahead, PromptLookup
     from lp.request import Completion, Progress
     from lp.sampling.settings import Sampling
     from lp.text.stopping import Stopping
+    from lp.trace.step import StepTrace
+
+    __version__: str
 
 __all__ = [
     "Auto",
     "Autoregressive",
+    "Beam",
     "Completion",
     "DecodeLimits",
     "Engine",
@@ -29,9 +36,12 @@ __all__ = [
     "Progress",
     "PromptLookup",
     "Sampling",
+    "StepTrace",
     "Stopping",
+    "generate",
 ]
 
+_CHECKOUT = Path(__file__).resolve().parents[1]
 # The modules of the names that are not settings of a decoding method.
 _MODULES = {
     "Completion": "lp.request",
@@ -39,14 +49,32 @@ _MODULES = {
     "Grammar": "lp.grammar.settings",
     "Progress": "lp.request",
     "Sampling": "lp.sampling.settings",
+    "StepTrace": "lp.trace.step",
     "Stopping": "lp.text.stopping",
+    "generate": "lp.custom_generate.generate",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return read_version()
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULES.get(name, "lp.methods")), name)
+
+
+def read_version(package: str = "lookahead-parallel", checkout: Path = _CHECKOUT) -> str:
+    """The version of the installed package, such as 0.1.0. If it is not installed, that of the checkout with +checkout
+    after it.
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        import tomllib  # late: nearly always the package is installed
+
+        project = checkout / "pyproject.toml"
+        known = tomllib.loads(project.read_text(encoding="utf-8")) if project.is_file() else {}
+        return f"{known.get('project', {}).get('version', '0')}+checkout"
 
 
 def __dir__() -> list[str]:

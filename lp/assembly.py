@@ -127,12 +127,11 @@ def find_step_times(
 ) -> StepTimes | None:
     """The runner's step times, the same on all ranks. All ranks must call this before they serve.
 
-    Returns None if the default decoding method does not need them: only decode=auto does, and only without a fixed
-    number of rows. mode, tell: see `Place`.
+    Returns None if the default decoding method does not choose the rows of its steps. mode, tell: see `Place`.
     """
-    decode = request_builder.decode
-    if not isinstance(decode, Auto) or decode.rows:
+    if not methods.chooses_rows(request_builder.decode):
         return None
+    decode = request_builder.decode if isinstance(request_builder.decode, Auto) else Auto()
     return resolve_step_times(source, model, runner, decode.max_rows, mode, tell, lambda: measure_host(decode))
 
 

@@ -17,8 +17,8 @@ from lp.calibration.measure import StepTimesSource
 from lp.drafting.answers import AnswerIndex
 from lp.drafting.history import DraftHistory, Learnt
 from lp.generation import Generation, SettledStep
-from lp.grammar.settings import Grammar
-from lp.methods import DecodeLimits, DecodeSettings
+from lp.grammar.settings import Grammar, GrammarBackend
+from lp.methods import Beam, DecodeLimits, DecodeSettings
 from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings
 from lp.model.fast.choose import CompileMode
 from lp.request import Completion, Progress, Request, Sequence
@@ -26,6 +26,7 @@ from lp.request_builder import Prompt, RequestBuilder
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
 from lp.scheduling.batches import Batches
+from lp.scheduling.beams import BeamGeneration
 from lp.scheduling.prefixes import Finished
 from lp.scheduling.room import NoRoom, Room
 from lp.scheduling.scheduler import Scheduler
@@ -63,8 +64,7 @@ class Engine:
         self.checkpoint = checkpoint
         runner = runner or SingleDevice(checkpoint.model)
         self.request_builder = request_builder or RequestBuilder(checkpoint)
-        self.fingerprints = fingerprints
-        self.measure_times = measure_times
+        self.fingerprints, self.measure_times = fingerprints, measure_times
         self.history = DraftHistory(step_times, runner.num_parts, index)
         self._settings = scheduler or SchedulerSettings()
         self.scheduler = Scheduler(room or Room(checkpoint.model.memory.num_pages))
@@ -96,15 +96,21 @@ class Engine:
         index: str = "auto",
         kv_memory: str = "auto",
         prefix_reuse: PrefixReuse | str = PrefixReuse.off,
+        grammar_backend: GrammarBackend | str = GrammarBackend.auto,
     ) -> Engine:
         """An engine on one device. Raises ValueError with a message for the user if the checkpoint cannot be used.
 
-        path: folder or hub id. dtype: see pick_dtype in lp/model/checkpoint.py. compile: see CompileMode. step_times:
-        see StepTimesSource. invariant: see Invariance. index: see EngineSettings. kv_memory: see ModelSettings.
-        prefix_reuse: see PrefixReuse.
+        path: folder, GGUF file or hub id. dtype: float32, bfloat16, float16, or auto, which is float32 on a CPU and the
+        checkpoint's own on a GPU. device: auto, cpu, cuda or cuda:N. decode: the method for prompts that choose none;
+        None is `Auto`. limits: the most that a prompt may ask for. compile: whether to compile the forward: auto, on or
+        off. step_times: auto takes those on the disk or measures them, measure always measures, off goes without.
+        invariant: on refuses a model whose logits depend on the rows beside a row. index: the file of answers that
+        launch/index.py made; auto is the one beside the weights, off is none. kv_memory: the most memory for keys and
+        values in GB, or auto. prefix_reuse: whose keys and values a prompt may begin from: off, owner or all.
+        grammar_backend: auto, llguidance or xgrammar.
         """
         model = ModelSettings(str(path), dtype, device, compile=CompileMode(compile), invariant=Invariance(invariant))
-        model.kv_memory = str(kv_memory)
+        model.kv_memory, model.grammar_backend = str(kv_memory), GrammarBackend(grammar_backend)
         settings = EngineSettings(model, decode, limits=limits or DecodeLimits())
         settings.step_times, settings.index = StepTimesSource(step_times), index
         settings.scheduler.prefix_reuse = PrefixReuse(prefix_reuse)
@@ -139,11 +145,15 @@ class Engine:
         """
         if refusal := self.scheduler.room.refusal(request):
             return refusal
-        generation = Generation(request, self.checkpoint, self.history, tokens)
+        generation = self._begin(request, tokens)
         progress = generation.replay(tokens) if tokens else None
         if progress is None or not progress.finish_reason:
             self.batches.open(generation)
         return progress
+
+    def _begin(self, request: Request, tokens: Items[int]) -> Generation:
+        kind = BeamGeneration if isinstance(request.decode, Beam) else Generation
+        return kind(request, self.checkpoint, self.history, tokens)
 
     def cancel(self, request_id: str) -> Progress | None:
         """Ends a request at once. Returns None if it is not running."""
@@ -159,8 +169,7 @@ class Engine:
 
     def generated(self) -> dict[str, list[int]]:
         """The tokens generated so far for every running request, by the request's id."""
-        sequences = [generation.sequence for generation in self._generations()]
-        return {sequence.id: sequence.tokens[sequence.prompt_length :] for sequence in sequences}
+        return {generation.sequence.id: generation.generated for generation in self._generations()}
 
     def resume(
         self,
@@ -198,7 +207,7 @@ class Engine:
             if held is not None:
                 self.runner.close(held)
             return refusal
-        generation = Generation(request, self.checkpoint, self.history, tokens)
+        generation = self._begin(request, tokens)
         if held is None:
             self.runner.open(generation.sequence)
         progress = generation.replay(tokens)
@@ -217,29 +226,24 @@ class Engine:
         if self._failure:
             failure, self._failure = self._failure, None
             raise failure
+        told = [generation.tell(step) for generation, step in self._settle_and_start()]
+        if told:
+            told[0] = replace(told[0], engine=self.batches.take_counts())
+        self.batches.look_ahead()
+        return told
+
+    def _settle_and_start(self) -> list[tuple[Generation, SettledStep]]:
+        """Adds the tokens of the oldest batch, and starts the next ones if the device works by itself."""
+        if solo := self.batches.go_on():
+            self._failure = solo.error
+            return [(solo.generation, self.batches.went_on(solo))]
         self.batches.start()
-        settled = self._settle()
+        settled = self.batches.finish()
         if self.batches.runner.is_asynchronous:
             try:
                 self.batches.start()
             except Exception as error:
                 self._failure = error
-        told = [generation.tell(step) for generation, step in settled]
-        if told:
-            told[0] = replace(told[0], engine=self.batches.take_counts())
-        return told
-
-    def _settle(self) -> list[tuple[Generation, SettledStep]]:
-        """Adds the tokens of the oldest batch. Steps that have only fed or scored a sequence have none."""
-        settled = []
-        for (generation, _, decodes), answers in self.batches.finish():
-            if decodes:
-                step = generation.settle(answers)
-            elif not len(answers.targets) or (step := generation.score(answers)) is None:
-                continue
-            if step.reason:
-                self.batches.end(generation)
-            settled.append((generation, step))
         return settled
 
     def stream(
@@ -251,20 +255,21 @@ class Engine:
         sampling: Sampling | None = None,
         stopping: Stopping | None = None,
         grammar: Grammar | None = None,
+        trace: bool = False,
         **settings: Any,
     ) -> Iterator[Progress]:
         """Yields what each step adds. Closing the iterator cancels the request.
 
         prompt: a text, token ids, or messages such as [{"role": "user", "content": "Hello"}], which the checkpoint's
         chat template turns into a text. max_new_tokens: used if `stopping` is not given; None is all the room in the
-        context. grammar: what the text must be. settings: single settings of Sampling, such as temperature=0.8, which
-        replace those of `sampling`.
+        context. grammar: what the text must be. trace: whether every step tells what it did (Progress.trace). settings:
+        single settings of Sampling, such as temperature=0.8, which replace those of `sampling`.
         Raises ValueError for settings or messages that cannot be used, FloatingPointError if the model answers NaN.
         """
         if settings:
             sampling = (sampling or Sampling()).changed(settings)
         stopping = stopping or Stopping(max_new_tokens=max_new_tokens)
-        return self._steps(self.request_builder.build(prompt, decode, sampling, stopping, grammar=grammar))
+        return self._steps(self.request_builder.build(prompt, decode, sampling, stopping, grammar=grammar, trace=trace))
 
     def _steps(self, request: Request) -> Iterator[Progress]:
         if refusal := self.submit(request):

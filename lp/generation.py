@@ -20,6 +20,8 @@ from lp.scheduling.prompt_scores import PromptScores, token_logprobs
 from lp.statistics import Statistics
 from lp.text.detokenizer import Detokenizer
 from lp.text.stopping import FinishReason, StopConditions, TextStream
+from lp.trace.recorder import RecordedStep, TraceRecorder
+from lp.trace.step import StepTrace
 from lp.tree import NO_ROWS, TokenTree, chain
 from lp.verification import Answers, CountDrafts, no_drafts
 
@@ -28,7 +30,8 @@ class SettledStep(NamedTuple):
     """What a step has added to a sequence.
 
     tokens: up to the one that ends the sequence. rows: for each of them, the row whose target it is. reason: why the
-    sequence ends; None if it does not. num_rows: of the step's tree. answers: to all of them.
+    sequence ends; None if it does not. num_rows: of the step's tree. answers: to all of them. recorded: for its trace;
+    None if the request does not ask for one.
     """
 
     tokens: list[int]
@@ -37,6 +40,7 @@ class SettledStep(NamedTuple):
     num_rows: int
     answers: Answers
     count_drafts: CountDrafts
+    recorded: RecordedStep | None = None
 
 
 class Generation:
@@ -45,18 +49,16 @@ class Generation:
     def __init__(self, request: Request, checkpoint: Checkpoint, history: DraftHistory, generated: Iterable[int] = ()):
         """generated: tokens generated earlier, from which drafts may be made. Pass the same tokens to `replay` next."""
         sampling = request.sampling
-        assert sampling.seed is not None and sampling.temperature is not None
         assert request.stopping.max_new_tokens is not None
         text = [*request.prompt, *generated]
-        self.decoder: Decoder = make_decoder(
-            request.decode, text, sampling.seed, sampling.temperature, history, request.owner
-        )
+        self.decoder = self._make_decoder(request, text, checkpoint, history)
         self._most_rows = most_rows(request.decode, request.grammar is not None)
         grammar = request.grammar and checkpoint.grammars.begin(request.grammar, len(request.prompt))
         if grammar and not isinstance(request.decode, Autoregressive):
             self.decoder = ConstrainedDecoder(self.decoder, grammar)
         self.prompt, prompt = request.prompt, list(request.prompt)
-        self.sequence = Sequence(request.id, prompt, len(prompt), sampling, request.grammar)
+        self.sequence = Sequence(request.id, prompt, len(prompt), sampling, request.grammar, request.trace)
+        self.recorder = TraceRecorder() if request.trace else None
         # What the prompt's tokens are worth, until that has been told. Whoever has generated tokens has told it.
         self.scores: PromptScores | None = None
         if sampling.prompt_logprobs is not None and len(text) == len(prompt):
@@ -72,6 +74,18 @@ class Generation:
         # How many of the sequence's first tokens have been computed; their keys and values are in a cache.
         self.num_fed = 0
         self.least_rows = least_rows(request.decode)
+
+    def _make_decoder(
+        self, request: Request, text: list[int], checkpoint: Checkpoint, history: DraftHistory
+    ) -> Decoder:
+        sampling = request.sampling
+        assert sampling.seed is not None and sampling.temperature is not None
+        return make_decoder(request.decode, text, sampling.seed, sampling.temperature, history, request.owner)
+
+    @property
+    def generated(self) -> list[int]:
+        """The tokens from which another engine can go on."""
+        return self.sequence.tokens[self.sequence.prompt_length :]
 
     @property
     def num_missing(self) -> int:
@@ -153,16 +167,33 @@ class Generation:
 
         That is all that the next step's plan needs; the rest is up to `tell`.
         """
+        step = self._verified(answers)
+        self.sequence.tokens += step.tokens
+        self.num_fed = len(self.sequence.tokens) - 1
+        return step
+
+    def settle_added(self, answers: Answers) -> SettledStep:
+        """`settle` for a step whose tokens have been added, as none of them ends the sequence."""
+        step = self._verified(answers)
+        assert step.reason is None
+        self.num_fed = len(self.sequence.tokens) - 1
+        return step
+
+    def _verified(self, answers: Answers) -> SettledStep:
+        if self.recorder:
+            self.recorder.note_tree(self.tree, self.decoder)
         accepted, count_drafts = self.decoder.commit(self.sequence.tokens, answers)
         tokens, reason = self.stop.take(accepted.tokens, self.text)
-        self.sequence.tokens += tokens
-        self.num_fed = len(self.sequence.tokens) - 1
-        return SettledStep(tokens, accepted.rows[: len(tokens)], reason, len(self.tree), answers, count_drafts)
+        recorded = self.recorder and self.recorder.settled(accepted.rows, tokens)
+        return SettledStep(
+            tokens, accepted.rows[: len(tokens)], reason, len(self.tree), answers, count_drafts, recorded
+        )
 
     def tell(self, step: SettledStep) -> Progress:
         """What a step has yielded: text, log-probabilities and statistics. Steps must be told in their order."""
         self.stats.end_step(step.num_rows, len(step.tokens), step.count_drafts())
-        return self._progress(step.tokens, _logprobs(step.answers, step.tokens, step.rows), step.reason)
+        trace = step.recorded and step.recorded.trace(self.stats.steps - 1)
+        return self._progress(step.tokens, _logprobs(step.answers, step.tokens, step.rows), step.reason, trace)
 
     def replay(self, tokens: Iterable[int]) -> Progress:
         """Adds tokens that were generated earlier, perhaps on other ranks."""
@@ -172,13 +203,19 @@ class Generation:
         return self._progress(taken, None, reason)
 
     def _progress(
-        self, tokens: list[int], logprobs: list[TokenLogprob] | None, reason: FinishReason | None
+        self,
+        tokens: list[int],
+        logprobs: list[TokenLogprob] | None,
+        reason: FinishReason | None,
+        trace: StepTrace | None = None,
     ) -> Progress:
         text = self.text.take(final=reason is not None)
         scored = None
         if self.scores and not self._num_unscored and (tokens or reason):
             scored, self.scores = self.scores.found, None
-        return Progress(self.sequence.id, tokens, text, logprobs, reason, self.stats, prompt_logprobs=scored)
+        return Progress(
+            self.sequence.id, tokens, text, logprobs, reason, self.stats, prompt_logprobs=scored, trace=trace
+        )
 
     def cancelled(self) -> Progress:
         return Progress(self.sequence.id, [], self.text.take(final=True), None, "cancelled", self.stats)

@@ -7,8 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args, get_type_hints
 
+# Where a number is expected: as many as pay off.
+AUTO = "auto"
+# The most guesses of Jacobi decoding with a window of "auto".
+LONGEST_CHAIN = 32
+# When a beam search ends; see Beam.
+EARLY_STOPPING = ("false", "true", "never")
+# Tokens by which the beams of a search differ at most, in most steps: what room is kept for.
+LIKELY_DIVERGENCE = 16
 # The most rows of a step that a grammar adds: tokens that must follow.
 MOST_FORCED = 48
 
@@ -24,11 +32,11 @@ class Autoregressive:
 class Jacobi:
     """Plain Jacobi decoding (arXiv 2402.02057, section 2): each step improves a chain of guesses and moves it on.
 
-    window: number of guesses.
+    window: number of guesses; "auto" tries out how many pay off on this machine, up to LONGEST_CHAIN.
     """
 
     method: ClassVar[str] = "jacobi"
-    window: int = 8
+    window: int | str = 8
 
 
 @dataclass
@@ -97,9 +105,28 @@ class Auto:
     candidates: int = 8
 
 
-DecodeSettings = Auto | Autoregressive | Jacobi | PromptLookup | Lookahead
+@dataclass
+class Beam:
+    """Beam search for the likeliest texts, as in transformers' `generate`. The text comes at the end, all at once.
+
+    num_beams: hypotheses that go on after each step. length_penalty: the score of a text is the sum of its tokens'
+    log-probabilities, divided by its length to this power. early_stopping: "true" ends when num_beams texts are
+    finished, "false" when the best running one is unlikely to become better than those, "never" when it cannot.
+    num_return_sequences: the texts that are returned, best first. best_first: expands the best hypothesis of any length
+    (arXiv 2007.03909), which needs fewer calls of the model; only with length_penalty=0 and early_stopping=never.
+    """
+
+    method: ClassVar[str] = "beam"
+    num_beams: int = 4
+    length_penalty: float = 1.0
+    early_stopping: str = "false"
+    num_return_sequences: int = 1
+    best_first: bool = False
+
+
+DecodeSettings = Auto | Autoregressive | Jacobi | PromptLookup | Lookahead | Beam
 METHODS: dict[str, type[DecodeSettings]] = {
-    kind.method: kind for kind in (Auto, Autoregressive, Jacobi, PromptLookup, Lookahead)
+    kind.method: kind for kind in (Auto, Autoregressive, Jacobi, PromptLookup, Lookahead, Beam)
 }
 
 
@@ -107,7 +134,10 @@ METHODS: dict[str, type[DecodeSettings]] = {
 class DecodeLimits:
     """The most that a request may ask for.
 
-    rows: also bounds (W + G)(N - 1) + 1, the rows that a step of lookahead, Jacobi or prompt lookup can need.
+    window: columns of a window. ngram: tokens of an n-gram. guesses: n-grams verified per step. pool_size: n-grams kept
+    in all. pool_per_token: n-grams kept that begin with the same token. candidates: best tokens kept from an answer.
+    rows: rows of a step; also bounds (W + G)(N - 1) + 1, the rows that a step of lookahead, Jacobi or prompt lookup can
+    need. num_beams: beams of a search.
     """
 
     window: int = 128
@@ -117,6 +147,7 @@ class DecodeLimits:
     pool_per_token: int = 1024
     candidates: int = 64
     rows: int = 4096
+    num_beams: int = 32
 
 
 # For each setting, its lowest value and the name of the limit for its highest.
@@ -130,6 +161,8 @@ BOUNDS = {
     "candidates": (1, "candidates"),
     "max_rows": (1, "rows"),
     "rows": (0, "rows"),
+    "num_beams": (1, "num_beams"),
+    "num_return_sequences": (1, "num_beams"),
 }
 
 
@@ -152,9 +185,19 @@ def from_dict(values: dict[str, Any], defaults: DecodeSettings | None = None) ->
     for key, value in given.items():
         if key not in (names := [field.name for field in dataclasses.fields(kind)]):
             raise ValueError(f"decode.{key} is not a setting of {method}; it has {', '.join(names) or 'none'}")
-        if type(value) is not type(getattr(base, key)):
-            raise ValueError(f"decode.{key} must be {type(getattr(base, key)).__name__}, not {value!r}")
+        if not _fits(value, hint := get_type_hints(kind)[key]):
+            raise ValueError(f"decode.{key} must be {getattr(hint, '__name__', hint)}, not {value!r}")
     return dataclasses.replace(base, **given)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a field's type. True and False are no numbers."""
+    return type(value) in (get_args(hint) or (hint,)) or (hint is float and type(value) is int)
+
+
+def chooses_rows(settings: DecodeSettings) -> bool:
+    """Whether the method chooses by step times how many rows a step has."""
+    return not settings.rows if isinstance(settings, Auto) else isinstance(settings, Jacobi) and settings.window == AUTO
 
 
 def least_rows(settings: DecodeSettings) -> int:
@@ -166,16 +209,22 @@ def most_rows(settings: DecodeSettings, has_grammar: bool = False) -> int:
     """The most rows that a step can have. has_grammar: whether the text must keep a grammar, which adds drafts."""
     if isinstance(settings, Autoregressive):
         return 1
+    if isinstance(settings, Beam):
+        return settings.num_beams * LIKELY_DIVERGENCE
     added = MOST_FORCED if has_grammar else 0
     if isinstance(settings, Auto):
         return max(settings.max_rows, settings.rows) + added
     values = dataclasses.asdict(settings)
+    if values.get("window") == AUTO:
+        return LONGEST_CHAIN + 1 + added
     return (values.get("window", 0) + values.get("guesses", 0)) * (values.get("ngram", 2) - 1) + 1 + added
 
 
 def check(settings: DecodeSettings, limits: DecodeLimits) -> None:
     """Raises ValueError naming the first value that is out of range."""
     values = dataclasses.asdict(settings)
+    if isinstance(window := values.get("window"), str) and window != AUTO:
+        raise ValueError(f"decode.window={window} must be a number of guesses, or auto")
     for key, (smallest, limit) in BOUNDS.items():
         largest = getattr(limits, limit)
         if type(values.get(key)) is int and not smallest <= values[key] <= largest:
@@ -183,8 +232,25 @@ def check(settings: DecodeSettings, limits: DecodeLimits) -> None:
                 f"decode.{key}={values[key]} is out of range for {settings.method}: "
                 f"it must be from {smallest} to {largest}"
             )
+    if isinstance(settings, Beam):
+        _check_beam(settings)
     if not isinstance(settings, Auto) and (rows := most_rows(settings)) > limits.rows:
         raise ValueError(
             f"decode settings ask for up to {rows} rows a step, more than the limit of {limits.rows}; "
             "use a smaller window, ngram or guesses"
+        )
+
+
+def _check_beam(settings: Beam) -> None:
+    if settings.early_stopping not in EARLY_STOPPING:
+        raise ValueError(f"decode.early_stopping={settings.early_stopping} must be one of {', '.join(EARLY_STOPPING)}")
+    if settings.num_return_sequences > settings.num_beams:
+        raise ValueError(
+            f"decode.num_return_sequences={settings.num_return_sequences} is more than "
+            f"decode.num_beams={settings.num_beams}"
+        )
+    if settings.best_first and (settings.length_penalty or settings.early_stopping != "never"):
+        raise ValueError(
+            "decode.best_first=true needs scores that never rise as a text grows: set decode.length_penalty=0 "
+            "and decode.early_stopping=never"
         )

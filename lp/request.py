@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from lp import methods
 from lp.grammar.settings import Grammar
@@ -12,6 +12,7 @@ from lp.methods import DecodeSettings
 from lp.sampling.settings import Sampling
 from lp.statistics import EngineCounts, Statistics
 from lp.text.stopping import FinishReason, Stopping
+from lp.trace.step import StepTrace
 
 
 @dataclass
@@ -20,7 +21,7 @@ class Request:
 
     owner: requests of the same owner may share n-grams if their decode settings say so; None shares with nobody.
     priority: its weight above 0 where not all can take part in a step; 2 gets twice the turns of 1. grammar: what the
-    generated text must be; None is anything.
+    generated text must be; None is anything. trace: whether every step tells what it did.
     """
 
     id: str
@@ -31,6 +32,7 @@ class Request:
     owner: str | None = None
     priority: float = 1.0
     grammar: Grammar | None = None
+    trace: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "decode": methods.to_dict(self.decode)}
@@ -48,6 +50,7 @@ class Request:
             values["owner"],
             values["priority"],
             values["grammar"] and Grammar(**values["grammar"]),
+            values["trace"],
         )
 
 
@@ -56,6 +59,7 @@ class Sequence:
     """The state of a generation: caches, windows and pools can be rebuilt from its tokens and settings.
 
     tokens: prompt and output. prompt_length: how many of the tokens are the prompt. grammar: what the output must be.
+    is_traced: whether somebody wants to know which rank computes what.
     """
 
     id: str
@@ -63,6 +67,7 @@ class Sequence:
     prompt_length: int
     sampling: Sampling
     grammar: Grammar | None = None
+    is_traced: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,13 +82,39 @@ class TokenLogprob:
     top: list[tuple[int, float]]
 
 
+class ScoredText(NamedTuple):
+    """A text that a beam search has found. score: see lp.decoding.beams.search.Hypothesis."""
+
+    text: str
+    token_ids: list[int]
+    score: float
+
+
+class BeamResult(NamedTuple):
+    """What a beam search has found. texts: best first. num_calls: hypotheses that the model was asked to continue."""
+
+    texts: list[ScoredText]
+    num_calls: int
+
+    def shown(self) -> dict[str, Any]:
+        """JSON values for a user."""
+        return {"calls": self.num_calls, "texts": [text._asdict() for text in self.texts]}
+
+    @staticmethod
+    def from_list(values: list[Any]) -> BeamResult:
+        texts, num_calls = values
+        return BeamResult([ScoredText(*text) for text in texts], num_calls)
+
+
 @dataclass(frozen=True)
 class Progress:
     """What one step added to one request.
 
     text may lag behind tokens while a character or a possible stop string is incomplete. engine: what the engine has
     done since it last said so; None for all but one progress of a step. prompt_logprobs: of the prompt's tokens from
-    the second one on, with the first tokens or the end if they are asked for; else None.
+    the second one on, with the first tokens or the end if they are asked for; else None. beams: the texts of a beam
+    search, at its end. trace: what the step did, if the request asks for it; None with what is no step, such as the end
+    of a cancelled request.
     """
 
     request_id: str
@@ -94,6 +125,8 @@ class Progress:
     stats: Statistics
     engine: EngineCounts | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
+    beams: BeamResult | None = None
+    trace: StepTrace | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values for `from_dict`. The statistics' points in time are left out, as only this process knows them."""
@@ -106,6 +139,8 @@ class Progress:
             "stats": self.stats.counts(),
             "engine": self.engine and self.engine.to_list(),
             "prompt_logprobs": _plain(self.prompt_logprobs),
+            "beams": self.beams,
+            "trace": self.trace and self.trace.to_dict(),
         }
 
     @staticmethod
@@ -113,7 +148,9 @@ class Progress:
         read = {name: _logprobs_of(values[name]) for name in ("logprobs", "prompt_logprobs")}
         stats = Statistics.from_counts(values["stats"])
         engine = values["engine"] and EngineCounts(*values["engine"])
-        return Progress(**{**values, **read, "stats": stats, "engine": engine})
+        beams = values["beams"] and BeamResult.from_list(values["beams"])
+        trace = values["trace"] and StepTrace.from_dict(values["trace"])
+        return Progress(**{**values, **read, "stats": stats, "engine": engine, "beams": beams, "trace": trace})
 
 
 def _plain(logprobs: list[TokenLogprob] | None) -> list[list[Any]] | None:
@@ -130,7 +167,7 @@ def _logprobs_of(values: list[list[Any]] | None) -> list[TokenLogprob] | None:
 
 @dataclass
 class Completion:
-    """A finished generation."""
+    """A finished generation. trace: of each step; empty if the request did not ask for it."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -138,6 +175,8 @@ class Completion:
     prompt_logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     stats: Statistics = field(default_factory=Statistics)
+    beams: BeamResult | None = None
+    trace: list[StepTrace] = field(default_factory=list)
 
     def extend(self, progress: Progress) -> None:
         self.text += progress.text
@@ -146,5 +185,8 @@ class Completion:
             self.logprobs = [*(self.logprobs or []), *progress.logprobs]
         if progress.prompt_logprobs is not None:
             self.prompt_logprobs = progress.prompt_logprobs
+        if progress.trace is not None:
+            self.trace.append(progress.trace)
         self.finish_reason = progress.finish_reason
+        self.beams = progress.beams
         self.stats = progress.stats

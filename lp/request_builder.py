@@ -14,7 +14,7 @@ from typing import Any
 
 from lp import methods
 from lp.grammar.settings import Grammar
-from lp.methods import Auto, DecodeLimits, DecodeSettings
+from lp.methods import Auto, Beam, DecodeLimits, DecodeSettings
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Request
 from lp.sampling.settings import Sampling
@@ -26,6 +26,19 @@ from lp.text.stopping import Stopping
 # A text, token ids, or the messages of a conversation.
 Prompt = str | Sequence[int] | Sequence[Message]
 LEAST_PRIORITY, MOST_PRIORITY = 0.01, 100.0
+
+# The values with which a setting changes nothing; the only ones that a beam search takes.
+OFF_IN_A_SEARCH = {
+    "temperature": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "no_repeat_ngram": 0,
+    "logit_bias": {},
+    "min_new_tokens": 0,
+    "logprobs": None,
+    "prompt_logprobs": None,
+}
 
 
 class ContextExceeded(ValueError):
@@ -98,11 +111,12 @@ class RequestBuilder:
         owner: str | None = None,
         priority: float = 1.0,
         grammar: Grammar | None = None,
+        trace: bool = False,
     ) -> Request:
         """A complete request. Raises ValueError for a prompt that cannot be used and for settings out of range, and
         GrammarError for a grammar that cannot be compiled.
 
-        request_id: None numbers the requests. owner, priority, grammar: see Request.
+        request_id: None numbers the requests. owner, priority, grammar, trace: see Request.
         """
         if not LEAST_PRIORITY <= priority <= MOST_PRIORITY:
             raise ValueError(f"priority={priority:g} must be from {LEAST_PRIORITY:g} to {MOST_PRIORITY:g}")
@@ -114,11 +128,13 @@ class RequestBuilder:
         stopping.check(self._vocab_size, least_tokens=0 if is_scored else 1)
         stopping = self._fit(tokens, stopping, decode, grammar is not None)
         sampling = self._complete(sampling, stopping)
+        if isinstance(decode, Beam):
+            check_beside_beams(sampling, stopping, grammar is not None)
         request_id = request_id or f"request-{next(self._numbers)}"
         if grammar is not None:
             grammar.check()
             self.checkpoint.grammars.compile(grammar)
-        return Request(request_id, tokens, decode, sampling, stopping, owner, priority, grammar)
+        return Request(request_id, tokens, decode, sampling, stopping, owner, priority, grammar, trace)
 
     def _complete(self, sampling: Sampling | None, stopping: Stopping) -> Sampling:
         """The caller's sampling settings, with the builder's defaults for those left open, and with a seed."""
@@ -181,3 +197,18 @@ def _utf8(text: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"the prompt is not valid Unicode: character {error.start} is a lone surrogate") from None
     return text
+
+
+def check_beside_beams(sampling: Sampling, stopping: Stopping, has_grammar: bool) -> None:
+    """Raises ValueError naming the first setting that a beam search does not take. The settings must be complete."""
+    for name, off in OFF_IN_A_SEARCH.items():
+        value = getattr(sampling, name)
+        if value != off:
+            mend = f"leave out {name}" if off in (None, {}) else f"set {name}={off}"
+            raise ValueError(f"{name}={value} is not for decode=beam, which scores texts by the model alone; {mend}")
+    if stopping.stop:
+        raise ValueError(
+            f"stop={stopping.stop[0]!r} is not for decode=beam, which stops at tokens alone; use stop_token_ids"
+        )
+    if has_grammar:
+        raise ValueError("a grammar is not for decode=beam; use another decoding method for structured output")

@@ -100,6 +100,19 @@ class Runner(Protocol):
 
 
 @runtime_checkable
+class GoesOn(Runner, Protocol):
+    """A runner that can start the next step of a sequence which it has for itself with fewer calls than `start`."""
+
+    def may_go_on(self, step: StepInput) -> bool:
+        """Whether a step, the last one that was started, may be followed by `go_on`."""
+        ...
+
+    def go_on(self, step: StepInput, rows: list[int]) -> None:
+        """Starts a step. The sequence has grown by the targets of these rows of its step before, which is over."""
+        ...
+
+
+@runtime_checkable
 class CopiesTokens(Protocol):
     """A runner whose replicas may copy keys and values from each other. can_copy: whether they can."""
 
@@ -112,6 +125,25 @@ class CopiesTokens(Protocol):
         The first one has computed them; the second one has computed none, and keeps none. All ranks call this together.
         """
         ...
+
+
+class SharedBy(NamedTuple):
+    """Who computed what of the batch that was finished last.
+
+    ranks: for each sequence that is traced, by its id, a character for each row of its tree (see StepTrace).
+    most_rows: rows of the rank with the most, prompts and what it lacked of sequences included.
+    """
+
+    ranks: dict[str, str]
+    most_rows: int
+
+
+@runtime_checkable
+class SharesSteps(Protocol):
+    """A runner whose ranks compute different rows. shared_by: None if no sequence of the batch is traced."""
+
+    @property
+    def shared_by(self) -> SharedBy | None: ...
 
 
 class Home(NamedTuple):

@@ -73,13 +73,13 @@ class SequenceState:
     """What a device holds of one sequence.
 
     cache: keys and values of the sequence's first tokens. last: the rows computed last; their keys and values lie in
-    the cache behind those of the sequence.
+    the cache behind those of the sequence. room: see `SingleDevice.go_on`; tokens that the cache has room for as it is.
     """
 
     def __init__(self, cache: KVCache, sampler: Sampler):
         self.cache = cache
         self.sampler = sampler
-        self.last = NO_ROWS
+        self.last, self.room = NO_ROWS, 0
 
     @staticmethod
     def begin(sequence: Sequence, model: CausalModel) -> SequenceState:
@@ -157,6 +157,7 @@ class SingleDevice(ForwardRunner):
         self.model = model
         self.prefill_chunk = prefill_chunk
         self.states: dict[str, SequenceState] = {}
+        self._starts_as_usual = type(self).launch is SingleDevice.launch and type(self).start is ForwardRunner.start
         if can_fuse(model.device):
             names = [name for name in KINDS if name != TRUNCATED or model.vocab_size > NUM_BEST]
             model.capture_choosing({name: KINDS[name] for name in names})
@@ -203,21 +204,39 @@ class SingleDevice(ForwardRunner):
             self.make_room([step])
         return self._compute([self._rows(step)], [self.asked(step)])
 
+    def may_go_on(self, step: StepInput) -> bool:
+        """See GoesOn. Subclasses that start steps in a way of their own may not."""
+        state = self.states[step.sequence.id]
+        is_next = state.last is step.tree and state.cache.length == step.num_fed and not state.cache.was_evicted
+        state.room = state.cache.room()
+        return self._starts_as_usual and is_next and state.sampler.asks_for_rows_alone
+
+    def go_on(self, step: StepInput, rows: list[int]) -> None:
+        """See GoesOn."""
+        state, tree, num_rows = self.states[step.sequence.id], step.tree, len(step.tree)
+        cache, state.last = state.cache, tree
+        cache.keep(rows)
+        given = [SequenceRows(tree, cache, num_rows)]
+        asked = [state.sampler.ask(tree, step.sequence.tokens, step.num_candidates)]
+        self._under_way.append(self._compute(given, asked, cache.length + num_rows <= state.room))
+
     def asked(self, step: StepInput) -> Asked:
         """How the rows of a step's tree are to be answered."""
         return self.states[step.sequence.id].sampler.ask(step.tree, step.sequence.tokens, step.num_candidates)
 
-    def _compute(self, given: list[SequenceRows], asked: list[Asked]) -> Callable[[], list[Answers]]:
-        """Runs the rows, and has the last sequences' answered, by the graphs that choose tokens where there are any."""
+    def _compute(self, given: list[SequenceRows], asked: list[Asked], has_room: bool = False) -> Pending:
+        """Runs the rows, and has the last sequences' answered, by the graphs that choose tokens where there are any.
+        has_room: whether the caches are known to have room for them.
+        """
         if not given:
             return list
         if can_choose(type(self.model.fast)):
             choosing = [one.captured and Choosing(*one.captured) for one in asked]
             num_fed = len(given) - len(asked)
-            if computed := self.model.compute(given, [*[None] * num_fed, *choosing]):
+            if computed := self.model.compute(given, [*[None] * num_fed, *choosing], has_room):
                 rows = computed.rows[num_fed:]
                 return self.answer(asked, computed.logits, rows, computed.choose, computed.is_lasting)
-        return self.answer(asked, self.logits_of(given))
+        return self.answer(asked, self.model.run(given) if has_room else self.logits_of(given))
 
     def logits_of(self, given: list[SequenceRows]) -> Tensor:
         """Runs the rows of some sequences; returns the logits that are wanted (see CausalModel.forward_many)."""

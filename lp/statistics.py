@@ -34,6 +34,13 @@ class EngineCounts:
     expected: float = 0.0
     preemptions: int = 0
 
+    def add(self, sequences: int, rows: int, expected: float) -> None:
+        """Adds a step."""
+        self.steps += 1
+        self.sequences += sequences
+        self.rows += rows
+        self.expected += expected
+
     def to_list(self) -> list[float]:
         """JSON values of the counts, in their order."""
         return list(astuple(self))
@@ -110,6 +117,8 @@ class Statistics:
 
         Its tokens are not added up, as a resumed request counts those from before itself.
         """
+        if not (earlier.steps or earlier.tokens):
+            return self
         return replace(
             self,
             steps=earlier.steps + self.steps,

@@ -77,6 +77,10 @@ class TokenTree:
             rows.append(parent)
         return rows[::-1]
 
+    def as_lists(self) -> tuple[list[int], list[int]]:
+        """The tokens and the parents."""
+        return self.tokens.tolist(), self.parents.tolist()
+
     def inputs(self, cached: int) -> np.ndarray:
         """[R, 2 + R] int64: each row's token and position, and which rows it sees. cached: length of the prefix."""
         return np.concatenate([self.tokens[:, None], self.depths[:, None] + cached, self.visibility], axis=1)
@@ -127,6 +131,14 @@ class TokenTree:
 # Of all trees of one row; nothing writes to a tree.
 _ROOT_PARENT, _ROOT_DEPTH = np.array([PREFIX]), np.array([0])
 _AT_ROOT = trees.address(_ROOT_PARENT), trees.address(_ROOT_DEPTH)
+
+
+def greatest_depth(room: int, wanted: int) -> int:
+    """The greatest depth of a draft: the last token that is wanted needs none.
+
+    room: positions that the model has after the root's. wanted: tokens that may still be emitted.
+    """
+    return max(0, min(room, wanted - 1))
 
 
 def chain(tokens: Sequence[int], scored: np.ndarray | None = None) -> TokenTree:

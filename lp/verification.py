@@ -8,7 +8,7 @@ Greedy decoding and sampling share it, as targets are deterministic in both (doc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,6 +49,22 @@ class Drafted:
 
 # Counts a step's drafts when it is called, which can wait until the next step has been started.
 CountDrafts = Callable[[], Drafted]
+
+
+def count_drafts(sources: Sequence[str], kinds: Sequence[int], accepted: Accepted) -> Drafted:
+    """Counts drafts by source. A window cell counts if it was accepted and no draft had the same path.
+
+    sources: the source of each kind. kinds: of the root and each draft; the window's cells come after them.
+    """
+    numbers: list[int] = np.asarray(kinds).tolist()
+    proposed = Counter(sources[kind] for kind in numbers[1:])
+    right: list[str] = []
+    for rows in accepted.drafted:
+        row = next((row for row in rows if row < len(kinds)), None)
+        if row is None:
+            proposed["window"] += 1
+        right.append("window" if row is None else sources[kinds[row]])
+    return Drafted(proposed, right)
 
 
 _NO_DRAFTS = Drafted(Counter(), [])

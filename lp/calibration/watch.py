@@ -45,12 +45,15 @@ class StepWatch:
 
         is_shared: whether all parts share the tree of a single sequence.
         """
-        num_parts = self._num_parts if is_shared or num_sequences > 1 else 1
-        trees, cached = -(-num_sequences // num_parts), -(-num_cached // num_parts)
-        expected_s = self._curve.at(max(1, -(-num_rows // num_parts))) + self._times.of_sequences(trees, cached)
-        self._ratios.append(seconds / expected_s)
+        self._ratios.append(seconds / self.expected_s(num_rows, num_sequences, num_cached, is_shared))
         if len(self._ratios) == NUM_STEPS and self._off_since is None and not self._holds():
             self._off_since = self._clock()
+
+    def expected_s(self, num_rows: int, num_sequences: int, num_cached: int, is_shared: bool = True) -> float:
+        """The seconds that such a step should take; see `note`."""
+        num_parts = self._num_parts if is_shared or num_sequences > 1 else 1
+        trees, cached = -(-num_sequences // num_parts), -(-num_cached // num_parts)
+        return self._curve.at(max(1, -(-num_rows // num_parts))) + self._times.of_sequences(trees, cached)
 
     def is_due(self, is_idle: bool) -> bool:
         """Whether the step times should be measured anew now. is_idle: whether nobody waits for a step."""

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
-from lp.decoding.base import Offer
+from lp.decoding.base import Described, Offer
 from lp.decoding.odds import descending
 from lp.decoding.window import Window
 from lp.drafting.backoff import PLAIN, SPECULATE, WATCH
 from lp.drafting.history import DraftHistory, nearest_power
+from lp.drafting.native.drafter import Found, NativeDrafter, Ready
+from lp.drafting.native.tree import PlannedTree
 from lp.drafting.resting import Resting
 from lp.methods import Auto
-from lp.tree import TokenTree, chain
-from lp.verification import Accepted, Answers, CountDrafts, Drafted, no_drafts
+from lp.tree import TokenTree, chain, greatest_depth
+from lp.verification import Accepted, Answers, CountDrafts, Drafted, count_drafts, no_drafts
 
 
 class AutoDecoder:
@@ -56,8 +57,13 @@ class AutoDecoder:
         self._effort = SPECULATE
         self._resting, self._may_rest = Resting(self.profile.cost), self.profile.cost.may_rest
         self._is_undivided = self.profile.cost.num_parts == 1 and not self._may_rest
-        # Whether the drafter is at the end of the sequence, which had its last step alone.
-        self._goes_on = False
+        # The next tree, if it was planned with learning from the last one; room and wanted tokens of `plan` (see
+        # there) that it or the last tree was planned for; tokens and seconds of a step that have not been noted.
+        self._ahead: TokenTree | None = None
+        self._room = self._wanted = -1
+        self._unnoted: tuple[int, float] | None = None
+        self._native = self.drafter if isinstance(self.drafter, NativeDrafter) else None
+        self._found: tuple[Found, PlannedTree] | None = None
         # How long the sequence was when plain steps began; the sources have not learnt from them yet.
         self._plain_from: int | None = None
 
@@ -70,15 +76,16 @@ class AutoDecoder:
         return 1.0 if self._effort is PLAIN else self.drafter.expected
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
-        if self._goes_on and self.profile.account.effort is SPECULATE:  # as most steps do, with as few calls as can be
-            self._effort, self.num_candidates = SPECULATE, self._num_candidates
-            tree = self._grown(room, wanted)
+        tree, self._ahead = self._ahead, None
+        if tree is not None and (room, wanted) == (self._room, self._wanted):
             self._seconds = self.profile.cost.by_rows[len(tree)]
             return tree
+        self._room, self._wanted = room, wanted
         tree = self._begun(tokens, 1)
         return self._noted(self._grown(room, wanted) if tree is None else tree)
 
     def offer(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Offer:
+        self._room = self._wanted = -1
         self._whole = self._begun(tokens, nearest_power(load))
         if self._whole is None and not self._has_choice:
             self._whole = self._grown(room, wanted)
@@ -88,7 +95,7 @@ class AutoDecoder:
         num_rows = 1 + (self._window.num_cells if self._window else 0)
         cost = self.profile.cost
         most_nodes = cost.rows_within(self.profile.account.limit_s) - num_rows
-        odds = self.drafter.offer(max(0, min(room, wanted - 1)), 1 + most_nodes, cost.least_odds)
+        odds = self.drafter.offer(greatest_depth(room, wanted), 1 + most_nodes, cost.least_odds)
         return Offer(num_rows, descending(odds))
 
     def take(self, num_drafts: int) -> TokenTree:
@@ -98,6 +105,7 @@ class AutoDecoder:
         return self.drafter.keep(rows, self._window)
 
     def follow(self, tokens: Sequence[int], more: Sequence[int]) -> None:
+        self._ahead = None
         self._history = zlib.crc32(repr(list(more)).encode(), self._history)
         if self._plain_from is None:  # else they are learnt later
             self.drafter.move_to(tokens)
@@ -107,9 +115,9 @@ class AutoDecoder:
 
     def _begun(self, tokens: Sequence[int], load: int) -> TokenTree | None:
         """Begins a step of about `load` sequences. Returns its tree, or None if it speculates."""
+        self._note_step()
         if load != self._load:
             self._load, self.profile = load, self._profiles(load)
-        self._goes_on = False
         self._effort = effort = self.profile.account.effort
         self.num_candidates = 0 if effort is PLAIN else self._num_candidates
         if effort is PLAIN:
@@ -145,16 +153,14 @@ class AutoDecoder:
 
     def _grown(self, room: int, wanted: int) -> TokenTree:
         """Plans a tree of drafts and the window."""
-        trial = self._trials.get(self._load)
-        has_none = trial is not None and trial.num_left and not trial.size.columns
-        self._window = None if has_none else self._chosen_window(room)
+        self._window = self._chosen_window(room)
         catch_up_s = self._resting.catch_up_s if self._may_rest else 0.0
-        max_depth = max(0, min(room, wanted - 1))  # the last token that is wanted needs no draft
-        return self.drafter.grow(self._window, max_depth, self.profile.account.limit_s, catch_up_s)
+        limit_s = self.profile.account.limit_s
+        return self.drafter.grow(self._window, greatest_depth(room, wanted), limit_s, catch_up_s)
 
     def _chosen_window(self, room: int) -> Window | None:
         trial = self._trials.get(self._load)
-        if trial is None or not trial.num_left:
+        if trial is None:
             self._trials[self._load] = trial = self.profile.windows.choose()
         columns = trial.size.columns
         return self._sized(columns, room) if columns else None
@@ -171,23 +177,81 @@ class AutoDecoder:
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
         if self._effort is PLAIN:
             return self._take_plain(int(answers.targets[0]))
+        if self._found is not None or self._looks_ahead():
+            return self._go_on(answers)
         if self._effort is WATCH and (found := self.drafter.likeliest()):
             probability, token = found
             self.profile.account.watched(probability, token == answers.targets[0])
         kinds, num_drafts = self.drafter.kinds, self.drafter.num_drafts
         accepted = self.drafter.commit(answers)
+        self._keep_for_sum(answers)
+        if self._window:
+            self.drafter.learn_ngrams(self._window.commit(answers.targets, len(accepted.tokens)))
+        self._unnoted = len(accepted.tokens), self._seconds
+        self._note_step()
+        if self._may_rest:
+            self._resting.accepted(len(accepted.tokens))
+        return accepted, partial(self._count, kinds, num_drafts, accepted)
+
+    def ready(self) -> Ready | None:
+        """What learns from the answers of the tree planned last and plans the next one, if that is all the library's.
+
+        Whoever calls it hands over what it has found by `take_over`, and the answers by `commit`.
+        """
+        if self._native is None or self._unnoted is not None or not self._looks_ahead():
+            return None
+        account = self.profile.account
+        return self._native.ready(self.num_candidates > 0, self._room, self._wanted, account, self._seconds)
+
+    def take_over(self, found: Found, tree: PlannedTree) -> None:
+        """Notes what the library has found in the answers that `commit` gets next, and the tree that it has planned."""
+        self._found = found, tree
+
+    def _looks_ahead(self) -> bool:
+        """Whether the next tree can be planned with learning from this one: the sequence is alone, on one device, and
+        neither tree has a window.
+        """
+        if self._wanted < 0 or not self._is_undivided or self._effort is not SPECULATE or self._window:
+            return False
+        following = self._trials[1].next
+        return following is not None and not following.size.columns
+
+    def _go_on(self, answers: Answers) -> tuple[Accepted, CountDrafts]:
+        """`commit`, and what `plan` is going to return. What the next tree does not need to know is noted later."""
+        if self._unnoted is not None:
+            self._note_step()
+        kinds, num_drafts = self.drafter.kinds, self.drafter.num_drafts
+        if self._found is not None:
+            (found, tree), self._found = self._found, None
+            assert self._native is not None
+            accepted, self._ahead = self._native.went_on(found, tree), tree if found[-1] else None
+        else:
+            accepted, self._ahead = self.drafter.go_on(
+                answers, self._room, self._wanted, self.profile.account, self._seconds
+            )
+        self._keep_for_sum(answers)
+        count = len(accepted.tokens)
+        self._room, self._wanted, self._unnoted = self._room - count, self._wanted - count, (count, self._seconds)
+        return accepted, partial(self._count, kinds, num_drafts, accepted)
+
+    def _note_step(self) -> None:
+        """Tells those who choose what the last step has yielded, unless that was done."""
+        if self._unnoted is None:
+            return
+        (count, seconds), self._unnoted = self._unnoted, None
+        if self._effort is SPECULATE:
+            trial = self._trials[self._load]
+            self.profile.windows.learn(trial, count, seconds)
+            if not trial.num_left:
+                assert trial.following is not None
+                self._trials[self._load] = trial.following
+        self.profile.account.took_step(count, seconds)
+
+    def _keep_for_sum(self, answers: Answers) -> None:
+        """Keeps a step's answers for the checksum, to which they are added later."""
         if self._unsummed is not None:
             self._add_to_sum()
         self._unsummed = answers.targets if answers.candidates is None else answers.candidates
-        if self._window:
-            self.drafter.learn_ngrams(self._window.commit(answers.targets, len(accepted.tokens)))
-        if self._effort is SPECULATE:
-            self.profile.windows.learn(self._trials[self._load], len(accepted.tokens), self._seconds)
-        self.profile.account.took_step(len(accepted.tokens), self._seconds)
-        if self._may_rest:
-            self._resting.accepted(len(accepted.tokens))
-        self._goes_on = self._load == 1 and self._is_undivided
-        return accepted, partial(self._count, kinds, num_drafts, accepted)
 
     def _take_plain(self, token: int) -> tuple[Accepted, CountDrafts]:
         self.profile.account.took_plain_step()
@@ -196,7 +260,8 @@ class AutoDecoder:
         return Accepted([token], [0], []), no_drafts
 
     def _count(self, kinds: Sequence[int], num_drafts: int, accepted: Accepted) -> Drafted:
-        """Counts a step's drafts, and adds its answers to the checksum: both can wait."""
+        """Counts a step's drafts, notes the step, and adds its answers to the checksum: all that can wait."""
+        self._note_step()
         self._add_to_sum()
         return count_drafts(self.profile.kinds.sources, kinds[:num_drafts], accepted)
 
@@ -204,8 +269,18 @@ class AutoDecoder:
         if self._unsummed is not None:
             self._history, self._unsummed = zlib.crc32(self._unsummed.tobytes(), self._history), None
 
+    def described(self) -> Described:
+        if self._effort is PLAIN:
+            return Described(["root"])
+        kinds, window = self.drafter.kinds[1 : self.drafter.num_drafts], self._window
+        names = ["root", *map(self.profile.kinds.sources.__getitem__, kinds)]
+        if window is None:
+            return Described(names)
+        return Described(names + ["cell"] * window.num_cells, (window.columns, len(window.cells)))
+
     def fingerprint(self) -> int:
         """See Decoder. The sources' state follows from what they were given, so a checksum of that stands for it."""
+        self._note_step()
         self._add_to_sum()
         profile, cells = self.profile, self._window.cells if self._window else []
         learnt = [
@@ -216,19 +291,3 @@ class AutoDecoder:
         ]
         state = [self._history, *learnt, self._trials, cells]
         return zlib.crc32(repr(state).encode()) >> 1
-
-
-def count_drafts(sources: Sequence[str], kinds: Sequence[int], accepted: Accepted) -> Drafted:
-    """Counts drafts by source. A window cell counts if it was accepted and no draft had the same path.
-
-    sources: the source of each kind. kinds: of the root and each draft; the window's cells come after them.
-    """
-    numbers: list[int] = np.asarray(kinds).tolist()
-    proposed = Counter(sources[kind] for kind in numbers[1:])
-    right: list[str] = []
-    for rows in accepted.drafted:
-        row = next((row for row in rows if row < len(kinds)), None)
-        if row is None:
-            proposed["window"] += 1
-        right.append("window" if row is None else sources[kinds[row]])
-    return Drafted(proposed, right)

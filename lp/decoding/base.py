@@ -21,6 +21,18 @@ class Offer(NamedTuple):
     odds: Sequence[float] = ()
 
 
+class Described(NamedTuple):
+    """What a trace says of a decoder and of the tree that it planned last.
+
+    sources: of each row: "root", "cell" for one of the window's, or the name of the source that proposed it. window:
+    columns and levels; None without one. pool: n-grams in the pool; None without one.
+    """
+
+    sources: list[str]
+    window: tuple[int, int] | None = None
+    pool: int | None = None
+
+
 class Decoder(Protocol):
     """Plans trees for one sequence and learns from what the model answers.
 
@@ -81,6 +93,10 @@ class Decoder(Protocol):
         """
         ...
 
+    def described(self) -> Described:
+        """Describes the tree planned last, before it is committed. For traces alone."""
+        ...
+
     def fingerprint(self) -> int:
         """A checksum (31 bits) of all state. It must be equal on all ranks."""
         ...
@@ -98,6 +114,9 @@ class WholeTrees(ABC):
 
     def keep(self, rows: Sequence[int]) -> TokenTree:
         raise AssertionError("there is nothing to drop")
+
+    def described(self) -> Described:
+        return Described(["root", *["draft"] * (len(self.tree) - 1)])
 
     @abstractmethod
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:

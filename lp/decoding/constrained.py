@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lp.decoding.base import Decoder, Offer
+from lp.decoding.base import Decoder, Described, Offer
 from lp.grammar.state import GrammarState
 from lp.methods import MOST_FORCED
-from lp.tree import TokenTree
+from lp.tree import TokenTree, greatest_depth
 from lp.verification import DEAD_END, Accepted, Answers, CountDrafts, Drafted, no_drafts, verify
 
 # Most rows of the tokens that are sure to follow, and of those that must follow the drafts.
@@ -72,7 +72,7 @@ class ConstrainedDecoder:
 
     def _begun(self, tokens: Sequence[int], room: int, wanted: int) -> Sequence[int]:
         """Finds what is sure to follow. Returns the sequence with it."""
-        self._max_depth = max(0, min(room, wanted - 1))
+        self._max_depth = greatest_depth(room, wanted)
         self._sure = self._state.sure(min(MOST_SURE, self._max_depth))
         if not self._sure:
             return tokens
@@ -130,6 +130,11 @@ class ConstrainedDecoder:
 
     def follow(self, tokens: Sequence[int], more: Sequence[int]) -> None:
         self.inner.follow(tokens, more)
+
+    def described(self) -> Described:
+        inner = self.inner.described()
+        names = ["root", *["grammar"] * len(self._sure), *inner.sources[1:]]
+        return inner._replace(sources=names + ["grammar"] * (len(self.tree) - len(names)))
 
     def fingerprint(self) -> int:
         return zlib.crc32(repr((self._sure, self.inner.fingerprint())).encode()) >> 1

@@ -7,9 +7,11 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 
-from lp.decoding.base import WholeTrees
-from lp.methods import Jacobi
-from lp.tree import TokenTree, TreeBuilder
+from lp.decoding.base import Described, WholeTrees
+from lp.drafting.history import ChainProfile
+from lp.drafting.window_size import WindowTrial
+from lp.methods import LONGEST_CHAIN, Jacobi
+from lp.tree import TokenTree, chain, greatest_depth
 from lp.verification import Accepted, Answers, CountDrafts, Drafted, as_guesses, verify
 
 
@@ -19,33 +21,51 @@ class JacobiDecoder(WholeTrees):
     num_candidates = 0
     is_shared = True
 
-    def __init__(self, settings: Jacobi, prompt: Sequence[int], seed: int):
+    def __init__(self, settings: Jacobi, prompt: Sequence[int], seed: int, chains: ChainProfile | None = None):
+        """chains: tries out how many guesses a step has; None if the settings say it."""
         self.random = random.Random(seed)
         self.source = list(prompt)
-        self.size = settings.window
+        self.size = settings.window if isinstance(settings.window, int) else LONGEST_CHAIN
         self.guesses = self._fresh(self.size)
+        self.chains = chains
+        self.trial: WindowTrial | None = None
 
     def _fresh(self, count: int) -> list[int]:
         return self.random.choices(self.source, k=count)
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
-        builder = TreeBuilder(tokens[-1])
-        row = 0
-        for guess in self.guesses[: min(room, wanted - 1)]:
-            row = builder.add(guess, row)
-        self.tree = builder.build()
+        most = min(self._chosen_size(), greatest_depth(room, wanted))
+        self.tree = chain([tokens[-1], *self.guesses[:most]])
         return self.tree
+
+    def _chosen_size(self) -> int:
+        if self.chains is None:
+            return self.size
+        if self.trial is None or not self.trial.num_left:
+            self.trial = self.chains.lengths.choose()
+        return self.trial.size.columns
 
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
         accepted = verify(self.tree, answers.targets)
-        improved = as_guesses(answers.targets)[len(accepted.tokens) :].tolist()
-        self.guesses = improved + self._fresh(self.size - len(improved))
-        drafted = Drafted(Counter(jacobi=len(self.tree) - 1), ["jacobi"] * len(accepted.drafted))
+        num_rows, num_accepted = len(self.tree), len(accepted.tokens)
+        if self.chains is not None and self.trial is not None:
+            seconds = self.chains.cost.step_s(num_rows, num_rows - 1)
+            self.chains.lengths.learn(self.trial, num_accepted, seconds)
+        improved = as_guesses(answers.targets).tolist() + self.guesses[num_rows:]
+        self._move_to(improved[num_accepted:])
+        drafted = Drafted(Counter(jacobi=num_rows - 1), ["jacobi"] * len(accepted.drafted))
         return accepted, lambda: drafted
 
     def follow(self, tokens: Sequence[int], more: Sequence[int]) -> None:
-        guesses = self.guesses[len(more) :]
+        self._move_to(self.guesses[len(more) :])
+
+    def _move_to(self, guesses: list[int]) -> None:
+        """Takes over what is known of the guesses from the present root on, and draws the others."""
         self.guesses = guesses + self._fresh(self.size - len(guesses))
 
+    def described(self) -> Described:
+        return Described(["root", *["jacobi"] * (len(self.tree) - 1)])
+
     def fingerprint(self) -> int:
-        return zlib.crc32(repr(self.guesses).encode()) >> 1
+        tried = None if self.chains is None else (self.trial, self.chains.lengths.state())
+        return zlib.crc32(repr((self.guesses, tried)).encode()) >> 1

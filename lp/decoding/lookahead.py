@@ -10,7 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 
-from lp.decoding.base import WholeTrees
+from lp.decoding.base import Described, WholeTrees
 from lp.decoding.ngrams import NGramPool
 from lp.decoding.tries import merge
 from lp.decoding.window import Window
@@ -104,6 +104,11 @@ class LookaheadDecoder(WholeTrees):
             return accepted, no_drafts
         sources = self.sources  # those of the next step replace them
         return accepted, lambda: Drafted(Counter(sources.values()), [sources[row] for row in accepted.rows[1:]])
+
+    def described(self) -> Described:
+        drafts, window = self.sources.values(), self.window
+        names = ["root", *drafts, *["cell"] * (len(self.tree) - self._num_verified)]
+        return Described(names, window and (window.columns, len(window.cells)), self.feed and len(self.feed.pool))
 
     def fingerprint(self) -> int:
         window = self.window.cells if self.window else []

@@ -10,7 +10,7 @@ from lp.decoding.jacobi import JacobiDecoder
 from lp.decoding.lookahead import LookaheadDecoder, PoolFeed
 from lp.decoding.window import Window
 from lp.drafting.history import DraftHistory
-from lp.methods import Auto, Autoregressive, DecodeSettings, Jacobi, Lookahead, PromptLookup
+from lp.methods import AUTO, Auto, Autoregressive, Beam, DecodeSettings, Jacobi, Lookahead, PromptLookup
 
 
 def make_decoder(
@@ -32,10 +32,13 @@ def make_decoder(
         case Autoregressive():
             return LookaheadDecoder(None, None, 0)
         case Jacobi():
-            return JacobiDecoder(settings, prompt, seed)
+            chains = history.chains(temperature) if settings.window == AUTO else None
+            return JacobiDecoder(settings, prompt, seed, chains)
         case PromptLookup():
             return LookaheadDecoder(None, PoolFeed(settings, prompt, windowed=False), settings.guesses)
         case Lookahead():
             window = Window(settings.window, settings.ngram - 1, prompt, seed)
             feed = PoolFeed(settings, prompt, windowed=settings.window_drafts)
             return LookaheadDecoder(window, feed, settings.guesses, settings.position_noise)
+        case Beam():
+            raise AssertionError("a beam search has generations of its own, see lp/scheduling/beams.py")

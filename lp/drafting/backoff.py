@@ -14,6 +14,8 @@ from lp.step_cost import StepCost
 
 # The share of the time that may be lost for good.
 LARGEST_SHARE_OF_TIME = 0.01
+# What a token is worth: a plain step, and what may be lost with it.
+GAIN_OF_TOKEN = 1 + LARGEST_SHARE_OF_TIME
 # What may be lost at first, before any time has passed. A step may then lose `OVERDRAFT` more than there is.
 FUNDS_AT_FIRST, OVERDRAFT = 0.25, 0.5
 # The most that earlier gains allow to be lost: an easy text does not pay for a long hard one.
@@ -39,15 +41,15 @@ PLAIN, WATCH, SPECULATE = Effort.plain, Effort.watch, Effort.speculate
 class SpeculationAccount:
     """Says for all requests of one kind what a step may do.
 
-    effort: what a step may do. funds: how much may be lost now, in plain steps. What steps gain is added, what they
-    lose is subtracted, and every token adds `LARGEST_SHARE_OF_TIME`. Below 0, speculation pauses. Steps watch
-    during a pause if that costs at most half of what the tokens add; otherwise they are plain. A pause also ends
-    when drafts that were watched would have gained enough.
+    effort: what a step may do. plain_s: seconds of a plain step. funds: how much may be lost now, in plain steps. What
+    steps gain is added, what they lose is subtracted, and every token adds `LARGEST_SHARE_OF_TIME`. Below 0,
+    speculation pauses. Steps watch during a pause if that costs at most half of what the tokens add; otherwise they are
+    plain. A pause also ends when drafts that were watched would have gained enough.
     """
 
     def __init__(self, cost: StepCost):
         self.funds = FUNDS_AT_FIRST
-        self._plain_s = cost.plain_s
+        self.plain_s = cost.plain_s
         watching = cost.step_s(1, 0) / cost.plain_s - 1
         self._pause = WATCH if watching <= LARGEST_SHARE_OF_TIME / 2 else PLAIN
         self.effort = SPECULATE
@@ -60,14 +62,34 @@ class SpeculationAccount:
     @property
     def limit_s(self) -> float:
         """The most seconds that a speculative step may take now."""
-        return (1 + max(0.0, self.funds) + OVERDRAFT) * self._plain_s if self._is_bounded else math.inf
+        return self._limit_s(self.funds)
+
+    @property
+    def loss_s(self) -> float:
+        """Seconds of a plain step, which losses are measured in; infinite where there is nothing to lose."""
+        return self.plain_s if self._is_bounded else math.inf
+
+    def limit_after(self, tokens: int, seconds: float) -> float | None:
+        """What `limit_s` is going to be once a speculative step was noted (see `took_step`), before it is noted.
+
+        None if the step after it may not speculate.
+        """
+        funds = min(MOST_FUNDS, self.funds + self._gain(tokens, seconds))
+        return None if self._is_bounded and funds < 0 else self._limit_s(funds)
+
+    def _limit_s(self, funds: float) -> float:
+        return (1 + max(0.0, funds) + OVERDRAFT) * self.loss_s
+
+    def _gain(self, tokens: int, seconds: float) -> float:
+        """What a step with drafts adds to the funds, in plain steps."""
+        return GAIN_OF_TOKEN * tokens - seconds / self.plain_s
 
     def took_plain_step(self) -> None:
         self._add(LARGEST_SHARE_OF_TIME)
 
     def took_step(self, tokens: int, seconds: float) -> None:
         """Notes the tokens that a watching or speculative step yielded, and its modelled seconds."""
-        self._add((1 + LARGEST_SHARE_OF_TIME) * tokens - seconds / self._plain_s)
+        self._add(self._gain(tokens, seconds))
 
     def watched(self, probability: float, is_right: bool) -> None:
         """Notes whether the likeliest draft of a watching step was right. probability: what was expected of it."""

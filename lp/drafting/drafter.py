@@ -11,12 +11,13 @@ from array import array
 from collections.abc import Sequence
 from typing import Protocol
 
+from lp.drafting.backoff import SpeculationAccount
 from lp.drafting.base import Observation, Proposals, SequenceStart, StepAnswers
 from lp.drafting.contexts import LONGEST, context_of, last_token
 from lp.drafting.growth import Growth, grow, grow_offer
-from lp.drafting.sources import Kinds, Sources
+from lp.drafting.sources import Kinds, Sources, ranked
 from lp.step_cost import StepCost
-from lp.tree import TokenTree, TreeBuilder, chain
+from lp.tree import TokenTree, TreeBuilder, chain, greatest_depth
 from lp.verification import Accepted, Answers, verify
 
 # Each trial of a kind multiplies the weight of all earlier ones by this, so that about the last hundred count.
@@ -41,10 +42,15 @@ class Estimates:
         for kind, (of_kind, number) in enumerate(zip(hits, trials, strict=True)):
             self.hits[kind], self.trials[kind], self.probabilities[kind] = of_kind, number, of_kind / number
 
-    def learn(self, first: int, candidates: Sequence[int], right: int) -> None:
-        """Counts candidates of the kinds `first`, `first` + 1, ... that were proposed where `right` followed."""
+    def learn(self, first: int, candidates: Sequence[int], right: int, rival: int | None = None) -> None:
+        """Counts candidates of the kinds `first`, `first` + 1, ... that were proposed where `right` followed.
+
+        rival: the best candidate of a list that was surer; it counts for that list alone.
+        """
         probabilities, all_hits, all_trials = self.probabilities, self.hits, self.trials
         for kind, candidate in enumerate(candidates, first):
+            if candidate == rival:
+                continue
             all_trials[kind] = trials = DECAY * all_trials[kind] + 1
             all_hits[kind] = hits = DECAY * all_hits[kind] + (candidate == right)
             probabilities[kind] = hits / trials
@@ -125,6 +131,16 @@ class Drafter(Protocol):
         """
         ...
 
+    def go_on(
+        self, answers: Answers, room: int, wanted: int, account: SpeculationAccount, seconds: float
+    ) -> tuple[Accepted, TokenTree | None]:
+        """`commit`, then plans the next tree with `grow`, without a window, where the account is going to allow that.
+
+        room, wanted: those of the tree planned last (see Decoder.plan). seconds: modelled ones of its step, which has
+        not been noted. Returns no tree if the account does not allow drafts, or no more tokens are wanted.
+        """
+        ...
+
     def learn_text(self, tokens: Sequence[int]) -> None:
         """Lets the sources learn what followed the root in steps that were not planned here.
 
@@ -150,7 +166,7 @@ class PythonDrafter:
 
     def __init__(self, kinds: Kinds, estimates: Estimates, cost: StepCost, start: SequenceStart):
         self._estimates, self._cost = estimates, cost
-        self._sources = Sources(kinds, start)
+        self._sources, self._num_own = Sources(kinds, start), kinds.num_own
         self._growth = Growth([])
         self._odds: list[float] = []
         self._tree: TokenTree
@@ -174,9 +190,12 @@ class PythonDrafter:
     def move_to(self, tokens: Sequence[int]) -> None:
         self._sources.move_to(tokens)
 
+    def _ranked(self, path: int, depth: int) -> Proposals:
+        return ranked(self._sources.propose(path, depth), self._estimates.probabilities, self._num_own)
+
     def watch(self) -> TokenTree:
         root = self._sources.root.context
-        self._growth = Growth([last_token(root)], proposals=[self._sources.propose(root, 0)])
+        self._growth = Growth([last_token(root)], proposals=[self._ranked(root, 0)])
         self._tree = chain(self._growth.tokens)
         return self._tree
 
@@ -184,7 +203,7 @@ class PythonDrafter:
         root = self._sources.root.context
         self._growth = grow(
             root,
-            self._sources.propose,
+            self._ranked,
             self._estimates.probabilities,
             max_depth=max_depth,
             cost=self._cost,
@@ -197,7 +216,7 @@ class PythonDrafter:
     def offer(self, max_depth: int, most_rows: int, least: float) -> Sequence[float]:
         root, probabilities = self._sources.root.context, self._estimates.probabilities
         self._growth, self._odds = grow_offer(
-            root, self._sources.propose, probabilities, max_depth=max_depth, most_rows=most_rows, least=least
+            root, self._ranked, probabilities, max_depth=max_depth, most_rows=most_rows, least=least
         )
         return self._odds
 
@@ -234,6 +253,16 @@ class PythonDrafter:
         self._sources.go_on(accepted.tokens)
         return accepted
 
+    def go_on(
+        self, answers: Answers, room: int, wanted: int, account: SpeculationAccount, seconds: float
+    ) -> tuple[Accepted, TokenTree | None]:
+        accepted = self.commit(answers)
+        count = len(accepted.tokens)
+        limit_s = account.limit_after(count, seconds)
+        if limit_s is None or count >= wanted:
+            return accepted, None
+        return accepted, self.grow(None, greatest_depth(room - count, wanted - count), limit_s, 0.0)
+
     def _learn_kinds(self, accepted: Accepted) -> None:
         """Compares the proposals along the accepted path, in the tree or cut from it, with the accepted tokens."""
         estimates, growth = self._estimates, self._growth
@@ -241,8 +270,10 @@ class PythonDrafter:
             row = next((row for row in rows if row < len(growth.tokens)), None)
             if row is None:  # from here on only window cells were right
                 return
-            for first, candidates in growth.proposals[row]:
-                estimates.learn(first, candidates, token)
+            proposals, num_own = growth.proposals[row], self._num_own
+            best = next((candidates[0] for first, candidates in proposals if first < num_own), None)
+            for first, candidates in proposals:
+                estimates.learn(first, candidates, token, None if first < num_own else best)
 
     def learn_text(self, tokens: Sequence[int]) -> None:
         self._sources.learn(Observation(self._sources.root, tokens))

@@ -25,13 +25,17 @@ from lp.drafting.shared import make_shared
 from lp.drafting.sources import Kinds
 from lp.drafting.window_size import WindowChoice
 from lp.host.library import library
-from lp.methods import Auto
+from lp.methods import LONGEST_CHAIN, Auto
 from lp.step_cost import StepCost, StepTimes
 
 # Most owners whose shared n-grams are kept.
 MOST_OWNERS = 64
 # Most rows of a step if step times are not known: so many are nearly free on most machines.
 UNKNOWN_ROWS = 32
+# Numbers of guesses that Jacobi decoding tries out.
+CHAIN_LENGTHS = (0, 1, 2, 4, 8, 16, LONGEST_CHAIN)
+# Largest share of the time that trials of one of them may waste. Nothing else yields drafts there, so it may be large.
+CHAIN_SHARE_OF_TIME = 0.02
 # Most settings and temperatures whose estimates go on.
 MOST_LEARNT = 16
 
@@ -80,6 +84,13 @@ class DraftProfile:
     account: SpeculationAccount
 
 
+class ChainProfile(NamedTuple):
+    """What was learnt from requests of a similar temperature about how many guesses of Jacobi decoding pay off."""
+
+    lengths: WindowChoice
+    cost: StepCost
+
+
 class DraftHistory:
     """The draft profiles and shared knowledge of one engine, and its index.
 
@@ -101,6 +112,7 @@ class DraftHistory:
         # What candidates are worth by settings and temperature, and the rest by the sequences of a step as well.
         self._learnt: dict[tuple[object, ...], tuple[Kinds, Estimates]] = {}
         self._profiles: dict[tuple[object, ...], DraftProfile] = {}
+        self._chains: dict[int, ChainProfile] = {}
         self._before = {tuple(one.key): one for one in learnt}
         self._shared: OrderedDict[str, SharedKnowledge | NativeShared] = OrderedDict()
         # None where Python does the library's work: a source that the library does not have may be among them.
@@ -111,6 +123,7 @@ class DraftHistory:
         """Decides by other step times from now on. What was learnt about drafts stays; windows are tried anew."""
         self.step_times = step_times
         self._profiles.clear()
+        self._chains.clear()
 
     def learnt(self) -> list[Learnt]:
         """What candidates are worth, for an engine after this one."""
@@ -157,6 +170,15 @@ class DraftHistory:
         if (*key, load) not in self._profiles:
             self._profiles[*key, load] = self._fresh(settings, temperature > 0, load, *self._learnt[key])
         return self._profiles[*key, load]
+
+    def chains(self, temperature: float) -> ChainProfile:
+        """The profile of Jacobi decoding's chains at about this temperature."""
+        regime = _regime(temperature)
+        if regime not in self._chains:
+            cost = self._cost(Auto(max_rows=CHAIN_LENGTHS[-1] + 1), temperature > 0, load=1)
+            lengths = [length for length in CHAIN_LENGTHS if length < cost.most_rows]
+            self._chains[regime] = ChainProfile(WindowChoice(lengths, 1, cost, False, CHAIN_SHARE_OF_TIME), cost)
+        return self._chains[regime]
 
     def _fresh(self, settings: Auto, is_sampled: bool, load: int, kinds: Kinds, estimates: Estimates) -> DraftProfile:
         cost = self._cost(settings, is_sampled, load)

@@ -18,11 +18,20 @@ from lp.methods import Auto
 SOURCES: tuple[type[DraftSource], ...] = (SuffixIndex, SharedDrafts, WindowNGrams, RecycledAnswers, IndexedAnswers)
 
 
+# The share of its prior probability that a kind has where another source is surer of another candidate.
+RIVALLED = 0.5
+
+
 class Kinds:
     """Numbers the kinds of all sources, whether in use or not. The kinds of one source are consecutive.
 
+    Sources often agree, and where they do not, the surer one is mostly right. So each kind is there twice: a list of
+    candidates has its own kinds if no other list for the same path is surer of its best candidate, and else its
+    rivalled kinds, whose numbers are larger by `num_own` (see `ranked`).
+
     first: the number of each source's first kind, by the source's name. sources: the source's name for each kind.
-    priors: for each kind, the probability assumed for its candidates before any has been seen.
+    priors: for each kind, the probability assumed for its candidates before any has been seen. num_own: kinds that are
+    not rivalled.
     """
 
     def __init__(self, settings: Auto):
@@ -34,6 +43,20 @@ class Kinds:
             self.first[source.name] = len(self.priors)
             self.sources += [source.name] * len(priors)
             self.priors += priors
+        self.num_own = len(self.priors)
+        self.sources *= 2
+        self.priors += [RIVALLED * prior for prior in self.priors]
+
+
+def ranked(proposals: Proposals, probabilities: Sequence[float], num_own: int) -> Proposals:
+    """The proposals for one path, with rivalled kinds for all lists but the one that is surest of its best candidate.
+
+    probabilities: that of each kind. num_own: see Kinds.
+    """
+    if len(proposals) < 2:
+        return proposals
+    surest = max(range(len(proposals)), key=lambda at: probabilities[proposals[at][0]])
+    return [(first + num_own * (at != surest), candidates) for at, (first, candidates) in enumerate(proposals)]
 
 
 class Sources:

@@ -15,7 +15,7 @@ from lp.step_cost import StepCost
 TRIAL_STEPS = 16
 # Steps for which the best size is used before the next choice.
 STEPS_BETWEEN_CHOICES = 4
-# Largest share of the time that trials of one size may waste if its window yields nothing.
+# Largest share of the time that trials of one size may waste if its window yields nothing, where nothing else is said.
 LARGEST_SHARE_OF_TIME = 0.007
 # Least number of steps between two trials of a size, even if it costs nothing.
 LEAST_STEPS_BETWEEN_TRIALS = 64
@@ -49,20 +49,36 @@ class Size:
 class WindowTrial:
     """A size chosen for several steps of one request, as its window needs some of them to fill.
 
-    num_left: how many of the steps are left.
+    num_left: how many of the steps are left. following: the trial after this one, which is chosen a step before this
+    one's end, so that the next step can be planned together with the learning from the last one.
     """
 
     size: Size
     num_left: int
+    following: WindowTrial | None = None
+
+    @property
+    def next(self) -> WindowTrial | None:
+        """The trial of the step after the present one; None if it has not been chosen."""
+        return self if self.num_left > 1 else self.following
 
 
 class WindowChoice:
     """Chooses the window's number of columns. Requests of the same kind share it and learn from each other's trials."""
 
-    def __init__(self, columns: Sequence[int], levels: int, cost: StepCost, has_rivals: bool = True):
+    def __init__(
+        self,
+        columns: Sequence[int],
+        levels: int,
+        cost: StepCost,
+        has_rivals: bool = True,
+        share_of_time: float = LARGEST_SHARE_OF_TIME,
+    ):
         """columns: numbers of columns to choose from, ascending from 0. levels: levels of the window, N-1. cost:
         seconds of a step by its rows. has_rivals: whether there are drafts that could use the window's rows.
+        share_of_time: the most that trials of one size may waste.
         """
+        self._share_of_time = share_of_time
         seconds = [cost.step_s(1 + number * levels, number and number + levels - 1) for number in columns]
         costs = [of_size / seconds[0] - 1 for of_size in seconds]
         if has_rivals and cost.is_flat:
@@ -70,7 +86,7 @@ class WindowChoice:
             # that drafts lose.
             costs = [number * levels / cost.most_rows for number in columns]
         self.sizes = [
-            Size(number, max(LEAST_STEPS_BETWEEN_TRIALS, round(TRIAL_STEPS * cost / LARGEST_SHARE_OF_TIME)))
+            Size(number, max(LEAST_STEPS_BETWEEN_TRIALS, round(TRIAL_STEPS * cost / share_of_time)))
             for number, cost in zip(columns, costs, strict=True)
         ]
         self._best = max(
@@ -94,7 +110,7 @@ class WindowChoice:
         if size is self._best:
             return float("inf")
         behind = 1 - size.speed / self._best.speed if size.speed else 0.0
-        return max(size.steps_between_trials, TRIAL_STEPS * behind / LARGEST_SHARE_OF_TIME)
+        return max(size.steps_between_trials, TRIAL_STEPS * behind / self._share_of_time)
 
     def learn(self, trial: WindowTrial, tokens: int, seconds: float) -> None:
         """Notes the tokens that a step of a trial yielded and its modelled seconds."""
@@ -104,6 +120,8 @@ class WindowChoice:
         size.last_used = self._num_steps
         size.tokens = keep * size.tokens + tokens
         size.seconds = keep * size.seconds + seconds
+        if trial.num_left == 1:
+            trial.following = self.choose()
 
     def state(self) -> list[object]:
         """The whole state, for checksums."""

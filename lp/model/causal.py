@@ -71,15 +71,16 @@ class FastForward(Protocol):
         ...
 
 
+# Called before an attention, with the index of the layer whose keys and values it reads.
+BeforeAttention = Callable[[int], None]
+
+
 @runtime_checkable
 class RunsByLayer(Protocol):
     """A fast forward that can stop in each layer, once the keys and values of its rows are in the cache."""
 
-    def run_by_layer(self, rows: SequenceRows, before_attention: Callable[[int], None]) -> None:
-        """Runs rows whose logits nobody wants.
-
-        before_attention: called before each attention, with the index of the layer whose keys and values it reads.
-        """
+    def run_by_layer(self, rows: SequenceRows, before_attention: BeforeAttention) -> None:
+        """Runs rows whose logits nobody wants."""
         ...
 
 
@@ -155,20 +156,17 @@ class CausalModel:
         attention.register()
         model.set_attn_implementation(attention.NAME)
         self.model = model.eval()
-        self.max_length = max_length
-        self.eos = eos
+        self.max_length, self.eos = max_length, eos
         self.grammars: Grammars | None = None  # for the checkpoint's tokenizer
         # Replaces the model's own forward, for caches that have been written to if it cannot begin them.
         self.fast: FastForward | None = None
         self.weight_bytes = num_weight_bytes(model)
-        self.device, self._is_on_gpu = model.device, model.device.type == "cuda"
-        self.dtype = model.dtype
+        self.device, self.dtype, self._is_on_gpu = model.device, model.dtype, model.device.type == "cuda"
         text_config = model.config.get_text_config(decoder=True)
         self.num_layers: int = text_config.num_hidden_layers
         self.layers = list(range(self.num_layers)) if layers is None else layers
-        # Where caches lie. Its size is known once the model has been run.
+        # Where caches lie, and the shapes of the layers that are held here, known once the model has been run.
         self.memory: KVMemory = ContiguousMemory(self.num_layers)
-        # Of the keys and values of each layer that is held here, once the model has been run.
         self.cache_shapes: dict[int, LayerShape] = {}
         self.vocab_size: int = text_config.vocab_size
         head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
@@ -176,7 +174,7 @@ class CausalModel:
 
     @property
     def numbers_per_token(self) -> int:
-        """The numbers of one token's keys and values in all layers that are held here."""
+        """Of one token's keys and values in all layers that are held here."""
         return sum(shape.numbers for shape in self.cache_shapes.values())
 
     def make_cache(self, capacity: int = 0) -> KVCache:
@@ -219,6 +217,10 @@ class CausalModel:
         The rows' keys and values lie in the caches behind the prefixes; `KVCache.keep` then says which of them stay.
         """
         self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
+        return self.run(given)
+
+    def run(self, given: Sequence[SequenceRows]) -> Tensor:
+        """`forward_many` for rows that there is room for."""
         if self.fast and (self.fast.begins_caches or all(rows.cache.is_written for rows in given)):
             try:
                 if not self._is_on_gpu:
@@ -234,10 +236,11 @@ class CausalModel:
     def runs_by_layer(self) -> bool:
         return isinstance(self.fast, RunsByLayer)
 
-    def forward_by_layer(self, tree: TokenTree, cache: KVCache, before_attention: Callable[[int], None]) -> None:
+    def forward_by_layer(self, tree: TokenTree, cache: KVCache, before_attention: BeforeAttention) -> None:
         """See RunsByLayer. There must be room for the rows."""
         assert isinstance(self.fast, RunsByLayer)
-        self.fast.run_by_layer(SequenceRows(tree, cache, 0), before_attention)
+        with current(self.device):
+            self.fast.run_by_layer(SequenceRows(tree, cache, 0), before_attention)
 
     def capture_choosing(self, kinds: Mapping[str, Choose]) -> None:
         """Has a GPU's graphs choose tokens, if there are graphs. See ChoosesTokens."""
@@ -245,9 +248,12 @@ class CausalModel:
             with current(self.device):
                 self.fast.capture_choosing(kinds)
 
-    def compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None]) -> Computed | None:
-        """See ChoosesTokens. The fast forward must be one, which `can_choose` says."""
-        self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
+    def compute(
+        self, given: Sequence[SequenceRows], how: Sequence[Choosing | None], has_room: bool = False
+    ) -> Computed | None:
+        """See ChoosesTokens. The fast forward must be one (see `can_choose`). has_room: whether the caches have."""
+        if not has_room:
+            self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
         with current(self.device):
             return cast(ChoosesTokens, self.fast).compute(given, how)
 
@@ -260,8 +266,7 @@ class CausalModel:
         """
         self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
         step, tokens = self.to_device(given)
-        step.incoming = incoming
-        answered = answered_rows(given)
+        step.incoming, answered = incoming, answered_rows(given)
         with current(self.device):
             output = self.model(
                 input_ids=tokens[None],
@@ -280,12 +285,11 @@ class CausalModel:
         """Moves tokens, positions and visibility to the device in one transfer; returns the step and the tokens."""
         inputs = [rows.tree.inputs(rows.cache.length) for rows in given]
         on_device = upload(np.concatenate([one.ravel() for one in inputs]), self.device)
-        split = on_device.split([one.size for one in inputs])
         parts, tokens = [], []
-        for rows, numbers in zip(given, split, strict=True):
+        for rows, numbers in zip(given, on_device.split([one.size for one in inputs]), strict=True):
             of_rows = numbers.view(len(rows.tree), -1)
-            positions, visibility = of_rows[:, 1].contiguous(), of_rows[:, 2:].bool()
-            parts.append(TreeRows(rows.cache, rows.cache.length, positions, visibility, self.dtype))
+            places = of_rows[:, 1].contiguous(), of_rows[:, 2:].bool()
+            parts.append(TreeRows(rows.cache, rows.cache.length, *places, self.dtype))
             tokens.append(of_rows[:, 0])
         return TreeStep(self.attention_kind, parts=parts), torch.cat(tokens)
 

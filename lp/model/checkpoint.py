@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lp.cache_files import folder
+from lp.grammar.settings import GrammarBackend
 from lp.hardware import dtype_name, why_no_gpu
 from lp.model.causal import CausalModel
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
@@ -57,6 +58,7 @@ class ModelSettings:
     cuda or cuda:N.
     max_length: the most tokens of a sequence; None means the model's own limit. compile: see CompileMode.
     invariant: see Invariance. kv_memory: the most memory for keys and values in GB, or auto (see lp/model/kv/bound.py).
+    grammar_backend: see GrammarBackend.
     """
 
     path: str = "demo/python-11m"
@@ -66,6 +68,7 @@ class ModelSettings:
     compile: CompileMode = CompileMode.auto
     invariant: Invariance = Invariance.auto
     kv_memory: str = AUTO
+    grammar_backend: GrammarBackend = GrammarBackend.auto
 
 
 @dataclass
@@ -141,7 +144,7 @@ def load(
     device = pick_device(settings.device)
     has_graphs = reader is not None and capture is not None and device.type == "cuda"
     _check_compilation(settings, reader is None, has_graphs)
-    known = read_checkpoint_info(settings.path, settings.max_length)
+    known = read_checkpoint_info(settings.path, settings.max_length, settings.grammar_backend)
     dtype = pick_dtype(settings.dtype, device, known.config)
     _tell_dtype(dtype, settings)
     if reader is None:

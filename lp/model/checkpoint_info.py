@@ -15,7 +15,8 @@ from pathlib import Path
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from lp.grammar.compiler import Grammars
+from lp.grammar.compiler import Grammars, pick_backend
+from lp.grammar.settings import GrammarBackend
 from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_config
 from lp.model.gguf import checkpoint_folder
@@ -48,6 +49,7 @@ class CheckpointInfo:
 
     path: the folder or hub id that was read. generation: the defaults of `generate`. max_length: the most tokens of a
     sequence, which is the model's limit or a lower one that the user has set. eos: end-of-sequence tokens.
+    grammar_backend: what compiles grammars.
     """
 
     name: str
@@ -57,6 +59,7 @@ class CheckpointInfo:
     generation: GenerationConfig
     max_length: int
     eos: list[int]
+    grammar_backend: GrammarBackend
 
     @property
     def vocab_size(self) -> int:
@@ -65,16 +68,19 @@ class CheckpointInfo:
     @cached_property
     def grammars(self) -> Grammars:
         """Compiles grammars for the tokenizer, and keeps them."""
-        return Grammars(self.tokenizer, self.vocab_size, self.eos)
+        return Grammars(self.tokenizer, self.vocab_size, self.eos, self.grammar_backend)
 
 
-def read_checkpoint_info(path: str, max_length: int | None = None) -> CheckpointInfo:
+def read_checkpoint_info(
+    path: str, max_length: int | None = None, grammar_backend: GrammarBackend = GrammarBackend.auto
+) -> CheckpointInfo:
     """Reads a checkpoint's configuration, tokenizer and generation defaults.
 
     path: folder, GGUF file or hub id; a GGUF file is unpacked first if it has not been yet. max_length: None means the
     model's own limit. Raises CheckpointError, UnsupportedArchitecture or ValueError, each with a message of one line
     for the user.
     """
+    pick_backend(grammar_backend)
     path = checkpoint_folder(os.path.expanduser(path))
     _check_folder(path)
     config = _read_config(path)
@@ -84,7 +90,8 @@ def read_checkpoint_info(path: str, max_length: int | None = None) -> Checkpoint
     _warn_of_ignored(generation, path)
     tokenizer = _read_tokenizer(path)
     name = Path(os.path.abspath(path)).name
-    return CheckpointInfo(name, path, config, tokenizer, generation, length, _eos(generation, config, tokenizer))
+    eos = _eos(generation, config, tokenizer)
+    return CheckpointInfo(name, path, config, tokenizer, generation, length, eos, grammar_backend)
 
 
 def _check_folder(path: str) -> None:

@@ -69,6 +69,10 @@ class KVCache(ABC):
         """Whether a step may write up to so many tokens without anything being done before it."""
 
     @abstractmethod
+    def room(self) -> int:
+        """Up to how many tokens `has_room` says yes, as long as there are only steps and what they keep."""
+
+    @abstractmethod
     def reserve(self, num_rows: int) -> None:
         """Makes room for a step of `num_rows` rows, which must be done before each step.
 
@@ -115,6 +119,16 @@ class KVCache(ABC):
     @abstractmethod
     def _write(self, numbers: Tensor, num_tokens: int, shapes: Mapping[int, LayerShape]) -> None:
         """Writes exported tokens behind the cached ones, for which there is room."""
+
+    @abstractmethod
+    def read_layer(self, layer: int, begin: int, end: int) -> Tensor:
+        """A copy of one layer's keys and values of the tokens [begin, end), some of which may lie behind the cached
+        ones, for `write_layer`.
+        """
+
+    @abstractmethod
+    def write_layer(self, layer: int, begin: int, end: int, numbers: Tensor) -> None:
+        """Writes what a cache of the same kind and model has read, for which there must be room."""
 
     @abstractmethod
     def release(self) -> None:

@@ -16,7 +16,7 @@ from lp.sampling.top_k import top_tokens
 from lp.verification import Answers
 
 # The most likeliest tokens that a request may ask for; see Sampling.check. As many are always found, so that which of
-# several equally likely ones come first does not depend on how many are asked for.
+# several equally likely ones come first does not depend on how many are asked for. A beam search may need more.
 MOST_LIKELIEST = 20
 
 
@@ -28,7 +28,7 @@ def logprobs(logits_RV: Tensor, targets_R1: Tensor, num_likeliest: int) -> Tenso
     of_targets = _bits(logs_RV.gather(1, targets_R1.clamp(min=0)))
     if not num_likeliest:
         return of_targets
-    found = top_tokens(logits_RV, min(MOST_LIKELIEST, logits_RV.shape[1]))
+    found = top_tokens(logits_RV, min(max(MOST_LIKELIEST, num_likeliest), logits_RV.shape[1]))
     order = found.values.sort(dim=1, descending=True, stable=True).indices[:, :num_likeliest]
     tokens_RT = found.tokens.gather(1, order)
     return torch.cat([of_targets, tokens_RT.int(), _bits(logs_RV.gather(1, tokens_RT))], dim=1)

@@ -114,7 +114,7 @@ class Penalties:
         self._num_known, self._last = len(tokens), tokens[-1]
 
     def banned(self, tree: TokenTree, tokens: Sequence[int]) -> list[list[int]] | None:
-        """Of each row, the tokens that may not follow it; None if all may. The others: see `touch`."""
+        """Returns the tokens that may not follow each row; None if all may. The others: see `touch`."""
         self._learn(tokens)
         repeated = self._ngrams.banned(tree, tokens) if self._ngrams else None
         if not self._ends:

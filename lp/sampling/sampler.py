@@ -68,6 +68,11 @@ class Sampler:
         self._kept: dict[tuple[int, int], Asked] = {}
         self._largest: dict[int, Asked] = {}
 
+    @property
+    def asks_for_rows_alone(self) -> bool:
+        """Whether no penalty and no grammar depends on the tokens."""
+        return self._are_alike or self._are_drawn
+
     def ask(self, tree: TokenTree, tokens: Sequence[int], num_candidates: int = 0) -> Asked:
         """What answers all rows of a tree. Each step of a sequence asks once.
 
@@ -109,6 +114,9 @@ class Sampler:
         if largest is None or len(largest.choices) < num_rows:
             most = 1 << num_rows.bit_length()
             largest = self._largest[num_candidates] = self._asked(np.zeros(most, np.int64), most, num_candidates)
+            if self._are_alike:  # at once, as the first call of a function takes longer than all the others
+                for size in range(1, most + 1):
+                    self._kept[size, num_candidates] = self._part(size, num_candidates)
         choices, dropped, positions = (
             part[:num_rows] for part in (largest.choices, largest.dropped, largest.positions)
         )

@@ -9,16 +9,16 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from lp.calibration.watch import StepWatch
-from lp.generation import Generation
+from lp.generation import Generation, SettledStep
 from lp.model.kv_cache import pages_of
 from lp.request import Sequence
-from lp.runner import HasReplicas, Home, Runner, StepInput
+from lp.runner import GoesOn, HasReplicas, Home, Runner, StepInput
 from lp.sampling.settings import Sampling
-from lp.scheduling.budget import plan_together
-from lp.scheduling.prefixes import Finished, Prefixes
-from lp.scheduling.scheduler import Batch, Scheduler, Turn, step_rows
+from lp.scheduling.budget import plan_together, step_rows
+from lp.scheduling.prefixes import Finished, Prefixes, followers
+from lp.scheduling.scheduler import Batch, Scheduler, StepClock, Turn
 from lp.scheduling.settings import SchedulerSettings
+from lp.scheduling.solo import Solo
 from lp.statistics import EngineCounts
 from lp.step_cost import StepTimes
 from lp.tree import TokenTree
@@ -29,8 +29,7 @@ class Batches:
     """Starts batches of steps on a runner, and finishes them in the same order.
 
     settings: how steps are filled. fingerprints: whether every step carries a checksum of its generation's state.
-    max_length: most tokens of a sequence. step_times: the runner's; None if they are not known. watch: compares them
-    with what steps take.
+    max_length: most tokens of a sequence. step_times: the runner's; None if they are not known. clock: times batches.
     """
 
     def __init__(
@@ -50,25 +49,26 @@ class Batches:
         scheduler.owner_of = lambda _: None
         if scheduler.room.num_replicas > 1 and isinstance(runner, HasReplicas):
             self._replicas, scheduler.owner_of = runner, runner.owner_of
-        self._max_length = max_length
-        self._most_rows = settings.max_step_rows
+        self._max_length, self._most_rows = max_length, settings.max_step_rows
         self._step_times = step_times
         self._weigh()
-        self.watch = step_times and StepWatch(step_times, runner.num_replicas)
-        self._finished_at = 0.0
+        self.clock = StepClock(step_times, runner)
         self._under_way: deque[Batch] = deque()
         # Those that begin like nothing that is kept; what is kept grows when a generation ends.
         self._unlike: set[Generation] = set()
         # Those that begin like one that came earlier and was running: that one, and the number of tokens they share.
         self._followed: dict[Generation, tuple[Generation, int]] = {}
         self._counts = EngineCounts()
+        # What goes on with a generation that is alone. Nobody may join it, or end it, without dropping this.
+        self.solo: Solo | None = None
+        self._goes_on = runner if isinstance(runner, GoesOn) and runner.is_asynchronous else None
 
     def take_times(self, step_times: StepTimes) -> None:
         """Plans by other step times from now on."""
-        self._step_times = step_times
+        self._step_times, self.solo = step_times, None
         self._weigh()
-        assert self.watch is not None
-        self.watch.take(step_times, self.runner.num_replicas)
+        assert self.clock.watch is not None
+        self.clock.watch.take(step_times, self.runner.num_replicas)
 
     def _weigh(self) -> None:
         """Says how long steps take to those that choose by it."""
@@ -90,6 +90,7 @@ class Batches:
 
     def open(self, generation: Generation) -> None:
         """Takes in a new generation."""
+        self.solo = None
         if same := self.prefixes.take(generation.sequence.id):
             self.runner.close(same)
         running = ((one, one.prompt, one.owner) for one in (*self.scheduler, *self.generations()))
@@ -100,6 +101,7 @@ class Batches:
 
     def end(self, generation: Generation) -> None:
         """Forgets a generation that has ended and has no step under way, but may keep what was computed for it."""
+        self.solo = None
         self.scheduler.end(generation)
         self._unlike.clear()
         self._followed.pop(generation, None)
@@ -134,10 +136,13 @@ class Batches:
         """num_fed: rows of prompts in the steps."""
         started_at = time.perf_counter()
         self.runner.start(steps)
+        self._note_start(turns, steps, num_fed, started_at)
+
+    def _note_start(self, turns: list[Turn], steps: list[StepInput], num_fed: int, started_at: float) -> None:
         self.scheduler.start(turns)  # after the runner: if that fails, they can still be cancelled
-        batch = Batch(turns)
-        if self.watch is not None and not num_fed:
-            batch.watched = started_at, sum(len(step.tree) for step in steps), steps[0].is_shared
+        batch = Batch(turns, started_at=started_at, num_fed=num_fed)
+        if self.clock.watch is not None and not num_fed:
+            batch.watched = sum(len(step.tree) for step in steps), steps[0].is_shared
         self._under_way.append(batch)
         self._count(steps, num_fed, sum(turn.generation.decoder.expected for turn in turns if turn.decodes))
 
@@ -146,6 +151,7 @@ class Batches:
 
         held: sequences that the runner has open; those that are not kept are closed.
         """
+        self.solo = None
         for name, tokens, owner in finished:
             if (sequence := held.pop(name, None)) is None:
                 sequence = Sequence(name, tokens, len(tokens), Sampling(0.0, seed=0))
@@ -167,7 +173,7 @@ class Batches:
         if not len(self.prefixes) and not self._followed:
             return fitting
         beginning = [one for one in fitting if not one.num_fed and one.num_missing and one not in self._unlike]
-        following = self._following(beginning, fitting)
+        following = followers(self._followed, beginning, fitting)
         found = [(one, self.prefixes.find(one.sequence.tokens, one.owner)) for one in beginning if one not in following]
         self._unlike.update(one for one, prefix in found if prefix is None)
         for sequence in self.prefixes.take_surplus(self.scheduler.free_pages(), self.scheduler.owner_of):
@@ -182,49 +188,80 @@ class Batches:
                 one.reuse(length)
         return [one for one in fitting if one not in following or one.num_fed] if following else fitting
 
-    def _following(
-        self, beginning: list[Generation], fitting: list[Generation]
-    ) -> dict[Generation, tuple[Generation, int]]:
-        """Those that wait until an earlier one has computed what both begin with, such as the choices of one prompt.
-
-        Only one that has room itself is waited for.
-        """
-        if not self._followed:
-            return {}
-        safe = set(fitting)
-        found = {one: self._followed[one] for one in beginning if one in self._followed}
-        return {one: followed for one, followed in found.items() if followed[0] in safe}
-
     def _arrange(self) -> None:
         """Tells a runner with replicas where the sequences have room, those without a turn included."""
         if self._replicas is not None:
             homes = self.scheduler.homes.items()
             self._replicas.arrange({one.sequence.id: Home(place, pages_of(one.num_slots)) for one, place in homes})
 
-    def finish(self) -> list[tuple[Turn, Answers]]:
-        """Waits for the oldest batch. Its generations wait for their next step then."""
+    def finish(self) -> list[tuple[Generation, SettledStep]]:
+        """Waits for the oldest batch and adds what it has yielded; steps that only feed or score a sequence yield
+        nothing. Its generations wait for their next step then, but for those that are over.
+        """
         batch = self._under_way.popleft()
         try:
             answers = batch.answers or self.runner.finish()
         finally:  # if that fails, no answers will come, but the generations may go on with other ranks
             for turn in batch.turns:
                 self.scheduler.finish(turn.generation)
-        if self.watch is not None:
-            self._compare(batch)
-        return list(zip(batch.turns, answers, strict=True))
+        self.clock.end(batch, time.perf_counter())
+        settled = [self._settle(turn, of_turn) for turn, of_turn in zip(batch.turns, answers, strict=True)]
+        return [one for one in settled if one is not None]
 
-    def _compare(self, batch: Batch) -> None:
-        """Compares what a batch that has just ended took with what it should have taken."""
-        assert self.watch is not None
-        began_after, self._finished_at = self._finished_at, time.perf_counter()
-        if batch.watched is not None:
-            started_at, num_rows, is_shared = batch.watched
-            num_cached = sum(len(turn.generation.sequence.tokens) for turn in batch.turns)
-            seconds = self._finished_at - max(started_at, began_after)
-            self.watch.note(num_rows, len(batch.turns), num_cached, seconds, is_shared)
+    def _settle(self, turn: Turn, answers: Answers) -> tuple[Generation, SettledStep] | None:
+        generation, _, decodes = turn
+        if decodes:
+            if generation.recorder:
+                self.clock.record(generation)
+            step = generation.settle(answers)
+        elif not len(answers.targets) or (step := generation.score(answers)) is None:
+            return None
+        if step.reason:
+            self.end(generation)
+        return generation, step
+
+    def go_on(self) -> Solo | None:
+        """Finishes the step of a generation that is alone, and starts its next one. Returns None if that was not done:
+        then `finish` knows the answers if they have come.
+        """
+        if (solo := self.solo) is None:
+            return None
+        self.solo = None
+        try:
+            if solo.go_on():
+                return solo
+        except BaseException:
+            self._under_way.popleft()
+            self.scheduler.finish(solo.generation)
+            raise
+        self._under_way[0].answers = [solo.answers]
+        solo.hand_over()
+        return None
+
+    def went_on(self, solo: Solo) -> SettledStep:
+        """Notes all that `go_on` has left for later. Returns what the finished step has added."""
+        batch, generation = self._under_way.popleft(), solo.generation
+        self.scheduler.finish(generation)
+        self.clock.end(batch, solo.answered_at)
+        settled = solo.settled(self._max_length)
+        if solo.error is None:
+            self._note_start([Turn(generation, solo.step.num_fed, True)], [solo.step], 0, solo.started_at)
+        return settled
+
+    def look_ahead(self) -> None:
+        """Makes ready what goes on with a generation that is alone, if the step under way is its."""
+        self.solo = None
+        if self._goes_on is None or self.fingerprints or len(self._under_way) != 1:
+            return
+        ((generation, _, decodes), *others) = self._under_way[0].turns
+        if decodes and not others and self.scheduler.has_one:
+            if len(self.prefixes):
+                self._make_room()
+            self.solo = Solo.of(generation, self._goes_on)
 
     def withdraw(self, generation: Generation) -> None:
         """Removes a generation with a step under way, after waiting for its batch and all earlier ones."""
+        self.solo = None
         for batch in list(self._under_way):
             if batch.answers is None:
                 batch.answers, batch.watched = self.runner.finish(), None
@@ -250,11 +287,8 @@ class Batches:
         )
 
     def _count(self, steps: list[StepInput], num_fed: int, expected: float) -> None:
-        counts = self._counts
-        counts.steps += 1
-        counts.sequences += len(steps)
-        counts.rows += num_fed + sum(len(step.tree) for step in steps if step.tree.scored is None)
-        counts.expected += expected
+        num_rows = num_fed + sum(len(step.tree) for step in steps if step.tree.scored is None)
+        self._counts.add(len(steps), num_rows, expected)
 
 
 def _feeding(turn: Turn) -> StepInput:

@@ -1,4 +1,4 @@
-"""Plans the trees of all sequences of a step together: their drafts share one budget.
+"""Says how many rows a step may have, and plans the trees of its sequences: their drafts share one budget.
 
 The drafts that are likeliest to be accepted come first, whatever sequence they belong to. Their number is the one with
 the most expected tokens per second, by the step-time curve. No decision depends on a clock or on a rank.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,8 +21,48 @@ from lp.drafting.history import UNKNOWN_ROWS
 from lp.generation import Generation
 from lp.host.library import library
 from lp.host.trees import address
-from lp.step_cost import StepTimes
+from lp.step_cost import StepTimes, most_rows_within
 from lp.tree import TokenTree
+
+# How many times as long as a usual one a step may take that feeds a prompt beside others.
+LARGEST_SLOWDOWN = 1.6
+# How many times as many rows it may have if more prompts wait than requests decode.
+LARGEST_CROWDING = 2.0
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """How many rows a step may have.
+
+    beside: with those of prompts, if a request decodes in it, so that it does not take much longer than others. most:
+    in any other step. Both are for each of the replicas that the rows are dealt out to.
+    per_thousand: by how much of its time a row takes longer for each thousand tokens before it. crowding: how many
+    times `beside` a step may have if many prompts wait.
+    """
+
+    beside: int = 64
+    most: int = 512
+    num_replicas: int = 1
+    per_thousand: float = 0.0
+    crowding: float = 1.0
+
+    def of_each(self, num_prompts: int, num_decoding: int) -> int:
+        """Rows of each replica in a step in which so many decode and so many prompts wait.
+
+        One prompt holds those who decode up as little as it can. The more prompts wait for each of them, the more is
+        gained by feeding many rows at a time.
+        """
+        factor = min(self.crowding, 1 + max(0, num_prompts - 1) / num_decoding)
+        return min(int(self.beside * factor), self.most)
+
+
+def step_rows(most: int | None, times: StepTimes | None, num_replicas: int) -> StepRows:
+    """most: see SchedulerSettings. times: of the runner's steps; None if they are not known."""
+    crowding, per_thousand = 1.0, times.row_per_thousand if times else 0.0
+    if most is None:
+        crowding = LARGEST_CROWDING if times else 1.0
+        most = most_rows_within(times, LARGEST_SLOWDOWN) if times else StepRows.beside
+    return StepRows(most, max(most, StepRows.most), num_replicas, per_thousand, crowding)
 
 
 class Drafts(NamedTuple):

@@ -8,7 +8,7 @@ where keys and values lie.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -149,3 +149,18 @@ def _num_shared(one: np.ndarray, other: np.ndarray) -> int:
     length = min(len(one), len(other))
     differing = np.flatnonzero(one[:length] != other[:length])
     return int(differing[0]) if len(differing) else length
+
+
+def followers(
+    followed: Mapping[T, tuple[T, int]], beginning: Iterable[T], fitting: Iterable[T]
+) -> dict[T, tuple[T, int]]:
+    """Those that wait until an earlier one has computed what both begin with, such as the choices of one prompt.
+
+    followed: for each of them, the earlier one and the number of tokens they share. beginning: those that are about to
+    begin. fitting: those that have room; only one of them is waited for.
+    """
+    if not followed:
+        return {}
+    safe = set(fitting)
+    found = {one: followed[one] for one in beginning if one in followed}
+    return {one: earlier for one, earlier in found.items() if earlier[0] in safe}

@@ -15,53 +15,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from lp.calibration.watch import StepWatch
 from lp.generation import Generation
 from lp.model.kv_cache import pages_of
+from lp.runner import Runner, SharedBy, SharesSteps
+from lp.scheduling.budget import StepRows
 from lp.scheduling.room import Room
-from lp.step_cost import StepTimes, most_rows_within
+from lp.step_cost import StepTimes
+from lp.trace.recorder import BatchFigures
 from lp.verification import Answers
 
 # The share of a step's rows that prompts have while there are any, however many requests decode.
 FEEDING_SHARE = 0.25
-# How many times as long as a usual one a step may take that feeds a prompt beside others.
-LARGEST_SLOWDOWN = 1.6
-# How many times as many rows it may have if more prompts wait than requests decode.
-LARGEST_CROWDING = 2.0
-
-
-@dataclass(frozen=True)
-class StepRows:
-    """How many rows a step may have.
-
-    beside: with those of prompts, if a request decodes in it, so that it does not take much longer than others. most:
-    in any other step. Both are for each of the replicas that the rows are dealt out to.
-    per_thousand: by how much of its time a row takes longer for each thousand tokens before it. crowding: how many
-    times `beside` a step may have if many prompts wait.
-    """
-
-    beside: int = 64
-    most: int = 512
-    num_replicas: int = 1
-    per_thousand: float = 0.0
-    crowding: float = 1.0
-
-    def of_each(self, num_prompts: int, num_decoding: int) -> int:
-        """Rows of each replica in a step in which so many decode and so many prompts wait.
-
-        One prompt holds those who decode up as little as it can. The more prompts wait for each of them, the more is
-        gained by feeding many rows at a time.
-        """
-        factor = min(self.crowding, 1 + max(0, num_prompts - 1) / num_decoding)
-        return min(int(self.beside * factor), self.most)
-
-
-def step_rows(most: int | None, times: StepTimes | None, num_replicas: int) -> StepRows:
-    """most: see SchedulerSettings. times: of the runner's steps; None if they are not known."""
-    crowding, per_thousand = 1.0, times.row_per_thousand if times else 0.0
-    if most is None:
-        crowding = LARGEST_CROWDING if times else 1.0
-        most = most_rows_within(times, LARGEST_SLOWDOWN) if times else StepRows.beside
-    return StepRows(most, max(most, StepRows.most), num_replicas, per_thousand, crowding)
 
 
 class Turn(NamedTuple):
@@ -79,12 +44,15 @@ class Batch:
     """Generations whose steps were started together.
 
     answers: one for each of them; None until the runner has finished the batch. watched: if its time is compared with
-    the measured one, when it was started, its rows, and whether all parts share them.
+    the measured one, its rows and whether all parts share them. started_at: in seconds of time.perf_counter().
+    num_fed: rows of prompts in it.
     """
 
     turns: list[Turn]
     answers: list[Answers] | None = None
-    watched: tuple[float, int, bool] | None = None
+    watched: tuple[int, bool] | None = None
+    started_at: float = 0.0
+    num_fed: int = 0
 
     def __contains__(self, generation: Generation) -> bool:
         return any(turn.generation is generation for turn in self.turns)
@@ -94,6 +62,54 @@ class Batch:
         assert self.answers is not None
         at = next(at for at, turn in enumerate(self.turns) if turn.generation is generation)
         del self.turns[at], self.answers[at]
+
+
+class StepClock:
+    """Times batches from their start, or from the end of the one before, to their end.
+
+    watch: compares the times with measured ones; None if there are none.
+    """
+
+    def __init__(self, step_times: StepTimes | None, runner: Runner):
+        self.watch = step_times and StepWatch(step_times, runner.num_replicas)
+        self._shares = runner if isinstance(runner, SharesSteps) else None
+        self._finished_at = 0.0
+        # The batch that ended last, its seconds, and what traces say of it if that was asked for.
+        self._batch, self._seconds = Batch([]), 0.0
+        self._figures: BatchFigures | None = None
+
+    def end(self, batch: Batch, finished_at: float) -> None:
+        """Notes that a batch has ended."""
+        began_at, self._finished_at = max(batch.started_at, self._finished_at), finished_at
+        self._batch, self._seconds, self._figures = batch, finished_at - began_at, None
+        if self.watch is not None and batch.watched is not None:
+            num_rows, is_shared = batch.watched
+            self.watch.note(num_rows, len(batch.turns), _num_cached(batch), self._seconds, is_shared)
+
+    def record(self, generation: Generation) -> None:
+        """Tells a generation that is traced what the batch was that ended last. Nothing of it may be settled."""
+        recorder, shared = generation.recorder, self._shares and self._shares.shared_by
+        assert recorder
+        if self._figures is None:
+            self._figures = self._described(shared)
+        recorder.figures = self._figures
+        if shared:
+            recorder.ranks = shared.ranks.get(generation.sequence.id)
+
+    def _described(self, shared: SharedBy | None) -> BatchFigures:
+        batch, expected_s = self._batch, None
+        num_sequences, num_rows = len(batch.turns), batch.num_fed
+        for turn in batch.turns:
+            num_rows += len(turn.generation.tree)
+        if self.watch is not None:
+            is_shared = batch.turns[0].generation.decoder.is_shared
+            expected_s = self.watch.expected_s(num_rows, num_sequences, _num_cached(batch), is_shared)
+        return BatchFigures(shared.most_rows if shared else num_rows, num_sequences, self._seconds, expected_s)
+
+
+def _num_cached(batch: Batch) -> int:
+    """Tokens in the caches of a batch's sequences."""
+    return sum(len(turn.generation.sequence.tokens) for turn in batch.turns)
 
 
 @dataclass
@@ -146,6 +162,11 @@ class Scheduler:
             return None
         (generation,) = self._running
         return None if generation.num_missing else generation
+
+    @property
+    def has_one(self) -> bool:
+        """Whether there is one generation, which then has all the room there is."""
+        return len(self._running) == 1 and self.room.num_replicas == 1
 
     def fitting(self) -> list[Generation]:
         """Those that have room, in the order of their arrival."""

@@ -32,7 +32,8 @@ def never() -> bool:
 class Messages(Protocol):
     """Tensors that one rank sends to another. Every call may raise RankLost, and EpochOver where ranks may change.
 
-    On a GPU with NCCL they are only launched, on the current stream.
+    On a GPU with NCCL they are only launched: the current stream waits for what is received, and what is sent leaves
+    beside it. What was received counts once `settle` has returned.
     """
 
     traffic: Traffic
@@ -43,6 +44,10 @@ class Messages(Protocol):
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
         """Returns the next tensor that rank `source` has sent to this rank, on this rank's device."""
+        ...
+
+    def settle(self) -> None:
+        """Waits until everything that was launched has been done."""
         ...
 
     def close(self) -> None:
@@ -100,10 +105,6 @@ class Collectives(Messages, Protocol):
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Returns the tensors of all ranks, which have one shape, as [N, *shape]."""
-        ...
-
-    def settle(self) -> None:
-        """Waits until everything that was launched has been done."""
         ...
 
     def launching(self) -> AbstractContextManager[None]:

@@ -68,6 +68,9 @@ class DelayedMessages:
         self._wait()
         return received
 
+    def settle(self) -> None:
+        self._messages.settle()
+
     def close(self) -> None:
         self._messages.close()
 
@@ -93,9 +96,6 @@ class DelayedCollectives(DelayedMessages):
         gathered = self._inner.all_gather(tensor)
         self._wait()
         return gathered
-
-    def settle(self) -> None:
-        self._inner.settle()
 
     def launching(self) -> AbstractContextManager[None]:
         return self._inner.launching()

@@ -89,6 +89,9 @@ class GroupMessages:
             self._group.receive(received, source)
             return received.to(self._device)
 
+    def settle(self) -> None:
+        self._group.settle()
+
     def close(self) -> None:
         """The group's owner closes it."""
 

@@ -22,10 +22,17 @@ log = logging.getLogger("lookahead")
 IDLE_S = 1.0
 
 
-def serve(engine: Engine, channel: Channel, inbox: Inbox | None, emit: Callable[[Progress], None]) -> None:
+def serve(
+    engine: Engine,
+    channel: Channel,
+    inbox: Inbox | None,
+    emit: Callable[[Progress], None],
+    flush: Callable[[], None] = lambda: None,
+) -> None:
     """Serves until a shutdown command. Raises EpochOver after the step that is the last one with these ranks.
 
-    inbox: given on rank 0 only. emit: gets what every step adds, and the end of each cancelled request.
+    inbox: given on rank 0 only. emit: gets what every step adds, and the end of each cancelled request. flush: called
+    when a whole step has been emitted.
     """
     while True:
         if engine.is_idle or _commands_due(engine, channel, inbox):
@@ -48,6 +55,7 @@ def serve(engine: Engine, channel: Channel, inbox: Inbox | None, emit: Callable[
                 channel.announce(inbox.has_waiting() or should_measure(engine))
             for progress in engine.step():
                 emit(progress)
+            flush()
 
 
 def should_measure(engine: Engine) -> bool:
@@ -55,13 +63,13 @@ def should_measure(engine: Engine) -> bool:
 
     Ranks answer by their own clocks, so rank 0 decides for all.
     """
-    watch = engine.batches.watch
+    watch = engine.batches.clock.watch
     return watch is not None and bool(engine.measure_times) and not engine.batches and watch.is_due(engine.is_idle)
 
 
 def measure_again(engine: Engine) -> None:
     """Measures the step times anew, on all ranks together, and lets the engine decide by them."""
-    if engine.measure_times is None or (watch := engine.batches.watch) is None:
+    if engine.measure_times is None or (watch := engine.batches.clock.watch) is None:
         return
     log.info("steps took %.2g times as long as was measured before: measuring again", watch.measured())
     if (times := engine.measure_times()) is not None:

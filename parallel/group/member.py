@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 
 from lp.engine import Engine
 from lp.request import Progress
@@ -97,15 +98,21 @@ class Member:
 
     def serve_in(self, epoch: Epoch, engine: Engine, channel: Channel, replayed: Iterable[Progress] = ()) -> None:
         """Serves until a shutdown command. Raises EpochOver and RankLost."""
+        told = [*replayed]  # what has not been sent yet: a step is one message, however many requests share it
 
-        def emit(progress: Progress) -> None:
-            if channel.is_leader:
-                self.send(messages.Progressed(epoch.number, progress))
+        members = [self.rank] if epoch.is_divided else epoch.members  # traces number ranks by their places in the epoch
+
+        def flush() -> None:
+            if told and channel.is_leader:
+                self.send(messages.Progressed(epoch.number, [_traced_among(members, progress) for progress in told]))
+            told.clear()
 
         self.send(messages.Joined(epoch.number))
-        for progress in replayed:
-            emit(progress)
-        loop.serve(engine, channel, self if channel.is_leader else None, emit)
+        flush()
+        try:
+            loop.serve(engine, channel, self if channel.is_leader else None, told.append, flush)
+        finally:
+            flush()
 
     def take(self, wait_s: float) -> list[Command]:
         """The commands of the current epoch; see commands.Inbox."""
@@ -150,3 +157,8 @@ class Member:
         while self._end is None:
             self.send(messages.Alive())
             time.sleep(ALIVE_S)
+
+
+def _traced_among(members: list[int], progress: Progress) -> Progress:
+    """A progress whose trace numbers ranks as members of the group. members: the ranks at the places of the epoch."""
+    return replace(progress, trace=progress.trace.among(members)) if progress.trace else progress

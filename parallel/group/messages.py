@@ -71,10 +71,17 @@ class Failed:
 
 @dataclass(frozen=True)
 class Progressed:
-    """What a step of an epoch added to a request. Only the epoch's leader sends it."""
+    """What a step of an epoch added to its requests. Only the requests' leader sends it."""
 
     epoch: int
-    progress: Progress
+    progress: list[Progress]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What steps of the epoch take. times: as StepTimes.to_dict has them. Only the epoch's leader sends it."""
+
+    times: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,7 @@ class Leave:
     reason: str
 
 
-RankMessage = Hello | Ready | Alive | Joined | Left | Lost | Failed | Progressed
+RankMessage = Hello | Ready | Alive | Joined | Left | Lost | Failed | Progressed | Measured
 FrontEndMessage = BeginEpoch | Commands | Leave
 
 _FROM_RANK: dict[str, type[RankMessage]] = {kind.__name__: kind for kind in get_args(RankMessage)}
@@ -112,7 +119,7 @@ def encode(message: RankMessage | FrontEndMessage) -> bytes:
     values, body = vars(message), b""
     match message:
         case Progressed(epoch, progress):
-            values = {"epoch": epoch, "progress": progress.to_dict()}
+            values = {"epoch": epoch, "progress": [one.to_dict() for one in progress]}
         case BeginEpoch(epoch):
             values = {"epoch": epoch.to_dict()}
         case Commands(epoch, issued):
@@ -137,7 +144,7 @@ def _decode(data: bytes, kinds: dict[str, type[Any]]) -> Any:
         values = json.loads(head)
         kind = kinds[values.pop("type")]
         if kind is Progressed:
-            values["progress"] = Progress.from_dict(values["progress"])
+            values["progress"] = [Progress.from_dict(one) for one in values["progress"]]
         elif kind is BeginEpoch:
             values["epoch"] = Epoch.from_dict(values["epoch"])
         elif kind is Commands:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 
+from lp.model.kv_cache import KVCache
 from lp.request import Sequence as TokenSequence
 from lp.runner import StepInput
 from lp.single_device import SingleDevice
@@ -53,7 +54,17 @@ class Copying:
             self.messages.send(cache.export(begin, end), self.rank_in(copy.target))
 
     def _receive(self, copy: Copy, sequence: TokenSequence) -> None:
-        cache, model = self.inner.settled_cache(sequence), self.inner.model
+        cache = self.inner.settled_cache(sequence)
+        length = cache.length
+        try:
+            self._append(copy, cache)
+            self.messages.settle()
+        except BaseException:  # on a GPU, what was appended may never have arrived
+            cache.length = min(cache.length, length)
+            raise
+
+    def _append(self, copy: Copy, cache: KVCache) -> None:
+        model = self.inner.model
         for begin, end in self._parts(copy):
             size = (end - begin) * model.numbers_per_token
             numbers = self.messages.receive((size,), model.dtype, self.rank_in(copy.source))

@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 
 from lp.request import Sequence
-from lp.runner import Home, StepInput
+from lp.runner import Home, SharedBy, StepInput
 from lp.single_device import ForwardRunner, Pending, SingleDevice
 from lp.step_cost import StepTimes
 from lp.verification import Answers
@@ -32,7 +32,7 @@ from parallel.runners.followers import drop_most_lagging
 from parallel.runners.merging import fingerprint_of, merge_all, pack_all
 from parallel.runners.prefill_split import compute_part
 from parallel.runners.rooms import Rooms
-from parallel.runners.shares import KnownTokens, Shares
+from parallel.runners.shares import KnownTokens, Shares, shared_by
 
 
 class LookaheadParallel(ForwardRunner):
@@ -40,8 +40,8 @@ class LookaheadParallel(ForwardRunner):
 
     A replica is a single rank or a tensor-parallel group, whose ranks all compute the same parts.
 
-    num_rests: the number of batches of which this rank computed nothing. copying: copies keys and values between
-    replicas; None if that cannot be done.
+    num_rests: the number of batches of which this rank computed nothing. shared_by: see SharesSteps. copying: copies
+    keys and values between replicas; None if that cannot be done.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class LookaheadParallel(ForwardRunner):
         self.num_memories = self.num_replicas if self.assignment.divides_sequences else 1
         self.may_move = self.assignment.moves_sequences
         self.num_rests = 0
+        self.shared_by: SharedBy | None = None
         self._replica = channel.rank // ranks_per_replica
         self.copying = Copying(inner, messages, channel.rank, ranks_per_replica) if messages is not None else None
         self._rooms = Rooms(num_pages, self.num_replicas, lends=self.may_move)
@@ -157,6 +158,7 @@ class LookaheadParallel(ForwardRunner):
         all_known = [self._known[step.sequence.id] for step in steps]
         numbers = [known.count(step.sequence.tokens) for known, step in zip(all_known, steps, strict=True)]
         all_shares = self.assignment.assign(steps, self._rooms.barred(steps, numbers))
+        self.shared_by = shared_by(steps, numbers, all_shares, self.ranks_per_replica)
         copies = plan_copies(steps, numbers, all_shares, self.assignment.copy_cost) if self.can_copy else []
         for known, step, shares in zip(all_known, steps, all_shares, strict=True):
             known.note(step.tree, len(step.sequence.tokens), shares)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from lp.model.kv.contiguous import ContiguousCache
+from lp.model.kv_cache import KVCache
 from lp.request import Sequence as TokenSequence
 from lp.runner import StepInput
 from lp.tree import NO_ROWS, chain
@@ -73,10 +74,10 @@ def compute_part(copying: Copying, split: Split, sequence: TokenSequence) -> Non
     if cache.length < start:  # a few tokens that were not worth a copy, or some that have been evicted
         inner.launch([StepInput(sequence, NO_ROWS, start)])()
         cache = inner.settled_cache(sequence)
-    assert isinstance(cache, ContiguousCache)
     cache.length = start
     cache.reserve(end - start)
     if not cache.is_written:
+        assert isinstance(cache, ContiguousCache), "an arena's layers are always there"
         cache.begin(model.cache_shapes, torch.empty(0, dtype=model.dtype))
     passed: set[int] = set()
 
@@ -88,22 +89,25 @@ def compute_part(copying: Copying, split: Split, sequence: TokenSequence) -> Non
     cache.length = begin
     try:
         model.forward_by_layer(chain(sequence.tokens[begin:end]), cache, pass_on)
+        copying.messages.settle()  # on a GPU, nothing has arrived before
     except BaseException:
         cache.length = start
         raise
     cache.keep(range(end - begin))
 
 
-def _pass_on(copying: Copying, split: Split, place: int, cache: ContiguousCache, layer: int) -> None:
-    """Sends one layer of this replica's part to those behind it, and receives that of those before it."""
+def _pass_on(copying: Copying, split: Split, place: int, cache: KVCache, layer: int) -> None:
+    """Sends one layer of this replica's part to those behind it, and receives that of those before it.
+
+    On GPUs both are only launched. NCCL sends on a stream of each pair of ranks, beside the attention that follows;
+    the stream of the forward waits for what it receives.
+    """
+    messages, model = copying.messages, copying.inner.model
     if behind := split.replicas[place + 1 :]:
-        keys, values = cache.part(layer, *split.bounds[place : place + 2])
-        numbers = torch.cat([keys.flatten(), values.flatten()])
+        numbers = cache.read_layer(layer, *split.bounds[place : place + 2])
         for replica in behind:
-            copying.messages.send(numbers, copying.rank_in(replica))
+            messages.send(numbers, copying.rank_in(replica))
     for before, replica in enumerate(split.replicas[:place]):
-        keys, values = cache.part(layer, *split.bounds[before : before + 2])
-        size = keys.numel() + values.numel()
-        numbers = copying.messages.receive((size,), keys.dtype, copying.rank_in(replica))
-        keys.copy_(numbers[: keys.numel()].view(keys.shape))
-        values.copy_(numbers[keys.numel() :].view(values.shape))
+        begin, end = split.bounds[before : before + 2]
+        size = (end - begin) * model.cache_shapes[layer].numbers
+        cache.write_layer(layer, begin, end, messages.receive((size,), model.dtype, copying.rank_in(replica)))

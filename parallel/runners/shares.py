@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from lp.runner import StepInput
+from lp.runner import SharedBy, StepInput
+from lp.trace.step import digit_of
 from lp.tree import NO_ROWS, TokenTree, descend
 
 
@@ -109,3 +110,27 @@ class KnownTokens:
         """For each token below the root that was accepted, the rows of the last tree that had guessed it."""
         accepted, tree = tokens[self._length : -1], self._tree
         return descend(tree, tree.children[0], lambda depth, _: accepted[depth] if depth < len(accepted) else None)
+
+
+def shared_by(
+    steps: Sequence[StepInput],
+    numbers: Sequence[Sequence[int]],
+    all_shares: Sequence[Shares],
+    ranks_per_replica: int,
+) -> SharedBy | None:
+    """What a trace says of a batch. numbers: see Assignment.assign, before the batch."""
+    if not any([step.sequence.is_traced for step in steps]):
+        return None
+    ranks: dict[str, str] = {}
+    loads = [0] * len(numbers[0])
+    for step, known, shares in zip(steps, numbers, all_shares, strict=True):
+        for replica, num_fed in shares.feeds.items():
+            loads[replica] += max(0, num_fed - known[replica])
+        digits = [""] * len(step.tree)
+        for replica, rows in sorted(shares.rows.items(), reverse=True):  # the lowest replica's answers count
+            loads[replica] += len(rows) + max(0, step.num_fed - known[replica])
+            for row in rows:
+                digits[row] = digit_of(replica * ranks_per_replica)
+        if step.sequence.is_traced:
+            ranks[step.sequence.id] = "".join(digits)
+    return SharedBy(ranks, max(loads))

@@ -23,7 +23,7 @@ def test_beside_another_request(
     cuda: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In float32 by transformers' attention, in chunks of a third of the prompt."""
+    """The reference is transformers' forward in float32. The prompt is scored in three chunks."""
     reference = reference_of("llama")
     with torch.inference_mode():
         expected = reference(torch.tensor([PROMPT])).logits[0].float().log_softmax(dim=1)

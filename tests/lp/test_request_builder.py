@@ -131,6 +131,7 @@ def test_sampling_out_of_range_is_refused(request_builder: RequestBuilder, sampl
         (Lookahead(pool_size=0), "decode.pool_size=0"),
         (Lookahead(pool_per_token=0), "decode.pool_per_token=0"),
         (Jacobi(0), "decode.window=0 is out of range for jacobi"),
+        (Jacobi("many"), "decode.window=many must be a number of guesses, or auto"),
         (PromptLookup(ngram=1), "decode.ngram=1 is out of range for prompt_lookup"),
         (Lookahead(128, 32, 200), "up to 10169 rows a step, more than the limit of 4096; use a smaller"),
     ],
@@ -175,7 +176,7 @@ def test_special_tokens_may_be_prompts(llama: Engine) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [Autoregressive(), Jacobi(3), PromptLookup(3, 4, False), Lookahead(3, 4, 5, window_drafts=False)],
+    [Autoregressive(), Jacobi(3), Jacobi("auto"), PromptLookup(3, 4, False), Lookahead(3, 4, 5, window_drafts=False)],
     ids=lambda settings: settings.method,
 )
 def test_a_request_crosses_ranks_as_json(request_builder: RequestBuilder, settings: DecodeSettings) -> None:

@@ -19,6 +19,7 @@ METHODS: list[DecodeSettings] = [
     Auto(rows=24),
     Autoregressive(),
     Jacobi(6),
+    Jacobi("auto"),
     PromptLookup(4, 5),
     Lookahead(5, 4, 5),
     Lookahead(5, 4, 5, prompt_drafts=False),

@@ -6,14 +6,18 @@ R rows of a tree, K candidates of each row
 from __future__ import annotations
 
 import ctypes
+import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from lp.drafting import recycled, suffix, window_ngrams
 from lp.drafting.answer_index import IndexedAnswers
 from lp.drafting.answers import CAPACITY
+from lp.drafting.backoff import GAIN_OF_TOKEN, MOST_FUNDS, OVERDRAFT, SpeculationAccount
 from lp.drafting.base import DraftSource, Proposals, SequenceStart
 from lp.drafting.contexts import LONGEST
 from lp.drafting.drafter import DECAY, Estimates, WindowCells
@@ -36,8 +40,22 @@ from lp.verification import Accepted, Answers
 NATIVE_SOURCES: tuple[type[DraftSource], ...] = (
     SuffixIndex, SharedDrafts, WindowNGrams, RecycledAnswers, IndexedAnswers,
 )  # fmt: skip
+# What the library has found in the answers: accepted tokens, their rows, the rows of each level, the tokens of the
+# rows, and the number of rows of the root and the drafts of the next tree; 0 if none was planned.
+Found = tuple[list[int], list[int], list[list[int]], list[int], int]
 # Integers that `propose` has room for.
 ROOM = 4096
+
+
+class Ready(NamedTuple):
+    """What is ready for a step's answers.
+
+    go_on: takes them as an array of int32, [R] targets or [R, K] candidates side by side; learns from them and plans
+    the next tree. tree: that one, whose number of rows is not known yet.
+    """
+
+    go_on: Callable[[np.ndarray], Found]
+    tree: PlannedTree
 
 
 class NativeDrafter:
@@ -69,7 +87,7 @@ class NativeDrafter:
         given = (
             memory,
             _in_use(kinds, start, shared, index),
-            _sizes(start, capacity),
+            _sizes(start, capacity, kinds.num_own),
             Cost(cost.most_rows, cost.num_parts, tables.host_row, *map(_address, tables[1:])),
         )
         self._handle = Handle(library.drafts_new(*map(ctypes.addressof, given)), library.drafts_free)
@@ -146,6 +164,42 @@ class NativeDrafter:
         return window.num_cells, len(window.cells)
 
     def commit(self, answers: Answers) -> Accepted:
+        has_candidates, given = self._numbers(answers)
+        return self.went_on(self._library.drafts_go_on(self._at, 0, 0, 0.0, math.inf, 0.0, has_candidates, given), None)
+
+    def go_on(
+        self, answers: Answers, room: int, wanted: int, account: SpeculationAccount, seconds: float
+    ) -> tuple[Accepted, TokenTree | None]:
+        has_candidates, given = self._numbers(answers)
+        ready = self.ready(has_candidates, room, wanted, account, seconds)
+        found = ready.go_on(given)
+        return self.went_on(found, ready.tree), ready.tree if found[-1] else None
+
+    def ready(self, has_candidates: bool, room: int, wanted: int, account: SpeculationAccount, seconds: float) -> Ready:
+        """Readies `go_on`. Then only the library needs to be called when the answers come, and `went_on` later."""
+        self._planned.make_room()
+        go_on = partial(
+            self._library.drafts_go_on, self._at, room, wanted, account.funds, account.loss_s,
+            seconds / account.plain_s, has_candidates,
+        )  # fmt: skip
+        return Ready(go_on, self._planned.coming_tree())
+
+    def went_on(self, found: Found, tree: PlannedTree | None) -> Accepted:
+        """Takes over what the library has found. tree: what it has planned, if it has planned one."""
+        tokens, rows, levels, path, num_drafts = found
+        if path:
+            self._tree.__dict__["noted_path"] = path, rows
+        self._length, self._last = self._length + len(tokens), tokens[-1]
+        if num_drafts:
+            assert tree is not None
+            self._tree, self.num_drafts = tree, num_drafts
+            self._planned.take(tree)
+            self.kinds = self._planned.kinds
+            tree.__dict__["_num_rows"] = num_drafts
+        return Accepted(tokens, rows, levels)
+
+    def _numbers(self, answers: Answers) -> tuple[bool, np.ndarray]:
+        """The answers as the library reads them, and whether they are candidates."""
         given, has_candidates = answers.candidates, True
         if given is None:
             given, has_candidates = answers.targets, False
@@ -153,11 +207,7 @@ class NativeDrafter:
             given = np.ascontiguousarray(given, np.int32)
         num_rows = self._tree._num_rows
         assert given.shape == ((num_rows, self._num_candidates) if has_candidates else (num_rows,))
-        tokens, rows, levels, path = self._library.drafts_commit(self._at, given, has_candidates)
-        if path:
-            self._tree.__dict__["noted_path"] = path, rows
-        self._length, self._last = self._length + len(tokens), tokens[-1]
-        return Accepted(tokens, rows, levels)
+        return has_candidates, given
 
     def learn_text(self, tokens: Sequence[int]) -> None:
         numbers = integers(tokens)
@@ -203,10 +253,11 @@ def _in_use(kinds: Kinds, start: SequenceStart, shared: NativeShared | None, ind
     )  # fmt: skip
 
 
-def _sizes(start: SequenceStart, capacity: int) -> Sizes:
+def _sizes(start: SequenceStart, capacity: int, num_own_kinds: int) -> Sizes:
     text, window = suffix.LENGTHS, window_ngrams.LENGTHS[: start.settings.ngram - 1]
     lengths = ctypes.c_int64 * LONGEST
     return Sizes(
         capacity, start.settings.candidates, len(text), len(window), lengths(*text), lengths(*window),
-        suffix.CAPACITY, window_ngrams.CAPACITY, CAPACITY, recycled.MOST_PLACES, DECAY, LEAST_PROBABILITY,
+        suffix.CAPACITY, window_ngrams.CAPACITY, CAPACITY, recycled.MOST_PLACES, num_own_kinds, DECAY,
+        LEAST_PROBABILITY, GAIN_OF_TOKEN, OVERDRAFT, MOST_FUNDS,
     )  # fmt: skip

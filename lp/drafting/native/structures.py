@@ -32,7 +32,9 @@ class Sizes(ctypes.Structure):
         *((name, c_int64) for name in ("capacity", "num_candidates", "num_text_lengths", "num_window_lengths")),
         *((name, c_int64 * LONGEST) for name in ("text_lengths", "window_lengths")),
         *((f"most_{name}", c_int64) for name in ("text_contexts", "window_contexts", "answers", "places")),
+        ("num_own_kinds", c_int64),
         *((name, c_double) for name in ("decay", "least_probability")),
+        *((name, c_double) for name in ("gain_of_token", "overdraft", "most_funds")),
     ]
 
 

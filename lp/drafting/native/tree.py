@@ -43,19 +43,33 @@ class PlannedMemory:
         """Notes who writes to the memory."""
         self._drafts = drafts
 
-    def next_tree(self) -> PlannedTree:
-        """The tree that the library is going to plan, without its number of rows yet. It must be called before that, as
-        the library writes over the tree before the last one: if somebody still has it, it keeps a copy of its rows.
+    def make_room(self) -> None:
+        """Must be called before the library plans a tree, as it writes over the tree before the last one: if somebody
+        still has that, it keeps a copy of its rows.
         """
-        self.serial += 1
-        place = self.serial & 1
-        self.kinds = self._both_kinds[place]
-        before = self._trees[place]
+        before = self._trees[(self.serial + 1) & 1]
         if before is not None and sys.getrefcount(before) > ITS_OWN:
             before.settle()
-        tree = self._trees[place] = _new(PlannedTree)
+
+    def coming_tree(self) -> PlannedTree:
+        """The tree that the library plans next, without its number of rows yet. Whoever uses it calls `take`."""
+        tree = _new(PlannedTree)
         fields = tree.__dict__  # a frozen dataclass sets each field by a call
-        fields["_memory"], fields["_serial"], fields["addresses"] = self, self.serial, self.addresses[place]
+        serial = self.serial + 1
+        fields["_memory"], fields["_serial"], fields["addresses"] = self, serial, self.addresses[serial & 1]
+        return tree
+
+    def take(self, tree: PlannedTree) -> None:
+        """Notes that the library has planned the coming tree."""
+        self.serial = tree._serial
+        place = self.serial & 1
+        self.kinds, self._trees[place] = self._both_kinds[place], tree
+
+    def next_tree(self) -> PlannedTree:
+        """The tree that the library plans next, without its number of rows yet. It must be called before that."""
+        self.make_room()
+        tree = self.coming_tree()
+        self.take(tree)
         return tree
 
     def again(self, num_rows: int) -> PlannedTree:
@@ -71,6 +85,12 @@ class PlannedMemory:
         """[3, R] tokens, parents and depths of one of the last two trees."""
         both = np.frombuffer(self._rows, np.int64).reshape(2, 4, self._capacity)
         return both[serial & 1, :3, :num_rows].copy()
+
+    def as_lists(self, serial: int, num_rows: int) -> tuple[list[int], list[int]]:
+        """The tokens and the parents of one of the last two trees."""
+        first = 4 * self._capacity * (serial & 1)
+        second = first + self._capacity
+        return self._rows[first : first + num_rows].tolist(), self._rows[second : second + num_rows].tolist()
 
     def inputs(self, num_rows: int, cached: int) -> np.ndarray:
         """TokenTree.inputs of the tree planned last. They hold until it is called again."""
@@ -107,6 +127,11 @@ class PlannedTree(TokenTree):
         if "tokens" not in fields:
             fields["tokens"], fields["parents"], fields["depths"] = self._memory.copy(self._serial, self._num_rows)
             del fields["addresses"]
+
+    def as_lists(self) -> tuple[list[int], list[int]]:
+        if "tokens" in self.__dict__:
+            return super().as_lists()
+        return self._memory.as_lists(self._serial, self._num_rows)
 
     def inputs(self, cached: int) -> np.ndarray:
         is_last = self._serial == self._memory.serial

@@ -6,43 +6,15 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
-#include "answers.h"
-#include "followers.h"
+#include "given.h"
 #include "growth.h"
 #include "python.h"
 #include "tree.h"
-
-// Memory that Python has made and both sides read and write. Its counterpart is in lp/drafting/native/structures.py.
-struct Shared {
-    // [2, 4, capacity] tokens, parents, depths and kinds of the rows of a tree. Each tree is written where the one before
-    // the last was.
-    int64_t* rows;
-    int64_t* cells;       // [capacity] tokens of the window's cells, level by level
-    double* odds;         // [capacity] probabilities of the offered nodes
-    double *probabilities, *hits, *trials;  // [N] of the kinds of candidates
-};
-
-// The sources that a sequence uses, and the number of each one's first kind. What is null is not in use.
-struct InUse {
-    Followers* shared_ngrams;
-    NewestAnswers* shared_answers;
-    FixedAnswers* index;
-    int64_t has_suffix, has_window, has_recycled, by_place;
-    int64_t first_suffix, first_shared, first_shared_answer, first_window, first_recycled, first_index;
-};
-
-// Sizes and constants, which lp/drafting/ has defined.
-struct Sizes {
-    int64_t capacity, num_candidates;
-    int64_t num_text_lengths, num_window_lengths;
-    int64_t text_lengths[LONGEST], window_lengths[LONGEST];
-    int64_t most_text_contexts, most_window_contexts, most_answers, most_places;
-    double decay, least_probability;
-};
 
 class Drafts {
 public:
@@ -130,7 +102,7 @@ public:
         grown_.clear();
         std::swap(rows_, others_);
         grower_.start(root_, rows_);
-        propose(root_, 0, grower_.proposals);
+        propose_ranked(root_, 0);
         grower_.proposals.end_row();
         num_rows_ = num_drafts_ = 1;
         figures = {1.0, 0.0};
@@ -141,7 +113,7 @@ public:
         grown_.clear();
         std::swap(rows_, others_);
         num_drafts_ = grower_.grow(
-            root_, [this](const Context& path, int64_t depth) { propose(path, depth, grower_.proposals); },
+            root_, [this](const Context& path, int64_t depth) { propose_ranked(path, depth); },
             shared_.probabilities, sizes_.least_probability, cost_, bounds, rows_, figures);
         num_rows_ = num_drafts_;
         add_window(num_levels, num_levels ? bounds.other_rows / num_levels : 0);
@@ -153,7 +125,7 @@ public:
         grown_.clear();
         std::swap(rows_, others_);
         return grower_.offer(
-            root_, [this](const Context& path, int64_t depth) { propose(path, depth, grower_.proposals); },
+            root_, [this](const Context& path, int64_t depth) { propose_ranked(path, depth); },
             shared_.probabilities, std::max(least, sizes_.least_probability), max_depth, most_rows, rows_, shared_.odds);
     }
 
@@ -204,11 +176,24 @@ public:
         learn_text(accepted_.data(), int64_t(accepted_.size()));
     }
 
-    // What was accepted: `Accepted` in lp/verification.py as a tuple of its parts, and the tokens of its rows. There are
-    // none of these if several rows had guessed the same token, as then a row may not be a child of the one before it.
-    PyObject* accepted() const {
+    // Plans the next tree after `commit`, if the terms allow it. Returns the number of rows of the root and the drafts, or 0.
+    int64_t plan_after(const Terms& terms) {
+        const int64_t count = int64_t(accepted_.size()), wanted = terms.wanted - count;
+        if (wanted <= 0) return 0;
+        const double gain = sizes_.gain_of_token * double(count) - terms.spent;
+        const double funds = std::min(sizes_.most_funds, terms.funds + gain);
+        if (funds < 0 && std::isfinite(terms.loss_s)) return 0;
+        const double limit_s = (1 + std::max(0.0, funds) + sizes_.overdraft) * terms.loss_s;
+        const int64_t depth = std::max<int64_t>(0, std::min(terms.room - count, wanted - 1));
+        return grow({depth, 0, limit_s, 0.0}, 0);
+    }
+
+    // What was accepted: `Accepted` in lp/verification.py as a tuple of its parts, the tokens of its rows, and a number.
+    // There are none of these tokens if several rows had guessed the same token, as then a row may not be a child of the
+    // one before it.
+    PyObject* accepted(int64_t number) const {
         const int64_t count = int64_t(accepted_.size()), num_levels = levels_.count();
-        PyObject *found = PyTuple_New(4), *levels = PyList_New(num_levels);
+        PyObject *found = PyTuple_New(5), *levels = PyList_New(num_levels);
         const int64_t* level = levels_.rows.data();
         for (int64_t number = 0; number < num_levels; level += levels_.sizes[number++])
             PyList_SetItem(levels, number, list_of(level, levels_.sizes[number]));
@@ -216,6 +201,7 @@ public:
         PyTuple_SetItem(found, 1, list_of(right_rows_.data(), count));
         PyTuple_SetItem(found, 2, levels);
         PyTuple_SetItem(found, 3, list_of(path_.data(), int64_t(path_.size())));
+        PyTuple_SetItem(found, 4, PyLong_FromLongLong(number));
         return found;
     }
 
@@ -250,6 +236,11 @@ private:
     std::vector<int64_t> accepted_, right_rows_, path_, positions_;
     std::vector<int64_t> grown_;  // of each draft that `keep` has left, the row in which it was grown; empty if all are there
 
+    void propose_ranked(const Context& path, int64_t depth) {
+        propose(path, depth, grower_.proposals);
+        grower_.proposals.rank(shared_.probabilities, sizes_.num_own_kinds);
+    }
+
     Rows rows_at(int64_t* memory) const {
         const int64_t capacity = sizes_.capacity;
         return {memory, memory + capacity, memory + 2 * capacity, memory + 3 * capacity};
@@ -275,10 +266,15 @@ private:
         if (row == num_drafts_) return false;
         const Proposals& proposals = grower_.proposals;
         if (!grown_.empty()) row = grown_[row];
+        int32_t rival = NONE;  // the best candidate of the surest list
+        for (const Proposal* list = proposals.begin(row); list != proposals.end(row); ++list)
+            if (list->kind < sizes_.num_own_kinds) rival = *proposals.candidates(*list);
         for (const Proposal* list = proposals.begin(row); list != proposals.end(row); ++list) {
             const int32_t* candidates = proposals.candidates(*list);
+            const bool is_rivalled = list->kind >= sizes_.num_own_kinds;
             for (int32_t rank = 0; rank < list->count; ++rank) {
                 const int32_t kind = list->kind + rank;
+                if (is_rivalled && candidates[rank] == rival) continue;  // it counts for the surest list alone
                 const double trials = sizes_.decay * shared_.trials[kind] + 1;
                 const double hits = sizes_.decay * shared_.hits[kind] + (candidates[rank] == right ? 1 : 0);
                 shared_.trials[kind] = trials;

@@ -127,11 +127,14 @@ void drafts_take(void* drafts, int64_t num_nodes, int64_t num_cells, int64_t num
 int64_t drafts_keep(void* drafts, const int64_t* rows, int64_t count) {
     return static_cast<Drafts*>(drafts)->keep(rows, count);
 }
-// answers: a numpy array, int32 [R] targets or [R, K] candidates.
-PyObject* drafts_commit(void* drafts, PyObject* answers, int64_t has_candidates) {
+// answers: a numpy array, int32 [R] targets or [R, K] candidates. The others: see Terms. Returns what was accepted, and the
+// number of rows of the root and the drafts of the next tree; 0 if none was planned.
+PyObject* drafts_go_on(void* drafts, int64_t room, int64_t wanted, double funds, double loss_s, double spent,
+                       int64_t has_candidates, PyObject* answers) {
     const Array& given = array_of(answers);
-    static_cast<Drafts*>(drafts)->commit(given.data, given.strides[0], has_candidates);
-    return static_cast<Drafts*>(drafts)->accepted();
+    auto* one = static_cast<Drafts*>(drafts);
+    one->commit(given.data, given.strides[0], has_candidates);
+    return one->accepted(one->plan_after({room, wanted, funds, loss_s, spent}));
 }
 
 void drafts_inputs(void* drafts, int64_t cached, int64_t* packed) {
@@ -194,7 +197,7 @@ PyMethodDef functions[] = {
     callable<drafts_offer>("drafts_offer"),
     callable<drafts_take>("drafts_take"),
     callable<drafts_keep>("drafts_keep"),
-    callable<drafts_commit>("drafts_commit"),
+    callable<drafts_go_on>("drafts_go_on"),
     callable<drafts_inputs>("drafts_inputs"),
     callable<drafts_likeliest>("drafts_likeliest"),
     callable<drafts_propose>("drafts_propose"),

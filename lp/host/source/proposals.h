@@ -29,6 +29,17 @@ public:
         candidates_.insert(candidates_.end(), candidates, candidates + count);
     }
 
+    // Gives all lists of the row at hand their rivalled kinds but the one that is surest of its best candidate. See
+    // `ranked` in lp/drafting/sources.py.
+    void rank(const double* probabilities, int64_t num_own) {
+        const size_t begin = ends_.empty() ? 0 : size_t(ends_.back());
+        size_t surest = begin;
+        for (size_t at = begin; at < lists_.size(); ++at)
+            if (probabilities[lists_[at].kind] > probabilities[lists_[surest].kind]) surest = at;
+        for (size_t at = begin; at < lists_.size(); ++at)
+            if (at != surest) lists_[at].kind += int32_t(num_own);
+    }
+
     // Ends the lists of a row.
     void end_row() { ends_.push_back(int32_t(lists_.size())); }
 

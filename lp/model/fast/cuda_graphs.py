@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lp.hardware import upload
-from lp.model.causal import Choose, Choosing, Computed, ForwardFailed, SequenceRows
+from lp.model.causal import BeforeAttention, Choose, Choosing, Computed, ForwardFailed, SequenceRows
 from lp.model.errors import one_line
 from lp.model.fast.step_tensors import MOST_KINDS, ChoiceOfRows, StepBuffer, StepTensors
 from lp.model.kernels import UnsupportedAttention
@@ -67,11 +67,13 @@ class ArenaForward(Protocol):
     is_invariant: bool
     skips_absent: bool
 
-    def __call__(self, given: StepTensors, answered: int | Tensor) -> Tensor:
+    def __call__(
+        self, given: StepTensors, answered: int | Tensor, before_attention: BeforeAttention | None = None
+    ) -> Tensor:
         """Writes the rows to the arena.
 
-        answered: the rows whose logits are needed: that many of the last ones, or those that int64 [L] names. Returns
-        float32 [L, V].
+        answered: the rows whose logits are needed: that many of the last ones, or those that int64 [L] names.
+        before_attention: see RunsByLayer. Returns float32 [L, V].
         """
         ...
 
@@ -164,6 +166,13 @@ class CapturedForward:
             return None
         return self._compute(given, how)
 
+    @torch.inference_mode()
+    def run_by_layer(self, rows: SequenceRows, before_attention: BeforeAttention) -> None:
+        """See RunsByLayer. It runs without a graph, in which nothing could be done between two layers."""
+        buffer = StepBuffer(len(rows.tree), 1, self._max_length, self._device)
+        buffer.fill(_pairs([rows]))
+        self._run(buffer, 0, before_attention)
+
     def _compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None] = ()) -> Computed:
         """Runs a step by the graph for it, or without one if it has more rows than any."""
         ends = np.cumsum([len(one.tree) for one in given]).tolist()
@@ -223,10 +232,12 @@ class CapturedForward:
             raise ForwardFailed(f"a CUDA graph cannot be captured: {one_line(error)}") from error
         return Captured(given, replay, logits)
 
-    def _run(self, given: StepBuffer, answered: int | Tensor) -> Tensor:
+    def _run(
+        self, given: StepBuffer, answered: int | Tensor, before_attention: BeforeAttention | None = None
+    ) -> Tensor:
         """Copies what the steps before have left to be copied, then runs the forward."""
         self._forward.arena.move_given(given.on_device.moves, given.on_device.move_starts)
-        return self._forward(given.on_device, answered)
+        return self._forward(given.on_device, answered, before_attention)
 
 
 def _pairs(given: Sequence[SequenceRows]) -> list[tuple[TokenTree, PagedCache]]:

@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from lp.model.attention import MaskKey, Step
+from lp.model.causal import BeforeAttention
 from lp.model.fast.step_tensors import StepTensors
 from lp.model.gpu.prefix import Bounds
 from lp.model.kernels import (
@@ -35,12 +36,16 @@ from lp.model.kv_cache import PAGE, RowsOnly
 
 @dataclass(kw_only=True)
 class PagedStep(Step):
-    """A step whose keys and values lie in the arena. given: its inputs. mask_keys: the masks that the layers need."""
+    """A step whose keys and values lie in the arena.
+
+    given: its inputs. mask_keys: the masks that the layers need. before_attention: see RunsByLayer.
+    """
 
     given: StepTensors
     arena: Arena
     mask_keys: list[MaskKey]
     dtype: torch.dtype
+    before_attention: BeforeAttention | None = None
 
     @cached_property
     def bounds(self) -> Bounds:
@@ -65,6 +70,8 @@ class PagedStep(Step):
             raise UnsupportedAttention(obstacle)
         for store, rows in ((self.arena.keys[layer], key), (self.arena.values[layer], value)):
             store.flatten(0, 1).index_copy_(0, self.given.slots, rows[0].transpose(0, 1))
+        if self.before_attention is not None:
+            self.before_attention(layer)
         mask = self.masks[how.sliding_window, query.shape[1] // key.shape[1]]
         tail = masked_part(query, key, value, mask, how.scale)
         stores = self.arena.keys[layer], self.arena.values[layer]
@@ -99,9 +106,14 @@ class PagedForward:
         self.kind = kind
         self.mask_keys = mask_keys
 
-    def __call__(self, given: StepTensors, answered: int | Tensor) -> Tensor:
+    def __call__(
+        self, given: StepTensors, answered: int | Tensor, before_attention: BeforeAttention | None = None
+    ) -> Tensor:
         """See ArenaForward."""
-        step = PagedStep(self.kind, given=given, arena=self.arena, mask_keys=self.mask_keys, dtype=self.model.dtype)
+        step = PagedStep(
+            self.kind, given=given, arena=self.arena, mask_keys=self.mask_keys, dtype=self.model.dtype,
+            before_attention=before_attention,
+        )  # fmt: skip
         output = self.model(
             input_ids=given.tokens[None],
             position_ids=given.positions[None],

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 from weakref import finalize
 
 import numpy as np
@@ -74,6 +75,9 @@ class Arena(KVMemory):
         """Bytes of one page in all layers."""
         return sum(store[:, 0].numel() * store.element_size() for store in self.stores)
 
+    def stores_of(self, layer: int) -> list[Tensor]:
+        return [self.keys[layer][None], self.values[layer][None]]
+
     def open(self, capacity: int = 0) -> PagedCache:
         cache = PagedCache(self)
         self._add(cache)
@@ -85,14 +89,10 @@ class Arena(KVMemory):
 
     def _count_needed(self, caches: list[KVCache]) -> int:
         """See KVMemory. Caches may share the pages that their next rows are not written to."""
-        if (most := super()._count_needed(caches)) <= self.num_pages:
-            return most
-        full = [page for cache in caches for page in self._pages_of(cache)[: cache.length // PAGE]]
-        return most - len(full) + len(set(full))
-
-    def _pages_of(self, cache: KVCache) -> list[int]:
-        assert isinstance(cache, PagedCache)
-        return cache.pages
+        if (most := super()._count_needed(caches)) > self.num_pages:
+            full = [page for cache in caches for page in cast(PagedCache, cache).pages[: cache.length // PAGE]]
+            most -= len(full) - len(set(full))
+        return most
 
     def _make_room(self, cache: KVCache, num_tokens: int) -> None:
         """Gives a cache pages for so many tokens, and makes all those its own that it is going to write."""
@@ -109,9 +109,8 @@ class Arena(KVMemory):
     def _lay_out_step(self) -> None:
         """Moves the caches of the step at hand, the only ones, to the first pages, each with as many as it needs."""
         assert self.allocator.in_runs, "all free pages would do"
-        caches = self._of_step()
-        held = [self._pages_of(cache) for cache in caches]
-        sources, targets = self.allocator.lay_out(held, [self._needed[id(cache)] for cache in caches])
+        held = {id(cache): cast(PagedCache, cache).pages for cache in self._of_step()}
+        sources, targets = self.allocator.lay_out([*held.values()], [self._needed[cache] for cache in held])
         moving.move_pages(self.stores, sources, targets)
 
     def fork(self, cache: PagedCache, length: int) -> PagedCache:
@@ -144,8 +143,7 @@ class Arena(KVMemory):
 
     def _make_own(self, cache: PagedCache, place: int) -> bool:
         """Puts a page of the cache's own in the place of one that is shared; returns whether there was a free one."""
-        own = self.allocator.take(1)
-        if own is None:
+        if (own := self.allocator.take(1)) is None:
             return False
         page = cache.pages[place]
         if place * PAGE < cache.length:
@@ -156,8 +154,7 @@ class Arena(KVMemory):
 
     def _extend(self, cache: PagedCache, num_pages: int) -> bool:
         """Gives a cache as many pages as that; returns whether there are enough."""
-        missing = num_pages - len(cache.pages)
-        if missing <= 0:
+        if (missing := num_pages - len(cache.pages)) <= 0:
             return True
         if (taken := self.allocator.take(missing, after=cache.pages[-1] if cache.pages else None)) is not None:
             cache.pages += taken
@@ -166,8 +163,7 @@ class Arena(KVMemory):
 
     def _relocate(self, cache: PagedCache, num_pages: int) -> bool:
         """Moves a cache to a longer run of free pages, if there is one."""
-        run = self.allocator.take(num_pages)
-        if run is None:
+        if (run := self.allocator.take(num_pages)) is None:
             return False
         moving.copy_pages(self.stores, cache.pages[0], run[0], len(cache.pages))
         self.allocator.give_back(cache.pages)
@@ -216,6 +212,9 @@ class PagedCache(KVCache):
         is_shared, written = self.arena.allocator.is_shared, self.pages[self.length // PAGE : -(-num_tokens // PAGE)]
         return num_tokens <= PAGE * len(self.pages) and self.places is None and not any(map(is_shared, written))
 
+    def room(self) -> int:
+        return self.capacity if self.has_room(self.capacity) else 0
+
     def reserve(self, num_rows: int) -> None:
         self.arena.reserve([(self, num_rows)])
 
@@ -247,8 +246,7 @@ class PagedCache(KVCache):
         return seen[0], seen[1]
 
     def _find_places(self, num_rows: int) -> _Places:
-        new = self._slots_between(self.length, self.length + num_rows)
-        pages = np.asarray(self.pages, np.int64)
+        new, pages = self._slots_between(self.length, self.length + num_rows), np.asarray(self.pages, np.int64)
         return _Places(new, None if (np.diff(pages) == 1).all() else upload(pages, self.arena.device))
 
     def _slots_between(self, begin: int, end: int) -> Tensor:
@@ -263,9 +261,16 @@ class PagedCache(KVCache):
         self.settle()
         moving.write_slots(self.arena.stores, self._slots_between(self.length, self.length + num_tokens), numbers)
 
+    def read_layer(self, layer: int, begin: int, end: int) -> Tensor:
+        return moving.read_slots(self.arena.stores_of(layer), self._slots_between(begin, end))
+
+    def write_layer(self, layer: int, begin: int, end: int, numbers: Tensor) -> None:
+        moving.write_slots(self.arena.stores_of(layer), self._slots_between(begin, end), numbers)
+
     def keep(self, rows: Sequence[int]) -> None:
         if rows and rows[-1] != len(rows) - 1:  # they ascend, so otherwise all are in their places
-            self.settle()
+            if self.moves[0]:
+                self.settle()
             self.moves = positions_to_move(rows, self.length)
         self.length += len(rows)
         self.places = None

@@ -45,6 +45,9 @@ class ContiguousCache(KVCache):
     def has_room(self, num_tokens: int) -> bool:
         return num_tokens <= self._granted and self._together is not None
 
+    def room(self) -> int:
+        return self._granted if self.has_room(self._granted) else 0
+
     def reserve(self, num_rows: int) -> None:
         if self._memory is not None:
             self._memory.reserve([(self, num_rows)])
@@ -138,8 +141,16 @@ class ContiguousCache(KVCache):
             views.append(store[layer][:, :, :end])
         return views[0], views[1]
 
-    def part(self, layer: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
-        """Views of a layer's keys and values [heads, end - begin, head_dim]; some may lie behind the cached tokens."""
+    def read_layer(self, layer: int, begin: int, end: int) -> Tensor:
+        return torch.cat([part.flatten() for part in self._part(layer, begin, end)])
+
+    def write_layer(self, layer: int, begin: int, end: int, numbers: Tensor) -> None:
+        keys, values = self._part(layer, begin, end)
+        keys.copy_(numbers[: keys.numel()].view(keys.shape))
+        values.copy_(numbers[keys.numel() :].view(values.shape))
+
+    def _part(self, layer: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        """Views of a layer's keys and values [heads, end - begin, head_dim]."""
         return self.keys[layer][0, :, begin:end], self.values[layer][0, :, begin:end]
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -151,7 +162,8 @@ class ContiguousCache(KVCache):
     def _gather(self, rows: Sequence[int]) -> None:
         """Copies rows behind the cached tokens to where these end."""
         kept = slice(self.length, self.length + len(rows))
-        tensors = self._tensors()
+        if not (tensors := self._tensors()):  # a model that is only played has no keys and values
+            return
         index = upload(np.asarray(rows, np.int64) + self.length, tensors[0].device)
         for tensor in tensors:
             tensor[..., kept, :] = tensor.index_select(tensor.dim() - 2, index)

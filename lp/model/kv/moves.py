@@ -88,8 +88,12 @@ def positions_to_move(rows: Sequence[int], length: int) -> tuple[list[int], list
     """The positions from which and to which tokens are to be copied, so that these rows, which ascend, follow the first
     `length` tokens.
     """
-    targets = [place for place, row in enumerate(rows) if row != place]
-    return [length + rows[place] for place in targets], [length + place for place in targets]
+    sources, targets = list[int](), list[int]()
+    for place, row in enumerate(rows):
+        if row != place:
+            sources.append(length + row)
+            targets.append(length + place)
+    return sources, targets
 
 
 def group_moves(counts: Sequence[int], num_groups: int) -> np.ndarray:

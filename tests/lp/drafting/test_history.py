@@ -11,6 +11,7 @@ import pytest
 from lp import Auto
 from lp.drafting.drafter import Estimates
 from lp.drafting.history import MOST_LEARNT, DraftHistory, Learnt, merge
+from lp.drafting.sources import ranked
 
 
 def test_estimates_start_as_the_priors() -> None:
@@ -30,6 +31,24 @@ def test_kinds_that_were_not_proposed_learn_nothing() -> None:
     estimates.learn(1, [7, 8], 8)
     assert estimates.probabilities[0] == estimates.probabilities[3] == 0.5
     assert estimates.probabilities[1] < 0.5 < estimates.probabilities[2]
+
+
+def test_what_a_surer_list_has_proposed_does_not_count() -> None:
+    estimates = Estimates([0.5, 0.5])
+    estimates.learn(0, [7, 8], 7, rival=7)
+    assert estimates.probabilities[0] == 0.5 and estimates.probabilities[1] < 0.5
+
+
+def test_a_source_that_is_right_only_where_a_surer_one_agrees_is_not_believed_where_it_disagrees() -> None:
+    """Alone, the second source would be right two times out of three."""
+    rng, kinds = random.Random(0), [0.5, 0.5, 0.25, 0.25]
+    estimates = Estimates(kinds)
+    for _ in range(600):
+        proposals = ranked([(0, [1]), (1, [rng.choice([1, 1, 2])])], estimates.probabilities, 2)
+        best = next(candidates[0] for first, candidates in proposals if first < 2)
+        for first, candidates in proposals:
+            estimates.learn(first, candidates, 1, None if first < 2 else best)
+    assert estimates.probabilities[0] > 0.95 and estimates.probabilities[3] < 0.05
 
 
 def test_a_change_of_the_text_is_noticed_within_a_few_hundred_trials() -> None:

@@ -7,7 +7,7 @@ import pytest
 from lp.drafting import sources
 from lp.drafting.base import Observation, Proposals, SequenceStart
 from lp.drafting.contexts import last_token
-from lp.drafting.sources import SOURCES, Kinds, Sources
+from lp.drafting.sources import SOURCES, Kinds, Sources, ranked
 from lp.methods import Auto
 from tests.lp.drafting.rule_models import counting, decode
 
@@ -50,6 +50,15 @@ def test_kinds_of_all_sources_are_numbered_side_by_side() -> None:
         first, number = kinds.first[source.name], len(source.kinds(Auto()))
         assert kinds.sources[first : first + number] == [source.name] * number
     assert all(0 < prior < 1 for prior in kinds.priors)
+
+
+def test_the_surest_list_keeps_its_kinds_and_the_others_are_rivalled() -> None:
+    kinds = Kinds(Auto())
+    assert len(kinds.priors) == 2 * kinds.num_own and kinds.sources[kinds.num_own :] == kinds.sources[: kinds.num_own]
+    assert all(rivalled < own for own, rivalled in zip(kinds.priors, kinds.priors[kinds.num_own :], strict=False))
+    odds = [0.2, 0.1, 0.6, 0.3, 0.6]
+    assert ranked([(0, [7, 8]), (2, [7, 9]), (4, [5])], odds, 5) == [(5, [7, 8]), (2, [7, 9]), (9, [5])]
+    assert ranked([(0, [7, 8])], odds, 5) == [(0, [7, 8])] and ranked([], odds, 5) == []
 
 
 @pytest.mark.parametrize("name", ["window", "suffix", "recycled"])

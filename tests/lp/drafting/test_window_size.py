@@ -22,12 +22,14 @@ def choice_by(times: StepTimes) -> WindowChoice:
 def use(choice: WindowChoice, times: StepTimes, yields: dict[int, int], num_steps: int) -> Counter[int]:
     """Counts the steps with each number of columns. yields: tokens that a step yields, by its number of columns."""
     used: Counter[int] = Counter()
+    trial = choice.choose()
     while used.total() < num_steps:
-        trial = choice.choose()
         columns = trial.size.columns
         while trial.num_left:
             choice.learn(trial, yields[columns], times.at(1 + columns * LEVELS))
             used[columns] += 1
+        assert trial.following is not None
+        trial = trial.following
     return used
 
 

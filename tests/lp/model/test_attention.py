@@ -113,8 +113,8 @@ def test_each_of_several_sequences_sees_itself_alone(window: int | None) -> None
     torch.testing.assert_close(found, torch.cat(expected, dim=1), rtol=1e-4, atol=1e-5)
     for part, key, value in zip(parts, keys, values, strict=True):
         assert isinstance(part.cache, ContiguousCache)
-        stored = part.cache.part(LAYER, 0, key.shape[2])
-        assert torch.equal(stored[0], key[0]) and torch.equal(stored[1], value[0])
+        stored = part.cache.read_layer(LAYER, 0, key.shape[2])
+        assert torch.equal(stored, torch.cat([key.flatten(), value.flatten()]))
 
 
 def test_the_models_own_scaling_is_used() -> None:

@@ -9,8 +9,9 @@ import pytest
 from lp import Auto, Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.generation import Generation
 from lp.model.kv_cache import PAGE
+from lp.scheduling.budget import StepRows, step_rows
 from lp.scheduling.room import Room
-from lp.scheduling.scheduler import Scheduler, StepRows, step_rows
+from lp.scheduling.scheduler import Scheduler
 from lp.scheduling.settings import SchedulerSettings
 from lp.step_cost import Extras, StepTimes
 from lp.tree import chain

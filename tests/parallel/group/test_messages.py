@@ -60,9 +60,9 @@ def test_what_a_rank_says_is_read_back(message: RankMessage) -> None:
 
 
 def test_progress_is_read_back() -> None:
-    read = messages.from_rank(messages.encode(Progressed(2, PROGRESS)))
+    read = messages.from_rank(messages.encode(Progressed(2, [PROGRESS, PROGRESS])))
     assert isinstance(read, Progressed) and read.epoch == 2
-    assert read.progress.to_dict() == PROGRESS.to_dict()
+    assert [one.to_dict() for one in read.progress] == [PROGRESS.to_dict()] * 2
 
 
 @pytest.mark.parametrize("message", FROM_FRONT_END, ids=range(len(FROM_FRONT_END)))
@@ -87,7 +87,8 @@ BAD = {
     "missing value": b'{"type": "Ready"}',
     "unknown value": b'{"type": "Alive", "rank": 1}',
     "value of the wrong type": b'{"type": "Joined", "epoch": "1"}',
-    "progress that is none": b'{"type": "Progressed", "epoch": 1, "progress": {"tokens": 3}}',
+    "progress that is none": b'{"type": "Progressed", "epoch": 1, "progress": [{"tokens": 3}]}',
+    "progress that is no list": b'{"type": "Progressed", "epoch": 1, "progress": 3}',
     "a front end's message": b'{"type": "Leave", "reason": "x"}',
     "not UTF-8": b"\xff\xfe",
 }

@@ -25,6 +25,7 @@ METHODS: list[DecodeSettings] = [
     Auto(rows=40, max_window=5, ngram=4),
     Autoregressive(),
     Jacobi(window=6),
+    Jacobi(window="auto"),
     PromptLookup(ngram=4, guesses=5),
     *(Lookahead(*window) for window in WINDOWS),
 ]

@@ -81,7 +81,7 @@ class Sent(NamedTuple):
 
 
 def count(mesh: Mesh, channel: Channel, axis: str, folder: str, numbers: list[int]) -> list[Sent]:
-    """For each number of requests, of the same length."""
+    """Counts for each number of requests, which have the same length."""
     parts = connect(mesh, axis)
     engine = make_engine(channel, axis, parts, folder)
     found = []

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from lp import gpu_kernels
+from lp.model.causal import BeforeAttention
 from lp.model.fast.step_tensors import StepTensors
 from lp.model.gpu.fused.attention import attend, attend_in_order, lay_paths
 from lp.model.gpu.fused.plan import Instruction, RunAttention, RunProduct, RunStage
@@ -41,10 +42,12 @@ class FusedForward:
         self._program = program
         self._dtype = dtype
 
-    def __call__(self, given: StepTensors, answered: int | Tensor) -> Tensor:
+    def __call__(
+        self, given: StepTensors, answered: int | Tensor, before_attention: BeforeAttention | None = None
+    ) -> Tensor:
         """See ArenaForward."""
         rows = slice(len(given.tokens) - answered, None) if isinstance(answered, int) else answered
-        run = _Run(self._program, self._dtype, self.is_invariant, given, self.arena, rows)
+        run = _Run(self._program, self._dtype, self.is_invariant, given, self.arena, rows, before_attention)
         return run.run(self.plan)
 
 
@@ -59,12 +62,13 @@ class _Run:
         given: StepTensors,
         arena: Arena,
         answered: slice | Tensor,
+        before_attention: BeforeAttention | None,
     ):
         self._program = program
         self._dtype = dtype
         self._given = given
         self._arena = arena
-        self._answered = answered
+        self._answered, self._before_attention = answered, before_attention
         self._paths = lay_paths(given) if is_invariant else None
         self._arrays: dict[Value, Tensor] = {program.tokens: given.tokens, program.positions: given.positions}
 
@@ -116,6 +120,8 @@ class _Run:
     def _attention(self, one: RunAttention) -> None:
         step = one.step
         assert isinstance(step.query.source, Value)
+        if self._before_attention is not None:
+            self._before_attention(step.layer)
         query, out = self._arrays[step.query.source], self._new(step.out)
         keys, values = self._arena.keys[step.layer], self._arena.values[step.layer]
         if self._paths is None:
