@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from lp.engine import Engine
 from lp.request import Progress
 from lp.request_builder import RequestBuilder
+from lp.step_cost import StepTimes
 from parallel.comm.channel import Channel
 from parallel.group import loop
 from parallel.group.commands import Inbox
@@ -70,6 +71,23 @@ class Backend(Protocol):
         """
         ...
 
+    @property
+    def step_times(self) -> StepTimes | None:
+        """What steps take by their rows, as the ranks have measured it; None if it is not known."""
+        ...
+
+    @property
+    def outlives_ranks(self) -> bool:
+        """Whether texts go on without a rank that has ended, and whether the rank is started again."""
+        ...
+
+    def kill(self, rank: int) -> str | None:
+        """Ends a rank's process at once, by SIGKILL. Returns why that cannot be done now; None if it was done.
+
+        Only for a backend that outlives its ranks.
+        """
+        ...
+
     def run(self, inbox: Inbox, emit: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
         """Serves until the inbox hands out a shutdown.
 
@@ -87,6 +105,7 @@ class EngineBackend:
 
     is_serving = True
     num_losses = 0
+    outlives_ranks = False
 
     def __init__(self, engine: Engine, channel: Channel):
         self.request_builder = engine.request_builder
@@ -102,6 +121,13 @@ class EngineBackend:
             for rank in range(self._channel.num_ranks)
         ]
         return {"epoch": None, "divided": False, "ranks": ranks}
+
+    @property
+    def step_times(self) -> StepTimes | None:
+        return self._engine.history.step_times
+
+    def kill(self, rank: int) -> str | None:
+        raise AssertionError("without this rank, all would end")
 
     def run(self, inbox: Inbox, emit: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
         loop.serve(self._engine, self._channel, inbox, emit)

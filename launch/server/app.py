@@ -9,12 +9,22 @@ from starlette.types import ASGIApp
 from launch.server import errors
 from launch.server.context import Context
 from launch.server.description import describe
-from launch.server.routes import documentation, generation, messages, models, responses, state, tokenizing
+from launch.server.routes import (
+    documentation,
+    generation,
+    lookahead,
+    messages,
+    models,
+    page,
+    responses,
+    state,
+    tokenizing,
+)
 from launch.server.safety.front import AllowedHosts, Front
 
 # Seconds for which a browser need not ask again whether it may send a request.
 PREFLIGHT_S = 3600
-MODULES = (generation, responses, messages, models, tokenizing, state, documentation)
+MODULES = (generation, responses, messages, models, tokenizing, state, lookahead, documentation)
 ROUTERS = [module.router for module in MODULES]
 EXPOSED_HEADERS = ("retry-after", "x-request-id")
 
@@ -26,6 +36,8 @@ def make_app(server: Context, hosts: AllowedHosts | None = None) -> ASGIApp:
     errors.install(app, server.service.retry_after_s, server.metrics.count_refused)
     for router in ROUTERS:
         app.include_router(router)
+    if server.settings.page:
+        app.include_router(page.router)
     describe(app, ROUTERS, needs_key=bool(server.keys))
     return Front(_for_browsers(app, server.settings.allowed_origins), hosts, server.refuse_host)
 

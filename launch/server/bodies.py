@@ -144,6 +144,8 @@ def readable(error: ValidationError | PydanticCustomError, kind: type[Body]) -> 
             return errors.bad_request("the body must be a JSON object", code="invalid_json")
         case "missing":
             message = f"{place} is required"
+        case "too_short" if not fault["input"]:
+            message = f"{place} is empty"
         case "refused":
             message = fault["msg"]
             place = place or str(fault.get("ctx", {}).get("field", ""))

@@ -59,6 +59,8 @@ class Context:
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
         self._compiling = ThreadPoolExecutor(1, "grammar")
         self._tokenizing_long = ThreadPoolExecutor(1, "tokenizer of long texts")
+        # Now, when nobody streams yet: it would hold up all streams when the first grammar comes.
+        self._compiling.submit(self.checkpoint.grammars.warm_up)
 
     async def tokenizing(self, work: Callable[[], T], num_bytes: int = 0) -> T:
         """Runs work that needs the tokenizer in a thread apart from the event loop, one piece at a time.

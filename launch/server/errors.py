@@ -36,6 +36,14 @@ class ApiError(Exception):
         self.headers = headers or {}
         self.body: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
+    def renamed(self, own: dict[str, str]) -> ApiError:
+        """The error for an API that has names of its own for fields. own: these, by the names in a chat."""
+        error = self.body["error"]
+        name = error["param"] or error["message"].partition("=")[0]
+        if name in own:
+            error |= {"param": own[name], "message": error["message"].replace(name, own[name], 1)}
+        return self
+
     @property
     def reason(self) -> str:
         """Why the request was refused, in a word for metrics."""
@@ -82,6 +90,10 @@ def not_json(media_type: str) -> ApiError:
 def unknown_host(host: str) -> ApiError:
     message = f"this server may not be called {host[:100]!r}; its operator can allow the name (server.allowed_hosts)"
     return ApiError(403, message, code="host_not_allowed")
+
+
+def not_allowed(message: str) -> ApiError:
+    return ApiError(403, message, kind="permission_error", code="not_allowed")
 
 
 def not_authorised() -> ApiError:

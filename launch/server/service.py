@@ -1,19 +1,23 @@
 """A thread-safe queue of requests between an event loop, which submits them, and the thread of the engine.
 
-At most `max_running` requests are in the engine at a time; the others wait in the order of their arrival. Of those in
-the engine, some may wait there for room for their keys and values, as every rank decides alike (lp/scheduling/room.py).
-The engine's thread uses the service as the `Inbox` of `parallel.group.commands`. The service knows nothing of HTTP.
+At most `max_running` requests are in the engine at a time; the others wait. What was submitted together, such as a list
+of prompts, gets one turn in each round, so it does not hold up what others submit; single requests are handed out in
+the order of their arrival. Of those in the engine, some may wait there for room for their keys and values, as every
+rank decides alike (lp/scheduling/room.py). The engine's thread uses the service as the `Inbox` of
+`parallel.group.commands`. The service knows nothing of HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from launch.server.metrics import Clock, Metrics
 from launch.server.service_errors import (
@@ -38,8 +42,10 @@ LONGEST_WAIT_S, FORGOTTEN_S = 60, 300.0
 class Subscription:
     """An asynchronous iterator over the progress of requests that were submitted together.
 
-    Raises ServiceError if one of them is cut short, which ends the others.
+    Raises ServiceError if one of them is cut short, which ends the others. num_waiting: how many of them wait.
     """
+
+    num_waiting = 0
 
     def __init__(self, service: Service, request_ids: Iterable[str]):
         self._service = service
@@ -112,7 +118,11 @@ class Service:
         self.max_waiting = max_waiting
         self._metrics = metrics
         self._changed = threading.Condition()
-        self._waiting: OrderedDict[str, _Ticket] = OrderedDict()
+        self._waiting: dict[str, _Ticket] = {}
+        # What waits, and what has been cancelled since, by round, order of arrival and id; the round of what ran last.
+        self._turns: list[tuple[int, int, str]] = []
+        self._round, self._arrivals = 0, itertools.count()
+        self._num_places = 0  # that waiting requests take
         self._running: dict[str, _Ticket] = {}
         self._cancelled: list[str] = []
         # While draining: the time.monotonic() at which the requests that are left are cancelled.
@@ -153,26 +163,30 @@ class Service:
     def has_failed(self) -> bool:
         return self._failed
 
-    def check_open(self) -> None:
-        """Raises the ServiceError with which a new request would be refused now."""
+    def check_open(self, num_requests: int = 1) -> None:
+        """Raises the ServiceError with which requests would be refused now.
+
+        Those that are submitted together take at most `max_running` places, as no more of them can run at a time.
+        """
         with self._changed:
             if self._failed:
                 raise EngineFailed
             if self.is_draining:
                 raise ShuttingDown
-            if self.num_running + self.num_waiting >= self.max_running + self.max_waiting:
+            wanted = self.num_running + self._num_places + min(num_requests, self.max_running)
+            if wanted > self.max_running + self.max_waiting:
                 raise QueueFull(self.num_waiting)
 
     def submit(self, *requests: Request) -> Subscription:
-        """Accepts requests of the running event loop, all of them if there is a place for the first.
-
-        Raises ServiceError if they are refused.
-        """
+        """Accepts requests of the running event loop, all of them or none. Raises ServiceError if they are refused."""
         with self._changed:
-            self.check_open()
+            self.check_open(len(requests))
             subscription = Subscription(self, [request.id for request in requests])
-            for request in requests:
+            for turn, request in enumerate(requests, self._round + 1):
                 self._waiting[request.id] = _Ticket(request, subscription, Clock(), len(request.prompt))
+                heappush(self._turns, (turn, next(self._arrivals), request.id))
+            subscription.num_waiting = len(requests)
+            self._num_places += min(len(requests), self.max_running)
             self._changed.notify_all()
         return subscription
 
@@ -183,7 +197,7 @@ class Service:
                 self._cancelled.append(request_id)
                 self._changed.notify_all()
                 return
-            ticket = self._waiting.pop(request_id, None)
+            ticket = self._leave(request_id)
             self._changed.notify_all()
         if ticket:
             statistics = Statistics(prompt_tokens=len(ticket.request.prompt))
@@ -206,13 +220,25 @@ class Service:
             commands: list[Command] = [Cancel(request_id) for request_id in self._cancelled]
             self._cancelled.clear()
             while self._waiting and len(self._running) < self.max_running:
-                request_id, ticket = self._waiting.popitem(last=False)
+                self._round, _, request_id = heappop(self._turns)
+                if (ticket := self._leave(request_id)) is None:
+                    continue
                 self._running[request_id] = ticket
                 ticket.clock.start()
                 commands.append(Submit(ticket.request))
             if self.is_draining and not self._running:
                 commands.append(Shutdown())
             return commands
+
+    def _leave(self, request_id: str) -> _Ticket | None:
+        """Takes a request out of the queue. Returns None if it does not wait."""
+        if (ticket := self._waiting.pop(request_id, None)) is not None:
+            together = ticket.subscription
+            self._num_places -= together.num_waiting <= self.max_running
+            together.num_waiting -= 1
+            if len(self._turns) > 2 * len(self._waiting) + NUM_RECENT:  # most of them have been cancelled
+                self._turns = sorted(turn for turn in self._turns if turn[2] in self._waiting)
+        return ticket
 
     def has_waiting(self) -> bool:
         """Whether any command is due."""
@@ -252,7 +278,8 @@ class Service:
             self._failed = True
             tickets = [*self._running.values(), *self._waiting.values()]
             self._running.clear()
-            self._waiting.clear()
+            for request_id in [*self._waiting]:
+                self._leave(request_id)
         for ticket in tickets:
             ticket.subscription.publish(EngineFailed())
 

@@ -22,7 +22,7 @@ class ServerSettings:
     request body. default_max_tokens: most new tokens of a request to /v1/completions that sets no limit. max_choices:
     most texts that one request may ask for: its prompts, times its choices of each. max_stored_responses: most
     responses of /v1/responses that are kept in memory, so that later requests can continue them. access_log: whether
-    each HTTP request is logged.
+    each HTTP request is logged. page: whether there is a page for browsers at `/`.
 
     api_keys: keys that clients send as `Authorization: Bearer KEY`; without keys, the server is open to all.
     api_keys_file: a file with more of them, one a line; the environment variable LOOKAHEAD_API_KEYS may hold more.
@@ -32,6 +32,10 @@ class ServerSettings:
 
     head_timeout_s: seconds that a connection has to send the head of a request. body_timeout_s: seconds that a request
     has to send its body. max_connections: open connections beyond which a new one is refused.
+
+    trace: whether requests may ask what each of their steps did (`lookahead_trace`), which also tells how many requests
+    share a step. page_kills_ranks: whether clients may end the process of a rank (POST /lookahead/ranks/N/kill), and
+    watch how texts go on without it.
     """
 
     host: str = "127.0.0.1"
@@ -55,6 +59,9 @@ class ServerSettings:
     max_choices: int = 1024
     max_stored_responses: int = 1000
     access_log: bool = False
+    trace: bool = True
+    page_kills_ranks: bool = False
+    page: bool = True
 
     def check(self) -> None:
         """Raises ValueError naming the first setting that is out of range."""

@@ -141,7 +141,8 @@ class Ledger:
         elif not tokens and not text:
             return None
         logprobs = progress.logprobs and progress.logprobs[len(progress.tokens) - len(tokens) :]
-        return replace(progress, tokens=tokens, text=text, logprobs=logprobs, stats=entry.stats)
+        trace = progress.trace and progress.trace._replace(step=entry.stats.steps - 1)
+        return replace(progress, tokens=tokens, text=text, logprobs=logprobs, stats=entry.stats, trace=trace)
 
     def drop_all(self) -> None:
         """Forgets all requests, as no rank is left to continue them."""

@@ -6,6 +6,7 @@ actions to take.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from launch.backend import State
@@ -143,6 +144,13 @@ class Membership:
         slot.start_at = now + self._back_off_s(slot.num_failures)
         is_tried = not slot.has_served and slot.num_failures >= self.settings.max_failed_starts
         return self._lose(slot, now, f"it failed {slot.num_failures} times in a row" if is_tried else None)
+
+    def why_no_loss(self, rank: int, dying: Collection[int]) -> str | None:
+        """Why a rank cannot be done without now; None if it can. dying: ranks that are about to end."""
+        if self.slots[rank].state not in (*ABLE, State.silent) or rank in dying:
+            return f"rank {rank} does not serve now"
+        others = {one for one in self._serving() if self.slots[one].has_joined} - {rank, *dying}
+        return None if others else f"no other rank than {rank} serves now; wait until one is back"
 
     def _lose(self, slot: Slot, now: float, given_up: str | None) -> list[Action]:
         """given_up: why the rank is not started again; None if it is."""

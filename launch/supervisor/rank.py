@@ -31,11 +31,12 @@ from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from parallel.build import EpochPlace, describe_mode, share_steps
 from parallel.comm.channel import Channel
+from parallel.degrees import Mode
 from parallel.errors import RankLost, StateDiverged
 from parallel.group.epoch import Epoch, joined, resume
 from parallel.group.link import Link
 from parallel.group.member import Fenced, FrontEndGone, Member
-from parallel.group.messages import Failed, Ready
+from parallel.group.messages import Failed, Measured, Ready
 from parallel.mesh import Mesh, choose_device
 
 FENCED = 3
@@ -83,13 +84,18 @@ def _failed(member: Member, message: str, code: int) -> int:
 
 
 class _Rank:
-    """The model and the group of one rank. times: what steps take that all ranks share; None if it is not known."""
+    """The model and the group of one rank.
+
+    times: what steps take that all ranks share; None if it is not known. times_apart: what steps take while each rank
+    has its own; None if that is not known, or never happens.
+    """
 
     def __init__(self, spec: RankSpec, member: Member) -> None:
         self.spec, self.member = spec, member
         self.settings = from_json_values(spec.settings, RuntimeSettings)
         self.mesh = _mesh(spec, self.settings)
         self.times: StepTimes | None = None
+        self.times_apart: StepTimes | None = None
         take_cores(self.mesh, self.settings.parallel)
         timeout = timedelta(seconds=self.settings.parallel.timeout_s)
         self.store: Store = TCPStore(*spec.store, is_master=False, wait_for_workers=False, timeout=timeout)
@@ -108,6 +114,7 @@ class _Rank:
         # Step times depend on how many ranks share a step, and so are found in the first epoch.
         engine = Engine.assemble(replace(settings, step_times=StepTimesSource.off), place)
         alone, model = cast(SingleDevice, engine.runner), engine.checkpoint.model
+        engine.checkpoint.grammars.warm_up()
         self.member.send(Ready(str(self.mesh.device), model.memory.num_pages))
 
         def join(epoch: Epoch) -> AbstractContextManager[Channel]:
@@ -120,6 +127,12 @@ class _Rank:
 
             def find(source: StepTimesSource) -> StepTimes | None:
                 self.times = find_step_times(engine.request_builder, source, model, runner, mode, channel.tell)
+                if runner is not alone and Mode(settings.parallel.mode) is not Mode.lp:
+                    # Ranks that share a processor slow each other down, so each times its own steps beside the others'.
+                    self.times_apart = find_step_times(
+                        engine.request_builder, source, model, alone, [*mode, "apart"], channel.tell
+                    )
+                self._report(self.times, channel)
                 return self.times and self.times.for_parts(runner.num_parts)
 
             # A rank that is divided from the others cannot measure what all of them share.
@@ -127,11 +140,19 @@ class _Rank:
             engine.measure_times = partial(find, StepTimesSource.measure) if may_measure else None
             if epoch.is_first:
                 find(settings.step_times)
-            elif told := channel.tell(self.times and self.times.to_dict()):  # a new rank has none
-                self.times = StepTimes.from_dict(told)
-            return resume(engine, runner, channel, epoch, self.times and self.times.for_parts(runner.num_parts))
+            else:  # a new rank has none
+                told = channel.tell([times and times.to_dict() for times in (self.times, self.times_apart)])
+                self.times, self.times_apart = (times and StepTimes.from_dict(times) for times in told)
+            times = self.times and self.times.for_parts(runner.num_parts)
+            self._report(times, channel)
+            return resume(engine, runner, channel, epoch, self.times_apart or times if epoch.is_divided else times)
 
         self.member.serve(engine, join, resume_in)
+
+    def _report(self, times: StepTimes | None, channel: Channel) -> None:
+        """Tells the front end what steps take, which nobody but its clients wants to know."""
+        if times and channel.is_leader:
+            self.member.send(Measured(times.to_dict()))
 
     def _serve_part(self) -> None:
         """Without all its ranks, such a group can do nothing: it serves in one epoch and ends with it."""
@@ -139,6 +160,8 @@ class _Rank:
         epoch = self.member.next_epoch()
         with runtime.running(self.settings, self.mesh, epoch.store(self.store)) as running:
             engine, channel = running.engine, running.channel
+            engine.checkpoint.grammars.warm_up()
+            self._report(engine.history.step_times, channel)
             waiting = resume(engine, engine.runner, channel, epoch, engine.history.step_times)
             self.member.serve_in(epoch, engine, channel, waiting)
 

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from launch.backend import BackendFailed
@@ -24,12 +23,14 @@ from launch.supervisor.dispatcher import Dispatcher
 from launch.supervisor.launcher import Launcher
 from launch.supervisor.membership import Membership
 from launch.supervisor.network import open_store, read, send
+from launch.supervisor.places import Place, describe_ranks
 from launch.supervisor.rank_spec import RankSpec
 from launch.supervisor.settings import SupervisorSettings
 from lp.model.checkpoint_info import read_checkpoint_info
 from lp.request import Progress
 from lp.request_builder import RequestBuilder
 from lp.scheduling.room import Room
+from lp.step_cost import StepTimes
 from parallel import build
 from parallel.degrees import Mode
 from parallel.group import commands, messages
@@ -51,15 +52,6 @@ class GroupFailed(BackendFailed):
     """No rank is left, and none can be started."""
 
 
-@dataclass
-class _Place:
-    """Where a rank runs, as it said itself; None where it has not said it yet."""
-
-    host: str | None = None
-    pid: int | None = None
-    device: str | None = None
-
-
 class Supervisor:
     """One group of `settings.parallel.ranks` ranks: a Backend.
 
@@ -71,7 +63,7 @@ class Supervisor:
         supervision.check()
         num_ranks = settings.parallel.wanted_ranks
         degrees = settings.parallel.resolve_degrees(num_ranks)
-        known = read_checkpoint_info(settings.model.path, settings.model.max_length)
+        known = read_checkpoint_info(settings.model.path, settings.model.max_length, settings.model.grammar_backend)
         build.check(known.config, degrees)
         self.request_builder = RequestBuilder(known, settings.decode, settings.sampling, settings.limits)
         self._settings, self._launcher = settings, launcher
@@ -82,11 +74,13 @@ class Supervisor:
         self._division = Division(Mode(settings.parallel.mode))
         self._dispatcher = Dispatcher(self._command)
         self._links: dict[int, Link] = {}
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, Place] = {}
         # By rank: set once its link has closed and everything that it said has been processed.
         self._heard: dict[int, threading.Event] = {}
         self._gave_up: GroupFailed | None = None
         self._shutting_down = False
+        self._dying: set[int] = set()  # ranks that were killed on purpose and have not ended yet
+        self.step_times: StepTimes | None = None
         self._ended = threading.Event()
         self._key = secrets.token_bytes(32)
         self._listener = Listener(launcher.host, self._key, self._on_connect)
@@ -108,19 +102,24 @@ class Supervisor:
     def status(self) -> dict[str, Any]:
         """See Backend. epoch: the number of the current one."""
         with self._changed:
-            now = time.monotonic()
-            ranks = [
-                {
-                    "rank": slot.rank,
-                    **asdict(self._places.get(slot.rank, _Place())),
-                    "state": slot.state.value,
-                    "last_sign_s": round(now - slot.last_sign, 3),
-                }
-                for slot in self._group.slots
-            ]
+            ranks = describe_ranks(self._group.slots, self._places, time.monotonic())
             epoch = self._group.epoch
             divided = epoch is not None and epoch.is_divided
             return {"epoch": epoch and epoch.number, "divided": divided, "ranks": ranks}
+
+    @property
+    def outlives_ranks(self) -> bool:
+        return self._group.can_shrink and len(self._group.slots) > 1
+
+    def kill(self, rank: int) -> str | None:
+        """See Backend."""
+        with self._changed:
+            if why := self._group.why_no_loss(rank, self._dying):
+                return why
+            log.warning("rank %d is killed, as a client has asked for it", rank)
+            self._dying.add(rank)
+            self._do([Kill(rank)])
+            return None
 
     @property
     def is_serving(self) -> bool:
@@ -211,6 +210,7 @@ class Supervisor:
             heard.wait(LAST_WORDS_S)  # for what it said before it ended
         with self._changed:
             self._places.pop(rank, None)
+            self._dying.discard(rank)
             if link := self._links.pop(rank, None):
                 link.cut()
             was_member = self._group.epoch is not None and rank in self._group.epoch.members
@@ -232,7 +232,7 @@ class Supervisor:
             rank = hello.rank
             with self._changed:
                 self._links[rank], self._heard[rank] = link, heard
-                self._places[rank] = _Place(hello.host, hello.pid)
+                self._places[rank] = Place(hello.host, hello.pid)
                 self._do(self._group.came(rank, time.monotonic()))
             with suppress(LinkClosed):
                 while True:
@@ -251,8 +251,9 @@ class Supervisor:
             self._group.heard(rank, now)
             match message:
                 case messages.Progressed(number, told):
-                    if progress := self._dispatcher.told(rank, number, told):
-                        self._emit(progress)
+                    for one in told:
+                        if progress := self._dispatcher.told(rank, number, one):
+                            self._emit(progress)
                 case messages.Ready(device, num_pages):
                     self._places[rank].device = device
                     if num_pages:  # a request must fit every rank
@@ -266,6 +267,8 @@ class Supervisor:
                 case messages.Lost(number, _, reason):
                     log.debug("rank %d: %s", rank, reason)
                     self._do(self._group.lost(number, now))
+                case messages.Measured(times):
+                    self.step_times = StepTimes.from_dict(times)
                 case messages.Failed(reason, is_final):
                     self._do(self._group.failed(rank, reason, is_final, now))
                 case messages.Hello() | messages.Alive():

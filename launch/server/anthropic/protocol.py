@@ -9,9 +9,8 @@ from pydantic import Field
 from launch.server.anthropic.blocks import text_of, to_messages
 from launch.server.bodies import Part, refused
 from launch.server.openai.fields import Ignored, Off, Stops
-from launch.server.openai.protocol import ChatBody, GenerationBody
+from launch.server.openai.protocol import ChatBody, GenerationBody, chat_of
 
-_SHARED = set(GenerationBody.model_fields)
 # Fields of a chat request that mean something else here, or are made from other fields.
 _OWN_FIELDS = {"stream_options", "metadata", "stop", "max_tokens", "n"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -41,6 +40,7 @@ class CountBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
 
     n: Off = None
+    lookahead_trace: Off = None
     container: Off = None
     mcp_servers: Off = None
     cache_control: Ignored = None
@@ -61,11 +61,9 @@ def to_chat(body: CountBody) -> ChatBody:
 
     Raises pydantic's ValidationError, and refusals, for what cannot be used.
     """
-    shared = {name: getattr(body, name) for name in body.model_fields_set & (_SHARED - _OWN_FIELDS)}
     system = [{"role": "system", "content": text_of(body.system, "system")}] if body.system else []
     choice = body.tool_choice
     given = {
-        **shared,
         "messages": [*system, *to_messages([message.model_dump() for message in body.messages])],
         "max_tokens": body.max_tokens,
         "stop": [*body.stop, *body.stop_sequences] or None,
@@ -75,7 +73,7 @@ def to_chat(body: CountBody) -> ChatBody:
         "response_format": _response_format(body.output_config or {}) or body.response_format,
         "chat_template_kwargs": {**_thinking(body.thinking), **(body.chat_template_kwargs or {})} or None,
     }
-    return ChatBody.model_validate({name: value for name, value in given.items() if value is not None})
+    return chat_of(body, _OWN_FIELDS, given)
 
 
 def _tool(tool: dict[str, Any], number: int) -> dict[str, Any]:

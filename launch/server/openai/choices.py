@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerFast
 
 from launch.server.openai.conversion import Prepared
-from launch.server.openai.structured import end_of
 from launch.server.openai.tokens import TokenNames
 from launch.server.tools.pieces import CallPiece, Piece, join, new_call_id
 from launch.server.tools.reader import Reading
@@ -19,6 +18,9 @@ from lp.text.stopping import FinishReason
 
 # OpenAI's API gives this value for impossible tokens, because JSON has no infinity.
 LOWEST_LOGPROB = -9999.0
+# What a client is told of a text that its grammar lets neither end nor go on. Clients take "length" for a text that is
+# not whole.
+DEAD_END = "length", "dead_end: the grammar allows no token here that the request's other settings allow"
 
 
 class Choice(Protocol):
@@ -33,7 +35,7 @@ class Choice(Protocol):
         ...
 
     def parts(self, progress: Progress) -> Iterator[dict[str, Any]]:
-        """Yields the parts for what a step added; none while its text is held back."""
+        """Yields the parts for what a step added; none while its text is held back, unless its step is traced."""
         ...
 
 
@@ -58,7 +60,7 @@ class CompletionChoice:
         choice = self._part(self._echo + completion.text, logprobs, completion.finish_reason)
         if (num := self._prepared.num_of_prompt) is not None:
             choice["prompt_logprobs"] = prompt_logprobs(completion, num, self._names)
-        return choice
+        return {**choice, **beams_of(completion)}
 
     def opening(self) -> Iterator[dict[str, Any]]:
         if self._echo and self._prepared.num_echoed is None:
@@ -67,17 +69,13 @@ class CompletionChoice:
     def parts(self, progress: Progress) -> Iterator[dict[str, Any]]:
         if self._prepared.num_echoed is not None and progress.prompt_logprobs is not None:
             yield self._part(self._echo, self._logprobs(progress.prompt_logprobs, None, []), None)
-        if progress.text or progress.finish_reason or (self._prepared.wants_logprobs and progress.tokens):
+        wants_all = self._prepared.wants_logprobs or progress.trace is not None
+        if progress.text or progress.finish_reason or (wants_all and progress.tokens):
             logprobs = self._logprobs(None, progress.logprobs, progress.tokens)
             yield self._part(progress.text, logprobs, progress.finish_reason)
 
     def _part(self, text: str, logprobs: dict[str, Any] | None, reason: FinishReason | None) -> dict[str, Any]:
-        return {
-            "index": self._index,
-            "text": text,
-            "logprobs": logprobs,
-            **(end_of(reason) if reason == "dead_end" else {"finish_reason": reason}),
-        }
+        return {"index": self._index, "text": text, "logprobs": logprobs, **end_of(reason)}
 
     def _logprobs(
         self, of_prompt: list[TokenLogprob] | None, found: list[TokenLogprob] | None, tokens: list[int]
@@ -136,7 +134,7 @@ class ChatChoice:
                 {"id": new_call_id(), "type": "function", "function": asdict(call)} for call in answer.calls
             ]
         choice = {"index": self._index, "message": message, "logprobs": self._logprobs(completion.logprobs)}
-        return {**choice, **self._end(completion.finish_reason)}
+        return {**choice, **self._end(completion.finish_reason), **beams_of(completion)}
 
     def opening(self) -> Iterator[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
@@ -144,7 +142,7 @@ class ChatChoice:
 
     def parts(self, progress: Progress) -> Iterator[dict[str, Any]]:
         delta = _delta(self._read(progress.text, progress.finish_reason))
-        if delta or progress.finish_reason or self._wants_logprobs:
+        if delta or progress.finish_reason or self._wants_logprobs or progress.trace:
             part = {"index": self._index, "delta": delta, "logprobs": self._logprobs(progress.logprobs)}
             yield {**part, **self._end(progress.finish_reason)}
 
@@ -206,6 +204,18 @@ def prompt_logprobs(completion: Completion, num: int, names: TokenNames) -> list
             }
         )
     return found
+
+
+def beams_of(completion: Completion) -> dict[str, Any]:
+    """What a choice says of a beam search: all texts that were asked for, with their scores."""
+    return {} if completion.beams is None else {"beams": completion.beams.shown()}
+
+
+def end_of(reason: FinishReason | None) -> dict[str, Any]:
+    """What a reply's choice says of its end: `stop_reason` is only there if the end is no ordinary one."""
+    if reason == "dead_end":
+        return {"finish_reason": DEAD_END[0], "stop_reason": DEAD_END[1]}
+    return {"finish_reason": reason}
 
 
 def finite(logprob: float) -> float:

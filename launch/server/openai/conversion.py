@@ -21,6 +21,7 @@ from launch.server.tools.dialect import Dialect
 from launch.server.tools.reader import Reading
 from lp import methods
 from lp.grammar.settings import Grammar, GrammarError
+from lp.methods import Beam
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Request
 from lp.request_builder import ContextExceeded, RequestBuilder
@@ -75,10 +76,11 @@ class Conversion:
     def checkpoint(self) -> CheckpointInfo:
         return self.request_builder.checkpoint
 
-    def prepare(self, body: CompletionBody | ChatBody, owner: str | None) -> Prepared:
+    def prepare(self, body: CompletionBody | ChatBody, owner: str | None, grammar: Grammar | None) -> Prepared:
         """Converts a body to requests.
 
-        owner: the requests may share drafts with requests of the same owner. Raises ApiError.
+        owner: the requests may share drafts with requests of the same owner. grammar: the body's, see `grammar_of`.
+        Raises ApiError.
         """
         self.check_model(body.model)
         self._check_number(body)
@@ -88,7 +90,7 @@ class Conversion:
         requests: list[Request] = []
         try:
             for tokens in prompts:
-                first = self._request(body, tokens, owner, reading)
+                first = self._request(body, tokens, owner, reading, grammar)
                 requests += [first, *(_another(first, number) for number in range(1, body.num_candidates))]
         except ValueError as error:
             raise _refusal(error, body) from None
@@ -162,19 +164,25 @@ class Conversion:
         return max(1, min(self.default_max_tokens, room))
 
     def _request(
-        self, body: CompletionBody | ChatBody, tokens: list[int], owner: str | None, reading: Reading | None
+        self,
+        body: CompletionBody | ChatBody,
+        tokens: list[int],
+        owner: str | None,
+        reading: Reading | None,
+        grammar: Grammar | None,
     ) -> Request:
         """The first request of a prompt."""
         most_tokens = body.most_tokens
         if most_tokens is None and isinstance(body, CompletionBody):
             most_tokens = self._default_max_tokens(tokens)
         decode = None if body.decode is None else methods.from_dict(body.decode, self.request_builder.decode)
+        if isinstance(decode or self.request_builder.decode, Beam):
+            _check_beams(body)
         skips = body.skip_special_tokens is not False and not (reading and reading.kept)
         stopping = Stopping(most_tokens, body.stop, body.stop_token_ids or [], bool(body.ignore_eos), skips)
         priority = 1.0 if body.priority is None else body.priority
-        grammar = self.grammar_of(body)
         return self.request_builder.build(
-            tokens, decode, self._sampling(body), stopping, None, owner, priority, grammar
+            tokens, decode, self._sampling(body), stopping, None, owner, priority, grammar, bool(body.lookahead_trace)
         )
 
     def _sampling(self, body: GenerationBody) -> Sampling:
@@ -189,7 +197,7 @@ class Conversion:
         return Sampling(**given, min_new_tokens=body.min_tokens)
 
     def _echoes(self, body: CompletionBody | ChatBody) -> list[str]:
-        """For each prompt, the text before the generated text."""
+        """Returns the text before the generated text of each prompt."""
         if isinstance(body, ChatBody):
             return [""]
         return [self._text_of(prompt) if body.echo else "" for prompt in body.prompt]
@@ -205,6 +213,15 @@ def _another(first: Request, number: int) -> Request:
     assert first.sampling.seed is not None
     seed = (first.sampling.seed + number) % (LARGEST_SEED + 1)
     return replace(first, sampling=replace(first.sampling, seed=seed))
+
+
+def _check_beams(body: CompletionBody | ChatBody) -> None:
+    """Raises ApiError for a beam search that is to be streamed, or to be made several times."""
+    if body.stream:
+        raise errors.bad_request("a beam search has no text before its end; leave out stream", param="stream")
+    if body.num_candidates > 1:
+        message = "a beam search yields the same texts each time; use decode.num_return_sequences instead"
+        raise errors.bad_request(message, param="n" if body.num_candidates == body.num_choices else "best_of")
 
 
 def _refusal(error: ValueError, body: GenerationBody) -> ApiError:

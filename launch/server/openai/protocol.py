@@ -5,6 +5,7 @@ Fields that do not influence the output are ignored. Other fields that the serve
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -63,6 +64,10 @@ class GenerationBody(Body, StructuredBody):
     priority: float | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
+    lookahead_trace: bool | None = Field(
+        default=None,
+        description="Each chunk that ends a step has the step's trace under `lookahead`; see docs/usage.md.",
+    )
 
     include_stop_str_in_output: Off = None
     truncate_prompt_tokens: Off = None
@@ -123,6 +128,8 @@ class GenerationBody(Body, StructuredBody):
     def _check_together(self) -> GenerationBody:
         if self.stream_options and self.stream_options.model_fields_set and not self.stream:
             raise refused("stream_options is only allowed with stream=true")
+        if self.lookahead_trace and not self.stream:
+            raise refused("lookahead_trace is only allowed with stream=true")
         most = self.most_tokens
         least = 0 if self.shows_prompt else 1
         if most is not None and most < least:
@@ -209,6 +216,19 @@ class ChatBody(GenerationBody, Conversation):
         if self.top_logprobs is not None and not self.logprobs:
             raise refused("top_logprobs is only allowed with logprobs=true")
         return self
+
+
+def chat_of(body: GenerationBody, own_fields: Set[str], given: dict[str, Any]) -> ChatBody:
+    """The chat request that another API's body stands for.
+
+    own_fields: fields of all routes that mean something else in that API. given: what else the chat request has; None
+    is left out. Raises pydantic's ValidationError.
+    """
+    shared = body.model_fields_set & (GenerationBody.model_fields.keys() - own_fields)
+    values = {name: getattr(body, name) for name in shared} | given
+    chat = ChatBody.model_validate({name: value for name, value in values.items() if value is not None})
+    chat._num_bytes = body.num_bytes
+    return chat
 
 
 class TokenizeBody(Conversation):

@@ -19,6 +19,9 @@ from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Completion, Progress, Request
 from lp.statistics import Statistics
 
+# Of the JSON of a step's trace.
+MOST_TRACE_BYTES = 1000
+
 
 class Reply(ABC):
     """The reply to one body. Its chunks must be made in the order of the stream.
@@ -59,12 +62,15 @@ class Reply(ABC):
     def chunks(self, progress: Progress) -> Iterator[dict[str, Any]]:
         """Yields the chunks for what a step added to one of the requests.
 
-        A step whose text is held back yields none, unless log-probabilities are wanted.
+        A step whose text is held back yields none, unless log-probabilities or its trace are wanted. The trace comes
+        with the step's last chunk.
         """
         self._spent[progress.request_id] = progress.stats
-        for part in self._choices[progress.request_id].parts(progress):
-            chunk = self._chunk(part)
-            yield {**chunk, **self._figures(self._spent)} if self.prepared.wants_usage_so_far else chunk
+        trace = {"lookahead": progress.trace.within(MOST_TRACE_BYTES).to_dict()} if progress.trace else {}
+        figures = self._figures(self._spent) if self.prepared.wants_usage_so_far else {}
+        parts = [*self._choices[progress.request_id].parts(progress)]
+        for number, part in enumerate(parts, 1):
+            yield {**self._chunk(part), **figures, **(trace if number == len(parts) else {})}
         if progress.finish_reason:
             self._open.discard(progress.request_id)
             if not self._open and self.prepared.wants_usage:

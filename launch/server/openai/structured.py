@@ -17,11 +17,7 @@ from launch.server import errors
 from launch.server.bodies import refused
 from launch.server.errors import ApiError
 from lp.grammar.settings import Grammar, GrammarError
-from lp.text.stopping import FinishReason
 
-# What a client is told of a text that its grammar lets neither end nor go on. Clients take "length" for a text that is
-# not whole.
-DEAD_END = "length", "dead_end: the grammar allows no token here that the request's other settings allow"
 # Constraints of `structured_outputs`. Its other keys concern a backend's details, and change nothing if they are off.
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object")
 DETAILS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern", "structural_tag")
@@ -66,7 +62,7 @@ def _response_format(value: Any) -> Grammar | None:
             return _read("json_schema.schema", lambda: _checked(_schema(schema)))
         case {"type": "json_schema"}:
             raise refused('response_format of type "json_schema" needs the schema as json_schema.schema')
-    raise refused('response_format must be {{"type": "text"}}, {{"type": "json_object"}} or of type "json_schema"')
+    raise refused('response_format must be {"type": "text"}, {"type": "json_object"} or of type "json_schema"')
 
 
 def _structured_outputs(value: Any) -> Grammar | None:
@@ -137,10 +133,3 @@ def refusal(error: GrammarError, body: StructuredBody) -> ApiError:
     """The error of a grammar that cannot be compiled, under the name of its field."""
     name = next(iter(given(body)), None)
     return errors.bad_request(f"{name}: {error}" if name else str(error), param=name, code="invalid_grammar")
-
-
-def end_of(reason: FinishReason | None) -> dict[str, Any]:
-    """What a reply's choice says of its end: `stop_reason` is only there if the end is no ordinary one."""
-    if reason == "dead_end":
-        return {"finish_reason": DEAD_END[0], "stop_reason": DEAD_END[1]}
-    return {"finish_reason": reason}

@@ -6,11 +6,10 @@ from typing import Any
 
 from launch.server.bodies import Part, refused
 from launch.server.openai.fields import Ignored, Off
-from launch.server.openai.protocol import ChatBody, GenerationBody
+from launch.server.openai.protocol import ChatBody, GenerationBody, chat_of
 from launch.server.responses.items import Item, to_messages
 
 LOGPROBS = "message.output_text.logprobs"
-_SHARED = set(GenerationBody.model_fields)
 # Fields of a chat request that mean something else in a response, or are made from other fields.
 _OWN_FIELDS = {"stream_options", "metadata", "store", "n"}
 
@@ -40,6 +39,7 @@ class ResponsesBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
 
     n: Off = None
+    lookahead_trace: Off = None
     background: Off = None
     conversation: Off = None
     prompt: Off = None
@@ -63,10 +63,8 @@ def to_chat(body: ResponsesBody, earlier: list[Item]) -> ChatBody:
     earlier: messages of the conversation that it continues, without the instructions that they came with. Raises
     pydantic's ValidationError, and refusals, for what cannot be used.
     """
-    shared = {name: getattr(body, name) for name in body.model_fields_set & (_SHARED - _OWN_FIELDS)}
     system = [{"role": "system", "content": body.instructions}] if body.instructions else []
     given = {
-        **shared,
         "messages": [*system, *earlier, *to_messages(body.input)],
         "max_tokens": body.most_tokens,
         "logprobs": body.num_logprobs is not None,
@@ -77,7 +75,7 @@ def to_chat(body: ResponsesBody, earlier: list[Item]) -> ChatBody:
         "response_format": _response_format(body.text.format if body.text else None) or body.response_format,
         "chat_template_kwargs": body.chat_template_kwargs,
     }
-    return ChatBody.model_validate({name: value for name, value in given.items() if value is not None})
+    return chat_of(body, _OWN_FIELDS, given)
 
 
 def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:

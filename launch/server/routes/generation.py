@@ -57,6 +57,7 @@ async def completions(
     body: Annotated[CompletionBody, Depends(body_of(CompletionBody))],
     sharing: Annotated[str | None, Depends(owner)],
 ) -> Response:
+    """Continues prompts: OpenAI's completions, streamed or whole."""
     prepared = await prepare(server, body, sharing)
     reply = CompletionReply(prepared, server.model_name, server.names, server.checkpoint)
     return await answer(request, server, prepared, reply, bool(body.stream))
@@ -69,21 +70,19 @@ async def chat_completions(
     body: Annotated[ChatBody, Depends(body_of(ChatBody))],
     sharing: Annotated[str | None, Depends(owner)],
 ) -> Response:
+    """Answers a conversation: OpenAI's chat completions, with tools, streamed or whole."""
     prepared = await prepare(server, body, sharing)
     reply = ChatReply(prepared, server.model_name, server.names)
     return await answer(request, server, prepared, reply, bool(body.stream))
 
 
-async def prepare(
-    server: Context, body: CompletionBody | ChatBody, sharing: str | None, num_bytes: int | None = None
-) -> Prepared:
-    """The requests of a body. Its grammar is compiled and its prompts are tokenized apart from the event loop.
-
-    num_bytes: about how much text there is, if the body was made from another one.
-    """
-    await server.compile(server.conversion.grammar_of(body))
-    num_bytes = body.num_bytes if num_bytes is None else num_bytes
-    return await server.tokenizing(lambda: server.conversion.prepare(body, sharing), num_bytes)
+async def prepare(server: Context, body: CompletionBody | ChatBody, sharing: str | None) -> Prepared:
+    """The requests of a body. Its grammar is compiled and its prompts are tokenized apart from the event loop."""
+    if body.lookahead_trace and not server.settings.trace:
+        raise errors.not_allowed("lookahead_trace is not allowed here; its operator can allow it (server.trace=true)")
+    grammar = server.conversion.grammar_of(body)
+    await server.compile(grammar)
+    return await server.tokenizing(lambda: server.conversion.prepare(body, sharing, grammar), body.num_bytes)
 
 
 async def answer(request: Request, server: Context, prepared: Prepared, writer: Writer, streams: bool) -> Response:

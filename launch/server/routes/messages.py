@@ -13,6 +13,7 @@ from launch.server.anthropic.protocol import CountBody, MessagesBody, to_chat
 from launch.server.anthropic.replies import MessageReply
 from launch.server.bodies import body_of, readable
 from launch.server.context import Context, authorise, context, has_place, owner
+from launch.server.errors import ApiError
 from launch.server.openai.protocol import ChatBody
 from launch.server.routes.generation import answer, prepare
 
@@ -26,8 +27,12 @@ async def create(
     body: Annotated[MessagesBody, Depends(body_of(MessagesBody))],
     sharing: Annotated[str | None, Depends(owner)],
 ) -> Response:
+    """Answers a conversation: Anthropic's Messages API."""
     chat = _chat(body)
-    prepared = await prepare(server, chat, sharing, body.num_bytes)
+    try:
+        prepared = await prepare(server, chat, sharing)
+    except ApiError as error:
+        raise error.renamed({"response_format": "output_config.format"}) from None
     skips = prepared.requests[0].stopping.skip_special_tokens
 
     def decode(tokens: list[int]) -> str:
@@ -41,9 +46,10 @@ async def create(
 async def count_tokens(
     server: Annotated[Context, Depends(context)], body: Annotated[CountBody, Depends(body_of(CountBody))]
 ) -> dict[str, Any]:
+    """Counts the tokens of a conversation as Anthropic's API does; nothing is generated."""
     server.conversion.check_model(body.model)
     chat = _chat(body)
-    tokens = await server.tokenizing(lambda: server.conversion.chat_tokens(chat.messages, chat), body.num_bytes)
+    tokens = await server.tokenizing(lambda: server.conversion.chat_tokens(chat.messages, chat), chat.num_bytes)
     return {"input_tokens": len(tokens)}
 
 

@@ -13,11 +13,13 @@ router = APIRouter(dependencies=[Depends(authorise)])
 
 @router.get("/v1/models")
 async def models(server: Annotated[Context, Depends(context)]) -> dict[str, Any]:
+    """Lists the model that is served."""
     return {"object": "list", "data": [_card(server)]}
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, server: Annotated[Context, Depends(context)]) -> dict[str, Any]:
+    """Describes the model that is served."""
     server.conversion.check_model(name)
     return _card(server)
 

@@ -21,6 +21,9 @@ from launch.server.responses.replies import ResponseReply
 from launch.server.responses.store import Stored
 from launch.server.routes.generation import answer, prepare
 
+# Fields by their names in a chat.
+OWN_NAMES = {"response_format": "text.format", "max_tokens": "max_output_tokens", "messages": "input"}
+
 router = APIRouter(dependencies=[Depends(authorise)])
 
 
@@ -31,14 +34,18 @@ async def create(
     body: Annotated[ResponsesBody, Depends(body_of(ResponsesBody))],
     sharing: Annotated[str | None, Depends(owner)],
 ) -> Response:
+    """Answers input items: OpenAI's Responses API. `previous_response_id` continues an earlier response."""
     earlier: list[dict[str, Any]] = []
     if body.previous_response_id is not None:
         earlier = _stored(server, body.previous_response_id, sharing, "previous_response_id").messages
     try:
         chat = to_chat(body, earlier)
     except (ValidationError, PydanticCustomError) as error:
-        raise readable(error, ResponsesBody) from None
-    prepared = await prepare(server, chat, sharing, body.num_bytes)
+        raise readable(error, ResponsesBody).renamed(OWN_NAMES) from None
+    try:
+        prepared = await prepare(server, chat, sharing)
+    except ApiError as error:
+        raise error.renamed(OWN_NAMES) from None
     keep = None if body.store is False else _keeper(server, chat, body, sharing)
     reply = ResponseReply(body, prepared, server.model_name, server.names, keep)
     return await answer(request, server, prepared, reply, bool(body.stream))
@@ -50,6 +57,7 @@ async def retrieve(
     server: Annotated[Context, Depends(context)],
     sharing: Annotated[str | None, Depends(owner)],
 ) -> dict[str, Any]:
+    """Returns a stored response."""
     return _stored(server, response_id, sharing).response
 
 
@@ -59,6 +67,7 @@ async def delete(
     server: Annotated[Context, Depends(context)],
     sharing: Annotated[str | None, Depends(owner)],
 ) -> dict[str, Any]:
+    """Forgets a stored response."""
     _stored(server, response_id, sharing)
     server.responses.remove(response_id, sharing)
     return {"id": response_id, "object": "response", "deleted": True}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+import lp
 from launch.server import errors
 from launch.server.context import Context, context
 from launch.server.service_errors import EngineFailed, ShuttingDown
@@ -44,7 +44,8 @@ async def status(server: Annotated[Context, Depends(context)]) -> dict[str, Any]
 
 @router.get("/version")
 async def get_version() -> dict[str, Any]:
-    return {"version": version("lookahead-parallel")}
+    """Returns the version of this project."""
+    return {"version": lp.__version__}
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

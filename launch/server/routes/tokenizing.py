@@ -18,6 +18,7 @@ router = APIRouter(dependencies=[Depends(authorise)])
 async def tokenize(
     server: Annotated[Context, Depends(context)], body: Annotated[TokenizeBody, Depends(body_of(TokenizeBody))]
 ) -> dict[str, Any]:
+    """Returns the token ids of a text, or of messages in the chat template."""
     server.conversion.check_model(body.model)
     tokens = await server.tokenizing(lambda: _tokens(server, body), body.num_bytes)
     answer = {"count": len(tokens), "max_model_len": server.checkpoint.max_length, "tokens": tokens}
@@ -30,6 +31,7 @@ async def tokenize(
 async def detokenize(
     server: Annotated[Context, Depends(context)], body: Annotated[DetokenizeBody, Depends(body_of(DetokenizeBody))]
 ) -> dict[str, Any]:
+    """Returns the text of token ids."""
     server.conversion.check_model(body.model)
     vocab_size = server.checkpoint.vocab_size
     if any(not 0 <= token < vocab_size for token in body.tokens):

@@ -136,7 +136,7 @@ def test_log_probabilities_of_streamed_choices(shared: Running):
 
 
 def test_more_choices_than_places(checkpoint):
-    """A request is taken whole if there is a place for one of its texts; the others wait."""
+    """A request is taken whole if there are places for the texts that can run at a time; the others wait."""
     with serving(checkpoint, max_running=2, max_waiting=1) as running:
         answer = ask(running, prompt=PROMPTS, n=3)
         alone = [text(ask(running, prompt=prompt, n=3)["choices"][2]) for prompt in PROMPTS]

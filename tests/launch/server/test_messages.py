@@ -157,7 +157,11 @@ def assert_refused(answer: httpx.Response, status: int, kind: str, word: str) ->
     [
         ({"messages": QUESTION}, "max_tokens is required"),
         ({"max_tokens": 5}, "messages is required"),
-        ({"max_tokens": 5, "messages": []}, "messages"),
+        ({"max_tokens": 5, "messages": []}, "messages is empty"),
+        (
+            {"max_tokens": 5, "messages": QUESTION, "output_config": {"format": {"schema": {"type": "x"}}}},
+            "output_config.format: the json_schema cannot be used at #: ",
+        ),
         ({"max_tokens": 0, "messages": QUESTION}, "max_tokens"),
         ({"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content"),
         ({"max_tokens": 5, "messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),

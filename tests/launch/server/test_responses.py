@@ -181,7 +181,7 @@ def test_responses_belong_to_their_key(checkpoint: Checkpoint) -> None:
     [
         ({}, ["input is required"]),
         ({"input": 5}, ["input"]),
-        ({"input": []}, ["messages"]),
+        ({"input": []}, ["input is empty"]),
         ({"input": ["a"]}, ["input[0] must be an object"]),
         ({"input": [{"type": "item_reference", "id": "x"}]}, ["input[0]", "item_reference"]),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, ["input[0]", "texts alone"]),
@@ -190,7 +190,8 @@ def test_responses_belong_to_their_key(checkpoint: Checkpoint) -> None:
         ({"input": "a", "background": True}, ["background"]),
         ({"input": "a", "conversation": "conv_1"}, ["conversation"]),
         ({"input": "a", "previous_response_id": "resp_1"}, ["resp_1", "not kept"]),
-        ({"input": "a", "text": {"format": {"type": "json_schema"}}}, ["json_schema"]),
+        ({"input": "a", "text": {"format": {"type": "json_schema"}}}, ["text.format", "json_schema"]),
+        ({"input": "a", "text": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, ["text.format: ", "#"]),
         ({"input": "a", "temperature": -1}, ["temperature"]),
         ({"input": "a", "max_output_tokens": 0}, ["max_tokens=0"]),
     ],

@@ -49,6 +49,99 @@ def test_hands_out_as_many_as_may_run_in_order_of_arrival():
     asyncio.run(scene())
 
 
+def test_what_is_submitted_together_gets_a_turn_in_each_round():
+    async def scene():
+        front = service(max_running=1, max_waiting=20)
+        front.submit(*(request(f"list {number}") for number in range(5)))
+        found = submitted(front.take(0))
+        for name in "abcd":
+            front.submit(request(name))
+        while front.num_running:
+            front.emit(progress(found[-1], "stop"))
+            found += submitted(front.take(0))
+            if len(found) == 4:
+                front.submit(request("late"))
+        assert found == ["list 0", "list 1", "a", "b", "c", "d", "list 2", "late", "list 3", "list 4"]
+
+    asyncio.run(scene())
+
+
+def test_no_stream_of_single_requests_starves_a_list():
+    async def scene():
+        front = service(max_running=1, max_waiting=20)
+        front.submit(*(request(f"list {number}") for number in range(3)))
+        found = submitted(front.take(0))
+        for number in range(12):  # two arrive while one runs, so there are always more of them
+            front.submit(request(f"{number} a"))
+            if number < 6:
+                front.submit(request(f"{number} b"))
+            front.emit(progress(found[-1], "stop"))
+            found += submitted(front.take(0))
+        assert found.index("list 1") < 3 and found.index("list 2") < 9
+
+    asyncio.run(scene())
+
+
+def test_many_texts_take_at_most_as_many_places_as_may_run():
+    async def scene():
+        front = service(max_running=2, max_waiting=3)
+        many = front.submit(*(request(f"list {number}") for number in range(9)))  # 2 of 5 places
+        assert len(submitted(front.take(0))) == 2  # 2 more of it wait and take 2 places
+        with pytest.raises(QueueFull):
+            front.submit(request("a"), request("b"))
+        front.submit(request("a"))
+        for refused in ([request("b")], [request(f"c {number}") for number in range(100)]):
+            with pytest.raises(QueueFull):
+                front.submit(*refused)
+        assert (front.num_running, front.num_waiting) == (2, 8)
+        many.close()
+        for number in (0, 1):
+            front.emit(progress(f"list {number}", "cancelled"))
+        assert submitted(front.take(0)) == ["a"] and front.num_waiting == 0
+        for number in range(4):
+            front.submit(request(f"d {number}"))
+        with pytest.raises(QueueFull):
+            front.check_open()
+
+    asyncio.run(scene())
+
+
+def test_cancelled_requests_leave_nothing_behind():
+    async def scene():
+        front = service(max_running=1, max_waiting=100)
+        front.submit(request("runs"))
+        front.take(0)
+        for number in range(1000):
+            kept = front.submit(request(f"{number} a"), request(f"{number} b"))
+            if number % 100:
+                kept.close()
+        assert front.num_waiting == 20 and len(front._turns) < 100
+        found = ["runs"]
+        while front.num_running:
+            front.emit(progress(found[-1], "stop"))
+            found += submitted(front.take(0))
+        assert sorted(found[1:]) == sorted(f"{number} {choice}" for number in range(0, 1000, 100) for choice in "ab")
+
+    asyncio.run(scene())
+
+
+def test_many_texts_are_taken_where_nothing_may_wait():
+    async def scene():
+        front = service(max_running=2, max_waiting=0)
+        front.submit(*(request(f"list {number}") for number in range(9)))
+        with pytest.raises(QueueFull):
+            front.check_open()
+        found: list[str] = []
+        while taken := submitted(front.take(0)):
+            found += taken
+            for name in taken:
+                front.emit(progress(name, "stop"))
+        assert len(found) == 9
+        front.check_open()
+
+    asyncio.run(scene())
+
+
 def test_a_subscription_gives_what_is_emitted_and_ends():
     async def scene():
         front = service()

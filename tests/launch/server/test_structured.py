@@ -10,7 +10,9 @@ import httpx
 import jsonschema
 import pytest
 
-from tests.launch.server.harness import Running, assert_error
+from lp.grammar import compiler
+from lp.model.checkpoint import ModelSettings, load
+from tests.launch.server.harness import Running, assert_error, eventually, serving
 
 SCHEMA = {
     "type": "object",
@@ -121,6 +123,7 @@ def test_a_text_that_cannot_go_on_says_so(shared: Running) -> None:
     ("options", "param", "words"),
     [
         ({"response_format": {"type": "xml"}}, "response_format", ["json_schema"]),
+        ({"response_format": "json_object"}, "response_format", ['must be {"type": "text"}, {"type"']),
         ({"response_format": {"type": "json_schema"}}, "response_format", ["json_schema.schema"]),
         ({"response_format": as_format([1])}, "response_format", ["list"]),
         ({"response_format": as_format({"type": "strin"})}, "response_format", ["at #:", "strin"]),
@@ -153,3 +156,19 @@ def test_what_cannot_be_used_is_refused(shared: Running, options: dict[str, Any]
 def test_fields_that_are_off_change_nothing(shared: Running) -> None:
     off = {"response_format": {"type": "text"}, "guided_json": None, "structured_outputs": None}
     assert complete(shared, **off).json()["choices"] == complete(shared).json()["choices"]
+
+
+def test_the_vocabulary_is_prepared_when_the_server_starts(checkpoint_folder):
+    """It holds the interpreter's lock, and with it all streams, for as long as it takes."""
+    checkpoint = load(ModelSettings(str(checkpoint_folder("llama"))))
+    assert checkpoint.grammars._compiler is None
+    with serving(checkpoint):
+        eventually(lambda: checkpoint.grammars._compiler is not None)
+
+
+def test_a_server_starts_without_a_package_for_grammars(checkpoint_folder, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiler, "pick_backend", lambda asked: None)
+    with serving(load(ModelSettings(str(checkpoint_folder("llama"))))) as running:
+        running.assert_serves()
+        answer = running.post("/v1/completions", prompt="a", guided_json={"type": "object"})
+        assert answer.status_code == 400 and "pip install" in answer.text

@@ -106,11 +106,11 @@ def test_a_request_goes_to_the_leader_and_its_progress_comes_back(
         assert hear(link) == BeginEpoch(Epoch(1, [0], is_first=True, running=[RunningRequest(first, [])]))
         say(link, Joined(1))
         link.send(b'{"type": "Goodbye"}')
-        say(link, Progressed(1, end_of("a")))
+        say(link, Progressed(1, [end_of("a")]))
         assert hear(link) == Commands(1, [Submit(second)])
         place = {"rank": 0, "host": "here", "pid": 17, "device": "cpu", "state": "serving"}
         assert place.items() <= supervisor.status()["ranks"][0].items()
-        say(link, Progressed(1, end_of("b")))
+        say(link, Progressed(1, [end_of("b")]))
         assert hear(link) == Commands(1, [Shutdown()])
         link.close()
         on_exit(0, "it ended with exit code 0")
