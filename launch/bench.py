@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.cluster.settings import require_ray
 from launch.program import configuration, engine_groups, process
+from launch.program.resources import conf
 from launch.prompts.workloads import WorkloadSettings
 from launch.sweep.settings import BenchSettings, PointLauncher
 
@@ -34,7 +35,7 @@ def compose_points() -> list[DictConfig]:
     """Returns the settings of each point that the command line spans. Raises what Hydra and OmegaConf raise."""
     found: list[DictConfig] = []
 
-    @hydra.main(version_base="1.3", config_path=str(configuration.CHECKOUT / "conf"), config_name="bench")
+    @hydra.main(version_base="1.3", config_path=str(conf()), config_name="bench")
     def collect(config: DictConfig) -> None:
         found.append(config)
 

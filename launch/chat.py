@@ -45,7 +45,11 @@ log = logging.getLogger("lookahead")
 
 @dataclass
 class TalkSettings:
-    """The settings of every chat. system: the system prompt. max_tokens: the longest answer; None is all the room."""
+    """The settings of every chat.
+
+    system: the system prompt. max_tokens: the most tokens of an answer; None is all the room. color: whether tokens
+    that one step yielded together have a colour.
+    """
 
     system: str | None = None
     max_tokens: int | None = None
@@ -61,8 +65,10 @@ class ChatSettings(TalkSettings, RuntimeSettings):
 
 @dataclass
 class RemoteChatSettings(TalkSettings):
-    """The settings of a chat with a server. decode: None is the server's. api_key: one of the server's
-    server.api_keys; best given as the environment variable LOOKAHEAD_API_KEY.
+    """The settings of a chat with a server.
+
+    url: the server's address. decode: None is the server's. api_key: one of the server's server.api_keys; best given as
+    the environment variable LOOKAHEAD_API_KEY. sampling: what is None is left to the server.
     """
 
     url: str = ""

@@ -4,7 +4,7 @@ The demonstration streams a chat answer of SmolLM2-135M-Instruct that two ranks 
 compares it with transformers' own `generate`: the text, tokens per step, tokens per second. Without a network it takes
 the 11M model that comes with the project, which continues Python code and does not chat.
 
-    python -m launch.demo
+    lookahead demo
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
@@ -25,8 +24,6 @@ from rich.table import Table
 from launch.program import packaged_model
 from launch.program.packaged_model import SMOLLM2
 
-GENERATE = Path(__file__).with_name("generate.py")
-PLAIN = Path(__file__).with_name("plain_generate.py")
 QUESTION = "Tom has 3 boxes with 12 apples in each. He gives 7 apples to Ann and eats 2. How many are left? Explain."
 CODE = '''class Reader:
     """Reads records from a file, one a line."""
@@ -73,10 +70,7 @@ def choose(console: Console) -> Scene:
 
 def ranks_command(num_ranks: int, arguments: list[str]) -> list[str]:
     """Returns the command that runs generate.py on this many ranks of this machine."""
-    launcher = [sys.executable]
-    if num_ranks > 1:
-        launcher += ["-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
-    return [*launcher, str(GENERATE), *arguments]
+    return [sys.executable, "-P", "-m", "launch", "generate", "--ranks", str(num_ranks), *arguments]
 
 
 def measure(command: list[str]) -> dict[str, Any]:
@@ -89,7 +83,7 @@ def measure(command: list[str]) -> dict[str, Any]:
 
 def compare(console: Console, num_ranks: int, shared: list[str]) -> tuple[Table, bool]:
     """Measures `generate` and our methods. Returns the table, and whether all texts are the same."""
-    runs = [("transformers' generate", 1, [sys.executable, str(PLAIN), *shared])]
+    runs = [("transformers' generate", 1, [sys.executable, "-P", "-m", "launch.plain_generate", *shared])]
     for method, ranks in (("autoregressive", 1), ("auto", 1), ("auto", num_ranks)):
         runs.append((method, ranks, ranks_command(ranks, [*shared, f"decode={method}"])))
     records = []

@@ -21,6 +21,7 @@ from typing import Any, cast
 from launch.output.printer import Printer
 from launch.output.stream import Color
 from launch.output.terminal import JSONOutput, Output, TextOutput
+from launch.output.trace_file import TraceFile
 from launch.program import engine_groups, process
 from launch.program.runtime import RuntimeSettings, follow, running
 from launch.prompts import collect
@@ -47,8 +48,8 @@ class Format(StrEnum):
 class GrammarSettings:
     """What every text must be.
 
-    kind: json_object, json_schema, regex, choice or grammar; None is anything. text: see lp.Grammar. file: holds the
-    text.
+    kind: json_object, json_schema, regex, choice or grammar; None is anything. text: the schema, the regular
+    expression, the choices as a JSON list, or the grammar (see lp.Grammar). file: a file that holds the text.
     """
 
     kind: str | None = None
@@ -76,8 +77,11 @@ class GrammarSettings:
 class GenerateSettings(PromptSettings, RuntimeSettings):
     """The settings of the program, in addition to those of every program and those that name the prompts.
 
-    max_new_tokens, stop, stop_token_ids, ignore_eos: see lp.Stopping. grammar: what every text must be. format, color:
-    see launch.output.terminal.
+    max_new_tokens: the most new tokens of a text; None is as many as the context has room for. stop: strings at which a
+    text ends; the string itself is left out. stop_token_ids: tokens at which a text ends. ignore_eos: whether a text
+    goes on after its end-of-sequence token. grammar: what every text must be. show_prompt: whether the prompt is
+    printed before its text. format: text is streamed as it comes; json prints one JSON object for each prompt. color:
+    whether tokens that one step yielded together have a colour. trace: a file for what every step did, in JSON lines.
     """
 
     max_new_tokens: int | None = 128
@@ -88,6 +92,7 @@ class GenerateSettings(PromptSettings, RuntimeSettings):
     show_prompt: bool = True
     format: Format = Format.text
     color: Color = Color.auto
+    trace: str | None = None
 
 
 class Continuations:
@@ -149,12 +154,11 @@ class Continuations:
 def _requests(request_builder: RequestBuilder, named: list[NamedPrompt], settings: GenerateSettings) -> list[Request]:
     """All requests, checked before the first is run. Raises ValueError naming the prompt that cannot be used."""
     stopping = Stopping(settings.max_new_tokens, settings.stop, settings.stop_token_ids, settings.ignore_eos)
-    grammar, made = settings.grammar.read(), []
+    given: dict[str, Any] = {"grammar": settings.grammar.read(), "trace": settings.trace is not None}
+    made = []
     for number, prompt in enumerate(named):
         with naming(prompt.where):
-            made.append(
-                request_builder.build(prompt.prompt, stopping=stopping, request_id=str(number), grammar=grammar)
-            )
+            made.append(request_builder.build(prompt.prompt, stopping=stopping, request_id=str(number), **given))
     return made
 
 
@@ -177,14 +181,17 @@ def _record(where: Mapping[str, Any], prompt: NamedPrompt, request: Request, com
     }
     if completion.logprobs is not None:
         record["logprobs"] = [{"token": e.token, "logprob": e.logprob, "top": e.top} for e in completion.logprobs]
+    if completion.beams is not None:
+        record["beams"] = completion.beams.shown()
     return record
 
 
 def output_of(settings: GenerateSettings, num_prompts: int) -> Output:
-    """Shows the results as the settings say."""
+    """Shows the results as the settings say. Raises ValueError if the file for traces cannot be written."""
+    shown: Output = JSONOutput(num_prompts)
     if settings.format is Format.text:
-        return TextOutput(settings.color, settings.show_prompt)
-    return JSONOutput(num_prompts)
+        shown = TextOutput(settings.color, settings.show_prompt)
+    return TraceFile(shown, settings.trace) if settings.trace else shown
 
 
 def run(settings: GenerateSettings) -> int:

@@ -59,6 +59,7 @@ def run(settings: ServeSettings) -> int:
     listener = bind(settings.server) if read_rank() == 0 else None  # reports a busy port before it loads a model
     with running(settings) as runtime:
         if not runtime.channel.is_leader:
+            runtime.engine.checkpoint.grammars.warm_up()  # rank 0 does it while it opens its server
             return follow(runtime)
         return serve(EngineBackend(runtime.engine, runtime.channel), settings.server, listener)
 

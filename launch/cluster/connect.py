@@ -6,10 +6,13 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import chdir
 from dataclasses import dataclass
 
 import ray
 from ray.exceptions import AuthenticationError
+
+from launch.program.resources import PACKAGE
 
 # Seconds within which a cluster's address must accept a connection. Ray itself would try for minutes.
 ANSWER_S = 5.0
@@ -21,7 +24,10 @@ def join_cluster(address: str) -> None:
     if where != "auto":
         _check_answers(where)
     try:
-        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True)
+        # Ray lets its workers import from the folder that is current now: the one that holds this code, so that none
+        # takes a launch.py or an lp.py of the user's folder for it.
+        with chdir(PACKAGE.parent):
+            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True)
     except AuthenticationError:
         raise ValueError(_refusal(where)) from None
     except ConnectionError as error:

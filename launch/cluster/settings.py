@@ -35,7 +35,8 @@ class RaySettings:
 
     num_replicas: number of groups of ranks that Ray Serve runs behind one address; None means one group with a server
     of its own. max_replicas: lets Ray Serve add groups up to this number while a group has more than target_requests
-    running, and remove them again down to num_replicas. health_period_s: seconds between Ray Serve's health checks.
+    running, and remove them again down to num_replicas. target_requests: running requests of a group above which
+    another group is added. health_period_s: seconds between Ray Serve's health checks.
     """
 
     address: str = "auto"

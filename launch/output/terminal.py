@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from launch.output.stream import Color, TextStream
-from lp.request import Completion, Progress
+from lp.request import BeamResult, Completion, Progress
 
 
 class Output(Protocol):
@@ -39,10 +39,19 @@ class TextOutput:
     def end(self, completion: Completion, record: dict[str, Any]) -> None:
         self.stream.write("\n")
         stats = completion.stats
+        if completion.beams is not None:
+            self._show_beams(completion.beams)
         self.stream.note(
             f"{stats.tokens} tokens in {stats.steps} steps ({stats.tokens_per_step:.2f} tokens per step), "
             f"{stats.tokens_per_s:.0f} tokens/s, first token after {stats.ttft_s * 1000:.0f} ms; "
             f"{record['decode']} on {record['ranks']} rank(s), finish reason: {completion.finish_reason}"
+        )
+
+    def _show_beams(self, beams: BeamResult) -> None:
+        for place, text in enumerate(beams.texts[1:], start=2):
+            self.stream.note(f"{place}. (score {text.score:.4f}) {text.text}")
+        self.stream.note(
+            f"score {beams.texts[0].score:.4f}; the model was asked to continue {beams.num_calls} hypotheses"
         )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from pathlib import Path
 from typing import Any, TypeVar
 
 from hydra import compose, initialize_config_dir
@@ -19,10 +18,22 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import KeyValidationError, OmegaConfBaseException
 
 from launch.program import packaged_model
+from launch.program.resources import conf, resource
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 # Keys whose values are taken literally: neither Hydra's grammar nor OmegaConf's interpolation applies to them.
-FREE_TEXT = ("prompt", "prompt_file", "prompts", "messages", "system", "url", "api_key", "model.path", "index")
+FREE_TEXT = (
+    "prompt",
+    "prompt_file",
+    "prompts",
+    "messages",
+    "system",
+    "url",
+    "api_key",
+    "model.path",
+    "index",
+    "grammar.text",
+    "grammar.file",
+)
 
 # Keys of dictionaries that begin empty. Hydra adds entries to them only if `++` stands before the key.
 OPEN = ("sampling.logit_bias",)
@@ -40,7 +51,7 @@ def register(name: str, schema: type, **groups: Any) -> None:
     A program that runs a model registers itself by launch.program.engine_groups.
     """
     store = ConfigStore.instance()
-    OmegaConf.register_new_resolver("checkout", lambda path: str(CHECKOUT / path), replace=True)
+    OmegaConf.register_new_resolver("shipped", lambda path: str(resource(path)), replace=True)
     store.store(name=f"{name}_schema", node=schema)
     for group, node in groups.items():
         store.store(group=group, name="schema", node=node)
@@ -50,7 +61,7 @@ def load(name: str, schema: type[Settings], arguments: Sequence[str]) -> Setting
     """Returns the settings of conf/NAME.yaml with the overrides `key=value`. Raises UsageError with one message."""
     overrides, texts = _split(arguments)
     with usage_errors():
-        with initialize_config_dir(config_dir=str(CHECKOUT / "conf"), version_base="1.3"):
+        with initialize_config_dir(config_dir=str(conf()), version_base="1.3"):
             config = compose(config_name=name, overrides=overrides)
         for key in texts:
             OmegaConf.update(config, key, "")  # refuses a key that this program does not have
@@ -88,9 +99,9 @@ def usage_errors() -> Iterator[None]:
 
 def describe(name: str) -> str:
     """Returns the choices of each group that the program has, and all settings with their defaults as YAML."""
-    with initialize_config_dir(config_dir=str(CHECKOUT / "conf"), version_base="1.3"):
+    with initialize_config_dir(config_dir=str(conf()), version_base="1.3"):
         config = compose(config_name=name, overrides=["hydra/job_logging=none", "hydra/hydra_logging=none"])
-    groups = sorted(folder for folder in (CHECKOUT / "conf").iterdir() if folder.is_dir() and folder.name in config)
+    groups = sorted(folder for folder in conf().iterdir() if folder.is_dir() and folder.name in config)
     choices = [f"  {group.name}={'|'.join(sorted(file.stem for file in group.glob('*.yaml')))}" for group in groups]
     return "\n".join(["Groups:", *choices, "", "Settings and their defaults:", OmegaConf.to_yaml(config)])
 

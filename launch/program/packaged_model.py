@@ -126,7 +126,7 @@ def _download(requirement: str, folder: Path) -> Path:
 
     Raises OSError if it cannot be written, ValueError if it cannot be had.
     """
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--retries=2", f"--dest={folder}", requirement]
     pip = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace")
     wheels = sorted(folder.glob("*.whl"))

@@ -109,6 +109,7 @@ def main(
             log.error("error: %s", error)
         return 2
     except KeyboardInterrupt:
+        log.info("interrupted")
         return 128 + signal.SIGINT
     except torch.cuda.OutOfMemoryError as error:
         if rank != 0:

@@ -18,7 +18,7 @@ from parallel.degrees import Mode
 class PointLauncher(StrEnum):
     """What starts the ranks of a point.
 
-    torchrun: torch's own launcher, on this machine. ray: Ray, on a cluster; see ray_measurer.py.
+    torchrun: torch's own launcher, on this machine. ray: Ray, on a cluster (ray_measurer.py).
     """
 
     torchrun = "torchrun"

@@ -112,7 +112,7 @@ def test_no_run_folders_are_left(main: Main, folder: str, tmp_path: Path) -> Non
 def test_help_names_groups_and_settings(main: Main) -> None:
     code, out, _ = main("--help")
     assert code == 0
-    assert "decode=auto|autoregressive|jacobi|lookahead|prompt_lookup" in out
+    assert "decode=auto|autoregressive|beam|jacobi|lookahead|prompt_lookup" in out
     assert "max_new_tokens: 128" in out
     assert "server" not in out
 
@@ -213,7 +213,7 @@ def test_bad_checkpoints_give_one_message(
 
 
 LOADING_ENDS = {
-    "Ctrl-C": (KeyboardInterrupt(), 130, ""),
+    "Ctrl-C": (KeyboardInterrupt(), 130, "interrupted\n"),
     "no memory": (
         torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 1"),
         2,
@@ -272,3 +272,17 @@ def test_data_parallelism_with_one_rank_says_once_that_it_has_nobody_to_share_wi
     assert code == 0, err
     assert err.count("parallel=dp with one rank has nobody to share requests with") == 1
     assert json.loads(out)["parallel"] == "single"
+
+
+def test_traces_of_all_steps_go_to_a_file(main: Main, folder: str, tmp_path: Path) -> None:
+    prompts = ["prompt=def f(x):", "max_new_tokens=20", "format=json", "ignore_eos=true"]
+    code, out, err = main(f"model.path={folder}", *prompts, "trace=steps.jsonl")
+    assert code == 0, err
+    record = json.loads(out)
+    steps = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [step["step"] for step in steps] == [*range(record["steps"])]
+    assert [token for step in steps for token in step["emitted"]] == record["token_ids"]
+    assert "".join(step["text"] for step in steps) == record["text"]
+    assert {step["prompt"] for step in steps} == {0}
+    code, _, err = main(f"model.path={folder}", *prompts, "trace=missing/steps.jsonl")
+    assert code == 2 and "trace=missing/steps.jsonl cannot be written" in err

@@ -90,3 +90,12 @@ def test_groups_end_with_a_driver_that_is_killed(cluster: LocalCluster, model: P
     driver.kill()
     cluster.await_nothing_left(limit_s=60)
     wait_until(lambda: not answers(f"http://127.0.0.1:{port}"))
+
+
+def test_modules_of_a_user_with_the_same_names_do_no_harm(cluster: LocalCluster, model: Path, tmp_path: Path) -> None:
+    for name in ("launch", "lp", "parallel"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('a module of the user was imported')\n")
+    wanted = ["task=generate", f"model.path={model}", "parallel.ranks=2", "prompt=def", "max_new_tokens=4", *QUICK]
+    job = cluster.run(*wanted, "ignore_eos=true", "format=json", cwd=tmp_path, timeout_s=240)
+    assert job.exit_code == 0, job.err
+    assert len(json.loads(job.out)["token_ids"]) == 4

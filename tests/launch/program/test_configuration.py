@@ -8,7 +8,7 @@ from launch.generate import GenerateSettings
 from launch.program import configuration, engine_groups
 
 
-@pytest.mark.parametrize("text", ["${HOME}", "???", "a ${", "${checkout:demo}", "null", "'a', [b=c", "\\${x}"])
+@pytest.mark.parametrize("text", ["${HOME}", "???", "a ${", "${shipped:conf}", "null", "'a', [b=c", "\\${x}"])
 def test_free_texts_are_literal(text: str) -> None:
     engine_groups.register("generate", GenerateSettings)
     given = [f"prompt={text}", f"prompt_file={text}", f"prompts={text}", "model=checkpoint", f"model.path={text}"]

@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from launch.program import engine_groups
-from launch.program.configuration import CHECKOUT
+from launch.program.resources import conf
 from launch.prompts.data_sets import DATA_SETS
 from launch.prompts.workloads import Problem, WorkloadSettings, load
 from launch.sweep.settings import BenchSettings
@@ -186,8 +186,8 @@ def test_settings_that_cannot_be_used_are_named(settings: WorkloadSettings, mess
 def test_every_workload_can_be_chosen() -> None:
     engine_groups.register("bench", BenchSettings, workload=WorkloadSettings)
     chosen: dict[str, Any] = {}
-    with initialize_config_dir(config_dir=str(CHECKOUT / "conf"), version_base="1.3"):
-        for file in (CHECKOUT / "conf/workload").glob("*.yaml"):
+    with initialize_config_dir(config_dir=str(conf()), version_base="1.3"):
+        for file in (conf() / "workload").glob("*.yaml"):
             config = compose("bench", [f"workload={file.stem}", "workload.path=some.jsonl", "workload.limit=3"])
             chosen[file.stem] = OmegaConf.to_object(config.workload)
     assert chosen == {name: WorkloadSettings(name, "some.jsonl", 3) for name in DATA_SETS}

@@ -1,0 +1,1 @@
+"""Tests of what `lookahead doctor` finds out."""
