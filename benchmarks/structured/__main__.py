@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from benchmarks.shared.inputs import find_model
 from benchmarks.shared.options import add_output, add_threads, make_parser, parse
 from benchmarks.shared.report import markdown_table, progress, publish
 from benchmarks.structured.schemas import Schema, faults, make_schema
-from launch.program import packaged_model
 from lp import Auto, Autoregressive, Completion, Engine, Grammar, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
 from lp.grammar import masks
 from lp.grammar.state import GrammarState
@@ -119,8 +119,7 @@ def watching(on: object, names: tuple[str, ...], watch: Stopwatch) -> Iterator[N
 def main() -> None:
     arguments = parse_arguments()
     try:
-        named = packaged_model.SMOLLM2 if arguments.model == "smollm2" else arguments.model
-        engine = Engine.from_pretrained(packaged_model.resolve(named), device=arguments.device)
+        engine = Engine.from_pretrained(find_model(arguments.model), device=arguments.device)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     schemas = [make_schema(seed) for seed in range(arguments.limit)]

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import __main__ as commands
 
 ON_TOP = sorted(path.stem for path in commands.FOLDER.glob("*.py") if not path.stem.startswith("_"))
-PACKAGES = ["gpu", "load", "structured"]
+PACKAGES = ["fixed_point", "gpu", "load", "structured"]
 IN_FOLDERS = [
     *PACKAGES,
     "paper.ablation",
@@ -24,6 +24,7 @@ IN_FOLDERS = [
     "projections.load",
     "steps.long_prompt",
     "steps.stream_memory",
+    "steps.trace_cost",
 ]
 NAMES = [*ON_TOP, *IN_FOLDERS]
 FILES = {commands.FOLDER / f"{name.replace('.', '/')}{'/__main__' * (name in PACKAGES)}.py" for name in NAMES}

@@ -27,7 +27,9 @@ def test_host_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(settings)) == len(settings) == 32
     for cost in data["costs"]:
         assert cost["rows"] <= cost["setting"]["rows"]
-        assert list(cost["medians"]) == [*PARTS, "between"] and min(cost["medians"].values()) > 0
+        assert list(cost["medians"]) == [*PARTS, "between"]
+        # A sequence that is alone is settled and planned in one call, which `schedule` contains.
+        assert min(cost["medians"].values()) >= 0 and cost["medians"]["between"] > 0
     assert "temperature 0.8" in table and "| fill" in table.replace("  ", "")
     with_library = [cost for cost in data["costs"] if cost["setting"]["variant"] == "library"]
     assert library() is None or len(with_library) == 16
@@ -39,7 +41,7 @@ def test_many_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(data["costs"]) == len({tuple(cost["setting"].values()) for cost in data["costs"]}) == 32
     for cost in data["costs"]:
         setting, parts = cost["setting"], cost["parts"]
-        assert list(parts) == list(PARTS) and min(parts.values()) > 0
+        assert list(parts) == list(PARTS) and min(parts.values()) >= 0 and parts["schedule"] > 0
         assert cost["rows"] >= setting["sequences"]
         if setting["method"] == "autoregressive":
             assert cost["rows"] == setting["sequences"], "all sequences decode in every step"

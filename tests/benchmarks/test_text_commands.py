@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import exchange_cost, half_precision, tokens_per_step
+from benchmarks.fixed_point import __main__ as fixed_point
 from benchmarks.shared import methods
 from benchmarks.steps import long_prompt
 from tests.benchmarks.results import read
@@ -74,3 +75,14 @@ def test_long_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint
     table, data = read(tmp_path, "long_prompt-*")
     assert "All ways yield the same token: yes" in table and "split" in table
     assert {len(taken) for taken in data["seconds"].values()} == {1} and data["times"]["extras"]["copied_token"] > 0
+
+
+def test_fixed_point(on_prompts: Callable[..., Path]) -> None:
+    folder = on_prompts(fixed_point.main, "--size", "6", "--windows", "2")
+    table, data = read(folder, "fixed-point-*")
+    plain = data["means"]["Gauss-Seidel"]
+    assert plain["calls"] == 6 and plain["settled"] == plain["right"] == [0, 1, 2, 3, 4, 5, 6]
+    assert all(mean["calls"] <= 6 for mean in data["means"].values())
+    assert set(data["texts"]) == {"autoregressive", "jacobi, window=2", "jacobi, window=auto"}
+    assert "| Jacobi with a pool" in table and "2/2" in table
+    assert next(folder.glob("*-strip.svg")).read_text().startswith("<svg")

@@ -48,7 +48,7 @@ def test_plain_decoding_takes_a_row_and_a_step_for_each_token(speeds) -> None:
 def test_auto_is_about_lp_with_one_stream(speeds) -> None:
     found = speeds(1, "one rank", "LP", "DP", "auto")
     assert found["auto"].tokens_per_s >= 0.97 * found["LP"].tokens_per_s
-    assert found["auto"].largest / found["auto"].steps < found["DP"].largest / found["DP"].steps
+    assert found["auto"].largest / found["auto"].steps <= found["DP"].largest / found["DP"].steps
     assert found["DP"].tokens_per_step == pytest.approx(found["one rank"].tokens_per_step, rel=0.1)
 
 

@@ -1,0 +1,1 @@
+"""Parts of `benchmarks.fixed_point`: blocks of tokens on their way to the fixed point, and the picture of it."""
