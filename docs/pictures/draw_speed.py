@@ -1,4 +1,4 @@
-"""Draws docs/pictures/speed.svg, the measured speed of greedy decoding: `python docs/pictures/draw_speed.py`.
+"""The measured speed of greedy decoding.
 
 Reads the figures of `python -m benchmarks.tokens_per_step` in benchmarks/results and measures nothing itself. Needs
 matplotlib, which the extra `bench` brings.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-OUTPUT = Path(__file__).with_name("speed.svg")
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 GENERATE, AUTOREGRESSIVE = "transformers generate", "autoregressive"
@@ -70,7 +70,14 @@ def describe(measured: list[Measured]) -> str:
     )
 
 
-def draw() -> Figure:
+def draw() -> str:
+    """The picture as SVG text."""
+    text = StringIO()
+    draw_figure().savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return text.getvalue()
+
+
+def draw_figure() -> Figure:
     matplotlib.rcParams.update(STYLE)
     measured = [read(dtype) for dtype in COLOURS]
     figure = Figure(figsize=(8, 3.3), facecolor="white", layout="constrained")
@@ -100,7 +107,3 @@ def _panel(axes: Axes, measured: list[Measured], baseline: str, title: str) -> N
     axes.set_xlim(0, 1.16 * widest)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-
-
-if __name__ == "__main__":
-    draw().savefig(OUTPUT, metadata={"Date": None, "Creator": None})

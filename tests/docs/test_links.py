@@ -10,7 +10,7 @@ from tests.docs.links import ROOT, anchors, faults
 
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "examples" / "deploy" / "README.md",
     ROOT / "demo" / "python-11m" / "README.md",
 ]

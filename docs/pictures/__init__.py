@@ -1,0 +1,1 @@
+"""Pictures of the documentation, drawn from runs of the project's own code: `python -m docs.pictures` draws all."""
