@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ from tests.models import load_reference, save_checkpoint
 
 # `make test-clients` runs these, in other environments and without this file.
 collect_ignore = ["clients"]
+if not (find_spec("playwright") and find_spec("axe_playwright_python")):
+    collect_ignore.append("page")  # `make test-page` installs what they need
 
 # Programs that tests call in this process must not have the C library keep what it frees: the emulated GPU's arenas of
 # 3.6 GB then become one piece of tens of gigabytes, and a process with a piece larger than the memory cannot fork.

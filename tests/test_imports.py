@@ -26,9 +26,9 @@ ENGINE = tuple(
     f"lp.{name}" for name in ("assembly", "engine", "generation", "request_builder", "scheduling", "single_device")
 )
 LAUNCH = (
-    "backend", "bench", "cache", "chat", "cluster", "conversation", "demo", "generate", "index", "indexing", "output",
-    "plain_generate", "program", "prompts", "ray_job", "real_model", "serve", "server", "supervisor", "sweep", "tune",
-    "tuning",
+    "backend", "bench", "cache", "chat", "checkup", "cluster", "command", "conversation", "demo", "doctor", "generate",
+    "index", "indexing", "output", "plain_generate", "program", "prompts", "ray_job", "real_model", "serve", "server",
+    "supervisor", "sweep", "tune", "tuning",
 )  # fmt: skip
 
 
@@ -59,6 +59,8 @@ INNER = {
     "launch.server": (*all_of_launch_but("backend"), "ray"),
     "launch.supervisor": (*all_of_launch_but("backend", "program"), "ray"),
     "launch.conversation": (*all_of_launch_but("backend", "output"), "ray"),
+    "launch.command": (*all_of_launch_but("program"), "hydra", "omegaconf", "torch", "transformers", "ray", *WEB),
+    "launch.checkup": (*all_of_launch_but("command", "program", "sweep"), "ray"),
     "launch.indexing": (*all_of_launch_but(), "ray"),
     "launch.tuning": (*all_of_launch_but("program", "prompts", "sweep"), "ray"),
     "launch.cluster": all_of_launch_but(

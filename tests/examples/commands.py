@@ -15,18 +15,25 @@ from typing import Any
 
 import yaml
 
+from launch.command.line import read_line
+
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "examples" / "deploy"
-DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "usage.md"]
+DOCUMENTS = [
+    ROOT / "README.md",
+    *sorted(file for file in (ROOT / "docs").rglob("*.md") if file.name not in ("design.md", "log.md")),
+]
 
 _PROGRAM = re.compile(r"(?:\S*/)?launch/(\w+)\.py")
 _VARIABLE = re.compile(r"\$\{?\w+\}?")
 _END_OF_ARGUMENTS = {"&&", "||", "|", ";", "&", "$@"}
+# A line of the command on the path without placeholders, which are in capitals.
+_LOOKAHEAD = re.compile(r"^\s*lookahead (?![^#]*(?:\b[A-Z]{3,}\b|--help|--version))(?P<words>.+)")
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command that starts launch/PROGRAM.py.
+    """A command that starts launch/PROGRAM.py, written as such or as a line of `lookahead`.
 
     arguments: its key=value words, in which 4 stands for each variable of the shell.
     """
@@ -75,7 +82,10 @@ def _strings(value: Any) -> Iterator[str]:
 
 def _commands_in(text: str, name: str) -> Iterator[Command]:
     for line in re.sub(r"\\\n#?\s*", " ", text).splitlines():
-        if match := _PROGRAM.search(line):
+        if match := _LOOKAHEAD.match(line):
+            read = read_line([*_arguments(match["words"])])
+            yield Command(name, read.program.module, read.arguments)
+        elif match := _PROGRAM.search(line):
             yield Command(name, match[1], tuple(_arguments(line[match.end() :])))
 
 

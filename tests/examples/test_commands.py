@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,7 +50,9 @@ def check(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_a_command_composes(command: Command, monkeypatch: pytest.MonkeyPatch):
+def test_a_command_composes(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.joinpath("keys.txt").write_text("a-key\n")  # which the examples name
     if command.program == "ray_job" and not find_spec("ray"):
         pytest.skip("the extra ray is not installed")
     check(load(command, monkeypatch))
