@@ -5,9 +5,10 @@
 
 Every method decodes the same prompt, alone, with traces. What recording adds is timed around each of its calls, in the
 steps themselves, once with caches as cold as a forward leaves them, and repeated with warm ones: figures of the batch,
-the tree and its sources before the answers are learnt from, and the trace as plain data. Then each trace is cut and
-written as JSON, as the server does it for a chunk, apart from the steps. For a request without a trace, the comparisons
-that find that out are timed alone. Prints a table and writes it to --output.
+the tree and its sources before the answers are learnt from, and the trace as plain data. The last of these comes once
+the next step has been started, so a GPU computes meanwhile; on a CPU it adds to the step like the others. Then each
+trace is cut and written as JSON, as the server does it for a chunk, apart from the steps. For a request without a
+trace, the comparisons that find that out are timed alone. Prints a table and writes it to --output.
 """
 
 from __future__ import annotations
@@ -45,28 +46,25 @@ METHODS: dict[str, DecodeSettings] = {
     "auto, 128 rows": Auto(rows=128),
 }
 REPETITIONS = 5
-# What a step with a trace calls beyond one without.
-RECORDING = [
-    (StepClock, "record"),
-    (TraceRecorder, "note_tree"),
-    (TraceRecorder, "settled"),
-    (RecordedStep, "trace"),
-]
+# What a step with a trace calls beyond one without, before the next step starts and after that.
+BEFORE = [(StepClock, "record"), (TraceRecorder, "note_tree"), (TraceRecorder, "settled")]
+AFTER = [(RecordedStep, "trace")]
 
 
 @dataclass(frozen=True)
 class TraceCost:
     """What the traces of one text cost.
 
-    rows: median of a tree. cold_us, warm_us, write_us: median and 90th percentile of microseconds in a step, with cold
-    and with warm caches, and to write a chunk's. most_bytes: of a trace in a chunk. cut: share of the traces that were
-    cut.
+    rows: median of a tree. before_us, after_us, warm_us, write_us: median and 90th percentile of microseconds in a
+    step: before the next one starts and after that with cold caches, both with warm ones, and to write a chunk's.
+    most_bytes: of a trace in a chunk. cut: share of the traces that were cut.
     """
 
     method: str
     steps: int
     rows: float
-    cold_us: tuple[float, float]
+    before_us: tuple[float, float]
+    after_us: tuple[float, float]
     warm_us: tuple[float, float]
     write_us: tuple[float, float]
     most_bytes: int
@@ -104,13 +102,14 @@ def measure(engine: Engine, name: str, prompt: list[int], max_new_tokens: int) -
         completion = engine.generate(
             prompt, max_new_tokens=max_new_tokens, decode=METHODS[name], temperature=0.0, trace=True
         )
-    steps = [*zip(*(found[1:] or found for found in spent.values()), strict=True)]
+    steps = [*zip(*(spent[_name(call)][1:] for call in (*BEFORE, *AFTER)), strict=True)]
     written = [write(trace) for trace in completion.trace]
     return TraceCost(
         name,
         len(completion.trace),
         median(len(trace.tokens) for trace in completion.trace),
-        middle_and_high([sum(cold for cold, _ in calls) / 1e3 for calls in steps]),
+        middle_and_high([sum(cold for cold, _ in calls[: len(BEFORE)]) / 1e3 for calls in steps]),
+        middle_and_high([sum(cold for cold, _ in calls[len(BEFORE) :]) / 1e3 for calls in steps]),
         middle_and_high([sum(warm for _, warm in calls) / 1e3 for calls in steps]),
         middle_and_high([microseconds for microseconds, _ in written]),
         max(num_bytes for _, num_bytes in written),
@@ -137,14 +136,18 @@ def timed(spent: dict[str, list[tuple[int, int]]]) -> Iterator[None]:
 
         return called
 
-    before = [getattr(kind, name) for kind, name in RECORDING]
-    for (kind, name), work in zip(RECORDING, before, strict=True):
-        setattr(kind, name, wrap(work, spent[f"{kind.__name__}.{name}"]))
+    untimed = [(kind, name, getattr(kind, name)) for kind, name in (*BEFORE, *AFTER)]
+    for kind, name, work in untimed:
+        setattr(kind, name, wrap(work, spent[_name((kind, name))]))
     try:
         yield
     finally:
-        for (kind, name), work in zip(RECORDING, before, strict=True):
+        for kind, name, work in untimed:
             setattr(kind, name, work)
+
+
+def _name(call: tuple[type, str]) -> str:
+    return f"{call[0].__name__}.{call[1]}"
 
 
 def write(trace: StepTrace) -> tuple[float, int]:
@@ -183,7 +186,8 @@ def describe(costs: list[TraceCost], off: dict[int, float], model: str) -> str:
             cost.method,
             cost.steps,
             f"{cost.rows:g}",
-            f"{cost.cold_us[0]:.0f} ({cost.cold_us[1]:.0f})",
+            f"{cost.before_us[0]:.0f} ({cost.before_us[1]:.0f})",
+            f"{cost.after_us[0]:.0f} ({cost.after_us[1]:.0f})",
             f"{cost.warm_us[0]:.0f} ({cost.warm_us[1]:.0f})",
             f"{cost.write_us[0]:.0f} ({cost.write_us[1]:.0f})",
             cost.most_bytes,
@@ -191,7 +195,17 @@ def describe(costs: list[TraceCost], off: dict[int, float], model: str) -> str:
         ]
         for cost in costs
     ]
-    columns = ["", "steps", "rows", "in a step, us", "with warm caches", "writing, us", "most bytes", "cut"]
+    columns = [
+        "",
+        "steps",
+        "rows",
+        "before the next step, us",
+        "after, us",
+        "both, warm",
+        "writing, us",
+        "bytes",
+        "cut",
+    ]
     without = ", ".join(f"{us:.2f} us in a step of {number}" for number, us in off.items())
     return (
         f"{model}, one text of each method; median and, in brackets, 90th percentile. `cut`: traces of which nodes "

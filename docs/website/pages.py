@@ -22,6 +22,7 @@ ELSEWHERE = {
     "README.md": "project/readme.md",
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
+    "SECURITY.md": "project/security.md",
     "demo/python-11m/README.md": "project/demo-model.md",
     "examples/deploy/README.md": "how-to/deploy.md",
 }

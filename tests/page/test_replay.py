@@ -31,6 +31,8 @@ def test_every_step_has_its_tree(visit: Visit, mock: Mock, width: int, scheme: s
         expect(page.locator(".node.rank-1")).to_have_count(trace["ranks"].count("1"))
         page.keyboard.press("ArrowRight")
     assert slider(page) == 4
+    expect(page.locator("#tree-title")).to_have_text(f"Step 5 of {len(STEPS)}")  # it is drawn with the next frame
+    expect(page.locator(".node:not(.node-next)")).to_have_count(len(STEPS[4][1]["tokens"]))
     box = page.locator(".node-lit").last.bounding_box()
     assert box and box["x"] + box["width"] <= width, "the accepted path is in view"
 
