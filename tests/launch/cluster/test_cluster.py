@@ -50,8 +50,13 @@ def test_ranks_are_placed_as_asked_and_what_does_not_fit_is_reported(cluster: Lo
 
 @pytest.mark.quick
 def test_ranks_on_two_nodes_read_a_gguf_file(cluster: LocalCluster, tmp_path: Path) -> None:
-    """The path is relative to the driver's folder, and both ranks unpack the file to one cache."""
+    """The path is relative to the driver's folder, and both ranks unpack the file to one cache.
+
+    Modules of that folder with the names of ours are not imported in their place.
+    """
     write_gguf(tmp_path / "Tiny.gguf")
+    for name in ("lp", "parallel", "launch"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the user')")
     wanted = ["model.path=./Tiny.gguf", "parallel.ranks=2", "ray.placement=strict_spread", "max_new_tokens=8"]
     job = cluster.run("task=generate", *wanted, *QUICK, "prompt=def", "format=json", "ignore_eos=true", cwd=tmp_path)
     assert job.exit_code == 0, job.err
