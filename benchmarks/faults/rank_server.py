@@ -70,7 +70,7 @@ class RankServer:
         self.num_ranks = num_ranks
         self._log = log
         self.url = self._find_address()
-        self._client = httpx.Client(base_url=self.url, timeout=10.0)
+        self._client = httpx.Client(base_url=self.url, timeout=60.0)
 
     @property
     def log(self) -> str:

@@ -23,7 +23,8 @@ from parallel.errors import EpochOver, RankLost
 
 pytestmark = pytest.mark.usefixtures("cuda")
 GPU = torch.device("cuda", 0)
-LIMIT_S = 0.3
+# Of a wait for a lost rank, and for what must come without such a wait, however busy the machine is.
+LIMIT_S, LATE_S = 0.3, 60.0
 
 
 class Network:
@@ -75,8 +76,8 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Network:
     return network
 
 
-def connect(is_over: IsOver = never) -> GuardedGroup:
-    return GuardedGroup(HashStore(), [0, 1], 0, "nccl", GPU, LIMIT_S, is_over)
+def connect(is_over: IsOver = never, timeout_s: float = LIMIT_S) -> GuardedGroup:
+    return GuardedGroup(HashStore(), [0, 1], 0, "nccl", GPU, timeout_s, is_over)
 
 
 def seconds_until(error: type[Exception], act: Callable[[], Any]) -> float:
@@ -90,24 +91,25 @@ MANY = 200  # collectives of a model of 100 layers
 
 
 def test_the_host_launches_everything_and_waits_once(network: Network) -> None:
-    group, tensor = connect(), torch.zeros(2, device=GPU)
+    group, tensor = connect(timeout_s=LATE_S), torch.zeros(2, device=GPU)
     network.is_up = False
-    begin = time.monotonic()
     for _ in range(MANY):
-        group.all_reduce(tensor)
-    assert time.monotonic() - begin < LIMIT_S
+        group.all_reduce(tensor)  # would raise RankLost if it waited, as nothing ends
     threading.Timer(0.1, setattr, (network, "is_up", True)).start()
     group.settle()
-    assert 0.05 < time.monotonic() - begin < 2
+    assert network.is_up
     group.close()
 
 
 def test_a_rank_that_is_lost_is_named_after_the_time_limit(network: Network) -> None:
     group, tensor = connect(), torch.zeros(2, device=GPU)
     network.is_up = False
-    for _ in range(MANY):
-        group.all_reduce(tensor)
-    assert LIMIT_S < seconds_until(RankLost, group.settle) < LIMIT_S + 1
+    begin = time.monotonic()
+    with pytest.raises(RankLost):
+        for _ in range(MANY):
+            group.all_reduce(tensor)
+        group.settle()
+    assert time.monotonic() - begin > LIMIT_S
     assert "abort" in network.calls
     with pytest.raises(RankLost, match="rank 1 lost"):  # and again, whoever asks later
         group.all_reduce(tensor)
@@ -117,18 +119,16 @@ def test_a_host_that_stands_still_in_a_call_is_freed(network: Network) -> None:
     """As in a copy that awaits a result: nobody asks the group anything, so its own thread must notice."""
     collectives = ProcessGroupCollectives(HashStore(), [0, 1], 0, "nccl", GPU, LIMIT_S)
     tensor = torch.zeros(2, device=GPU)
-    begin = time.monotonic()
 
     def step() -> None:
         with collectives.deferred():
             network.is_up = False
             collectives.all_reduce(tensor)
             collectives.settle()  # the model's own, at the end of its forward: put off
-            assert time.monotonic() - begin < LIMIT_S
             while not network.is_up:
                 time.sleep(0.01)
 
-    assert LIMIT_S < seconds_until(RankLost, step) < LIMIT_S + 1
+    assert seconds_until(RankLost, step) > LIMIT_S
     assert network.calls.count("abort") == 1
 
 
@@ -143,7 +143,7 @@ def test_a_replayed_graph_is_watched_and_counted(network: Network) -> None:
             while not network.is_up:
                 time.sleep(0.01)
 
-    assert LIMIT_S < seconds_until(RankLost, step) < LIMIT_S + 1
+    assert seconds_until(RankLost, step) > LIMIT_S
     assert collectives.traffic.num_collectives == before + 65
 
 
@@ -179,18 +179,18 @@ def test_a_group_that_cannot_be_left_does_not_hold_the_rank_up(network: Network)
     """NCCL's abort does not return while there are graphs that use the communicator."""
     group = connect()
     network.is_up, network.blocking = False, {"abort"}
-    assert seconds_until(RankLost, group.settle) < LIMIT_S + 1
+    assert seconds_until(RankLost, group.settle) < LATE_S
 
 
 def test_what_is_under_way_when_the_epoch_ends_is_stopped(network: Network) -> None:
     """A kernel of NCCL's would wait for a rank that is lost, and the memory that it writes to for the kernel."""
     is_over = threading.Event()
-    group = connect(is_over.is_set)
+    group = connect(is_over.is_set, timeout_s=2 * LATE_S)
     network.is_up = False
     group.all_reduce(torch.zeros(2, device=GPU))
     is_over.set()
-    assert seconds_until(EpochOver, group.settle) < LIMIT_S + 1
-    end = time.monotonic() + 5
+    assert seconds_until(EpochOver, group.settle) < LATE_S
+    end = time.monotonic() + LATE_S
     while "abort" not in network.calls and time.monotonic() < end:
         time.sleep(0.01)
     assert "abort" in network.calls
@@ -200,5 +200,5 @@ def test_connecting_hears_the_end_of_the_epoch_and_has_a_limit(network: Network)
     """NCCL builds its communicators in the first collective, on the thread that calls it."""
     network.blocking = {"allreduce"}
     end = time.monotonic() + 0.1
-    assert seconds_until(EpochOver, lambda: connect(lambda: time.monotonic() > end)) < 1
-    assert LIMIT_S < seconds_until(RankLost, connect) < LIMIT_S + 1
+    assert seconds_until(EpochOver, lambda: connect(lambda: time.monotonic() > end, timeout_s=2 * LATE_S)) < LATE_S
+    assert LIMIT_S < seconds_until(RankLost, connect) < LATE_S

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.page.install import find_system_browser
 from tests.page.mock import Mock, running
 
-WAIT_MS = 20_000
+WAIT_MS = 60_000
 
 Visit = Callable[..., Page]
 

@@ -16,6 +16,7 @@ from tests.page.server import address
 START_MS = 240_000
 PROMPT = "def fibonacci(n):"
 ARGUMENTS = ["launcher=local", "parallel.ranks=2", "server.port=0", "server.page_kills_ranks=true"]
+ARGUMENTS += ["parallel.delay_us=20000"]  # so slow that a rank is killed during a text
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ class Choice(Protocol):
         ...
 
     def parts(self, progress: Progress) -> Iterator[dict[str, Any]]:
-        """Yields the parts for what a step added; none while its text is held back, unless its step is traced."""
+        """Yields the parts for what a step added; none while its text is held back, unless steps are traced."""
         ...
 
 
@@ -69,7 +69,7 @@ class CompletionChoice:
     def parts(self, progress: Progress) -> Iterator[dict[str, Any]]:
         if self._prepared.num_echoed is not None and progress.prompt_logprobs is not None:
             yield self._part(self._echo, self._logprobs(progress.prompt_logprobs, None, []), None)
-        wants_all = self._prepared.wants_logprobs or progress.trace is not None
+        wants_all = self._prepared.wants_logprobs or self._prepared.is_traced
         if progress.text or progress.finish_reason or (wants_all and progress.tokens):
             logprobs = self._logprobs(None, progress.logprobs, progress.tokens)
             yield self._part(progress.text, logprobs, progress.finish_reason)
@@ -115,11 +115,11 @@ class CompletionChoice:
 class ChatChoice:
     """A choice of /v1/chat/completions. reading: how its text is read."""
 
-    def __init__(self, index: int, reading: Reading, wants_logprobs: bool, names: TokenNames):
+    def __init__(self, index: int, prepared: Prepared, reading: Reading, names: TokenNames):
         self._index = index
         self._reader = reading.begin()
         self._is_named = reading.choice.mode == "named"
-        self._wants_logprobs = wants_logprobs
+        self._wants_logprobs, self._is_traced = prepared.wants_logprobs, prepared.is_traced
         self._names = names
         self._has_calls = False
 
@@ -142,7 +142,8 @@ class ChatChoice:
 
     def parts(self, progress: Progress) -> Iterator[dict[str, Any]]:
         delta = _delta(self._read(progress.text, progress.finish_reason))
-        if delta or progress.finish_reason or self._wants_logprobs or progress.trace:
+        has_step = self._is_traced and progress.tokens
+        if delta or progress.finish_reason or self._wants_logprobs or has_step:
             part = {"index": self._index, "delta": delta, "logprobs": self._logprobs(progress.logprobs)}
             yield {**part, **self._end(progress.finish_reason)}
 

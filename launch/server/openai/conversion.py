@@ -61,6 +61,11 @@ class Prepared:
         """The number of texts that are generated for each prompt."""
         return len(self.requests) // len(self.echoes)
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether each step has a chunk, even if its text is held back or no rank can tell its trace any more."""
+        return any(request.trace for request in self.requests)
+
 
 class Conversion:
     """Turns bodies into requests for one engine's model."""

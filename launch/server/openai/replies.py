@@ -112,7 +112,7 @@ class ChatReply(Reply):
 
     def choice(self, index: int) -> Choice:
         assert self.prepared.reading is not None
-        return ChatChoice(index, self.prepared.reading, self.prepared.wants_logprobs, self.names)
+        return ChatChoice(index, self.prepared, self.prepared.reading, self.names)
 
     def whole(self, completions: Mapping[str, Completion]) -> dict[str, Any]:
         reply = super().whole(completions)

@@ -13,7 +13,7 @@ from benchmarks.faults.rank_server import LauncherKind, RankServer, RankStatus, 
 from lp.model.checkpoint import ModelSettings, load
 from tests.launch.server import harness
 
-LIFE_S = "120"
+LIFE_S = "1200"
 
 
 class PretendedRanks(RankServer):

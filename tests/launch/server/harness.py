@@ -25,6 +25,8 @@ from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
 
 AUTOREGRESSIVE = {"decode": {"method": "autoregressive"}}
+# Seconds after which a test gives up. Nothing that works comes near it, however busy the machine is.
+LIMIT_S = 120.0
 
 
 class Gate(SingleDevice):
@@ -37,7 +39,7 @@ class Gate(SingleDevice):
         self.error: Exception | None = None
 
     def launch(self, steps: list[StepInput]) -> Pending:
-        assert self.open_gate.wait(30)
+        assert self.open_gate.wait(LIMIT_S)
         if self.error:
             raise self.error
         return super().launch(steps)
@@ -63,15 +65,15 @@ class Running:
 
     def openai(self, **options) -> openai.OpenAI:
         return openai.OpenAI(
-            base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, "timeout": 30.0, **options}
+            base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, "timeout": LIMIT_S, **options}
         )
 
     def post(self, path: str, **body) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=30.0)
+        return httpx.post(self.url + path, json=body, timeout=LIMIT_S)
 
     def metric(self, name: str, **labels: str) -> float:
         """Returns the sum of the samples with this name and these labels."""
-        families = text_string_to_metric_families(httpx.get(self.url + "/metrics").text)
+        families = text_string_to_metric_families(httpx.get(self.url + "/metrics", timeout=LIMIT_S).text)
         samples = [sample for family in families for sample in family.samples if sample.name == name]
         assert samples or labels, f"no metric {name}"
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
@@ -97,11 +99,11 @@ def serving(checkpoint: Checkpoint, scheduler: SchedulerSettings | None = None, 
     finally:
         gate.open_gate.set()
         server.stop(within_s=0)
-        thread.join(20)
+        thread.join(LIMIT_S)
         assert not thread.is_alive(), "the server did not stop"
 
 
-def eventually(is_so: Callable[[], bool], within_s: float = 10.0) -> None:
+def eventually(is_so: Callable[[], bool], within_s: float = LIMIT_S) -> None:
     deadline = time.monotonic() + within_s
     while not is_so():
         assert time.monotonic() < deadline, "the condition was not met in time"

@@ -1,10 +1,15 @@
-"""Runs a server as a process of its own: python process.py FOLDER STEP_SECONDS SETTINGS_AS_JSON."""
+"""Runs a server as a process of its own: python process.py FOLDER STEP_SECONDS SETTINGS_AS_JSON.
+
+SIGUSR1 stops its steps, as if the next one took very long; SIGUSR2 lets them go on.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import signal
 import sys
+import threading
 import time
 
 from launch.backend import EngineBackend
@@ -17,14 +22,19 @@ from parallel.comm.channel import Channel
 
 
 class SlowRunner(SingleDevice):
-    """A single device that sleeps before each step."""
+    """A single device that sleeps before each step, and longer if it is told to."""
 
     def __init__(self, model, step_s: float):
         super().__init__(model)
         self.step_s = step_s
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        signal.signal(signal.SIGUSR1, lambda *_: self.may_go_on.clear())
+        signal.signal(signal.SIGUSR2, lambda *_: self.may_go_on.set())
 
     def launch(self, steps):
         time.sleep(self.step_s)
+        self.may_go_on.wait()
         return super().launch(steps)
 
 

@@ -13,14 +13,14 @@ import pytest
 from launch.server.run import bind
 from launch.server.settings import ServerSettings
 from tests.launch.server.checkpoint import CONTEXT
-from tests.launch.server.harness import Running, assert_error, serving
+from tests.launch.server.harness import LIMIT_S, Running, assert_error, serving
 
 JSON = {"content-type": "application/json"}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 def complete(running: Running, content: bytes, **headers: str) -> httpx.Response:
-    return httpx.post(f"{running.url}/v1/completions", content=content, headers={**JSON, **headers}, timeout=30)
+    return httpx.post(f"{running.url}/v1/completions", content=content, headers={**JSON, **headers}, timeout=LIMIT_S)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_body_of_many_megabytes(shared: Running):
 
 def test_body_of_many_megabytes_in_chunks(shared: Running):
     parts = (b"x" * 65536 for _ in range(100))
-    answer = httpx.post(f"{shared.url}/v1/completions", content=parts, headers=JSON, timeout=30)
+    answer = httpx.post(f"{shared.url}/v1/completions", content=parts, headers=JSON, timeout=LIMIT_S)
     assert_error(answer, 413, "4194304 bytes", code="body_too_large")
 
 

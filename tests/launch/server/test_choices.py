@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from tests.launch.server.harness import Running, eventually, serving
+from tests.launch.server.harness import LIMIT_S, Running, eventually, serving
 
 PROMPTS = ["def fibonacci(n):", "class Window:", "return n if n < 2 else"]
 MESSAGES = [{"role": "user", "content": "fibonacci"}]
@@ -28,7 +28,7 @@ def text(choice: dict) -> str:
 def streamed(running: Running, **body) -> list[dict]:
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     body = {**SAMPLED, **body, "stream": True}
-    with httpx.stream("POST", f"{running.url}{path}", json=body, timeout=30) as answer:
+    with httpx.stream("POST", f"{running.url}{path}", json=body, timeout=LIMIT_S) as answer:
         answer.read()
     *events, last = [event.removeprefix("data: ") for event in answer.text.split("\n\n")[:-1]]
     assert last == "[DONE]"

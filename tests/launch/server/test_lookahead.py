@@ -10,9 +10,16 @@ from typing import Any
 import httpx
 import pytest
 
+from launch.server.openai.conversion import Conversion
+from launch.server.openai.protocol import ChatBody, CompletionBody
+from launch.server.openai.replies import ChatReply, CompletionReply
+from launch.server.openai.tokens import TokenNames
 from lp.model.checkpoint import Checkpoint
+from lp.request import Progress
+from lp.request_builder import RequestBuilder
+from lp.statistics import Statistics
 from lp.trace.step import LEGEND
-from tests.launch.server.harness import Running, assert_error, serving
+from tests.launch.server.harness import LIMIT_S, Running, assert_error, serving
 
 PROMPT = "def fibonacci(n):\n    return n\n\ndef fib"
 METHODS: list[dict[str, Any]] = [
@@ -27,7 +34,7 @@ METHODS: list[dict[str, Any]] = [
 
 def events(running: Running, path: str, **body: Any) -> Iterator[dict[str, Any]]:
     """The chunks of a stream."""
-    with httpx.stream("POST", running.url + path, json={**body, "stream": True}, timeout=30) as answer:
+    with httpx.stream("POST", running.url + path, json={**body, "stream": True}, timeout=LIMIT_S) as answer:
         assert answer.status_code == 200, answer.read()
         for line in answer.iter_lines():
             if line.startswith("data: {"):
@@ -105,6 +112,26 @@ def test_steps_whose_text_is_held_back_have_chunks(shared: Running) -> None:
     body = {"prompt": PROMPT, "max_tokens": 20, "temperature": 0, "stop": ["nothing like this ever comes", PROMPT * 3]}
     chunks = [*events(shared, "/v1/completions", **body, decode=METHODS[2], lookahead_trace=True)]
     assert [chunk["lookahead"]["step"] for chunk in chunks] == [*range(20)]
+
+
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+@pytest.mark.parametrize("is_traced", [True, False])
+def test_a_step_without_text_or_trace_has_a_chunk_where_steps_are_traced(
+    checkpoint: Checkpoint, kind: str, is_traced: bool
+) -> None:
+    """A rank that was killed could not tell it any more: others say what it has added."""
+    conversion, names = Conversion(RequestBuilder(checkpoint), "a", 16, 4), TokenNames(checkpoint.tokenizer)
+    fields: dict[str, Any] = {"stream": True, "lookahead_trace": is_traced}
+    if kind == "chat":
+        chat = ChatBody.model_validate({**fields, "messages": [{"role": "user", "content": PROMPT}]})
+        reply = ChatReply(conversion.prepare(chat, None, None), "a", names)
+    else:
+        body = CompletionBody.model_validate({**fields, "prompt": PROMPT})
+        reply = CompletionReply(conversion.prepare(body, None, None), "a", names, checkpoint)
+    assert [*reply.opening()] == [] or kind == "chat"
+    progress = Progress(reply.prepared.requests[0].id, [5], "", None, None, Statistics())
+    found = [*reply.chunks(progress)]
+    assert len(found) == is_traced and all("lookahead" not in chunk for chunk in found)
 
 
 def test_nothing_is_traced_unless_asked_for(shared: Running) -> None:

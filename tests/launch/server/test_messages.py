@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from lp.model.checkpoint import Checkpoint
-from tests.launch.server.harness import Running
+from tests.launch.server.harness import LIMIT_S, Running
 from tests.launch.server.tooling import (
     ARGUMENTS,
     CALL_CLOCK,
@@ -42,7 +42,7 @@ def ask(running: Running, text: str | None = None, **fields) -> dict[str, Any]:
 
 def events_of(running: Running, text: str, **fields) -> list[dict[str, Any]]:
     body = {"model": running.model, "messages": QUESTION, "max_tokens": 300, "stream": True, **fields, **writes(text)}
-    answer = httpx.post(f"{running.url}/v1/messages", json=body, timeout=30)
+    answer = httpx.post(f"{running.url}/v1/messages", json=body, timeout=LIMIT_S)
     blocks = [block.split("\n") for block in answer.text.split("\n\n")[:-1]]
     events = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
     assert [name.removeprefix("event: ") for name, _ in blocks] == [event["type"] for event in events]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.launch.server.harness import Running, assert_error, serving
+from tests.launch.server.harness import LIMIT_S, Running, assert_error, serving
 
 TEXT = "def fibonacci(n):\n    return"
 PROMPTS = [TEXT, "class Window: pass", "x"]
@@ -81,7 +81,7 @@ def test_streaming_equals_whole(shared: Running, max_tokens: int):
     body = {"prompt": PROMPTS, "echo": True, "logprobs": 1, "max_tokens": max_tokens, "temperature": 0}
     body["ignore_eos"] = True
     whole = ask(shared, **body)["choices"]
-    with httpx.stream("POST", f"{shared.url}/v1/completions", json={**body, "stream": True}, timeout=30) as answer:
+    with httpx.stream("POST", f"{shared.url}/v1/completions", json={**body, "stream": True}, timeout=LIMIT_S) as answer:
         answer.read()
     chunks = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-2]]
     for choice in whole:

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from lp.model.checkpoint import Checkpoint
-from tests.launch.server.harness import Running, assert_error
+from tests.launch.server.harness import LIMIT_S, Running, assert_error
 from tests.launch.server.tooling import (
     ARGUMENTS,
     CALL_CLOCK,
@@ -75,7 +75,7 @@ def test_reasoning_and_calls_are_items(ask) -> None:
 
 def test_the_events_come_in_openais_order(server: Running) -> None:
     body = {"input": "Rome?", "stream": True, "tools": [TOOL], **writes(f"{THOUGHTS}Wait.\n{CALL_WEATHER}")}
-    answer = httpx.post(f"{server.url}/v1/responses", json=body, timeout=30)
+    answer = httpx.post(f"{server.url}/v1/responses", json=body, timeout=LIMIT_S)
     blocks = [block.split("\n") for block in answer.text.split("\n\n")[:-1]]
     events = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
     assert [name.removeprefix("event: ") for name, _ in blocks] == [event["type"] for event in events]

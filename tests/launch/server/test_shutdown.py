@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from parallel.errors import RankLost
-from tests.launch.server.harness import AUTOREGRESSIVE, assert_error, eventually, serving
+from tests.launch.server.harness import AUTOREGRESSIVE, LIMIT_S, assert_error, eventually, serving
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -33,7 +33,7 @@ class Program:
     log: list[str] = field(default_factory=list)
 
     def url(self) -> str:
-        eventually(lambda: bool(re.search(r"serving \S+ on http", "".join(self.log))), within_s=60)
+        eventually(lambda: bool(re.search(r"serving \S+ on http", "".join(self.log))))
         match = re.search(r"serving tiny-llama on (http://127\.0\.0\.1:\d+)\n", "".join(self.log))
         assert match
         return match[1]
@@ -58,7 +58,7 @@ def program(folder: Path, step_s: float, **settings) -> Iterator[Program]:
 
 def stream_chunks(url: str, max_tokens: int) -> Iterator[dict]:
     body = {"prompt": "a", "max_tokens": max_tokens, "stream": True, "ignore_eos": True, **AUTOREGRESSIVE}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=LIMIT_S) as answer:
         for line in answer.iter_lines():
             if line.startswith("data: {"):
                 yield json.loads(line.removeprefix("data: "))
@@ -69,14 +69,16 @@ def test_sigterm_drains_and_ends_with_exit_code_0(folder: Path):
         url = running.url()
         chunks = stream_chunks(url, 60)
         next(chunks)
+        running.process.send_signal(signal.SIGUSR1)  # the text does not end while a client looks at the server
         running.process.send_signal(signal.SIGTERM)
         eventually(lambda: httpx.get(f"{url}/ready").status_code == 503)
         refused = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
         assert_error(refused, 503, "shutting down", code="shutting_down")
         assert refused.headers["retry-after"] == "1"
         assert httpx.get(f"{url}/health").status_code == 200
+        running.process.send_signal(signal.SIGUSR2)
         assert [*chunks][-1]["choices"][0]["finish_reason"] == "length"
-        assert running.process.wait(10) == 0
+        assert running.process.wait(LIMIT_S) == 0
     assert "Traceback" not in "".join(running.log)
 
 
@@ -88,7 +90,7 @@ def test_a_second_signal_ends_at_once(folder: Path):
         running.process.send_signal(signal.SIGINT)
         time.sleep(1.2)
         running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(15) == 128 + signal.SIGINT
+        assert running.process.wait(LIMIT_S) == 128 + signal.SIGINT
         with contextlib.suppress(httpx.HTTPError):
             assert not any(chunk.get("choices", [{}])[0].get("finish_reason") for chunk in chunks)
     assert "Traceback" not in "".join(running.log)
@@ -103,7 +105,7 @@ def test_requests_that_are_not_finished_in_time_are_cancelled(checkpoint):
         time.sleep(0.4)
         running.gate.open_gate.set()
         assert [*chunks][-1]["error"]["code"] == "shutting_down"
-        running.thread.join(10)
+        running.thread.join(LIMIT_S)
         assert running.exit_code == [0]
 
 
@@ -116,7 +118,7 @@ def test_waiting_requests_are_served_while_draining(checkpoint):
         running.server.stop()
         running.gate.open_gate.set()
         assert [answer.result().status_code for answer in answers] == [200] * 3
-        running.thread.join(10)
+        running.thread.join(LIMIT_S)
         assert running.exit_code == [0]
 
 
@@ -136,7 +138,7 @@ def test_an_engine_that_fails_ends_the_server(checkpoint, caplog: pytest.LogCapt
         running.gate.open_gate.set()
         assert_error(waiting.result(), 500, "engine has stopped", code="internal_error")
         assert [*chunks][-1]["error"]["code"] == "internal_error"
-        running.thread.join(10)
+        running.thread.join(LIMIT_S)
         assert running.exit_code == [1]
     assert [record.getMessage() for record in caplog.records] == [
         f"the engine stopped: {type(error).__name__}: {error}"

@@ -7,13 +7,15 @@ import json
 import httpx
 import pytest
 
-from tests.launch.server.harness import Running
+from tests.launch.server.harness import LIMIT_S, Running
 
 BODY = {"prompt": "class Window:", "max_tokens": 40, "temperature": 0.9, "seed": 11, "ignore_eos": True}
 
 
 def events(running: Running, **body) -> tuple[httpx.Response, list[str]]:
-    with httpx.stream("POST", f"{running.url}/v1/completions", json={"stream": True, **body}, timeout=30) as answer:
+    with httpx.stream(
+        "POST", f"{running.url}/v1/completions", json={"stream": True, **body}, timeout=LIMIT_S
+    ) as answer:
         answer.read()
     assert all(event.startswith("data: ") for event in answer.text.split("\n\n")[:-1])
     return answer, [event.removeprefix("data: ") for event in answer.text.split("\n\n")[:-1]]

@@ -12,7 +12,7 @@ import pytest
 
 from lp.grammar import compiler
 from lp.model.checkpoint import ModelSettings, load
-from tests.launch.server.harness import Running, assert_error, eventually, serving
+from tests.launch.server.harness import LIMIT_S, Running, assert_error, eventually, serving
 
 SCHEMA = {
     "type": "object",
@@ -25,12 +25,12 @@ MESSAGES = [{"role": "user", "content": "fibonacci"}]
 
 def chat(shared: Running, **options: Any) -> httpx.Response:
     body = {"model": shared.model, "messages": MESSAGES, "temperature": 0, "max_tokens": 200, **options}
-    return httpx.post(f"{shared.url}/v1/chat/completions", json=body, timeout=60)
+    return httpx.post(f"{shared.url}/v1/chat/completions", json=body, timeout=LIMIT_S)
 
 
 def complete(shared: Running, **options: Any) -> httpx.Response:
     body = {"model": shared.model, "prompt": "def ", "temperature": 0, "max_tokens": 60, **options}
-    return httpx.post(f"{shared.url}/v1/completions", json=body, timeout=60)
+    return httpx.post(f"{shared.url}/v1/completions", json=body, timeout=LIMIT_S)
 
 
 def as_format(schema: Any) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from benchmarks.faults.rank_server import RankServer, serving
 from benchmarks.faults.requests import KINDS, body
 
 NUM_REQUESTS, TOKENS = 9, 160
+# What the log says of a divided epoch. The state itself may be over before anybody asks for it.
+DIVIDED = "each with requests of its own"
 Answer = tuple[str, list[str], str]
 
 
@@ -34,7 +36,7 @@ def bodies() -> list[dict[str, Any]]:
 
 def answer(server: RankServer, asked: dict[str, Any]) -> Answer:
     """The answer's text, its tokens if log-probabilities were asked for, and why it ended."""
-    reply = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=120.0)
+    reply = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=600.0)
     assert reply.status_code == httpx.codes.OK, f"{reply.text}\n{server.log}"
     choice = reply.json()["choices"][0]
     return choice["text"], choice["logprobs"]["tokens"] if choice["logprobs"] else [], choice["finish_reason"]
@@ -42,7 +44,7 @@ def answer(server: RankServer, asked: dict[str, Any]) -> Answer:
 
 def cached(server: RankServer, prompt: list[int]) -> int:
     """Asks a short question. Returns how many of the prompt's tokens were not computed for it."""
-    reply = httpx.post(f"{server.url}/v1/completions", json=body("greedy", prompt, 4), timeout=120.0)
+    reply = httpx.post(f"{server.url}/v1/completions", json=body("greedy", prompt, 4), timeout=600.0)
     return reply.raise_for_status().json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
@@ -55,9 +57,10 @@ def alone(two: RankServer) -> list[Answer]:
 
 
 def start_all(server: RankServer, pool: ThreadPoolExecutor) -> list[Future[Answer]]:
-    """Sends all requests at once, and waits until each rank serves its own."""
+    """Sends all requests at once, and waits until ranks have begun to serve their own."""
+    before = server.log.count(DIVIDED)
     found = [pool.submit(answer, server, asked) for asked in bodies()]
-    server.wait_until(lambda status: status.divided, "each rank serves requests of its own", within_s=20.0)
+    server.wait_until(lambda _: server.log.count(DIVIDED) > before, "each rank serves requests of its own")
     return found
 
 
@@ -69,9 +72,9 @@ def check(found: list[Future[Answer]], alone: list[Answer]) -> None:
 def test_many_requests_are_divided_and_yield_what_they_yield_alone(two: RankServer, alone: list[Answer]) -> None:
     with ThreadPoolExecutor(NUM_REQUESTS) as pool:
         check(start_all(two, pool), alone)
-        two.wait_until(lambda status: not status.divided, "the ranks share steps again", within_s=20.0)
+        two.wait_until(lambda status: not status.divided, "the ranks share steps again")
         check(start_all(two, pool), alone)
-    assert "each with requests of its own" in two.log
+    assert two.log.count(DIVIDED) >= 2
 
 
 def test_a_stream_goes_on_while_the_ranks_divide_and_come_together(two: RankServer, alone: list[Answer]) -> None:
@@ -82,7 +85,7 @@ def test_a_stream_goes_on_while_the_ranks_divide_and_come_together(two: RankServ
         stream = pool.submit(answer, two, asked)
         check(start_all(two, pool), alone)
         assert stream.result() == expected
-    two.wait_until(lambda status: not status.divided, "the ranks share steps again", within_s=20.0)
+    two.wait_until(lambda status: not status.divided, "the ranks share steps again")
     assert (two.status().epoch or 0) >= before + 2
 
 
@@ -95,14 +98,14 @@ def test_what_was_computed_for_a_prompt_is_used_again_when_the_ranks_have_divide
         found = start_all(two, pool)
         assert cached(two, [*prompt, 33]) >= 190
         check(found, alone)
-    two.wait_until(lambda status: not status.divided, "the ranks share steps again", within_s=20.0)
+    two.wait_until(lambda status: not status.divided, "the ranks share steps again")
     assert cached(two, [*prompt, 34]) >= 190
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_lost_while_each_serves_its_own(two: RankServer, alone: list[Answer], victim: int) -> None:
     two.wait_for_all()
-    two.wait_until(lambda status: not status.divided, "the ranks share steps", within_s=20.0)
+    two.wait_until(lambda status: not status.divided, "the ranks share steps")
     with ThreadPoolExecutor(NUM_REQUESTS) as pool:
         found = start_all(two, pool)
         gone = two.signal([victim])
@@ -113,7 +116,7 @@ def test_a_rank_lost_while_each_serves_its_own(two: RankServer, alone: list[Answ
 @pytest.mark.slow
 def test_with_dp_each_rank_serves_its_own_from_the_start(model: Path, alone: list[Answer]) -> None:
     with serving(model, 2, "parallel=dp") as server:
-        server.wait_until(lambda status: status.divided, "each rank serves requests of its own", within_s=20.0)
+        server.wait_until(lambda status: status.divided, "each rank serves requests of its own")
         with ThreadPoolExecutor(NUM_REQUESTS) as pool:
             check([pool.submit(answer, server, asked) for asked in bodies()], alone)
         assert server.status().divided

@@ -16,7 +16,7 @@ from benchmarks.faults.scenarios import ScenarioStage
 
 pytestmark = pytest.mark.slow
 
-LEAVE_S = 20.0
+LEAVE_S = 120.0
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+
 from launch.supervisor.ledger import Ledger
 from lp.methods import Autoregressive
 from lp.request import Progress, Request, TokenLogprob
 from lp.sampling.settings import Sampling
 from lp.statistics import Statistics
 from lp.text.stopping import FinishReason, Stopping
+from lp.trace.step import StepTrace
 from parallel.group.commands import Cancel, Submit
 from parallel.group.epoch import RunningRequest
 
@@ -84,6 +91,36 @@ def test_text_and_tokens_are_counted_apart() -> None:
     assert ledger.take(0, 3, told("a", [6], "xy")) is None
     delivered = ledger.take(0, 3, told("a", [7], "z", "stop"))
     assert delivered and (delivered.tokens, delivered.text, delivered.finish_reason) == ([7], "z", "stop")
+
+
+def traced(tokens: list[int], text: str, steps: int) -> Progress:
+    trace = StepTrace(steps - 1, [tokens[0]], [-1], "r", "0", [], tokens, 1, 1, 1.0)
+    return replace(told("a", tokens, text, steps=steps), trace=trace)
+
+
+def joined(steps: Iterable[tuple[list[int], str]]) -> tuple[list[int], str]:
+    """The tokens and the text of several steps."""
+    tokens, texts = zip(*steps, strict=True) if (steps := [*steps]) else ([], [])
+    return [*chain.from_iterable(tokens)], "".join(texts)
+
+
+@pytest.mark.parametrize(("num_told", "num_known"), [(2, 2), (2, 1), (2, 3), (1, 3), (0, 2), (0, 0)])
+def test_steps_that_no_rank_has_told_come_together_without_a_trace(num_told: int, num_known: int) -> None:
+    """num_told: steps that the leader told before it was lost. num_known: steps that the next leader knows of."""
+    ledger, steps = begun("a"), [([5, 6], "x"), ([7], ""), ([8, 9], "yz"), ([4], "!")]  # the text of 7 is held back
+    found = [ledger.take(0, 1, traced(*step, number)) for number, step in enumerate(steps[:num_told], 1)]
+    begin(ledger, 2)
+    num_replayed = max(num_told, num_known)  # the longest list of tokens counts
+    found.append(ledger.take(0, 2, told("a", *joined(steps[:num_replayed]))))
+    found += [ledger.take(0, 2, traced(*step, number)) for number, step in enumerate(steps[num_replayed:], 1)]
+
+    delivered = [progress for progress in found if progress]
+    untold = [(progress.tokens, progress.text) for progress in delivered if not progress.trace]
+    assert untold == ([joined(steps[num_told:num_known])] if num_known > num_told else [])
+    assert joined((progress.tokens, progress.text) for progress in delivered) == joined(steps)
+    traces = [progress.trace for progress in delivered if progress.trace]
+    assert [trace.emitted for trace in traces] == [step[0] for step in (*steps[:num_told], *steps[num_replayed:])]
+    assert [trace.step for trace in traces] == [*range(len(traces))]
 
 
 def test_an_end_is_told_even_if_nothing_else_is_new() -> None:

@@ -21,7 +21,7 @@ from parallel.group.commands import Cancel, Command, Shutdown, Submit
 from parallel.mesh import ParallelSettings
 from tests.mixture import Mixture, check_mixture, make_mixture
 
-NUM_REQUESTS, NUM_RANKS, WITHIN_S = 32, 3, 150.0
+NUM_REQUESTS, NUM_RANKS, WITHIN_S = 32, 3, 600.0
 
 
 class Client:

@@ -16,14 +16,18 @@ from tests.launch.server.harness import eventually
 pytestmark = pytest.mark.slow
 
 PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return fib"
+# So many that the text goes on long after a client has seen a step and killed a rank, however busy the machine is.
+TOKENS = 120
+# A rank that is slow to answer, as others compute, is not lost; that a process has ended is seen at once.
+PATIENT = "supervisor.answer_within_s=60"
 LOOKAHEAD = {"method": "lookahead", "window": 15, "ngram": 5, "guesses": 15}
 BODY: dict[str, Any] = {"prompt": PROMPT, "temperature": 0, "ignore_eos": True, "lookahead_trace": True}
 
 
 @pytest.fixture(scope="module")
 def two(model: Path) -> Iterator[RankServer]:
-    slow = "parallel.delay_us=10000"  # so that a rank is killed during a text
-    with serving(model, 2, "server.page_kills_ranks=true", "parallel=lp", slow, "step_times=off") as server:
+    slow = "parallel.delay_us=20000"  # so that a rank is killed during a text
+    with serving(model, 2, "server.page_kills_ranks=true", "parallel=lp", slow, "step_times=off", PATIENT) as server:
         yield server
 
 
@@ -66,11 +70,35 @@ def test_nodes_say_which_rank_has_computed_them(two: RankServer) -> None:
             assert trace["rows"] >= min(most, len(trace["tokens"]))
 
 
+def emitted_in(found: list[dict[str, Any]]) -> list[int]:
+    """The tokens that the traces of these chunks tell."""
+    return [token for chunk in found if "lookahead" in chunk for token in chunk["lookahead"]["emitted"]]
+
+
+def assert_continued(found: list[dict[str, Any]], undisturbed: list[dict[str, Any]]) -> None:
+    """Asserts what is promised of a text in which a rank was lost, at whatever moment that was.
+
+    The text is whole. Each step is told once, in its order. What only the ranks that are left knew of, as the leader
+    was killed before it told it, comes as one chunk without a trace; there is none if they knew nothing more.
+    """
+    assert text_of(found) == text_of(undisturbed)
+    steps = [chunk["lookahead"]["step"] for chunk in found if "lookahead" in chunk]
+    assert steps == sorted(set(steps))
+    untold = [number for number, chunk in enumerate(found) if "lookahead" not in chunk]
+    assert len(untold) <= 1
+    at = untold[0] if untold else len(found)
+    tokens, before, after = emitted_in(undisturbed), emitted_in(found[:at]), emitted_in(found[at + 1 :])
+    assert tokens[: len(before)] == before and tokens[len(tokens) - len(after) :] == after
+    num_untold = len(tokens) - len(before) - len(after)
+    assert num_untold > 0 if untold else num_untold == 0
+
+
 @pytest.mark.parametrize("victim", [1, 0])
 def test_a_text_goes_on_without_a_killed_rank(two: RankServer, victim: int) -> None:
     two.wait_for_all()
-    undisturbed = text_of(chunks(two, max_tokens=90, decode=LOOKAHEAD))
-    before, seen = two.status().pids, []
+    undisturbed = chunks(two, max_tokens=TOKENS, decode=LOOKAHEAD)
+    assert len(emitted_in(undisturbed)) == TOKENS
+    before, killed_in = two.status().pids, []
     assert state(two)["may_kill"] is True
 
     def strike(trace: dict[str, Any]) -> None:
@@ -80,19 +108,13 @@ def test_a_text_goes_on_without_a_killed_rank(two: RankServer, victim: int) -> N
             assert again.status_code == 409 and f"rank {victim}" in again.json()["error"]["message"]
             other = kill(two, 1 - victim)
             assert other.status_code == 409 and "no other rank" in other.json()["error"]["message"]
-            seen.append(state(two)["ranks"])
+            killed_in.append(trace["step"])
 
-    found = chunks(two, strike, max_tokens=90, decode=LOOKAHEAD)
-    assert text_of(found) == undisturbed
-    # A step of which only the survivor knew, as the leader was killed before it told it, has no trace any more.
-    traces = [chunk["lookahead"] for chunk in found if "lookahead" in chunk]
-    assert len(found) - len(traces) <= 1
-    steps = [trace["step"] for trace in traces]
-    assert steps == sorted(set(steps))  # and no step is told twice
-    emitted = sum(len(trace["emitted"]) for trace in traces)
-    assert emitted == 90 if len(found) == len(traces) else emitted < 90
-    alone = [set(trace["ranks"]) for trace in traces if trace["step"] > 12]
-    assert {str(1 - victim)} in alone  # it serves under its own number, wherever it stands in the epoch
+    found = chunks(two, strike, max_tokens=TOKENS, decode=LOOKAHEAD)
+    assert killed_in, "no rank was killed"
+    assert_continued(found, undisturbed)
+    alone = [set(chunk["lookahead"]["ranks"]) for chunk in found if "lookahead" in chunk]
+    assert {str(1 - victim)} in alone[9:]  # it serves under its own number, wherever it stands in the epoch
     two.wait_for_all(gone=[before[victim]])
     assert [rank["state"] for rank in state(two)["ranks"]] == ["serving", "serving"]
 

@@ -123,7 +123,7 @@ def front_end() -> Iterator[Callable[[], tuple[Member, Link]]]:
 
     def connect() -> tuple[Member, Link]:
         links.append(Link.connect(listener.address, b"key"))
-        links.append(arrived.get(timeout=5))
+        links.append(arrived.get(timeout=60))
         return Member(links[0], 1), links[1]
 
     with closing(Listener("127.0.0.1", b"key", arrived.put)) as listener:

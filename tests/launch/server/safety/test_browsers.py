@@ -12,7 +12,7 @@ from uvicorn.lifespan.on import LifespanOn
 from launch.server.app import make_app
 from launch.server.safety.front import AllowedHosts, is_loopback, without_port
 from launch.server.settings import ServerSettings
-from tests.launch.server.harness import Running, assert_error, serving
+from tests.launch.server.harness import LIMIT_S, Running, assert_error, serving
 
 ORIGIN = "https://chat.example.org"
 PREFLIGHT = {
@@ -25,7 +25,7 @@ PREFLIGHT = {
 def post(running: Running, path: str = "/v1/completions", **headers: str) -> httpx.Response:
     body = b'{"prompt": "a", "max_tokens": 1}'
     headers = {"content-type": "application/json", **headers}
-    return httpx.post(running.url + path, content=body, headers=headers, timeout=30)
+    return httpx.post(running.url + path, content=body, headers=headers, timeout=LIMIT_S)
 
 
 def test_no_origin_is_allowed_by_default(shared: Running):

@@ -12,7 +12,7 @@ import pytest
 from launch.server.run import Server, bind
 from launch.server.safety.keys import VARIABLE, read_keys
 from launch.server.settings import ServerSettings
-from tests.launch.server.harness import Running, serving
+from tests.launch.server.harness import LIMIT_S, Running, serving
 
 
 def statuses(running: Running, *keys: str) -> list[int]:
@@ -70,7 +70,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     alternative = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-out", files[0], "-keyout", files[1]]
     try:
-        subprocess.run([*command, *alternative], check=True, capture_output=True, timeout=60)
+        subprocess.run([*command, *alternative], check=True, capture_output=True, timeout=LIMIT_S)
     except FileNotFoundError:
         pytest.skip("openssl is not installed")
     return files

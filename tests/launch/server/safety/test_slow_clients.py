@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import socket
-import statistics
 import time
 from collections.abc import Iterator
 
@@ -13,30 +12,32 @@ import httpx
 import pytest
 
 from launch.server.safety.connections import LARGEST_HEAD
-from tests.launch.server.harness import Running, assert_error, eventually, serving
+from tests.launch.server.harness import LIMIT_S, Running, assert_error, eventually, serving
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-# How much longer the median request may take beside such clients; a machine under load varies by as much by itself.
-FACTOR, SLACK_S = 3.0, 0.1
+# Such a client may take so long over its head and its body. A request that waited for one would take as long, which is
+# far more than the most that a request takes beside others, on a machine with other work as well.
+PATIENCE_S, SLOW_S = 600.0, 60.0
 
 
 @contextlib.contextmanager
 def connections(running: Running, number: int, sent: bytes = b"") -> Iterator[list[socket.socket]]:
     with contextlib.ExitStack() as stack:
         address = running.server._listener.getsockname()
-        opened = [stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(number)]
+        opened = [stack.enter_context(socket.create_connection(address, timeout=LIMIT_S)) for _ in range(number)]
         for connection in opened:
             connection.sendall(sent)
         yield opened
 
 
-def median_s(running: Running, number: int = 15) -> float:
+def slowest_s(running: Running, number: int = 15) -> float:
+    """Seconds that the slowest of so many requests takes."""
     taken = []
     for _ in range(number):
         begin = time.perf_counter()
         running.assert_serves()
         taken.append(time.perf_counter() - begin)
-    return statistics.median(taken)
+    return max(taken)
 
 
 @pytest.mark.parametrize(
@@ -44,33 +45,33 @@ def median_s(running: Running, number: int = 15) -> float:
     [b"", HEAD[:20], HEAD + b"Content-Length: 100\r\n\r\n", HEAD + b"Content-Length: 100\r\n\r\n{"],
     ids=["idle", "half a head", "no body", "half a body"],
 )
-def test_two_hundred_such_connections_change_nobodys_latency(checkpoint, sent: bytes):
-    with serving(checkpoint) as running:
-        before = median_s(running)
-        with connections(running, 200, sent):
-            beside = median_s(running)
-        assert beside < FACTOR * before + SLACK_S, (before, beside)
+def test_nobody_waits_for_two_hundred_such_connections(checkpoint, sent: bytes):
+    with (
+        serving(checkpoint, head_timeout_s=PATIENCE_S, body_timeout_s=PATIENCE_S) as running,
+        connections(running, 200, sent) as held,
+    ):
+        assert slowest_s(running) < SLOW_S
+        for connection in held:  # and none of them was closed to serve others
+            connection.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                connection.recv(1)
 
 
 def test_slow_loris(checkpoint):
     """Clients that send a byte of their heads now and then lose their connections; meanwhile others are served."""
-    with serving(checkpoint, head_timeout_s=0.5) as running:
-        before = median_s(running)
-        with connections(running, 50, HEAD) as slow:
-            deadline, open_ones = time.monotonic() + 10, set(slow)
-            beside = []
-            while open_ones and time.monotonic() < deadline:
-                for connection in [*open_ones]:
-                    try:
-                        connection.sendall(b"X")
-                    except OSError:
-                        open_ones.discard(connection)
-                beside.append(median_s(running, 3))
-            assert not open_ones, f"{len(open_ones)} connections are still open"
-        assert statistics.median(beside) < FACTOR * before + SLACK_S
+    with serving(checkpoint, head_timeout_s=0.5) as running, connections(running, 50, HEAD) as slow:
+        deadline, open_ones = time.monotonic() + LIMIT_S, set(slow)
+        while open_ones and time.monotonic() < deadline:
+            for connection in [*open_ones]:
+                try:
+                    connection.sendall(b"X")
+                except OSError:
+                    open_ones.discard(connection)
+            running.assert_serves()
+        assert not open_ones, f"{len(open_ones)} connections are still open"
 
 
-def closed(connection: socket.socket, within_s: float = 5.0) -> bytes:
+def closed(connection: socket.socket, within_s: float = LIMIT_S) -> bytes:
     """What the server sends until it closes the connection."""
     connection.settimeout(within_s)
     return b"".join(iter(lambda: connection.recv(4096), b""))
@@ -87,7 +88,7 @@ def test_half_a_head_is_answered(checkpoint):
 
 
 def test_a_second_request_may_take_as_long_as_the_first(checkpoint):
-    with serving(checkpoint, head_timeout_s=0.5) as running, connections(running, 1) as (connection,):
+    with serving(checkpoint, head_timeout_s=2.5) as running, connections(running, 1) as (connection,):
         request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
         for _ in range(3):
             connection.sendall(request)
@@ -95,7 +96,7 @@ def test_a_second_request_may_take_as_long_as_the_first(checkpoint):
             while b"ok" not in answer:
                 answer += connection.recv(4096)
             assert answer.startswith(b"HTTP/1.1 200 ")
-            time.sleep(0.3)
+            time.sleep(0.9)
         connection.sendall(request[:10])
         assert closed(connection).startswith(b"HTTP/1.1 408 ")
 
@@ -131,7 +132,7 @@ def test_a_body_that_drips_after_its_answer_holds_no_connection(checkpoint):
                 return True
             return False
 
-        eventually(is_closed, 5.0)
+        eventually(is_closed)
 
 
 def test_a_head_without_end_is_refused(checkpoint):
@@ -156,16 +157,13 @@ def test_too_many_connections(checkpoint):
 
 
 def test_short_texts_do_not_wait_for_long_ones(checkpoint):
-    """A text of half a megabyte takes a second or two."""
+    """A text of half a megabyte takes a second or two; many short ones are answered meanwhile."""
     text = "the quick brown fox " * 25_000
     with serving(checkpoint) as running, concurrent.futures.ThreadPoolExecutor(1) as pool:
-        begin = time.perf_counter()
         long = pool.submit(running.post, "/v1/completions", prompt=text)
-        taken = []
+        num_overtaking = 0
         while not long.done():
-            before = time.perf_counter()
             running.assert_serves()
-            taken.append(time.perf_counter() - before)
-        whole = time.perf_counter() - begin
+            num_overtaking += not long.done()
         assert long.result().status_code == 400
-        assert len(taken) > 1 and statistics.median(taken) < whole / 2, (taken, whole)
+        assert num_overtaking > 0
