@@ -185,9 +185,9 @@ class Engine:
 
         runner: the present one, or another that holds the same sequences; KV caches that it holds are used again.
         requests: all that run from now on, each with the tokens generated so far. step_times: the runner's, or those of
-        a runner like it. room: None is the present one. finished: sequences from which requests may begin, held here or
-        elsewhere. learnt: about drafts, the same on all ranks; all else that this engine knows of them is forgotten.
-        keeps_shared: but for what requests of one owner share. Returns each request's whole output so far.
+        one like it. room: None is the present one. finished: sequences from which requests may begin, held here or not,
+        none of them of such a request. learnt: about drafts, the same on all ranks; all else known of them is forgotten
+        but, if keeps_shared, what requests of one owner share. Returns each request's whole output so far.
         """
         sequences = [generation.sequence for generation in self._generations()]
         held = {sequence.id: sequence for sequence in (*self.batches.prefixes.take_all(), *sequences)}
@@ -203,11 +203,12 @@ class Engine:
 
     def _resume_one(self, request: Request, tokens: list[int], held: Sequence | None) -> Progress:
         """held: the sequence that the runner has open for this request; None if it has none."""
-        if refusal := self.scheduler.room.refusal(request):
-            if held is not None:
-                self.runner.close(held)
+        refusal, generation = self.scheduler.room.refusal(request), self._begin(request, tokens)
+        if held is not None and (refusal or not held.has_settings_of(generation.sequence)):
+            self.runner.close(held)
+            held = None
+        if refusal:
             return refusal
-        generation = self._begin(request, tokens)
         if held is None:
             self.runner.open(generation.sequence)
         progress = generation.replay(tokens)

@@ -69,6 +69,11 @@ class Sequence:
     grammar: Grammar | None = None
     is_traced: bool = False
 
+    def has_settings_of(self, other: Sequence) -> bool:
+        """Whether its rows are answered as another's are. One that is kept for its keys and values has no settings."""
+        own = self.prompt_length, self.sampling, self.grammar
+        return own == (other.prompt_length, other.sampling, other.grammar)
+
 
 @dataclass(frozen=True)
 class TokenLogprob:

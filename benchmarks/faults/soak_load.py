@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import time
 from collections.abc import Callable
@@ -83,11 +84,18 @@ class SoakLoad:
     def judge(self, name: str, streams: bool, seen: ObservedStream) -> LoadAnswer:
         times = [seen.sent_at, *seen.times, seen.ended_at]
         longest = max(later - earlier for earlier, later in pairwise(times))
-        wrong = None if seen.says_the_same(self.right[name]) else seen.error or f"another answer: {seen.text!r}"
+        right = self.right[name]
+        wrong = None if seen.says_the_same(right) else seen.error or _describe_difference(seen.text, right.text)
         return LoadAnswer(name, streams, seen.ended_at - seen.sent_at, longest, wrong)
 
     def _client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S)
+
+
+def _describe_difference(text: str, right: str) -> str:
+    """Where an answer leaves the right one, so that the token can be looked up."""
+    at = len(os.path.commonprefix([text, right]))
+    return f"another answer: {text!r}, which leaves {right!r} at character {at}"
 
 
 def questions(prompts: list[str], short: int = SHORT, long: int = LONG) -> list[LoadQuestion]:

@@ -142,7 +142,8 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
     running = [RunningRequest.from_dict(entry) for entry in told["running"]]
     requests, known = [entry.request for entry in running], [entry.tokens for entry in running]
     tokens = longest(channel, engine.generated(), requests, known)
-    finished = still_held(channel, engine.batches.prefixes.finished(), runner)
+    names = {request.id for request in requests}  # one whose end the front end has not heard of runs again
+    finished = [one for one in still_held(channel, engine.batches.prefixes.finished(), runner) if one.id not in names]
     learnt = merge(channel.collect(engine.history.learnt()))
     is_alone = channel.num_ranks == 1
     progress = engine.resume(

@@ -17,7 +17,7 @@ def test_the_load_has_short_and_long_greedy_and_sampled_questions() -> None:
 
 def test_an_answer_that_differs_or_does_not_come_is_wrong() -> None:
     """The server answers twice with the right text, then with another one, then with an error."""
-    texts = iter(["right", "right", "other"])
+    texts = iter(["right", "right", "rigid"])
 
     def answer(request: httpx.Request) -> httpx.Response:
         text = next(texts, None)
@@ -33,4 +33,6 @@ def test_an_answer_that_differs_or_does_not_come_is_wrong() -> None:
             load.right[name] = await ask(client, {}, streams=False)
             return [load.judge(name, False, await ask(client, {}, streams=False)).wrong for _ in range(3)]
 
-    assert asyncio.run(judged()) == [None, "another answer: 'other'", "a rank is lost"]
+    assert asyncio.run(judged()) == [
+        None, "another answer: 'rigid', which leaves 'right' at character 3", "a rank is lost"
+    ]  # fmt: skip

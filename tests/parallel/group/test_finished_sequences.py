@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from lp import Autoregressive, Engine, Lookahead, Stopping
+from lp.request import Request
 from lp.scheduling.prefixes import Finished
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from lp.single_device import SingleDevice
 from parallel.build import share_steps
 from parallel.comm.channel import Channel
 from parallel.degrees import Mode
-from parallel.group.epoch import MOST_LACKING, Epoch, joined, resume, still_held
+from parallel.group.epoch import MOST_LACKING, Epoch, RunningRequest, joined, resume, still_held
 from parallel.mesh import Mesh
-from tests.parallel.group.test_epoch import GREEDY, client, settings_of
+from tests.parallel.group.test_epoch import GREEDY, SAMPLED, client, settings_of
 from tests.parallel.ranks import run_ranks
 
 NUM_TOKENS = 12
@@ -82,6 +85,60 @@ def test_requests_begin_from_what_earlier_epochs_have_computed(checkpoint_folder
         assert cached["divided, first"] >= 130, "all ranks hold it, as they share every tree and prompt"
         assert cached["3"] >= 139 and cached["3, again"] >= 140, "rank 1 had computed it alone"
     assert of_ranks[1]["divided, second"][1] == 0 and "divided, second" not in of_ranks[0]
+
+
+def end_untold(mesh: Mesh, channel: Channel, folder: str, kinds: list[bool]) -> list[int]:
+    """A sampled request ends, but its end is lost on its way: it goes on in the last epoch from a few of its tokens.
+
+    kinds: whether each epoch before the last is divided; rank 0 serves the request in the first. Returns all of the
+    request's tokens in the last epoch, in which ranks share steps.
+    """
+    alone = Engine.from_pretrained(folder, device="cpu", step_times="off")
+    assert isinstance(alone.runner, SingleDevice)
+    scheduler = SchedulerSettings(prefix_reuse=PrefixReuse.owner)
+    engine, runner, store = Engine(alone.checkpoint, alone.runner, scheduler=scheduler), alone.runner, client(mesh)
+    request = sampled(engine)
+    tokens: list[int] = []
+    for number, is_divided in enumerate([*kinds, False], start=1):
+        is_last = number > len(kinds)
+        running = [RunningRequest(request, tokens[:NUM_KNOWN])] if is_last else []
+        epoch = Epoch(number, [0, 1], is_divided=is_divided, running=running)
+        with joined(epoch, epoch.mesh(mesh, mesh.rank), settings_of("shm"), store, lambda: False) as own:
+            replayed = resume(engine, share_steps(runner, own, Mode.lp), own, epoch, None)
+            if number == 1 and (mesh.rank == 0 or not is_divided):
+                engine.submit(request)
+                tokens = tokens_of(engine)
+            if is_last:
+                tokens = [*replayed[0].tokens, *tokens_of(engine)]
+    return tokens
+
+
+NUM_KNOWN = 3
+
+
+def sampled(engine: Engine) -> Request:
+    stop = Stopping(NUM_TOKENS, ignore_eos=True)
+    return engine.request_builder.build(BEGINNINGS["first"], Lookahead(3, 3, 3), SAMPLED, stop, request_id="untold")
+
+
+def tokens_of(engine: Engine) -> list[int]:
+    tokens: list[int] = []
+    while not engine.is_idle:
+        tokens += [token for progress in engine.step() for token in progress.tokens]
+    return tokens
+
+
+@pytest.mark.parametrize("kinds", [[False], [True, False]], ids=["shared", "divided, then shared"])
+def test_a_request_whose_end_nobody_has_heard_of_goes_on_by_its_own_settings(
+    checkpoint_folder: Callable[[str], Path], kinds: list[bool]
+) -> None:
+    """Its sequence has been kept for others to begin from, on ranks that never knew its settings as well."""
+    folder = str(checkpoint_folder("llama"))
+    alone = Engine.from_pretrained(folder, device="cpu", step_times="off")
+    alone.submit(sampled(alone))
+    expected = tokens_of(alone)
+    assert len(expected) == NUM_TOKENS
+    assert run_ranks(end_untold, 2, folder, kinds) == [expected, expected]
 
 
 class Holds:
