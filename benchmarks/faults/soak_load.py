@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import time
 from collections.abc import Callable
@@ -94,7 +93,8 @@ class SoakLoad:
 
 def _describe_difference(text: str, right: str) -> str:
     """Where an answer leaves the right one, so that the token can be looked up."""
-    at = len(os.path.commonprefix([text, right]))
+    pairs = enumerate(zip(text, right, strict=False))
+    at = next((number for number, (own, other) in pairs if own != other), min(len(text), len(right)))
     return f"another answer: {text!r}, which leaves {right!r} at character {at}"
 
 

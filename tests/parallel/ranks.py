@@ -77,7 +77,7 @@ def run_ranks_to_end(
     *args: Any,
     exchange: str = "shm",
     timeout_s: float = 20.0,
-    limit_s: float = 120.0,
+    limit_s: float = 300.0,
     device: str = "cpu",
     doomed: tuple[int, ...] = (),
     own_store: bool = False,

@@ -32,7 +32,7 @@ def test_the_leader_is_lost_and_the_last_rank_goes_on(two: RankServer) -> None:
 
 def test_all_killed_is_said_to_the_client_and_the_service_is_back(two: RankServer) -> None:
     two.wait_for_all()
-    verdict = scenarios.all_killed(ScenarioStage(two, max_tokens=128))
+    verdict = scenarios.all_killed(ScenarioStage(two, max_tokens=128), LEAVE_S)
     assert verdict.passed, verdict.seen
     assert "there was no other rank" in verdict.seen
 
