@@ -21,6 +21,8 @@ from lp.drafting.answer_index import FILE_NAME, read_index
 from lp.drafting.answers import AnswerIndex
 from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.attention import AttentionSettings
+from lp.model.beside.load import beside
+from lp.model.beside.settings import SecondModel
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint, ModelSettings, Reader, load
 from lp.model.checkpoint_info import CheckpointInfo
@@ -47,7 +49,7 @@ class EngineSettings:
     sampling: defaults for what a request leaves open. attention: how attention is computed. limits: the most that a
     request may ask for. step_times: where decode=auto gets its step times from. index: the file of the model's answers
     that launch/index.py made, for decode=auto; auto is the one beside the weights if there is one, off is none.
-    scheduler: how steps are filled.
+    scheduler: how steps are filled. draft: a second model that drafts for decode=draft_model.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -58,6 +60,11 @@ class EngineSettings:
     step_times: StepTimesSource = StepTimesSource.auto
     index: str = "auto"
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    draft: SecondModel = field(default_factory=SecondModel)
+
+    def second_models(self) -> dict[str, SecondModel]:
+        """The models that are loaded beside the first one, by their roles: the names of their settings."""
+        return {role: one for role, one in {"draft": self.draft}.items() if one.is_there}
 
 
 class Place(Protocol):
@@ -200,15 +207,19 @@ def make_parts(settings: EngineSettings, place: Place) -> EngineParts:
     methods.check(settings.decode or Auto(), settings.limits)  # at once, not after minutes of loading
     check_index(settings.index)
     settings.scheduler.check()
-    checkpoint = load(settings.model, settings.attention.kind, place.reader, place.num_sharing, place.capture)
+    kind = settings.attention.kind
+    beside_it = {role: beside(one, role, kind) for role, one in settings.second_models().items()}
+    checkpoint = load(settings.model, kind, place.reader, place.num_sharing, place.capture, beside_it)
     request_builder = RequestBuilder(checkpoint, settings.decode, settings.sampling, settings.limits)
     index = find_index(settings.index, checkpoint)
     place.on_loaded(checkpoint)
     runner = place.runner(checkpoint.model, settings.attention.prefill_chunk)
-    room = Room.of(runner, place.least(checkpoint.model.memory.num_pages))
+    models = [checkpoint.model, *checkpoint.beside.values()]
+    room = Room.of(runner, place.least(min(model.memory.num_pages for model in models)))
     if runner.num_replicas > 1:
         log.info("%s", room.describe())
-    checkpoint.model.memory.limit(room.num_pages)  # ranks of one replica must evict alike
+    for model in models:
+        model.memory.limit(room.num_pages)  # ranks of one replica must evict alike
     require_same_index(index, place.tell(digest_of(index)))
     find = partial(find_step_times, request_builder)
     where = checkpoint.model, runner, place.mode, place.tell

@@ -19,6 +19,7 @@ from lp.drafting.history import DraftHistory, Learnt
 from lp.generation import Generation, SettledStep
 from lp.grammar.settings import Grammar, GrammarBackend
 from lp.methods import Beam, DecodeLimits, DecodeSettings
+from lp.model.beside.settings import SecondModel
 from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings
 from lp.model.fast.choose import CompileMode
 from lp.request import Completion, Progress, Request, Sequence
@@ -97,6 +98,7 @@ class Engine:
         kv_memory: str = "auto",
         prefix_reuse: PrefixReuse | str = PrefixReuse.off,
         grammar_backend: GrammarBackend | str = GrammarBackend.auto,
+        draft: SecondModel | None = None,
     ) -> Engine:
         """An engine on one device. Raises ValueError with a message for the user if the checkpoint cannot be used.
 
@@ -107,11 +109,11 @@ class Engine:
         invariant: on refuses a model whose logits depend on the rows beside a row. index: the file of answers that
         launch/index.py made; auto is the one beside the weights, off is none. kv_memory: the most memory for keys and
         values in GB, or auto. prefix_reuse: whose keys and values a prompt may begin from: off, owner or all.
-        grammar_backend: auto, llguidance or xgrammar.
+        grammar_backend: auto, llguidance or xgrammar. draft: the model that drafts for decode=draft_model.
         """
         model = ModelSettings(str(path), dtype, device, compile=CompileMode(compile), invariant=Invariance(invariant))
         model.kv_memory, model.grammar_backend = str(kv_memory), GrammarBackend(grammar_backend)
-        settings = EngineSettings(model, decode, limits=limits or DecodeLimits())
+        settings = EngineSettings(model, decode, limits=limits or DecodeLimits(), draft=draft or SecondModel())
         settings.step_times, settings.index = StepTimesSource(step_times), index
         settings.scheduler.prefix_reuse = PrefixReuse(prefix_reuse)
         return cls.assemble(settings)
@@ -134,9 +136,8 @@ class Engine:
         yield from self.batches.generations()
 
     def _make_batches(self, runner: Runner, step_times: StepTimes | None) -> Batches:
-        return Batches(
-            self.scheduler, self._settings, runner, self.checkpoint.max_length, step_times, self.fingerprints
-        )
+        length, fingerprints = self.checkpoint.max_length, self.fingerprints
+        return Batches(self.scheduler, self._settings, runner, length, step_times, fingerprints)
 
     def submit(self, request: Request, tokens: Items[int] = ()) -> Progress | None:
         """Adds a request, or one that goes on after tokens which another engine has generated.

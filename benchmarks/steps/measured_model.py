@@ -18,7 +18,7 @@ from lp.model.causal import CausalModel
 from lp.model.checkpoint import DTYPES, Checkpoint, ModelSettings, load, pick_device
 from lp.model.exactness import check_config, check_tree
 from lp.model.fast.choose import CompileMode
-from lp.model.kv.bound import AUTO
+from lp.model.kv.bound import AUTO, find_bound
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def make_measured(
     max_length = text.max_position_embeddings
     model = CausalModel(make_model(config, DTYPES[dtype], on), max_length, eos=[])
     check_tree(model)
-    model.bound_memory(AUTO)
+    model.bound_memory(find_bound(AUTO, model.device))
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     with TemporaryDirectory() as temporary:
         name = Path(shape).name.removesuffix(".json")

@@ -30,6 +30,7 @@ FREE_TEXT = (
     "url",
     "api_key",
     "model.path",
+    "draft.path",
     "index",
     "grammar.text",
     "grammar.file",

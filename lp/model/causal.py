@@ -24,7 +24,7 @@ from lp.model import attention
 from lp.model.attention import TreeRows, TreeStep
 from lp.model.gpu.device import current
 from lp.model.kernels import AttentionKind, reads_block_tables, resolve_kind
-from lp.model.kv.bound import make_memory
+from lp.model.kv.bound import Bound, make_memory
 from lp.model.kv.contiguous import ContiguousCache, ContiguousMemory
 from lp.model.kv.memory import KVMemory
 from lp.model.kv_cache import KVCache, LayerShape, RowsOnly
@@ -184,21 +184,14 @@ class CausalModel:
         """
         return self.memory.open(min(capacity, self.max_length))
 
-    def bound_memory(self, kv_memory: str, num_sharing: int = 1) -> None:
-        """Gives the model, which has been run, its memory for keys and values; see `make_memory` for both arguments.
+    def bound_memory(self, bound: Bound) -> None:
+        """Gives the model, which has been run, its memory for keys and values.
 
         Raises ValueError if there is no room for one sequence.
         """
         in_runs = not reads_block_tables(self.attention_kind)
         self.memory = make_memory(
-            kv_memory,
-            self.cache_shapes,
-            self.num_layers,
-            self.dtype,
-            self.device,
-            self.max_length,
-            in_runs,
-            num_sharing,
+            bound, self.cache_shapes, self.num_layers, self.dtype, self.device, self.max_length, in_runs
         )
 
     def free_weights(self) -> None:

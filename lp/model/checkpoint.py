@@ -7,10 +7,10 @@ model passes a `Reader` of its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -26,7 +26,7 @@ from lp.model.exactness import check_tree
 from lp.model.fast.choose import CompileMode, make_fast
 from lp.model.fast.cuda_graphs import Capture
 from lp.model.kernels import AttentionKind
-from lp.model.kv.bound import parse_bound
+from lp.model.kv.bound import find_bound, parse_bound
 from lp.model.memory import check_fits
 from lp.model.probes import text_probes
 from lp.model.reference import Reference
@@ -73,9 +73,13 @@ class ModelSettings:
 
 @dataclass
 class Checkpoint(CheckpointInfo):
-    """A checkpoint with its model, which has passed the check that tree attention is exact for it."""
+    """A checkpoint with its model, which has passed the check that tree attention is exact for it.
+
+    beside: further models with the same vocabulary, by their roles, such as draft.
+    """
 
     model: CausalModel
+    beside: dict[str, CausalModel] = field(default_factory=dict)
 
 
 def pick_device(device: str) -> torch.device:
@@ -126,18 +130,31 @@ def _tell_dtype(chosen: torch.dtype, settings: ModelSettings) -> None:
 Reader = Callable[[str, PreTrainedConfig, torch.dtype, torch.device], tuple[PreTrainedModel, list[int]]]
 
 
+class Beside(NamedTuple):
+    """A model that is loaded beside the first one. references: see `check_tree`."""
+
+    model: CausalModel
+    references: list[Reference]
+
+
+# Reads a model beside the one of a checkpoint, on the same device and in the same dtype; see lp.model.beside.load.
+ReadBeside = Callable[[CheckpointInfo, torch.dtype, torch.device], Beside]
+
+
 def load(
     settings: ModelSettings,
     attention: AttentionKind = AttentionKind.auto,
     reader: Reader | None = None,
     num_sharing: int = 1,
     capture: Capture | None = None,
+    beside: Mapping[str, ReadBeside] | None = None,
 ) -> Checkpoint:
     """Loads a checkpoint, checks that tree attention is exact for it, and makes its forward fast if that pays.
 
     reader: reads the weights, for a rank that holds only a part of the model; None reads the whole model. num_sharing:
     the number of ranks that share this machine's memory. capture: makes CUDA graphs of the forward of a rank with a
-    part of the model; None makes none.
+    part of the model; None makes none. beside: what reads further models, by their roles; all of them share the memory
+    for keys and values.
     Raises CheckpointError, UnsupportedArchitecture or ValueError, each with a message of one line for the user.
     """
     kv_bytes = parse_bound(settings.kv_memory)
@@ -152,12 +169,23 @@ def load(
     model, layers = (reader or read_whole)(known.path, known.config, dtype, device)
     causal = CausalModel(model, known.max_length, known.eos, attention, layers)
     references = check_tree(causal, text_probes(known.tokenizer))
-    causal.bound_memory(settings.kv_memory, num_sharing)
+    others = {role: read(known, dtype, device) for role, read in (beside or {}).items()}
+    _bound_memory([causal, *(other.model for other in others.values())], settings.kv_memory, num_sharing)
     if reader is None or has_graphs:
         _make_fast(causal, settings, references, capture)
-    checkpoint = Checkpoint(**vars(known), model=causal)
+    for other in others.values():
+        make_fast(other.model, settings.compile, folder("compiled"), other.references, None, False)
+        other.model.free_weights()
+    checkpoint = Checkpoint(**vars(known), model=causal, beside={role: one.model for role, one in others.items()})
     causal.grammars = checkpoint.grammars
     return checkpoint
+
+
+def _bound_memory(models: Sequence[CausalModel], kv_memory: str, num_sharing: int) -> None:
+    """Gives models on one device their memory for keys and values, with the same number of pages for each."""
+    bound = find_bound(kv_memory, models[0].device, num_sharing)
+    for model, share in zip(models, bound.shared_by([model.numbers_per_token for model in models]), strict=True):
+        model.bound_memory(share)
 
 
 def _check_compilation(settings: ModelSettings, is_whole: bool, has_graphs: bool) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -35,39 +36,64 @@ def parse_bound(setting: str) -> float | None:
     return gigabytes * 1e9
 
 
+class Bound(NamedTuple):
+    """How much memory keys and values may take.
+
+    setting: as the user gave it. size: in bytes. reason: how it was found, in words that follow the setting.
+    """
+
+    setting: str
+    size: float
+    reason: str
+
+    def shared_by(self, numbers_per_token: Sequence[int]) -> list[Bound]:
+        """A share for each of some models, so that all get the same number of pages.
+
+        numbers_per_token: of each model's keys and values.
+        """
+        if len(numbers_per_token) == 1:
+            return [self]
+        reason, whole = f"{self.reason}, shared with a second model", sum(numbers_per_token)
+        return [Bound(self.setting, self.size * number / whole, reason) for number in numbers_per_token]
+
+
+def find_bound(setting: str, device: torch.device, num_sharing: int = 1) -> Bound:
+    """What a setting means once all weights are loaded. "auto" is on a GPU what is free but for MARGIN of the whole,
+    and on a CPU CPU_SHARE of the memory that is available.
+
+    num_sharing: the number of ranks in this machine's memory. Raises ValueError as `parse_bound` does.
+    """
+    given = parse_bound(setting)
+    size, reason = (given, "") if given is not None else _auto(device, num_sharing)
+    return Bound(setting, size, reason)
+
+
 def make_memory(
-    setting: str,
+    bound: Bound,
     shapes: Mapping[int, LayerShape],
     num_layers: int,
     dtype: torch.dtype,
     device: torch.device,
     max_length: int,
     in_runs: bool,
-    num_sharing: int = 1,
 ) -> KVMemory:
-    """The memory that the setting allows, which is logged with numbers. On a GPU it is allocated at once.
-
-    The weights must be loaded. "auto" is on a GPU what is free but for MARGIN of the whole, and on a CPU CPU_SHARE of
-    what is available, divided among the ranks that share it.
+    """The memory that a bound allows, which is logged with numbers. On a GPU it is allocated at once.
 
     shapes: of the layers that are held here. num_layers: of the model. max_length: the most tokens of a sequence.
-    in_runs: see Arena. num_sharing: the number of ranks in this machine's memory. Raises ValueError if there is no room
-    for one sequence.
+    in_runs: see Arena. Raises ValueError if there is no room for one sequence.
     """
     page_bytes = PAGE * dtype.itemsize * sum(shape.numbers for shape in shapes.values())
-    given = parse_bound(setting)
-    size, reason = (given, "") if given is not None else _auto(device, num_sharing)
     reserved = 1 if device.type == "cuda" else 0  # the page of padding rows
-    num_pages = int(size // page_bytes) - reserved
+    num_pages = int(bound.size // page_bytes) - reserved
     needed = pages_of(min(max_length, LIKELY_TOKENS)) + 1
     if num_pages < needed:
         raise DoesNotFit(
-            f"model.kv_memory={setting}{reason} is {size / 1e9:.3g} GB, and the keys and values of one sequence of "
-            f"{min(max_length, LIKELY_TOKENS):,} tokens and the rows of a step need "
+            f"model.kv_memory={bound.setting}{bound.reason} is {bound.size / 1e9:.3g} GB, and the keys and values of "
+            f"one sequence of {min(max_length, LIKELY_TOKENS):,} tokens and the rows of a step need "
             f"{(needed + reserved) * page_bytes / 1e9:.3g} GB; use a higher model.kv_memory, a lower model.max_length, "
             "or model.dtype=bfloat16"
         )
-    log.info("%s", _describe(setting + reason, num_pages, page_bytes, max_length))
+    log.info("%s", _describe(bound.setting + bound.reason, num_pages, page_bytes, max_length))
     if device.type == "cuda":
         return Arena(shapes, num_layers, num_pages, dtype, device, in_runs)
     return ContiguousMemory(num_layers, num_pages)
