@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,40 @@ from lp.host.library import library
 
 # The parent of row 0, which follows the cached prefix.
 PREFIX = -1
+
+
+class Proposal(NamedTuple):
+    """What was drafted after a row.
+
+    tokens: of the row's children in the whole tree, in their order; a part of the tree may lack some. probabilities:
+    tensor [V], the distribution from which they were drawn one after the other, without replacement, on the device of
+    the draft; None if they were not drawn.
+    """
+
+    tokens: tuple[int, ...] = ()
+    probabilities: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Coupled:
+    """How the targets of a tree's rows are coupled to what was drafted after them (see lp/sampling/couplings).
+
+    rule: the name of the coupling. proposals: [R], one for each row. parameters: of the rule.
+    """
+
+    rule: str
+    proposals: Sequence[Proposal]
+    parameters: tuple[float, ...] = ()
+
+    @staticmethod
+    def of_children(tree: TokenTree, rule: str, parameters: tuple[float, ...] = ()) -> Coupled:
+        """The coupling of a whole tree whose drafts were not drawn."""
+        tokens = tree.tokens.tolist()
+        proposals = [Proposal(tuple(tokens[child] for child in children)) for children in tree.children]
+        return Coupled(rule, proposals, parameters)
+
+    def take(self, rows: Sequence[int]) -> Coupled:
+        return Coupled(self.rule, [self.proposals[row] for row in rows], self.parameters)
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +65,7 @@ class TokenTree:
     greedy: [R] bool, rows answered as in greedy decoding even under sampling; None if there are none.
     scored: [R] int64, for each row the token whose log-probability is reported in the place of its target's; None for
     the targets.
+    coupled: how targets depend on what was drafted; None if they do not, which makes them the same with any drafts.
     """
 
     tokens: np.ndarray
@@ -37,6 +73,7 @@ class TokenTree:
     depths: np.ndarray
     greedy: np.ndarray | None = None
     scored: np.ndarray | None = None
+    coupled: Coupled | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -111,11 +148,12 @@ class TokenTree:
         assert (parents[1:] != PREFIX).all(), "a part of a tree must be closed under ancestors"
         greedy = None if self.greedy is None else self.greedy[index]
         scored = None if self.scored is None else self.scored[index]
-        return TokenTree(self.tokens[index], parents, self.depths[index], greedy, scored)
+        coupled = self.coupled and self.coupled.take(rows)
+        return TokenTree(self.tokens[index], parents, self.depths[index], greedy, scored, coupled)
 
     def under(self, trunk: Sequence[int]) -> TokenTree:
         """This tree under a chain of the `trunk` tokens, which the sequence has and a cache lacks. No trunk row is
-        greedy, and none is scored.
+        greedy, and none is scored. It says nothing of a coupling, as a runner asks for answers by this tree.
         """
         if not trunk:
             return self

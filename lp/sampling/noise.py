@@ -77,6 +77,17 @@ def gumbel(seed: int, position: int, vocab_size: int, device: torch.device | str
     return gumbel_at(seed, [position], torch.arange(vocab_size, device=device)[None])[0]
 
 
+def stream_seed(seed: int, stream: int) -> int:
+    """The seed of noise that is independent of that of `seed`, for each number of a stream from 1 on."""
+    return _mix((mixed_seed(seed) + stream * _MIX_B) & _MASK) >> 1
+
+
+def uniform_at(seed: int, position: int, place: int) -> float:
+    """A number between 0 and 1, both excluded: a pure function of seed, position and place."""
+    key = int(row_keys(seed, [position])[0])
+    return ((_mix((key + (place + 1) * _GOLDEN) & _MASK) >> 12) + 0.5) * 2.0**-52
+
+
 class NoiseTable:
     """One seed's noise for the whole vocabulary. A position's noise is made once and kept until it is forgotten."""
 

@@ -19,6 +19,7 @@ from lp.grammar.state import GrammarState, Masks
 from lp.host.library import Library, library
 from lp.host.trees import address
 from lp.sampling.changes import change
+from lp.sampling.couplings.chooser import make_chooser
 from lp.sampling.full_vocabulary import FullVocabulary
 from lp.sampling.fused import NUM_BEST, TRUNCATED, WHOLE, FusedChooser, can_fuse
 from lp.sampling.noise import NoiseTable, mixed_seed, row_keys
@@ -81,6 +82,14 @@ class Sampler:
         """
         if tree.scored is not None:
             return self._ask_scores(tree, tree.scored, len(tokens))
+        asked = self._ask_targets(tree, tokens, num_candidates)
+        if tree.coupled is None:
+            return asked
+        num_tokens = min(max(1, num_candidates), self.vocab_size)
+        return asked._replace(choosers=(make_chooser(tree.coupled, self._seed, num_tokens, self.noise is None),))
+
+    def _ask_targets(self, tree: TokenTree, tokens: Sequence[int], num_candidates: int) -> Asked:
+        """What answers rows whose targets depend on no drafts."""
         key = len(tree), num_candidates
         if self._are_alike:
             return self._kept.get(key) or self._kept.setdefault(key, self._part(*key))
