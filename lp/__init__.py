@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from lp.custom_generate.generate import generate
     from lp.engine import Engine
     from lp.grammar.settings import Grammar
-    from lp.methods import Auto, Autoregressive, Beam, DecodeLimits, Jacobi, Lookahead, PromptLookup
+    from lp.methods import Auto, Autoregressive, Beam, DecodeLimits, DraftModel, Jacobi, Lookahead, PromptLookup
+    from lp.model.beside.settings import SecondModel
     from lp.request import Completion, Progress
     from lp.sampling.settings import Sampling
     from lp.text.stopping import Stopping
@@ -29,6 +30,7 @@ __all__ = [
     "Beam",
     "Completion",
     "DecodeLimits",
+    "DraftModel",
     "Engine",
     "Grammar",
     "Jacobi",
@@ -36,6 +38,7 @@ __all__ = [
     "Progress",
     "PromptLookup",
     "Sampling",
+    "SecondModel",
     "StepTrace",
     "Stopping",
     "generate",
@@ -49,6 +52,7 @@ _MODULES = {
     "Grammar": "lp.grammar.settings",
     "Progress": "lp.request",
     "Sampling": "lp.sampling.settings",
+    "SecondModel": "lp.model.beside.settings",
     "StepTrace": "lp.trace.step",
     "Stopping": "lp.text.stopping",
     "generate": "lp.custom_generate.generate",

@@ -22,12 +22,12 @@ from lp.drafting.answers import AnswerIndex
 from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.attention import AttentionSettings
 from lp.model.beside.load import beside
-from lp.model.beside.settings import SecondModel
+from lp.model.beside.settings import DRAFT, SecondModel
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint, ModelSettings, Reader, load
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.model.fast.cuda_graphs import Capture
-from lp.request_builder import RequestBuilder
+from lp.request_builder import RequestBuilder, check_second_models
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
 from lp.scheduling.room import Room
@@ -64,7 +64,7 @@ class EngineSettings:
 
     def second_models(self) -> dict[str, SecondModel]:
         """The models that are loaded beside the first one, by their roles: the names of their settings."""
-        return {role: one for role, one in {"draft": self.draft}.items() if one.is_there}
+        return {role: one for role, one in {DRAFT: self.draft}.items() if one.is_there}
 
 
 class Place(Protocol):
@@ -204,13 +204,15 @@ class EngineParts(NamedTuple):
 
 def make_parts(settings: EngineSettings, place: Place) -> EngineParts:
     """See `Engine.assemble`."""
+    second_models = settings.second_models()
     methods.check(settings.decode or Auto(), settings.limits)  # at once, not after minutes of loading
+    check_second_models(settings.decode or Auto(), second_models)
     check_index(settings.index)
     settings.scheduler.check()
     kind = settings.attention.kind
-    beside_it = {role: beside(one, role, kind) for role, one in settings.second_models().items()}
+    beside_it = {role: beside(one, role, kind) for role, one in second_models.items()}
     checkpoint = load(settings.model, kind, place.reader, place.num_sharing, place.capture, beside_it)
-    request_builder = RequestBuilder(checkpoint, settings.decode, settings.sampling, settings.limits)
+    request_builder = RequestBuilder(checkpoint, settings.decode, settings.sampling, settings.limits, second_models)
     index = find_index(settings.index, checkpoint)
     place.on_loaded(checkpoint)
     runner = place.runner(checkpoint.model, settings.attention.prefill_chunk)
@@ -220,6 +222,9 @@ def make_parts(settings: EngineSettings, place: Place) -> EngineParts:
         log.info("%s", room.describe())
     for model in models:
         model.memory.limit(room.num_pages)  # ranks of one replica must evict alike
+    for role in checkpoint.beside:
+        thousandths = place.least(max(1, round(1000 * checkpoint.relative_cost(role))))
+        checkpoint.relative_costs[role] = thousandths / 1000
     require_same_index(index, place.tell(digest_of(index)))
     find = partial(find_step_times, request_builder)
     where = checkpoint.model, runner, place.mode, place.tell

@@ -64,7 +64,7 @@ class Engine:
         """
         self.checkpoint = checkpoint
         runner = runner or SingleDevice(checkpoint.model)
-        self.request_builder = request_builder or RequestBuilder(checkpoint)
+        self.request_builder = request_builder or RequestBuilder(checkpoint, second_models=checkpoint.beside)
         self.fingerprints, self.measure_times = fingerprints, measure_times
         self.history = DraftHistory(step_times, runner.num_parts, index)
         self._settings = scheduler or SchedulerSettings()

@@ -12,8 +12,10 @@ from typing import NamedTuple
 from lp.decoding.base import Decoder, Offer
 from lp.decoding.constrained import ConstrainedDecoder
 from lp.decoding.make import make_decoder
+from lp.draft_model.rounds import DraftedText
 from lp.drafting.history import DraftHistory
-from lp.methods import Autoregressive, least_rows, most_rows
+from lp.methods import REJECTION, Autoregressive, DraftModel, least_rows, most_rows
+from lp.model.beside.settings import DRAFT
 from lp.model.checkpoint import Checkpoint
 from lp.request import Progress, Request, Sequence, TokenLogprob
 from lp.scheduling.prompt_scores import PromptScores, token_logprobs
@@ -80,7 +82,12 @@ class Generation:
     ) -> Decoder:
         sampling = request.sampling
         assert sampling.seed is not None and sampling.temperature is not None
-        return make_decoder(request.decode, text, sampling.seed, sampling.temperature, history, request.owner)
+        settings, second = request.decode, None
+        if isinstance(settings, DraftModel):
+            draft, prompt_length, is_drawn = checkpoint.beside[DRAFT], len(request.prompt), settings.verify == REJECTION
+            cost = checkpoint.relative_cost(DRAFT)
+            second = DraftedText(draft, sampling, prompt_length, checkpoint.vocab_size, cost, is_drawn)
+        return make_decoder(settings, text, sampling.seed, sampling.temperature, history, request.owner, second)
 
     @property
     def generated(self) -> list[int]:

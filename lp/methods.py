@@ -15,6 +15,8 @@ AUTO = "auto"
 LONGEST_CHAIN = 32
 # When a beam search ends; see Beam.
 EARLY_STOPPING = ("false", "true", "never")
+# How drafts of a second model are verified; see DraftModel.
+EXACT, REJECTION = "exact", "rejection"
 # Tokens by which the beams of a search differ at most, in most steps: what room is kept for.
 LIKELY_DIVERGENCE = 16
 # The most rows of a step that a grammar adds: tokens that must follow.
@@ -124,9 +126,27 @@ class Beam:
     best_first: bool = False
 
 
-DecodeSettings = Auto | Autoregressive | Jacobi | PromptLookup | Lookahead | Beam
+@dataclass
+class DraftModel:
+    """Drafts from a second model (arXiv 2211.17192) in a tree, as large as pays off. The engine's setting `draft` says
+    which model.
+
+    depth: the most drafts that follow one another. max_rows: the most rows of a step. rows: use this many rows whatever
+    they cost; 0 takes as many as pay off. verify: "exact" accepts a draft if the model chooses the same token, so that
+    the text is the same as without drafts; "rejection" is classical rejection sampling of a chain of drafts, whose text
+    is distributed alike, but is another one than plain sampling gives with the same seed.
+    """
+
+    method: ClassVar[str] = "draft_model"
+    depth: int = 8
+    max_rows: int = 32
+    rows: int = 0
+    verify: str = EXACT
+
+
+DecodeSettings = Auto | Autoregressive | Jacobi | PromptLookup | Lookahead | Beam | DraftModel
 METHODS: dict[str, type[DecodeSettings]] = {
-    kind.method: kind for kind in (Auto, Autoregressive, Jacobi, PromptLookup, Lookahead, Beam)
+    kind.method: kind for kind in (Auto, Autoregressive, Jacobi, PromptLookup, Lookahead, Beam, DraftModel)
 }
 
 
@@ -137,7 +157,7 @@ class DecodeLimits:
     window: columns of a window. ngram: tokens of an n-gram. guesses: n-grams verified per step. pool_size: n-grams kept
     in all. pool_per_token: n-grams kept that begin with the same token. candidates: best tokens kept from an answer.
     rows: rows of a step; also bounds (W + G)(N - 1) + 1, the rows that a step of lookahead, Jacobi or prompt lookup can
-    need. num_beams: beams of a search.
+    need. num_beams: beams of a search. depth: drafts of a second model that follow one another.
     """
 
     window: int = 128
@@ -148,6 +168,7 @@ class DecodeLimits:
     candidates: int = 64
     rows: int = 4096
     num_beams: int = 32
+    depth: int = 64
 
 
 # For each setting, its lowest value and the name of the limit for its highest.
@@ -159,6 +180,7 @@ BOUNDS = {
     "pool_size": (1, "pool_size"),
     "pool_per_token": (1, "pool_per_token"),
     "candidates": (1, "candidates"),
+    "depth": (1, "depth"),
     "max_rows": (1, "rows"),
     "rows": (0, "rows"),
     "num_beams": (1, "num_beams"),
@@ -197,12 +219,16 @@ def _fits(value: Any, hint: Any) -> bool:
 
 def chooses_rows(settings: DecodeSettings) -> bool:
     """Whether the method chooses by step times how many rows a step has."""
+    if isinstance(settings, DraftModel):
+        return not settings.rows and settings.verify != REJECTION
     return not settings.rows if isinstance(settings, Auto) else isinstance(settings, Jacobi) and settings.window == AUTO
 
 
 def least_rows(settings: DecodeSettings) -> int:
     """The rows that a step has however little they are worth: drafts of `auto` are left out if others need the rows."""
-    return max(1, settings.rows) if isinstance(settings, Auto) else most_rows(settings)
+    if isinstance(settings, DraftModel) and settings.verify == REJECTION:
+        return settings.depth + 1
+    return max(1, settings.rows) if isinstance(settings, Auto | DraftModel) else most_rows(settings)
 
 
 def most_rows(settings: DecodeSettings, has_grammar: bool = False) -> int:
@@ -212,7 +238,9 @@ def most_rows(settings: DecodeSettings, has_grammar: bool = False) -> int:
     if isinstance(settings, Beam):
         return settings.num_beams * LIKELY_DIVERGENCE
     added = MOST_FORCED if has_grammar else 0
-    if isinstance(settings, Auto):
+    if isinstance(settings, DraftModel) and settings.verify == REJECTION:
+        return settings.depth + 1
+    if isinstance(settings, Auto | DraftModel):
         return max(settings.max_rows, settings.rows) + added
     values = dataclasses.asdict(settings)
     if values.get("window") == AUTO:
@@ -234,7 +262,9 @@ def check(settings: DecodeSettings, limits: DecodeLimits) -> None:
             )
     if isinstance(settings, Beam):
         _check_beam(settings)
-    if not isinstance(settings, Auto) and (rows := most_rows(settings)) > limits.rows:
+    if isinstance(settings, DraftModel) and settings.verify not in (EXACT, REJECTION):
+        raise ValueError(f"decode.verify={settings.verify} must be {EXACT} or {REJECTION}")
+    if not isinstance(settings, Auto | DraftModel) and (rows := most_rows(settings)) > limits.rows:
         raise ValueError(
             f"decode settings ask for up to {rows} rows a step, more than the limit of {limits.rows}; "
             "use a smaller window, ngram or guesses"

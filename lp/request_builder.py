@@ -9,12 +9,13 @@ import copy
 import dataclasses
 import itertools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from lp import methods
 from lp.grammar.settings import Grammar
-from lp.methods import Auto, Beam, DecodeLimits, DecodeSettings
+from lp.methods import REJECTION, Auto, Beam, DecodeLimits, DecodeSettings, DraftModel
+from lp.model.beside.settings import DRAFT
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Request
 from lp.sampling.settings import Sampling
@@ -64,9 +65,11 @@ class RequestBuilder:
         decode: DecodeSettings | None = None,
         sampling: Sampling | None = None,
         limits: DecodeLimits | None = None,
+        second_models: Collection[str] = (),
     ):
         """decode, sampling: settings for requests that leave them open; None is `Auto` and the checkpoint's defaults.
-        limits: the most that a request may ask for. Raises ValueError for settings out of range.
+        limits: the most that a request may ask for. second_models: the roles of those that are loaded. Raises
+        ValueError for settings out of range.
         """
         self.checkpoint = checkpoint
         self._vocab_size = checkpoint.vocab_size
@@ -76,7 +79,9 @@ class RequestBuilder:
         self.decode = decode or Auto()
         self.sampling = (sampling or Sampling()).with_defaults(checkpoint.generation)
         self._numbers = itertools.count()
+        self._second_models = second_models
         methods.check(self.decode, self.limits)
+        check_second_models(self.decode, second_models)
         self.sampling.check(self._vocab_size)
 
     def encode(self, prompt: Prompt, rendering: Rendering | None = None, add_special_tokens: bool = True) -> list[int]:
@@ -123,6 +128,9 @@ class RequestBuilder:
         tokens = self.encode(prompt)
         decode = decode or self.decode
         methods.check(decode, self.limits)
+        check_second_models(decode, self._second_models)
+        if grammar is not None and isinstance(decode, DraftModel) and decode.verify == REJECTION:
+            raise ValueError("a grammar is not for decode.verify=rejection; use decode.verify=exact")
         stopping = stopping or Stopping()
         is_scored = sampling is not None and sampling.prompt_logprobs is not None
         stopping.check(self._vocab_size, least_tokens=0 if is_scored else 1)
@@ -197,6 +205,17 @@ def _utf8(text: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"the prompt is not valid Unicode: character {error.start} is a lone surrogate") from None
     return text
+
+
+def check_second_models(decode: DecodeSettings, second_models: Collection[str]) -> None:
+    """Raises ValueError if a method needs a second model that is not loaded. second_models: the roles of those that
+    are.
+    """
+    if isinstance(decode, DraftModel) and DRAFT not in second_models:
+        raise ValueError(
+            "decode=draft_model needs a second model, and none is loaded: start with draft.path=FOLDER (a model with "
+            "the same vocabulary) or draft.layers=N (the first layers of the model itself)"
+        )
 
 
 def check_beside_beams(sampling: Sampling, stopping: Stopping, has_grammar: bool) -> None:

@@ -26,6 +26,7 @@ from launch.supervisor.network import open_store, read, send
 from launch.supervisor.places import Place, describe_ranks
 from launch.supervisor.rank_spec import RankSpec
 from launch.supervisor.settings import SupervisorSettings
+from lp.model.beside.check import check_second
 from lp.model.checkpoint_info import read_checkpoint_info
 from lp.request import Progress
 from lp.request_builder import RequestBuilder
@@ -65,7 +66,10 @@ class Supervisor:
         degrees = settings.parallel.resolve_degrees(num_ranks)
         known = read_checkpoint_info(settings.model.path, settings.model.max_length, settings.model.grammar_backend)
         build.check(known.config, degrees)
-        self.request_builder = RequestBuilder(known, settings.decode, settings.sampling, settings.limits)
+        second = settings.second_models()
+        for role, model in second.items():
+            check_second(model, role, known)
+        self.request_builder = RequestBuilder(known, settings.decode, settings.sampling, settings.limits, second)
         self._settings, self._launcher = settings, launcher
         self._emit: Callable[[Progress], None]
         self._fail: Callable[[str], None]

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 from lp.decoding.auto import AutoDecoder
 from lp.decoding.base import Decoder
+from lp.decoding.by_model.base import SecondText
+from lp.decoding.by_model.decoder import ModelDecoder
 from lp.decoding.jacobi import JacobiDecoder
 from lp.decoding.lookahead import LookaheadDecoder, PoolFeed
 from lp.decoding.window import Window
 from lp.drafting.history import DraftHistory
-from lp.methods import AUTO, Auto, Autoregressive, Beam, DecodeSettings, Jacobi, Lookahead, PromptLookup
+from lp.methods import AUTO, Auto, Autoregressive, Beam, DecodeSettings, DraftModel, Jacobi, Lookahead, PromptLookup
 
 
 def make_decoder(
@@ -20,11 +22,13 @@ def make_decoder(
     temperature: float,
     history: DraftHistory,
     owner: str | None = None,
+    second: SecondText | None = None,
 ) -> Decoder:
     """A decoder for one sequence.
 
     seed: for the random tokens that fill window cells and Jacobi guesses at first. temperature: 0 is greedy. history:
     what the engine has learnt from earlier requests. owner: who sent the request; None is nobody in particular.
+    second: what a second model holds of the sequence; it must be there if the settings ask for drafts of it.
     """
     match settings:
         case Auto():
@@ -40,5 +44,8 @@ def make_decoder(
             window = Window(settings.window, settings.ngram - 1, prompt, seed)
             feed = PoolFeed(settings, prompt, windowed=settings.window_drafts)
             return LookaheadDecoder(window, feed, settings.guesses, settings.position_noise)
+        case DraftModel():
+            assert second is not None, "requests are refused where there is no second model"
+            return ModelDecoder(settings, second, history.cost(settings, temperature))
         case Beam():
             raise AssertionError("a beam search has generations of its own, see lp/scheduling/beams.py")

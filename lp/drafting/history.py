@@ -25,7 +25,7 @@ from lp.drafting.shared import make_shared
 from lp.drafting.sources import Kinds
 from lp.drafting.window_size import WindowChoice
 from lp.host.library import library
-from lp.methods import LONGEST_CHAIN, Auto
+from lp.methods import LONGEST_CHAIN, Auto, DraftModel
 from lp.step_cost import StepCost, StepTimes
 
 # Most owners whose shared n-grams are kept.
@@ -180,6 +180,10 @@ class DraftHistory:
             self._chains[regime] = ChainProfile(WindowChoice(lengths, 1, cost, False, CHAIN_SHARE_OF_TIME), cost)
         return self._chains[regime]
 
+    def cost(self, settings: DraftModel, temperature: float) -> StepCost:
+        """The times of steps with drafts of a second model."""
+        return self._cost(settings, temperature > 0, load=1)
+
     def _fresh(self, settings: Auto, is_sampled: bool, load: int, kinds: Kinds, estimates: Estimates) -> DraftProfile:
         cost = self._cost(settings, is_sampled, load)
         levels = settings.ngram - 1
@@ -192,7 +196,7 @@ class DraftHistory:
         windows = WindowChoice(columns, levels, cost, has_rivals)
         return DraftProfile(kinds, cost, estimates, windows, SpeculationAccount(cost))
 
-    def _cost(self, settings: Auto, is_sampled: bool, load: int) -> StepCost:
+    def _cost(self, settings: Auto | DraftModel, is_sampled: bool, load: int) -> StepCost:
         if settings.rows:
             return StepCost(StepTimes.flat(), settings.rows)
         if self.step_times is None:

@@ -75,11 +75,21 @@ class ModelSettings:
 class Checkpoint(CheckpointInfo):
     """A checkpoint with its model, which has passed the check that tree attention is exact for it.
 
-    beside: further models with the same vocabulary, by their roles, such as draft.
+    beside: further models with the same vocabulary, by their roles, such as draft. relative_costs: see `relative_cost`.
     """
 
     model: CausalModel
     beside: dict[str, CausalModel] = field(default_factory=dict)
+    relative_costs: dict[str, float] = field(default_factory=dict)
+
+    def relative_cost(self, role: str) -> float:
+        """About the seconds of a forward of a model beside the first one, divided by those of this rank's own forward:
+        the ratio of their weights, as a forward of few rows takes the time of reading them. The ranks of a run agree on
+        the least of them.
+        """
+        if role not in self.relative_costs:
+            self.relative_costs[role] = self.beside[role].weight_bytes / self.model.weight_bytes
+        return self.relative_costs[role]
 
 
 def pick_device(device: str) -> torch.device:

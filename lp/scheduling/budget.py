@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lp.decoding.base import Offer
+from lp.decoding.by_model.decoder import draft_together
 from lp.drafting.history import UNKNOWN_ROWS
 from lp.generation import Generation
 from lp.host.library import library
@@ -92,6 +93,12 @@ def plan_together(
     if not generations:
         return []
     load = len(generations)
+    draft_together(
+        [
+            (generation.decoder, generation.sequence.tokens, room, generation.stop.num_left)
+            for generation, room in zip(generations, rooms, strict=True)
+        ]
+    )
     offers = [generation.offer(room, load) for generation, room in zip(generations, rooms, strict=True)]
     if not any(offer.odds for offer in offers):
         return [generation.take(0) for generation in generations]

@@ -32,6 +32,7 @@ LETTERS = defaultdict(
         "index": "i",
         "jacobi": "j",
         "grammar": "m",
+        "draft_model": "d",
     },
 )
 
@@ -48,6 +49,7 @@ LEGEND = {
     "i": "index of answers",
     "j": "Jacobi guesses",
     "m": "grammar",
+    "d": "second model",
     OTHER: "another source",
 }
 

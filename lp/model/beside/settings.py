@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# The role of the model that drafts, and the name of its settings.
+DRAFT = "draft"
+
 
 @dataclass
 class SecondModel:

@@ -1,0 +1,58 @@
+"""What a second model's drafts turned out to be worth in one sequence.
+
+W candidates of a node, B buckets of their priors
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# W and B.
+WIDTH, NUM_BUCKETS = 4, 10
+# A prior counts as so many trials.
+PRIOR_TRIALS = 4.0
+# The share of nodes that have the target among their candidates, before anything is known.
+PRIOR_RATE = 0.7
+# Trials after which earlier ones count half, so that what is learnt follows the text.
+MOST_TRIALS = 256.0
+
+
+class Calibration:
+    """Counts how often candidates were right, by their place among those of their node and by their prior."""
+
+    def __init__(self) -> None:
+        self.hits = [[0.0] * NUM_BUCKETS for _ in range(WIDTH)]
+        self.trials = [[0.0] * NUM_BUCKETS for _ in range(WIDTH)]
+        self.found, self.asked = 0.0, 0.0
+
+    def odds(self, place: int, prior: float) -> float:
+        """The probability that a candidate is right."""
+        bucket = _bucket(prior)
+        hits, trials = self.hits[place][bucket], self.trials[place][bucket]
+        return (hits + PRIOR_TRIALS * prior) / (trials + PRIOR_TRIALS)
+
+    @property
+    def rate(self) -> float:
+        """The probability that one of a node's candidates is right."""
+        return (self.found + PRIOR_TRIALS * PRIOR_RATE) / (self.asked + PRIOR_TRIALS)
+
+    def learn(self, priors: Sequence[float], right: int | None) -> None:
+        """Learns which of a node's candidates was right; None if none was."""
+        for place, prior in enumerate(priors):
+            self.trials[place][_bucket(prior)] += 1
+        self.asked += 1
+        if right is not None:
+            self.hits[right][_bucket(priors[right])] += 1
+            self.found += 1
+        if self.asked > MOST_TRIALS:
+            self.hits = [[count / 2 for count in of_place] for of_place in self.hits]
+            self.trials = [[count / 2 for count in of_place] for of_place in self.trials]
+            self.found, self.asked = self.found / 2, self.asked / 2
+
+    def state(self) -> tuple[object, ...]:
+        """All that is known, for checksums."""
+        return self.hits, self.trials, self.found, self.asked
+
+
+def _bucket(prior: float) -> int:
+    return min(NUM_BUCKETS - 1, int(prior * NUM_BUCKETS))

@@ -1,0 +1,161 @@
+"""decode=draft_model: a tree of drafts from a second model, as large as pays off (Leviathan et al., arXiv 2211.17192;
+trees as in SpecInfer, arXiv 2305.09781, and Sequoia, arXiv 2402.12374).
+
+Verification is that of all methods: a draft counts if it is the target. Under sampling the second model draws with the
+noise of each position, so it draws what the model will draw wherever both agree well enough. With verify=rejection the
+targets are coupled to the drafts instead (lp/sampling/couplings/rejection.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+
+from lp.decoding.base import Decoder, Described, Offer
+from lp.decoding.by_model.base import SecondText, Wish
+from lp.decoding.by_model.calibration import Calibration
+from lp.decoding.by_model.growth import Growth
+from lp.methods import REJECTION, DraftModel
+from lp.step_cost import StepCost
+from lp.tree import Coupled, Proposal, TokenTree, TreeBuilder, chain, greatest_depth
+from lp.verification import Accepted, Answers, CountDrafts, Drafted, verify
+
+SOURCE = "draft_model"
+# Where drafts do not pay, one of so many steps asks for some all the same, to notice when they do.
+TRIED_EVERY = 16
+
+
+class ModelDecoder:
+    """A Decoder whose drafts come from a second model. `draft_together` asks it for those of several sequences."""
+
+    num_candidates = 0
+    is_shared = True
+    expected = 1.0
+
+    def __init__(self, settings: DraftModel, text: SecondText, cost: StepCost):
+        """cost: of the model's steps; all decisions about rows are made by it and by the second model's share of it."""
+        self._settings, self._text, self._cost = settings, text, cost
+        self._calibration = Calibration()
+        self._is_chain = settings.verify == REJECTION
+        self._growth: Growth | None = None  # drafted for the step that is planned next
+        self._num_idle = 0
+        # The tree planned last, and for each of its rows the node of the growth.
+        self.tree, self._rows = chain([0]), [0]
+        self._grown: Growth | None = None
+
+    @property
+    def num_drafts(self) -> int:
+        return len(self.tree) - 1
+
+    def wish(self, tokens: Sequence[int], room: int, wanted: int) -> Wish:
+        """What is asked of the second model for the next step. The others: see Decoder.plan."""
+        settings = self._settings
+        depth = min(settings.depth, greatest_depth(room, wanted), self._text.max_length - len(tokens))
+        most = settings.depth if self._is_chain else (settings.rows or settings.max_rows) - 1
+        round_cost = 0.0 if settings.rows else self._text.relative_cost
+        if round_cost and self._num_idle % TRIED_EVERY == TRIED_EVERY - 1:
+            round_cost = min(round_cost, self._calibration.rate / 2)
+        self._growth = Growth(tokens[-1], self._calibration, max(0, depth), most, round_cost, self._is_chain)
+        return Wish(self._text, tokens, self._growth)
+
+    def _drafted(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Growth:
+        """What has been drafted for this step, or is drafted now."""
+        if self._growth is None or self._growth.nodes[0].token != tokens[-1]:
+            self._text.draft([self.wish(tokens, room, wanted)], is_alone=load == 1)
+        growth, self._growth = self._growth, None
+        assert growth is not None
+        self._num_idle = 0 if growth.num_rounds else self._num_idle + 1
+        self._grown = growth
+        return growth
+
+    def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
+        growth = self._drafted(tokens, room, wanted, 1)
+        return self._taken(self._best_number(growth))
+
+    def _best_number(self, growth: Growth) -> int:
+        """The number of drafts with the most expected tokens per second, the time of the drafts included."""
+        best = growth.best()
+        if self._is_chain or self._settings.rows:
+            return len(best)
+        spent_s = growth.num_rounds * growth.round_cost * self._cost.step_s(1, 0)
+        expected, depth, speeds = 1.0, 0, [1.0 / (spent_s + self._cost.step_s(1, 0))]
+        for number in best[: self._cost.most_rows - 1]:
+            node = growth.nodes[number]
+            expected, depth = expected + node.odds, max(depth, node.depth)
+            speeds.append(expected / (spent_s + self._cost.step_s(len(speeds) + 1, depth)))
+        return len(speeds) - 1 - speeds[::-1].index(max(speeds))
+
+    def offer(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Offer:
+        growth = self._drafted(tokens, room, wanted, load)
+        best = growth.best()
+        if self._is_chain or self._settings.rows:
+            return Offer(1 + len(best))
+        return Offer(1, [growth.nodes[number].odds for number in best])
+
+    def take(self, num_drafts: int) -> TokenTree:
+        assert self._grown is not None
+        is_whole = self._is_chain or self._settings.rows
+        return self._taken(len(self._grown.best()) if is_whole else num_drafts)
+
+    def _taken(self, num_drafts: int) -> TokenTree:
+        """The tree of the likeliest drafts."""
+        growth = self._grown
+        assert growth is not None
+        builder, self._rows = TreeBuilder(growth.nodes[0].token), [0]
+        places = {0: 0}
+        for number in growth.best()[:num_drafts]:
+            node = growth.nodes[number]
+            places[number] = builder.add(node.token, places[node.parent])
+            self._rows.append(number)
+        self.expected = 1.0 + sum(growth.nodes[number].odds for number in self._rows[1:])
+        self.tree = builder.build()
+        if self._is_chain:
+            proposals = [self._proposal(growth, number) for number in self._rows]
+            self.tree = dataclasses.replace(self.tree, coupled=Coupled(REJECTION, proposals))
+        return self.tree
+
+    def _proposal(self, growth: Growth, number: int) -> Proposal:
+        """What was drawn after a node of a chain, if the tree has it."""
+        candidates = growth.nodes[number].candidates
+        if candidates is None or number == self._rows[-1]:
+            return Proposal()
+        return Proposal(tuple(candidates.tokens), candidates.distribution)
+
+    def keep(self, rows: Sequence[int]) -> TokenTree:
+        self.tree = self.tree.take(rows)
+        self._rows = [self._rows[row] for row in rows]
+        return self.tree
+
+    def follow(self, tokens: Sequence[int], more: Sequence[int]) -> None:
+        """Nothing to do: the second model compares what it holds with the sequence when it is asked next."""
+
+    def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
+        accepted = verify(self.tree, answers.targets)
+        assert self._grown is not None
+        for row, target in zip(accepted.rows, accepted.tokens, strict=True):
+            self._grown.learn(self._rows[row], target)
+        drafted = Drafted(Counter({SOURCE: self.num_drafts}), [SOURCE] * len(accepted.drafted))
+        return accepted, lambda: drafted
+
+    def described(self) -> Described:
+        return Described(["root", *[SOURCE] * self.num_drafts])
+
+    def fingerprint(self) -> int:
+        tokens, parents = self.tree.as_lists()
+        return zlib.crc32(repr((tokens, parents, self._calibration.state(), self._num_idle)).encode()) >> 1
+
+
+def draft_together(asked: Sequence[tuple[Decoder, Sequence[int], int, int]]) -> None:
+    """Has the second model draft for all decoders that need it, in the same forwards.
+
+    asked: of each sequence of a step, its decoder and the arguments of `Decoder.plan`.
+    """
+    wishes = [
+        decoder.wish(tokens, room, wanted)
+        for decoder, tokens, room, wanted in asked
+        if isinstance(decoder, ModelDecoder)
+    ]
+    if wishes:
+        wishes[0].text.draft(wishes, is_alone=len(asked) == 1)

@@ -1,0 +1,108 @@
+"""One tree of a second model's drafts while it grows, best first, in rounds of one forward each.
+
+A round asks for what follows the likeliest nodes. It is worth its time as long as the tokens that it is expected to add
+come faster than the step yields tokens without it. No decision depends on a clock or on a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lp.decoding.by_model.calibration import Calibration
+
+# The most nodes whose continuations one round asks for, and how much less likely than the best one they may be.
+MOST_AT_ONCE, LEAST_SHARE = 4, 0.3
+
+
+class Candidates(NamedTuple):
+    """What the second model proposes after a node.
+
+    tokens: best first. priors: for each, about the probability that it is the target, as far as the second model knows.
+    distribution: tensor [V] from which the tokens were drawn; None if they were not.
+    """
+
+    tokens: list[int]
+    priors: list[float]
+    distribution: Any = None
+
+
+@dataclass
+class Node:
+    """A draft, or the root. parent: its number; -1 for the root. odds: that its path is accepted."""
+
+    token: int
+    parent: int
+    depth: int
+    odds: float
+    children: list[int] = field(default_factory=list)
+    candidates: Candidates | None = None
+
+
+class Growth:
+    """Nodes in the order in which they came: parents before children; node 0 is the root.
+
+    is_chain: whether each node gets one child, whatever it is worth, as rejection sampling needs: what is drafted
+    further down may depend on a draft, but whether the draft is used must not.
+    """
+
+    def __init__(
+        self, root: int, calibration: Calibration, max_depth: int, most_drafts: int, round_cost: float, is_chain: bool
+    ):
+        """most_drafts: nodes that the step can take. round_cost: of a round, in plain steps; 0 grows the tree as far
+        as it can be.
+        """
+        self.nodes = [Node(root, -1, 0, 1.0)]
+        self.calibration = calibration
+        self.max_depth, self.most_drafts = max_depth, most_drafts
+        self.round_cost, self.is_chain = round_cost, is_chain
+        self.num_rounds = 0
+
+    def best(self) -> list[int]:
+        """The drafts that the step may take, likeliest first; parents come before their children."""
+        order = sorted(range(1, len(self.nodes)), key=lambda number: -self.nodes[number].odds)  # stable
+        return order[: self.most_drafts]
+
+    def choose(self) -> list[int]:
+        """The nodes whose continuations the next round asks for; none if the tree is grown."""
+        best = self.best()
+        open_nodes = [number for number in (0, *best) if self._is_open(self.nodes[number])]
+        if not open_nodes or (len(best) >= self.most_drafts and self.is_chain):
+            return []
+        least = LEAST_SHARE * self.nodes[open_nodes[0]].odds
+        chosen = [number for number in open_nodes[:MOST_AT_ONCE] if self.nodes[number].odds >= least]
+        return sorted(chosen) if self._pays(chosen, best) else []
+
+    def _is_open(self, node: Node) -> bool:
+        return node.candidates is None and node.depth < self.max_depth
+
+    def _pays(self, chosen: Sequence[int], best: Sequence[int]) -> bool:
+        if self.is_chain or not self.round_cost:
+            return True
+        gain = self.calibration.rate * sum(self.nodes[number].odds for number in chosen)
+        expected = 1.0 + sum(self.nodes[number].odds for number in best)
+        return gain > expected / (1.0 + self.num_rounds * self.round_cost) * self.round_cost
+
+    def add(self, number: int, candidates: Candidates) -> None:
+        """Adds what may follow a node."""
+        node = self.nodes[number]
+        node.candidates = candidates
+        for place, (token, prior) in enumerate(zip(candidates.tokens, candidates.priors, strict=True)):
+            odds = 1.0 if self.is_chain else node.odds * self.calibration.odds(place, prior)
+            node.children.append(len(self.nodes))
+            self.nodes.append(Node(token, number, node.depth + 1, odds))
+
+    def lineage(self, number: int) -> list[int]:
+        """The nodes from the root down to this one, both included."""
+        line = [number]
+        while (parent := self.nodes[line[-1]].parent) >= 0:
+            line.append(parent)
+        return line[::-1]
+
+    def learn(self, number: int, target: int) -> None:
+        """Learns what followed a node whose path was accepted."""
+        candidates = self.nodes[number].candidates
+        if candidates is not None and not self.is_chain:
+            right = candidates.tokens.index(target) if target in candidates.tokens else None
+            self.calibration.learn(candidates.priors, right)
