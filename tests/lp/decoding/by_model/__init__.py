@@ -1,0 +1,1 @@
+"""Tests of lp/decoding/by_model."""

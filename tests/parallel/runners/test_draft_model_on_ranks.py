@@ -1,0 +1,104 @@
+"""Drafts of a second model on real ranks: every rank drafts alone, and all get the tokens of a single device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lp import Autoregressive, DraftModel, Engine, Sampling, SecondModel, Stopping
+from lp.model.beside.load import beside
+from lp.model.checkpoint import ModelSettings, load
+from lp.request import Completion
+from lp.single_device import SingleDevice
+from parallel.comm.base import Collectives
+from parallel.comm.channel import Channel
+from parallel.mesh import Mesh
+from parallel.runners.lookahead import LookaheadParallel
+from parallel.runners.pipeline import PipelineParallel
+from parallel.runners.tensor import TensorParallel
+from parallel.shards.stages import read_stage
+from parallel.shards.tensor import read_sharded
+from tests.lp.test_lossless import make_prompt
+from tests.parallel.ranks import run_ranks
+from tests.parallel.runners.test_packed_on_ranks import connect
+
+METHODS = [DraftModel(rows=10), DraftModel(depth=3), DraftModel(depth=3, verify="rejection")]
+STOPPING = Stopping(20, ignore_eos=True)
+GREEDY = Sampling(temperature=0.0, seed=3)
+SAMPLED = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=11, logprobs=2)
+PROMPTS = [[7], [5, 9, 5, 9, 5], make_prompt(60)]
+Found = list[list[int]]
+
+
+def make_engine(channel: Channel | None, axis: str, parts: Collectives | None, folder: str) -> Engine:
+    settings, reader = ModelSettings(folder, device="cpu"), None
+    if parts is not None:
+        reader = read_sharded(parts) if axis == "tp" else read_stage(parts.rank, parts.num_ranks)
+    checkpoint = load(settings, reader=reader, beside={"draft": beside(SecondModel(layers=2), "draft")})
+    checkpoint.relative_costs["draft"] = 0.2  # ranks agree on it when they are assembled
+    if channel is None:
+        return Engine(checkpoint)
+    if parts is None:
+        runner = LookaheadParallel(SingleDevice(checkpoint.model, 16), channel)
+    elif axis == "tp":
+        runner = LookaheadParallel(TensorParallel(checkpoint.model, parts), channel, parts.num_ranks)
+    else:
+        runner = PipelineParallel(checkpoint.model, parts, channel)
+    return Engine(checkpoint, runner, fingerprints=True)
+
+
+def decode_all(engine: Engine) -> Found:
+    """Each request alone, then all in the same steps."""
+    cases = [(prompt, decode, one) for prompt in PROMPTS[1:] for decode in METHODS for one in (GREEDY, SAMPLED)]
+    found = [
+        engine.generate(prompt, decode=decode, sampling=sampling, stopping=STOPPING).token_ids
+        for prompt, decode, sampling in cases
+    ]
+    mixed = [*cases[:6], (PROMPTS[0], METHODS[0], SAMPLED), (PROMPTS[0], Autoregressive(), GREEDY)]
+    done = {f"{number}": Completion() for number in range(len(mixed))}
+    for number, (prompt, decode, sampling) in enumerate(mixed):
+        own = replace(sampling, seed=number)
+        engine.submit(engine.request_builder.build(prompt, decode, own, STOPPING, f"{number}"))
+    while not engine.is_idle:
+        for progress in engine.step():
+            done[progress.request_id].extend(progress)
+    return [*found, *(completion.token_ids for completion in done.values())]
+
+
+def by_lookahead_parallelism(mesh: Mesh, channel: Channel, folder: str) -> Found:
+    return decode_all(make_engine(channel, "lp", None, folder))
+
+
+def by_parts_of_a_model(mesh: Mesh, channel: Channel, folder: str, axis: str) -> Found:
+    with closing(connect(mesh, axis)) as parts:
+        return decode_all(make_engine(channel, axis, parts, folder))
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint_folder: Callable[[str], Path]) -> Found:
+    return decode_all(make_engine(None, "single", None, str(checkpoint_folder("llama"))))
+
+
+@pytest.mark.parametrize("num_ranks", [2, *(pytest.param(number, marks=pytest.mark.slow) for number in (3, 4))])
+def test_lookahead_parallelism(num_ranks: int, checkpoint_folder: Callable[[str], Path], expected: Found) -> None:
+    found = run_ranks(by_lookahead_parallelism, num_ranks, str(checkpoint_folder("llama")), timeout_s=60)
+    assert found == [expected] * num_ranks
+
+
+@pytest.mark.parametrize("axis", ["tp", "pp"])
+def test_parts_of_a_model(axis: str, checkpoint_folder: Callable[[str], Path], expected: Found) -> None:
+    assert run_ranks(by_parts_of_a_model, 2, str(checkpoint_folder("llama")), axis, timeout_s=60) == [expected] * 2
+
+
+def test_what_is_expected_is_lossless(checkpoint_folder: Callable[[str], Path], expected: Found) -> None:
+    """All but rejection sampling gives the tokens of plain decoding."""
+    engine = make_engine(None, "single", None, str(checkpoint_folder("llama")))
+    cases = [(prompt, decode, one) for prompt in PROMPTS[1:] for decode in METHODS for one in (GREEDY, SAMPLED)]
+    for (prompt, decode, sampling), tokens in zip(cases, expected, strict=False):
+        if decode.verify == "exact" or sampling is GREEDY:
+            plain = engine.generate(prompt, decode=Autoregressive(), sampling=sampling, stopping=STOPPING)
+            assert tokens == plain.token_ids
