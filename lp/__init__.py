@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lp.grammar.settings import Grammar
     from lp.methods import Auto, Autoregressive, Beam, DecodeLimits, DraftModel, Jacobi, Lookahead, PromptLookup
     from lp.model.beside.settings import SecondModel
+    from lp.nested.settings import BestOf, Contrastive
     from lp.request import Completion, Progress
     from lp.sampling.settings import Sampling
     from lp.text.stopping import Stopping
@@ -28,7 +29,9 @@ __all__ = [
     "Auto",
     "Autoregressive",
     "Beam",
+    "BestOf",
     "Completion",
+    "Contrastive",
     "DecodeLimits",
     "DraftModel",
     "Engine",
@@ -47,7 +50,9 @@ __all__ = [
 _CHECKOUT = Path(__file__).resolve().parents[1]
 # The modules of the names that are not settings of a decoding method.
 _MODULES = {
+    "BestOf": "lp.nested.settings",
     "Completion": "lp.request",
+    "Contrastive": "lp.nested.settings",
     "Engine": "lp.engine",
     "Grammar": "lp.grammar.settings",
     "Progress": "lp.request",

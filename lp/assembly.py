@@ -22,7 +22,7 @@ from lp.drafting.answers import AnswerIndex
 from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.attention import AttentionSettings
 from lp.model.beside.load import beside
-from lp.model.beside.settings import DRAFT, SecondModel
+from lp.model.beside.settings import DRAFT, SECOND, SecondModel
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint, ModelSettings, Reader, load
 from lp.model.checkpoint_info import CheckpointInfo
@@ -49,7 +49,8 @@ class EngineSettings:
     sampling: defaults for what a request leaves open. attention: how attention is computed. limits: the most that a
     request may ask for. step_times: where decode=auto gets its step times from. index: the file of the model's answers
     that launch/index.py made, for decode=auto; auto is the one beside the weights if there is one, off is none.
-    scheduler: how steps are filled. draft: a second model that drafts for decode=draft_model.
+    scheduler: how steps are filled. draft: a second model that drafts for decode=draft_model. second: a model that
+    decode=contrastive and decode=best_of compare with.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -61,10 +62,11 @@ class EngineSettings:
     index: str = "auto"
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     draft: SecondModel = field(default_factory=SecondModel)
+    second: SecondModel = field(default_factory=SecondModel)
 
     def second_models(self) -> dict[str, SecondModel]:
         """The models that are loaded beside the first one, by their roles: the names of their settings."""
-        return {role: one for role, one in {DRAFT: self.draft}.items() if one.is_there}
+        return {role: one for role, one in {DRAFT: self.draft, SECOND: self.second}.items() if one.is_there}
 
 
 class Place(Protocol):
@@ -138,7 +140,8 @@ def find_step_times(
     """
     if not methods.chooses_rows(request_builder.decode):
         return None
-    decode = request_builder.decode if isinstance(request_builder.decode, Auto) else Auto()
+    decode = methods.inner_of(request_builder.decode)
+    decode = decode if isinstance(decode, Auto) else Auto()
     return resolve_step_times(source, model, runner, decode.max_rows, mode, tell, lambda: measure_host(decode))
 
 

@@ -18,7 +18,7 @@ from lp.drafting.answers import AnswerIndex
 from lp.drafting.history import DraftHistory, Learnt
 from lp.generation import Generation, SettledStep
 from lp.grammar.settings import Grammar, GrammarBackend
-from lp.methods import Beam, DecodeLimits, DecodeSettings
+from lp.methods import DecodeLimits, DecodeSettings
 from lp.model.beside.settings import SecondModel
 from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings
 from lp.model.fast.choose import CompileMode
@@ -27,7 +27,7 @@ from lp.request_builder import Prompt, RequestBuilder
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
 from lp.scheduling.batches import Batches
-from lp.scheduling.beams import BeamGeneration
+from lp.scheduling.begin import begin
 from lp.scheduling.prefixes import Finished
 from lp.scheduling.room import NoRoom, Room
 from lp.scheduling.scheduler import Scheduler
@@ -99,6 +99,7 @@ class Engine:
         prefix_reuse: PrefixReuse | str = PrefixReuse.off,
         grammar_backend: GrammarBackend | str = GrammarBackend.auto,
         draft: SecondModel | None = None,
+        second: SecondModel | None = None,
     ) -> Engine:
         """An engine on one device. Raises ValueError with a message for the user if the checkpoint cannot be used.
 
@@ -109,13 +110,14 @@ class Engine:
         invariant: on refuses a model whose logits depend on the rows beside a row. index: the file of answers that
         launch/index.py made; auto is the one beside the weights, off is none. kv_memory: the most memory for keys and
         values in GB, or auto. prefix_reuse: whose keys and values a prompt may begin from: off, owner or all.
-        grammar_backend: auto, llguidance or xgrammar. draft: the model that drafts for decode=draft_model.
+        grammar_backend: auto, llguidance or xgrammar. draft: the model that drafts for decode=draft_model. second: the
+        model that decode=contrastive and decode=best_of compare with.
         """
         model = ModelSettings(str(path), dtype, device, compile=CompileMode(compile), invariant=Invariance(invariant))
         model.kv_memory, model.grammar_backend = str(kv_memory), GrammarBackend(grammar_backend)
         settings = EngineSettings(model, decode, limits=limits or DecodeLimits(), draft=draft or SecondModel())
-        settings.step_times, settings.index = StepTimesSource(step_times), index
-        settings.scheduler.prefix_reuse = PrefixReuse(prefix_reuse)
+        settings.second, settings.index = second or SecondModel(), index
+        settings.step_times, settings.scheduler.prefix_reuse = StepTimesSource(step_times), PrefixReuse(prefix_reuse)
         return cls.assemble(settings)
 
     @property
@@ -146,31 +148,31 @@ class Engine:
         """
         if refusal := self.scheduler.room.refusal(request):
             return refusal
-        generation = self._begin(request, tokens)
-        progress = generation.replay(tokens) if tokens else None
-        if progress is None or not progress.finish_reason:
-            self.batches.open(generation)
+        progress = None
+        for generation in begin(request, self.checkpoint, self.history, tokens):
+            progress = generation.replay(tokens) if tokens else None
+            if progress is None or not progress.finish_reason:
+                self.batches.open(generation)
         return progress
-
-    def _begin(self, request: Request, tokens: Items[int]) -> Generation:
-        kind = BeamGeneration if isinstance(request.decode, Beam) else Generation
-        return kind(request, self.checkpoint, self.history, tokens)
 
     def cancel(self, request_id: str) -> Progress | None:
         """Ends a request at once. Returns None if it is not running."""
-        generation = next((found for found in self._generations() if found.sequence.id == request_id), None)
-        if generation is None:
-            return None
-        if generation not in self.scheduler:
-            self.batches.withdraw(generation)
-        self.batches.end(generation)
+        found = [generation for generation in self._generations() if generation.request_id == request_id]
+        for generation in found:
+            if generation not in self.scheduler:
+                self.batches.withdraw(generation)
+            self.batches.end(generation)
         if self.is_idle:  # what could not be started is not wanted any more
             self._failure = None
-        return generation.cancelled()
+        return found[-1].cancelled() if found else None
 
     def generated(self) -> dict[str, list[int]]:
         """The tokens generated so far for every running request, by the request's id."""
-        return {generation.sequence.id: generation.generated for generation in self._generations()}
+        return {generation.request_id: generation.generated for generation in self._generations()}
+
+    def running(self) -> list[tuple[str, list[int]]]:
+        """Id and tokens of every sequence; those generated that a request goes on from elsewhere."""
+        return [(one.sequence.id, [*one.prompt, *one.generated]) for one in self._generations()]
 
     def resume(
         self,
@@ -198,25 +200,26 @@ class Engine:
         self._failure = None
         self.history = self.history.following(step_times, runner.num_parts, learnt, keeps_shared)
         self.batches = self._make_batches(runner, step_times)
-        replayed = [self._resume_one(request, tokens, held.pop(request.id, None)) for request, tokens in requests]
+        replayed = [self._resume_one(request, tokens, held) for request, tokens in requests]
         self.batches.keep(finished, held)
         return replayed
 
-    def _resume_one(self, request: Request, tokens: list[int], held: Sequence | None) -> Progress:
-        """held: the sequence that the runner has open for this request; None if it has none."""
-        refusal, generation = self.scheduler.room.refusal(request), self._begin(request, tokens)
-        if held is not None and (refusal or not held.has_settings_of(generation.sequence)):
-            self.runner.close(held)
-            held = None
-        if refusal:
+    def _resume_one(self, request: Request, tokens: list[int], held: dict[str, Sequence]) -> Progress:
+        """held: the sequences that the runner has open, by their ids. Those of this request are taken out."""
+        if refusal := self.scheduler.room.refusal(request):
             return refusal
-        if held is None:
-            self.runner.open(generation.sequence)
-        progress = generation.replay(tokens)
-        if progress.finish_reason:
-            self.runner.close(generation.sequence)
-        else:
-            self.scheduler.add(generation)
+        for generation in begin(request, self.checkpoint, self.history, tokens):
+            open_one = held.pop(generation.sequence.id, None)
+            if open_one is not None and not open_one.has_settings_of(generation.sequence):
+                self.runner.close(open_one)
+                open_one = None
+            if open_one is None:
+                self.runner.open(generation.sequence)
+            progress = generation.replay(tokens)
+            if progress.finish_reason:
+                self.runner.close(generation.sequence)
+            else:
+                self.scheduler.add(generation)
         return progress
 
     def step(self) -> list[Progress]:

@@ -14,9 +14,10 @@ from lp.decoding.constrained import ConstrainedDecoder
 from lp.decoding.make import make_decoder
 from lp.draft_model.rounds import DraftedText
 from lp.drafting.history import DraftHistory
-from lp.methods import REJECTION, Autoregressive, DraftModel, least_rows, most_rows
-from lp.model.beside.settings import DRAFT
+from lp.methods import REJECTION, Autoregressive, DraftModel, inner_of, least_rows, most_rows
+from lp.model.beside.settings import DRAFT, SECOND
 from lp.model.checkpoint import Checkpoint
+from lp.nested.settings import contrast_of
 from lp.request import Progress, Request, Sequence, TokenLogprob
 from lp.scheduling.prompt_scores import PromptScores, token_logprobs
 from lp.statistics import Statistics
@@ -56,10 +57,13 @@ class Generation:
         self.decoder = self._make_decoder(request, text, checkpoint, history)
         self._most_rows = most_rows(request.decode, request.grammar is not None)
         grammar = request.grammar and checkpoint.grammars.begin(request.grammar, len(request.prompt))
-        if grammar and not isinstance(request.decode, Autoregressive):
+        if grammar and not isinstance(inner_of(request.decode), Autoregressive):
             self.decoder = ConstrainedDecoder(self.decoder, grammar)
         self.prompt, prompt = request.prompt, list(request.prompt)
-        self.sequence = Sequence(request.id, prompt, len(prompt), sampling, request.grammar, request.trace)
+        contrast = contrast_of(request.decode, SECOND in checkpoint.beside)
+        self.request_id = request.id  # of whom progress is told
+        self.leader: Generation | None = None  # computes the same prompt for this one
+        self.sequence = Sequence(request.id, prompt, len(prompt), sampling, request.grammar, request.trace, contrast)
         self.recorder = TraceRecorder() if request.trace else None
         # What the prompt's tokens are worth, until that has been told. Whoever has generated tokens has told it.
         self.scores: PromptScores | None = None
@@ -82,7 +86,7 @@ class Generation:
     ) -> Decoder:
         sampling = request.sampling
         assert sampling.seed is not None and sampling.temperature is not None
-        settings, second = request.decode, None
+        settings, second = inner_of(request.decode), None
         if isinstance(settings, DraftModel):
             draft, prompt_length, is_drawn = checkpoint.beside[DRAFT], len(request.prompt), settings.verify == REJECTION
             cost = checkpoint.relative_cost(DRAFT)

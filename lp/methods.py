@@ -9,6 +9,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args, get_type_hints
 
+from lp.nested.settings import BestOf, Contrastive
+from lp.nested.settings import check as check_nested
+
 # Where a number is expected: as many as pay off.
 AUTO = "auto"
 # The most guesses of Jacobi decoding with a window of "auto".
@@ -144,10 +147,10 @@ class DraftModel:
     verify: str = EXACT
 
 
-DecodeSettings = Auto | Autoregressive | Jacobi | PromptLookup | Lookahead | Beam | DraftModel
-METHODS: dict[str, type[DecodeSettings]] = {
-    kind.method: kind for kind in (Auto, Autoregressive, Jacobi, PromptLookup, Lookahead, Beam, DraftModel)
-}
+DecodeSettings = Auto | Autoregressive | Jacobi | PromptLookup | Lookahead | Beam | DraftModel | Contrastive | BestOf
+METHODS: dict[str, type[DecodeSettings]] = {kind.method: kind for kind in get_args(DecodeSettings)}
+# Those that methods around another one may hold.
+INNER = tuple(name for name, kind in METHODS.items() if kind not in (Beam, Contrastive, BestOf))
 
 
 @dataclass
@@ -157,7 +160,8 @@ class DecodeLimits:
     window: columns of a window. ngram: tokens of an n-gram. guesses: n-grams verified per step. pool_size: n-grams kept
     in all. pool_per_token: n-grams kept that begin with the same token. candidates: best tokens kept from an answer.
     rows: rows of a step; also bounds (W + G)(N - 1) + 1, the rows that a step of lookahead, Jacobi or prompt lookup can
-    need. num_beams: beams of a search. depth: drafts of a second model that follow one another.
+    need. num_beams: beams of a search, or samples of decode=best_of. depth: drafts of a second model that follow one
+    another.
     """
 
     window: int = 128
@@ -184,6 +188,7 @@ BOUNDS = {
     "max_rows": (1, "rows"),
     "rows": (0, "rows"),
     "num_beams": (1, "num_beams"),
+    "num_samples": (1, "num_beams"),
     "num_return_sequences": (1, "num_beams"),
 }
 
@@ -217,8 +222,14 @@ def _fits(value: Any, hint: Any) -> bool:
     return type(value) in (get_args(hint) or (hint,)) or (hint is float and type(value) is int)
 
 
+def inner_of(settings: DecodeSettings) -> DecodeSettings:
+    """The method that drafts: the one inside a method around it, with its default settings, or the method itself."""
+    return METHODS[settings.inner]() if isinstance(settings, Contrastive | BestOf) else settings
+
+
 def chooses_rows(settings: DecodeSettings) -> bool:
     """Whether the method chooses by step times how many rows a step has."""
+    settings = inner_of(settings)
     if isinstance(settings, DraftModel):
         return not settings.rows and settings.verify != REJECTION
     return not settings.rows if isinstance(settings, Auto) else isinstance(settings, Jacobi) and settings.window == AUTO
@@ -226,6 +237,7 @@ def chooses_rows(settings: DecodeSettings) -> bool:
 
 def least_rows(settings: DecodeSettings) -> int:
     """The rows that a step has however little they are worth: drafts of `auto` are left out if others need the rows."""
+    settings = inner_of(settings)
     if isinstance(settings, DraftModel) and settings.verify == REJECTION:
         return settings.depth + 1
     return max(1, settings.rows) if isinstance(settings, Auto | DraftModel) else most_rows(settings)
@@ -233,6 +245,7 @@ def least_rows(settings: DecodeSettings) -> int:
 
 def most_rows(settings: DecodeSettings, has_grammar: bool = False) -> int:
     """The most rows that a step can have. has_grammar: whether the text must keep a grammar, which adds drafts."""
+    settings = inner_of(settings)
     if isinstance(settings, Autoregressive):
         return 1
     if isinstance(settings, Beam):
@@ -264,6 +277,9 @@ def check(settings: DecodeSettings, limits: DecodeLimits) -> None:
         _check_beam(settings)
     if isinstance(settings, DraftModel) and settings.verify not in (EXACT, REJECTION):
         raise ValueError(f"decode.verify={settings.verify} must be {EXACT} or {REJECTION}")
+    if isinstance(settings, Contrastive | BestOf):
+        check_nested(settings, INNER)
+        settings = inner_of(settings)
     if not isinstance(settings, Auto | DraftModel) and (rows := most_rows(settings)) > limits.rows:
         raise ValueError(
             f"decode settings ask for up to {rows} rows a step, more than the limit of {limits.rows}; "

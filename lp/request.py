@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from lp import methods
 from lp.grammar.settings import Grammar
 from lp.methods import DecodeSettings
+from lp.sampling.contrast.settings import Contrast
 from lp.sampling.settings import Sampling
 from lp.statistics import EngineCounts, Statistics
 from lp.text.stopping import FinishReason, Stopping
@@ -59,7 +60,8 @@ class Sequence:
     """The state of a generation: caches, windows and pools can be rebuilt from its tokens and settings.
 
     tokens: prompt and output. prompt_length: how many of the tokens are the prompt. grammar: what the output must be.
-    is_traced: whether somebody wants to know which rank computes what.
+    is_traced: whether somebody wants to know which rank computes what. contrast: what scores are made of; None if they
+    are the model's logits. is_judged: whether log-probabilities are those of the second model.
     """
 
     id: str
@@ -68,11 +70,20 @@ class Sequence:
     sampling: Sampling
     grammar: Grammar | None = None
     is_traced: bool = False
+    contrast: Contrast | None = None
+    is_judged: bool = False
+
+    @property
+    def needs_second(self) -> bool:
+        """Whether a second model must run the rows as well."""
+        return self.is_judged or (self.contrast is not None and self.contrast.of_second)
 
     def has_settings_of(self, other: Sequence) -> bool:
         """Whether its rows are answered as another's are. One that is kept for its keys and values has no settings."""
-        own = self.prompt_length, self.sampling, self.grammar
-        return own == (other.prompt_length, other.sampling, other.grammar)
+        return self._settings() == other._settings()
+
+    def _settings(self) -> tuple[Any, ...]:
+        return self.prompt_length, self.sampling, self.grammar, self.contrast, self.is_judged
 
 
 @dataclass(frozen=True)
@@ -87,8 +98,14 @@ class TokenLogprob:
     top: list[tuple[int, float]]
 
 
+def mean_logprob(logprobs: list[TokenLogprob] | None) -> float:
+    """Of a text's tokens; that of a text without tokens is the lowest."""
+    found = [one.logprob for one in logprobs or []]
+    return sum(found) / len(found) if found else float("-inf")
+
+
 class ScoredText(NamedTuple):
-    """A text that a beam search has found. score: see lp.decoding.beams.search.Hypothesis."""
+    """A text with its score: the mean log-probability of a sample's tokens, or a Hypothesis's of a beam search."""
 
     text: str
     token_ids: list[int]
@@ -96,7 +113,10 @@ class ScoredText(NamedTuple):
 
 
 class BeamResult(NamedTuple):
-    """What a beam search has found. texts: best first. num_calls: hypotheses that the model was asked to continue."""
+    """What a beam search has found, or the best of some samples.
+
+    texts: best first. num_calls: hypotheses that the model was asked to continue, or the steps of all samples.
+    """
 
     texts: list[ScoredText]
     num_calls: int
@@ -118,8 +138,8 @@ class Progress:
     text may lag behind tokens while a character or a possible stop string is incomplete. engine: what the engine has
     done since it last said so; None for all but one progress of a step. prompt_logprobs: of the prompt's tokens from
     the second one on, with the first tokens or the end if they are asked for; else None. beams: the texts of a beam
-    search, at its end. trace: what the step did, if the request asks for it; None with what is no step, such as the end
-    of a cancelled request.
+    search or of decode=best_of, at its end. trace: what the step did, if the request asks for it; None with what is no
+    step, such as the end of a cancelled request.
     """
 
     request_id: str

@@ -15,8 +15,9 @@ from typing import Any
 from lp import methods
 from lp.grammar.settings import Grammar
 from lp.methods import REJECTION, Auto, Beam, DecodeLimits, DecodeSettings, DraftModel
-from lp.model.beside.settings import DRAFT
+from lp.model.beside.settings import DRAFT, SECOND
 from lp.model.checkpoint_info import CheckpointInfo
+from lp.nested.settings import BestOf, check_beside_best_of, check_second
 from lp.request import Request
 from lp.sampling.settings import Sampling
 from lp.scheduling.room import NoRoom, Room
@@ -138,6 +139,8 @@ class RequestBuilder:
         sampling = self._complete(sampling, stopping)
         if isinstance(decode, Beam):
             check_beside_beams(sampling, stopping, grammar is not None)
+        if isinstance(decode, BestOf):
+            check_beside_best_of(decode, sampling, trace)
         request_id = request_id or f"request-{next(self._numbers)}"
         if grammar is not None:
             grammar.check()
@@ -211,11 +214,12 @@ def check_second_models(decode: DecodeSettings, second_models: Collection[str]) 
     """Raises ValueError if a method needs a second model that is not loaded. second_models: the roles of those that
     are.
     """
-    if isinstance(decode, DraftModel) and DRAFT not in second_models:
+    if isinstance(methods.inner_of(decode), DraftModel) and DRAFT not in second_models:
         raise ValueError(
             "decode=draft_model needs a second model, and none is loaded: start with draft.path=FOLDER (a model with "
             "the same vocabulary) or draft.layers=N (the first layers of the model itself)"
         )
+    check_second(decode, SECOND in second_models)
 
 
 def check_beside_beams(sampling: Sampling, stopping: Stopping, has_grammar: bool) -> None:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from lp.model.causal import CausalModel, Choosing, SequenceRows, can_choose
 from lp.model.gpu.device import current
-from lp.model.kv.memory import OutOfRoom
 from lp.model.kv_cache import KVCache
 from lp.request import Sequence
 from lp.runner import StepInput
 from lp.sampling.fused import KINDS, NUM_BEST, TRUNCATED, can_fuse
-from lp.sampling.sampler import Sampler
 from lp.sampling.together import Asked, launch_all, side_by_side
-from lp.tree import NO_ROWS, TokenTree, chain
+from lp.states.second import SecondModelStates
+from lp.states.sequence_state import SequenceState
 from lp.verification import Answers
 
 # Waits for the answers of a batch of steps that was started.
@@ -69,85 +67,6 @@ class ForwardRunner(ABC):
         self._under_way.clear()
 
 
-class SequenceState:
-    """What a device holds of one sequence.
-
-    cache: keys and values of the sequence's first tokens. last: the rows computed last; their keys and values lie in
-    the cache behind those of the sequence. room: see `SingleDevice.go_on`; tokens that the cache has room for as it is.
-    """
-
-    def __init__(self, cache: KVCache, sampler: Sampler):
-        self.cache = cache
-        self.sampler = sampler
-        self.last, self.room = NO_ROWS, 0
-
-    @staticmethod
-    def begin(sequence: Sequence, model: CausalModel) -> SequenceState:
-        """The state of a new sequence: an empty cache with room for it, and a sampler."""
-        prompt_length, grammar = sequence.prompt_length, None
-        if sequence.grammar is not None:
-            assert model.grammars is not None
-            grammar = model.grammars.begin(sequence.grammar, prompt_length)
-        sampler = Sampler(
-            sequence.sampling, prompt_length, model.eos, model.vocab_size, str(model.device), grammar
-        )  # fmt: skip
-        return SequenceState(model.make_cache(len(sequence.tokens) + 1), sampler)
-
-    def take_from(self, other: SequenceState, tokens: list[int], length: int) -> None:
-        """Takes over what another state has computed of the first `length` of its sequence's tokens.
-
-        tokens: that sequence, which has the same first tokens. Takes nothing if there is no room for a copy.
-        """
-        other.keep_accepted(tokens)
-        with suppress(OutOfRoom):
-            copy = other.cache.fork(min(length, other.cache.length))
-            self.drop()
-            self.cache = copy
-
-    def drop(self) -> None:
-        """Gives the cache's memory back."""
-        self.cache.release()
-        self.last = NO_ROWS
-
-    def keep_accepted(self, tokens: list[int]) -> None:
-        """Keeps the keys and values of the rows computed last that became part of the sequence, and drops the others.
-
-        The sequence's last token is never kept: it is the root of the next step's tree.
-        """
-        if self.cache.was_evicted and self.cache.take_eviction():
-            self.last = NO_ROWS
-        if self.cache.length >= len(tokens):  # the sequence was resumed with fewer tokens than the cache holds
-            self.cache.length, self.last = len(tokens) - 1, NO_ROWS
-        self.cache.keep(self.last.path_along(tokens[self.cache.length : -1]))
-        self.last = NO_ROWS
-
-    def num_kept(self, tokens: list[int]) -> int:
-        """How many of these tokens, the last one apart, will have keys and values after `keep_accepted`."""
-        if self.cache.was_evicted:
-            return 0
-        more = self.last.path_along(tokens[self.cache.length : -1])
-        return min(self.cache.length + len(more), len(tokens) - 1)
-
-    def prefill(self, step: StepInput, most_rows: int) -> Iterator[TokenTree]:
-        """Yields the tokens that the cache lacks as chains of `most_rows`; the caller computes each before the next.
-
-        What was accepted must have been kept. At most `most_rows` tokens are left at the end. They become the trunk of
-        the step's tree.
-        """
-        tokens = step.sequence.tokens
-        if step.num_fed - self.cache.length > most_rows:
-            self.cache.reserve(step.num_fed + 1 - self.cache.length)  # at once, rather than once for each chain
-        while len(trunk := tokens[self.cache.length : step.num_fed]) > most_rows:
-            yield chain(trunk[:most_rows])
-            self.cache.keep(range(most_rows))
-
-    def attach(self, step: StepInput) -> TokenTree:
-        """The tree under a trunk of the tokens that the cache still lacks: all rows of the step's last forward."""
-        cached = self.cache.length
-        self.last = step.tree.under(step.sequence.tokens[cached : step.num_fed]) if cached < step.num_fed else step.tree
-        return self.last
-
-
 class SingleDevice(ForwardRunner):
     """One model on one device."""
 
@@ -156,6 +75,7 @@ class SingleDevice(ForwardRunner):
         super().__init__()
         self.model = model
         self.prefill_chunk = prefill_chunk
+        self.second = model.second and SecondModelStates(model.second, prefill_chunk)
         self.states: dict[str, SequenceState] = {}
         self._starts_as_usual = type(self).launch is SingleDevice.launch and type(self).start is ForwardRunner.start
         if can_fuse(model.device):
@@ -168,6 +88,8 @@ class SingleDevice(ForwardRunner):
 
     def open(self, sequence: Sequence) -> None:
         self.states[sequence.id] = SequenceState.begin(sequence, self.model)
+        if self.second:
+            self.second.open(sequence)
 
     @property
     def is_asynchronous(self) -> bool:
@@ -183,7 +105,7 @@ class SingleDevice(ForwardRunner):
         # A sequence that is only fed may lack nothing. Those that are answered alike lie side by side.
         fed = [number for number, step in enumerate(steps) if not len(step.tree) and len(given[number].tree)]
         with_tree = [number for number, step in enumerate(steps) if len(step.tree)]
-        asked = [self.asked(steps[number]) for number in with_tree]
+        asked = self.asked_all(steps)
         order = side_by_side(asked)
         with_tree, asked = [with_tree[number] for number in order], [asked[number] for number in order]
         wait_for_all = self._compute([given[number] for number in (*fed, *with_tree)], asked)
@@ -202,7 +124,7 @@ class SingleDevice(ForwardRunner):
         state.keep_accepted(sequence.tokens)
         if step.num_fed - state.cache.length > self.prefill_chunk:
             self.make_room([step])
-        return self._compute([self._rows(step)], [self.asked(step)])
+        return self._compute([self._rows(step)], self.asked_all([step]))
 
     def may_go_on(self, step: StepInput) -> bool:
         """See GoesOn. Subclasses that start steps in a way of their own may not."""
@@ -220,9 +142,14 @@ class SingleDevice(ForwardRunner):
         asked = [state.sampler.ask(tree, step.sequence.tokens, step.num_candidates)]
         self._under_way.append(self._compute(given, asked, cache.length + num_rows <= state.room))
 
-    def asked(self, step: StepInput) -> Asked:
-        """How the rows of a step's tree are to be answered."""
-        return self.states[step.sequence.id].sampler.ask(step.tree, step.sequence.tokens, step.num_candidates)
+    def asked_all(self, steps: list[StepInput]) -> list[Asked]:
+        """How the rows of all steps that have a tree are to be answered. A second model runs these rows at once."""
+        asked = [
+            self.states[step.sequence.id].sampler.ask(step.tree, step.sequence.tokens, step.num_candidates)
+            for step in steps
+            if len(step.tree)
+        ]
+        return self.second.add_to(asked, steps) if self.second and self.second.states else asked
 
     def _compute(self, given: list[SequenceRows], asked: list[Asked], has_room: bool = False) -> Pending:
         """Runs the rows, and has the last sequences' answered, by the graphs that choose tokens where there are any.
@@ -271,9 +198,13 @@ class SingleDevice(ForwardRunner):
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:
         self.states[target.id].take_from(self.states[source.id], source.tokens, length)
+        if self.second:
+            self.second.copy(source, target, length)
 
     def drop(self, sequence: Sequence) -> None:
         self.states[sequence.id].drop()
+        if self.second:
+            self.second.drop(sequence)
 
     def settled_cache(self, sequence: Sequence) -> KVCache:
         """A sequence's cache with what was accepted of its last step. No step of it may be under way."""
@@ -298,3 +229,5 @@ class SingleDevice(ForwardRunner):
 
     def close(self, sequence: Sequence) -> None:
         self.states.pop(sequence.id).cache.release()
+        if self.second:
+            self.second.close(sequence)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from launch.output.stream import Color, TextStream
+from lp.nested.settings import BestOf
 from lp.request import BeamResult, Completion, Progress
 
 
@@ -40,19 +41,20 @@ class TextOutput:
         self.stream.write("\n")
         stats = completion.stats
         if completion.beams is not None:
-            self._show_beams(completion.beams)
+            self._show_beams(completion.beams, record["decode"])
         self.stream.note(
             f"{stats.tokens} tokens in {stats.steps} steps ({stats.tokens_per_step:.2f} tokens per step), "
             f"{stats.tokens_per_s:.0f} tokens/s, first token after {stats.ttft_s * 1000:.0f} ms; "
             f"{record['decode']} on {record['ranks']} rank(s), finish reason: {completion.finish_reason}"
         )
 
-    def _show_beams(self, beams: BeamResult) -> None:
+    def _show_beams(self, beams: BeamResult, method: str) -> None:
         for place, text in enumerate(beams.texts[1:], start=2):
             self.stream.note(f"{place}. (score {text.score:.4f}) {text.text}")
-        self.stream.note(
-            f"score {beams.texts[0].score:.4f}; the model was asked to continue {beams.num_calls} hypotheses"
-        )
+        calls = f"the model was asked to continue {beams.num_calls} hypotheses"
+        if method == BestOf.method:
+            calls = f"all samples took {beams.num_calls} steps"
+        self.stream.note(f"score {beams.texts[0].score:.4f}; {calls}")
 
 
 class JSONOutput:

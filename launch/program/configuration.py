@@ -31,6 +31,7 @@ FREE_TEXT = (
     "api_key",
     "model.path",
     "draft.path",
+    "second.path",
     "index",
     "grammar.text",
     "grammar.file",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from lp.methods import Auto, Beam, DecodeSettings, DraftModel, Lookahead
+from lp.methods import Auto, Beam, BestOf, Contrastive, DecodeSettings, DraftModel, Lookahead
 from lp.sampling.settings import LARGEST_SEED, Sampling
 
 # What these processors of transformers do, `Sampling` says.
@@ -88,8 +88,8 @@ def method_of(
     sizes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if decode is not None and sizes:
         raise ValueError("W, N and G are sizes of lookahead decoding; give them or decode, not both")
-    if isinstance(decode, Beam):
-        raise CannotHonour("decode=beam, which is for lp.Engine")
+    if isinstance(decode, Beam | BestOf | Contrastive):
+        raise CannotHonour(f"decode={decode.method}, which is for lp.Engine")
     if isinstance(decode, DraftModel):
         raise CannotHonour("decode=draft_model, which is for lp.Engine: a call of generate loads no second model")
     return decode or (Lookahead(**sizes) if sizes else Auto())

@@ -12,7 +12,19 @@ from lp.decoding.jacobi import JacobiDecoder
 from lp.decoding.lookahead import LookaheadDecoder, PoolFeed
 from lp.decoding.window import Window
 from lp.drafting.history import DraftHistory
-from lp.methods import AUTO, Auto, Autoregressive, Beam, DecodeSettings, DraftModel, Jacobi, Lookahead, PromptLookup
+from lp.methods import (
+    AUTO,
+    Auto,
+    Autoregressive,
+    Beam,
+    BestOf,
+    Contrastive,
+    DecodeSettings,
+    DraftModel,
+    Jacobi,
+    Lookahead,
+    PromptLookup,
+)
 
 
 def make_decoder(
@@ -49,3 +61,5 @@ def make_decoder(
             return ModelDecoder(settings, second, history.cost(settings, temperature))
         case Beam():
             raise AssertionError("a beam search has generations of its own, see lp/scheduling/beams.py")
+        case Contrastive() | BestOf():
+            raise AssertionError("it is the method inside that plans trees, see inner_of")

@@ -158,6 +158,7 @@ class CausalModel:
         self.model = model.eval()
         self.max_length, self.eos = max_length, eos
         self.grammars: Grammars | None = None  # for the checkpoint's tokenizer
+        self.second: CausalModel | None = None  # with which its logits are compared
         # Replaces the model's own forward, for caches that have been written to if it cannot begin them.
         self.fast: FastForward | None = None
         self.weight_bytes = num_weight_bytes(model)

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from lp.cache_files import folder
 from lp.grammar.settings import GrammarBackend
 from lp.hardware import dtype_name, why_no_gpu
+from lp.model.beside.settings import SECOND
 from lp.model.causal import CausalModel
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
 from lp.model.errors import CheckpointError, one_line
@@ -187,7 +188,7 @@ def load(
         make_fast(other.model, settings.compile, folder("compiled"), other.references, None, False)
         other.model.free_weights()
     checkpoint = Checkpoint(**vars(known), model=causal, beside={role: one.model for role, one in others.items()})
-    causal.grammars = checkpoint.grammars
+    causal.grammars, causal.second = checkpoint.grammars, checkpoint.beside.get(SECOND)
     return checkpoint
 
 

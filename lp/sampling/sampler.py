@@ -19,6 +19,8 @@ from lp.grammar.state import GrammarState, Masks
 from lp.host.library import Library, library
 from lp.host.trees import address
 from lp.sampling.changes import change
+from lp.sampling.contrast.scores import apply as apply_contrast
+from lp.sampling.contrast.settings import Contrast
 from lp.sampling.couplings.chooser import make_chooser
 from lp.sampling.full_vocabulary import FullVocabulary
 from lp.sampling.fused import NUM_BEST, TRUNCATED, WHOLE, FusedChooser, can_fuse
@@ -47,16 +49,17 @@ class Sampler:
         vocab_size: int,
         device: str,
         grammar: GrammarState | None = None,
+        contrast: Contrast | None = None,
     ):
         """sampling: complete settings, in which only those of log-probabilities may be None. grammar: of the sequence;
-        nobody else may move it.
+        nobody else may move it. contrast: what its scores are made of; None if they are the logits.
         """
         assert sampling.seed is not None and sampling.temperature is not None
         self.sampling = sampling
         self._seed, self._mixed_seed = sampling.seed, mixed_seed(sampling.seed)
         self._device = device
         self.vocab_size = vocab_size
-        self.grammar = grammar
+        self.grammar, self.contrast = grammar, contrast
         self.penalties = Penalties(sampling, prompt_length, eos, vocab_size) if touches(sampling, eos) else None
         self.noise = NoiseTable(sampling.seed, vocab_size, device) if sampling.temperature > 0 else None
         # By the number of tokens that they choose for each row, with what all rows' choices have in common.
@@ -71,8 +74,8 @@ class Sampler:
 
     @property
     def asks_for_rows_alone(self) -> bool:
-        """Whether no penalty and no grammar depends on the tokens."""
-        return self._are_alike or self._are_drawn
+        """Whether no penalty, no grammar and no second model depends on the tokens."""
+        return (self._are_alike or self._are_drawn) and not (self.contrast and self.contrast.of_second)
 
     def ask(self, tree: TokenTree, tokens: Sequence[int], num_candidates: int = 0) -> Asked:
         """What answers all rows of a tree. Each step of a sequence asks once.
@@ -114,8 +117,9 @@ class Sampler:
         choices, positions = alike.choices.copy(), alike.positions.copy()
         native.step_draw(tree.addresses[2], key[0], length, self._mixed_seed, address(choices), address(positions))
         return Asked(
-            alike.choosers, choices, alike.dropped, positions, self.noise, None, num_candidates, alike.num_likeliest
-        )
+            alike.choosers, choices, alike.dropped, positions, self.noise, None, num_candidates, alike.num_likeliest,
+            contrast=self.contrast,
+        )  # fmt: skip
 
     def _part(self, num_rows: int, num_candidates: int) -> Asked:
         """What answers rows that nobody needs the positions of."""
@@ -136,7 +140,7 @@ class Sampler:
         choosers, alike = self._choosers_of(min(max(1, num_candidates), self.vocab_size))
         return Asked(
             choosers, alike.repeat(num_rows, axis=0), self._dropped.repeat(num_rows), positions, self.noise, None,
-            num_candidates, self.sampling.logprobs,
+            num_candidates, self.sampling.logprobs, contrast=self.contrast,
         )  # fmt: skip
 
     def _ask_scores(self, tree: TokenTree, scored: np.ndarray, length: int) -> Asked:
@@ -159,7 +163,7 @@ class Sampler:
 
     def answers(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int], num_candidates: int = 0) -> Answers:
         """The answers for all rows of a tree; see `ask`. logits_RV: float32 and contiguous, and stay as they are."""
-        logits_RV = logits_RV.clone() if self.penalties or self.grammar else logits_RV
+        logits_RV = logits_RV.clone() if self.penalties or self.grammar or self.contrast else logits_RV
         return launch_all([self.ask(tree, tokens, num_candidates)], logits_RV)()[0]
 
     def _choosers_of(self, num_tokens: int) -> tuple[tuple[Chooser, ...], np.ndarray]:
@@ -172,6 +176,8 @@ class Sampler:
     def scores(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int]) -> Tensor:
         """[R, V] scores after penalties and warpers. Tokens are drawn from each row's softmax."""
         asked, scores_RV = self.ask(tree, tokens), logits_RV.clone()
+        if asked.contrast:
+            apply_contrast(scores_RV, [(slice(0, len(scores_RV)), asked.contrast, asked.second)])
         if asked.touch:
             change(scores_RV, [(0, asked.touch())], can_fuse(scores_RV.device))
         if asked.mask:

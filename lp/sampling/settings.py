@@ -61,6 +61,11 @@ class Sampling:
         }
         return dataclasses.replace(self, **{k: v for k, v in defaults.items() if getattr(self, k) is None})
 
+    def another(self, number: int) -> Sampling:
+        """The same settings with the next seed but so many: those of choice `number` of several texts."""
+        assert self.seed is not None
+        return dataclasses.replace(self, seed=(self.seed + number) % (LARGEST_SEED + 1))
+
     def changed(self, settings: Mapping[str, Any]) -> Sampling:
         """These settings with those of the mapping in their place. Raises ValueError for a name that is no setting."""
         names = [field.name for field in dataclasses.fields(self)]

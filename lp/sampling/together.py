@@ -22,6 +22,9 @@ from lp.grammar import masks
 from lp.grammar.state import Masks
 from lp.hardware import Download, upload
 from lp.sampling.changes import change
+from lp.sampling.contrast.scores import apply as apply_contrast
+from lp.sampling.contrast.scores import as_wide
+from lp.sampling.contrast.settings import Contrast
 from lp.sampling.fused import FusedChooser, can_fuse
 from lp.sampling.logprobs import LogProbabilities
 from lp.sampling.noise import NoiseTable
@@ -42,7 +45,8 @@ class Asked(NamedTuple):
     biases do; None if there are none. num_candidates: K, the number of best tokens to return for each row; 0 is the
     target alone. num_likeliest: T; None if no log-probabilities are asked for. scored: int64 [R], tokens whose
     log-probabilities are asked for; None for those of the targets. mask: says what a grammar allows; None if there is
-    none.
+    none. contrast: what the scores are made of; None if they are the logits. second: a second model's logits for the
+    rows, float32 [R, V], if it needs them; without a contrast, log-probabilities are made of these.
     """
 
     choosers: tuple[Chooser, ...]
@@ -55,11 +59,17 @@ class Asked(NamedTuple):
     num_likeliest: int | None
     scored: np.ndarray | None = None
     mask: Callable[[], Masks] | None = None
+    contrast: Contrast | None = None
+    second: Tensor | None = None
 
     @property
     def changes(self) -> bool:
         """Whether scores are changed before tokens are chosen."""
-        return self.touch is not None or self.mask is not None
+        return self.touch is not None or self.mask is not None or self.contrast is not None
+
+    @property
+    def is_judged(self) -> bool:
+        return self.second is not None and self.contrast is None
 
     @property
     def may_wait(self) -> bool:
@@ -109,6 +119,9 @@ def launch_all(
     reported = [number for number, one in enumerate(asked) if one.num_likeliest is not None]
     are_changed = any(asked[number].changes or (asked[number].may_wait and not is_lasting) for number in reported)
     logits = _kept(logits_LV, [rows[number] for number in reported], are_changed)
+    if any(one.contrast for one in asked):
+        pairs = zip(rows, asked, strict=True)
+        apply_contrast(logits_LV, [(own, one.contrast, one.second) for own, one in pairs if one.contrast])
     if touched:
         change(logits_LV, touched, can_fuse(logits_LV.device))
     masked = {number: one.mask() for number, one in enumerate(asked) if one.mask}
@@ -213,10 +226,18 @@ def _launch_report(
         if (scored := asked[number].scored) is not None:
             targets[number] = upload(scored, logits.values.device)[:, None].to(targets[number].dtype)
     num_likeliest = [asked[number].num_likeliest or 0 for number in reported]
+    own = logits.rows([rows[number] for number in reported])
+    if any(asked[number].is_judged for number in reported):
+        own = torch.cat([_judged(asked[number], logits.rows([rows[number]])) for number in reported])
     return LogProbabilities.launch(
-        reported, [len(asked[number].choices) for number in reported], num_likeliest,
-        logits.rows([rows[number] for number in reported]), torch.cat([targets[number] for number in reported]),
+        reported, [len(asked[number].choices) for number in reported], num_likeliest, own,
+        torch.cat([targets[number] for number in reported]),
     )  # fmt: skip
+
+
+def _judged(one: Asked, logits_RV: Tensor) -> Tensor:
+    """[R, V] what log-probabilities of a sequence's rows are made of. logits_RV: the first model's."""
+    return as_wide(one.second, logits_RV.shape[1]) if one.is_judged and one.second is not None else logits_RV
 
 
 @torch.inference_mode()

@@ -94,7 +94,8 @@ class Batches:
         if same := self.prefixes.take(generation.sequence.id):
             self.runner.close(same)
         running = ((one, one.prompt, one.owner) for one in (*self.scheduler, *self.generations()))
-        if found := self.prefixes.find_running(generation.sequence.tokens, generation.owner, running):
+        tokens, leader = generation.sequence.tokens, generation.leader
+        if found := self.prefixes.find_running(tokens, generation.owner, running, leader):
             self._followed[generation] = found
         self.runner.open(generation.sequence)
         self.scheduler.add(generation)

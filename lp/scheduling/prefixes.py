@@ -89,13 +89,20 @@ class Prefixes:
         return best
 
     def find_running(
-        self, tokens: Sequence[int], owner: str | None, running: Iterable[tuple[T, Sequence[int], str | None]]
+        self,
+        tokens: Sequence[int],
+        owner: str | None,
+        running: Iterable[tuple[T, Sequence[int], str | None]],
+        leader: T | None = None,
     ) -> tuple[T, int] | None:
         """The running request whose prompt begins most like this one, and the number of tokens that both begin with, if
         that are clearly more than a kept sequence has.
 
-        running: each with its prompt and its owner.
+        running: each with its prompt and its owner. leader: has the same prompt for the same request, and is followed
+        whatever the settings.
         """
+        if leader is not None:
+            return (leader, len(tokens) - 1) if len(tokens) > LEAST_TOKENS else None
         if self._reuse is PrefixReuse.off or len(tokens) <= LEAST_TOKENS:
             return None
         first = tokens[:LEAST_TOKENS]

@@ -150,9 +150,7 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
         runner, zip(requests, tokens, strict=True), times, room, finished, learnt, keeps_shared=is_alone
     )
     if isinstance(runner, ComparesCaches):
-        prompts = {request.id: request.prompt for request in requests}
-        running = [(name, [*prompts[name], *more]) for name, more in engine.generated().items()]
-        runner.compare_caches([*running, *((one.id, one.tokens) for one in finished)])
+        runner.compare_caches([*engine.running(), *((one.id, one.tokens) for one in finished)])
     return progress
 
 

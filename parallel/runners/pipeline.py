@@ -76,7 +76,7 @@ class PipelineParallel(SingleDevice):
 
     def _answer(self, steps: list[StepInput], logits: Tensor, headers: Tensor) -> np.ndarray:
         """Chooses the tokens and sends headers and answers to all other stages. Returns these."""
-        answers = self.answer([self.asked(step) for step in steps if len(step.tree)], logits)()
+        answers = self.answer(self.asked_all(steps), logits)()
         self.pipeline.settle()  # or the answers are not to be trusted
         result = np.concatenate([headers.cpu().numpy().ravel(), *(own.pack().ravel() for own in answers)])
         message = upload(result, self.model.device)

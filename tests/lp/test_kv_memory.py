@@ -16,7 +16,7 @@ from lp.model.kv.contiguous import ContiguousCache, ContiguousMemory
 from lp.model.kv_cache import PAGE
 from lp.scheduling.room import Room
 from lp.scheduling.scheduler import Scheduler, Turn
-from lp.single_device import SequenceState
+from lp.states.sequence_state import SequenceState
 
 GREEDY = Sampling(temperature=0.0, seed=0)
 PAGE_BYTES = 3 * 2 * (8 + 8) * 4 * PAGE  # of the tiny Llama

@@ -23,9 +23,10 @@ from lp import methods
 from lp.grammar.settings import Grammar, GrammarError
 from lp.methods import Beam
 from lp.model.checkpoint_info import CheckpointInfo
+from lp.nested.settings import BestOf
 from lp.request import Request
 from lp.request_builder import ContextExceeded, RequestBuilder
-from lp.sampling.settings import LARGEST_SEED, Sampling
+from lp.sampling.settings import Sampling
 from lp.text.chat_template import NoChatTemplate
 from lp.text.stopping import Stopping
 
@@ -88,7 +89,8 @@ class Conversion:
         Raises ApiError.
         """
         self.check_model(body.model)
-        self._check_number(body)
+        number = body.num_candidates
+        self._check_number(body, number, "n" if number == body.num_choices else "best_of")
         reply_id = f"{'chatcmpl' if isinstance(body, ChatBody) else 'cmpl'}-{secrets.token_hex(12)}"
         prompts = self._prompts(body)
         reading = self._reading(body, prompts[0]) if isinstance(body, ChatBody) else None
@@ -140,16 +142,15 @@ class Conversion:
             param = first_word if first_word in ChatBody.model_fields else "messages"
             raise errors.bad_request(str(error), param=param) from None
 
-    def _check_number(self, body: CompletionBody | ChatBody) -> None:
-        """Raises ApiError for a body that asks for too many texts."""
+    def _check_number(self, body: CompletionBody | ChatBody, number: int, name: str) -> None:
+        """Raises ApiError for a body that asks for too many texts. number: of each prompt, as the field `name` says."""
         num_prompts = 1 if isinstance(body, ChatBody) else len(body.prompt)
-        if num_prompts * body.num_candidates > self.max_choices:
-            name = "n" if body.num_candidates == body.num_choices else "best_of"
+        if num_prompts * number > self.max_choices:
             message = (
-                f"{name}={body.num_candidates} for {num_prompts} prompt{'s' * (num_prompts > 1)} asks for more than the"
+                f"{name}={number} for {num_prompts} prompt{'s' * (num_prompts > 1)} asks for more than the"
                 f" {self.max_choices} texts that a request may ask for (server.max_choices)"
             )
-            raise errors.bad_request(message, param=name if body.num_candidates > 1 else "prompt")
+            raise errors.bad_request(message, param=name.partition(".")[0] if number > 1 else "prompt")
 
     def _prompts(self, body: CompletionBody | ChatBody) -> list[list[int]]:
         """The tokens of each prompt. Raises ApiError."""
@@ -181,14 +182,25 @@ class Conversion:
         if most_tokens is None and isinstance(body, CompletionBody):
             most_tokens = self._default_max_tokens(tokens)
         decode = None if body.decode is None else methods.from_dict(body.decode, self.request_builder.decode)
-        if isinstance(decode or self.request_builder.decode, Beam):
-            _check_beams(body)
+        if isinstance(wanted := decode or self.request_builder.decode, Beam | BestOf):
+            self._check_ranked(body, wanted)
         skips = body.skip_special_tokens is not False and not (reading and reading.kept)
         stopping = Stopping(most_tokens, body.stop, body.stop_token_ids or [], bool(body.ignore_eos), skips)
         priority = 1.0 if body.priority is None else body.priority
         return self.request_builder.build(
             tokens, decode, self._sampling(body), stopping, None, owner, priority, grammar, bool(body.lookahead_trace)
         )
+
+    def _check_ranked(self, body: CompletionBody | ChatBody, decode: Beam | BestOf) -> None:
+        """Raises ApiError for ranked texts that are to be streamed, or to be made several times, or are too many."""
+        name = "a beam search" if isinstance(decode, Beam) else f"decode={decode.method}"
+        if body.stream:
+            raise errors.bad_request(f"{name} has no text before its end; leave out stream", param="stream")
+        if body.num_candidates > 1:
+            message = f"{name} yields the same texts each time; use decode.num_return_sequences instead"
+            raise errors.bad_request(message, param="n" if body.num_candidates == body.num_choices else "best_of")
+        if isinstance(decode, BestOf):
+            self._check_number(body, decode.num_samples, "decode.num_samples")
 
     def _sampling(self, body: GenerationBody) -> Sampling:
         """Returns the sampling settings of the body; the others are left to the server's defaults."""
@@ -215,18 +227,7 @@ class Conversion:
 
 def _another(first: Request, number: int) -> Request:
     """Another choice of the same prompt, with the next seed but so many."""
-    assert first.sampling.seed is not None
-    seed = (first.sampling.seed + number) % (LARGEST_SEED + 1)
-    return replace(first, sampling=replace(first.sampling, seed=seed))
-
-
-def _check_beams(body: CompletionBody | ChatBody) -> None:
-    """Raises ApiError for a beam search that is to be streamed, or to be made several times."""
-    if body.stream:
-        raise errors.bad_request("a beam search has no text before its end; leave out stream", param="stream")
-    if body.num_candidates > 1:
-        message = "a beam search yields the same texts each time; use decode.num_return_sequences instead"
-        raise errors.bad_request(message, param="n" if body.num_candidates == body.num_choices else "best_of")
+    return replace(first, sampling=first.sampling.another(number))
 
 
 def _refusal(error: ValueError, body: GenerationBody) -> ApiError:

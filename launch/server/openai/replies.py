@@ -16,7 +16,7 @@ from launch.server.openai.conversion import Prepared
 from launch.server.openai.tokens import TokenNames
 from lp import methods
 from lp.model.checkpoint_info import CheckpointInfo
-from lp.request import Completion, Progress, Request
+from lp.request import Completion, Progress, Request, mean_logprob
 from lp.statistics import Statistics
 
 # Of the JSON of a step's trace.
@@ -156,11 +156,5 @@ def _best(prepared: Prepared, completions: Mapping[str, Completion]) -> list[str
     return [
         name
         for of_prompt in prompts
-        for name in sorted(of_prompt, key=lambda name: _mean_logprob(completions[name]), reverse=True)[:wanted]
+        for name in sorted(of_prompt, key=lambda name: mean_logprob(completions[name].logprobs), reverse=True)[:wanted]
     ]
-
-
-def _mean_logprob(completion: Completion) -> float:
-    """The mean log-probability of a text's tokens; that of a text without tokens is the lowest."""
-    found = [one.logprob for one in completion.logprobs or []]
-    return sum(found) / len(found) if found else float("-inf")

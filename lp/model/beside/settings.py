@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 # The role of the model that drafts, and the name of its settings.
 DRAFT = "draft"
+# The role of the model with which decode=contrastive and decode=best_of compare: the name of its settings.
+SECOND = "second"
 
 
 @dataclass

@@ -12,7 +12,8 @@ from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, St
 from lp.generation import Generation
 from lp.model.checkpoint import ModelSettings, load
 from lp.runner import StepInput
-from lp.single_device import SequenceState, SingleDevice
+from lp.single_device import SingleDevice
+from lp.states.sequence_state import SequenceState
 from lp.tree import TokenTree, chain
 from parallel.comm.channel import Channel
 from parallel.mesh import Mesh
