@@ -109,11 +109,11 @@ def check_second(settings: object, has_second: bool) -> None:
     """Raises ValueError for settings that need a second model where there is none."""
     if has_second:
         return
-    if isinstance(settings, Contrastive) and settings.amateur_temperature <= 1:
+    if isinstance(settings, Contrastive) and settings.amateur_temperature <= max(1.0, settings.weight):
         raise ValueError(
             "decode=contrastive needs an amateur: a second model with the same vocabulary (second.path=, or "
             "second.layers= for the model's first layers), or the model itself at a higher temperature "
-            f"(decode.amateur_temperature above 1, not {settings.amateur_temperature})"
+            f"(decode.amateur_temperature above 1 and decode.weight, not {settings.amateur_temperature})"
         )
     if isinstance(settings, BestOf) and settings.ranked_by == "second":
         raise ValueError("decode.ranked_by=second needs a second model with the same vocabulary (second.path=)")

@@ -172,6 +172,8 @@ def test_settings_out_of_range(decode: Contrastive | BestOf, message: str) -> No
 def test_without_an_amateur(llama: Engine, checkpoint_folder: Callable[[str], Path]) -> None:
     with pytest.raises(ValueError, match=r"decode=contrastive needs an amateur: .*second.path=.*, not 1.0"):
         llama.generate([1, 2], decode=Contrastive())
+    with pytest.raises(ValueError, match="above 1 and decode.weight, not 2.0"):  # it would reverse the order of tokens
+        llama.generate([1, 2], decode=Contrastive(weight=3.0, amateur_temperature=2.0))
     with pytest.raises(ValueError, match="needs an amateur"):  # before anything is loaded
         Engine.from_pretrained("nowhere", decode=Contrastive())
 
