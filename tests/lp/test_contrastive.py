@@ -134,6 +134,16 @@ def test_log_probabilities_are_the_models_own(engine: Engine, llama: Engine) -> 
     assert plainly and done.logprobs[0].top[0] == pytest.approx(plainly[0].top[0], abs=1e-4)
 
 
+def test_a_prompt_can_be_scored(engine: Engine, llama: Engine) -> None:
+    """By the model alone; the second one computes the prompt when it is needed."""
+    settings = {"max_new_tokens": 6, "temperature": 0.0}
+    done = engine.generate(PROMPTS[2], decode=Contrastive(), prompt_logprobs=0, **settings)
+    assert done.token_ids == engine.generate(PROMPTS[2], decode=Contrastive(), **settings).token_ids
+    expected = llama.generate(PROMPTS[2], prompt_logprobs=0, **settings).prompt_logprobs
+    assert done.prompt_logprobs and expected
+    assert [one.logprob for one in done.prompt_logprobs] == pytest.approx([one.logprob for one in expected], abs=1e-4)
+
+
 def scores(expert: Tensor, amateur: Tensor, alpha: float = 0.1) -> list[float]:
     return contrast(expert[None], amateur[None], Contrast(alpha, 1.0, 1.0, True))[0].tolist()
 
@@ -172,7 +182,9 @@ def test_settings_out_of_range(decode: Contrastive | BestOf, message: str) -> No
 def test_without_an_amateur(llama: Engine, checkpoint_folder: Callable[[str], Path]) -> None:
     with pytest.raises(ValueError, match=r"decode=contrastive needs an amateur: .*second.path=.*, not 1.0"):
         llama.generate([1, 2], decode=Contrastive())
-    with pytest.raises(ValueError, match="above 1 and decode.weight, not 2.0"):  # it would reverse the order of tokens
+    with pytest.raises(
+        ValueError, match=r"above 1 and decode.weight, not 2\.0"
+    ):  # it would reverse the order of tokens
         llama.generate([1, 2], decode=Contrastive(weight=3.0, amateur_temperature=2.0))
     with pytest.raises(ValueError, match="needs an amateur"):  # before anything is loaded
         Engine.from_pretrained("nowhere", decode=Contrastive())
