@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lp.custom_generate.generate import generate
     from lp.engine import Engine
     from lp.grammar.settings import Grammar
-    from lp.methods import Auto, Autoregressive, Beam, DecodeLimits, DraftModel, Jacobi, Lookahead, PromptLookup
+    from lp.methods import Auto, Autoregressive, Beam, DecodeLimits, DraftModel, Jacobi, Lookahead, Medusa, PromptLookup
     from lp.model.beside.settings import SecondModel
     from lp.nested.settings import BestOf, Contrastive
     from lp.request import Completion, Progress
@@ -38,6 +38,7 @@ __all__ = [
     "Grammar",
     "Jacobi",
     "Lookahead",
+    "Medusa",
     "Progress",
     "PromptLookup",
     "Sampling",

@@ -100,6 +100,7 @@ class Engine:
         grammar_backend: GrammarBackend | str = GrammarBackend.auto,
         draft: SecondModel | None = None,
         second: SecondModel | None = None,
+        heads: str = "auto",
     ) -> Engine:
         """An engine on one device. Raises ValueError with a message for the user if the checkpoint cannot be used.
 
@@ -111,10 +112,12 @@ class Engine:
         launch/index.py made; auto is the one beside the weights, off is none. kv_memory: the most memory for keys and
         values in GB, or auto. prefix_reuse: whose keys and values a prompt may begin from: off, owner or all.
         grammar_backend: auto, llguidance or xgrammar. draft: the model that drafts for decode=draft_model. second: the
-        model that decode=contrastive and decode=best_of compare with.
+        model that decode=contrastive and decode=best_of compare with. heads: the folder of heads for decode=medusa,
+        auto or off.
         """
         model = ModelSettings(str(path), dtype, device, compile=CompileMode(compile), invariant=Invariance(invariant))
         model.kv_memory, model.grammar_backend = str(kv_memory), GrammarBackend(grammar_backend)
+        model.heads = str(heads)
         settings = EngineSettings(model, decode, limits=limits or DecodeLimits(), draft=draft or SecondModel())
         settings.second, settings.index = second or SecondModel(), index
         settings.step_times, settings.scheduler.prefix_reuse = StepTimesSource(step_times), PrefixReuse(prefix_reuse)

@@ -14,7 +14,7 @@ from lp.decoding.constrained import ConstrainedDecoder
 from lp.decoding.make import make_decoder
 from lp.draft_model.rounds import DraftedText
 from lp.drafting.history import DraftHistory
-from lp.methods import REJECTION, Autoregressive, DraftModel, inner_of, least_rows, most_rows
+from lp.methods import REJECTION, Autoregressive, DraftModel, Medusa, inner_of, least_rows, most_rows
 from lp.model.beside.settings import DRAFT, SECOND
 from lp.model.checkpoint import Checkpoint
 from lp.nested.settings import contrast_of
@@ -26,7 +26,7 @@ from lp.text.stopping import FinishReason, StopConditions, TextStream
 from lp.trace.recorder import RecordedStep, TraceRecorder
 from lp.trace.step import StepTrace
 from lp.tree import NO_ROWS, TokenTree, chain
-from lp.verification import Answers, CountDrafts, no_drafts
+from lp.verification import Ahead, Answers, CountDrafts, no_drafts
 
 
 class SettledStep(NamedTuple):
@@ -60,10 +60,12 @@ class Generation:
         if grammar and not isinstance(inner_of(request.decode), Autoregressive):
             self.decoder = ConstrainedDecoder(self.decoder, grammar)
         self.prompt, prompt = request.prompt, list(request.prompt)
-        contrast = contrast_of(request.decode, SECOND in checkpoint.beside)
+        contrast, ahead = contrast_of(request.decode, SECOND in checkpoint.beside), _ahead(request, checkpoint)
         self.request_id = request.id  # of whom progress is told
         self.leader: Generation | None = None  # computes the same prompt for this one
-        self.sequence = Sequence(request.id, prompt, len(prompt), sampling, request.grammar, request.trace, contrast)
+        self.sequence = Sequence(
+            request.id, prompt, len(prompt), sampling, request.grammar, request.trace, ahead, contrast
+        )
         self.recorder = TraceRecorder() if request.trace else None
         # What the prompt's tokens are worth, until that has been told. Whoever has generated tokens has told it.
         self.scores: PromptScores | None = None
@@ -235,6 +237,15 @@ class Generation:
         """A checksum of the state on which all later tokens depend. It must be equal on all ranks."""
         state = self.sequence.id, self.sequence.tokens, self.sequence.sampling, self.decoder.fingerprint()
         return zlib.crc32(repr(state).encode())
+
+
+def _ahead(request: Request, checkpoint: Checkpoint) -> Ahead | None:
+    """What the steps of a request ask of the checkpoint's heads; None for nothing."""
+    if not isinstance(request.decode, Medusa):
+        return None
+    assert checkpoint.heads is not None, "see RequestBuilder"
+    _, info = checkpoint.heads
+    return Ahead(info.num_heads, min(request.decode.candidates, info.vocab_size))
 
 
 def _logprobs(answers: Answers, tokens: list[int], rows: list[int]) -> list[TokenLogprob] | None:

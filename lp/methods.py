@@ -9,6 +9,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args, get_type_hints
 
+from lp.decoding.medusa.settings import Medusa
 from lp.nested.settings import BestOf, Contrastive
 from lp.nested.settings import check as check_nested
 
@@ -147,10 +148,12 @@ class DraftModel:
     verify: str = EXACT
 
 
-DecodeSettings = Auto | Autoregressive | Jacobi | PromptLookup | Lookahead | Beam | DraftModel | Contrastive | BestOf
+DecodeSettings = (
+    Auto | Autoregressive | Jacobi | PromptLookup | Lookahead | DraftModel | Medusa | Beam | Contrastive | BestOf
+)
 METHODS: dict[str, type[DecodeSettings]] = {kind.method: kind for kind in get_args(DecodeSettings)}
 # Those that methods around another one may hold.
-INNER = tuple(name for name, kind in METHODS.items() if kind not in (Beam, Contrastive, BestOf))
+INNER = tuple(kind.method for kind in (Auto, Autoregressive, Jacobi, PromptLookup, Lookahead))
 
 
 @dataclass
@@ -236,10 +239,14 @@ def chooses_rows(settings: DecodeSettings) -> bool:
 
 
 def least_rows(settings: DecodeSettings) -> int:
-    """The rows that a step has however little they are worth: drafts of `auto` are left out if others need the rows."""
+    """The rows that a step has however little they are worth: drafts of `auto`, of a second model and of heads are left
+    out if others need the rows.
+    """
     settings = inner_of(settings)
     if isinstance(settings, DraftModel) and settings.verify == REJECTION:
         return settings.depth + 1
+    if isinstance(settings, Medusa):
+        return 1
     return max(1, settings.rows) if isinstance(settings, Auto | DraftModel) else most_rows(settings)
 
 
@@ -255,6 +262,8 @@ def most_rows(settings: DecodeSettings, has_grammar: bool = False) -> int:
         return settings.depth + 1
     if isinstance(settings, Auto | DraftModel):
         return max(settings.max_rows, settings.rows) + added
+    if isinstance(settings, Medusa):
+        return settings.max_rows + added
     values = dataclasses.asdict(settings)
     if values.get("window") == AUTO:
         return LONGEST_CHAIN + 1 + added
@@ -277,6 +286,8 @@ def check(settings: DecodeSettings, limits: DecodeLimits) -> None:
         _check_beam(settings)
     if isinstance(settings, DraftModel) and settings.verify not in (EXACT, REJECTION):
         raise ValueError(f"decode.verify={settings.verify} must be {EXACT} or {REJECTION}")
+    if isinstance(settings, Medusa):
+        settings.check()
     if isinstance(settings, Contrastive | BestOf):
         check_nested(settings, INNER)
         settings = inner_of(settings)

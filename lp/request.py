@@ -14,6 +14,7 @@ from lp.sampling.settings import Sampling
 from lp.statistics import EngineCounts, Statistics
 from lp.text.stopping import FinishReason, Stopping
 from lp.trace.step import StepTrace
+from lp.verification import Ahead
 
 
 @dataclass
@@ -60,8 +61,9 @@ class Sequence:
     """The state of a generation: caches, windows and pools can be rebuilt from its tokens and settings.
 
     tokens: prompt and output. prompt_length: how many of the tokens are the prompt. grammar: what the output must be.
-    is_traced: whether somebody wants to know which rank computes what. contrast: what scores are made of; None if they
-    are the model's logits. is_judged: whether log-probabilities are those of the second model.
+    is_traced: whether somebody wants to know which rank computes what. ahead: what its steps ask of the model's heads.
+    contrast: what scores are made of; None if they are the model's logits. is_judged: whether log-probabilities are
+    those of the second model.
     """
 
     id: str
@@ -70,6 +72,7 @@ class Sequence:
     sampling: Sampling
     grammar: Grammar | None = None
     is_traced: bool = False
+    ahead: Ahead | None = None
     contrast: Contrast | None = None
     is_judged: bool = False
 
@@ -83,7 +86,7 @@ class Sequence:
         return self._settings() == other._settings()
 
     def _settings(self) -> tuple[Any, ...]:
-        return self.prompt_length, self.sampling, self.grammar, self.contrast, self.is_judged
+        return self.prompt_length, self.sampling, self.grammar, self.ahead, self.contrast, self.is_judged
 
 
 @dataclass(frozen=True)

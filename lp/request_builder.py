@@ -14,7 +14,7 @@ from typing import Any
 
 from lp import methods
 from lp.grammar.settings import Grammar
-from lp.methods import REJECTION, Auto, Beam, DecodeLimits, DecodeSettings, DraftModel
+from lp.methods import REJECTION, Auto, Beam, DecodeLimits, DecodeSettings, DraftModel, Medusa
 from lp.model.beside.settings import DRAFT, SECOND
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.nested.settings import BestOf, check_beside_best_of, check_second
@@ -81,8 +81,7 @@ class RequestBuilder:
         self.sampling = (sampling or Sampling()).with_defaults(checkpoint.generation)
         self._numbers = itertools.count()
         self._second_models = second_models
-        methods.check(self.decode, self.limits)
-        check_second_models(self.decode, second_models)
+        self._check_method(self.decode)
         self.sampling.check(self._vocab_size)
 
     def encode(self, prompt: Prompt, rendering: Rendering | None = None, add_special_tokens: bool = True) -> list[int]:
@@ -128,8 +127,7 @@ class RequestBuilder:
             raise ValueError(f"priority={priority:g} must be from {LEAST_PRIORITY:g} to {MOST_PRIORITY:g}")
         tokens = self.encode(prompt)
         decode = decode or self.decode
-        methods.check(decode, self.limits)
-        check_second_models(decode, self._second_models)
+        self._check_method(decode)
         if grammar is not None and isinstance(decode, DraftModel) and decode.verify == REJECTION:
             raise ValueError("a grammar is not for decode.verify=rejection; use decode.verify=exact")
         stopping = stopping or Stopping()
@@ -146,6 +144,16 @@ class RequestBuilder:
             grammar.check()
             self.checkpoint.grammars.compile(grammar)
         return Request(request_id, tokens, decode, sampling, stopping, owner, priority, grammar, trace)
+
+    def _check_method(self, decode: DecodeSettings) -> None:
+        """Raises ValueError for a method that is out of range, or that this checkpoint cannot have."""
+        methods.check(decode, self.limits)
+        check_second_models(decode, self._second_models)
+        if isinstance(decode, Medusa) and self.checkpoint.heads is None:
+            raise ValueError(
+                f"decode=medusa needs heads, and none are loaded for {self.checkpoint.name}; start with "
+                "model.heads=FOLDER, or use another method, such as decode=auto"
+            )
 
     def _complete(self, sampling: Sampling | None, stopping: Stopping) -> Sampling:
         """The caller's sampling settings, with the builder's defaults for those left open, and with a seed."""
@@ -214,7 +222,7 @@ def check_second_models(decode: DecodeSettings, second_models: Collection[str]) 
     """Raises ValueError if a method needs a second model that is not loaded. second_models: the roles of those that
     are.
     """
-    if isinstance(methods.inner_of(decode), DraftModel) and DRAFT not in second_models:
+    if isinstance(decode, DraftModel) and DRAFT not in second_models:
         raise ValueError(
             "decode=draft_model needs a second model, and none is loaded: start with draft.path=FOLDER (a model with "
             "the same vocabulary) or draft.layers=N (the first layers of the model itself)"

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+
 from lp.request import Sequence
 from lp.step_cost import StepTimes
 from lp.tree import TokenTree
-from lp.verification import Answers
+from lp.verification import Ahead, Answers
 
 
 @dataclass(slots=True)
@@ -43,9 +45,19 @@ class StepInput:
     @property
     def num_columns(self) -> int:
         """The number of columns of the step's packed answers (see Answers.pack)."""
-        sampling = self.sequence.sampling
+        sampling, ahead = self.sequence.sampling, self.ahead
         num_top = sampling.logprobs if self.tree.scored is None else sampling.prompt_logprobs
-        return max(1, self.num_candidates) + (0 if num_top is None else 1 + 2 * num_top)
+        num_first = max(1, self.num_candidates) + (0 if num_top is None else 1 + 2 * num_top)
+        return num_first + (ahead.num_columns if ahead else 0)
+
+    @property
+    def ahead(self) -> Ahead | None:
+        """What is asked of heads for each row; None for nothing."""
+        return self.sequence.ahead if self.tree.scored is None else None
+
+    def unpack(self, packed: np.ndarray) -> Answers:
+        """The answers to all rows, or to some of them, from their packed ones, int32 [rows, columns]."""
+        return Answers.unpack(packed, self.num_candidates, self.ahead)
 
 
 class Runner(Protocol):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lp.model.causal import CausalModel, Choosing, SequenceRows, can_choose
 from lp.model.gpu.device import current
+from lp.model.heads.hidden import run_with_hidden
 from lp.model.kv_cache import KVCache
 from lp.request import Sequence
 from lp.runner import StepInput
@@ -131,7 +132,7 @@ class SingleDevice(ForwardRunner):
         state = self.states[step.sequence.id]
         is_next = state.last is step.tree and state.cache.length == step.num_fed and not state.cache.was_evicted
         state.room = state.cache.room()
-        return self._starts_as_usual and is_next and state.sampler.asks_for_rows_alone
+        return self._starts_as_usual and is_next and state.sampler.asks_for_rows_alone and not step.ahead
 
     def go_on(self, step: StepInput, rows: list[int]) -> None:
         """See GoesOn."""
@@ -144,12 +145,12 @@ class SingleDevice(ForwardRunner):
 
     def asked_all(self, steps: list[StepInput]) -> list[Asked]:
         """How the rows of all steps that have a tree are to be answered. A second model runs these rows at once."""
-        asked = [
-            self.states[step.sequence.id].sampler.ask(step.tree, step.sequence.tokens, step.num_candidates)
-            for step in steps
-            if len(step.tree)
-        ]
+        asked = [self._asked(step) for step in steps if len(step.tree)]
         return self.second.add_to(asked, steps) if self.second and self.second.states else asked
+
+    def _asked(self, step: StepInput) -> Asked:
+        asked = self.states[step.sequence.id].sampler.ask(step.tree, step.sequence.tokens, step.num_candidates)
+        return asked._replace(ahead=step.ahead) if step.ahead else asked
 
     def _compute(self, given: list[SequenceRows], asked: list[Asked], has_room: bool = False) -> Pending:
         """Runs the rows, and has the last sequences' answered, by the graphs that choose tokens where there are any.
@@ -157,6 +158,9 @@ class SingleDevice(ForwardRunner):
         """
         if not given:
             return list
+        if (heads := self.model.heads) and any(one.ahead for one in asked):
+            logits, hidden = run_with_hidden(self.model, given)
+            return heads.add_to(self.answer(asked, logits), asked, hidden)
         if can_choose(type(self.model.fast)):
             choosing = [one.captured and Choosing(*one.captured) for one in asked]
             num_fed = len(given) - len(asked)
@@ -215,12 +219,8 @@ class SingleDevice(ForwardRunner):
     def make_room(self, steps: list[StepInput]) -> None:
         """Makes room for all that these steps compute, so that nothing of one is evicted for another."""
         caches = [self.settled_cache(step.sequence) for step in steps]
-        self.model.memory.reserve(
-            [
-                (cache, max(0, step.num_fed - cache.length) + len(step.tree))
-                for cache, step in zip(caches, steps, strict=True)
-            ]
-        )
+        pairs = zip(caches, steps, strict=True)
+        self.model.memory.reserve([(cache, max(0, one.num_fed - cache.length) + len(one.tree)) for cache, one in pairs])
 
     def num_cached(self, sequence_id: str, tokens: list[int]) -> int:
         """How many of a sequence's first tokens have keys and values here; 0 if the sequence is not open."""

@@ -2,7 +2,7 @@
 
 Greedy decoding and sampling share it, as targets are deterministic in both (docs/design.md, "Sampling").
 
-    R rows of a tree, K candidates of a row, T alternatives of a row with log-probabilities
+    R rows of a tree, K candidates of a row, T alternatives of a row with log-probabilities, H heads, G guesses of each
 """
 
 from __future__ import annotations
@@ -75,6 +75,28 @@ def no_drafts() -> Drafted:
     return _NO_DRAFTS
 
 
+class Ahead(NamedTuple):
+    """What is asked of a model's heads for each row: H, how many of them, and G, how many tokens of each."""
+
+    num_heads: int
+    num_guesses: int
+
+    @property
+    def num_columns(self) -> int:
+        """The number of columns that the guesses take in packed answers."""
+        return 2 * self.num_heads * self.num_guesses
+
+
+class Guesses(NamedTuple):
+    """What heads guess for each row: head h, from 0, the token h + 1 places behind the row's target.
+
+    tokens: int32 [R, H, G], the likeliest first. odds: float32 [R, H, G], their probabilities.
+    """
+
+    tokens: np.ndarray
+    odds: np.ndarray
+
+
 @dataclass(slots=True)
 class Answers:
     """What the model answers for each row of a tree.
@@ -83,6 +105,7 @@ class Answers:
     candidates: [R, K] the K best tokens, best first; the first is the target. None if not asked for.
     logprobs: [R] float32 log-probability of the target under the unprocessed distribution. None if not asked for.
     top_tokens, top_logprobs: [R, T] the T likeliest tokens of the same distribution, best first. None if not asked for.
+    guesses: of heads. None if not asked for.
     """
 
     targets: np.ndarray
@@ -90,6 +113,7 @@ class Answers:
     logprobs: np.ndarray | None = None
     top_tokens: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
+    guesses: Guesses | None = None
 
     @staticmethod
     def none() -> Answers:
@@ -99,21 +123,35 @@ class Answers:
     def part(self, rows: slice) -> Answers:
         """The answers for some of the rows."""
         every = (self.targets, self.candidates, self.logprobs, self.top_tokens, self.top_logprobs)
-        return Answers(*(None if some is None else some[rows] for some in every))  # pyright: ignore[reportArgumentType]
+        part = Answers(*(None if some is None else some[rows] for some in every))  # pyright: ignore[reportArgumentType]
+        part.guesses = self.guesses and Guesses(self.guesses.tokens[rows], self.guesses.odds[rows])
+        return part
 
     def pack(self) -> np.ndarray:
-        """All answers as int32 [R, C], floats by their bits: C = max(K, 1), plus 1 + 2T with log-probabilities."""
+        """All answers as int32 [R, C], floats by their bits: C = max(K, 1), plus 1 + 2T with log-probabilities, plus
+        2HG with guesses.
+        """
         first = self.targets[:, None] if self.candidates is None else self.candidates
         columns = [first.astype(np.int32)]
         if self.logprobs is not None and self.top_tokens is not None and self.top_logprobs is not None:
             columns.append(self.logprobs.astype(np.float32)[:, None].view(np.int32))
             columns.append(self.top_tokens.astype(np.int32))
             columns.append(np.ascontiguousarray(self.top_logprobs, dtype=np.float32).view(np.int32))
+        if self.guesses is not None:
+            columns.append(self.guesses.tokens.reshape(len(first), -1).astype(np.int32))
+            columns.append(self.guesses.odds.reshape(len(first), -1).astype(np.float32).view(np.int32))
         return np.concatenate(columns, axis=1)
 
     @staticmethod
-    def unpack(packed: np.ndarray, num_candidates: int = 0) -> Answers:
-        """The inverse of `pack`. num_candidates: K; 0 if candidates were not asked for."""
+    def unpack(packed: np.ndarray, num_candidates: int = 0, ahead: Ahead | None = None) -> Answers:
+        """The inverse of `pack`. num_candidates: K; 0 if candidates were not asked for. ahead: what was asked of heads;
+        None for nothing.
+        """
+        if ahead is not None:
+            answers = Answers.unpack(packed[:, : -ahead.num_columns], num_candidates)
+            both = packed[:, -ahead.num_columns :].reshape(len(packed), 2, ahead.num_heads, ahead.num_guesses)
+            answers.guesses = Guesses(both[:, 0], np.ascontiguousarray(both[:, 1]).view(np.float32))
+            return answers
         first, targets = max(1, num_candidates), packed[:, 0]
         if packed.shape[1] == first:
             return Answers(targets, packed if num_candidates else None)

@@ -64,7 +64,8 @@ class Supervisor:
         supervision.check()
         num_ranks = settings.parallel.wanted_ranks
         degrees = settings.parallel.resolve_degrees(num_ranks)
-        known = read_checkpoint_info(settings.model.path, settings.model.max_length, settings.model.grammar_backend)
+        model = settings.model
+        known = read_checkpoint_info(model.path, model.max_length, model.grammar_backend, model.heads)
         build.check(known.config, degrees)
         second = settings.second_models()
         for role, model in second.items():

@@ -10,6 +10,7 @@ from lp.decoding.by_model.base import SecondText
 from lp.decoding.by_model.decoder import ModelDecoder
 from lp.decoding.jacobi import JacobiDecoder
 from lp.decoding.lookahead import LookaheadDecoder, PoolFeed
+from lp.decoding.medusa.decoder import MedusaDecoder
 from lp.decoding.window import Window
 from lp.drafting.history import DraftHistory
 from lp.methods import (
@@ -23,6 +24,7 @@ from lp.methods import (
     DraftModel,
     Jacobi,
     Lookahead,
+    Medusa,
     PromptLookup,
 )
 
@@ -59,6 +61,8 @@ def make_decoder(
         case DraftModel():
             assert second is not None, "requests are refused where there is no second model"
             return ModelDecoder(settings, second, history.cost(settings, temperature))
+        case Medusa():
+            return MedusaDecoder(settings)
         case Beam():
             raise AssertionError("a beam search has generations of its own, see lp/scheduling/beams.py")
         case Contrastive() | BestOf():

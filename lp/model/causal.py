@@ -23,6 +23,7 @@ from lp.hardware import upload
 from lp.model import attention
 from lp.model.attention import TreeRows, TreeStep
 from lp.model.gpu.device import current
+from lp.model.heads.loaded import LoadedHeads
 from lp.model.kernels import AttentionKind, reads_block_tables, resolve_kind
 from lp.model.kv.bound import Bound, make_memory
 from lp.model.kv.contiguous import ContiguousCache, ContiguousMemory
@@ -159,6 +160,7 @@ class CausalModel:
         self.max_length, self.eos = max_length, eos
         self.grammars: Grammars | None = None  # for the checkpoint's tokenizer
         self.second: CausalModel | None = None  # with which its logits are compared
+        self.heads: LoadedHeads | None = None
         # Replaces the model's own forward, for caches that have been written to if it cannot begin them.
         self.fast: FastForward | None = None
         self.weight_bytes = num_weight_bytes(model)

@@ -26,6 +26,7 @@ from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_tree
 from lp.model.fast.choose import CompileMode, make_fast
 from lp.model.fast.cuda_graphs import Capture
+from lp.model.heads.attach import attach_heads
 from lp.model.kernels import AttentionKind
 from lp.model.kv.bound import find_bound, parse_bound
 from lp.model.memory import check_fits
@@ -59,7 +60,8 @@ class ModelSettings:
     cuda or cuda:N.
     max_length: the most tokens of a sequence; None means the model's own limit. compile: see CompileMode.
     invariant: see Invariance. kv_memory: the most memory for keys and values in GB, or auto (see lp/model/kv/bound.py).
-    grammar_backend: see GrammarBackend.
+    grammar_backend: see GrammarBackend. heads: the folder of the heads for decode=medusa; auto is `heads` beside the
+    weights if there is one, off is none.
     """
 
     path: str = "demo/python-11m"
@@ -70,6 +72,7 @@ class ModelSettings:
     invariant: Invariance = Invariance.auto
     kv_memory: str = AUTO
     grammar_backend: GrammarBackend = GrammarBackend.auto
+    heads: str = AUTO
 
 
 @dataclass
@@ -79,7 +82,7 @@ class Checkpoint(CheckpointInfo):
     beside: further models with the same vocabulary, by their roles, such as draft. relative_costs: see `relative_cost`.
     """
 
-    model: CausalModel
+    model: CausalModel = field(kw_only=True)
     beside: dict[str, CausalModel] = field(default_factory=dict)
     relative_costs: dict[str, float] = field(default_factory=dict)
 
@@ -172,7 +175,7 @@ def load(
     device = pick_device(settings.device)
     has_graphs = reader is not None and capture is not None and device.type == "cuda"
     _check_compilation(settings, reader is None, has_graphs)
-    known = read_checkpoint_info(settings.path, settings.max_length, settings.grammar_backend)
+    known = read_checkpoint_info(settings.path, settings.max_length, settings.grammar_backend, settings.heads)
     dtype = pick_dtype(settings.dtype, device, known.config)
     _tell_dtype(dtype, settings)
     if reader is None:
@@ -187,6 +190,9 @@ def load(
     for other in others.values():
         make_fast(other.model, settings.compile, folder("compiled"), other.references, None, False)
         other.model.free_weights()
+    if known.heads is not None:
+        attach_heads(causal, *known.heads)
+    causal.free_weights()
     checkpoint = Checkpoint(**vars(known), model=causal, beside={role: one.model for role, one in others.items()})
     causal.grammars, causal.second = checkpoint.grammars, checkpoint.beside.get(SECOND)
     return checkpoint
@@ -221,7 +227,6 @@ def _make_fast(
     mode = CompileMode.on if is_demanded else settings.compile
     make_fast(causal, mode, folder("compiled"), references, capture, is_demanded)
     assert not is_demanded or (causal.fast and causal.fast.is_invariant)
-    causal.free_weights()
 
 
 def read_whole(

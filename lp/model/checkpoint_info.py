@@ -20,6 +20,8 @@ from lp.grammar.settings import GrammarBackend
 from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_config
 from lp.model.gguf import checkpoint_folder
+from lp.model.heads.files import OFF, find_heads
+from lp.model.heads.medusa import HeadsInfo
 
 log = logging.getLogger("lookahead")
 
@@ -49,7 +51,8 @@ class CheckpointInfo:
 
     path: the folder or hub id that was read. generation: the defaults of `generate`. max_length: the most tokens of a
     sequence, which is the model's limit or a lower one that the user has set. eos: end-of-sequence tokens.
-    grammar_backend: what compiles grammars.
+    grammar_backend: what compiles grammars. heads: the folder of the model's heads, and what they are like; None if
+    there are none.
     """
 
     name: str
@@ -60,6 +63,7 @@ class CheckpointInfo:
     max_length: int
     eos: list[int]
     grammar_backend: GrammarBackend
+    heads: tuple[Path, HeadsInfo] | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -72,13 +76,16 @@ class CheckpointInfo:
 
 
 def read_checkpoint_info(
-    path: str, max_length: int | None = None, grammar_backend: GrammarBackend = GrammarBackend.auto
+    path: str,
+    max_length: int | None = None,
+    grammar_backend: GrammarBackend = GrammarBackend.auto,
+    heads: str = OFF,
 ) -> CheckpointInfo:
-    """Reads a checkpoint's configuration, tokenizer and generation defaults.
+    """Reads a checkpoint's configuration, tokenizer and generation defaults, and what its heads are like.
 
     path: folder, GGUF file or hub id; a GGUF file is unpacked first if it has not been yet. max_length: None means the
-    model's own limit. Raises CheckpointError, UnsupportedArchitecture or ValueError, each with a message of one line
-    for the user.
+    model's own limit. heads: see ModelSettings. Raises CheckpointError, UnsupportedArchitecture or ValueError, each
+    with a message of one line for the user.
     """
     pick_backend(grammar_backend)
     path = checkpoint_folder(os.path.expanduser(path))
@@ -91,7 +98,8 @@ def read_checkpoint_info(
     tokenizer = _read_tokenizer(path)
     name = Path(os.path.abspath(path)).name
     eos = _eos(generation, config, tokenizer)
-    return CheckpointInfo(name, path, config, tokenizer, generation, length, eos, grammar_backend)
+    found = find_heads(heads, path, config)
+    return CheckpointInfo(name, path, config, tokenizer, generation, length, eos, grammar_backend, found)
 
 
 def _check_folder(path: str) -> None:

@@ -18,10 +18,10 @@ class Contrastive:
     contrastive search (Su et al., arXiv 2202.06417). The amateur is the model of `second.path`, or else the model
     itself at a higher temperature.
 
-    inner: the method that drafts: any but beam, best_of and contrastive, with its default settings. alpha: tokens less
-    likely than alpha times the best one's probability are left out. weight: of the amateur's log-probability, which is
-    subtracted; 1 is the paper's score, 1/3 ranks tokens as arXiv 2309.09117 does with beta=0.5.
-    amateur_temperature: what the amateur's logits are divided by.
+    inner: the method that drafts, with its default settings: auto, autoregressive, jacobi, prompt_lookup or lookahead.
+    alpha: tokens less likely than alpha times the best one's probability are left out. weight: of the amateur's
+    log-probability, which is subtracted; 1 is the paper's score, 1/3 ranks tokens as arXiv 2309.09117 does with
+    beta=0.5. amateur_temperature: what the amateur's logits are divided by.
     """
 
     method: ClassVar[str] = "contrastive"
@@ -38,9 +38,9 @@ class BestOf:
     The text is not the model's greedy one: exact means that the texts are those of as many plain samplings, with the
     seeds that `n` has for its choices. It needs a temperature.
 
-    inner: the method that drafts: any but beam, best_of and contrastive, with its default settings. num_samples: texts
-    that are sampled. num_return_sequences: those that are returned, best first. ranked_by: "model", or "second" for
-    the log-probabilities of the model of `second.path`.
+    inner: the method that drafts, with its default settings: auto, autoregressive, jacobi, prompt_lookup or lookahead.
+    num_samples: texts that are sampled. num_return_sequences: those that are returned, best first. ranked_by: "model",
+    or "second" for the log-probabilities of the model of `second.path`.
     """
 
     method: ClassVar[str] = "best_of"

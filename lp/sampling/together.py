@@ -30,7 +30,7 @@ from lp.sampling.logprobs import LogProbabilities
 from lp.sampling.noise import NoiseTable
 from lp.sampling.penalties import Touched
 from lp.sampling.rows import LAYOUT, Chooser, Rows
-from lp.verification import Answers
+from lp.verification import Ahead, Answers
 
 # Launches a captured kind of choosing for all rows of a step; returns what it has chosen, as FusedChooser does.
 Replay = Callable[[str], Tensor]
@@ -45,8 +45,9 @@ class Asked(NamedTuple):
     biases do; None if there are none. num_candidates: K, the number of best tokens to return for each row; 0 is the
     target alone. num_likeliest: T; None if no log-probabilities are asked for. scored: int64 [R], tokens whose
     log-probabilities are asked for; None for those of the targets. mask: says what a grammar allows; None if there is
-    none. contrast: what the scores are made of; None if they are the logits. second: a second model's logits for the
-    rows, float32 [R, V], if it needs them; without a contrast, log-probabilities are made of these.
+    none. ahead: what the model's heads are asked for, which is not answered here. contrast: what the scores are made
+    of; None if they are the logits. second: a second model's logits for the rows, float32 [R, V], if it needs them; without
+    a contrast, log-probabilities are made of these.
     """
 
     choosers: tuple[Chooser, ...]
@@ -59,6 +60,7 @@ class Asked(NamedTuple):
     num_likeliest: int | None
     scored: np.ndarray | None = None
     mask: Callable[[], Masks] | None = None
+    ahead: Ahead | None = None
     contrast: Contrast | None = None
     second: Tensor | None = None
 

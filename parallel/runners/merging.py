@@ -50,7 +50,7 @@ def merge_all(steps: Sequence[StepInput], all_shares: Sequence[Shares], gathered
             begin, end = begins[replica], begins[replica] + len(rows) * num_columns
             packed[rows] = gathered[replica, begin:end].reshape(-1, num_columns)
             begins[replica] = end
-        merged.append(Answers.unpack(packed, step.num_candidates))
+        merged.append(step.unpack(packed))
     return merged
 
 

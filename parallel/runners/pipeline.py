@@ -27,6 +27,7 @@ from torch import Tensor
 
 from lp.hardware import upload
 from lp.model.causal import CausalModel, SequenceRows
+from lp.model.heads.hidden import collected
 from lp.runner import StepInput
 from lp.single_device import Pending, SingleDevice
 from lp.verification import Answers
@@ -68,15 +69,25 @@ class PipelineParallel(SingleDevice):
         """
         given = [rows for rows in self.rows_of(steps) if len(rows.tree)]
         assert given, "a batch computes something"
-        logits, headers = self._forward(given, fingerprint_of(steps))
-        return partial(self._answers, steps, self._answer(steps, logits, headers) if self._is_last else None)
+        if not self._is_last:
+            self._forward(given, fingerprint_of(steps))
+            return partial(self._answers, steps, None)
+        with collected(self.model.model) as seen:
+            logits, headers = self._forward(given, fingerprint_of(steps))
+        return partial(self._answers, steps, self._answer(steps, logits, seen[-1][0], headers))
 
     def logits_of(self, given: list[SequenceRows]) -> Tensor:
         return self._forward(given)[0]
 
-    def _answer(self, steps: list[StepInput], logits: Tensor, headers: Tensor) -> np.ndarray:
-        """Chooses the tokens and sends headers and answers to all other stages. Returns these."""
-        answers = self.answer(self.asked_all(steps), logits)()
+    def _answer(self, steps: list[StepInput], logits: Tensor, hidden: Tensor, headers: Tensor) -> np.ndarray:
+        """Chooses the tokens and sends headers and answers to all other stages. Returns these. hidden: states by which
+        heads guess, of the rows that have logits and perhaps one more.
+        """
+        asked = self.asked_all(steps)
+        pending = self.answer(asked, logits)
+        if (heads := self.model.heads) and any(one.ahead for one in asked):
+            pending = heads.add_to(pending, asked, hidden[: len(logits)])
+        answers = pending()
         self.pipeline.settle()  # or the answers are not to be trusted
         result = np.concatenate([headers.cpu().numpy().ravel(), *(own.pack().ravel() for own in answers)])
         message = upload(result, self.model.device)
@@ -94,7 +105,7 @@ class PipelineParallel(SingleDevice):
         headers, *packed = np.split(result, np.cumsum(lengths)[:-1])
         self.channel.heard(headers.reshape(self.depth, HEADER))
         return [
-            Answers.unpack(own.reshape(-1, step.num_columns), step.num_candidates) if len(own) else Answers.none()
+            step.unpack(own.reshape(-1, step.num_columns)) if len(own) else Answers.none()
             for step, own in zip(steps, packed, strict=True)
         ]
 

@@ -51,6 +51,7 @@ class NativeForward:
     ):
         """cache_shapes: heads and head dimension of each layer's keys and values. dtype: the cache's."""
         self._tokens, self._positions, self._logits = program.tokens, program.positions, program.logits
+        self._hidden = program.hidden  # if it is known, its values are there after each step
         self._instructions = instructions
         self._memory = memory
         self._library = library
@@ -72,6 +73,18 @@ class NativeForward:
     def __call__(self, given: Sequence[SequenceRows]) -> Tensor:
         """See FastForward."""
         return self._forward(given, None)
+
+    @property
+    def gives_hidden(self) -> bool:
+        """See GivesHidden."""
+        return self._hidden is not None
+
+    def with_hidden(self, given: Sequence[SequenceRows]) -> tuple[Tensor, Tensor]:
+        """See GivesHidden. The hidden states are in the format that the product with the output embedding reads."""
+        assert self._hidden is not None
+        logits, num_rows = self._forward(given, None), self._layout.num_rows
+        answered = range(num_rows - self._layout.num_answered, num_rows)
+        return logits, self._memory.read(self._hidden, answered, self._dtype)
 
     def run_by_layer(self, rows: SequenceRows, before_attention: Callable[[int], None]) -> None:
         """See RunsByLayer."""

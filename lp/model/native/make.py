@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from torch.nn import Linear
 
 from lp.model.causal import CausalModel
 from lp.model.native.binding import BoundInstruction, bind
@@ -17,7 +18,7 @@ from lp.model.native.source import Source, write
 from lp.model.native.weights import MULTIPLE
 from lp.model.program.record import Inexpressible
 from lp.model.program.schedule import round_inputs, schedule
-from lp.model.program.steps import Program
+from lp.model.program.steps import Program, table_key
 from lp.model.program.translate import FEW_ROWS, MORE_ROWS, cache_shapes, translate
 
 
@@ -55,4 +56,6 @@ def _write(model: CausalModel, num_rows: int) -> tuple[Program, Source]:
     program = translate(model, num_rows)
     if model.dtype != torch.float32:
         round_inputs(program, MULTIPLE)
+    if isinstance(output := model.model.get_output_embeddings(), Linear):
+        program.keep_hidden(table_key(output.weight))
     return program, write(program, schedule(program), model.dtype)

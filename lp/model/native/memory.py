@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lp.model.program.steps import Value
+from lp.model.program.steps import Span, Value
 
 # Memory is made for multiples of this many rows.
 ROWS = 64
@@ -50,6 +51,13 @@ class RowMemory:
 
     def address(self, value: Value) -> int:
         return self._addresses[id(value)]
+
+    def read(self, span: Span, rows: range, half: torch.dtype) -> Tensor:
+        """A copy of a span's numbers in some rows, [rows, size]. half: the model's 16-bit format."""
+        value, row_bytes = span.value, span.value.width * _bytes_of(span.value)
+        numbers = (ctypes.c_byte * (len(rows) * row_bytes)).from_address(self.address(value) + rows.start * row_bytes)
+        every = torch.frombuffer(numbers, dtype=half if value.is_half else torch.float32).view(len(rows), value.width)
+        return every[:, span.start : span.start + span.size].clone()
 
 
 class Output:

@@ -79,7 +79,9 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
 
 
 def _lives(program: Program, stages: list[Stage]) -> dict[int, tuple[Value, int, int]]:
-    """Each value with the first and the last stage that writes or reads it. Inputs and logits live all the time."""
+    """Each value with the first and the last stage that writes or reads it. Inputs and logits live all the time, and
+    hidden states that are kept until the end.
+    """
     lives: dict[int, tuple[Value, int, int]] = {}
     for value in (program.tokens, program.positions, program.logits):
         lives[id(value)] = value, -1, len(stages)
@@ -89,6 +91,9 @@ def _lives(program: Program, stages: list[Stage]) -> dict[int, tuple[Value, int,
                 if isinstance(value, Value):
                     _, first, last = lives.get(id(value), (value, number, number))
                     lives[id(value)] = value, first, max(last, number)
+    if program.hidden is not None:
+        value = program.hidden.value
+        lives[id(value)] = value, lives[id(value)][1], len(stages)
     return lives
 
 

@@ -140,14 +140,32 @@ Statement = Map | Reduce | Gather | Round | Keep
 Step = Statement | Product | Attention
 
 
+@dataclass(frozen=True)
+class Span:
+    """Numbers of a value that lie side by side: `size` of them from `start` on."""
+
+    value: Value
+    start: int
+    size: int
+
+
 @dataclass
 class Program:
-    """tokens, positions: the inputs. logits: the output, of as many numbers as the vocabulary has."""
+    """tokens, positions: the inputs. logits: the output, of as many numbers as the vocabulary has. hidden: what the
+    output embedding reads, if its values stay until the end; see `keep_hidden`.
+    """
 
     tokens: Value
     positions: Value
     logits: Value
     steps: list[Step] = field(default_factory=list)
+    hidden: Span | None = None
+
+    def keep_hidden(self, output: WeightKey) -> None:
+        """Has the last hidden states kept, if a product with the output embedding [K, N] of this name reads them."""
+        for step in self.steps:
+            if isinstance(step, Product) and weight_key(step.weight) == output and isinstance(step.x.source, Value):
+                self.hidden = Span(step.x.source, step.x.start, step.weight.shape[0])
 
 
 def reads(step: Step) -> list[Operand]:

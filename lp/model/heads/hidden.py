@@ -1,0 +1,66 @@
+"""The hidden states that a model's output embedding reads, beside the logits of the same rows.
+
+    L rows whose logits are wanted, D numbers of a hidden state, V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lp.model.causal import CausalModel, FastForward, SequenceRows
+
+
+@runtime_checkable
+class GivesHidden(Protocol):
+    """A fast forward that can give hidden states as well. gives_hidden: whether it can for this model."""
+
+    gives_hidden: bool
+
+    def with_hidden(self, given: Sequence[SequenceRows]) -> tuple[Tensor, Tensor]:
+        """What a FastForward returns, and the hidden states, [L, D] in any format."""
+        ...
+
+
+def can_give_hidden(fast: FastForward | None) -> bool:
+    """Whether hidden states can be had: from the fast forward, or from the model's own, which has its weights then."""
+    return fast is None or not fast.owns_weights or (isinstance(fast, GivesHidden) and fast.gives_hidden)
+
+
+def run_with_hidden(model: CausalModel, given: Sequence[SequenceRows]) -> tuple[Tensor, Tensor]:
+    """Runs the rows of some sequences, as CausalModel.forward_many does. Returns logits [L, V] and hidden states [L, D].
+
+    CUDA graphs and what PyTorch's compiler has made give no hidden states: then the model's own forward runs.
+    """
+    model.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
+    if isinstance(fast := model.fast, GivesHidden) and fast.gives_hidden:
+        return fast.with_hidden(given)
+    with collected(model.model) as seen:
+        logits, _ = model.forward_eager(given)
+    return logits, seen[-1][0, : len(logits)]
+
+
+@contextmanager
+def collected(model: PreTrainedModel) -> Iterator[list[Tensor]]:
+    """Collects what the output embedding reads, [1, L, D] in each forward, while this lasts."""
+    seen: list[Tensor] = []
+
+    def collect(module: nn.Module, args: tuple[Any, ...]) -> None:
+        seen.append(args[0])
+
+    handle = output_of(model).register_forward_pre_hook(collect)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def output_of(model: PreTrainedModel) -> nn.Module:
+    """The model's output embedding."""
+    output = model.get_output_embeddings()
+    assert output is not None, "a causal language model has an output embedding"
+    return output
