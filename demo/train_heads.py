@@ -30,9 +30,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from lp.model.heads.files import save_heads
 from lp.model.heads.medusa import HeadsInfo, MedusaHeads
 
-TOKENS_A_STEP = 2048
-LONG = 1024
-MUON_RATE, ADAM_RATE = 0.01, 1e-3
+TOKENS_A_STEP = 1024
+# Of the files, every so many: minutes of training see no more than these.
+STRIDE = 4
+MUON_RATE, ADAM_RATE = 0.03, 3e-3
 # Weight of a head's loss in that of the head before it, as in the paper.
 DECAY = 0.8
 # Of each head's tokens, those among which the right one is looked for.
@@ -113,7 +114,7 @@ class Trainer:
         bar = tqdm(total=round(minutes * 60), unit="s", bar_format="{l_bar}{bar}| {n:.0f}/{total} s {postfix}")
         started = time.monotonic()
         while (progress := (time.monotonic() - started) / (60 * minutes)) < 1.0:
-            length = LONG if progress > 1.0 - LONG_SHARE else SHORT
+            length = TOKENS_A_STEP if progress > 1.0 - LONG_SHARE else SHORT
             crops = stream.crops(length)[: TOKENS_A_STEP // length, :-1]
             loss = self.loss(crops.to(self.model.device))
             loss.backward()
@@ -156,7 +157,7 @@ def main() -> None:
     library, held_out_files = standard_library()
     texts = [*read(library), *(text for package in PACKAGES for text in read(package_sources(package)))]
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
-    corpus, held_out = Stream(tokenizer, texts), Stream(tokenizer, list(read(held_out_files)))
+    corpus, held_out = Stream(tokenizer, texts[::STRIDE]), Stream(tokenizer, list(read(held_out_files))[::STRIDE])
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, attn_implementation="eager")
     model.to(device).requires_grad_(False)

@@ -191,6 +191,15 @@ def require_same_index(index: AnswerIndex | None, told: str | None) -> None:
         )
 
 
+def require_same_heads(checkpoint: CheckpointInfo, told: str | None) -> None:
+    """Raises ValueError unless this rank has the same heads as rank 0, whose digest was told."""
+    if checkpoint.heads_digest != told:
+        raise ValueError(
+            f"this rank has other heads than the first rank ({checkpoint.heads_digest or 'none'} instead of "
+            f"{told or 'none'}); give every host the same files with model.heads=FOLDER, or use model.heads=off"
+        )
+
+
 class EngineParts(NamedTuple):
     """What `Engine` is made of; see there."""
 
@@ -229,6 +238,7 @@ def make_parts(settings: EngineSettings, place: Place) -> EngineParts:
         thousandths = place.least(max(1, round(1000 * checkpoint.relative_cost(role))))
         checkpoint.relative_costs[role] = thousandths / 1000
     require_same_index(index, place.tell(digest_of(index)))
+    require_same_heads(checkpoint, place.tell(checkpoint.heads_digest))
     find = partial(find_step_times, request_builder)
     where = checkpoint.model, runner, place.mode, place.tell
     times = find(settings.step_times, *where)

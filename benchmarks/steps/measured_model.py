@@ -60,6 +60,8 @@ def make_measured(
     with TemporaryDirectory() as temporary:
         name = Path(shape).name.removesuffix(".json")
         yield (
-            Checkpoint(name, shape, config, tokenizer, GenerationConfig(), max_length, [], GrammarBackend.auto, model=model),
+            Checkpoint(
+                name, shape, config, tokenizer, GenerationConfig(), max_length, [], GrammarBackend.auto, model=model
+            ),
             Path(temporary),
         )

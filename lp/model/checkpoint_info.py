@@ -20,7 +20,7 @@ from lp.grammar.settings import GrammarBackend
 from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_config
 from lp.model.gguf import checkpoint_folder
-from lp.model.heads.files import OFF, find_heads
+from lp.model.heads.files import OFF, digest_of_heads, find_heads
 from lp.model.heads.medusa import HeadsInfo
 
 log = logging.getLogger("lookahead")
@@ -68,6 +68,11 @@ class CheckpointInfo:
     @property
     def vocab_size(self) -> int:
         return self.config.get_text_config(decoder=True).vocab_size
+
+    @cached_property
+    def heads_digest(self) -> str | None:
+        """What ranks compare to know that they have the same heads."""
+        return self.heads and digest_of_heads(*self.heads)
 
     @cached_property
     def grammars(self) -> Grammars:

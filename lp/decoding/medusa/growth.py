@@ -1,6 +1,6 @@
 """Trees of what heads guess, grown best first: a draft after each path, from the head for its depth.
 
-    H heads, G guesses of each
+H heads, G guesses of each
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ class Medusa:
     """Drafts from the heads of the model (Medusa, arXiv 2401.10774), which model.heads names.
 
     max_rows: the most rows of a step; the tree's are the likeliest by the heads' probabilities. candidates: the best
-    tokens taken from each head. verify: "exact" accepts a draft if it is the model's own token; "typical" is lossy: when
-    sampling it also accepts a draft that the model finds likely enough (section 2.3.1 of the paper), so the text is not
-    distributed as the model's. exact: demands the model's own text; verify=typical needs exact=false. epsilon, delta:
-    the lossy verify=typical accepts a draft if its probability is above min(epsilon, delta * exp(-entropy)).
+    tokens taken from each head. verify: "exact" accepts a draft if it is the model's own token; "typical" is lossy:
+    when sampling it also accepts a draft that the model finds likely enough (section 2.3.1 of the paper), so the text
+    is not distributed as the model's. exact: demands the model's own text; verify=typical needs exact=false. epsilon,
+    delta: the lossy verify=typical accepts a draft if its probability is above min(epsilon, delta * exp(-entropy)).
     """
 
     method: ClassVar[str] = "medusa"

@@ -28,6 +28,6 @@ def attach_heads(model: CausalModel, folder: Path, info: HeadsInfo) -> None:
     module = output_of(model.model)
     output: Output = module
     if info.shares_output and model.fast is not None and model.fast.owns_weights:
-        bias = getattr(module, "bias", None)
-        output = partial(linear, weight=module.get_parameter("weight").detach(), bias=None if bias is None else bias.detach())
+        weights = {name: weight.detach() for name, weight in module.named_parameters()}
+        output = partial(linear, **weights)
     model.heads = LoadedHeads(load_heads(folder, info, model.dtype, model.device), output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
 
@@ -65,6 +66,16 @@ def read_info(folder: Path) -> HeadsInfo:
         if type(value) is not (bool if name == "shares_output" else int) or value < (name != "shares_output"):
             raise CheckpointError(f"model.heads={str(folder)!r}: {name}={value!r} in {CONFIG} is no sensible value")
     return HeadsInfo(**config)
+
+
+def digest_of_heads(folder: Path, info: HeadsInfo) -> str:
+    """A text that is the same for the same heads alone. Raises CheckpointError if the weights cannot be read."""
+    try:
+        with open(folder / WEIGHTS, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"model.heads={str(folder)!r}: the heads cannot be read: {one_line(error)}") from error
+    return f"{info.num_heads} heads {digest[:16]}"
 
 
 def load_heads(folder: Path, info: HeadsInfo, dtype: torch.dtype, device: torch.device) -> MedusaHeads:

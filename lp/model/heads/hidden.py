@@ -1,6 +1,6 @@
 """The hidden states that a model's output embedding reads, beside the logits of the same rows.
 
-    L rows whose logits are wanted, D numbers of a hidden state, V vocabulary
+L rows whose logits are wanted, D numbers of a hidden state, V vocabulary
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def can_give_hidden(fast: FastForward | None) -> bool:
 
 
 def run_with_hidden(model: CausalModel, given: Sequence[SequenceRows]) -> tuple[Tensor, Tensor]:
-    """Runs the rows of some sequences, as CausalModel.forward_many does. Returns logits [L, V] and hidden states [L, D].
+    """Runs the rows of some sequences, as CausalModel.forward_many does. Returns logits [L, V] and hidden states
+    [L, D].
 
     CUDA graphs and what PyTorch's compiler has made give no hidden states: then the model's own forward runs.
     """

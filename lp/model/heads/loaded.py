@@ -1,7 +1,7 @@
 """A model's heads, ready to guess for the rows of a step.
 
-    L rows of all sequences of a step, N of them that heads are asked for, D numbers of a hidden state, H heads,
-    G guesses of each
+L rows of all sequences of a step, N of them that heads are asked for, D numbers of a hidden state, H heads,
+G guesses of each
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lp.verification import Ahead, Answers, Guesses
 
 
 class AsksHeads(Protocol):
-    """Rows of a sequence that are answered. choices: one for each. ahead: what heads are asked for; None for nothing."""
+    """Rows of a sequence that are answered. choices: one for each. ahead: what heads are asked for; None is nothing."""
 
     @property
     def choices(self) -> np.ndarray: ...
