@@ -33,6 +33,7 @@ LETTERS = defaultdict(
         "jacobi": "j",
         "grammar": "m",
         "draft_model": "d",
+        "heads": "e",
     },
 )
 
@@ -50,6 +51,7 @@ LEGEND = {
     "j": "Jacobi guesses",
     "m": "grammar",
     "d": "second model",
+    "e": "heads of the model",
     OTHER: "another source",
 }
 
