@@ -179,6 +179,8 @@ def _record(where: Mapping[str, Any], prompt: NamedPrompt, request: Request, com
         **where,
         "seed": request.sampling.seed,
     }
+    if stats.lossy:
+        record["lossy"] = stats.lossy
     if completion.logprobs is not None:
         record["logprobs"] = [{"token": e.token, "logprob": e.logprob, "top": e.top} for e in completion.logprobs]
     if completion.beams is not None:

@@ -221,6 +221,8 @@ def make_parts(settings: EngineSettings, place: Place) -> EngineParts:
     check_second_models(settings.decode or Auto(), second_models)
     check_index(settings.index)
     settings.scheduler.check()
+    if lossy := methods.lossy_name(settings.decode or Auto()):
+        log.warning("decode.verify=%s is lossy: texts are not the model's own", lossy)
     kind = settings.attention.kind
     beside_it = {role: beside(one, role, kind) for role, one in second_models.items()}
     checkpoint = load(settings.model, kind, place.reader, place.num_sharing, place.capture, beside_it)

@@ -14,7 +14,7 @@ from lp.decoding.constrained import ConstrainedDecoder
 from lp.decoding.make import make_decoder
 from lp.draft_model.rounds import DraftedText
 from lp.drafting.history import DraftHistory
-from lp.methods import REJECTION, Autoregressive, DraftModel, Medusa, inner_of, least_rows, most_rows
+from lp.methods import REJECTION, Autoregressive, DraftModel, Medusa, inner_of, least_rows, lossy_name, most_rows
 from lp.model.beside.settings import DRAFT, SECOND
 from lp.model.checkpoint import Checkpoint
 from lp.nested.settings import contrast_of
@@ -76,7 +76,7 @@ class Generation:
         detokenizer = Detokenizer(checkpoint.tokenizer, request.prompt, stopping.skip_special_tokens)
         self.text = TextStream(detokenizer, stopping.stop)
         self.stop = StopConditions(stopping, checkpoint.eos, request.stopping.max_new_tokens, grammar)
-        self.stats = Statistics(prompt_tokens=len(request.prompt))
+        self.stats = Statistics(prompt_tokens=len(request.prompt), lossy=lossy_name(request.decode))
         self.tree = chain([])  # the tree of the step under way
         self.owner, self.priority = request.owner, request.priority
         # How many of the sequence's first tokens have been computed; their keys and values are in a cache.

@@ -230,6 +230,11 @@ def inner_of(settings: DecodeSettings) -> DecodeSettings:
     return METHODS[settings.inner]() if isinstance(settings, Contrastive | BestOf) else settings
 
 
+def lossy_name(settings: DecodeSettings) -> str:
+    """What makes the text another than the model's own, such as "typical"; empty if nothing does."""
+    return settings.verify if isinstance(settings, Medusa) and settings.is_lossy else ""
+
+
 def chooses_rows(settings: DecodeSettings) -> bool:
     """Whether the method chooses by step times how many rows a step has."""
     settings = inner_of(settings)

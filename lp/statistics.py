@@ -15,7 +15,7 @@ from lp.verification import Drafted
 # The fields that are sent to other processes.
 COUNTED = (
     "prompt_tokens", "cached_tokens", "tokens", "steps", "rows", "accepted_lengths", "proposed", "accepted", "ttft_s",
-    "decode_s",
+    "decode_s", "lossy",
 )  # fmt: skip
 
 
@@ -53,7 +53,8 @@ class Statistics:
     cached_tokens: those of the prompt that were not computed, as another sequence begins with the same ones. rows: tree
     rows of all steps, without the prompt's. accepted_lengths: number of steps by the number of tokens that
     they yielded. proposed, accepted: number of draft tokens by source. ttft_s: seconds from submission to the first
-    token. decode_s: seconds from the start of the first step to the last token.
+    token. decode_s: seconds from the start of the first step to the last token. lossy: what makes the text another than
+    the model's own, such as "typical"; empty if nothing does.
     """
 
     prompt_tokens: int = 0
@@ -68,6 +69,7 @@ class Statistics:
     started_at: float | None = None
     ttft_s: float = 0.0
     decode_s: float = 0.0
+    lossy: str = ""
 
     @property
     def tokens_per_step(self) -> float:
@@ -131,7 +133,7 @@ class Statistics:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Rounded figures for a report, as JSON values."""
+        """Rounded figures for a report, as JSON values. `lossy` is there only if the text is."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
@@ -145,4 +147,5 @@ class Statistics:
             "ttft_s": round(self.ttft_s, 6),
             "decode_s": round(self.decode_s, 6),
             "tokens_per_s": round(self.tokens_per_s, 3),
+            **({"lossy": self.lossy} if self.lossy else {}),
         }

@@ -46,6 +46,7 @@ class TextOutput:
             f"{stats.tokens} tokens in {stats.steps} steps ({stats.tokens_per_step:.2f} tokens per step), "
             f"{stats.tokens_per_s:.0f} tokens/s, first token after {stats.ttft_s * 1000:.0f} ms; "
             f"{record['decode']} on {record['ranks']} rank(s), finish reason: {completion.finish_reason}"
+            + (f"; lossy ({stats.lossy}): not the model's own text" if stats.lossy else "")
         )
 
     def _show_beams(self, beams: BeamResult, method: str) -> None:

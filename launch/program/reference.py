@@ -161,7 +161,9 @@ def _nested(module: str, annotation: str) -> tuple[str, str] | None:
 
 def _of_methods(key: str, owner: str) -> Iterator[Setting]:
     """The setting `decode`, and those of all decoding methods."""
-    kinds = {name: node for name, node in _module(_METHODS).classes.items() if _method(node)}
+    known = _module(_METHODS)
+    found = {name: _find(_METHODS, name) for name in (*known.classes, *known.origins)}
+    kinds = {name: one[1] for name, one in found.items() if one and _method(one[1])}
     names = tuple(str(_method(node)) for node in kinds.values())
     meaning = "The decoding method. Each has settings of its own."
     yield Setting(key, "method", names, "auto", meaning, f"{owner}:decode")

@@ -102,6 +102,7 @@ class Metrics:
         self._preemptions = self._counter("vllm:num_preemptions", "Requests that lost their room to earlier ones")
         self._proposed_by = self._counters("lookahead:draft_tokens", "Draft tokens verified, by source", "source")
         self._accepted_by = self._counters("lookahead:accepted_tokens", "Draft tokens accepted, by source", "source")
+        self._lossy = self._counters("lookahead:lossy_tokens", "Tokens of lossy texts, not the model's own", "verify")
 
     def watch(
         self, num_running: Callable[[], int], num_waiting: Callable[[], int], kv_usage: Callable[[], float]
@@ -160,6 +161,8 @@ class Metrics:
         """Counts a request that has ended; one that never reached the engine, or its first token, has fewer figures."""
         self._prompts.observe(stats.prompt_tokens)
         self._answers.observe(stats.tokens)
+        if stats.lossy:
+            self._lossy(stats.lossy).inc(stats.tokens)
         if clock.started_at is not None:
             self._queued.observe(clock.started_at - clock.arrived_at)
             if clock.first_at is not None and clock.last_at is not None:

@@ -26,6 +26,7 @@ def usage(stats: Statistics) -> dict[str, Any]:
         "cache_read_input_tokens": stats.cached_tokens,
         "cache_creation_input_tokens": 0,
         "output_tokens": stats.tokens,
+        **({"lossy": stats.lossy} if stats.lossy else {}),
     }
 
 

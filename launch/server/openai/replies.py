@@ -37,6 +37,8 @@ class Reply(ABC):
         self.prepared = prepared
         self.names = names
         self._head = {"id": prepared.id, "created": int(time.time()), "model": model_name}
+        if lossy := methods.lossy_name(prepared.requests[0].decode):  # all of a body's requests have the same method
+            self._head["lossy"] = lossy
         # The choices of a stream. Every candidate is one: where not all become choices, nothing can be streamed.
         self._choices: dict[str, Choice] = {}
         self._spent = {request.id: Statistics(len(request.prompt)) for request in prepared.requests}

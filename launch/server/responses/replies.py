@@ -30,6 +30,7 @@ def usage(stats: Statistics) -> dict[str, Any]:
         "output_tokens": stats.tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": stats.prompt_tokens + stats.tokens,
+        **({"lossy": stats.lossy} if stats.lossy else {}),
     }
 
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from lp.decoding.base import Described, Offer
 from lp.decoding.medusa.growth import Grown, HitRates, grow
-from lp.decoding.medusa.settings import Medusa
-from lp.tree import PREFIX, TokenTree, chain, greatest_depth
+from lp.decoding.medusa.settings import TYPICAL, Medusa
+from lp.tree import PREFIX, Coupled, TokenTree, chain, greatest_depth
 from lp.verification import Accepted, Answers, CountDrafts, Drafted, no_drafts, verify
 
 SOURCE = "heads"
@@ -32,6 +33,8 @@ class MedusaDecoder:
 
     def __init__(self, settings: Medusa):
         self._most_drafts = settings.max_rows - 1
+        # Of the lossy typical acceptance: epsilon and delta; None if drafts are accepted exactly.
+        self._typical = (settings.epsilon, settings.delta) if settings.is_lossy else None
         # By depth below the root, from 1: the tokens that a head guesses, and their probabilities.
         self._guesses: list[tuple[list[int], list[float]]] = []
         self._passed = 0  # depths whose tokens the text has, for which there is no guess any more
@@ -61,8 +64,11 @@ class MedusaDecoder:
             self.tree = chain([self._root])
             return self.tree
         drafts, parents, depths, _ = (part[:num_drafts] for part in self._grown)
-        self.tree = TokenTree(np.array([self._root, *drafts]), np.array([PREFIX, *parents]), np.array([0, *depths]))
-        return self.tree
+        tree = TokenTree(np.array([self._root, *drafts]), np.array([PREFIX, *parents]), np.array([0, *depths]))
+        if self._typical is not None:
+            tree = replace(tree, coupled=Coupled.of_children(tree, TYPICAL, self._typical))
+        self.tree = tree
+        return tree
 
     def keep(self, rows: Sequence[int]) -> TokenTree:
         self.tree = self.tree.take(rows)

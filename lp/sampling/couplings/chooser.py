@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lp.sampling.couplings.base import Coupling, Draws, Given
 from lp.sampling.couplings.rejection import Rejection
+from lp.sampling.couplings.typical import Typical
 from lp.sampling.noise import noise_of_rows
 from lp.sampling.rows import Rows
 from lp.sampling.top_k import best_tokens
@@ -21,7 +22,7 @@ from lp.tree import Coupled, Proposal
 from lp.verification import NOT_A_TOKEN
 
 # By the name of its rule, what makes a coupling of the rule's parameters.
-COUPLINGS: Mapping[str, Callable[..., Coupling]] = {"rejection": Rejection}
+COUPLINGS: Mapping[str, Callable[..., Coupling]] = {"rejection": Rejection, "typical": Typical}
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""decode=medusa on real ranks: the heads' guesses come from the rank that computed a row, and the text stays the same."""
+"""decode=medusa on real ranks: guesses come from the rank that computed a row, and the text stays the same."""
 
 from __future__ import annotations
 

@@ -43,5 +43,5 @@ def test_rows_of_a_step() -> None:
 
 
 def test_without_heads_the_method_is_refused_with_the_mend(llama: Engine) -> None:
-    with pytest.raises(ValueError, match="decode=medusa needs heads, and none are loaded .* model.heads=FOLDER"):
+    with pytest.raises(ValueError, match=r"decode=medusa needs heads, and none are loaded .* model.heads=FOLDER"):
         llama.request_builder.build([5, 6], Medusa())

@@ -87,7 +87,10 @@ def without(name: str) -> dict[str, Any]:
         (without("1.0.linear.bias"), "1.0.linear.bias is missing"),
         (without("1.1.weight"), "no Medusa heads|1.1.weight is missing|not one of"),
         ({**publish().state_dict(), "norm": torch.zeros(2)}, "norm is not one of a Medusa head"),
-        ({**publish().state_dict(), "2.1.weight": torch.zeros(VOCAB + 1, HIDDEN)}, r"2.1.weight has the shape \[21, 8\]"),
+        (
+            {**publish().state_dict(), "2.1.weight": torch.zeros(VOCAB + 1, HIDDEN)},
+            r"2.1.weight has the shape \[21, 8\]",
+        ),
         ([torch.zeros(2)], "no dictionary of tensors"),
         ({"epoch": 3}, "no dictionary of tensors"),
     ],

@@ -84,8 +84,8 @@ def test_heads_of_another_model_are_refused_with_the_numbers(
     heads = make_heads(tmp_path, **sizes)
     hidden_size, vocab_size = sizes.get("hidden_size", 32), sizes.get("vocab_size", VOCAB_SIZE)
     message = (
-        f"for a hidden size of {hidden_size} and a vocabulary of {vocab_size}, but the model has a hidden size of 32 and"
-        f" a vocabulary of {VOCAB_SIZE}; .* model.heads=off"
+        f"for a hidden size of {hidden_size} and a vocabulary of {vocab_size}, but the model has a hidden size of 32 "
+        f"and a vocabulary of {VOCAB_SIZE}; .* model.heads=off"
     )
     with pytest.raises(CheckpointError, match=message):
         Engine.from_pretrained(str(checkpoint_folder("llama")), heads=str(heads))
