@@ -29,7 +29,7 @@ from benchmarks.shared.inputs import encode, load_engine_and_reference, read_pro
 from benchmarks.shared.methods import DecodePrompt, make_methods, sampling_at, timed
 from benchmarks.shared.options import make_prompts_parser, parse
 from benchmarks.shared.report import markdown_table, publish
-from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup
+from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, Medusa, PromptLookup
 from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES
 
@@ -44,6 +44,9 @@ METHODS: dict[str, DecodeSettings] = {
     "lookahead (15, 5, 15)": Lookahead(15, 5, 15),
     "lookahead (15, 5, 15), arg max": Lookahead(15, 5, 15, position_noise=False),
 }
+
+# For a model with heads.
+WITH_HEADS: dict[str, DecodeSettings] = {"medusa, 16 rows": Medusa(), "medusa, 32 rows": Medusa(max_rows=32)}
 
 
 @dataclass
@@ -79,7 +82,8 @@ def main() -> None:
     )
     arguments = parse(parser, keep_memory=False)
     engine, model = load_engine_and_reference(arguments.model, arguments.dtype, arguments.device)
-    methods = make_methods(engine, model, METHODS, arguments.temperature, arguments.max_new_tokens)
+    own = METHODS | (WITH_HEADS if engine.checkpoint.heads else {})
+    methods = make_methods(engine, model, own, arguments.temperature, arguments.max_new_tokens)
     prompts = encode(engine, read_prompts(arguments.prompts, arguments.limit), arguments.max_new_tokens)
     texts = decode_all(methods, prompts, arguments.seed)
     figures = summarise(texts, expected=AUTOREGRESSIVE if arguments.temperature else GENERATE)
@@ -88,17 +92,17 @@ def main() -> None:
         right = [text.tokens for text in texts[AUTOREGRESSIVE]]
         tallies = consult_oracle(engine, prompts, right, arguments.temperature, arguments.seed)
         table += "\n\n" + describe_oracle(tallies)
-    num_different = sum(len(prompts) - row.same_text for row in figures if row.method in METHODS)
+    num_different = sum(len(prompts) - row.same_text for row in figures if row.method in own)
     publish(
         arguments.output,
         f"tokens_per_step-{engine.checkpoint.name}-{arguments.dtype}-T{arguments.temperature:g}",
         f"Tokens per step: {engine.checkpoint.name}, {arguments.dtype}, temperature {arguments.temperature:g}",
         table,
         {
-            "settings": {name: asdict(decode) for name, decode in METHODS.items()},
+            "settings": {name: asdict(decode) for name, decode in own.items()},
             "figures": [asdict(row) for row in figures],
             "prompts": {
-                name: [{**asdict(text), "tokens": len(text.tokens)} for text in own] for name, own in texts.items()
+                name: [{**asdict(text), "tokens": len(text.tokens)} for text in some] for name, some in texts.items()
             },
         },
     )

@@ -38,9 +38,9 @@ from lp.model.heads.medusa import HeadsInfo, MedusaHeads
 # Tokens of a crop of text, and of the crops that the model computes together; rows of a step of the heads.
 LENGTH, TOGETHER, ROWS = 512, 2048, 512
 # Of the files, every so many: minutes of training see no more than these.
-STRIDE = 8
+STRIDE = 32
 # The share of the time in which hidden states are computed.
-COLLECTING = 0.4
+COLLECTING = 0.3
 NUM_FREQUENT, NUM_SAMPLED = 1024, 256
 RATE = 2e-3
 # Weight of a head's loss in that of the head before it, as in the paper.

@@ -132,7 +132,7 @@ class SingleDevice(ForwardRunner):
         state = self.states[step.sequence.id]
         is_next = state.last is step.tree and state.cache.length == step.num_fed and not state.cache.was_evicted
         state.room = state.cache.room()
-        return self._starts_as_usual and is_next and state.sampler.asks_for_rows_alone and not step.ahead
+        return self._starts_as_usual and is_next and state.sampler.asks_for_rows_alone and not step.sequence.ahead
 
     def go_on(self, step: StepInput, rows: list[int]) -> None:
         """See GoesOn."""
@@ -150,7 +150,7 @@ class SingleDevice(ForwardRunner):
 
     def _asked(self, step: StepInput) -> Asked:
         asked = self.states[step.sequence.id].sampler.ask(step.tree, step.sequence.tokens, step.num_candidates)
-        return asked._replace(ahead=step.ahead) if step.ahead else asked
+        return asked._replace(ahead=step.ahead) if step.sequence.ahead else asked
 
     def _compute(self, given: list[SequenceRows], asked: list[Asked], has_room: bool = False) -> Pending:
         """Runs the rows, and has the last sequences' answered, by the graphs that choose tokens where there are any.

@@ -30,8 +30,9 @@ NUM_TOKENS = 24
 PROMPTS = [[5, 9, 5, 9, 5], [(3 + 7 * i) % 41 + 2 for i in range(70)]]
 GREEDY = Sampling(temperature=0.0, seed=3)
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=5, logprobs=2)
-# The texts of each prompt, greedy and sampled, and the accepted drafts of all of them.
-Found = tuple[list[list[int]], int]
+LOSSY = Medusa(verify="typical", exact=False, epsilon=0.01)
+# The texts of each prompt, greedy and sampled, the accepted drafts of all of them, and a lossy text.
+Found = tuple[list[list[int]], int, list[int]]
 
 
 def decode(engine: Engine) -> Found:
@@ -48,7 +49,12 @@ def decode(engine: Engine) -> Found:
         for progress in engine.step():
             texts[progress.request_id] += progress.tokens
             accepted[progress.request_id] = progress.stats.accepted["heads"]
-    return list(texts.values()), sum(accepted.values())
+    return list(texts.values()), sum(accepted.values()), lossy_text(engine)
+
+
+def lossy_text(engine: Engine) -> list[int]:
+    stopping = Stopping(NUM_TOKENS, ignore_eos=True)
+    return engine.generate(PROMPTS[1], decode=LOSSY, sampling=SAMPLED, stopping=stopping).token_ids
 
 
 def on_replicas(mesh: Mesh, channel: Channel, folder: str, heads: str) -> Found:
@@ -117,6 +123,10 @@ def test_the_text_is_that_of_one_device(
     expected: list[list[int]],
 ) -> None:
     folder = str(checkpoint_folder("llama"))
-    for texts, num_accepted in run_ranks(run, num_ranks, folder, heads[shares_output], timeout_s=60):
+    found = run_ranks(run, num_ranks, folder, heads[shares_output], timeout_s=60)
+    for texts, num_accepted, lossy in found:
         assert texts == expected
         assert num_accepted > 10, "hardly a draft was accepted, so equality proves little"
+        assert lossy == found[0][-1], "ranks decide alike which drafts are likely enough"
+    if run is on_replicas:
+        assert found[0][-1] == lossy_text(Engine.from_pretrained(folder, heads=heads[shares_output]))

@@ -92,6 +92,17 @@ def test_a_seed_gives_the_text_of_plain_sampling(engine: Engine, settings: Sampl
             assert (found.logprobs is None) == (settings.logprobs is None)
 
 
+def test_typical_acceptance_changes_sampled_text_alone_and_says_so(engine: Engine) -> None:
+    lossy = Medusa(verify="typical", exact=False, epsilon=0.001, candidates=20, max_rows=60)
+    exact = replace(lossy, verify="exact", exact=True)
+    assert decode(engine, PROMPTS[2], lossy).token_ids == decode(engine, PROMPTS[2], exact).token_ids
+    flat = replace(SAMPLED, temperature=3.0)
+    found, plain = (decode(engine, PROMPTS[2], how, flat) for how in (lossy, exact))
+    assert found.token_ids != plain.token_ids and found.stats.accepted.total() > plain.stats.accepted.total()
+    assert found.stats.lossy == found.stats.to_dict()["lossy"] == "typical"
+    assert not plain.stats.lossy and "lossy" not in plain.stats.to_dict()
+
+
 def test_a_mixed_batch_has_the_text_of_each_by_itself(engine: Engine) -> None:
     kinds: list[DecodeSettings] = [Medusa(), Auto(rows=12), Medusa(max_rows=30), Autoregressive(), Lookahead(4, 3, 4)]
     requests: list[Request] = []
