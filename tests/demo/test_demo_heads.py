@@ -39,8 +39,4 @@ def test_the_text_is_that_of_plain_decoding_in_fewer_steps(engine: Engine, tempe
         )
         assert found.token_ids == plain.token_ids
         tokens, steps = tokens + found.stats.tokens, steps + found.stats.steps
-    assert tokens / steps > LEAST_TOKENS_PER_STEP[temperature]
-
-
-# A little less than what was counted.
-LEAST_TOKENS_PER_STEP = {0.0: 1.0, 0.8: 1.0}
+    assert tokens / steps > (1.15 if temperature else 1.3)
