@@ -26,6 +26,7 @@ from tests.lp.test_lossless import make_prompt
 from tests.parallel.ranks import run_ranks
 from tests.parallel.runners.test_packed_on_ranks import connect
 
+pytestmark = pytest.mark.slow
 METHODS = [DraftModel(rows=10), DraftModel(depth=3), DraftModel(depth=3, verify="rejection")]
 STOPPING = Stopping(20, ignore_eos=True)
 GREEDY = Sampling(temperature=0.0, seed=3)
@@ -83,7 +84,7 @@ def expected(checkpoint_folder: Callable[[str], Path]) -> Found:
     return decode_all(make_engine(None, "single", None, str(checkpoint_folder("llama"))))
 
 
-@pytest.mark.parametrize("num_ranks", [2, *(pytest.param(number, marks=pytest.mark.slow) for number in (3, 4))])
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_lookahead_parallelism(num_ranks: int, checkpoint_folder: Callable[[str], Path], expected: Found) -> None:
     found = run_ranks(by_lookahead_parallelism, num_ranks, str(checkpoint_folder("llama")), timeout_s=60)
     assert found == [expected] * num_ranks
