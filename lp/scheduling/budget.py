@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lp.decoding.base import Offer
-from lp.decoding.by_model.decoder import draft_together
+from lp.decoding.by_model.decoder import ModelDecoder, draft_together
 from lp.drafting.history import UNKNOWN_ROWS
 from lp.generation import Generation
 from lp.host.library import library
@@ -93,12 +93,7 @@ def plan_together(
     if not generations:
         return []
     load = len(generations)
-    draft_together(
-        [
-            (generation.decoder, generation.sequence.tokens, room, generation.stop.num_left)
-            for generation, room in zip(generations, rooms, strict=True)
-        ]
-    )
+    _draft(generations, rooms)
     offers = [generation.offer(room, load) for generation, room in zip(generations, rooms, strict=True)]
     if not any(offer.odds for offer in offers):
         return [generation.take(0) for generation in generations]
@@ -108,6 +103,17 @@ def plan_together(
     else:
         counts = best_counts(offers, step_time(times.for_parts(num_parts), num_parts, num_fed, generations, offers))
     return [generation.take(count) for generation, count in zip(generations, counts, strict=True)]
+
+
+def _draft(generations: Sequence[Generation], rooms: Sequence[int]) -> None:
+    """Has a second model draft for all sequences that want it, in the same forwards."""
+    asked = [
+        (decoder, generation.sequence.tokens, room, generation.stop.num_left)
+        for generation, room in zip(generations, rooms, strict=True)
+        if isinstance(decoder := generation.decoder, ModelDecoder)
+    ]
+    if asked:
+        draft_together(asked, is_alone=len(generations) == 1)
 
 
 def best_first(offers: Sequence[Offer]) -> Drafts:

@@ -13,7 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 
-from lp.decoding.base import Decoder, Described, Offer
+from lp.decoding.base import Described, Offer
 from lp.decoding.by_model.base import SecondText, Wish
 from lp.decoding.by_model.calibration import Calibration
 from lp.decoding.by_model.growth import Growth
@@ -109,7 +109,7 @@ class ModelDecoder:
             node = growth.nodes[number]
             places[number] = builder.add(node.token, places[node.parent])
             self._rows.append(number)
-        self.expected = 1.0 + sum(growth.nodes[number].odds for number in self._rows[1:])
+        self.expected = 1.0 if self._is_chain else 1.0 + sum(growth.nodes[number].odds for number in self._rows[1:])
         self.tree = builder.build()
         if self._is_chain:
             proposals = [self._proposal(growth, number) for number in self._rows]
@@ -147,15 +147,10 @@ class ModelDecoder:
         return zlib.crc32(repr((tokens, parents, self._calibration.state(), self._num_idle)).encode()) >> 1
 
 
-def draft_together(asked: Sequence[tuple[Decoder, Sequence[int], int, int]]) -> None:
-    """Has the second model draft for all decoders that need it, in the same forwards.
+def draft_together(asked: Sequence[tuple[ModelDecoder, Sequence[int], int, int]], is_alone: bool) -> None:
+    """Has the second model draft for several sequences of a step, at least one, in the same forwards.
 
-    asked: of each sequence of a step, its decoder and the arguments of `Decoder.plan`.
+    asked: of each sequence, its decoder and the arguments of `Decoder.plan`. is_alone: see SecondText.draft.
     """
-    wishes = [
-        decoder.wish(tokens, room, wanted)
-        for decoder, tokens, room, wanted in asked
-        if isinstance(decoder, ModelDecoder)
-    ]
-    if wishes:
-        wishes[0].text.draft(wishes, is_alone=len(asked) == 1)
+    wishes = [decoder.wish(tokens, room, wanted) for decoder, tokens, room, wanted in asked]
+    wishes[0].text.draft(wishes, is_alone)

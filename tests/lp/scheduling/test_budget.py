@@ -33,6 +33,7 @@ class Stream:
     length: int = 10
     loads: list[int] = field(default_factory=list)
     taken: int | None = None
+    decoder: Any = None
 
     @property
     def sequence(self) -> Sequence:
