@@ -136,7 +136,7 @@ class SingleDevice(ForwardRunner):
 
     def go_on(self, step: StepInput, rows: list[int]) -> None:
         """See GoesOn."""
-        state, tree, num_rows = self.states[step.sequence.id], step.tree, len(step.tree)
+        state, tree, num_rows = self.states[step.sequence.id], step.tree, step.tree.num_rows
         cache, state.last = state.cache, tree
         cache.keep(rows)
         given = [SequenceRows(tree, cache, num_rows)]

@@ -79,6 +79,11 @@ class TokenTree:
         return len(self.tokens)
 
     @cached_property
+    def num_rows(self) -> int:
+        """R. Once it is known, nothing of Python's is called for it, as between two steps every call counts."""
+        return len(self)
+
+    @cached_property
     def children(self) -> list[list[int]]:
         """[R] lists: the children of each row."""
         children: list[list[int]] = [[] for _ in range(len(self))]

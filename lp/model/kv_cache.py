@@ -42,11 +42,12 @@ class KVCache(ABC):
     """Keys and values of one sequence in all layers.
 
     length: the number of cached tokens; the rows of the step at hand lie behind them. It may be set to less.
-    was_evicted: whether the memory was given to another sequence, since `take_eviction` was last called.
+    was_evicted: whether the memory was given to another sequence, since `take_eviction` was last called. stores_at:
+    where the library finds the addresses of all layers' memory; 0 while they are not known.
     """
 
     def __init__(self) -> None:
-        self.length = 0
+        self.length = self.stores_at = 0
         self.was_evicted = False
 
     @property

@@ -8,6 +8,7 @@ Greedy decoding takes the same path as sampling, with temperature 0. Knows nothi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -31,7 +32,7 @@ from lp.sampling.settings import Sampling
 from lp.sampling.shortlist import Shortlist
 from lp.sampling.together import Asked, launch_all
 from lp.sampling.warping import warp
-from lp.tree import TokenTree
+from lp.tree import Coupled, TokenTree
 from lp.verification import Answers
 
 # Lengths of the shortlists: the second is used for rows that the first did not settle.
@@ -85,15 +86,9 @@ class Sampler:
         """
         if tree.scored is not None:
             return self._ask_scores(tree, tree.scored, len(tokens))
-        asked = self._ask_targets(tree, tokens, num_candidates)
-        if tree.coupled is None:
-            return asked
-        num_tokens = min(max(1, num_candidates), self.vocab_size)
-        return asked._replace(choosers=(make_chooser(tree.coupled, self._seed, num_tokens, self.noise is None),))
-
-    def _ask_targets(self, tree: TokenTree, tokens: Sequence[int], num_candidates: int) -> Asked:
-        """What answers rows whose targets depend on no drafts."""
-        key = len(tree), num_candidates
+        if tree.coupled is not None:
+            return self._ask_coupled(tree.coupled, replace(tree, coupled=None), tokens, num_candidates)
+        key = tree.num_rows, num_candidates
         if self._are_alike:
             return self._kept.get(key) or self._kept.setdefault(key, self._part(*key))
         if self._are_drawn and tree.greedy is None and (native := library()) is not None:
@@ -108,11 +103,16 @@ class Sampler:
         mask = partial(self._masks, tree, tokens) if self.grammar else None
         return asked._replace(touch=touch, mask=mask)
 
+    def _ask_coupled(self, coupled: Coupled, tree: TokenTree, tokens: Sequence[int], num_candidates: int) -> Asked:
+        """What answers rows whose targets depend on drafts. tree: without that."""
+        asked, num_tokens = self.ask(tree, tokens, num_candidates), min(max(1, num_candidates), self.vocab_size)
+        return asked._replace(choosers=(make_chooser(coupled, self._seed, num_tokens, self.noise is None),))
+
     def _drawn(self, native: Library, tree: TokenTree, length: int, num_candidates: int) -> Asked:
         """What `ask` returns where all rows are drawn without penalties."""
         assert self.noise is not None
         self.noise.forget(before=length)
-        key = len(tree), num_candidates
+        key = tree.num_rows, num_candidates
         alike = self._kept.get(key) or self._kept.setdefault(key, self._part(*key))
         choices, positions = alike.choices.copy(), alike.positions.copy()
         native.step_draw(tree.addresses[2], key[0], length, self._mixed_seed, address(choices), address(positions))

@@ -59,7 +59,7 @@ class Solo:
             return False
         step, all_tokens = self.step, self.step.sequence.tokens
         all_tokens += tokens
-        step.num_fed, self._tree.__dict__["_num_rows"] = len(all_tokens) - 1, num_rows
+        step.num_fed, self._tree.__dict__["num_rows"] = len(all_tokens) - 1, num_rows
         self.started_at = time.perf_counter()
         try:
             self._runner.go_on(step, rows)

@@ -123,7 +123,7 @@ class NativeDrafter:
         self._tree = tree = self._planned.next_tree()
         self._library.drafts_watch(self._at)
         self.kinds = self._planned.kinds
-        self.num_drafts = tree.__dict__["_num_rows"] = 1
+        self.num_drafts = tree.__dict__["num_rows"] = 1
         return tree
 
     def grow(self, window: WindowCells | None, max_depth: int, limit_s: float, catch_up_s: float) -> TokenTree:
@@ -133,7 +133,7 @@ class NativeDrafter:
         if window:
             window.place(num_drafts)
         self.kinds = self._planned.kinds
-        self.num_drafts, tree.__dict__["_num_rows"] = num_drafts, num_drafts + num_cells
+        self.num_drafts, tree.__dict__["num_rows"] = num_drafts, num_drafts + num_cells
         return tree
 
     def offer(self, max_depth: int, most_rows: int, least: float) -> Sequence[float]:
@@ -147,7 +147,7 @@ class NativeDrafter:
         tree, self.num_drafts = self._tree, 1 + num_nodes
         if window:
             window.place(1 + num_nodes)
-        tree.__dict__["_num_rows"] = 1 + num_nodes + num_cells
+        tree.__dict__["num_rows"] = 1 + num_nodes + num_cells
         return tree
 
     def keep(self, rows: Sequence[int], window: WindowCells | None) -> TokenTree:
@@ -195,7 +195,7 @@ class NativeDrafter:
             self._tree, self.num_drafts = tree, num_drafts
             self._planned.take(tree)
             self.kinds = self._planned.kinds
-            tree.__dict__["_num_rows"] = num_drafts
+            tree.__dict__["num_rows"] = num_drafts
         return Accepted(tokens, rows, levels)
 
     def _numbers(self, answers: Answers) -> tuple[bool, np.ndarray]:
@@ -205,7 +205,7 @@ class NativeDrafter:
             given, has_candidates = answers.targets, False
         if given.itemsize != 4 or (has_candidates and given.strides[1] != 4):  # not as Answers.unpack has them
             given = np.ascontiguousarray(given, np.int32)
-        num_rows = self._tree._num_rows
+        num_rows = self._tree.num_rows
         assert given.shape == ((num_rows, self._num_candidates) if has_candidates else (num_rows,))
         return has_candidates, given
 

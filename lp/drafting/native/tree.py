@@ -78,7 +78,7 @@ class PlannedMemory:
         tree = self._trees[place] = _new(PlannedTree)
         fields = tree.__dict__
         fields["_memory"], fields["_serial"], fields["addresses"] = self, self.serial, self.addresses[place]
-        fields["_num_rows"] = num_rows
+        fields["num_rows"] = num_rows
         return tree
 
     def copy(self, serial: int, num_rows: int) -> np.ndarray:
@@ -109,10 +109,9 @@ class PlannedTree(TokenTree):
 
     _memory: PlannedMemory
     _serial: int
-    _num_rows: int
 
     def __len__(self) -> int:
-        return self._num_rows
+        return self.__dict__["num_rows"]
 
     def __getattr__(self, name: str) -> np.ndarray:
         """The arrays, which are not there at first."""
@@ -125,14 +124,14 @@ class PlannedTree(TokenTree):
         """Makes the arrays, so that the library's memory is not needed any more."""
         fields = self.__dict__
         if "tokens" not in fields:
-            fields["tokens"], fields["parents"], fields["depths"] = self._memory.copy(self._serial, self._num_rows)
+            fields["tokens"], fields["parents"], fields["depths"] = self._memory.copy(self._serial, fields["num_rows"])
             del fields["addresses"]
 
     def as_lists(self) -> tuple[list[int], list[int]]:
         if "tokens" in self.__dict__:
             return super().as_lists()
-        return self._memory.as_lists(self._serial, self._num_rows)
+        return self._memory.as_lists(self._serial, self.num_rows)
 
     def inputs(self, cached: int) -> np.ndarray:
         is_last = self._serial == self._memory.serial
-        return self._memory.inputs(self._num_rows, cached) if is_last else super().inputs(cached)
+        return self._memory.inputs(self.num_rows, cached) if is_last else super().inputs(cached)

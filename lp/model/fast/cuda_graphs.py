@@ -17,6 +17,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -175,7 +176,7 @@ class CapturedForward:
 
     def _compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None] = ()) -> Computed:
         """Runs a step by the graph for it, or without one if it has more rows than any."""
-        ends = np.cumsum([len(one.tree) for one in given]).tolist()
+        ends = [*accumulate([one.tree.num_rows for one in given])]
         rows = [slice(end - one.num_logits, end) for one, end in zip(given, ends, strict=True)]
         choices = [
             ChoiceOfRows(self._kinds[one.kind][0], own, one.choices) for own, one in zip(rows, how, strict=False) if one

@@ -141,7 +141,7 @@ class StepBuffer:
         numbers, pages, moves = list[int](), list[int](), list[int]()  # see `fill` in lp/host/source/step.h
         num_rows = 0
         for tree, cache in sequences:
-            size, (sources, targets), own = len(tree), cache.moves, cache.pages
+            size, (sources, targets), own = tree.num_rows, cache.moves, cache.pages
             num_rows += size
             numbers += *tree.addresses, size, cache.length, len(own), len(sources)
             pages += own

@@ -34,7 +34,6 @@ class ContiguousCache(KVCache):
         self._memory = memory
         self._granted = 0  # tokens
         self._addresses: np.ndarray | None = None
-        self._stores_at = 0
         # [2, layers, 1, heads, capacity, head_dim] keys, then values; None while they are not in one tensor.
         self._together: Tensor | None = None
 
@@ -99,7 +98,7 @@ class ContiguousCache(KVCache):
     def _move(self) -> None:
         """Moves the cached tokens of all layers to new memory with the present capacity."""
         before = self.keys, self.values
-        self._addresses = None
+        self._addresses, self.stores_at = None, 0
         if self._are_alike():
             first = self.keys[0]
             self._together = first.new_empty(2, self.num_layers, *self._shape(first))
@@ -117,15 +116,8 @@ class ContiguousCache(KVCache):
         if self._addresses is None:
             tensors = [store[layer] for store in (self.keys, self.values) for layer in range(self.num_layers)]
             self._addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
-            self._stores_at = address(self._addresses)
+            self.stores_at = address(self._addresses)
         return self._addresses
-
-    @property
-    def stores_at(self) -> int:
-        """Where the library finds these addresses."""
-        if self._addresses is None:
-            self.addresses()
-        return self._stores_at
 
     def _shape(self, like: Tensor) -> tuple[int, ...]:
         """The shape of a layer's keys or values with the present capacity."""
@@ -204,7 +196,7 @@ class ContiguousCache(KVCache):
     def release(self) -> None:
         self.keys, self.values = {}, {}
         self._together = self._addresses = None
-        self.length = self._granted = self.capacity = 0
+        self.length = self.stores_at = self._granted = self.capacity = 0
 
     @property
     def is_written(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,10 +71,6 @@ class NativeForward:
     def num_layers(self) -> int:
         return len(self._cache_shapes)
 
-    def __call__(self, given: Sequence[SequenceRows]) -> Tensor:
-        """See FastForward."""
-        return self._forward(given, None)
-
     @property
     def gives_hidden(self) -> bool:
         """See GivesHidden."""
@@ -82,45 +79,48 @@ class NativeForward:
     def with_hidden(self, given: Sequence[SequenceRows]) -> tuple[Tensor, Tensor]:
         """See GivesHidden. The hidden states are in the format that the product with the output embedding reads."""
         assert self._hidden is not None
-        logits, num_rows = self._forward(given, None), self._layout.num_rows
+        logits, num_rows = self(given), self._layout.num_rows
         answered = range(num_rows - self._layout.num_answered, num_rows)
         return logits, self._memory.read(self._hidden, answered, self._dtype)
 
     def run_by_layer(self, rows: SequenceRows, before_attention: Callable[[int], None]) -> None:
         """See RunsByLayer."""
-        self._forward([rows], None, before_attention)
+        self([rows], None, before_attention)
 
     def times(self, tree: TokenTree, cache: KVCache, num_logits: int) -> list[tuple[int, float]]:
         """Runs a step; returns kind (see source.py) and seconds of each instruction, the wait for other threads
         included.
         """
         times = np.zeros(len(self._instructions) + 1)
-        self._forward([SequenceRows(tree, cache, num_logits)], times)
+        self([SequenceRows(tree, cache, num_logits)], times)
         return list(zip([one.kind for one in self._instructions], np.diff(times).tolist(), strict=True))
 
-    def _forward(
+    def __call__(
         self,
         given: Sequence[SequenceRows],
-        times: np.ndarray | None,
+        times: np.ndarray | None = None,
         before_attention: Callable[[int], None] | None = None,
     ) -> Tensor:
+        """See FastForward. times: see `times`. before_attention: see RunsByLayer."""
         layout = self._layout
-        layout.write(given, [self._written(rows.cache) for rows in given])
+        caches: Any = [rows.cache if rows.cache.stores_at else self._written(rows.cache) for rows in given]
+        layout.write(given, caches)
         if layout.num_rows > self._memory.capacity:
             self._reserve(layout.num_rows)
         width = self._logits.width
-        logits = self._output.take(layout.num_answered, width)
-        first = address(logits) - (layout.num_rows - layout.num_answered) * width * BYTES_OF_A_LOGIT
+        logits, logits_at = self._output.take(layout.num_answered, width)
+        first = logits_at - (layout.num_rows - layout.num_answered) * width * BYTES_OF_A_LOGIT
         for at in self._logits_at:
             self._arguments[at] = first
         self._run(times, before_attention)
         return torch.from_numpy(logits)
 
     def _written(self, cache: KVCache) -> ContiguousCache:
-        """The cache, with memory for every layer."""
+        """The cache, with memory for every layer whose addresses are known."""
         assert isinstance(cache, ContiguousCache), "the native code reads a layer's tokens as one piece of memory"
         if not cache.is_written:
             cache.allocate(self._cache_shapes, self._dtype)
+        cache.addresses()
         return cache
 
     def _run(self, times: np.ndarray | None, before_attention: Callable[[int], None] | None) -> None:

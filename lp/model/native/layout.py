@@ -49,9 +49,9 @@ class StepLayout:
         """Writes the rows of some sequences. caches: of these, with memory for every layer."""
         num_rows = num_answered = longest = 0
         for (tree, _, count), cache in zip(given, caches, strict=True):
-            num_rows += len(tree)
+            num_rows += tree.num_rows
             num_answered += count
-            longest = max(longest, cache.length + len(tree))
+            longest = max(longest, cache.length + tree.num_rows)
         self.num_rows, self.num_answered, self.longest = num_rows, num_answered, longest
         if len(given) > self._most_sequences:
             self._reserve_sequences(len(given))
@@ -75,7 +75,7 @@ class StepLayout:
             return 0
         table = list[int]()  # StoredRows in lp/host/source/step.h
         for (tree, _, count), cache in zip(given, caches, strict=True):
-            table += *tree.addresses, len(tree), cache.length, count, cache.capacity, cache.stores_at
+            table += *tree.addresses, tree.num_rows, cache.length, count, cache.capacity, cache.stores_at
         step = self._step
         return native.step_gather(
             table, len(given), self.num_rows, self._num_stores, step.sequences, self._inputs_at, step.stores

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lp.host.trees import address
 from lp.model.program.steps import Span, Value
 
 # Memory is made for multiples of this many rows.
@@ -67,14 +68,16 @@ class Output:
 
     def __init__(self) -> None:
         self._numbers = np.empty(0, np.float32)
+        self._at = address(self._numbers)
         self._unused = sys.getrefcount(self._numbers)
 
-    def take(self, num_rows: int, width: int) -> np.ndarray:
-        """Float32 [num_rows, width] with any numbers."""
+    def take(self, num_rows: int, width: int) -> tuple[np.ndarray, int]:
+        """Float32 [num_rows, width] with any numbers, and its address."""
         size = num_rows * width
         if sys.getrefcount(self._numbers) > self._unused or not size <= len(self._numbers) <= MOST_SPARE * size:
             self._numbers = np.empty(size, np.float32)
-        return self._numbers[:size].reshape(num_rows, width)
+            self._at = address(self._numbers)
+        return self._numbers[:size].reshape(num_rows, width), self._at
 
 
 def _bytes_of(value: Value) -> int:
