@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,4 +20,4 @@ def test_a_lost_rank_ends_requests_with_a_clear_error(model: Path) -> None:
     with serving(model, 2, "parallel=tp", "parallel.delay_us=2000") as server:
         verdict = scenarios.one_of_a_split_model(ScenarioStage(server, max_tokens=128), WITHIN_S)
     assert verdict.passed, verdict.seen
-    assert "rank 1 was lost" in verdict.seen
+    assert re.search("rank 1 (was|is) lost", verdict.seen)  # rank 0 may say so and end before the front end sees it
