@@ -26,9 +26,9 @@ import psutil
 LAUNCH = Path(__file__).resolve().parents[2] / "launch"
 # Seconds that a server may take to start, and lost ranks to come back: on few cores their imports take turns.
 START_S = 180.0
-STOP_S = 40.0
+STOP_S = 180.0
 # Seconds that the ranks may take to end after their server.
-LEAVE_S = 5.0
+LEAVE_S = 30.0
 # Seconds between two checks of a condition.
 LOOK_S = 0.05
 SHARED_MEMORY = Path("/dev/shm")
