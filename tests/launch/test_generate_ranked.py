@@ -1,4 +1,4 @@
-"""decode=best_of and decode=contrastive on the command line."""
+"""launch/generate.py with decode=best_of and decode=contrastive."""
 
 from __future__ import annotations
 
