@@ -62,8 +62,7 @@ class Engine:
         decode=auto, the same on all ranks. room: for keys and values, the same on all ranks; None is this rank's.
         scheduler: how steps are filled. measure_times: see MeasureTimes.
         """
-        self.checkpoint = checkpoint
-        runner = runner or SingleDevice(checkpoint.model)
+        self.checkpoint, runner = checkpoint, runner or SingleDevice(checkpoint.model)
         self.request_builder = request_builder or RequestBuilder(checkpoint, second_models=checkpoint.beside)
         self.fingerprints, self.measure_times = fingerprints, measure_times
         self.history = DraftHistory(step_times, runner.num_parts, index)
@@ -111,13 +110,12 @@ class Engine:
         invariant: on refuses a model whose logits depend on the rows beside a row. index: the file of answers that
         launch/index.py made; auto is the one beside the weights, off is none. kv_memory: the most memory for keys and
         values in GB, or auto. prefix_reuse: whose keys and values a prompt may begin from: off, owner or all.
-        grammar_backend: auto, llguidance or xgrammar. draft: the model that drafts for decode=draft_model. second: the
-        model that decode=contrastive and decode=best_of compare with. heads: the folder of heads for decode=medusa,
-        auto or off.
+        grammar_backend: auto, llguidance or xgrammar. draft: the model that drafts for decode=draft_model. second: that
+        which decode=contrastive and decode=best_of compare with. heads: decode=medusa's folder of heads, auto or off.
         """
         model = ModelSettings(str(path), dtype, device, compile=CompileMode(compile), invariant=Invariance(invariant))
-        model.kv_memory, model.grammar_backend = str(kv_memory), GrammarBackend(grammar_backend)
-        model.heads = str(heads)
+        model.kv_memory, model.heads = str(kv_memory), str(heads)
+        model.grammar_backend = GrammarBackend(grammar_backend)
         settings = EngineSettings(model, decode, limits=limits or DecodeLimits(), draft=draft or SecondModel())
         settings.second, settings.index = second or SecondModel(), index
         settings.step_times, settings.scheduler.prefix_reuse = StepTimesSource(step_times), PrefixReuse(prefix_reuse)
@@ -133,16 +131,16 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        return sum(1 for _ in self._generations())
+        return sum(1 for _ in self.generations())
 
-    def _generations(self) -> Iterator[Generation]:
+    def generations(self) -> Iterator[Generation]:
         """All generations: first those that wait for their next step, then those with a step under way."""
         yield from self.scheduler
         yield from self.batches.generations()
 
     def _make_batches(self, runner: Runner, step_times: StepTimes | None) -> Batches:
-        length, fingerprints = self.checkpoint.max_length, self.fingerprints
-        return Batches(self.scheduler, self._settings, runner, length, step_times, fingerprints)
+        where = self.scheduler, self._settings, runner
+        return Batches(*where, self.checkpoint.max_length, step_times, self.fingerprints)
 
     def submit(self, request: Request, tokens: Items[int] = ()) -> Progress | None:
         """Adds a request, or one that goes on after tokens which another engine has generated.
@@ -160,7 +158,7 @@ class Engine:
 
     def cancel(self, request_id: str) -> Progress | None:
         """Ends a request at once. Returns None if it is not running."""
-        found = [generation for generation in self._generations() if generation.request_id == request_id]
+        found = [generation for generation in self.generations() if generation.request_id == request_id]
         for generation in found:
             if generation not in self.scheduler:
                 self.batches.withdraw(generation)
@@ -171,11 +169,7 @@ class Engine:
 
     def generated(self) -> dict[str, list[int]]:
         """The tokens generated so far for every running request, by the request's id."""
-        return {generation.request_id: generation.generated for generation in self._generations()}
-
-    def running(self) -> list[tuple[str, list[int]]]:
-        """Id and tokens of every sequence; those generated that a request goes on from elsewhere."""
-        return [(one.sequence.id, [*one.prompt, *one.generated]) for one in self._generations()]
+        return {generation.request_id: generation.generated for generation in self.generations()}
 
     def resume(
         self,
@@ -195,7 +189,7 @@ class Engine:
         none of them of such a request. learnt: about drafts, the same on all ranks; all else known of them is forgotten
         but, if keeps_shared, what requests of one owner share. Returns each request's whole output so far.
         """
-        sequences = [generation.sequence for generation in self._generations()]
+        sequences = [generation.sequence for generation in self.generations()]
         held = {sequence.id: sequence for sequence in (*self.batches.prefixes.take_all(), *sequences)}
         self.runner.abandon()
         self.scheduler.clear()
@@ -212,11 +206,10 @@ class Engine:
         if refusal := self.scheduler.room.refusal(request):
             return refusal
         for generation in begin(request, self.checkpoint, self.history, tokens):
-            open_one = held.pop(generation.sequence.id, None)
-            if open_one is not None and not open_one.has_settings_of(generation.sequence):
-                self.runner.close(open_one)
-                open_one = None
-            if open_one is None:
+            known = held.pop(generation.sequence.id, None)
+            if known is None or not known.has_settings_of(generation.sequence):
+                if known is not None:
+                    self.runner.close(known)
                 self.runner.open(generation.sequence)
             progress = generation.replay(tokens)
             if progress.finish_reason:

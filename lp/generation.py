@@ -10,14 +10,15 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from lp.decoding.base import Decoder, Offer
+from lp.decoding.by_model.settings import REJECTION
 from lp.decoding.constrained import ConstrainedDecoder
 from lp.decoding.make import make_decoder
 from lp.draft_model.rounds import DraftedText
 from lp.drafting.history import DraftHistory
-from lp.methods import REJECTION, Autoregressive, DraftModel, Medusa, inner_of, least_rows, lossy_name, most_rows
+from lp.methods import Autoregressive, DraftModel, Medusa, inner_of, least_rows, lossy_name, most_rows
 from lp.model.beside.settings import DRAFT, SECOND
 from lp.model.checkpoint import Checkpoint
-from lp.nested.settings import contrast_of
+from lp.nested.settings import Contrastive, contrast_of
 from lp.request import Progress, Request, Sequence, TokenLogprob
 from lp.scheduling.prompt_scores import PromptScores, token_logprobs
 from lp.statistics import Statistics
@@ -60,7 +61,9 @@ class Generation:
         if grammar and not isinstance(inner_of(request.decode), Autoregressive):
             self.decoder = ConstrainedDecoder(self.decoder, grammar)
         self.prompt, prompt = request.prompt, list(request.prompt)
-        contrast, ahead = contrast_of(request.decode, SECOND in checkpoint.beside), _ahead(request, checkpoint)
+        ahead, contrast = _ahead(request, checkpoint), None
+        if isinstance(request.decode, Contrastive):
+            contrast = contrast_of(request.decode, SECOND in checkpoint.beside)
         self.request_id = request.id  # of whom progress is told
         self.leader: Generation | None = None  # computes the same prompt for this one
         self.sequence = Sequence(

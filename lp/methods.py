@@ -9,6 +9,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args, get_type_hints
 
+from lp.decoding.beams.settings import Beam
+from lp.decoding.by_model.settings import REJECTION, DraftModel
 from lp.decoding.medusa.settings import Medusa
 from lp.nested.settings import BestOf, Contrastive
 from lp.nested.settings import check as check_nested
@@ -17,10 +19,6 @@ from lp.nested.settings import check as check_nested
 AUTO = "auto"
 # The most guesses of Jacobi decoding with a window of "auto".
 LONGEST_CHAIN = 32
-# When a beam search ends; see Beam.
-EARLY_STOPPING = ("false", "true", "never")
-# How drafts of a second model are verified; see DraftModel.
-EXACT, REJECTION = "exact", "rejection"
 # Tokens by which the beams of a search differ at most, in most steps: what room is kept for.
 LIKELY_DIVERGENCE = 16
 # The most rows of a step that a grammar adds: tokens that must follow.
@@ -109,43 +107,6 @@ class Auto:
     max_window: int = 15
     ngram: int = 5
     candidates: int = 8
-
-
-@dataclass
-class Beam:
-    """Beam search for the likeliest texts, as in transformers' `generate`. The text comes at the end, all at once.
-
-    num_beams: hypotheses that go on after each step. length_penalty: the score of a text is the sum of its tokens'
-    log-probabilities, divided by its length to this power. early_stopping: "true" ends when num_beams texts are
-    finished, "false" when the best running one is unlikely to become better than those, "never" when it cannot.
-    num_return_sequences: the texts that are returned, best first. best_first: expands the best hypothesis of any length
-    (arXiv 2007.03909), which needs fewer calls of the model; only with length_penalty=0 and early_stopping=never.
-    """
-
-    method: ClassVar[str] = "beam"
-    num_beams: int = 4
-    length_penalty: float = 1.0
-    early_stopping: str = "false"
-    num_return_sequences: int = 1
-    best_first: bool = False
-
-
-@dataclass
-class DraftModel:
-    """Drafts from a second model (arXiv 2211.17192) in a tree, as large as pays off. The engine's setting `draft` says
-    which model.
-
-    depth: the most drafts that follow one another. max_rows: the most rows of a step. rows: use this many rows whatever
-    they cost; 0 takes as many as pay off. verify: "exact" accepts a draft if the model chooses the same token, so that
-    the text is the same as without drafts; "rejection" is classical rejection sampling of a chain of drafts, whose text
-    is distributed alike, but is another one than plain sampling gives with the same seed.
-    """
-
-    method: ClassVar[str] = "draft_model"
-    depth: int = 8
-    max_rows: int = 32
-    rows: int = 0
-    verify: str = EXACT
 
 
 DecodeSettings = (
@@ -287,11 +248,7 @@ def check(settings: DecodeSettings, limits: DecodeLimits) -> None:
                 f"decode.{key}={values[key]} is out of range for {settings.method}: "
                 f"it must be from {smallest} to {largest}"
             )
-    if isinstance(settings, Beam):
-        _check_beam(settings)
-    if isinstance(settings, DraftModel) and settings.verify not in (EXACT, REJECTION):
-        raise ValueError(f"decode.verify={settings.verify} must be {EXACT} or {REJECTION}")
-    if isinstance(settings, Medusa):
+    if isinstance(settings, Beam | DraftModel | Medusa):
         settings.check()
     if isinstance(settings, Contrastive | BestOf):
         check_nested(settings, INNER)
@@ -300,19 +257,4 @@ def check(settings: DecodeSettings, limits: DecodeLimits) -> None:
         raise ValueError(
             f"decode settings ask for up to {rows} rows a step, more than the limit of {limits.rows}; "
             "use a smaller window, ngram or guesses"
-        )
-
-
-def _check_beam(settings: Beam) -> None:
-    if settings.early_stopping not in EARLY_STOPPING:
-        raise ValueError(f"decode.early_stopping={settings.early_stopping} must be one of {', '.join(EARLY_STOPPING)}")
-    if settings.num_return_sequences > settings.num_beams:
-        raise ValueError(
-            f"decode.num_return_sequences={settings.num_return_sequences} is more than "
-            f"decode.num_beams={settings.num_beams}"
-        )
-    if settings.best_first and (settings.length_penalty or settings.early_stopping != "never"):
-        raise ValueError(
-            "decode.best_first=true needs scores that never rise as a text grows: set decode.length_penalty=0 "
-            "and decode.early_stopping=never"
         )

@@ -13,11 +13,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from lp import methods
+from lp.decoding.by_model.settings import REJECTION
 from lp.grammar.settings import Grammar
-from lp.methods import REJECTION, Auto, Beam, DecodeLimits, DecodeSettings, DraftModel, Medusa
+from lp.methods import Auto, Beam, DecodeLimits, DecodeSettings, DraftModel, Medusa
 from lp.model.beside.settings import DRAFT, SECOND
 from lp.model.checkpoint_info import CheckpointInfo
-from lp.nested.settings import BestOf, check_beside_best_of, check_second
+from lp.nested.settings import BestOf, Contrastive, check_beside_best_of, check_second
 from lp.request import Request
 from lp.sampling.settings import Sampling
 from lp.scheduling.room import NoRoom, Room
@@ -227,7 +228,8 @@ def check_second_models(decode: DecodeSettings, second_models: Collection[str]) 
             "decode=draft_model needs a second model, and none is loaded: start with draft.path=FOLDER (a model with "
             "the same vocabulary) or draft.layers=N (the first layers of the model itself)"
         )
-    check_second(decode, SECOND in second_models)
+    if isinstance(decode, BestOf | Contrastive):
+        check_second(decode, SECOND in second_models)
 
 
 def check_beside_beams(sampling: Sampling, stopping: Stopping, has_grammar: bool) -> None:

@@ -10,6 +10,8 @@ from launch.program.reference import PROGRAMS, Setting, choices_of, settings_of
 # In this order, each group stands once, with the settings that all commands give it.
 TITLES = {
     "model": "The model",
+    "draft": "A model that drafts",
+    "second": "A model to compare with",
     "decode": "Decoding methods",
     "sampling": "Sampling",
     "parallel": "Ranks",

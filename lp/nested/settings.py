@@ -54,10 +54,8 @@ class BestOf:
 RANKED_BY = ("model", "second")
 
 
-def contrast_of(settings: object, has_second: bool) -> Contrast | None:
-    """What decoding settings ask of the answers; None if they are the model's own. has_second: see Contrast."""
-    if not isinstance(settings, Contrastive):
-        return None
+def contrast_of(settings: Contrastive, has_second: bool) -> Contrast:
+    """What contrastive decoding asks of the answers. has_second: see Contrast."""
     return Contrast(settings.alpha, settings.weight, settings.amateur_temperature, has_second)
 
 

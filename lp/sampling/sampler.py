@@ -146,7 +146,7 @@ class Sampler:
     def _ask_scores(self, tree: TokenTree, scored: np.ndarray, length: int) -> Asked:
         """What answers rows whose targets nobody wants. length: of the sequence."""
         num_rows = len(tree)
-        choosers = (FusedChooser(WHOLE, 1) if can_fuse(self._device, 1) else FullVocabulary(1, is_greedy=True),)
+        choosers = (FusedChooser(WHOLE, 1) if self._can_fuse(1) else FullVocabulary(1, is_greedy=True),)
         choices = layout_of(Sampling.greedy(), 1).repeat(num_rows, axis=0)
         return Asked(
             choosers, choices, np.zeros(num_rows, np.float32), tree.depths + length, None, None, 0,
@@ -166,9 +166,12 @@ class Sampler:
         logits_RV = logits_RV.clone() if self.penalties or self.grammar or self.contrast else logits_RV
         return launch_all([self.ask(tree, tokens, num_candidates)], logits_RV)()[0]
 
+    def _can_fuse(self, num_tokens: int) -> bool:
+        return self._device != "cpu" and can_fuse(self._device, num_tokens)
+
     def _choosers_of(self, num_tokens: int) -> tuple[tuple[Chooser, ...], np.ndarray]:
         if num_tokens not in self._choosers:
-            made = choosers_for(self.sampling, self.vocab_size, num_tokens, can_fuse(self._device, num_tokens))
+            made = choosers_for(self.sampling, self.vocab_size, num_tokens, self._can_fuse(num_tokens))
             self._choosers[num_tokens] = made, layout_of(self.sampling, num_tokens)
         return self._choosers[num_tokens]
 

@@ -46,8 +46,8 @@ class Asked(NamedTuple):
     target alone. num_likeliest: T; None if no log-probabilities are asked for. scored: int64 [R], tokens whose
     log-probabilities are asked for; None for those of the targets. mask: says what a grammar allows; None if there is
     none. ahead: what the model's heads are asked for, which is not answered here. contrast: what the scores are made
-    of; None if they are the logits. second: a second model's logits for the rows, float32 [R, V], if it needs them; without
-    a contrast, log-probabilities are made of these.
+    of; None if they are the logits. second: a second model's logits for the rows, float32 [R, V], if it needs them;
+    without a contrast, log-probabilities are made of these.
     """
 
     choosers: tuple[Chooser, ...]

@@ -151,7 +151,8 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
         runner, zip(requests, tokens, strict=True), times, room, finished, learnt, keeps_shared=is_alone
     )
     if isinstance(runner, ComparesCaches):
-        runner.compare_caches([*engine.running(), *((one.id, one.tokens) for one in finished)])
+        running = [(one.sequence.id, [*one.prompt, *one.generated]) for one in engine.generations()]
+        runner.compare_caches([*running, *((one.id, one.tokens) for one in finished)])
     return progress
 
 

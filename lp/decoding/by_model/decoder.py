@@ -17,7 +17,7 @@ from lp.decoding.base import Described, Offer
 from lp.decoding.by_model.base import SecondText, Wish
 from lp.decoding.by_model.calibration import Calibration
 from lp.decoding.by_model.growth import Growth
-from lp.methods import REJECTION, DraftModel
+from lp.decoding.by_model.settings import REJECTION, DraftModel
 from lp.step_cost import StepCost
 from lp.tree import Coupled, Proposal, TokenTree, TreeBuilder, chain, greatest_depth
 from lp.verification import Accepted, Answers, CountDrafts, Drafted, verify
