@@ -1,0 +1,1 @@
+"""Parts of `benchmarks.methods`: how each decoding method is run, its rounds and its report."""

@@ -1,0 +1,101 @@
+"""How each decoding method is run to be compared with the others: the one table to add a new method to.
+
+Knows nothing of prompts, rounds or reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.shared.decoded_texts import GENERATE
+from lp.methods import METHODS, DecodeSettings, from_dict
+
+# Parts beside the checkpoint that a way may need, by their keyword of Engine.from_pretrained: what makes the keyword's
+# value of a path.
+PARTS: dict[str, Callable[[str], Any]] = {"index": str}
+# The ways of transformers' `generate` whose texts ours must equal, by their names in tables, with their keywords.
+BEAMS, BEST_FIRST = f"{GENERATE}, 4 beams", f"{GENERATE}, 4 beams, plain sums"
+REFERENCES: dict[str, dict[str, Any]] = {
+    GENERATE: {},
+    BEAMS: {"num_beams": 4},
+    BEST_FIRST: {"num_beams": 4, "length_penalty": 0.0, "early_stopping": "never"},
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a method.
+
+    label: its name in tables, after the method's. settings: those that are not the method's defaults. reference: the
+    way of `generate` whose text it gives in float32; None if there is none, and `why_none` says why. needs: of PARTS.
+    """
+
+    label: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    reference: str | None = GENERATE
+    why_none: str = ""
+    needs: str = ""
+
+    def decode(self, method: str) -> DecodeSettings:
+        return from_dict({"method": method, **self.settings})
+
+    def reason_not_to_run(self, parts: Collection[str]) -> str:
+        """Empty if it can be run with these parts."""
+        return f"needs {self.needs}: give --part {self.needs}=PATH" if self.needs and self.needs not in parts else ""
+
+
+PAPER = {"window": 15, "ngram": 5, "guesses": 15}
+WAYS: dict[str, list[Way]] = {
+    "autoregressive": [Way()],
+    "jacobi": [Way(), Way("window=auto", {"window": "auto"})],
+    "prompt_lookup": [Way()],
+    "lookahead": [Way(), Way("(15, 5, 15)", PAPER)],
+    "auto": [Way(settings={"index_drafts": False}), Way("index", needs="index")],
+    "beam": [
+        Way(reference=BEAMS),
+        Way(
+            "best_first",
+            {"best_first": True, "length_penalty": 0.0, "early_stopping": "never"},
+            reference=BEST_FIRST,
+        ),
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is run, and what is not. ways: by name. skipped: the reasons, by name."""
+
+    ways: dict[str, tuple[DecodeSettings, Way]]
+    skipped: dict[str, str]
+
+    @property
+    def references(self) -> list[str]:
+        """The ways of `generate` that are needed, plain `generate` first."""
+        wanted = {GENERATE, *(way.reference for _, way in self.ways.values())}
+        return [name for name in REFERENCES if name in wanted]
+
+
+def choose(methods: Collection[str], parts: Collection[str]) -> Chosen:
+    """The ways of the given methods, in the order of METHODS; plain decoding is always among them, and first.
+
+    Raises ValueError for a method that does not exist.
+    """
+    if unknown := [name for name in methods if name not in METHODS]:
+        raise ValueError(f"--methods {unknown[0]} is unknown; the methods are {', '.join(METHODS)}")
+    ways: dict[str, tuple[DecodeSettings, Way]] = {}
+    skipped: dict[str, str] = {}
+    for method in sorted(METHODS, key="autoregressive".__ne__):
+        if method not in methods and method != "autoregressive":
+            continue
+        if method not in WAYS:
+            skipped[method] = "benchmarks/methods/ways.py does not say how it is run"
+        for way in WAYS.get(method, []):
+            name = ", ".join(filter(None, [method, way.label]))
+            if reason := way.reason_not_to_run(parts):
+                skipped[name] = reason
+            else:
+                ways[name] = (way.decode(method), way)
+    return Chosen(ways, skipped)
