@@ -271,8 +271,6 @@ def run(arguments: argparse.Namespace) -> None:
     recipe = Recipe(arguments.model.resolve().name, **{name: getattr(arguments, name) for name in names})
     crops, held_out = read_crops(tokenizer, arguments.prompts, recipe.prompt_tokens, recipe.texts, arguments.held_out)
     kept = Unfinished(arguments.output / "unfinished", recipe)
-    prompts = held_out.tolist()
-    before = measure(arguments.model, prompts, arguments.windows, new_tokens)
     found = collect_all(model, crops, recipe, kept)
     report = {**asdict(recipe), "calls_of_a_block": round(found.calls_BK.float().mean().item(), 2)}
     report["held_out_loss_before"] = mean_loss(model, held_out)
@@ -281,8 +279,8 @@ def run(arguments: argparse.Namespace) -> None:
     dtype = AutoModelForCausalLM.from_pretrained(arguments.model, dtype="auto").dtype
     model.to(dtype).save_pretrained(arguments.output)
     tokenizer.save_pretrained(arguments.output)
-    report["tokens_per_step_before"] = before
-    report["tokens_per_step"] = measure(arguments.output, prompts, arguments.windows, new_tokens)
+    for key, folder in {"tokens_per_step_before": arguments.model, "tokens_per_step": arguments.output}.items():
+        report[key] = measure(folder, held_out.tolist(), arguments.windows, new_tokens)
     (arguments.output / "consistency.json").write_text(json.dumps(report, indent=1) + "\n")
     shutil.rmtree(kept.folder)
     print(json.dumps(report, indent=1))
