@@ -45,6 +45,13 @@ WAYS = {
     "Gauss-Seidel": (Order.gauss_seidel, False),
     "Gauss-Seidel with a pool": (Order.gauss_seidel, True),
 }
+# What each way does, for the picture.
+TOLD = {
+    "Jacobi": "every call updates all open tokens at once, from the line before",
+    "Jacobi with a pool": "the call also verifies n-grams of earlier lines: the idea of lookahead decoding",
+    "Gauss-Seidel": "every call updates one token, from the newest ones before it: autoregressive decoding",
+    "Gauss-Seidel with a pool": "the call also verifies n-grams of the text: prompt lookup",
+}
 Solved = dict[str, list[Iterate]]
 
 
@@ -53,8 +60,8 @@ def main() -> None:
     arguments = parse(parser)
     if min(arguments.size, arguments.ngram - 1, arguments.guesses) < 1:
         parser.error("--size and --guesses must be at least 1, --ngram at least 2")
-    if not 1 <= arguments.strip <= arguments.limit:
-        parser.error(f"--strip {arguments.strip} must be from 1 to --limit {arguments.limit}")
+    if not 0 <= arguments.strip <= arguments.limit:
+        parser.error(f"--strip {arguments.strip} must be from 0 to --limit {arguments.limit}")
     texts = read_prompts(arguments.prompts, arguments.limit)
     engine = load_engine(find_model(arguments.model), arguments.dtype, arguments.device)
     prompts = encode(engine, texts, max(arguments.size, arguments.max_new_tokens))
@@ -63,7 +70,7 @@ def main() -> None:
     totals = compare(engine, make_methods(arguments.windows), prompts, arguments.max_new_tokens)
     name = f"fixed-point-{engine.checkpoint.name}-{arguments.dtype}"
     arguments.output.joinpath(f"{name}-strip.svg").write_text(
-        draw_strip(engine, solved[min(arguments.strip, len(solved)) - 1]), encoding="utf-8"
+        draw_strip(engine, chosen_block(solved, arguments.strip)), encoding="utf-8"
     )
     publish(
         arguments.output,
@@ -83,7 +90,9 @@ def make_arguments() -> argparse.ArgumentParser:
     parser.add_argument("--size", type=int, default=16, help="K, tokens of a block (default %(default)s)")
     parser.add_argument("--ngram", type=int, default=4, help="N, tokens of the pool's n-grams (default %(default)s)")
     parser.add_argument("--guesses", type=int, default=4, help="G, n-grams that a call verifies (default %(default)s)")
-    parser.add_argument("--strip", type=int, default=1, help="the prompt whose block is drawn (default %(default)s)")
+    parser.add_argument(
+        "--strip", type=int, default=0, help="the prompt whose block is drawn, from 1 (default: the most typical one)"
+    )
     parser.add_argument(
         "--windows",
         type=ascending_numbers,
@@ -213,10 +222,18 @@ def plot(solved: Sequence[Solved]) -> Figure:
     return figure
 
 
+def chosen_block(solved: Sequence[Solved], number: int) -> Solved:
+    """The block after a prompt, from 1; for 0, the one whose calls, in all ways, are nearest to the means."""
+    if number:
+        return solved[min(number, len(solved)) - 1]
+    calls = np.array([[len(one[way]) - 1 for way in WAYS] for one in solved])
+    return solved[int(np.abs(calls - calls.mean(0)).sum(1).argmin())]
+
+
 def draw_strip(engine: Engine, solved: Solved) -> str:
     tokens = {token for iterates in solved.values() for iterate in iterates for token in iterate.tokens}
     words = {token: str(engine.checkpoint.tokenizer.decode([token])) for token in tokens if token is not None}
-    return strip.draw(solved, words)
+    return strip.draw(solved, words, TOLD)
 
 
 def demand_fixed_point(solved: Sequence[Solved], engine: Engine) -> None:

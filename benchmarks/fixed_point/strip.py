@@ -11,9 +11,9 @@ from html import escape
 
 from benchmarks.fixed_point.iterations import Iterate
 
-CELL_W, CELL_H, GAP = 62, 22, 2
-MARGIN, TITLE_H, PANEL_GAP, LABEL_W = 20, 40, 28, 44
-MOST_LETTERS = 8
+CELL_W, CELL_H, GAP = 50, 22, 2
+MARGIN, TITLE_H, PANEL_GAP, LABEL_W = 20, 58, 28, 44
+MOST_LETTERS = 7
 SECONDS_A_CALL, SECONDS_AT_END = 0.5, 4.0
 INK, FAINT = "#1f2933", "#5b6770"
 SETTLED, RIGHT, WRONG, OPEN = "#7bc8a4", "#f2d06b", "#e4e7eb", "#ffffff"
@@ -24,11 +24,12 @@ TITLE = "A block of tokens on its way to the fixed point, which is greedy decodi
 
 @dataclass(frozen=True)
 class Panel:
-    """Where a panel lies. x, y: its corner. name: the way to solve the block."""
+    """Where a panel lies. x, y: its corner. name: the way to solve the block. told: what the way does, in one line."""
 
     x: float
     y: float
     name: str
+    told: str
     iterates: Sequence[Iterate]
 
     @property
@@ -36,11 +37,11 @@ class Panel:
         return _height(self.iterates)
 
 
-def draw(solved: Mapping[str, Sequence[Iterate]], words: Mapping[int, str]) -> str:
+def draw(solved: Mapping[str, Sequence[Iterate]], words: Mapping[int, str], told: Mapping[str, str]) -> str:
     """The whole picture. solved: the iterates by the name of the way; all end with the same tokens. words: the text
-    of each token.
+    of each token. told: what each way does.
     """
-    panels, width, height = _place(solved)
+    panels, width, height = _place(solved, told)
     most_calls = max(len(iterates) for iterates in solved.values()) - 1
     truth = [token for token in next(iter(solved.values()))[-1].tokens if token is not None]
     lines = [
@@ -54,7 +55,7 @@ def draw(solved: Mapping[str, Sequence[Iterate]], words: Mapping[int, str]) -> s
     return "\n".join([*lines, *_legend(height - MARGIN), "</svg>\n"])
 
 
-def _place(solved: Mapping[str, Sequence[Iterate]]) -> tuple[list[Panel], float, float]:
+def _place(solved: Mapping[str, Sequence[Iterate]], told: Mapping[str, str]) -> tuple[list[Panel], float, float]:
     """The panels, two side by side, and the picture's width and height."""
     num_tokens = len(next(iter(solved.values()))[0].tokens)
     panel_width = LABEL_W + num_tokens * (CELL_W + GAP)
@@ -63,7 +64,7 @@ def _place(solved: Mapping[str, Sequence[Iterate]]) -> tuple[list[Panel], float,
     entries = list(solved.items())
     for pair in (entries[start : start + 2] for start in range(0, len(entries), 2)):
         for column, (name, iterates) in enumerate(pair):
-            panels.append(Panel(MARGIN + column * (panel_width + PANEL_GAP), y, name, iterates))
+            panels.append(Panel(MARGIN + column * (panel_width + PANEL_GAP), y, name, told[name], iterates))
         y += max(_height(iterates) for _, iterates in pair) + PANEL_GAP
     num_columns = min(2, len(entries))
     return panels, 2 * MARGIN + num_columns * panel_width + (num_columns - 1) * PANEL_GAP, y + MARGIN
@@ -91,10 +92,11 @@ def _panel(panel: Panel, truth: Sequence[int], words: Mapping[int, str]) -> list
     calls = f"{num_calls} calls of the model, {num_rows} rows"
     lines = [
         f'<text x="{panel.x:g}" y="{panel.y + 14:g}" font-size="15" font-weight="bold" fill="{INK}">'
-        f'{escape(panel.name)}<tspan font-weight="normal" fill="{FAINT}">  {calls}</tspan></text>'
+        f'{escape(panel.name)}<tspan font-weight="normal" fill="{FAINT}">  {calls}</tspan></text>',
+        f'<text x="{panel.x:g}" y="{panel.y + 34:g}" font-size="13" fill="{FAINT}">{escape(panel.told)}</text>',
     ]
     for call, iterate in enumerate(panel.iterates):
-        y = panel.y + TITLE_H - 12 + call * (CELL_H + GAP)
+        y = panel.y + TITLE_H - 14 + call * (CELL_H + GAP)
         label = f"call {call}" if call else "guess"
         lines += [
             f'<g class="c{call}">',
