@@ -49,15 +49,17 @@ def make_methods(
 ) -> dict[str, DecodePrompt]:
     """All that take turns, by name: the ways of `generate` that are compared with, then our own."""
 
-    def ours(settings: DecodeSettings) -> DecodePrompt:
-        return lambda prompt, seed: decode_text(engine, prompt, settings, sampling_at(0.0, seed), max_new_tokens)
+    def ours(settings: DecodeSettings, temperature: float) -> DecodePrompt:
+        return lambda prompt, seed: decode_text(
+            engine, prompt, settings, sampling_at(temperature, seed), max_new_tokens
+        )
 
     def by_generate(name: str) -> DecodePrompt:
         keywords = {"max_new_tokens": max_new_tokens, "do_sample": False, **REFERENCES[name]}
         return lambda prompt, seed: generate_counted(model, prompt, seed, keywords)
 
     methods = {name: by_generate(name) for name in chosen.references}
-    return methods | {name: ours(settings) for name, (settings, _) in chosen.ways.items()}
+    return methods | {name: ours(settings, way.temperature) for name, (settings, way) in chosen.ways.items()}
 
 
 @dataclass(frozen=True)

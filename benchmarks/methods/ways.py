@@ -28,12 +28,14 @@ REFERENCES: dict[str, dict[str, Any]] = {
 class Way:
     """One way to run a method.
 
-    label: its name in tables, after the method's. settings: those that are not the method's defaults. reference: the
-    way of `generate` whose text it gives in float32; None if there is none, and `why_none` says why. needs: of PARTS.
+    label: its name in tables, after the method's. settings: those that are not the method's defaults. temperature: 0
+    is greedy. reference: the way of `generate`, or our own plain way of the same method ("METHOD, LABEL"), whose text
+    it gives in float32; None if there is none, and `why_none` says why. needs: of PARTS.
     """
 
     label: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    temperature: float = 0.0
     reference: str | None = GENERATE
     why_none: str = ""
     needs: str = ""

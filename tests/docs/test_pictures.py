@@ -7,7 +7,16 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from docs.pictures import draw_drafts, draw_epoch, draw_forest, draw_noise, draw_request, draw_stream, story
+from docs.pictures import (
+    draw_drafts,
+    draw_epoch,
+    draw_forest,
+    draw_methods,
+    draw_noise,
+    draw_request,
+    draw_stream,
+    story,
+)
 from docs.pictures.__main__ import FOLDER, NAMES, draw
 from lp.tree import PREFIX
 from tests.docs.links import ROOT
@@ -117,3 +126,15 @@ def test_runs_are_laid_out_in_lines():
         [(0, 0, "ab"), (1, 0, "c")],
         [(1, 1, "d" * (draw_stream.CHARACTERS - 1)), (2, 0, "d")],
     ]
+
+
+def test_every_method_is_drawn_at_one_place_and_yields_the_same_text():
+    """The methods' trees have one root, and what one of them emits is where another's text begins."""
+    words = sorted(set(story.TEXT.split()))
+    tokens = [words.index(word) for word in story.TEXT.split()]
+    steps = {settings.method: draw_methods.plan(settings, tokens) for settings, _ in draw_methods.SHOWN}
+    assert len({int(step.tree.tokens[0]) for step in steps.values()}) == 1
+    longest = max((step.accepted.tokens for step in steps.values()), key=len)
+    assert all(step.accepted.tokens == longest[: len(step.accepted.tokens)] for step in steps.values())
+    assert len(steps["autoregressive"].tree) == 1 and len(steps["jacobi"].tree) == 6
+    assert len(steps["lookahead"].cells) == 3 * steps["lookahead"].columns == 12

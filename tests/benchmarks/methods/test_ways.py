@@ -16,9 +16,10 @@ def test_every_method_has_a_way_and_every_way_a_method() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_ways_can_be_asked_for_and_say_what_their_texts_must_be(method: str) -> None:
+    names = [f"{method}, {way.label}" for way in WAYS[method]]
     for way in WAYS[method]:
         check(way.decode(method), DecodeLimits())
-        assert (way.reference in REFERENCES) != bool(way.why_none)
+        assert (way.reference in [*REFERENCES, *names]) != bool(way.why_none)
         assert not way.needs or way.needs in PARTS
 
 
@@ -54,3 +55,11 @@ def test_an_unknown_method_is_refused() -> None:
 def test_a_way_with_wrong_settings_is_refused() -> None:
     with pytest.raises(ValueError, match="columns"):
         Way(settings={"columns": 3}).decode("jacobi")
+
+
+def test_a_way_may_be_compared_with_the_plain_way_of_its_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, other = Way("plain", reference=None, why_none="sampled", temperature=0.8), Way(reference="auto, plain")
+    monkeypatch.setitem(ways.WAYS, "auto", [plain, other])
+    chosen = choose(["auto"], [])
+    assert list(chosen.ways) == ["autoregressive", "auto, plain", "auto"]
+    assert chosen.references == ["transformers generate"]
