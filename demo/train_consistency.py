@@ -229,7 +229,7 @@ def parse_arguments() -> argparse.Namespace:
     }
     for name, (default, told) in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{told} (default %(default)s)")
-    parser.add_argument("--rate", type=float, default=1e-3, help="highest learning rate (default %(default)s)")
+    parser.add_argument("--rate", type=float, default=3e-4, help="highest learning rate (default %(default)s)")
     parser.add_argument(
         "--ar-weight", type=float, default=1.0, help="weight of the autoregressive loss (default %(default)s)"
     )

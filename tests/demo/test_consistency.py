@@ -182,9 +182,9 @@ def test_the_model_itself_is_never_overwritten(
     assert "--output must not be the folder of --model" in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def model(checkpoint_folder: Callable[[str], Path]) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(checkpoint_folder("llama"), dtype=torch.float32).eval()
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def model(request: pytest.FixtureRequest, checkpoint_folder: Callable[[str], Path]) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(checkpoint_folder(request.param), dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
