@@ -19,6 +19,9 @@ _PLACE = re.compile(
 )
 COLUMNS = ["method", "tokens/step", "calls", "over `autoregressive`", "over `generate`", "same text"]
 
+# Rounds whose median is worth something.
+ENOUGH_ROUNDS = 3
+
 
 def main() -> None:
     PAGE.write_text(with_figures(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
@@ -46,6 +49,8 @@ def table(file: Path) -> str:
         f"{found['max_new_tokens']} new tokens each, {_number(found['rounds'], 'round')}, "
         f"{_number(run['threads'], 'thread')} of {run['cpu']}, {run['date'][:10]}."
     )
+    if found["rounds"] < ENOUGH_ROUNDS:
+        told += " So few rounds, on a machine that others may have used, say little of speeds; the counts are exact."
     rows = [_row(one) for one in found["methods"] if not one["method"].startswith("transformers")]
     left_out = [f"Left out: `{name}` ({reason})." for name, reason in found["skipped"].items()]
     return "\n\n".join([told, markdown_table(COLUMNS, rows), *left_out, ""])
