@@ -11,10 +11,17 @@ from typing import Any
 
 from benchmarks.shared.decoded_texts import GENERATE
 from lp.methods import METHODS, DecodeSettings, from_dict
+from lp.model.beside.settings import SecondModel
+
+
+def second_model(path: str) -> SecondModel:
+    """The checkpoint at a path, or, for a number, so many of the first layers of the model itself."""
+    return SecondModel(layers=int(path)) if path.isdecimal() else SecondModel(path)
+
 
 # Parts beside the checkpoint that a way may need, by their keyword of Engine.from_pretrained: what makes the keyword's
 # value of a path.
-PARTS: dict[str, Callable[[str], Any]] = {"index": str}
+PARTS: dict[str, Callable[[str], Any]] = {"index": str, "heads": str, "draft": second_model, "second": second_model}
 # The ways of transformers' `generate` whose texts ours must equal, by their names in tables, with their keywords.
 BEAMS, BEST_FIRST = f"{GENERATE}, 4 beams", f"{GENERATE}, 4 beams, plain sums"
 REFERENCES: dict[str, dict[str, Any]] = {
@@ -55,6 +62,8 @@ WAYS: dict[str, list[Way]] = {
     "prompt_lookup": [Way()],
     "lookahead": [Way(), Way("(15, 5, 15)", PAPER)],
     "auto": [Way(settings={"index_drafts": False}), Way("index", needs="index")],
+    "draft_model": [Way(needs="draft")],
+    "medusa": [Way(needs="heads")],
     "beam": [
         Way(reference=BEAMS),
         Way(
@@ -62,6 +71,14 @@ WAYS: dict[str, list[Way]] = {
             {"best_first": True, "length_penalty": 0.0, "early_stopping": "never"},
             reference=BEST_FIRST,
         ),
+    ],
+    "contrastive": [
+        Way("plain", {"inner": "autoregressive"}, needs="second", reference=None, why_none="not the model's own text"),
+        Way(needs="second", reference="contrastive, plain"),
+    ],
+    "best_of": [
+        Way("plain", {"inner": "autoregressive"}, temperature=0.8, reference=None, why_none="sampled"),
+        Way(temperature=0.8, reference="best_of, plain"),
     ],
 }
 
