@@ -2,6 +2,7 @@
 
     python launch/index.py model.path=FOLDER                                # after every token
     python launch/index.py model.path=FOLDER prompts=FILE.jsonl chat=true  # and along the answers to these prompts
+    python launch/index.py model.path=FOLDER corpus='texts/**/*.txt'       # another file: a corpus of these texts
 
 The index is a file beside the weights, FOLDER/lookahead.index, or the one that output= names. Every command reads the
 one beside the weights; index=FILE names another, index=off uses none. It never changes a model's output: it proposes
@@ -26,6 +27,7 @@ from omegaconf import MISSING
 from tqdm import tqdm
 
 from launch.indexing.collector import MOST_PAIRS, AnswerCollector
+from launch.indexing.corpus import read_texts
 from launch.program import engine_groups, process
 from launch.program.cores import set_threads
 from launch.prompts import collect
@@ -35,13 +37,19 @@ from lp.assembly import EngineSettings
 from lp.calibration.measure import StepTimesSource
 from lp.drafting.answer_index import FILE_NAME, read_index, write_index
 from lp.drafting.answers import NewestAnswers
+from lp.drafting.corpus import file as corpus_file
 from lp.engine import Engine
 from lp.model.attention import AttentionSettings
+from lp.model.beside.check import vocabulary_of
 from lp.model.checkpoint import Checkpoint, ModelSettings
+from lp.model.checkpoint_info import read_checkpoint_info
 from lp.text.stopping import Stopping
 from parallel.mesh import Mesh, is_rank
 
 log = logging.getLogger("lookahead")
+
+# Most tokens of a corpus: sorting them takes some 50 bytes of memory for each.
+MOST_CORPUS_TOKENS = 1 << 28
 
 
 @dataclass
@@ -51,7 +59,8 @@ class IndexSettings(PromptSettings):
     output: the file to write; None is the one beside the weights. num_tokens: ask after this many tokens of the
     vocabulary, those with the lowest ids, which are the most frequent ones of most tokenizers; None is all.
     max_new_tokens: the most tokens of an answer to a prompt. candidates: the best tokens kept from each answer. fresh:
-    begin anew. threads: of the CPU; None takes every core.
+    begin anew. threads: of the CPU; None takes every core. corpus: make a corpus of these text files instead: a folder, a
+    file or a pattern. corpus_tokens: the most tokens of a corpus; what is beyond is left out.
     """
 
     model: ModelSettings = field(default_factory=lambda: ModelSettings(path=MISSING))
@@ -62,16 +71,22 @@ class IndexSettings(PromptSettings):
     candidates: int = 8
     fresh: bool = False
     threads: int | None = None
+    corpus: str | None = None
+    corpus_tokens: int = 8_000_000
 
 
 def check(settings: IndexSettings) -> None:
     """Raises ValueError for settings that cannot be used, before anything is loaded."""
-    for key in ("candidates", "max_new_tokens", "num_tokens", "threads"):
+    for key in ("candidates", "max_new_tokens", "num_tokens", "threads", "corpus_tokens"):
         value = getattr(settings, key)
         if value is not None and value < 1:
             raise ValueError(f"{key}={value} must be at least 1")
     if is_rank():
         raise ValueError("launch/index.py collects on one rank; start it without torchrun")
+    if settings.corpus is not None and has_prompts(settings):
+        raise ValueError("got corpus and prompts, which go into different files; give one of them")
+    if settings.corpus is not None and settings.corpus_tokens > MOST_CORPUS_TOKENS:
+        raise ValueError(f"corpus_tokens={settings.corpus_tokens} must be at most {MOST_CORPUS_TOKENS:,}")
 
 
 def writable(path: str) -> Path:
@@ -82,10 +97,13 @@ def writable(path: str) -> Path:
     return file
 
 
+def has_prompts(settings: IndexSettings) -> bool:
+    return any((settings.prompt, settings.prompt_file, settings.prompts, settings.messages))
+
+
 def prompts_of(settings: IndexSettings) -> list[NamedPrompt]:
     """The prompts, if any were given. Raises ValueError naming the file and line that cannot be used."""
-    given = any((settings.prompt, settings.prompt_file, settings.prompts, settings.messages))
-    return collect.collect(settings) if given else []
+    return collect.collect(settings) if has_prompts(settings) else []
 
 
 def encode_all(engine: Engine, named: list[NamedPrompt], max_new_tokens: int) -> list[list[int]]:
@@ -117,9 +135,23 @@ def fill(collector: AnswerCollector, tokens: Sequence[int], prompts: list[list[i
         collector.along_text(prompt, max_new_tokens)
 
 
+def make_corpus(settings: IndexSettings, pattern: str) -> int:
+    """Writes a corpus of text files, for which only the tokenizer is read. Raises ValueError, OSError."""
+    begin, known = time.monotonic(), read_checkpoint_info(settings.model.path)
+    path = writable(settings.output or str(Path(known.path) / corpus_file.FILE_NAME))
+    corpus = read_texts(pattern, settings.corpus_tokens, known)
+    corpus_file.write_corpus(path, corpus, corpus_file.vocabulary_digest(vocabulary_of(known)))
+    size = path.stat().st_size / 1e6
+    tokens, seconds = f"{len(corpus.places):,}", time.monotonic() - begin
+    log.info("%s: %s tokens, %.1f MB, in %.0f s; use it with corpus=%s", path, tokens, size, seconds, path)
+    return 0
+
+
 def run(settings: IndexSettings) -> int:
     """Exit code 0, or 130 if Ctrl-C ended it early. Raises ValueError, OSError."""
     check(settings)
+    if settings.corpus is not None:
+        return make_corpus(settings, settings.corpus)
     named = prompts_of(settings)
     set_threads(Mesh({}), settings.threads)
     loaded = EngineSettings(settings.model, attention=settings.attention, step_times=StepTimesSource.off, index="off")

@@ -19,8 +19,10 @@ from lp.calibration.measure import StepTimesSource
 from lp.decoding.host_time import measure_host
 from lp.drafting.answer_index import FILE_NAME, read_index
 from lp.drafting.answers import AnswerIndex
+from lp.drafting.corpus.file import Corpus, read_corpus, vocabulary_digest
 from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.attention import AttentionSettings
+from lp.model.beside.check import vocabulary_of
 from lp.model.beside.load import beside
 from lp.model.beside.settings import DRAFT, SECOND, SecondModel
 from lp.model.causal import CausalModel
@@ -49,8 +51,9 @@ class EngineSettings:
     sampling: defaults for what a request leaves open. attention: how attention is computed. limits: the most that a
     request may ask for. step_times: where decode=auto gets its step times from. index: the file of the model's answers
     that launch/index.py made, for decode=auto; auto is the one beside the weights if there is one, off is none.
-    scheduler: how steps are filled. draft: a second model that drafts for decode=draft_model. second: a model that
-    decode=contrastive and decode=best_of compare with.
+    corpus: the file of texts that launch/index.py corpus=FILES made, for decode=auto; off is none. scheduler: how steps
+    are filled. draft: a second model that drafts for decode=draft_model. second: a model that decode=contrastive and
+    decode=best_of compare with.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -60,6 +63,7 @@ class EngineSettings:
     limits: DecodeLimits = field(default_factory=DecodeLimits)
     step_times: StepTimesSource = StepTimesSource.auto
     index: str = "auto"
+    corpus: str = "off"
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     draft: SecondModel = field(default_factory=SecondModel)
     second: SecondModel = field(default_factory=SecondModel)
@@ -145,10 +149,12 @@ def find_step_times(
     return resolve_step_times(source, model, runner, decode.max_rows, mode, tell, lambda: measure_host(decode))
 
 
-def check_index(setting: str) -> None:
-    """Raises ValueError if a setting (see EngineSettings) names what is no file."""
-    if setting not in ("auto", "off") and not Path(setting).expanduser().is_file():
-        raise ValueError(f"index={setting} is not a file; make it with launch/index.py, or use index=off")
+def check_files(index: str, corpus: str) -> None:
+    """Raises ValueError if one of these settings (see EngineSettings) names what is no file."""
+    if index not in ("auto", "off") and not Path(index).expanduser().is_file():
+        raise ValueError(f"index={index} is not a file; make it with launch/index.py, or use index=off")
+    if corpus != "off" and not Path(corpus).expanduser().is_file():
+        raise ValueError(f"corpus={corpus} is not a file; make it with launch/index.py corpus=FILES, or use corpus=off")
 
 
 def find_index(setting: str, checkpoint: CheckpointInfo) -> AnswerIndex | None:
@@ -174,21 +180,33 @@ def find_index(setting: str, checkpoint: CheckpointInfo) -> AnswerIndex | None:
     return index
 
 
-def digest_of(index: AnswerIndex | None) -> str | None:
-    """What ranks compare to know that they have the same index."""
-    return index and index.digest
+def find_corpus(setting: str, checkpoint: CheckpointInfo) -> Corpus | None:
+    """The corpus that a setting names (see EngineSettings). Raises ValueError if the file cannot be used."""
+    if setting == "off":
+        return None
+    vocabulary = vocabulary_digest(vocabulary_of(checkpoint))
+    corpus = read_corpus(Path(setting).expanduser(), checkpoint.vocab_size, vocabulary)
+    log.info("corpus of texts: %s tokens", f"{len(corpus.places):,}")
+    return corpus
 
 
-def require_same_index(index: AnswerIndex | None, told: str | None) -> None:
-    """Raises ValueError unless this rank has the same index as rank 0: ranks with others would make other trees.
+def digests_of(index: AnswerIndex | None, corpus: Corpus | None) -> list[str | None]:
+    """What ranks compare to know that they have the same index and the same corpus; a JSON value."""
+    return [index and index.digest, corpus and corpus.digest]
 
-    told: rank 0's digest.
+
+def require_same_files(index: AnswerIndex | None, corpus: Corpus | None, told: list[str | None]) -> None:
+    """Raises ValueError unless this rank has the files of rank 0: ranks with others would make other trees.
+
+    told: rank 0's digests.
     """
-    if digest_of(index) != told:
-        raise ValueError(
-            f"this rank has another index of answers than the first rank ({digest_of(index) or 'none'} instead of "
-            f"{told or 'none'}); give every host the same file with index=FILE, or use index=off"
-        )
+    files = ("index", "index of answers"), ("corpus", "corpus of texts")
+    for (setting, what), own, first in zip(files, digests_of(index, corpus), told, strict=True):
+        if own != first:
+            raise ValueError(
+                f"this rank has another {what} than the first rank ({own or 'none'} instead of {first or 'none'}); "
+                f"give every host the same file with {setting}=FILE, or use {setting}=off"
+            )
 
 
 def require_same_heads(checkpoint: CheckpointInfo, told: str | None) -> None:
@@ -212,6 +230,7 @@ class EngineParts(NamedTuple):
     room: Room
     scheduler: SchedulerSettings
     measure_times: MeasureTimes | None
+    corpus: Corpus | None
 
 
 def make_parts(settings: EngineSettings, place: Place) -> EngineParts:
@@ -219,7 +238,7 @@ def make_parts(settings: EngineSettings, place: Place) -> EngineParts:
     second_models = settings.second_models()
     methods.check(settings.decode or Auto(), settings.limits)  # at once, not after minutes of loading
     check_second_models(settings.decode or Auto(), second_models)
-    check_index(settings.index)
+    check_files(settings.index, settings.corpus)
     settings.scheduler.check()
     if lossy := methods.lossy_name(settings.decode or Auto()):
         log.warning("decode.verify=%s is lossy: texts are not the model's own", lossy)
@@ -227,7 +246,7 @@ def make_parts(settings: EngineSettings, place: Place) -> EngineParts:
     beside_it = {role: beside(one, role, kind) for role, one in second_models.items()}
     checkpoint = load(settings.model, kind, place.reader, place.num_sharing, place.capture, beside_it)
     request_builder = RequestBuilder(checkpoint, settings.decode, settings.sampling, settings.limits, second_models)
-    index = find_index(settings.index, checkpoint)
+    index, corpus = find_index(settings.index, checkpoint), find_corpus(settings.corpus, checkpoint)
     place.on_loaded(checkpoint)
     runner = place.runner(checkpoint.model, settings.attention.prefill_chunk)
     models = [checkpoint.model, *checkpoint.beside.values()]
@@ -239,11 +258,12 @@ def make_parts(settings: EngineSettings, place: Place) -> EngineParts:
     for role in checkpoint.beside:
         thousandths = place.least(max(1, round(1000 * checkpoint.relative_cost(role))))
         checkpoint.relative_costs[role] = thousandths / 1000
-    require_same_index(index, place.tell(digest_of(index)))
+    require_same_files(index, corpus, place.tell(digests_of(index, corpus)))
     require_same_heads(checkpoint, place.tell(checkpoint.heads_digest))
     find = partial(find_step_times, request_builder)
     where = checkpoint.model, runner, place.mode, place.tell
     times = find(settings.step_times, *where)
     again = partial(find, StepTimesSource.measure, *where) if times else None
-    scheduler = settings.scheduler
-    return EngineParts(checkpoint, runner, request_builder, place.fingerprints, times, index, room, scheduler, again)
+    return EngineParts(
+        checkpoint, runner, request_builder, place.fingerprints, times, index, room, settings.scheduler, again, corpus
+    )

@@ -15,6 +15,7 @@ from typing import Any
 from lp.assembly import Alone, EngineSettings, MeasureTimes, Place, make_parts
 from lp.calibration.measure import StepTimesSource
 from lp.drafting.answers import AnswerIndex
+from lp.drafting.corpus.file import Corpus
 from lp.drafting.history import DraftHistory, Learnt
 from lp.generation import Generation, SettledStep
 from lp.grammar.settings import Grammar, GrammarBackend
@@ -56,16 +57,16 @@ class Engine:
         room: Room | None = None,
         scheduler: SchedulerSettings | None = None,
         measure_times: MeasureTimes | None = None,
+        corpus: Corpus | None = None,
     ):
-        """fingerprints: whether every step carries a checksum of its generation's state, which ranks compare.
-        step_times: the runner's, the same on all ranks; None if they are not known. index: the model's answers for
-        decode=auto, the same on all ranks. room: for keys and values, the same on all ranks; None is this rank's.
-        scheduler: how steps are filled. measure_times: see MeasureTimes.
+        """fingerprints: whether steps carry a checksum of their state, which ranks compare. step_times: the runner's, if
+        they are known. index, corpus: answers and texts for decode=auto. room: for keys and values; None is this rank's.
+        All of these are the same on all ranks. scheduler: how steps are filled. measure_times: see MeasureTimes.
         """
         self.checkpoint, runner = checkpoint, runner or SingleDevice(checkpoint.model)
         self.request_builder = request_builder or RequestBuilder(checkpoint, second_models=checkpoint.beside)
         self.fingerprints, self.measure_times = fingerprints, measure_times
-        self.history = DraftHistory(step_times, runner.num_parts, index)
+        self.history = DraftHistory(step_times, runner.num_parts, index, corpus=corpus)
         self._settings = scheduler or SchedulerSettings()
         self.scheduler = Scheduler(room or Room(checkpoint.model.memory.num_pages))
         self.request_builder.room = self.scheduler.room
@@ -94,6 +95,7 @@ class Engine:
         step_times: StepTimesSource | str = StepTimesSource.auto,
         invariant: Invariance | str = Invariance.auto,
         index: str = "auto",
+        corpus: str = "off",
         kv_memory: str = "auto",
         prefix_reuse: PrefixReuse | str = PrefixReuse.off,
         grammar_backend: GrammarBackend | str = GrammarBackend.auto,
@@ -108,16 +110,17 @@ class Engine:
         None is `Auto`. limits: the most that a prompt may ask for. compile: whether to compile the forward: auto, on or
         off. step_times: auto takes those on the disk or measures them, measure always measures, off goes without.
         invariant: on refuses a model whose logits depend on the rows beside a row. index: the file of answers that
-        launch/index.py made; auto is the one beside the weights, off is none. kv_memory: the most memory for keys and
-        values in GB, or auto. prefix_reuse: whose keys and values a prompt may begin from: off, owner or all.
-        grammar_backend: auto, llguidance or xgrammar. draft: the model that drafts for decode=draft_model. second: that
-        which decode=contrastive and decode=best_of compare with. heads: decode=medusa's folder of heads, auto or off.
+        launch/index.py made; auto is the one beside the weights, off is none. corpus: its file of texts, or off.
+        kv_memory: the most memory for keys and values in GB, or auto. prefix_reuse: whose keys and values a prompt may
+        begin from: off, owner or all. grammar_backend: auto, llguidance or xgrammar. draft: the model that drafts for
+        decode=draft_model. second: that which decode=contrastive and decode=best_of compare with. heads: the folder of
+        heads for decode=medusa, auto or off.
         """
         model = ModelSettings(str(path), dtype, device, compile=CompileMode(compile), invariant=Invariance(invariant))
         model.kv_memory, model.heads = str(kv_memory), str(heads)
         model.grammar_backend = GrammarBackend(grammar_backend)
         settings = EngineSettings(model, decode, limits=limits or DecodeLimits(), draft=draft or SecondModel())
-        settings.second, settings.index = second or SecondModel(), index
+        settings.second, settings.index, settings.corpus = second or SecondModel(), index, corpus
         settings.step_times, settings.scheduler.prefix_reuse = StepTimesSource(step_times), PrefixReuse(prefix_reuse)
         return cls.assemble(settings)
 
@@ -138,9 +141,8 @@ class Engine:
         yield from self.scheduler
         yield from self.batches.generations()
 
-    def _make_batches(self, runner: Runner, step_times: StepTimes | None) -> Batches:
-        where = self.scheduler, self._settings, runner
-        return Batches(*where, self.checkpoint.max_length, step_times, self.fingerprints)
+    def _make_batches(self, runner: Runner, times: StepTimes | None) -> Batches:
+        return Batches(self.scheduler, self._settings, runner, self.checkpoint.max_length, times, self.fingerprints)
 
     def submit(self, request: Request, tokens: Items[int] = ()) -> Progress | None:
         """Adds a request, or one that goes on after tokens which another engine has generated.

@@ -33,6 +33,7 @@ FREE_TEXT = (
     "draft.path",
     "second.path",
     "index",
+    "corpus",
     "grammar.text",
     "grammar.file",
 )

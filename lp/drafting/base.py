@@ -15,6 +15,7 @@ import numpy as np
 
 from lp.drafting.answers import AnswerIndex, NewestAnswers
 from lp.drafting.contexts import ContextIndex, Proposals
+from lp.drafting.corpus.file import Corpus
 from lp.methods import Auto
 from lp.tree import TokenTree
 
@@ -33,7 +34,7 @@ class SequenceStart:
 
     settings: the request's settings of decode=auto. prompt: token ids. is_sampled: whether tokens are sampled rather
     than decoded greedily. shared: what other requests of the same owner left; None if this request shares nothing.
-    index: the model's answers from a file; None if there is none.
+    index: the model's answers from a file; None if there is none. corpus: texts from a file; None if there is none.
     """
 
     settings: Auto
@@ -41,6 +42,7 @@ class SequenceStart:
     is_sampled: bool
     shared: SharedKnowledge | None = None
     index: AnswerIndex | None = None
+    corpus: Corpus | None = None
 
 
 class Root(NamedTuple):

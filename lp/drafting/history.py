@@ -18,9 +18,10 @@ from lp.drafting import sources
 from lp.drafting.answer_index import AnswerIndex
 from lp.drafting.backoff import SpeculationAccount
 from lp.drafting.base import SequenceStart, SharedKnowledge
+from lp.drafting.corpus.file import Corpus
 from lp.drafting.drafter import Drafter, Estimates, PythonDrafter
 from lp.drafting.native.drafter import NATIVE_SOURCES, NativeDrafter
-from lp.drafting.native.knowledge import NativeShared, make_native_index, make_native_shared
+from lp.drafting.native.knowledge import NativeCorpus, NativeShared, make_native_index, make_native_shared
 from lp.drafting.shared import make_shared
 from lp.drafting.sources import Kinds
 from lp.drafting.window_size import WindowChoice
@@ -92,10 +93,11 @@ class ChainProfile(NamedTuple):
 
 
 class DraftHistory:
-    """The draft profiles and shared knowledge of one engine, and its index.
+    """The draft profiles and shared knowledge of one engine, its index and its corpus.
 
     step_times: its runner's, the same on all ranks; None if they are not known. num_parts: the runner's, which may have
-    fewer parts than the one that was measured. index: the same on all ranks; None if there is none.
+    fewer parts than the one that was measured. index, corpus: the same on all ranks; None if there is
+    none.
     """
 
     def __init__(
@@ -104,10 +106,11 @@ class DraftHistory:
         num_parts: int | None = None,
         index: AnswerIndex | None = None,
         learnt: Sequence[Learnt] = (),
+        corpus: Corpus | None = None,
     ):
         """learnt: by engines before this one."""
         self.step_times = step_times
-        self.index = index
+        self.index, self.corpus = index, corpus
         self._num_parts = num_parts
         # What candidates are worth by settings and temperature, and the rest by the sequences of a step as well.
         self._learnt: dict[tuple[object, ...], tuple[Kinds, Estimates]] = {}
@@ -118,6 +121,7 @@ class DraftHistory:
         # None where Python does the library's work: a source that the library does not have may be among them.
         self._library = library() if sources.SOURCES == NATIVE_SOURCES else None
         self._native_index = make_native_index(self._library, index) if self._library and index else None
+        self._native_corpus = NativeCorpus(corpus) if self._library and corpus else None
 
     def take_times(self, step_times: StepTimes) -> None:
         """Decides by other step times from now on. What was learnt about drafts stays; windows are tried anew."""
@@ -140,7 +144,7 @@ class DraftHistory:
 
         keeps_shared: whether it also begins with what the requests of an owner share.
         """
-        after = DraftHistory(step_times, num_parts, self.index, learnt)
+        after = DraftHistory(step_times, num_parts, self.index, learnt, self.corpus)
         if keeps_shared:
             after._shared = self._shared
         return after
@@ -152,11 +156,13 @@ class DraftHistory:
         learnt = profile.kinds, profile.estimates, profile.cost
         if self._library is None:
             assert not isinstance(shared, NativeShared)
-            return PythonDrafter(*learnt, SequenceStart(settings, prompt, temperature > 0, shared, self.index))
+            start = SequenceStart(settings, prompt, temperature > 0, shared, self.index, self.corpus)
+            return PythonDrafter(*learnt, start)
         assert not isinstance(shared, SharedKnowledge)
         index = self._native_index if settings.index_drafts else None
+        corpus = self._native_corpus if settings.corpus_drafts else None
         start = SequenceStart(settings, prompt, temperature > 0)
-        return NativeDrafter(self._library, *learnt, start, shared, index)
+        return NativeDrafter(self._library, *learnt, start, shared, index, corpus)
 
     def profile(self, settings: Auto, temperature: float, load: int = 1) -> DraftProfile:
         """The profile of requests with these settings and about this temperature. load: sequences of a step."""
@@ -192,7 +198,8 @@ class DraftHistory:
         largest = min(settings.max_window, window_rows // levels) if settings.window_drafts else 0
         columns = sorted({0, largest // 3, 2 * largest // 3, largest})
         has_index = settings.index_drafts and self.index is not None
-        has_rivals = settings.suffix_drafts or settings.recycled_drafts or settings.shared_drafts or has_index
+        has_files = has_index or (settings.corpus_drafts and self.corpus is not None)
+        has_rivals = settings.suffix_drafts or settings.recycled_drafts or settings.shared_drafts or has_files
         windows = WindowChoice(columns, levels, cost, has_rivals)
         return DraftProfile(kinds, cost, estimates, windows, SpeculationAccount(cost))
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from lp.drafting.answer_index import IndexedAnswers
 from lp.drafting.base import DraftSource, Observation, Proposals, Root, SequenceStart
 from lp.drafting.contexts import LONGEST, context_of, extend
+from lp.drafting.corpus.source import CorpusDrafts
 from lp.drafting.recycled import RecycledAnswers
 from lp.drafting.shared import SharedDrafts
 from lp.drafting.suffix import SuffixIndex
@@ -15,7 +16,9 @@ from lp.methods import Auto
 
 # To add a source, write one more file and add its class here. Of equally likely candidates, those of the source that
 # stands first here are preferred.
-SOURCES: tuple[type[DraftSource], ...] = (SuffixIndex, SharedDrafts, WindowNGrams, RecycledAnswers, IndexedAnswers)
+SOURCES: tuple[type[DraftSource], ...] = (
+    SuffixIndex, SharedDrafts, WindowNGrams, RecycledAnswers, IndexedAnswers, CorpusDrafts,
+)  # fmt: skip
 
 
 # The share of its prior probability that a kind has where another source is surer of another candidate.

@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.distributed import PrefixStore, Store
 
-from lp.assembly import digest_of, require_same_heads, require_same_index
+from lp.assembly import digests_of, require_same_files, require_same_heads
 from lp.drafting.history import merge
 from lp.engine import Engine
 from lp.request import Progress, Request
@@ -130,15 +130,15 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
     ranks share steps, as each of them may know something else.
 
     times: step times of the runner, the same on these ranks. Returns all that each request has so far, from its first
-    token on. Raises ValueError if this rank has another index of answers, or other heads, than the leader.
+    token on. Raises ValueError if this rank has another index of answers, another corpus or other heads than the leader.
     """
     own = [entry.to_dict() for entry in epoch.running]
-    index = engine.history.index
+    files = engine.history.index, engine.history.corpus
     room = Room.of(runner, channel.least(engine.checkpoint.model.memory.num_pages))
     if channel.num_ranks > 1:
         log.info("%s", room.describe())
-    told = channel.tell({"running": own, "index": digest_of(index), "heads": engine.checkpoint.heads_digest})
-    require_same_index(index, told["index"])
+    told = channel.tell({"running": own, "files": digests_of(*files), "heads": engine.checkpoint.heads_digest})
+    require_same_files(*files, told["files"])
     require_same_heads(engine.checkpoint, told["heads"])
     running = [RunningRequest.from_dict(entry) for entry in told["running"]]
     requests, known = [entry.request for entry in running], [entry.tokens for entry in running]

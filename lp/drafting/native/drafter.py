@@ -20,9 +20,10 @@ from lp.drafting.answers import CAPACITY
 from lp.drafting.backoff import GAIN_OF_TOKEN, MOST_FUNDS, OVERDRAFT, SpeculationAccount
 from lp.drafting.base import DraftSource, Proposals, SequenceStart
 from lp.drafting.contexts import LONGEST
+from lp.drafting.corpus.source import CorpusDrafts
 from lp.drafting.drafter import DECAY, Estimates, WindowCells
 from lp.drafting.growth import LEAST_PROBABILITY
-from lp.drafting.native.knowledge import NativeShared
+from lp.drafting.native.knowledge import NativeCorpus, NativeShared
 from lp.drafting.native.structures import Cost, Figures, Handle, InUse, Shared, Sizes
 from lp.drafting.native.tree import PlannedMemory, PlannedTree
 from lp.drafting.recycled import RecycledAnswers
@@ -38,7 +39,7 @@ from lp.verification import Accepted, Answers
 
 # The sources that the library has, in the order in which it asks them.
 NATIVE_SOURCES: tuple[type[DraftSource], ...] = (
-    SuffixIndex, SharedDrafts, WindowNGrams, RecycledAnswers, IndexedAnswers,
+    SuffixIndex, SharedDrafts, WindowNGrams, RecycledAnswers, IndexedAnswers, CorpusDrafts,
 )  # fmt: skip
 # What the library has found in the answers: accepted tokens, their rows, the rows of each level, the tokens of the
 # rows, and the number of rows of the root and the drafts of the next tree; 0 if none was planned.
@@ -70,15 +71,16 @@ class NativeDrafter:
         start: SequenceStart,
         shared: NativeShared | None,
         index: Handle | None,
+        corpus: NativeCorpus | None,
     ):
-        """start: without what is shared and without the index, which come as the library has them."""
+        """start: without what is shared, the index and the corpus, which come as the library has them."""
         capacity = cost.most_rows + 1
         self._library = library
         self._planned = PlannedMemory(library, capacity)
         self._cells, self._odds = np.zeros(capacity, np.int64), array("d", bytes(8 * capacity))
         tables = cost.tables
         # What the library reads and writes, or points to, must not go before it does.
-        self._kept = estimates, tables, shared, index
+        self._kept = estimates, tables, shared, index, corpus
         memory = Shared(
             self._planned.rows_at,
             address(self._cells),
@@ -86,7 +88,7 @@ class NativeDrafter:
         )
         given = (
             memory,
-            _in_use(kinds, start, shared, index),
+            _in_use(kinds, start, shared, index, corpus),
             _sizes(start, capacity, kinds.num_own),
             Cost(cost.most_rows, cost.num_parts, tables.host_row, *map(_address, tables[1:])),
         )
@@ -241,15 +243,18 @@ def _address(numbers: array[float]) -> int:
     return numbers.buffer_info()[0]
 
 
-def _in_use(kinds: Kinds, start: SequenceStart, shared: NativeShared | None, index: Handle | None) -> InUse:
+def _in_use(
+    kinds: Kinds, start: SequenceStart, shared: NativeShared | None, index: Handle | None, corpus: NativeCorpus | None
+) -> InUse:
     settings, first = start.settings, kinds.first
     return InUse(
         shared and shared.ngrams.handle.address,
         shared and shared.answers.handle.address,
         index and index.address,
+        corpus and corpus.address,
         settings.suffix_drafts, settings.window_drafts, settings.recycled_drafts, start.is_sampled,
         first[SuffixIndex.name], first[SharedDrafts.name], first[SharedDrafts.name] + len(text_kinds()),
-        first[WindowNGrams.name], first[RecycledAnswers.name], first[IndexedAnswers.name],
+        first[WindowNGrams.name], first[RecycledAnswers.name], first[IndexedAnswers.name], first[CorpusDrafts.name],
     )  # fmt: skip
 
 

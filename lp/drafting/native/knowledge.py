@@ -1,7 +1,8 @@
-"""What sequences share, in the library's memory: an owner's n-grams and answers, and the index."""
+"""What sequences share, in the library's memory: an owner's n-grams and answers, the index and the corpus."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,11 @@ import numpy as np
 
 from lp.drafting import answers, shared
 from lp.drafting.answers import AnswerIndex
-from lp.drafting.native.structures import Handle
+from lp.drafting.contexts import LONGEST
+from lp.drafting.corpus.file import Corpus
+from lp.drafting.corpus.source import LENGTHS as MATCHES
+from lp.drafting.corpus.source import MOST_PLACES
+from lp.drafting.native.structures import CorpusArrays, Handle
 from lp.drafting.suffix import LENGTHS
 from lp.host.library import Library
 from lp.host.trees import address, integers
@@ -86,3 +91,19 @@ def make_native_index(library: Library, index: AnswerIndex) -> Handle:
         address(tokens), address(token_answers), *token_answers.shape,
     )  # fmt: skip
     return Handle(made, library.fixed_free)
+
+
+class NativeCorpus:
+    """A Corpus as the library reads it, without a copy. It must not go before the drafters that were given its address.
+
+    address: of its structure.
+    """
+
+    def __init__(self, corpus: Corpus):
+        ids = corpus.ids
+        self._corpus = corpus  # holds the memory that the structure points to
+        self._arrays = CorpusArrays(
+            *(one.ctypes.data for one in (ids, corpus.places, corpus.first)),
+            len(ids), ids.itemsize, corpus.vocab_size, MOST_PLACES, len(MATCHES), (ctypes.c_int64 * LONGEST)(*MATCHES),
+        )  # fmt: skip
+        self.address = ctypes.addressof(self._arrays)

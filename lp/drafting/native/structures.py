@@ -1,4 +1,4 @@
-"""The structures that Python hands to the library, as lp/host/source/ has them: drafts.h, growth.h."""
+"""The structures that Python hands to the library, as lp/host/source/ has them: given.h, growth.h, corpus.h."""
 
 from __future__ import annotations
 
@@ -21,9 +21,18 @@ class Shared(ctypes.Structure):
 
 class InUse(ctypes.Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("shared_ngrams", "shared_answers", "index")),
+        *((name, c_void_p) for name in ("shared_ngrams", "shared_answers", "index", "corpus")),
         *((name, c_int64) for name in ("has_suffix", "has_window", "has_recycled", "by_place")),
-        *((f"first_{name}", c_int64) for name in ("suffix", "shared", "shared_answer", "window", "recycled", "index")),
+        *((f"first_{name}", c_int64) for name in ("suffix", "shared", "shared_answer", "window", "recycled")),
+        *((f"first_{name}", c_int64) for name in ("index", "corpus")),
+    ]
+
+
+class CorpusArrays(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("ids", "places", "first")),
+        *((name, c_int64) for name in ("num_ids", "id_bytes", "vocab_size", "most_places", "num_lengths")),
+        ("lengths", c_int64 * LONGEST),
     ]
 
 

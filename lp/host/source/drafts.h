@@ -74,6 +74,7 @@ public:
                 proposals.add(int32_t(in_use_.first_index) + most, by_one,
                               std::min(most, in_use_.index->tokens.width()));
         }
+        if (in_use_.corpus) in_use_.corpus->propose(path, int32_t(in_use_.first_corpus), proposals);
     }
 
     // Drops drafts from the tree planned last. rows: the root and those that stay, ascending, with all ancestors of

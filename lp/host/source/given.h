@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "answers.h"
+#include "corpus.h"
 #include "followers.h"
 
 // Memory that Python has made and both sides read and write. Its counterpart is in lp/drafting/native/structures.py.
@@ -21,8 +22,10 @@ struct InUse {
     Followers* shared_ngrams;
     NewestAnswers* shared_answers;
     FixedAnswers* index;
+    const Corpus* corpus;
     int64_t has_suffix, has_window, has_recycled, by_place;
-    int64_t first_suffix, first_shared, first_shared_answer, first_window, first_recycled, first_index;
+    int64_t first_suffix, first_shared, first_shared_answer, first_window, first_recycled, first_index,
+        first_corpus;
 };
 
 // Sizes and constants, which lp/drafting/ has defined.

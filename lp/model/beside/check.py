@@ -35,7 +35,7 @@ def require_same_vocabulary(second: CheckpointInfo, first: CheckpointInfo, role:
 
     The weights of one may have more rows than its tokenizer has tokens, as they are often padded.
     """
-    tokens, own = _vocabulary(second), _vocabulary(first)
+    tokens, own = vocabulary_of(second), vocabulary_of(first)
     if tokens == own:
         return
     differing = sorted((item for item in tokens.items() ^ own.items()), key=lambda item: (item[1], item[0]))
@@ -47,7 +47,7 @@ def require_same_vocabulary(second: CheckpointInfo, first: CheckpointInfo, role:
     )
 
 
-def _vocabulary(known: CheckpointInfo) -> dict[str, int]:
+def vocabulary_of(known: CheckpointInfo) -> dict[str, int]:
     """The ids of all tokens that the model can be given. transformers may add some that it has no weights for."""
     return {token: number for token, number in known.tokenizer.get_vocab().items() if number < known.vocab_size}
 

@@ -1,0 +1,127 @@
+"""A corpus of texts as token ids with a suffix array, in a file that is mapped into memory.
+
+It is made once from text files (launch/index.py), so that decode=auto can draft what followed the same tokens there.
+Whatever it holds, the output stays the same: it only proposes drafts.
+
+    N token ids of all texts, P places in them, V tokens of the vocabulary
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+# Name of the file beside a checkpoint's weights. It is a safetensors file, but must not be taken for one of weights.
+FILE_NAME = "lookahead.corpus"
+# To be raised when the arrays of an existing file would have another meaning.
+FORMAT = "lookahead-parallel corpus 1"
+# The names of its arrays; see Corpus.
+ARRAYS = ("ids", "places", "first")
+# Bytes of the number at the start of a safetensors file: the length of the header behind it.
+LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Texts that do not change.
+
+    name: the model whose tokenizer made the ids. digest: a checksum of the arrays. ids: [N] uint16 or uint32 token ids
+    of all texts, with V behind each text. places: [P] uint32, the places of all tokens in `ids`, sorted by the tokens
+    from there on. first: [V + 1] uint32; the places of token t are `places[first[t] : first[t + 1]]`.
+    """
+
+    name: str
+    digest: str
+    ids: np.ndarray
+    places: np.ndarray
+    first: np.ndarray
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.first) - 1
+
+
+def vocabulary_digest(tokens: Mapping[str, int]) -> str:
+    """A checksum of a vocabulary. tokens: ids by token."""
+    return hashlib.sha256(json.dumps(sorted(tokens.items())).encode()).hexdigest()[:20]
+
+
+def write_corpus(path: Path, corpus: Corpus, vocabulary: str) -> None:
+    """Writes a corpus, whole or not at all. Raises OSError. vocabulary: see `vocabulary_digest`."""
+    facts = {
+        "format": FORMAT, "model": corpus.name, "vocab_size": str(corpus.vocab_size),
+        "vocabulary": vocabulary, "digest": corpus.digest,
+    }  # fmt: skip
+    written = path.with_name(f".{path.name}.unfinished")
+    try:
+        save_file({name: getattr(corpus, name) for name in ARRAYS}, written, facts)
+        written.replace(path)
+    except SafetensorError as error:
+        raise OSError(f"{path} cannot be written: {error}") from None
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def read_corpus(path: Path, vocab_size: int, vocabulary: str) -> Corpus:
+    """Maps a corpus into memory, for a model with that many tokens. Raises ValueError with a message for the user."""
+    mend = "make it anew with launch/index.py corpus=FILES, or use corpus=off"
+    try:
+        with safe_open(path, "np") as file:
+            facts = file.metadata() or {}
+        arrays = _map(path) if facts.get("format") == FORMAT else {}
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"corpus={path} cannot be read ({error}); {mend}") from None
+    if set(arrays) != set(ARRAYS) or not _fit(arrays):
+        raise ValueError(f"corpus={path} is not a corpus of this version; {mend}")
+    if (facts.get("vocab_size"), facts.get("vocabulary")) != (str(vocab_size), vocabulary):
+        raise ValueError(
+            f"corpus={path} was made for {facts.get('model')} with {facts.get('vocab_size')} tokens, and this model has "
+            f"another vocabulary ({vocab_size} tokens); {mend}"
+        )
+    if facts.get("digest") != digest_of_arrays(arrays) or not _is_sound(arrays, vocab_size):
+        raise ValueError(f"corpus={path} is damaged: its checksum does not fit; {mend}")
+    return Corpus(facts.get("model", ""), facts["digest"], **arrays)
+
+
+def digest_of_arrays(arrays: Mapping[str, np.ndarray]) -> str:
+    """A checksum of a corpus' arrays."""
+    found = hashlib.sha256()
+    for name in ARRAYS:
+        found.update(f"{name} {arrays[name].dtype} {len(arrays[name])};".encode())
+        found.update(np.ascontiguousarray(arrays[name]).data)
+    return found.hexdigest()
+
+
+def _map(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file that `safe_open` has found sound, mapped instead of copied."""
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+        header = json.loads(stream.read(length))
+    kinds = {"U16": np.uint16, "U32": np.uint32}
+    found = {}
+    for name, entry in header.items():
+        begin, end = entry.get("data_offsets", (0, 0))
+        if entry.get("dtype") in kinds and len(entry["shape"]) == 1 and end > begin:
+            offset = LENGTH_BYTES + length + begin
+            found[name] = np.memmap(path, kinds[entry["dtype"]], "r", offset, tuple(entry["shape"]))
+    return found
+
+
+def _fit(arrays: Mapping[str, np.ndarray]) -> bool:
+    """Whether the arrays have the types and lengths of a corpus."""
+    ids, places, first = (arrays[name] for name in ARRAYS)
+    return places.dtype == first.dtype == np.uint32 and len(places) < len(ids) and first[-1] == len(places)
+
+
+def _is_sound(arrays: Mapping[str, np.ndarray], vocab_size: int) -> bool:
+    """Whether no number points out of the arrays, which the library does not check."""
+    ids, places, first = (arrays[name] for name in ARRAYS)
+    is_sorted = bool((np.diff(first.astype(np.int64)) >= 0).all())
+    return len(first) == vocab_size + 1 and is_sorted and ids.max() <= vocab_size and places.max() < len(ids)
