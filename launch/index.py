@@ -59,8 +59,8 @@ class IndexSettings(PromptSettings):
     output: the file to write; None is the one beside the weights. num_tokens: ask after this many tokens of the
     vocabulary, those with the lowest ids, which are the most frequent ones of most tokenizers; None is all.
     max_new_tokens: the most tokens of an answer to a prompt. candidates: the best tokens kept from each answer. fresh:
-    begin anew. threads: of the CPU; None takes every core. corpus: make a corpus of these text files instead: a folder, a
-    file or a pattern. corpus_tokens: the most tokens of a corpus; what is beyond is left out.
+    begin anew. threads: of the CPU; None takes every core. corpus: make a corpus of these text files instead: a
+    folder, a file or a pattern. corpus_tokens: the most tokens of a corpus; what is beyond is left out.
     """
 
     model: ModelSettings = field(default_factory=lambda: ModelSettings(path=MISSING))

@@ -59,8 +59,8 @@ class Engine:
         measure_times: MeasureTimes | None = None,
         corpus: Corpus | None = None,
     ):
-        """fingerprints: whether steps carry a checksum of their state, which ranks compare. step_times: the runner's, if
-        they are known. index, corpus: answers and texts for decode=auto. room: for keys and values; None is this rank's.
+        """fingerprints: whether steps carry a checksum of their state, which ranks compare. step_times: the runner's;
+        None if unknown. index, corpus: answers and texts for decode=auto. room: for keys and values.
         All of these are the same on all ranks. scheduler: how steps are filled. measure_times: see MeasureTimes.
         """
         self.checkpoint, runner = checkpoint, runner or SingleDevice(checkpoint.model)

@@ -82,8 +82,8 @@ def read_corpus(path: Path, vocab_size: int, vocabulary: str) -> Corpus:
         raise ValueError(f"corpus={path} is not a corpus of this version; {mend}")
     if (facts.get("vocab_size"), facts.get("vocabulary")) != (str(vocab_size), vocabulary):
         raise ValueError(
-            f"corpus={path} was made for {facts.get('model')} with {facts.get('vocab_size')} tokens, and this model has "
-            f"another vocabulary ({vocab_size} tokens); {mend}"
+            f"corpus={path} was made for {facts.get('model')} with {facts.get('vocab_size')} tokens, and this model "
+            f"has another vocabulary ({vocab_size} tokens); {mend}"
         )
     if facts.get("digest") != digest_of_arrays(arrays) or not _is_sound(arrays, vocab_size):
         raise ValueError(f"corpus={path} is damaged: its checksum does not fit; {mend}")

@@ -12,13 +12,13 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from lp.decoding.auto import AutoDecoder
 from lp.host.library import library
 from lp.methods import Auto
-from tests.lp.drafting.native.test_native_drafter import CURVES, VOCAB_SIZE, Twins, World, make_index, step
+from tests.lp.drafting.native.test_native_drafter import CURVES, VOCAB_SIZE, Twins, World, make_corpus, make_index, step
 
 SETTINGS = st.integers(1, 70).flatmap(
     lambda most: st.builds(
         Auto,
         window_drafts=st.booleans(), suffix_drafts=st.booleans(), recycled_drafts=st.booleans(),
-        shared_drafts=st.booleans(), index_drafts=st.booleans(), max_rows=st.just(most),
+        shared_drafts=st.booleans(), index_drafts=st.booleans(), corpus_drafts=st.booleans(), max_rows=st.just(most),
         rows=st.sampled_from([0, most]), max_window=st.integers(0, 9), ngram=st.integers(2, 7),
         candidates=st.integers(1, 9),
     )
@@ -44,11 +44,13 @@ class Requests(RuleBasedStateMachine):
     @initialize(
         curve=st.sampled_from(sorted(CURVES)),
         has_index=st.booleans(),
+        has_corpus=st.booleans(),
         settings=st.lists(SETTINGS, min_size=1, max_size=2),
     )
-    def start(self, curve: str, has_index: bool, settings: list[Auto]) -> None:
+    def start(self, curve: str, has_index: bool, has_corpus: bool, settings: list[Auto]) -> None:
         index = make_index(5, seed=0) if has_index else None
-        self.twins, self.settings = Twins(CURVES[curve], index, 3 if curve == "ranks" else None), settings
+        corpus = make_corpus(World(1, 0.0), seed=0) if has_corpus else None
+        self.twins, self.settings = Twins(CURVES[curve], index, 3 if curve == "ranks" else None, corpus), settings
 
     @rule(
         target=requests,
