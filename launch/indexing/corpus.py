@@ -19,22 +19,16 @@ log = logging.getLogger("lookahead")
 def files_of(pattern: str) -> list[Path]:
     """The files that a setting names, sorted by name: those of a folder and its folders, or those of a glob.
 
-    Names that begin with a dot are left out. Raises ValueError if there is none.
+    Names that begin with a dot are left out, unless the setting gives them. Raises ValueError if there is none.
     """
     path = Path(pattern).expanduser()
-    names = path.rglob("*") if path.is_dir() else map(Path, glob(str(path), recursive=True))
-    inside = path if path.is_dir() else Path()
-    found = sorted(name for name in names if name.is_file() and not _is_hidden(name, inside))
+    names = glob("**", root_dir=path, recursive=True) if path.is_dir() else glob(str(path), recursive=True)
+    found = sorted(file for name in names if (file := path / name if path.is_dir() else Path(name)).is_file())
     if not found:
         raise ValueError(
             f"corpus={pattern} names no file; give a folder, a file, or a pattern such as 'texts/**/*.txt'"
         )
     return found
-
-
-def _is_hidden(name: Path, inside: Path) -> bool:
-    relative = name.relative_to(inside) if name.is_relative_to(inside) else name
-    return any(part.startswith(".") and part not in (".", "..") for part in relative.parts)
 
 
 class TextFiles:
