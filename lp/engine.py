@@ -60,8 +60,8 @@ class Engine:
         corpus: Corpus | None = None,
     ):
         """fingerprints: whether steps carry a checksum of their state, which ranks compare. step_times: the runner's;
-        None if unknown. index, corpus: answers and texts for decode=auto. room: for keys and values.
-        All of these are the same on all ranks. scheduler: how steps are filled. measure_times: see MeasureTimes.
+        None if unknown. index, corpus: for decode=auto. room: for keys and values. All of these are the same on all
+        ranks. scheduler: how steps are filled. measure_times: see MeasureTimes.
         """
         self.checkpoint, runner = checkpoint, runner or SingleDevice(checkpoint.model)
         self.request_builder = request_builder or RequestBuilder(checkpoint, second_models=checkpoint.beside)
@@ -112,13 +112,11 @@ class Engine:
         invariant: on refuses a model whose logits depend on the rows beside a row. index: the file of answers that
         launch/index.py made; auto is the one beside the weights, off is none. corpus: its file of texts, or off.
         kv_memory: the most memory for keys and values in GB, or auto. prefix_reuse: whose keys and values a prompt may
-        begin from: off, owner or all. grammar_backend: auto, llguidance or xgrammar. draft: the model that drafts for
-        decode=draft_model. second: that which decode=contrastive and decode=best_of compare with. heads: the folder of
-        heads for decode=medusa, auto or off.
+        begin from: off, owner or all. grammar_backend: auto, llguidance or xgrammar. draft: a model that drafts for
+        decode=draft_model. second: one for decode=contrastive and best_of. heads: a folder for decode=medusa, or auto.
         """
         model = ModelSettings(str(path), dtype, device, compile=CompileMode(compile), invariant=Invariance(invariant))
-        model.kv_memory, model.heads = str(kv_memory), str(heads)
-        model.grammar_backend = GrammarBackend(grammar_backend)
+        model.kv_memory, model.heads, model.grammar_backend = str(kv_memory), heads, GrammarBackend(grammar_backend)
         settings = EngineSettings(model, decode, limits=limits or DecodeLimits(), draft=draft or SecondModel())
         settings.second, settings.index, settings.corpus = second or SecondModel(), index, corpus
         settings.step_times, settings.scheduler.prefix_reuse = StepTimesSource(step_times), PrefixReuse(prefix_reuse)

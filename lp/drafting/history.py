@@ -96,8 +96,7 @@ class DraftHistory:
     """The draft profiles and shared knowledge of one engine, its index and its corpus.
 
     step_times: its runner's, the same on all ranks; None if they are not known. num_parts: the runner's, which may have
-    fewer parts than the one that was measured. index, corpus: the same on all ranks; None if there is
-    none.
+    fewer parts than the one that was measured. index, corpus: the same on all ranks; None without.
     """
 
     def __init__(

@@ -130,7 +130,7 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
     ranks share steps, as each of them may know something else.
 
     times: step times of the runner, the same on these ranks. Returns all that each request has so far, from its first
-    token on. Raises ValueError if this rank has another index of answers, another corpus or other heads than the leader.
+    token on. Raises ValueError if this rank has another index of answers, corpus or heads than the leader.
     """
     own = [entry.to_dict() for entry in epoch.running]
     files = engine.history.index, engine.history.corpus

@@ -157,5 +157,5 @@ def test_ranks_must_have_the_same_corpus() -> None:
     one, other = (build_corpus("test", VOCAB_SIZE, [[1, 2, last]]) for last in (3, 4))
     require_same_files(None, one, digests_of(None, build_corpus("test", VOCAB_SIZE, [[1, 2, 3]])))
     for told in (other, None):
-        with pytest.raises(ValueError, match="another corpus of texts than the first rank.*corpus=FILE"):
+        with pytest.raises(ValueError, match=r"another corpus of texts than the first rank.*corpus=FILE"):
             require_same_files(None, one, digests_of(None, told))
