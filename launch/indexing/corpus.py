@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from glob import glob
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 from lp.drafting.corpus.build import build_corpus
@@ -41,8 +42,8 @@ class TextFiles:
         self.files, self.most_tokens = files, most_tokens
         self.num_read = self.num_cut = self.num_refused = 0
 
-    def tokens(self, known: CheckpointInfo) -> Iterator[list[int]]:
-        """The token ids of each file. Raises OSError."""
+    def tokens(self, known: CheckpointInfo) -> Iterator[np.ndarray]:
+        """The token ids of each file, [number of tokens] int32. Raises OSError."""
         left = self.most_tokens
         with tqdm(total=len(self.files), unit="file", desc="reading texts", disable=None) as bar:
             for file in self.files:
@@ -55,15 +56,15 @@ class TextFiles:
                 yield kept
                 bar.update()
 
-    def _read(self, file: Path, known: CheckpointInfo) -> list[int]:
+    def _read(self, file: Path, known: CheckpointInfo) -> np.ndarray:
         try:
             text = file.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             self.num_refused += 1
-            return []
-        ids = known.tokenizer.encode(text, add_special_tokens=False)
+            return np.empty(0, np.int32)
+        ids = np.array(known.tokenizer.encode(text, add_special_tokens=False), np.int32)
         self.num_read += 1
-        return [token for token in ids if token < known.vocab_size]
+        return ids[ids < known.vocab_size]
 
 
 def read_texts(pattern: str, most_tokens: int, known: CheckpointInfo) -> Corpus:
@@ -73,7 +74,7 @@ def read_texts(pattern: str, most_tokens: int, known: CheckpointInfo) -> Corpus:
     """
     texts = TextFiles(files_of(pattern), most_tokens)
     parts = list(texts.tokens(known))
-    if not any(parts):
+    if not any(map(len, parts)):
         raise ValueError(f"corpus={pattern} names {len(texts.files)} file(s), none of which holds text in UTF-8")
     if texts.num_refused:
         log.warning("%d file(s) hold no text in UTF-8 and were left out", texts.num_refused)

@@ -17,13 +17,13 @@ SORTED_BY = 16
 assert SORTED_BY > LONGEST
 
 
-def build_corpus(name: str, vocab_size: int, texts: Iterable[Sequence[int]]) -> Corpus:
+def build_corpus(name: str, vocab_size: int, texts: Iterable[Sequence[int] | np.ndarray]) -> Corpus:
     """A corpus of texts. Raises ValueError if they have no token.
 
     name: the model's. texts: token ids below `vocab_size` of each text.
     """
     kind = np.uint16 if vocab_size <= np.iinfo(np.uint16).max else np.uint32
-    parts = [np.array([*text, vocab_size], kind) for text in texts if len(text)]
+    parts = [np.append(np.asarray(text, kind), kind(vocab_size)) for text in texts if len(text)]
     if not parts:
         raise ValueError("the corpus has no text")
     ids = np.concatenate(parts)
