@@ -12,6 +12,7 @@ from lp.drafting.contexts import BITS, FOLLOWERS, OFFSET, mask
 from lp.drafting.corpus.file import Corpus
 from lp.methods import Auto
 
+TOKEN = mask(1)
 # Lengths of the matches that are told apart. One token says too little, and is the slowest to look up.
 LENGTHS = (2, 3, 4, 5, 6, 8)
 # Of a match with more places than these, so many of them, evenly spread, are looked at.
@@ -38,16 +39,18 @@ class CorpusDrafts:
         return cls(start.corpus)
 
     def propose(self, path: int, position: int) -> Proposals:
-        found: list[int] = []
-        kind = 0
-        for number, length in enumerate(LENGTHS):
-            tokens = [(path >> BITS * place & mask(1)) - OFFSET for place in reversed(range(length))]
-            begin, end = find(self._corpus, tokens)
+        matches: list[tuple[int, int]] = []
+        for length in LENGTHS:
+            begin, end = find(
+                self._corpus, [(path >> BITS * place & TOKEN) - OFFSET for place in reversed(range(length))]
+            )
             if begin == end:
                 break
-            if longer := followers(self._corpus, begin, end, length):
-                found, kind = longer, number * FOLLOWERS
-        return [(kind, found)] if found else []
+            matches.append((begin, end))
+        for number in reversed(range(len(matches))):  # the longest match may stand at the ends of texts alone
+            if found := followers(self._corpus, *matches[number], LENGTHS[number]):
+                return [(number * FOLLOWERS, found)]
+        return []
 
     def learn(self, observation: Observation) -> None:
         """A corpus does not change."""

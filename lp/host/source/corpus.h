@@ -24,21 +24,18 @@ struct Corpus {
         for (int place = 0; place < LONGEST; ++place)
             tokens[LONGEST - 1 - place] =
                 int64_t(path.words[place / IN_A_WORD] >> BITS * (place % IN_A_WORD) & digits(1)) - OFFSET;
-        int32_t found[FOLLOWERS];
-        int32_t kind = 0;
-        int count = 0;
-        for (int64_t number = 0; number < num_lengths; ++number) {
-            const int64_t length = lengths[number];
-            int64_t begin, end;
-            find(tokens + LONGEST - length, length, begin, end);
-            if (begin == end) break;
-            int32_t longer[FOLLOWERS];
-            const int num_longer = followers(begin, end, length, longer);
-            if (!num_longer) continue;
-            std::copy_n(longer, count = num_longer, found);
-            kind = int32_t(number * FOLLOWERS);
+        int64_t begins[MOST_LENGTHS], ends[MOST_LENGTHS], number = 0;
+        for (; number < num_lengths; ++number) {
+            find(tokens + LONGEST - lengths[number], lengths[number], begins[number], ends[number]);
+            if (begins[number] == ends[number]) break;
         }
-        if (count) proposals.add(first_kind + kind, found, count);
+        while (number--) {
+            int32_t found[FOLLOWERS];
+            if (const int count = followers(begins[number], ends[number], lengths[number], found)) {
+                proposals.add(first_kind + int32_t(number) * FOLLOWERS, found, count);
+                return;
+            }
+        }
     }
 
 private:
