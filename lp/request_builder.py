@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import secrets
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from lp import methods
@@ -155,6 +156,16 @@ class RequestBuilder:
                 f"decode=medusa needs heads, and none are loaded for {self.checkpoint.name}; start with "
                 "model.heads=FOLDER, or use another method, such as decode=auto"
             )
+
+    def streamed_methods(self) -> list[str]:
+        """The methods whose texts grow step by step, and that requests can have here with their default settings."""
+        found = []
+        for name, kind in methods.METHODS.items():
+            if kind not in (Beam, BestOf):
+                with suppress(ValueError):
+                    self._check_method(kind())
+                    found.append(name)
+        return found
 
     def _complete(self, sampling: Sampling | None, stopping: Stopping) -> Sampling:
         """The caller's sampling settings, with the builder's defaults for those left open, and with a seed."""

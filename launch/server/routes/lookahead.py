@@ -16,7 +16,6 @@ from launch.server import errors
 from launch.server.bodies import Body, body_of
 from launch.server.context import Context, authorise, context
 from launch.server.errors import ApiError
-from lp.methods import METHODS
 from lp.trace.step import LEGEND
 
 router = APIRouter()
@@ -36,6 +35,7 @@ class TokensBody(Body):
 async def get_state(server: Annotated[Context, Depends(context)]) -> dict[str, Any]:
     """Returns what the server runs: the model, the decoding methods, the legend of traces, the ranks and the curve.
 
+    `methods` are those that a stream can have here: a method that needs a second model is there if one is loaded.
     `state` of a rank is starting, serving or lost. `curve` has pairs of rows on the rank with the most and milliseconds
     of a step; null if it is not known.
     """
@@ -43,7 +43,7 @@ async def get_state(server: Annotated[Context, Depends(context)]) -> dict[str, A
     curve = times and times.by_part()
     return {
         "model": server.model_name,
-        "methods": sorted(METHODS),
+        "methods": sorted(server.backend.request_builder.streamed_methods()),
         "legend": LEGEND,
         "ranks": [{"rank": one["rank"], "state": _SEEN.get(one["state"], "lost")} for one in status["ranks"]],
         "epoch": status["epoch"],

@@ -155,6 +155,8 @@ def test_traces_that_cannot_be_had_are_refused(shared: Running, checkpoint: Chec
 def test_state(shared: Running) -> None:
     state = httpx.get(shared.url + "/lookahead/state").json()
     assert state["model"] == shared.model and {"auto", "lookahead", "autoregressive"} <= set(state["methods"])
+    # What cannot be streamed is not offered, nor what needs a second model or heads that are not there.
+    assert not {"beam", "best_of", "draft_model", "medusa", "contrastive"} & set(state["methods"])
     assert state["legend"]["r"] == "root" and state["legend"]["w"] == "window"
     assert state["ranks"] == [{"rank": 0, "state": "serving"}] and state["epoch"] is None and state["curve"] is None
     assert state["may_kill"] is False and state["needs_key"] is False and state["may_trace"] is True
