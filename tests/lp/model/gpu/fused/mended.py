@@ -1,6 +1,7 @@
-"""Mends what Triton's interpreter does otherwise than a GPU: bfloat16, and functions that are kernels themselves.
+"""Mends what Triton's interpreter does otherwise than a GPU: bfloat16, products of tiles, and helpers that are kernels.
 
 Triton 3.9 keeps bfloat16 numbers as uint16: it multiplies their bits in products, and cuts off where it should round.
+It has NumPy multiply tiles, and there a row's bits may depend on its place in the tile (on an AMD processor they do).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def mended() -> Iterator[None]:
     def reduction(combine: Any) -> Any:
         return lambda values, axis, keep_dims=False: tl.reduce(values, axis, combine, keep_dims=keep_dims)
 
-    cast, dot, convert = builder.cast_impl, builder.create_dot, builder.create_fp_to_fp
+    cast, convert = builder.cast_impl, builder.create_fp_to_fp
 
     def cast_right(self: Any, source: Any, kind: Any) -> Any:
         pair = source.dtype.scalar, kind.scalar
@@ -59,8 +60,11 @@ def mended() -> Iterator[None]:
         return convert(self, source, kind, rounding)
 
     def dot_right(self: Any, a: Any, b: Any, d: Any, *others: Any) -> Any:
-        wide = [cast_right(self, one, tl.float32) if one.dtype.scalar == tl.bfloat16 else one for one in (a, b)]
-        return dot(self, *wide, d, *others)
+        left, right = (
+            (cast_right(self, one, tl.float32) if one.dtype.scalar == tl.bfloat16 else one).data for one in (a, b)
+        )
+        by_row = np.matmul(left[..., :, None, :], right[..., None, :, :], dtype=d.data.dtype)[..., 0, :]
+        return interpreter.TensorHandle(by_row + d.data, d.dtype.scalar)
 
     try:
         for name, combine in (

@@ -22,9 +22,8 @@ from tests.lp.model.gpu.fused.test_attention import Shape, found_in_order, make_
 from tests.lp.test_tree import random_tree
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("llama", "float32"), pytest.param("gemma2", "bfloat16", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "dtype"), [("llama", "float32"), ("gemma2", "bfloat16")])
 def test_a_rows_logits_do_not_depend_on_its_company(
     name: str, dtype: str, checkpoint_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
