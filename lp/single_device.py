@@ -145,10 +145,10 @@ class SingleDevice(ForwardRunner):
 
     def asked_all(self, steps: list[StepInput]) -> list[Asked]:
         """How the rows of all steps that have a tree are to be answered. A second model runs these rows at once."""
-        asked = [self._asked(step) for step in steps if len(step.tree)]
+        asked = [self.asked(step) for step in steps if len(step.tree)]
         return self.second.add_to(asked, steps) if self.second and self.second.states else asked
 
-    def _asked(self, step: StepInput) -> Asked:
+    def asked(self, step: StepInput) -> Asked:
         asked = self.states[step.sequence.id].sampler.ask(step.tree, step.sequence.tokens, step.num_candidates)
         return asked._replace(ahead=step.ahead) if step.sequence.ahead else asked
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lp import Engine, assembly
+from lp.methods import METHODS
 from tests.launch.conftest import Main
 
 KEYS = [
@@ -112,7 +113,7 @@ def test_no_run_folders_are_left(main: Main, folder: str, tmp_path: Path) -> Non
 def test_help_names_groups_and_settings(main: Main) -> None:
     code, out, _ = main("--help")
     assert code == 0
-    assert "decode=auto|autoregressive|beam|best_of|contrastive|jacobi|lookahead|prompt_lookup" in out
+    assert f"decode={'|'.join(sorted(METHODS))}" in out
     assert "max_new_tokens: 128" in out
     assert "server" not in out
 
