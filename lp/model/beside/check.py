@@ -57,7 +57,8 @@ def with_first_layers(config: PreTrainedConfig, num_layers: int, role: str) -> P
     shorter = copy.deepcopy(config)
     text = shorter.get_text_config(decoder=True)
     if not 1 <= num_layers < (whole := text.num_hidden_layers):
-        raise ValueError(f"{role}.layers={num_layers} must be from 1 to {whole - 1}, as the model has {whole} layers")
+        mend = f"give from 1 to {whole - 1}" if whole > 1 else f"give another model by {role}.path"
+        raise ValueError(f"{role}.layers={num_layers} must be fewer than the model's own, and it has {whole}; {mend}")
     text.num_hidden_layers = num_layers
     if isinstance(kinds := getattr(text, "layer_types", None), list):
         text.layer_types = kinds[:num_layers]

@@ -83,7 +83,7 @@ def test_another_vocabulary_is_refused_by_the_names_of_both(checkpoint_folder: F
     ("second", "message"),
     [
         (SecondModel("nowhere/at/all"), r"draft\.path=nowhere/at/all: .* is not a folder"),
-        (SecondModel(layers=3), r"draft\.layers=3 must be from 1 to 2, as the model has 3 layers"),
+        (SecondModel(layers=3), r"draft\.layers=3 must be fewer than .* has 3; give from 1 to 2"),
         (SecondModel(layers=-1), r"draft\.layers=-1"),
         (SecondModel("somewhere", 2), r"draft\.path=somewhere and draft\.layers=2 both name"),
     ],
