@@ -21,7 +21,7 @@ from launch.supervisor.actions import Action, AskToRegroup, Begin, Fail, GiveUp,
 from launch.supervisor.dealing import Division
 from launch.supervisor.dispatcher import Dispatcher
 from launch.supervisor.launcher import Launcher
-from launch.supervisor.membership import Membership
+from launch.supervisor.membership import ABLE, Membership
 from launch.supervisor.network import open_store, read, send
 from launch.supervisor.places import Place, describe_ranks
 from launch.supervisor.rank_spec import RankSpec
@@ -189,12 +189,12 @@ class Supervisor:
         self._changed.notify_all()
 
     def _begin(self, epoch: Epoch) -> None:
+        if self._shutting_down:  # nothing runs any more, so nobody need meet for it
+            return self._send_home(self._links)
         told, ended = self._dispatcher.begin(epoch)
         self._emit_all(ended)
         for rank, link in self._links.items():
             send(link, messages.BeginEpoch(told.get(rank, epoch)))
-        if self._shutting_down:
-            self._dispatcher.hand_out([commands.Shutdown()])
         way = ", each with requests of its own" if epoch.is_divided else ""
         log.info("epoch %d: ranks %s%s", epoch.number, ", ".join(map(str, sorted(epoch.members))), way)
 
@@ -222,7 +222,7 @@ class Supervisor:
             if not self._shutting_down:
                 self.num_losses += was_member
                 self._do(self._group.ended(rank, how, time.monotonic()))
-            elif self._group.leaders == [rank]:  # it should have told the others
+            elif was_member:  # the others may wait for it, or for an epoch that never begins
                 self._send_home(self._links)
             self._changed.notify_all()
 
@@ -272,6 +272,8 @@ class Supervisor:
                 case messages.Lost(number, _, reason):
                     log.debug("rank %d: %s", rank, reason)
                     self._do(self._group.lost(number, now))
+                    if self._shutting_down:
+                        self._send_home([rank])
                 case messages.Measured(times):
                     self.step_times = StepTimes.from_dict(times)
                 case messages.Failed(reason, is_final):
@@ -284,12 +286,13 @@ class Supervisor:
             send(self._links[rank], messages.Leave("the group is shut down"))
 
     def _close(self) -> None:
-        """Sends home the ranks that have not been told to go, waits a little, and ends those that are left."""
+        """Sends home the ranks that have not been told to go, waits a little for those that can hear, and ends all."""
         with self._changed:
             self._group.is_over = True
             members = self._group.epoch.members if self._group.epoch and self._shutting_down else []
             self._send_home(rank for rank in self._links if rank not in members)
-            self._changed.wait_for(lambda: not self._links, LEAVE_S)
+            able = {rank for rank in self._links if self._group.slots[rank].state in ABLE}
+            self._changed.wait_for(lambda: not able & self._links.keys(), LEAVE_S)
         self._ended.set()
         self._listener.close()
         self._launcher.close()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,7 +25,17 @@ from parallel.group import messages
 from parallel.group.commands import Shutdown, Submit
 from parallel.group.epoch import Epoch, RunningRequest
 from parallel.group.link import Link, LinkClosed
-from parallel.group.messages import BeginEpoch, Commands, FrontEndMessage, Hello, Joined, Progressed, RankMessage, Ready
+from parallel.group.messages import (
+    BeginEpoch,
+    Commands,
+    FrontEndMessage,
+    Hello,
+    Joined,
+    Leave,
+    Progressed,
+    RankMessage,
+    Ready,
+)
 from parallel.mesh import ParallelSettings
 
 WITHIN_S = 120.0
@@ -51,8 +62,8 @@ class Pretended:
         pass
 
 
-def settings(model: Path) -> RuntimeSettings:
-    return RuntimeSettings(ModelSettings(str(model)), Autoregressive(), parallel=ParallelSettings(ranks=1))
+def settings(model: Path, ranks: int = 1) -> RuntimeSettings:
+    return RuntimeSettings(ModelSettings(str(model)), Autoregressive(), parallel=ParallelSettings(ranks=ranks))
 
 
 @contextmanager
@@ -117,3 +128,55 @@ def test_a_request_goes_to_the_leader_and_its_progress_comes_back(
     assert [(progress.request_id, progress.tokens) for progress in emitted] == [("a", [7]), ("b", [7])]
     assert "rank 0 sent something that is not a message" in caplog.text
     assert encoded == ["a", "b"]
+
+
+@pytest.mark.parametrize("how", ["starting", "lost"])
+def test_the_end_waits_for_no_rank_that_cannot_hear_of_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Rank 1 is being started anew when the group ends, or it is lost while it ends."""
+    monkeypatch.setattr("launch.supervisor.supervisor.LEAVE_S", 10 * WITHIN_S)
+    launcher = Pretended()
+    supervision = SupervisorSettings(answer_within_s=WITHIN_S, hang_s=WITHIN_S)
+    supervisor = Supervisor(settings(model, ranks=2), supervision, launcher)
+    prompts = PromptQueue([supervisor.request_builder.build([5, 6], request_id="a")])
+    with running(supervisor, prompts, []):
+        orders = {order[0].rank: order for order in (launcher.orders.get(timeout=WITHIN_S) for _ in range(2))}
+        links = {}
+        for rank, (spec, key, _) in orders.items():
+            links[rank] = Link.connect(spec.front_end, key)
+            say(links[rank], Hello(rank, "here", 17 + rank))
+            say(links[rank], Ready("cpu"))
+        begun = hear(links[0])
+        assert isinstance(begun, BeginEpoch) and begun.epoch.number == 1
+        for link in links.values():
+            say(link, Joined(1))
+        last = 1
+        if how == "starting":
+            links[1].close()
+            orders[1][2](1, "it was ended by SIGKILL")
+            begun = hear(links[0])
+            assert isinstance(begun, BeginEpoch) and begun.epoch.members == [0]
+            last = begun.epoch.number
+            spec, key, _ = launcher.orders.get(timeout=WITHIN_S)
+            links[1] = Link.connect(spec.front_end, key)
+            say(links[1], Hello(1, "here", 19))  # and no more: it loads its model
+            wait_until(lambda: supervisor.status()["ranks"][1]["state"] == "loading")
+            say(links[0], Joined(last))
+        leader = begun.epoch.leaders[0]
+        say(links[leader], Progressed(last, [end_of("a")]))
+        assert hear(links[leader]) == Commands(last, [Shutdown()])
+        if how == "lost":
+            assert isinstance(hear(links[1 - leader]), BeginEpoch)
+            links[1 - leader].close()
+            orders[1 - leader][2](1 - leader, "it was ended by SIGKILL")
+            assert isinstance(hear(links[leader]), Leave)  # it would wait for another epoch
+        links[leader].close()
+        orders[leader][2](leader, "it ended with exit code 0")
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
