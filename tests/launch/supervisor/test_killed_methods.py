@@ -1,4 +1,4 @@
-"""Requests of methods with a second model, heads or a search outlive a killed rank; SIGTERM while one comes back ends all."""
+"""Streams with a second model or heads outlive a killed rank; SIGTERM while a rank comes back ends all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 import torch
