@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.faults import scenarios
 from benchmarks.faults.kills import KillPlan, KillTrial
-from benchmarks.faults.rank_server import RankServer, serving, shared_memory_files
+from benchmarks.faults.rank_server import STOP_S, RankServer, serving, shared_memory_files, started
 from benchmarks.faults.requests import long_prompt
 from benchmarks.faults.scenarios import ScenarioStage
 
@@ -76,3 +76,15 @@ def test_a_restarted_rank_is_taken_in_while_requests_stream(stage: ScenarioStage
 def test_a_rank_that_hangs_is_left_out_and_leaves_when_it_wakes(stage: ScenarioStage) -> None:
     verdict = scenarios.stopped(stage, seconds=5.0)
     assert verdict.passed, verdict.seen
+
+
+def test_sigterm_ends_all_while_a_killed_rank_is_started_anew(model: Path) -> None:
+    with started(model, 2, "step_times=off") as server:
+        (pid,) = server.signal([1])
+        status = server.wait_until(lambda now: now.ranks[1].state in ("starting", "loading"), "rank 1 starts")
+        assert status.ranks[1].pid != pid
+        processes = server.family()
+        server.process.terminate()
+        assert server.process.wait(STOP_S) == 0, server.log
+        _, left = psutil.wait_procs(processes, timeout=STOP_S)
+        assert not left and "Traceback" not in server.log
