@@ -15,7 +15,7 @@ from lp.decoding.constrained import ConstrainedDecoder
 from lp.decoding.make import make_decoder
 from lp.draft_model.rounds import DraftedText
 from lp.drafting.history import DraftHistory
-from lp.methods import Autoregressive, DraftModel, Medusa, inner_of, least_rows, lossy_name, most_rows
+from lp.methods import Auto, Autoregressive, DraftModel, Medusa, inner_of, least_rows, lossy_name, most_rows
 from lp.model.beside.settings import DRAFT, SECOND
 from lp.model.checkpoint import Checkpoint
 from lp.nested.settings import Contrastive, contrast_of
@@ -92,9 +92,10 @@ class Generation:
         sampling = request.sampling
         assert sampling.seed is not None and sampling.temperature is not None
         settings, second = inner_of(request.decode), None
-        if isinstance(settings, DraftModel):
-            draft, prompt_length, is_drawn = checkpoint.beside[DRAFT], len(request.prompt), settings.verify == REJECTION
-            cost = checkpoint.relative_cost(DRAFT)
+        mixes = isinstance(request.decode, Auto) and request.decode.model_drafts and DRAFT in checkpoint.beside
+        if mixes or isinstance(settings, DraftModel):
+            draft, prompt_length, cost = checkpoint.beside[DRAFT], len(request.prompt), checkpoint.relative_cost(DRAFT)
+            is_drawn = isinstance(settings, DraftModel) and settings.verify == REJECTION
             second = DraftedText(draft, sampling, prompt_length, checkpoint.vocab_size, cost, is_drawn)
         return make_decoder(settings, text, sampling.seed, sampling.temperature, history, request.owner, second)
 

@@ -120,7 +120,7 @@ class Answers:
         """The answers to no rows."""
         return Answers(np.empty(0, np.int64))
 
-    def part(self, rows: slice) -> Answers:
+    def part(self, rows: slice | list[int]) -> Answers:
         """The answers for some of the rows."""
         every = (self.targets, self.candidates, self.logprobs, self.top_tokens, self.top_logprobs)
         part = Answers(*(None if some is None else some[rows] for some in every))  # pyright: ignore[reportArgumentType]

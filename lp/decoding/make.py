@@ -8,6 +8,7 @@ from lp.decoding.auto import AutoDecoder
 from lp.decoding.base import Decoder
 from lp.decoding.by_model.base import SecondText
 from lp.decoding.by_model.decoder import ModelDecoder
+from lp.decoding.by_model.mixed import MixedDecoder
 from lp.decoding.jacobi import JacobiDecoder
 from lp.decoding.lookahead import LookaheadDecoder, PoolFeed
 from lp.decoding.medusa.decoder import MedusaDecoder
@@ -42,11 +43,12 @@ def make_decoder(
 
     seed: for the random tokens that fill window cells and Jacobi guesses at first. temperature: 0 is greedy. history:
     what the engine has learnt from earlier requests. owner: who sent the request; None is nobody in particular.
-    second: what a second model holds of the sequence; it must be there if the settings ask for drafts of it.
+    second: what a second model holds of the sequence; None if it is not to draft. decode=draft_model needs it.
     """
     match settings:
         case Auto():
-            return AutoDecoder(settings, prompt, seed, temperature, history, owner)
+            decoder = AutoDecoder(settings, prompt, seed, temperature, history, owner)
+            return decoder if second is None else MixedDecoder(decoder, second, grows_freely=bool(settings.rows))
         case Autoregressive():
             return LookaheadDecoder(None, None, 0)
         case Jacobi():

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lp.decoding.base import Offer
-from lp.decoding.by_model.decoder import ModelDecoder, draft_together
+from lp.decoding.by_model.base import AsksSecondModel, draft_together
 from lp.drafting.history import UNKNOWN_ROWS
 from lp.generation import Generation
 from lp.host.library import library
@@ -110,10 +110,10 @@ def _draft(generations: Sequence[Generation], rooms: Sequence[int]) -> None:
     asked = [
         (decoder, generation.sequence.tokens, room, generation.stop.num_left)
         for generation, room in zip(generations, rooms, strict=True)
-        if isinstance(decoder := generation.decoder, ModelDecoder)
+        if isinstance(decoder := generation.decoder, AsksSecondModel)
     ]
     if asked:
-        draft_together(asked, is_alone=len(generations) == 1)
+        draft_together(asked, len(generations))
 
 
 def best_first(offers: Sequence[Offer]) -> Drafts:

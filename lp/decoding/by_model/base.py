@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -32,3 +33,20 @@ class SecondText(Protocol):
         is_alone: whether no other request waits for this; otherwise a long text is read over several steps.
         """
         ...
+
+
+class AsksSecondModel(ABC):
+    """A decoder with drafts of a second model, which `draft_together` asks for those of several sequences."""
+
+    @abstractmethod
+    def wish(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Wish:
+        """What is asked of the second model for the next step. The others: see Decoder.plan and Decoder.offer."""
+
+
+def draft_together(asked: Sequence[tuple[AsksSecondModel, Sequence[int], int, int]], load: int) -> None:
+    """Has the second model draft for several sequences of a step, at least one, in the same forwards.
+
+    asked: of each sequence, its decoder and the arguments of `Decoder.plan`. load: sequences of the step.
+    """
+    wishes = [decoder.wish(tokens, room, wanted, load) for decoder, tokens, room, wanted in asked]
+    wishes[0].text.draft(wishes, is_alone=load == 1)

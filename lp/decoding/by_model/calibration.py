@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 # W and B.
 WIDTH, NUM_BUCKETS = 4, 10
+# What other sources had proposed where a candidate came: nothing, the same token among others, or other tokens only.
+ALONE, AGREED, RIVALLED = range(3)
 # A prior counts as so many trials.
 PRIOR_TRIALS = 4.0
 # The share of nodes that have the target among their candidates, before anything is known.
@@ -18,16 +20,18 @@ MOST_TRIALS = 256.0
 
 
 class Calibration:
-    """Counts how often candidates were right, by their place among those of their node and by their prior."""
+    """Counts how often candidates were right, by their place among those of their node, by what other sources had
+    proposed there (ALONE, AGREED or RIVALLED), and by their prior.
+    """
 
     def __init__(self) -> None:
-        self.hits = [[0.0] * NUM_BUCKETS for _ in range(WIDTH)]
-        self.trials = [[0.0] * NUM_BUCKETS for _ in range(WIDTH)]
+        self.hits = [[0.0] * NUM_BUCKETS for _ in range(3 * WIDTH)]
+        self.trials = [[0.0] * NUM_BUCKETS for _ in range(3 * WIDTH)]
         self.found, self.asked = 0.0, 0.0
 
-    def odds(self, place: int, prior: float) -> float:
+    def odds(self, place: int, prior: float, beside: int = ALONE) -> float:
         """The probability that a candidate is right."""
-        bucket = _bucket(prior)
+        bucket, place = _bucket(prior), place + beside * WIDTH
         hits, trials = self.hits[place][bucket], self.trials[place][bucket]
         return (hits + PRIOR_TRIALS * prior) / (trials + PRIOR_TRIALS)
 
@@ -36,13 +40,14 @@ class Calibration:
         """The probability that one of a node's candidates is right."""
         return (self.found + PRIOR_TRIALS * PRIOR_RATE) / (self.asked + PRIOR_TRIALS)
 
-    def learn(self, priors: Sequence[float], right: int | None) -> None:
-        """Learns which of a node's candidates was right; None if none was."""
-        for place, prior in enumerate(priors):
+    def learn(self, priors: Sequence[float], right: int | None, beside: Sequence[int] = ()) -> None:
+        """Learns which of a node's candidates was right; None if none was. beside: of each; none is ALONE for all."""
+        places = [place + of_place * WIDTH for place, of_place in enumerate(beside or [ALONE] * len(priors))]
+        for place, prior in zip(places, priors, strict=True):
             self.trials[place][_bucket(prior)] += 1
         self.asked += 1
         if right is not None:
-            self.hits[right][_bucket(priors[right])] += 1
+            self.hits[places[right]][_bucket(priors[right])] += 1
             self.found += 1
         if self.asked > MOST_TRIALS:
             self.hits = [[count / 2 for count in of_place] for of_place in self.hits]

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lp.decoding.base import Described, Offer
-from lp.decoding.by_model.base import SecondText, Wish
+from lp.decoding.by_model.base import AsksSecondModel, SecondText, Wish
 from lp.decoding.by_model.calibration import Calibration
 from lp.decoding.by_model.growth import Growth
 from lp.decoding.by_model.settings import REJECTION, DraftModel
@@ -27,8 +27,8 @@ SOURCE = "draft_model"
 TRIED_EVERY = 16
 
 
-class ModelDecoder:
-    """A Decoder whose drafts come from a second model. `draft_together` asks it for those of several sequences."""
+class ModelDecoder(AsksSecondModel):
+    """A Decoder whose drafts come from a second model."""
 
     num_candidates = 0
     is_shared = True
@@ -49,8 +49,7 @@ class ModelDecoder:
     def num_drafts(self) -> int:
         return len(self.tree) - 1
 
-    def wish(self, tokens: Sequence[int], room: int, wanted: int) -> Wish:
-        """What is asked of the second model for the next step. The others: see Decoder.plan."""
+    def wish(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Wish:
         settings = self._settings
         depth = min(settings.depth, greatest_depth(room, wanted), self._text.max_length - len(tokens))
         most = settings.depth if self._is_chain else (settings.rows or settings.max_rows) - 1
@@ -63,7 +62,7 @@ class ModelDecoder:
     def _drafted(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Growth:
         """What has been drafted for this step, or is drafted now."""
         if self._growth is None or self._growth.nodes[0].token != tokens[-1]:
-            self._text.draft([self.wish(tokens, room, wanted)], is_alone=load == 1)
+            self._text.draft([self.wish(tokens, room, wanted, load)], is_alone=load == 1)
         growth, self._growth = self._growth, None
         assert growth is not None
         self._num_idle = 0 if growth.num_rounds else self._num_idle + 1
@@ -75,17 +74,10 @@ class ModelDecoder:
         return self._taken(self._best_number(growth))
 
     def _best_number(self, growth: Growth) -> int:
-        """The number of drafts with the most expected tokens per second, the time of the drafts included."""
-        best = growth.best()
+        """The number of drafts that the tree gets."""
         if self._is_chain or self._settings.rows:
-            return len(best)
-        spent_s = growth.num_rounds * growth.round_cost * self._cost.step_s(1, 0)
-        expected, depth, speeds = 1.0, 0, [1.0 / (spent_s + self._cost.step_s(1, 0))]
-        for number in best[: self._cost.most_rows - 1]:
-            node = growth.nodes[number]
-            expected, depth = expected + node.odds, max(depth, node.depth)
-            speeds.append(expected / (spent_s + self._cost.step_s(len(speeds) + 1, depth)))
-        return len(speeds) - 1 - speeds[::-1].index(max(speeds))
+            return len(growth.best())
+        return number_that_pays(growth, self._cost)
 
     def offer(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Offer:
         growth = self._drafted(tokens, room, wanted, load)
@@ -147,10 +139,16 @@ class ModelDecoder:
         return zlib.crc32(repr((tokens, parents, self._calibration.state(), self._num_idle)).encode()) >> 1
 
 
-def draft_together(asked: Sequence[tuple[ModelDecoder, Sequence[int], int, int]], is_alone: bool) -> None:
-    """Has the second model draft for several sequences of a step, at least one, in the same forwards.
+def number_that_pays(growth: Growth, cost: StepCost, other_rows: int = 0) -> int:
+    """The number of the best drafts with the most expected tokens per second, the time of the rounds included.
 
-    asked: of each sequence, its decoder and the arguments of `Decoder.plan`. is_alone: see SecondText.draft.
+    other_rows: rows of the step besides the root and the drafts.
     """
-    wishes = [decoder.wish(tokens, room, wanted) for decoder, tokens, room, wanted in asked]
-    wishes[0].text.draft(wishes, is_alone)
+    spent_s = growth.num_rounds * growth.round_cost * cost.step_s(1, 0)
+    first = 1 + other_rows
+    expected, depth, speeds = 1.0, 0, [1.0 / (spent_s + cost.step_s(first, 0))]
+    for number in growth.best()[: cost.most_rows - first]:
+        node = growth.nodes[number]
+        expected, depth = expected + node.odds, max(depth, node.depth)
+        speeds.append(expected / (spent_s + cost.step_s(len(speeds) + first, depth)))
+    return len(speeds) - 1 - speeds[::-1].index(max(speeds))

@@ -2,6 +2,9 @@
 
 A round asks for what follows the likeliest nodes. It is worth its time as long as the tokens that it is expected to add
 come faster than the step yields tokens without it. No decision depends on a clock or on a rank.
+
+The tree may begin with drafts of other sources. Then a round is worth what they leave open, and a token that is there
+already gets no node of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lp.decoding.by_model.calibration import Calibration
+from lp.decoding.by_model.calibration import AGREED, ALONE, RIVALLED, Calibration
 
 # The most nodes whose continuations one round asks for, and how much less likely than the best one they may be.
 MOST_AT_ONCE, LEAST_SHARE = 4, 0.3
@@ -30,7 +33,9 @@ class Candidates(NamedTuple):
 
 @dataclass
 class Node:
-    """A draft, or the root. parent: its number; -1 for the root. odds: that its path is accepted."""
+    """A draft, or the root. parent: its number; -1 for the root. odds: that its path is accepted. beside: for each of
+    its candidates, what other sources had proposed there (see Calibration).
+    """
 
     token: int
     parent: int
@@ -38,6 +43,7 @@ class Node:
     odds: float
     children: list[int] = field(default_factory=list)
     candidates: Candidates | None = None
+    beside: list[int] = field(default_factory=list)
 
 
 class Growth:
@@ -59,6 +65,16 @@ class Growth:
         self.round_cost, self.is_chain = round_cost, is_chain
         self.num_rounds = 0
 
+    def adopt(self, tokens: Sequence[int], parents: Sequence[int], odds: Sequence[float]) -> None:
+        """Begins with drafts of other sources, whose numbers go on from the root's. parents: numbers."""
+        for token, parent, one in zip(tokens, parents, odds, strict=True):
+            self._hang(token, parent, one)
+
+    def _hang(self, token: int, parent: int, odds: float) -> None:
+        above = self.nodes[parent]
+        above.children.append(len(self.nodes))
+        self.nodes.append(Node(token, parent, above.depth + 1, odds))
+
     def best(self) -> list[int]:
         """The drafts that the step may take, likeliest first; parents come before their children."""
         order = sorted(range(1, len(self.nodes)), key=lambda number: -self.nodes[number].odds)  # stable
@@ -70,9 +86,15 @@ class Growth:
         open_nodes = [number for number in (0, *best) if self._is_open(self.nodes[number])]
         if not open_nodes or (len(best) >= self.most_drafts and self.is_chain):
             return []
-        least = LEAST_SHARE * self.nodes[open_nodes[0]].odds
-        chosen = [number for number in open_nodes[:MOST_AT_ONCE] if self.nodes[number].odds >= least]
+        open_nodes.sort(key=self.left_open, reverse=True)  # stable
+        least = LEAST_SHARE * self.left_open(open_nodes[0])
+        chosen = [number for number in open_nodes[:MOST_AT_ONCE] if self.left_open(number) >= least]
         return sorted(chosen) if self._pays(chosen, best) else []
+
+    def left_open(self, number: int) -> float:
+        """The probability that a node's path is accepted and that what follows it is none of its children."""
+        node = self.nodes[number]
+        return max(0.0, node.odds - sum(self.nodes[child].odds for child in node.children))
 
     def _is_open(self, node: Node) -> bool:
         return node.candidates is None and node.depth < self.max_depth
@@ -80,7 +102,7 @@ class Growth:
     def _pays(self, chosen: Sequence[int], best: Sequence[int]) -> bool:
         if self.is_chain or not self.round_cost:
             return True
-        gain = self.calibration.rate * sum(self.nodes[number].odds for number in chosen)
+        gain = self.calibration.rate * sum(self.left_open(number) for number in chosen)
         expected = 1.0 + sum(self.nodes[number].odds for number in best)
         return gain > expected / (1.0 + self.num_rounds * self.round_cost) * self.round_cost
 
@@ -88,10 +110,26 @@ class Growth:
         """Adds what may follow a node."""
         node = self.nodes[number]
         node.candidates = candidates
+        others = {self.nodes[child].token: child for child in node.children}
+        left = node.odds
         for place, (token, prior) in enumerate(zip(candidates.tokens, candidates.priors, strict=True)):
-            odds = 1.0 if self.is_chain else node.odds * self.calibration.odds(place, prior)
-            node.children.append(len(self.nodes))
-            self.nodes.append(Node(token, number, node.depth + 1, odds))
+            beside = ALONE if not others else AGREED if token in others else RIVALLED
+            node.beside.append(beside)
+            odds = 1.0 if self.is_chain else node.odds * self.calibration.odds(place, prior, beside)
+            left -= odds
+            if token not in others:
+                self._hang(token, number, odds)
+            elif odds > self.nodes[child := others.pop(token)].odds:
+                self._change(child, odds)
+        for child in others.values():  # at most one token can follow
+            self._change(child, min(self.nodes[child].odds, max(0.0, left)))
+
+    def _change(self, number: int, odds: float) -> None:
+        """Gives a node other odds, and those below it in proportion."""
+        node = self.nodes[number]
+        factor, node.odds = odds / node.odds if node.odds else 0.0, odds
+        for child in node.children:
+            self._change(child, min(odds, factor * self.nodes[child].odds))
 
     def lineage(self, number: int) -> list[int]:
         """The nodes from the root down to this one, both included."""
@@ -102,7 +140,7 @@ class Growth:
 
     def learn(self, number: int, target: int) -> None:
         """Learns what followed a node whose path was accepted."""
-        candidates = self.nodes[number].candidates
+        node, candidates = self.nodes[number], self.nodes[number].candidates
         if candidates is not None and not self.is_chain:
             right = candidates.tokens.index(target) if target in candidates.tokens else None
-            self.calibration.learn(candidates.priors, right)
+            self.calibration.learn(candidates.priors, right, node.beside)
