@@ -52,8 +52,8 @@ class EngineSettings:
     request may ask for. step_times: where decode=auto gets its step times from. index: the file of the model's answers
     that launch/index.py made, for decode=auto; auto is the one beside the weights if there is one, off is none.
     corpus: the file of texts that launch/index.py corpus=FILES made, for decode=auto; off is none. scheduler: how steps
-    are filled. draft: a second model that drafts for decode=draft_model. second: a model that decode=contrastive and
-    decode=best_of compare with.
+    are filled. draft: a second model that drafts for decode=draft_model and decode=auto. second: a model that
+    decode=contrastive and decode=best_of compare with.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)

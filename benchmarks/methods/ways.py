@@ -61,7 +61,11 @@ WAYS: dict[str, list[Way]] = {
     "jacobi": [Way(), Way("window=auto", {"window": "auto"})],
     "prompt_lookup": [Way()],
     "lookahead": [Way(), Way("(15, 5, 15)", PAPER)],
-    "auto": [Way(settings={"index_drafts": False}), Way("index", needs="index")],
+    "auto": [
+        Way(settings={"index_drafts": False, "model_drafts": False}),
+        Way("index", {"model_drafts": False}, needs="index"),
+        Way("second model", {"index_drafts": False}, needs="draft"),
+    ],
     "draft_model": [Way(needs="draft")],
     "medusa": [Way(needs="heads")],
     "beam": [

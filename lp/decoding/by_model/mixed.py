@@ -31,7 +31,7 @@ class MixedDecoder(AsksSecondModel):
     """
 
     def __init__(self, inner: AutoDecoder, text: SecondText, grows_freely: bool):
-        """grows_freely: whether the second model is asked whatever it costs, as a fixed number of rows is to be used."""
+        """grows_freely: whether the second model is asked whatever it costs, as a fixed number of rows is wanted."""
         self.inner, self._text, self._grows_freely = inner, text, grows_freely
         self._calibration = Calibration()
         self._num_idle = 0

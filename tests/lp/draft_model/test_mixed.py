@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from lp import Auto, Autoregressive, DraftModel, Engine, Sampling, Stopping
 from lp.decoding.auto import AutoDecoder
 from lp.decoding.by_model.mixed import MixedDecoder
-from lp.drafting import history
 from lp.draft_model import rounds
+from lp.drafting import history
 from lp.generation import Generation
 from lp.grammar.settings import Grammar
 from lp.request import Completion

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lp.decoding.by_model.calibration import MOST_TRIALS, Calibration
+from lp.decoding.by_model.calibration import AGREED, ALONE, MOST_TRIALS, RIVALLED, Calibration
 from lp.decoding.by_model.growth import Candidates, Growth
 
 
@@ -72,3 +72,65 @@ def test_old_trials_count_less() -> None:
     for _ in range(10 * int(MOST_TRIALS)):
         calibration.learn([0.5], 0)
     assert calibration.asked <= MOST_TRIALS + 1
+
+
+def beside_others(round_cost: float = 0.0) -> Growth:
+    """Under the root 1: token 5 (0.6), after which 6 follows (0.3), and token 7 (0.2)."""
+    growth = Growth(1, Calibration(), 4, 6, round_cost, is_chain=False)
+    growth.adopt([5, 6, 7], [0, 1, 0], [0.6, 0.3, 0.2])
+    return growth
+
+
+def test_a_round_asks_where_other_sources_leave_most_open() -> None:
+    growth = beside_others()
+    assert [growth.left_open(number) for number in range(4)] == pytest.approx([0.2, 0.3, 0.3, 0.2])
+    assert growth.choose() == [0, 1, 2, 3]
+    growth.add(2, Candidates([8], [0.9]))
+    assert growth.left_open(2) == pytest.approx(0.03) and growth.choose() == [0, 1, 3, 4]
+
+
+def test_a_round_is_worth_what_others_leave_open() -> None:
+    assert beside_others(round_cost=0.2).choose()
+    surer = Growth(1, Calibration(), 4, 6, 0.2, is_chain=False)
+    surer.adopt([5, 6], [0, 1], [0.97, 0.95])
+    surer.max_depth = 2  # nothing may follow the last one
+    assert not surer.choose()
+
+
+def test_a_token_that_others_have_gets_no_node_of_its_own() -> None:
+    growth = beside_others()
+    growth.add(0, Candidates([7, 9], [0.5, 0.25]))
+    assert [(node.token, node.parent) for node in growth.nodes] == [(1, -1), (5, 0), (6, 1), (7, 0), (9, 0)]
+    # 0.25 is left for the token that the second model does not name; what follows it sinks with it.
+    assert [node.odds for node in growth.nodes] == pytest.approx([1.0, 0.25, 0.125, 0.5, 0.25])
+    assert growth.best()[0] == 3
+    assert growth.nodes[0].beside == [AGREED, RIVALLED]
+
+
+def test_a_token_of_several_sources_is_as_likely_as_the_surest_says() -> None:
+    growth = beside_others()
+    growth.add(0, Candidates([5], [0.9]))
+    assert [node.odds for node in growth.nodes] == pytest.approx([1.0, 0.9, 0.45, 0.1])
+    growth = beside_others()
+    growth.add(0, Candidates([5], [0.1]))
+    assert growth.nodes[1].odds == 0.6
+
+
+def test_parents_come_before_children_however_odds_change() -> None:
+    growth = Growth(1, Calibration(), 8, 40, 0.0, is_chain=False)
+    growth.adopt([4] * 6, range(6), [0.9, 0.9, 0.3, 0.3, 0.3, 1e-3])
+    while nodes := growth.choose():
+        for number in nodes:
+            growth.add(number, Candidates([2, 4, 3], [0.55, 0.1 * (number % 4), 0.2]))
+    best = growth.best()
+    for place, number in enumerate(best):
+        assert growth.nodes[number].parent in (0, *best[:place])
+
+
+def test_candidates_are_judged_by_what_others_proposed_there() -> None:
+    calibration = Calibration()
+    for _ in range(50):
+        calibration.learn([0.5, 0.2], 0, [AGREED, RIVALLED])
+        calibration.learn([0.5, 0.2], 1, [RIVALLED, AGREED])
+    assert calibration.odds(0, 0.5, AGREED) > 0.9 and calibration.odds(0, 0.5, RIVALLED) < 0.1
+    assert calibration.odds(0, 0.5, ALONE) == 0.5
