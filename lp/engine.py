@@ -113,7 +113,7 @@ class Engine:
         launch/index.py made; auto is the one beside the weights, off is none. corpus: its file of texts, or off.
         kv_memory: the most memory for keys and values in GB, or auto. prefix_reuse: whose keys and values a prompt may
         begin from: off, owner or all. grammar_backend: auto, llguidance or xgrammar. draft: a model that drafts for
-        decode=draft_model and auto. second: one for decode=contrastive and best_of. heads: a folder for medusa, or auto.
+        decode=draft_model or auto. second: one for contrastive or best_of. heads: a folder for decode=medusa, or auto.
         """
         model = ModelSettings(str(path), dtype, device, compile=CompileMode(compile), invariant=Invariance(invariant))
         model.kv_memory, model.heads, model.grammar_backend = str(kv_memory), heads, GrammarBackend(grammar_backend)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from lp.decoding.auto import AutoDecoder
 from lp.decoding.base import Decoder
 from lp.decoding.by_model.base import SecondText
-from lp.decoding.by_model.decoder import ModelDecoder
+from lp.decoding.by_model.calibration import Calibration
+from lp.decoding.by_model.decoder import SOURCE, ModelDecoder
 from lp.decoding.by_model.mixed import MixedDecoder
 from lp.decoding.jacobi import JacobiDecoder
 from lp.decoding.lookahead import LookaheadDecoder, PoolFeed
@@ -48,7 +49,9 @@ def make_decoder(
     match settings:
         case Auto():
             decoder = AutoDecoder(settings, prompt, seed, temperature, history, owner)
-            return decoder if second is None else MixedDecoder(decoder, second, grows_freely=bool(settings.rows))
+            if second is None:
+                return decoder
+            return MixedDecoder(decoder, second, history.of_all(SOURCE, temperature, Calibration), bool(settings.rows))
         case Autoregressive():
             return LookaheadDecoder(None, None, 0)
         case Jacobi():

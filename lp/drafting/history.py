@@ -10,9 +10,9 @@ step is learnt anew there.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from lp.drafting import sources
 from lp.drafting.answer_index import AnswerIndex
@@ -29,6 +29,7 @@ from lp.host.library import library
 from lp.methods import LONGEST_CHAIN, Auto, DraftModel
 from lp.step_cost import StepCost, StepTimes
 
+T = TypeVar("T")
 # Most owners whose shared n-grams are kept.
 MOST_OWNERS = 64
 # Most rows of a step if step times are not known: so many are nearly free on most machines.
@@ -115,6 +116,7 @@ class DraftHistory:
         self._learnt: dict[tuple[object, ...], tuple[Kinds, Estimates]] = {}
         self._profiles: dict[tuple[object, ...], DraftProfile] = {}
         self._chains: dict[int, ChainProfile] = {}
+        self._others: dict[tuple[str, int], Any] = {}
         self._before = {tuple(one.key): one for one in learnt}
         self._shared: OrderedDict[str, SharedKnowledge | NativeShared] = OrderedDict()
         # None where Python does the library's work: a source that the library does not have may be among them.
@@ -175,6 +177,10 @@ class DraftHistory:
         if (*key, load) not in self._profiles:
             self._profiles[*key, load] = self._fresh(settings, temperature > 0, load, *self._learnt[key])
         return self._profiles[*key, load]
+
+    def of_all(self, name: str, temperature: float, make: Callable[[], T]) -> T:
+        """What requests at about this temperature learn together under a name. make: makes it for the first of them."""
+        return self._others.setdefault((name, _regime(temperature)), make())
 
     def chains(self, temperature: float) -> ChainProfile:
         """The profile of Jacobi decoding's chains at about this temperature."""

@@ -1,4 +1,4 @@
-"""decode=draft_model on the command line: the text of plain decoding, and one clear line for what cannot be used."""
+"""A second model on the command line: the text of plain decoding, and one clear line for what cannot be used."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from tests.launch.conftest import Main
 
 def test_a_second_model_drafts(main: Main, folder: str) -> None:
     texts = []
-    for draft in (["decode=autoregressive"], ["decode=draft_model", "draft.layers=1", "decode.rows=6"]):
+    drafting = [[f"decode={method}", "draft.layers=1", "decode.rows=6"] for method in ("draft_model", "auto")]
+    for draft in (["decode=autoregressive"], *drafting):
         code, out, err = main(f"model.path={folder}", *draft, "prompt=def f(", "max_new_tokens=12", "format=json")
         assert code == 0, err
         texts.append(json.loads(out)["token_ids"])
-    assert texts[0] == texts[1]
+    assert texts[0] == texts[1] == texts[2]
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,14 @@ class Calibration:
         self.trials = [[0.0] * NUM_BUCKETS for _ in range(3 * WIDTH)]
         self.found, self.asked = 0.0, 0.0
 
-    def odds(self, place: int, prior: float, beside: int = ALONE) -> float:
-        """The probability that a candidate is right."""
+    def odds(self, place: int, prior: float, beside: int = ALONE, left: float = 1.0) -> float:
+        """The probability that a candidate is right. left: what other sources leave for a token that they do not have;
+        before much is known, a candidate beside them is not believed to be likelier.
+        """
         bucket, place = _bucket(prior), place + beside * WIDTH
         hits, trials = self.hits[place][bucket], self.trials[place][bucket]
-        return (hits + PRIOR_TRIALS * prior) / (trials + PRIOR_TRIALS)
+        believed = prior * left if beside == RIVALLED else prior
+        return (hits + PRIOR_TRIALS * believed) / (trials + PRIOR_TRIALS)
 
     @property
     def rate(self) -> float:

@@ -111,11 +111,12 @@ class Growth:
         node = self.nodes[number]
         node.candidates = candidates
         others = {self.nodes[child].token: child for child in node.children}
+        left_to_it = self.left_open(number) / node.odds if node.odds else 0.0
         left = node.odds
         for place, (token, prior) in enumerate(zip(candidates.tokens, candidates.priors, strict=True)):
             beside = ALONE if not others else AGREED if token in others else RIVALLED
             node.beside.append(beside)
-            odds = 1.0 if self.is_chain else node.odds * self.calibration.odds(place, prior, beside)
+            odds = 1.0 if self.is_chain else node.odds * self.calibration.odds(place, prior, beside, left_to_it)
             left -= odds
             if token not in others:
                 self._hang(token, number, odds)

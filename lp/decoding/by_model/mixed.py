@@ -30,10 +30,12 @@ class MixedDecoder(AsksSecondModel):
     `auto` learns from its own rows, and from tokens that were accepted below them as from any text.
     """
 
-    def __init__(self, inner: AutoDecoder, text: SecondText, grows_freely: bool):
-        """grows_freely: whether the second model is asked whatever it costs, as a fixed number of rows is wanted."""
+    def __init__(self, inner: AutoDecoder, text: SecondText, calibration: Calibration, grows_freely: bool):
+        """calibration: what such requests have learnt. grows_freely: whether the second model is asked whatever it
+        costs, as a fixed number of rows is wanted.
+        """
         self.inner, self._text, self._grows_freely = inner, text, grows_freely
-        self._calibration = Calibration()
+        self._calibration = calibration
         self._num_idle = 0
         # What the other decoder has planned, the growth that began with it, and the length of the sequence it is for.
         self._planned = self.tree = chain([0])

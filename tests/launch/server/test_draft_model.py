@@ -32,6 +32,16 @@ def test_the_text_is_that_of_plain_decoding_in_fewer_steps(drafting: Running) ->
     assert drafting.metric("lookahead:accepted_tokens_total", source="draft_model") > 4
 
 
+def test_it_drafts_beside_the_other_sources_unless_a_request_leaves_it_out(drafting: Running) -> None:
+    texts, counts = set[str](), list[float]()
+    for settings in ({"model_drafts": False}, {}):
+        answer = drafting.post("/v1/completions", **BODY, decode={"method": "auto", "rows": 8} | settings)
+        assert answer.status_code == 200, answer.text
+        texts.add(answer.json()["choices"][0]["text"])
+        counts.append(drafting.metric("lookahead:accepted_tokens_total", source="draft_model"))
+    assert len(texts) == 1 and counts[1] > counts[0]
+
+
 def test_rejection_sampling_is_a_setting_of_a_request(drafting: Running) -> None:
     decode = {"method": "draft_model", "depth": 3, "verify": "rejection"}
     answer = drafting.post("/v1/completions", **BODY | {"temperature": 1.0, "seed": 3}, decode=decode)

@@ -101,8 +101,9 @@ def test_a_token_that_others_have_gets_no_node_of_its_own() -> None:
     growth = beside_others()
     growth.add(0, Candidates([7, 9], [0.5, 0.25]))
     assert [(node.token, node.parent) for node in growth.nodes] == [(1, -1), (5, 0), (6, 1), (7, 0), (9, 0)]
-    # 0.25 is left for the token that the second model does not name; what follows it sinks with it.
-    assert [node.odds for node in growth.nodes] == pytest.approx([1.0, 0.25, 0.125, 0.5, 0.25])
+    # The others leave 0.2 for tokens that they do not have, of which 9 gets a quarter. 0.45 is left for the token that
+    # the second model does not name, and what follows it sinks with it.
+    assert [node.odds for node in growth.nodes] == pytest.approx([1.0, 0.45, 0.225, 0.5, 0.05])
     assert growth.best()[0] == 3
     assert growth.nodes[0].beside == [AGREED, RIVALLED]
 
@@ -134,3 +135,12 @@ def test_candidates_are_judged_by_what_others_proposed_there() -> None:
         calibration.learn([0.5, 0.2], 1, [RIVALLED, AGREED])
     assert calibration.odds(0, 0.5, AGREED) > 0.9 and calibration.odds(0, 0.5, RIVALLED) < 0.1
     assert calibration.odds(0, 0.5, ALONE) == 0.5
+
+
+def test_a_candidate_beside_surer_ones_is_believed_once_it_was_right() -> None:
+    calibration = Calibration()
+    assert calibration.odds(0, 0.9, RIVALLED, left=0.1) == pytest.approx(0.09)
+    assert calibration.odds(0, 0.9, AGREED, left=0.1) == pytest.approx(0.9)
+    for _ in range(50):
+        calibration.learn([0.9], 0, [RIVALLED])
+    assert calibration.odds(0, 0.9, RIVALLED, left=0.1) > 0.9
