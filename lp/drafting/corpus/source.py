@@ -57,8 +57,11 @@ class CorpusDrafts:
 
 
 def find(corpus: Corpus, tokens: Sequence[int]) -> tuple[int, int]:
-    """The range in `places` of what begins with the tokens; both ends are equal if nothing does."""
-    if not 0 <= tokens[0] < corpus.vocab_size:
+    """The range in `places` of what begins with the tokens; both ends are equal if nothing does.
+
+    No match goes past the end of a text.
+    """
+    if not all(0 <= token < corpus.vocab_size for token in tokens):
         return 0, 0
     begin, end = int(corpus.first[tokens[0]]), int(corpus.first[tokens[0] + 1])
     for depth in range(1, len(tokens)):

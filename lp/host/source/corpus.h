@@ -21,17 +21,17 @@ struct Corpus {
 
     void propose(const Context& path, int32_t first_kind, Proposals& proposals) const {
         int64_t tokens[LONGEST];
-        for (int place = 0; place < LONGEST; ++place)
-            tokens[LONGEST - 1 - place] =
-                int64_t(path.words[place / IN_A_WORD] >> BITS * (place % IN_A_WORD) & digits(1)) - OFFSET;
-        int64_t begins[MOST_LENGTHS], ends[MOST_LENGTHS], number = 0;
-        for (; number < num_lengths; ++number) {
-            find(tokens + LONGEST - lengths[number], lengths[number], begins[number], ends[number]);
-            if (begins[number] == ends[number]) break;
+        for (int place = 0; place < LONGEST; ++place) {
+            const uint64_t digit = path.words[place / IN_A_WORD] >> BITS * (place % IN_A_WORD) & digits(1);
+            const int64_t token = int64_t(digit) - OFFSET;
+            tokens[LONGEST - 1 - place] = token < vocab_size ? token : NO_TOKEN;  // the end of a text is no token, either
         }
+        Range ranges[MOST_LENGTHS];
+        int64_t number = find_longest(tokens, ranges);
         while (number--) {
             int32_t found[FOLLOWERS];
-            if (const int count = followers(begins[number], ends[number], lengths[number], found)) {
+            if (ranges[number].is_empty()) ranges[number] = find(tokens, number);
+            if (const int count = followers(ranges[number], lengths[number], found)) {
                 proposals.add(first_kind + int32_t(number) * FOLLOWERS, found, count);
                 return;
             }
@@ -39,64 +39,102 @@ struct Corpus {
     }
 
 private:
-    // The token `depth` tokens behind a place.
-    int64_t at(int64_t number, int64_t depth) const {
-        const int64_t place = int64_t(places[number]) + depth;
+    // Of the sorted places.
+    struct Range {
+        int64_t begin = 0, end = 0;
+        bool is_empty() const { return begin == end; }
+    };
+
+    int64_t token_at(int64_t place) const {
         if (place >= num_ids) return -1;
         return id_bytes == 2 ? static_cast<const uint16_t*>(ids)[place] : static_cast<const uint32_t*>(ids)[place];
     }
 
-    int64_t bound(int64_t begin, int64_t end, int64_t depth, int64_t token) const {
-        while (begin < end) {
-            const int64_t middle = (begin + end) / 2;
-            if (at(middle, depth) < token) begin = middle + 1;
-            else end = middle;
-        }
-        return begin;
+    // The token `depth` tokens behind a place.
+    int64_t at(int64_t number, int64_t depth) const { return token_at(int64_t(places[number]) + depth); }
+
+    // Whether the text at a place comes before the tokens (less than 0), begins with them (0) or comes after them. The
+    // first token is right.
+    int compare(int64_t number, const int64_t* tokens, int64_t count) const {
+        const int64_t place = places[number];
+        for (int64_t depth = 1; depth < count; ++depth)
+            if (const int64_t token = token_at(place + depth); token != tokens[depth])
+                return token < tokens[depth] ? -1 : 1;
+        return 0;
     }
 
-    // The range in `places` of what begins with the tokens.
-    void find(const int64_t* tokens, int64_t count, int64_t& begin, int64_t& end) const {
-        begin = end = 0;
-        if (tokens[0] < 0 || tokens[0] >= vocab_size) return;
-        begin = first[tokens[0]];
-        end = first[tokens[0] + 1];
-        for (int64_t depth = 1; depth < count && begin < end; ++depth) {
-            const int64_t before = begin;
-            begin = bound(before, end, depth, tokens[depth]);
-            end = bound(before, end, depth, tokens[depth] + 1);
+    // What begins with the last tokens of a path, as many as the length with that number has. Both ends are looked for at
+    // once until a place is met that matches.
+    Range find(const int64_t* path, int64_t number) const {
+        const int64_t count = lengths[number];
+        const int64_t* tokens = path + LONGEST - count;
+        if (tokens[0] < 0 || tokens[0] >= vocab_size) return {};
+        int64_t low = first[tokens[0]], high = first[tokens[0] + 1];
+        while (low < high) {
+            const int64_t middle = (low + high) / 2;
+            const int order = compare(middle, tokens, count);
+            if (order == 0) {
+                return {bound(low, middle, [&](int64_t at) { return compare(at, tokens, count) < 0; }),
+                        bound(middle + 1, high, [&](int64_t at) { return compare(at, tokens, count) == 0; })};
+            }
+            (order < 0 ? low : high) = order < 0 ? middle + 1 : middle;
         }
+        return {};
     }
 
-    // Writes the most frequent tokens behind a match to `best`, and returns how many there are.
-    int followers(int64_t begin, int64_t end, int64_t length, int32_t* best) const {
-        const double step = std::max(1.0, double(end - begin) / double(most_places));
-        int64_t counts[FOLLOWERS], count = 0, run = -1;
+    // The first place of low .. high for which `is_before` does not hold.
+    template <class IsBefore>
+    static int64_t bound(int64_t low, int64_t high, IsBefore is_before) {
+        while (low < high) {
+            const int64_t middle = (low + high) / 2;
+            if (is_before(middle)) low = middle + 1;
+            else high = middle;
+        }
+        return low;
+    }
+
+    // How many of the lengths match somewhere, by bisection: if a length does not match, no longer one does. Writes the
+    // ranges that it has found.
+    int64_t find_longest(const int64_t* path, Range* ranges) const {
+        int64_t low = 0, high = num_lengths;
+        while (low < high) {
+            const int64_t middle = (low + high) / 2;
+            ranges[middle] = find(path, middle);
+            if (ranges[middle].is_empty()) high = middle;
+            else low = middle + 1;
+        }
+        return low;
+    }
+
+    // Writes the most frequent tokens behind a match to `best`, and returns how many there are. Equal tokens are
+    // neighbours, so that only the ends of their runs are looked for.
+    int followers(const Range& range, int64_t length, int32_t* best) const {
+        const int64_t size = range.end - range.begin, num_places = std::min(size, most_places);
+        const double step = std::max(1.0, double(size) / double(most_places));
+        const auto token_of = [&](int64_t number) {
+            return at(range.begin + int64_t(double(number) * step), length);
+        };
+        int64_t counts[FOLLOWERS];
         int num_best = 0;
-        const auto close = [&] {
-            if (!count || run == vocab_size) return;
+        for (int64_t begin = 0, end; begin < num_places; begin = end) {
+            if (num_best == FOLLOWERS && num_places - begin <= counts[FOLLOWERS - 1]) break;
+            const int64_t token = token_of(begin);
+            int64_t width = 1;
+            while (begin + width < num_places && token_of(begin + width) == token) width *= 2;
+            const auto is_same = [&](int64_t number) { return token_of(number) == token; };
+            end = bound(begin + width / 2 + 1, std::min(begin + width, num_places), is_same);
+            const int64_t count = end - begin;
             int rank = num_best;
             while (rank && counts[rank - 1] < count) --rank;
-            if (rank == FOLLOWERS) return;
+            if (rank == FOLLOWERS || token == vocab_size) continue;
             num_best = std::min(num_best + 1, FOLLOWERS);
             for (int later = num_best - 1; later > rank; --later) {
                 counts[later] = counts[later - 1];
                 best[later] = best[later - 1];
             }
             counts[rank] = count;
-            best[rank] = int32_t(run);
-        };
-        for (int64_t number = 0; number < std::min(end - begin, most_places); ++number) {
-            const int64_t token = at(begin + int64_t(double(number) * step), length);
-            if (token == run) {
-                ++count;
-                continue;
-            }
-            close();
-            run = token;
-            count = 1;
+            best[rank] = int32_t(token);
         }
-        close();
         return num_best;
     }
 };
