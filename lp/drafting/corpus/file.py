@@ -26,6 +26,8 @@ FORMAT = "lookahead-parallel corpus 1"
 ARRAYS = ("ids", "places", "first")
 # Bytes of the number at the start of a safetensors file: the length of the header behind it.
 LENGTH_BYTES = 8
+# Tokens that are counted at once, which takes 8 bytes of memory for each.
+PART = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,12 @@ def read_corpus(path: Path, vocab_size: int, vocabulary: str) -> Corpus:
             f"corpus={path} was made for {facts.get('model')} with {facts.get('vocab_size')} tokens, and this model "
             f"has another vocabulary ({vocab_size} tokens); {mend}"
         )
-    if facts.get("digest") != digest_of_arrays(arrays) or not _is_sound(arrays, vocab_size):
+    if len(arrays["first"]) != vocab_size + 1 or arrays["ids"][-1] != vocab_size:
+        raise ValueError(f"corpus={path} is damaged: it does not have the {vocab_size} tokens that it names; {mend}")
+    if facts.get("digest") != digest_of_arrays(arrays):
         raise ValueError(f"corpus={path} is damaged: its checksum does not fit; {mend}")
+    if not _is_sound(arrays, vocab_size):
+        raise ValueError(f"corpus={path} is damaged: its places are not those of its tokens; {mend}")
     return Corpus(facts.get("model", ""), facts["digest"], **arrays)
 
 
@@ -106,9 +112,10 @@ def _map(path: Path) -> dict[str, np.ndarray]:
         header = json.loads(stream.read(length))
     kinds = {"U16": np.uint16, "U32": np.uint32}
     found = {}
+    header.pop("__metadata__", None)
     for name, entry in header.items():
-        begin, end = entry.get("data_offsets", (0, 0))
-        if entry.get("dtype") in kinds and len(entry["shape"]) == 1 and end > begin:
+        begin, end = entry["data_offsets"]
+        if entry["dtype"] in kinds and len(entry["shape"]) == 1 and end > begin:
             offset = LENGTH_BYTES + length + begin
             found[name] = np.memmap(path, kinds[entry["dtype"]], "r", offset, tuple(entry["shape"]))
     return found
@@ -121,7 +128,19 @@ def _fit(arrays: Mapping[str, np.ndarray]) -> bool:
 
 
 def _is_sound(arrays: Mapping[str, np.ndarray], vocab_size: int) -> bool:
-    """Whether no number points out of the arrays, which the library does not check."""
+    """Whether the places are those of the tokens, as far as one pass over each array tells; the library checks nothing.
+
+    The last of `ids` must be the end of a text (see `read_corpus`). That the places are sorted is looked at for their
+    first tokens, once for each token of the vocabulary.
+    """
     ids, places, first = (arrays[name] for name in ARRAYS)
-    is_sorted = bool((np.diff(first.astype(np.int64)) >= 0).all())
-    return len(first) == vocab_size + 1 and is_sorted and ids.max() <= vocab_size and places.max() < len(ids)
+    if ids.max() > vocab_size or places.max() >= len(ids):
+        return False
+    counts = np.zeros(vocab_size + 1, np.int64)
+    for begin in range(0, len(ids), PART):
+        counts += np.bincount(ids[begin : begin + PART], minlength=vocab_size + 1)
+    counts = counts[:vocab_size]
+    if first[0] != 0 or not np.array_equal(np.cumsum(counts), first[1:]):
+        return False
+    tokens = np.flatnonzero(counts)
+    return all(np.array_equal(ids[places[ends]], tokens) for ends in (first[tokens], first[tokens + 1] - 1))

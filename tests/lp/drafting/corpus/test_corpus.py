@@ -139,12 +139,37 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     assert "not a corpus of this version" in refusal(changed(path, format="older"))
     assert "not a corpus of this version" in refusal(changed(path, places=np.zeros(3, np.uint32)))
     assert "not a corpus of this version" in refusal(changed(path, first=np.zeros(VOCAB_SIZE + 1, np.uint16)))
-    assert "damaged" in refusal(changed(path, digest="0"))
-    assert "damaged" in refusal(changed(path, places=np.full(9, 1000, np.uint32)))
-    assert "damaged" in refusal(changed(path, ids=np.full(11, VOCAB_SIZE + 1, np.uint16)))
+    assert "its checksum does not fit" in refusal(changed(path, digest="0"))
     assert "made for test with 6 tokens" in refusal(written(path), vocab_size=7)
     assert "another vocabulary" in refusal(written(path), vocabulary="other")
     save_file({"ids": load_file(path)["ids"]}, path, {"format": FORMAT})
+    assert "not a corpus of this version" in refusal(path)
+
+
+def test_arrays_that_do_not_fit_each_other_are_refused_whatever_their_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "corpus"
+    ids, places, first = (np.array(getattr(read_corpus(written(path), VOCAB_SIZE, WORDS), name)) for name in ARRAYS)
+    assert "6 tokens that it names" in refusal(changed(path, ids=np.append(ids, ids[:1])))
+    assert "6 tokens that it names" in refusal(changed(path, first=np.append(first, first[-1:])))
+    unsound = "its places are not those of its tokens"
+    assert unsound in refusal(changed(path, places=np.full(9, 1000, np.uint32)))
+    assert unsound in refusal(changed(path, ids=np.where(ids == 5, VOCAB_SIZE + 1, ids).astype(np.uint16)))
+    assert unsound in refusal(changed(path, ids=np.where(ids == 5, 3, ids).astype(np.uint16)))
+    assert unsound in refusal(changed(path, places=places[::-1].copy()))
+    moved = first.copy()
+    moved[2] += 1
+    assert unsound in refusal(changed(path, first=moved))
+    descending = first.copy()
+    descending[1:3] = 9, 0
+    assert unsound in refusal(changed(path, first=descending))
+
+
+def test_files_of_others_are_refused(tmp_path: Path) -> None:
+    """Whatever facts and arrays they have."""
+    path = tmp_path / "corpus"
+    save_file({"ids": np.zeros(3, np.float32)}, path, {"format": FORMAT, "dtype": "U16", "data_offsets": "ab"})
+    assert "not a corpus of this version" in refusal(path)
+    save_file({"weight": np.zeros((2, 2), np.float32)}, path)
     assert "not a corpus of this version" in refusal(path)
 
 
