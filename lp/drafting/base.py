@@ -72,13 +72,15 @@ class Observation:
     """What the sources learn from: one speculative step, or several plain steps in a row.
 
     root: the root before these steps. accepted: the tokens that followed it. ngrams: n-grams that the lookahead window
-    yielded. answers: None if no candidates were asked for.
+    yielded. answers: None if no candidates were asked for. drafted_by: of each accepted draft, the name of its source;
+    None unless there were drafts.
     """
 
     root: Root
     accepted: Sequence[int]
     ngrams: Sequence[tuple[int, ...]] = ()
     answers: StepAnswers | None = None
+    drafted_by: Sequence[str] | None = None
 
 
 class DraftSource(Protocol):

@@ -166,7 +166,7 @@ class PythonDrafter:
 
     def __init__(self, kinds: Kinds, estimates: Estimates, cost: StepCost, start: SequenceStart):
         self._estimates, self._cost = estimates, cost
-        self._sources, self._num_own = Sources(kinds, start), kinds.num_own
+        self._sources, self._num_own, self._names = Sources(kinds, start), kinds.num_own, kinds.sources
         self._growth = Growth([])
         self._odds: list[float] = []
         self._tree: TokenTree
@@ -249,7 +249,10 @@ class PythonDrafter:
         kept = None
         if answers.candidates is not None:
             kept = StepAnswers(self._tree, answers.candidates, accepted.rows)
-        self._sources.learn(Observation(self._sources.root, accepted.tokens, answers=kept))
+        drafted_by = None
+        if self.num_drafts > 1:
+            drafted_by = [self._names[self.kinds[row]] for row in accepted.rows[1:] if row < self.num_drafts]
+        self._sources.learn(Observation(self._sources.root, accepted.tokens, answers=kept, drafted_by=drafted_by))
         self._sources.go_on(accepted.tokens)
         return accepted
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from lp.drafting.base import Observation, Proposals, SequenceStart
 from lp.drafting.contexts import BITS, FOLLOWERS, OFFSET, mask
 from lp.drafting.corpus.file import Corpus
+from lp.drafting.corpus.rest import CorpusRest
 from lp.methods import Auto
 
 TOKEN = mask(1)
@@ -26,6 +27,7 @@ class CorpusDrafts:
 
     def __init__(self, corpus: Corpus):
         self._corpus = corpus
+        self._rest = CorpusRest()
 
     @staticmethod
     def kinds(settings: Auto) -> list[float]:
@@ -39,6 +41,8 @@ class CorpusDrafts:
         return cls(start.corpus)
 
     def propose(self, path: int, position: int) -> Proposals:
+        if self._rest.is_resting:
+            return []
         matches: list[tuple[int, int]] = []
         for length in LENGTHS:
             begin, end = find(
@@ -53,7 +57,9 @@ class CorpusDrafts:
         return []
 
     def learn(self, observation: Observation) -> None:
-        """A corpus does not change."""
+        """Notes whether the corpus helps, which does not change itself."""
+        if observation.drafted_by is not None:
+            self._rest.took_step(observation.drafted_by.count(self.name))
 
 
 def find(corpus: Corpus, tokens: Sequence[int]) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from lp.drafting import answers, shared
 from lp.drafting.answers import AnswerIndex
 from lp.drafting.contexts import LONGEST
 from lp.drafting.corpus.file import Corpus
+from lp.drafting.corpus.rest import FIRST_REST, LONGEST_REST, TRIAL_STEPS
 from lp.drafting.corpus.source import LENGTHS as MATCHES
 from lp.drafting.corpus.source import MOST_PLACES
 from lp.drafting.native.structures import CorpusArrays, Handle
@@ -105,5 +106,6 @@ class NativeCorpus:
         self._arrays = CorpusArrays(
             *(one.ctypes.data for one in (ids, corpus.places, corpus.first)),
             len(ids), ids.itemsize, corpus.vocab_size, MOST_PLACES, len(MATCHES), (ctypes.c_int64 * LONGEST)(*MATCHES),
+            TRIAL_STEPS, FIRST_REST, LONGEST_REST,
         )  # fmt: skip
         self.address = ctypes.addressof(self._arrays)

@@ -33,6 +33,7 @@ class CorpusArrays(ctypes.Structure):
         *((name, c_void_p) for name in ("ids", "places", "first")),
         *((name, c_int64) for name in ("num_ids", "id_bytes", "vocab_size", "most_places", "num_lengths")),
         ("lengths", c_int64 * LONGEST),
+        *((name, c_int64) for name in ("trial_steps", "first_rest", "longest_rest")),
     ]
 
 

@@ -18,6 +18,7 @@ struct Corpus {
     const uint32_t *places, *first;
     int64_t num_ids, id_bytes, vocab_size, most_places;
     int64_t num_lengths, lengths[MOST_LENGTHS];
+    int64_t trial_steps, first_rest, longest_rest;  // see CorpusRest
 
     void propose(const Context& path, int32_t first_kind, Proposals& proposals) const {
         int64_t tokens[LONGEST];
@@ -137,4 +138,29 @@ private:
         }
         return num_best;
     }
+};
+
+// Says for one sequence whether its corpus rests: lp/drafting/corpus/rest.py.
+class CorpusRest {
+public:
+    explicit CorpusRest(const Corpus* corpus) : corpus_(corpus) {
+        if (corpus) num_left_ = corpus->trial_steps, next_rest_ = corpus->first_rest;
+    }
+    // Whether there is a corpus that does not rest.
+    bool is_awake() const { return corpus_ && !is_resting_; }
+
+    void took_step(int64_t num_right) {
+        num_right_ += num_right;
+        if (--num_left_) return;
+        is_resting_ = !is_resting_ && !num_right_;
+        num_left_ = is_resting_ ? next_rest_ : corpus_->trial_steps;
+        if (is_resting_) next_rest_ = std::min(corpus_->longest_rest, 2 * next_rest_);
+        else if (num_right_) next_rest_ = corpus_->first_rest;
+        num_right_ = 0;
+    }
+
+private:
+    const Corpus* corpus_;
+    bool is_resting_ = false;
+    int64_t num_left_ = 0, num_right_ = 0, next_rest_ = 0;
 };

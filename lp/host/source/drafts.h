@@ -26,7 +26,8 @@ public:
           candidates_(sizes.capacity * sizes.num_candidates),
           suffix_(sizes.text_lengths, sizes.num_text_lengths, sizes.most_text_contexts),
           window_(sizes.window_lengths, sizes.num_window_lengths, sizes.most_window_contexts),
-          recycled_(int(sizes.num_candidates), in_use.by_place, sizes.most_answers, sizes.most_places) {}
+          recycled_(int(sizes.num_candidates), in_use.by_place, sizes.most_answers, sizes.most_places),
+          corpus_rest_(in_use.corpus) {}
 
     // Makes the end of a sequence the root. tokens: the last ones, at least LONGEST of them if there are so many.
     void move_to(int64_t position, const int64_t* tokens, int64_t count) {
@@ -74,7 +75,7 @@ public:
                 proposals.add(int32_t(in_use_.first_index) + most, by_one,
                               std::min(most, in_use_.index->tokens.width()));
         }
-        if (in_use_.corpus) in_use_.corpus->propose(path, int32_t(in_use_.first_corpus), proposals);
+        if (corpus_rest_.is_awake()) in_use_.corpus->propose(path, int32_t(in_use_.first_corpus), proposals);
     }
 
     // Drops drafts from the tree planned last. rows: the root and those that stay, ascending, with all ancestors of
@@ -173,6 +174,7 @@ public:
         path_.clear();
         if (int64_t(levels_.rows.size()) == levels_.count())
             for (const int64_t row : right_rows_) path_.push_back(rows_.tokens[row]);
+        if (in_use_.corpus && num_drafts_ > 1) corpus_rest_.took_step(num_right_of_corpus());
         if (has_candidates) learn_answers();
         learn_text(accepted_.data(), int64_t(accepted_.size()));
     }
@@ -229,6 +231,7 @@ private:
     std::vector<int32_t> candidates_;
     Followers suffix_, window_;
     Recycled recycled_;
+    CorpusRest corpus_rest_;
     Grower grower_;
     Context root_{};
     int64_t position_ = 0, num_rows_ = 0, num_drafts_ = 0;
@@ -284,6 +287,15 @@ private:
             }
         }
         return true;
+    }
+
+    // How many accepted drafts are the corpus'.
+    int64_t num_right_of_corpus() const {
+        const int64_t first = in_use_.first_corpus, num_kinds = in_use_.corpus->num_lengths * FOLLOWERS;
+        return std::count_if(right_rows_.begin() + 1, right_rows_.end(), [&](int64_t row) {
+            const int64_t kind = row < num_drafts_ ? rows_.kinds[row] % sizes_.num_own_kinds : -1;
+            return kind >= first && kind < first + num_kinds;
+        });
     }
 
     // Gives the answers of all rows to the sources that keep them.

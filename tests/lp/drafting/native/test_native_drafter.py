@@ -24,6 +24,7 @@ from lp.drafting.drafter import PRIOR_TRIALS, PythonDrafter
 from lp.drafting.history import DraftHistory
 from lp.drafting.native.drafter import NativeDrafter
 from lp.drafting.native.knowledge import NativeShared
+from lp.drafting.sources import Kinds
 from lp.host.library import library, python_alone
 from lp.methods import Auto
 from lp.step_cost import Extras, StepTimes
@@ -221,6 +222,18 @@ def test_requests_with_a_corpus(curve: str, seed: int) -> None:
     profile = twins.native.profile(how, 0.0)
     trials = zip(profile.kinds.sources, profile.estimates.trials, strict=True)
     assert any(number != PRIOR_TRIALS for source, number in trials if source == CorpusDrafts.name)
+
+
+def test_a_corpus_rests_alike() -> None:
+    """A text of another world than the corpus' takes enough steps for several rests."""
+    twins, world = Twins(None, None, None, make_corpus(World(0, 0.0), 5)), World(1, 0.3)
+    how = Auto(window_drafts=False, recycled_drafts=False, rows=12)
+    decoders, tokens, kinds = twins.decoders(how, [1, 2], 0.0, None), [1, 2], Kinds(how).sources
+    has_proposed = []
+    for _ in range(300):
+        step(decoders, world, tokens, 1000)
+        has_proposed.append(any(kinds[kind] == CorpusDrafts.name for kind, _ in decoders[0].drafter.propose([3, 4], 0)))
+    assert 10 < has_proposed.count(False) < 290
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["uint16", "uint32"])
