@@ -20,7 +20,19 @@ struct Corpus {
     int64_t num_lengths, lengths[MOST_LENGTHS];
     int64_t trial_steps, first_rest, longest_rest;  // see CorpusRest
 
+    // What followed a path: the number of the match's length, and the tokens, the most frequent first. None if count is 0.
+    struct Match {
+        int64_t number;
+        int count;
+        int32_t tokens[FOLLOWERS];
+    };
+
     void propose(const Context& path, int32_t first_kind, Proposals& proposals) const {
+        const Match found = search(path);
+        if (found.count) proposals.add(first_kind + int32_t(found.number) * FOLLOWERS, found.tokens, found.count);
+    }
+
+    Match search(const Context& path) const {
         int64_t tokens[LONGEST];
         for (int place = 0; place < LONGEST; ++place) {
             const uint64_t digit = path.words[place / IN_A_WORD] >> BITS * (place % IN_A_WORD) & digits(1);
@@ -29,14 +41,13 @@ struct Corpus {
         }
         Range ranges[MOST_LENGTHS];
         int64_t number = find_longest(tokens, ranges);
-        while (number--) {
-            int32_t found[FOLLOWERS];
+        Match found{0, 0, {}};
+        while (!found.count && number--) {  // the longest match may stand at the ends of texts alone
             if (ranges[number].is_empty()) ranges[number] = find(tokens, number);
-            if (const int count = followers(ranges[number], lengths[number], found)) {
-                proposals.add(first_kind + int32_t(number) * FOLLOWERS, found, count);
-                return;
-            }
+            found.number = number;
+            found.count = followers(ranges[number], lengths[number], found.tokens);
         }
+        return found;
     }
 
 private:

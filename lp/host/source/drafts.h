@@ -52,6 +52,12 @@ public:
 
     // Proposals of all sources for what follows a path that ends `depth` tokens below the root.
     void propose(const Context& path, int64_t depth, Proposals& proposals) const {
+        propose_quickly(path, depth, proposals);
+        if (corpus_rest_.is_awake()) in_use_.corpus->propose(path, int32_t(in_use_.first_corpus), proposals);
+    }
+
+    // Those of all sources but the corpus.
+    void propose_quickly(const Context& path, int64_t depth, Proposals& proposals) const {
         const int most = int(sizes_.num_candidates);
         if (in_use_.has_suffix) suffix_.propose(path, int32_t(in_use_.first_suffix), proposals);
         if (in_use_.shared_ngrams) {
@@ -75,7 +81,6 @@ public:
                 proposals.add(int32_t(in_use_.first_index) + most, by_one,
                               std::min(most, in_use_.index->tokens.width()));
         }
-        if (corpus_rest_.is_awake()) in_use_.corpus->propose(path, int32_t(in_use_.first_corpus), proposals);
     }
 
     // Drops drafts from the tree planned last. rows: the root and those that stay, ascending, with all ancestors of
@@ -103,8 +108,10 @@ public:
     void watch() {
         grown_.clear();
         std::swap(rows_, others_);
+        begin_growth();
         grower_.start(root_, rows_);
-        propose_ranked(root_, 0);
+        propose(root_, 0, grower_.proposals);
+        grower_.proposals.rank(shared_.probabilities, sizes_.num_own_kinds);
         grower_.proposals.end_row();
         num_rows_ = num_drafts_ = 1;
         figures = {1.0, 0.0};
@@ -114,8 +121,9 @@ public:
     int64_t grow(const Bounds& bounds, int64_t num_levels) {
         grown_.clear();
         std::swap(rows_, others_);
+        begin_growth();
         num_drafts_ = grower_.grow(
-            root_, [this](const Context& path, int64_t depth) { propose_ranked(path, depth); },
+            root_, [this](const Context& path, int64_t depth) { propose_quickly(path, depth, grower_.proposals); },
             shared_.probabilities, sizes_.least_probability, cost_, bounds, rows_, figures);
         num_rows_ = num_drafts_;
         add_window(num_levels, num_levels ? bounds.other_rows / num_levels : 0);
@@ -126,8 +134,9 @@ public:
     int64_t offer(int64_t max_depth, int64_t most_rows, double least) {
         grown_.clear();
         std::swap(rows_, others_);
+        begin_growth();
         return grower_.offer(
-            root_, [this](const Context& path, int64_t depth) { propose_ranked(path, depth); },
+            root_, [this](const Context& path, int64_t depth) { propose_quickly(path, depth, grower_.proposals); },
             shared_.probabilities, std::max(least, sizes_.least_probability), max_depth, most_rows, rows_, shared_.odds);
     }
 
@@ -237,12 +246,13 @@ private:
     int64_t position_ = 0, num_rows_ = 0, num_drafts_ = 0;
     Levels levels_;
     StepAnswers answers_{};
+    std::vector<Proposal> lists_;  // of a row that is learnt from
     std::vector<int64_t> accepted_, right_rows_, path_, positions_;
     std::vector<int64_t> grown_;  // of each draft that `keep` has left, the row in which it was grown; empty if all are there
 
-    void propose_ranked(const Context& path, int64_t depth) {
-        propose(path, depth, grower_.proposals);
-        grower_.proposals.rank(shared_.probabilities, sizes_.num_own_kinds);
+    void begin_growth() {
+        const Corpus* asked = corpus_rest_.is_awake() ? in_use_.corpus : nullptr;
+        grower_.late.begin(asked, in_use_.first_corpus, sizes_.num_own_kinds, shared_.probabilities);
     }
 
     Rows rows_at(int64_t* memory) const {
@@ -271,13 +281,14 @@ private:
         const Proposals& proposals = grower_.proposals;
         if (!grown_.empty()) row = grown_[row];
         int32_t rival = NONE;  // the best candidate of the surest list
-        for (const Proposal* list = proposals.begin(row); list != proposals.end(row); ++list)
-            if (list->kind < sizes_.num_own_kinds) rival = *proposals.candidates(*list);
-        for (const Proposal* list = proposals.begin(row); list != proposals.end(row); ++list) {
-            const int32_t* candidates = proposals.candidates(*list);
-            const bool is_rivalled = list->kind >= sizes_.num_own_kinds;
-            for (int32_t rank = 0; rank < list->count; ++rank) {
-                const int32_t kind = list->kind + rank;
+        grower_.lists_of(row, lists_);
+        for (const Proposal& list : lists_)
+            if (list.kind < sizes_.num_own_kinds) rival = *proposals.candidates(list);
+        for (const Proposal& list : lists_) {
+            const int32_t* candidates = proposals.candidates(list);
+            const bool is_rivalled = list.kind >= sizes_.num_own_kinds;
+            for (int32_t rank = 0; rank < list.count; ++rank) {
+                const int32_t kind = list.kind + rank;
                 if (is_rivalled && candidates[rank] == rival) continue;  // it counts for the surest list alone
                 const double trials = sizes_.decay * shared_.trials[kind] + 1;
                 const double hits = sizes_.decay * shared_.hits[kind] + (candidates[rank] == right ? 1 : 0);

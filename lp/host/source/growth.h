@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "context.h"
+#include "late.h"
 #include "proposals.h"
 
 // Seconds of a step: StepCost in lp/step_cost.py.
@@ -40,7 +41,7 @@ public:
         int64_t serial;
         double reached;
         int64_t row;
-        Proposal list;  // its first candidate is the next one
+        Proposal list;  // its first candidate is the next one; without any, the row is to be asked about (see late.h)
     };
 
     void clear() {
@@ -50,10 +51,25 @@ public:
     bool empty() const { return heap_.empty(); }
 
     void add(int64_t row, double reached, Proposal list, const double* probabilities, double least) {
-        const double odds = reached * probabilities[list.kind];
-        if (odds < least) return;
-        heap_.push_back({odds, ++serial_, reached, row, list});
+        push({reached * probabilities[list.kind], ++serial_, reached, row, list}, least);
+    }
+    void push(const Entry& entry, double least) {
+        if (entry.odds < least) return;
+        heap_.push_back(entry);
         std::push_heap(heap_.begin(), heap_.end(), comes_later);
+    }
+    // Keeps numbers for entries that may come later; returns the first.
+    int64_t reserve(int64_t count) { return (serial_ += count) - count + 1; }
+
+    // The entry that comes next.
+    const Entry& top() const { return heap_.front(); }
+    bool is_late() const { return !top().list.count; }
+    // Takes the row that is to be asked about.
+    int64_t take_late() {
+        std::pop_heap(heap_.begin(), heap_.end(), comes_later);
+        const int64_t row = heap_.back().row;
+        heap_.pop_back();
+        return row;
     }
     // Takes the likeliest candidate, and puts the next one of its list in its place.
     Entry take(const double* probabilities, double least) {
@@ -94,9 +110,10 @@ struct Figures {
 class Grower {
 public:
     Proposals proposals;
+    LateCorpus late;
 
     // Writes the rows of a tree under the last token of `context`, and returns how many there are. `propose(path,
-    // depth)` adds what may follow a path to `proposals`. least: the least probability of a node.
+    // depth)` adds what may follow a path to `proposals`, without the corpus. least: the least probability of a node.
     template <class Propose>
     int64_t grow(const Context& context, Propose propose, const double* probabilities, double least, const Cost& cost,
                  const Bounds& bounds, const Rows& rows, Figures& figures) {
@@ -108,8 +125,10 @@ public:
         int64_t best_rows = 1, deepest = 0;
         figures = {1.0, 0.0};
         while (!frontier_.empty()) {
+            const double least_odds = best_speed * cost.row_s(num_rows() + other, deepest);
+            if (num_rows() >= most_rows || frontier_.top().odds < least_odds) break;
+            if (ask_late(probabilities, least)) continue;
             const Frontier::Entry found = frontier_.take(probabilities, least);
-            if (num_rows() >= most_rows || found.odds < best_speed * cost.row_s(num_rows() + other, deepest)) break;
             const int64_t row = add(found, rows);
             if (!row) continue;
             expected += found.odds;
@@ -140,6 +159,7 @@ public:
         ask(0, 1.0, true, propose, probabilities, least, rows);
         if (!max_depth) frontier_.clear();
         while (!frontier_.empty() && num_rows() < most_rows) {
+            if (ask_late(probabilities, least)) continue;
             const Frontier::Entry found = frontier_.take(probabilities, least);
             const int64_t row = add(found, rows);
             if (!row) continue;
@@ -156,15 +176,24 @@ public:
         last_child_.assign(1, 0);
         next_child_.assign(1, 0);
         contexts_.assign(1, context);
+        late_.assign(1, {});
         rows.tokens[0] = int64_t(context.token()) - OFFSET;
         rows.parents[0] = -1;
         rows.depths[0] = 0;
         rows.kinds[0] = -1;
     }
 
+    // All lists of a row, which has been asked about; that of the corpus is the last.
+    void lists_of(int64_t row, std::vector<Proposal>& lists) {
+        settle(row);
+        lists.assign(proposals.begin(row), proposals.end(row));
+        if (late_[row].list.count) lists.push_back(late_[row].list);
+    }
+
 private:
     Frontier frontier_;
     std::vector<Context> contexts_;
+    std::vector<LateRow> late_;
     std::vector<int64_t> last_child_, next_child_;  // of each row the child added last, and the child before it; or 0
 
     int64_t num_rows() const { return int64_t(contexts_.size()); }
@@ -174,9 +203,45 @@ private:
     void ask(int64_t row, double reached, bool asks, Propose& propose, const double* probabilities, double least,
              const Rows& rows) {
         if (asks) propose(contexts_[row], rows.depths[row]);
+        if (row == 0 && late.corpus) late.corpus->propose(contexts_[0], late.first_kind, proposals);
+        proposals.rank(probabilities, late.num_own);
         proposals.end_row();
-        for (const Proposal* list = proposals.begin(row); list != proposals.end(row); ++list)
-            frontier_.add(row, reached, *list, probabilities, least);
+        late_.resize(row + 1);
+        double odds = 0;
+        if (row && asks && late.corpus)
+            odds = late_[row].begin(late, reached, proposals.begin(row), proposals.end(row), probabilities);
+        if (!late_[row].has_waiting)
+            for (const Proposal* list = proposals.begin(row); list != proposals.end(row); ++list)
+                frontier_.add(row, reached, *list, probabilities, least);
+        if (late_[row].is_pending) wait(row, odds, least);
+    }
+
+    // Lets a row wait for the corpus. odds: a bound of what waits.
+    void wait(int64_t row, double odds, double least) {
+        LateRow& one = late_[row];
+        const int64_t num_waiting = one.has_waiting ? proposals.end(row) - proposals.begin(row) : 0;
+        one.serial = frontier_.reserve(num_waiting + 1);
+        frontier_.push({odds, one.serial, one.reached, row, {0, 0, 0}}, least);
+    }
+
+    // Asks the corpus about the row that comes next, if that row waits for it.
+    bool ask_late(const double* probabilities, double least) {
+        if (!frontier_.is_late()) return false;
+        const int64_t row = frontier_.take_late();
+        settle(row);
+        const LateRow& one = late_[row];
+        int64_t serial = one.serial;
+        const auto add = [&](const Proposal& list) {
+            frontier_.push({one.reached * probabilities[list.kind], serial++, one.reached, row, list}, least);
+        };
+        if (one.has_waiting) std::for_each(proposals.begin(row), proposals.end(row), add);
+        if (one.list.count) add(one.list);
+        return true;
+    }
+
+    void settle(int64_t row) {
+        if (late_[row].is_pending)
+            late_[row].settle(late, contexts_[row], proposals.begin(row), proposals.end(row), proposals);
     }
 
     // Adds a candidate as a node. Returns its row, or 0 if there is a node for the same token.

@@ -29,6 +29,12 @@ public:
         candidates_.insert(candidates_.end(), candidates, candidates + count);
     }
 
+    // Keeps a list for a row that was asked about before. It is not among that row's lists.
+    Proposal keep(int32_t kind, const int32_t* candidates, int count) {
+        candidates_.insert(candidates_.end(), candidates, candidates + count);
+        return {kind, int32_t(candidates_.size()) - count, count};
+    }
+
     // Gives all lists of the row at hand their rivalled kinds but the one that is surest of its best candidate. See
     // `ranked` in lp/drafting/sources.py.
     void rank(const double* probabilities, int64_t num_own) {
@@ -44,6 +50,8 @@ public:
     void end_row() { ends_.push_back(int32_t(lists_.size())); }
 
     const Proposal* begin(int64_t row) const { return lists_.data() + (row ? ends_[row - 1] : 0); }
+    Proposal* begin(int64_t row) { return lists_.data() + (row ? ends_[row - 1] : 0); }
+    Proposal* end(int64_t row) { return lists_.data() + ends_[row]; }
     const Proposal* end(int64_t row) const { return lists_.data() + ends_[row]; }
     const int32_t* candidates(const Proposal& proposal) const { return candidates_.data() + proposal.first; }
 
