@@ -21,18 +21,21 @@ struct Corpus {
     int64_t trial_steps, first_rest, longest_rest;  // see CorpusRest
 
     // What followed a path: the number of the match's length, and the tokens, the most frequent first. None if count is 0.
+    // num_matching: how many of the lengths match.
     struct Match {
-        int64_t number;
+        int64_t number, num_matching;
         int count;
         int32_t tokens[FOLLOWERS];
     };
 
-    void propose(const Context& path, int32_t first_kind, Proposals& proposals) const {
+    Match propose(const Context& path, int32_t first_kind, Proposals& proposals) const {
         const Match found = search(path);
         if (found.count) proposals.add(first_kind + int32_t(found.number) * FOLLOWERS, found.tokens, found.count);
+        return found;
     }
 
-    Match search(const Context& path) const {
+    // before: what was found for the path without its last token, if that is known.
+    Match search(const Context& path, const Match* before = nullptr) const {
         int64_t tokens[LONGEST];
         for (int place = 0; place < LONGEST; ++place) {
             const uint64_t digit = path.words[place / IN_A_WORD] >> BITS * (place % IN_A_WORD) & digits(1);
@@ -40,8 +43,8 @@ struct Corpus {
             tokens[LONGEST - 1 - place] = token < vocab_size ? token : NO_TOKEN;  // the end of a text is no token, either
         }
         Range ranges[MOST_LENGTHS];
-        int64_t number = find_longest(tokens, ranges);
-        Match found{0, 0, {}};
+        int64_t number = find_longest(tokens, before, ranges);
+        Match found{0, number, 0, {}};
         while (!found.count && number--) {  // the longest match may stand at the ends of texts alone
             if (ranges[number].is_empty()) ranges[number] = find(tokens, number);
             found.number = number;
@@ -105,12 +108,11 @@ private:
         return low;
     }
 
-    // How many of the lengths match somewhere, by bisection: if a length does not match, no longer one does. Writes the
-    // ranges that it has found.
-    int64_t find_longest(const int64_t* path, Range* ranges) const {
-        int64_t low = 0, high = num_lengths;
-        while (low < high) {
-            const int64_t middle = (low + high) / 2;
+    // How many of the lengths match somewhere, by bisection: if a length does not match, no longer one does. One token
+    // more makes the longest match at most that much longer, and mostly does. Writes the ranges that it has found.
+    int64_t find_longest(const int64_t* path, const Match* before, Range* ranges) const {
+        int64_t low = 0, high = before ? std::min(num_lengths, before->num_matching + 1) : num_lengths;
+        for (int64_t middle = before ? high - 1 : high / 2; low < high; middle = (low + high) / 2) {
             ranges[middle] = find(path, middle);
             if (ranges[middle].is_empty()) high = middle;
             else low = middle + 1;

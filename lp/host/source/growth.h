@@ -203,10 +203,11 @@ private:
     void ask(int64_t row, double reached, bool asks, Propose& propose, const double* probabilities, double least,
              const Rows& rows) {
         if (asks) propose(contexts_[row], rows.depths[row]);
-        if (row == 0 && late.corpus) late.corpus->propose(contexts_[0], late.first_kind, proposals);
+        if (row == 0 && late.corpus) late_[0].found = late.corpus->propose(contexts_[0], late.first_kind, proposals);
         proposals.rank(probabilities, late.num_own);
         proposals.end_row();
         late_.resize(row + 1);
+        late_[row].parent = std::max<int64_t>(0, rows.parents[row]);
         double odds = 0;
         if (row && asks && late.corpus)
             odds = late_[row].begin(late, reached, proposals.begin(row), proposals.end(row), probabilities);
@@ -241,7 +242,8 @@ private:
 
     void settle(int64_t row) {
         if (late_[row].is_pending)
-            late_[row].settle(late, contexts_[row], proposals.begin(row), proposals.end(row), proposals);
+            late_[row].settle(late, contexts_[row], late_[late_[row].parent], proposals.begin(row), proposals.end(row),
+                              proposals);
     }
 
     // Adds a candidate as a node. Returns its row, or 0 if there is a node for the same token.

@@ -37,10 +37,12 @@ struct LateCorpus {
 // A row about which the corpus has not been asked, or what it has found. serial: of the first list that waits.
 struct LateRow {
     bool is_pending = false;
+    int64_t parent = 0;
     bool has_waiting = false;  // the lists of the other sources wait, too: the corpus may be surer than they are
     double reached = 0, best = -1;  // the row's probability, and that of the best candidate of the other sources
     int64_t serial = 0;
     Proposal list{0, 0, 0};
+    Corpus::Match found{0, -1, 0, {}};  // -1 matching lengths until the corpus has been asked
 
     // Begins to wait. lists: of the other sources, ranked. Returns a probability that no candidate that waits exceeds.
     double begin(const LateCorpus& late, double reached_row, const Proposal* first, const Proposal* end,
@@ -58,9 +60,11 @@ struct LateRow {
     }
 
     // Asks the corpus what follows the row's path, and ranks that among the other lists.
-    void settle(const LateCorpus& late, const Context& path, Proposal* first, Proposal* end, Proposals& proposals) {
+    // parent: the row above.
+    void settle(const LateCorpus& late, const Context& path, const LateRow& parent, Proposal* first, Proposal* end,
+                Proposals& proposals) {
         is_pending = false;
-        const Corpus::Match found = late.corpus->search(path);
+        found = late.corpus->search(path, parent.found.num_matching < 0 ? nullptr : &parent.found);
         if (!found.count) return;
         const bool is_surest = late.own[found.number] > best;
         const int64_t kind = late.first_kind + found.number * FOLLOWERS + (is_surest ? 0 : late.num_own);
