@@ -34,7 +34,8 @@ struct LateCorpus {
     }
 };
 
-// A row about which the corpus has not been asked, or what it has found. serial: of the first list that waits.
+// A row about which the corpus has not been asked, or what it has found. parent: the row above. serial: of the first list
+// that waits.
 struct LateRow {
     bool is_pending = false;
     int64_t parent = 0;
@@ -44,7 +45,8 @@ struct LateRow {
     Proposal list{0, 0, 0};
     Corpus::Match found{0, -1, 0, {}};  // -1 matching lengths until the corpus has been asked
 
-    // Begins to wait. lists: of the other sources, ranked. Returns a probability that no candidate that waits exceeds.
+    // Begins to wait. first .. end: the lists of the other sources, ranked. Returns a probability that no candidate that
+    // waits exceeds.
     double begin(const LateCorpus& late, double reached_row, const Proposal* first, const Proposal* end,
                  const double* probabilities) {
         is_pending = true;
@@ -59,8 +61,7 @@ struct LateRow {
         return reached * (has_waiting ? most : late.most_rivalled);
     }
 
-    // Asks the corpus what follows the row's path, and ranks that among the other lists.
-    // parent: the row above.
+    // Asks the corpus what follows the row's path, and ranks that among the other lists. parent: the row above.
     void settle(const LateCorpus& late, const Context& path, const LateRow& parent, Proposal* first, Proposal* end,
                 Proposals& proposals) {
         is_pending = false;
