@@ -32,7 +32,7 @@ from lp.step_cost import StepTimes
 from parallel.build import EpochPlace, describe_mode, share_steps
 from parallel.comm.channel import Channel
 from parallel.degrees import Mode
-from parallel.errors import RankLost, StateDiverged
+from parallel.errors import EpochOver, RankLost, StateDiverged
 from parallel.group.epoch import Epoch, joined, resume
 from parallel.group.link import Link
 from parallel.group.member import Fenced, FrontEndGone, Member
@@ -163,7 +163,11 @@ class _Rank:
             engine.checkpoint.grammars.warm_up()
             self._report(engine.history.step_times, channel)
             waiting = resume(engine, engine.runner, channel, epoch, engine.history.step_times)
-            self.member.serve_in(epoch, engine, channel, waiting)
+            try:
+                self.member.serve_in(epoch, engine, channel, waiting)
+            except EpochOver:
+                self.member.next_epoch()  # raises why this rank has to leave
+                raise
 
 
 def _mesh(spec: RankSpec, settings: RuntimeSettings) -> Mesh:
