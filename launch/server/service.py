@@ -125,7 +125,7 @@ class Service:
         self._num_places = 0  # that waiting requests take
         self._running: dict[str, _Ticket] = {}
         self._cancelled: list[str] = []
-        # While draining: the time.monotonic() at which the requests that are left are cancelled.
+        # While draining: the time.monotonic() at which the requests that are left are cancelled; infinite afterwards.
         self._deadline: float | None = None
         self._failed = False
 
@@ -294,5 +294,6 @@ class Service:
 
     def _cancel_the_late(self) -> None:
         if self._is_late():
+            self._deadline = math.inf  # those that run end with their step: telling them again would only delay it
             for request_id in [*self._running, *self._waiting]:
                 self.cancel(request_id)
