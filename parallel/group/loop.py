@@ -32,7 +32,7 @@ def serve(
     """Serves until a shutdown command. Raises EpochOver after the step that is the last one with these ranks.
 
     inbox: given on rank 0 only. emit: gets what every step adds, and the end of each cancelled request. flush: called
-    when a whole step has been emitted.
+    when a round of commands and the step after it, if any request is left for one, have been emitted.
     """
     while True:
         if engine.is_idle or _commands_due(engine, channel, inbox):
@@ -55,7 +55,7 @@ def serve(
                 channel.announce(inbox.has_waiting() or should_measure(engine))
             for progress in engine.step():
                 emit(progress)
-            flush()
+        flush()
 
 
 def should_measure(engine: Engine) -> bool:

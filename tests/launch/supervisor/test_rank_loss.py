@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -14,12 +15,22 @@ from benchmarks.faults.kills import KillPlan, KillTrial
 from benchmarks.faults.rank_server import STOP_S, RankServer, serving, shared_memory_files, started
 from benchmarks.faults.requests import long_prompt
 from benchmarks.faults.scenarios import ScenarioStage
+from tests.launch.server.harness import LIMIT_S, eventually
+from tests.launch.supervisor.test_loss_by_method import num_running
 
 pytestmark = pytest.mark.slow
 
 TOKENS = 128
 # Slows streams down, so that what is done to the ranks happens during a stream.
 SLOW = "parallel.delay_us=10000"
+
+
+@contextmanager
+def stream(server: RankServer) -> Iterator[Iterator[str]]:
+    """The lines of a long answer."""
+    body = {"prompt": "def f(", "max_tokens": 900, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=LIMIT_S) as answer:
+        yield answer.iter_lines()
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +89,24 @@ def test_a_rank_that_hangs_is_left_out_and_leaves_when_it_wakes(stage: ScenarioS
     assert verdict.passed, verdict.seen
 
 
+def test_a_client_that_leaves_frees_its_place(three: RankServer) -> None:
+    """The cancelled request is the only one: no step follows with which its end could be told."""
+    three.wait_for_all()
+    with stream(three) as lines:
+        next(lines)
+    eventually(lambda: num_running(three) == 0)
+
+
 def test_sigterm_ends_all_while_a_killed_rank_is_started_anew(model: Path) -> None:
-    with started(model, 2, "step_times=off") as server:
+    """And while a request decodes that has no time to finish."""
+    with started(model, 2, "step_times=off", "server.drain_s=0") as server:
         (pid,) = server.signal([1])
         status = server.wait_until(lambda now: now.ranks[1].state in ("starting", "loading"), "rank 1 starts")
         assert status.ranks[1].pid != pid
-        processes = server.family()
-        server.process.terminate()
-        assert server.process.wait(STOP_S) == 0, server.log
+        with stream(server) as lines:
+            next(lines)
+            processes = server.family()
+            server.process.terminate()
+            assert server.process.wait(STOP_S) == 0, server.log
         _, left = psutil.wait_procs(processes, timeout=STOP_S)
         assert not left and "Traceback" not in server.log

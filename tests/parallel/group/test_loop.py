@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lp import Lookahead, Progress, Sampling, Stopping
+from lp import Engine, Lookahead, Progress, Sampling, Stopping
+from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
 from parallel.group import loop
 from parallel.group.commands import Cancel, Command, Shutdown, Submit
@@ -73,3 +74,28 @@ def test_every_rank_goes_through_the_same_states(num_ranks: int, checkpoint_fold
     assert endings == {"first": "length", "cancelled": "cancelled", "late": "length"}
     assert len(tokens["first"]) == len(tokens["late"]) == 30
     assert 0 < len(tokens["cancelled"]) < 30
+
+
+def test_the_end_of_the_last_request_is_told_before_more_is_awaited(llama: Engine) -> None:
+    """A front end that has heard of no end would keep the request's place, and wait for it when it shuts down."""
+    request = llama.request_builder.build([5, 9], Lookahead(), Sampling(0.0), Stopping(30, ignore_eos=True))
+    emitted: list[Progress] = []
+    told: list[Progress] = []
+
+    class Inbox:
+        """Submits a request, cancels it after a step, and shuts down."""
+
+        rounds = iter([[Submit(request)], [Cancel(request.id)], [Shutdown()]])
+
+        def has_waiting(self) -> bool:
+            return True
+
+        def take(self, wait_s: float) -> list[Command]:
+            assert told == emitted
+            return next(self.rounds)
+
+    def flush() -> None:
+        told[:] = emitted
+
+    loop.serve(llama, Channel(LocalExchange()), Inbox(), emitted.append, flush)
+    assert told[-1].finish_reason == "cancelled"
