@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import IO
 
 from launch.supervisor.launcher import OnExit
@@ -57,7 +58,8 @@ class LocalLauncher:
         for process in self._processes.values():
             process.kill()
         for process in self._processes.values():
-            process.wait(_LEAVE_S)
+            with suppress(subprocess.TimeoutExpired):  # a busy machine may take longer, but it has been killed
+                process.wait(_LEAVE_S)
 
 
 def _watch(process: subprocess.Popen[str], rank: int, on_exit: OnExit) -> None:
