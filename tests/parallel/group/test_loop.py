@@ -81,18 +81,17 @@ def test_the_end_of_the_last_request_is_told_before_more_is_awaited(llama: Engin
     request = llama.request_builder.build([5, 9], Lookahead(), Sampling(0.0), Stopping(30, ignore_eos=True))
     emitted: list[Progress] = []
     told: list[Progress] = []
+    rounds: list[list[Command]] = [[Submit(request)], [Cancel(request.id)], [Shutdown()]]
 
     class Inbox:
         """Submits a request, cancels it after a step, and shuts down."""
-
-        rounds = iter([[Submit(request)], [Cancel(request.id)], [Shutdown()]])
 
         def has_waiting(self) -> bool:
             return True
 
         def take(self, wait_s: float) -> list[Command]:
             assert told == emitted
-            return next(self.rounds)
+            return rounds.pop(0)
 
     def flush() -> None:
         told[:] = emitted
