@@ -16,17 +16,25 @@ from lp.tree import TokenTree
 
 # The number of different tokens in a text, and of candidates in each answer.
 NUM_TOKENS, CANDIDATES = 997, 8
+# Positions after which the choices of the best followers come again.
+PERIOD = 2**16
 
 
 class FollowersTable:
-    """Which tokens follow which, so that texts repeat themselves and some drafts are right."""
+    """Which tokens follow which, so that texts repeat themselves and some drafts are right.
+
+    One of a token's first three followers is the best one, at random by the position: a rule with a short period would
+    lead every text into a circle soon, and then all drafts would be right.
+    """
 
     def __init__(self) -> None:
-        self._followers = np.random.default_rng(0).integers(NUM_TOKENS, size=(NUM_TOKENS, CANDIDATES))
+        random = np.random.default_rng(0)
+        self._followers = random.integers(NUM_TOKENS, size=(NUM_TOKENS, CANDIDATES))
+        self._best = random.integers(3, size=PERIOD)
 
     def answer(self, tree: TokenTree, position: int) -> np.ndarray:
-        """Packed answers, int32 [R, K]. Which of a token's followers is the best one depends on the position."""
-        first = (7 * (position + tree.depths) % 11) % 3
+        """Packed answers, int32 [R, K]. position: of the tree's root."""
+        first = self._best[(position + tree.depths) % PERIOD]
         ranks = (np.arange(CANDIDATES) + first[:, None]) % CANDIDATES
         return self._followers[tree.tokens[:, None] % NUM_TOKENS, ranks].astype(np.int32)
 

@@ -104,9 +104,10 @@ class BatchDevice(SingleDevice):
     Text is told while it works.
     """
 
-    def __init__(self, model: CausalModel, forward: MadeUpForward, watch: Stopwatch, sweep: Callable[[], object]):
+    def __init__(self, model: CausalModel, forward: MadeUpForward, watch: Stopwatch):
         super().__init__(model)
-        self.forward, self.watch, self.sweep = forward, watch, sweep
+        self.forward, self.watch = forward, watch
+        self.sweep: Callable[[], object] | None = None  # is called before each answer
         self.followers = FollowersTable()
         self.laps: list[dict[str, float]] = []
         self._answered = 0.0
@@ -155,7 +156,8 @@ class BatchDevice(SingleDevice):
             # By copies of the trees: otherwise arrays would be made of their rows, which nobody else asks for.
             packed = [self.followers.answer(copy.copy(step.tree), len(step.sequence.tokens)) for step in steps]
             packed = [answer[:, : max(1, step.num_candidates)] for answer, step in zip(packed, steps, strict=True)]
-            self.sweep()
+            if self.sweep:
+                self.sweep()
             self._answered = time.perf_counter()
             answers = []
             for answer, step in zip(packed, steps, strict=True):
@@ -195,26 +197,38 @@ def measure_laps(
     not measured. is_watched: whether settling and planning are told apart, which takes some microseconds; otherwise
     `schedule` contains them.
     """
-    watch, is_measured = Stopwatch(), False
-    model, made_up = make_forward(engine.checkpoint.model, forward, num_sequences)
-    device = BatchDevice(model, made_up, watch, lambda: is_measured and sweep and sweep())
-    timed = Engine(replace(engine.checkpoint, model=model), device, engine.request_builder, step_times=step_times)
-    with around_the_device(watch, num_sequences):
-        for number in range(num_sequences):
-            submit(timed, decode, temperature, number)
-        generations = list(timed.scheduler)
-        for generation in generations if is_watched else ():
-            watch.watch(generation, "settle", PARTS[0])
-            if num_sequences == 1:
-                watch.watch(generation, "plan", PARTS[1])
-        while any(not generation.stats.steps for generation in generations):
-            timed.step()
-        for _ in range(first_steps):
-            timed.step()
-        del device.laps[:-1]  # the last one is under way
-        is_measured = True
-        for _ in range(num_steps + 1):
-            timed.step()
+    laps: list[dict[str, float]] = []
+    while len(laps) < num_steps:  # texts that grow by many tokens a step fill their context before that
+        watch = Stopwatch()
+        model, made_up = make_forward(engine.checkpoint.model, forward, num_sequences)
+        device = BatchDevice(model, made_up, watch)
+        timed = Engine(replace(engine.checkpoint, model=model), device, engine.request_builder, step_times=step_times)
+        with around_the_device(watch, num_sequences):
+            for number in range(num_sequences):
+                submit(timed, decode, temperature, number)
+            for generation in timed.scheduler if is_watched else ():
+                watch.watch(generation, "settle", PARTS[0])
+                if num_sequences == 1:
+                    watch.watch(generation, "plan", PARTS[1])
+            laps += laps_of_texts(timed, device, first_steps, num_steps - len(laps), sweep)
+    return laps
+
+
+def laps_of_texts(
+    engine: Engine, device: BatchDevice, first_steps: int, num_steps: int, sweep: Callable[[], object] | None
+) -> list[dict[str, float]]:
+    """What `measure_laps` returns, up to where the first of the submitted texts ends."""
+    generations = list(engine.scheduler)
+    while any(not generation.stats.steps for generation in generations):
+        engine.step()
+    for _ in range(first_steps):
+        engine.step()
+    del device.laps[:-1]  # the last one is under way
+    device.sweep = sweep
+    while len(device.laps) < num_steps + 2:
+        if any(progress.finish_reason for progress in engine.step()):
+            break
+    assert len(device.laps) > 2, "a text ended before a step of it was measured"
     return device.laps[1:-1]
 
 
