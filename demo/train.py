@@ -93,10 +93,11 @@ def make_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
 class Stream:
     """The token ids of a set of texts, one after another. Returns random crops of them, or consecutive pieces."""
 
-    def __init__(self, tokenizer, texts: list[str], seed: int = 0):
+    def __init__(self, tokenizer, texts: list[str], seed: int = 0, end: str | None = EOS):
+        """end: the token after each text, if any."""
         encoded = tokenizer.encode_batch(texts)
-        eos = tokenizer.token_to_id(EOS)
-        self.tokens = np.concatenate([np.array([*e.ids, eos], dtype=np.int64) for e in encoded])
+        ending = [] if end is None else [tokenizer.token_to_id(end)]
+        self.tokens = np.concatenate([np.array([*e.ids, *ending], dtype=np.int64) for e in encoded])
         self.num_bytes = sum(len(text.encode()) for text in texts)
         self.random = np.random.default_rng(seed)
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 from tqdm import tqdm
 from train import Stream, learning_rate
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from lp.model.heads.files import save_heads
 from lp.model.heads.medusa import HeadsInfo, MedusaHeads
@@ -197,8 +197,9 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     library, held_out_files = standard_library()
     files = [*library, *(file for package in PACKAGES for file in package_sources(package))]
+    end = AutoTokenizer.from_pretrained(args.model).eos_token
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
-    corpus, held_out = (Stream(tokenizer, list(read(some[::STRIDE]))) for some in (files, held_out_files))
+    corpus, held_out = (Stream(tokenizer, list(read(some[::STRIDE])), end=end) for some in (files, held_out_files))
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, attn_implementation="eager")
     model.to(device).requires_grad_(False)

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from demo import trajectories
 from demo.trajectories import Trajectories, collect, packed_mask
 from lp import Engine, Jacobi
-from tests.launch.commands import CHECKOUT
+from tests.demo.scripts import imported
 from tests.models import build_tokenizer, save_checkpoint
 
 # Each letter is followed by the next one of its row, and the last one by the first.
@@ -28,18 +28,8 @@ Run = Callable[..., dict]
 
 @pytest.fixture(scope="module")
 def command() -> Iterator[ModuleType]:
-    """The script, imported as Python runs it: its folder is on the path."""
-    sys.path.insert(0, str(CHECKOUT / "demo"))
-    before = set(sys.modules)
-    try:
-        import train_consistency  # pyright: ignore[reportMissingImports]
-
-        yield train_consistency
-    finally:
-        sys.path.remove(str(CHECKOUT / "demo"))
-        for name in {*sys.modules} - before:
-            if not getattr(sys.modules[name], "__package__", None):
-                del sys.modules[name]
+    with imported("train_consistency") as module:
+        yield module
 
 
 def made_up_text(draw: random.Random, length: int) -> str:
