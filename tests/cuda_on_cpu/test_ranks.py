@@ -120,7 +120,8 @@ def with_graphs(mesh: Mesh, channel: Channel, folder: str, has_peers: bool) -> S
         return StepCounts(error, rank.texts(), *counts, traffic, rank.log, model.fast is not None)
 
 
-@pytest.mark.parametrize("has_peers", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("has_peers", [False, True])
 def test_a_tp_rank_replays_one_graph(has_peers: bool, folders: Folders) -> None:
     """Two all-reduces for each of three layers, one for the embedding, and the logits are gathered."""
     for found in run_ranks(with_graphs, 2, str(folders["llama"]), has_peers):

@@ -80,6 +80,7 @@ def test_interrupt_keeps_the_texts_so_far(folder: str, tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shown",
     [
@@ -148,6 +149,7 @@ def test_a_killed_rank_is_named_by_the_others(folder: str, tmp_path: Path) -> No
     ranks[1].wait()
 
 
+@pytest.mark.slow
 def test_python_interface(folder: str) -> None:
     """Runs the example of docs/usage.md."""
     code = (

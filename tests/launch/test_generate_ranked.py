@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.launch.conftest import Main
 
 
+@pytest.mark.slow
 def test_the_best_of_several_samples(main: Main, folder: str) -> None:
     common = f"model.path={folder}", "prompt=def f(", "max_new_tokens=12", "sampling.seed=3"
     sampled = *common, "decode=best_of", "sampling.temperature=0.8", "decode.num_return_sequences=4"

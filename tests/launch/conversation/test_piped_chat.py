@@ -130,6 +130,7 @@ def test_a_checkpoint_without_a_template_is_refused(ranks: list[str], chat: Chat
     assert notes[0].startswith("error: the checkpoint has no chat template")
 
 
+@pytest.mark.slow
 def test_ranks_that_the_program_starts_answer_the_same(
     chat: Chat, chat_folder: str, engine: Engine, tmp_path: Path
 ) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_frozen_objects_are_released_at_the_end() -> None:
     program = """
 import atexit, gc

@@ -64,6 +64,7 @@ def stream_chunks(url: str, max_tokens: int) -> Iterator[dict]:
                 yield json.loads(line.removeprefix("data: "))
 
 
+@pytest.mark.slow
 def test_sigterm_drains_and_ends_with_exit_code_0(folder: Path):
     with program(folder, step_s=0.02) as running:
         url = running.url()

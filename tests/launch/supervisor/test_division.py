@@ -19,6 +19,9 @@ DIVIDED = "each with requests of its own"
 Answer = tuple[str, list[str], str]
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def two(model: Path) -> Iterator[RankServer]:
     with serving(model, 2) as server:
@@ -113,7 +116,6 @@ def test_a_rank_lost_while_each_serves_its_own(two: RankServer, alone: list[Answ
     two.wait_for_all(gone)
 
 
-@pytest.mark.slow
 def test_with_dp_each_rank_serves_its_own_from_the_start(model: Path, alone: list[Answer]) -> None:
     with serving(model, 2, "parallel=dp") as server:
         server.wait_until(lambda status: status.divided, "each rank serves requests of its own")

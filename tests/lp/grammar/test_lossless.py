@@ -64,6 +64,7 @@ def test_greedy_text_is_that_of_generate_with_masks(seed: int, llama: Engine, ll
         assert found.finish_reason == ("length" if len(expected) == 80 else "stop")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind)
 def test_every_method_gives_the_text_of_plain_decoding(grammar: Grammar, llama: Engine) -> None:
     for number, settings in enumerate(SAMPLINGS):

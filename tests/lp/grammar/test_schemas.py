@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from benchmarks.structured.schemas import faults, make_schema
 from lp import Engine, Grammar, Sampling, Stopping
 from lp.request import Completion
@@ -11,6 +13,7 @@ from lp.request import Completion
 NUM_SCHEMAS, AT_ONCE = 300, 60
 
 
+@pytest.mark.slow
 def test_every_answer_that_ends_is_valid(llama: Engine) -> None:
     engine, schemas = Engine(llama.checkpoint), [make_schema(seed) for seed in range(NUM_SCHEMAS)]
     answers = [Completion() for _ in schemas]

@@ -113,6 +113,7 @@ def test_what_cannot_be_read_is_refused(content: bytes | None, tmp_path: Path) -
         read_tensors(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_made_or_why_not(tmp_path: Path) -> None:
     torch.save(publish().state_dict(), tmp_path / "medusa_lm_head.pt")
     command = [sys.executable, "-m", "lp.model.heads.convert"]
