@@ -222,8 +222,7 @@ class StepCost:
             row_s += extras.host_row
             self._alone = array("d", (alone.at(rows) + step_s + row_s * rows for rows in range(most_rows + 1)))
             self._alone_slopes = array("d", _least_slopes(self._alone))
-        self._host_row = extras.host_row
-        self._copy = extras.copies
+        self._host_row, self._copy = extras.host_row, extras.copies
         plain = extras.sampled_plain if is_sampled else extras.greedy_plain
         one_row = min((shared.at(trees) + more_s) / load, alone.at(1) if alone else math.inf)
         self.plain_s = max(one_row + plain, one_row / 2)
@@ -273,10 +272,13 @@ class StepCost:
         The other part takes over rows of the tree, as far as the tokens do not take longer than an ordinary part.
         """
         taken_over = num_tokens * (self.num_parts - 1) / self.num_parts * self._row_s
-        last = len(self._shared) - 1
-        busy = self._shared[min(1 + num_tokens, last)] + max(0, 1 + num_tokens - last) * self._row_s
-        computed_s = max(taken_over, busy - self._usual_s)
+        computed_s = max(taken_over, self.part_s(1 + num_tokens) - self._usual_s)
         return min(computed_s, self._copy(num_tokens)) if num_tokens >= LEAST_COPIED else computed_s
+
+    def part_s(self, num_rows: int) -> float:
+        """About the seconds of a step whose largest part has so many rows, also more of them than a tree may have."""
+        last = len(self._shared) - 1
+        return self._shared[min(num_rows, last)] + max(0, num_rows - last) * self._row_s
 
     def largest_part(self, num_rows: int, depth: int) -> int:
         """About the number of rows of the largest part of a tree.

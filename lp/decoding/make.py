@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from lp.decoding.auto import AutoDecoder
 from lp.decoding.base import Decoder
+from lp.decoding.by_model.asking import Experience
 from lp.decoding.by_model.base import SecondText
-from lp.decoding.by_model.calibration import Calibration
-from lp.decoding.by_model.decoder import SOURCE, ModelDecoder
+from lp.decoding.by_model.decoder import ModelDecoder
 from lp.decoding.by_model.mixed import MixedDecoder
 from lp.decoding.jacobi import JacobiDecoder
 from lp.decoding.lookahead import LookaheadDecoder, PoolFeed
@@ -51,7 +51,8 @@ def make_decoder(
             decoder = AutoDecoder(settings, prompt, seed, temperature, history, owner)
             if second is None:
                 return decoder
-            return MixedDecoder(decoder, second, history.of_all(SOURCE, temperature, Calibration), bool(settings.rows))
+            experience = history.of_all(settings.method, temperature, Experience)
+            return MixedDecoder(decoder, second, experience, bool(settings.rows))
         case Autoregressive():
             return LookaheadDecoder(None, None, 0)
         case Jacobi():
@@ -65,7 +66,8 @@ def make_decoder(
             return LookaheadDecoder(window, feed, settings.guesses, settings.position_noise)
         case DraftModel():
             assert second is not None, "requests are refused where there is no second model"
-            return ModelDecoder(settings, second, history.cost(settings, temperature))
+            experience = history.of_all(settings.method, temperature, Experience)
+            return ModelDecoder(settings, second, history.cost(settings, temperature), experience)
         case Medusa():
             return MedusaDecoder(settings)
         case Beam():

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lp.decoding.base import Described, Offer
+from lp.decoding.by_model.asking import Asking, Experience
 from lp.decoding.by_model.base import AsksSecondModel, SecondText, Wish
-from lp.decoding.by_model.calibration import Calibration
 from lp.decoding.by_model.growth import Growth
 from lp.decoding.by_model.settings import REJECTION, DraftModel
 from lp.step_cost import StepCost
@@ -23,8 +23,6 @@ from lp.tree import Coupled, Proposal, TokenTree, TreeBuilder, chain, greatest_d
 from lp.verification import Accepted, Answers, CountDrafts, Drafted, verify
 
 SOURCE = "draft_model"
-# Where drafts do not pay, one of so many steps asks for some all the same, to notice when they do.
-TRIED_EVERY = 16
 
 
 class ModelDecoder(AsksSecondModel):
@@ -34,13 +32,14 @@ class ModelDecoder(AsksSecondModel):
     is_shared = True
     expected = 1.0
 
-    def __init__(self, settings: DraftModel, text: SecondText, cost: StepCost):
-        """cost: of the model's steps; all decisions about rows are made by it and by the second model's share of it."""
+    def __init__(self, settings: DraftModel, text: SecondText, cost: StepCost, experience: Experience):
+        """cost: of the model's steps; all decisions about rows are made by it and by the second model's share of it.
+        experience: of such requests.
+        """
         self._settings, self._text, self._cost = settings, text, cost
-        self._calibration = Calibration()
+        self._calibration, self._asking = experience.calibration, Asking(experience.worth, cost)
         self._is_chain = settings.verify == REJECTION
         self._growth: Growth | None = None  # drafted for the step that is planned next
-        self._num_idle = 0
         # The tree planned last, and for each of its rows the node of the growth.
         self.tree, self._rows = chain([0]), [0]
         self._grown: Growth | None = None
@@ -53,10 +52,9 @@ class ModelDecoder(AsksSecondModel):
         settings = self._settings
         depth = min(settings.depth, greatest_depth(room, wanted), self._text.max_length - len(tokens))
         most = settings.depth if self._is_chain else (settings.rows or settings.max_rows) - 1
-        round_cost = 0.0 if settings.rows else self._text.relative_cost
-        if round_cost and self._num_idle % TRIED_EVERY == TRIED_EVERY - 1:
-            round_cost = min(round_cost, self._calibration.rate / 2)
+        round_cost = 0.0 if settings.rows or self._is_chain else self._text.relative_cost
         self._growth = Growth(tokens[-1], self._calibration, max(0, depth), most, round_cost, self._is_chain)
+        self._asking.limit(self._growth, len(tokens), wanted)
         return Wish(self._text, tokens, self._growth)
 
     def _drafted(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Growth:
@@ -65,7 +63,6 @@ class ModelDecoder(AsksSecondModel):
             self._text.draft([self.wish(tokens, room, wanted, load)], is_alone=load == 1)
         growth, self._growth = self._growth, None
         assert growth is not None
-        self._num_idle = 0 if growth.num_rounds else self._num_idle + 1
         self._grown = growth
         return growth
 
@@ -128,6 +125,7 @@ class ModelDecoder(AsksSecondModel):
         assert self._grown is not None
         for row, target in zip(accepted.rows, accepted.tokens, strict=True):
             self._grown.learn(self._rows[row], target)
+        self._asking.learn(len(accepted.tokens), len(accepted.drafted), len(self.tree), self.num_drafts)
         drafted = Drafted(Counter({SOURCE: self.num_drafts}), [SOURCE] * len(accepted.drafted))
         return accepted, lambda: drafted
 
@@ -136,7 +134,7 @@ class ModelDecoder(AsksSecondModel):
 
     def fingerprint(self) -> int:
         tokens, parents = self.tree.as_lists()
-        return zlib.crc32(repr((tokens, parents, self._calibration.state(), self._num_idle)).encode()) >> 1
+        return zlib.crc32(repr((tokens, parents, self._calibration.state(), self._asking.state())).encode()) >> 1
 
 
 def number_that_pays(growth: Growth, cost: StepCost, other_rows: int = 0) -> int:

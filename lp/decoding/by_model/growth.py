@@ -106,6 +106,15 @@ class Growth:
         expected = 1.0 + sum(self.nodes[number].odds for number in best)
         return gain > expected / (1.0 + self.num_rounds * self.round_cost) * self.round_cost
 
+    def entice(self) -> bool:
+        """Lowers the cost of a round, so that one is asked for. Returns whether that is so."""
+        expected = 1.0 + sum(node.odds for node in self.nodes[1:])
+        enticing = self.calibration.rate * self.left_open(0) / expected / 2
+        if enticing <= 0:
+            return False
+        self.round_cost = min(self.round_cost, enticing)
+        return bool(self.choose())
+
     def add(self, number: int, candidates: Candidates) -> None:
         """Adds what may follow a node."""
         node = self.nodes[number]

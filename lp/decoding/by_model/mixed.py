@@ -15,9 +15,9 @@ import numpy as np
 
 from lp.decoding.auto import AutoDecoder
 from lp.decoding.base import Described, Offer
+from lp.decoding.by_model.asking import Asking, Experience
 from lp.decoding.by_model.base import AsksSecondModel, SecondText, Wish
-from lp.decoding.by_model.calibration import Calibration
-from lp.decoding.by_model.decoder import SOURCE, TRIED_EVERY, number_that_pays
+from lp.decoding.by_model.decoder import SOURCE, number_that_pays
 from lp.decoding.by_model.growth import Growth
 from lp.decoding.by_model.settings import DraftModel
 from lp.tree import TokenTree, chain, greatest_depth
@@ -30,13 +30,12 @@ class MixedDecoder(AsksSecondModel):
     `auto` learns from its own rows, and from tokens that were accepted below them as from any text.
     """
 
-    def __init__(self, inner: AutoDecoder, text: SecondText, calibration: Calibration, grows_freely: bool):
-        """calibration: what such requests have learnt. grows_freely: whether the second model is asked whatever it
-        costs, as a fixed number of rows is wanted.
+    def __init__(self, inner: AutoDecoder, text: SecondText, experience: Experience, grows_freely: bool):
+        """experience: of such requests. grows_freely: whether the second model is asked whatever it costs, as a fixed
+        number of rows is wanted.
         """
         self.inner, self._text, self._grows_freely = inner, text, grows_freely
-        self._calibration = calibration
-        self._num_idle = 0
+        self._calibration, self._asking = experience.calibration, Asking(experience.worth, inner.profile.cost)
         # What the other decoder has planned, the growth that began with it, and the length of the sequence it is for.
         self._planned = self.tree = chain([0])
         self._growth: Growth
@@ -60,7 +59,6 @@ class MixedDecoder(AsksSecondModel):
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
         wish = self._wish(self.inner.plan(tokens, room, wanted), tokens, room, wanted)
         self._text.draft([wish], is_alone=True)
-        self._note_rounds()
         if not self._growth.num_rounds:  # then `auto` has chosen the number
             return self._taken(self.inner.num_drafts)
         return self._taken(number_that_pays(self._growth, self.inner.profile.cost, self._num_cells))
@@ -77,9 +75,7 @@ class MixedDecoder(AsksSecondModel):
         most = self.inner.profile.cost.most_rows - 1 - self._num_cells
         self._growth = growth = Growth(tokens[-1], self._calibration, max(0, depth), most, round_cost, False)
         growth.adopt(*self._own_drafts())
-        if round_cost and self._num_idle % TRIED_EVERY == TRIED_EVERY - 1:
-            worth = self._calibration.rate * growth.left_open(0) / (1.0 + sum(node.odds for node in growth.nodes[1:]))
-            growth.round_cost = min(round_cost, worth / 2) or round_cost
+        self._asking.limit(growth, len(tokens), wanted)
         return Wish(self._text, tokens, growth)
 
     @property
@@ -98,14 +94,10 @@ class MixedDecoder(AsksSecondModel):
             odds.append(odds[parents[row]] * probabilities[kinds[row]])
         return tokens[first:last], parents[first:last], odds[first:]
 
-    def _note_rounds(self) -> None:
-        self._num_idle = 0 if self._growth.num_rounds else self._num_idle + 1
-
     def offer(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Offer:
         if self._length != len(tokens):
             self._text.draft([self.wish(tokens, room, wanted, load)], is_alone=load == 1)
         self._length = -1
-        self._note_rounds()
         best = self._growth.best()
         if self._grows_freely:
             return Offer(1 + len(best) + self._num_cells)
@@ -150,37 +142,44 @@ class MixedDecoder(AsksSecondModel):
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
         if self.tree is self._planned:
             accepted, count = self.inner.commit(tokens, answers)
-            self._learn(accepted)
+            self._learn(accepted, 0)
             return accepted, count
         accepted = verify(self.tree, answers.targets)
         own = [*range(self._num_own), *range(len(self._rows), len(self.tree))]
         found, count = self.inner.commit(tokens, answers.part(own))
         if more := [token for token in accepted.tokens[len(found.tokens) :] if token >= 0]:
             self.inner.follow([*tokens, *found.tokens], more)
-        self._learn(accepted)
-        num_added, num_right = len(self._rows) - self._num_own, len(accepted.drafted)
+        num_added, num_right = self._num_added, len(accepted.drafted) - len(found.drafted)
+        self._learn(accepted, num_right)
 
         def counted() -> Drafted:
             inner = count()
-            more = num_right - len(inner.accepted)
-            return Drafted(inner.proposed + Counter({SOURCE: num_added}), [*inner.accepted, *[SOURCE] * more])
+            return Drafted(inner.proposed + Counter({SOURCE: num_added}), [*inner.accepted, *[SOURCE] * num_right])
 
         return accepted, counted
 
-    def _learn(self, accepted: Accepted) -> None:
-        """Learns which candidates were right along the accepted path, as far as drafts go."""
+    @property
+    def _num_added(self) -> int:
+        """Drafts of the second model in the tree."""
+        return len(self._rows) - self._num_own
+
+    def _learn(self, accepted: Accepted, num_right: int) -> None:
+        """Learns what the second model was worth, and which candidates were right along the accepted path, as far as
+        drafts go. num_right: how many of its drafts were accepted.
+        """
+        self._asking.learn(len(accepted.tokens), num_right, len(self.tree), self._num_added)
         for row, target in zip(accepted.rows, accepted.tokens, strict=True):
             if row >= len(self._rows):
                 return
             self._growth.learn(self._rows[row], target)
 
     def described(self) -> Described:
-        inner, num_added = self.inner.described(), len(self._rows) - self._num_own
-        names = [*inner.sources[: self._num_own], *[SOURCE] * num_added, *inner.sources[self._num_own :]]
+        inner = self.inner.described()
+        names = [*inner.sources[: self._num_own], *[SOURCE] * self._num_added, *inner.sources[self._num_own :]]
         return inner._replace(sources=names)
 
     def fingerprint(self) -> int:
-        state = self.inner.fingerprint(), self._calibration.state(), self._num_idle, self.tree.as_lists()
+        state = self.inner.fingerprint(), self._calibration.state(), self._asking.state(), self.tree.as_lists()
         return zlib.crc32(repr(state).encode()) >> 1
 
 
