@@ -92,7 +92,7 @@ class Generation:
         sampling = request.sampling
         assert sampling.seed is not None and sampling.temperature is not None
         settings, second = inner_of(request.decode), None
-        mixes = isinstance(request.decode, Auto) and request.decode.model_drafts and DRAFT in checkpoint.beside
+        mixes = isinstance(settings, Auto) and settings.model_drafts and DRAFT in checkpoint.beside
         if mixes or isinstance(settings, DraftModel):
             draft, prompt_length, cost = checkpoint.beside[DRAFT], len(request.prompt), checkpoint.relative_cost(DRAFT)
             is_drawn = isinstance(settings, DraftModel) and settings.verify == REJECTION

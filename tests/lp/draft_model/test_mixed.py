@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from transformers import PreTrainedModel
 
-from lp import Auto, Autoregressive, DraftModel, Engine, Sampling, Stopping
+from lp import Auto, Autoregressive, BestOf, Contrastive, DraftModel, Engine, Sampling, Stopping
 from lp.decoding.auto import AutoDecoder
 from lp.decoding.by_model.mixed import MixedDecoder
 from lp.draft_model import rounds
@@ -150,6 +151,14 @@ def test_a_grammar_around_it(decode: Auto, drafting: EngineOf) -> None:
     settings = {"sampling": GREEDY, "stopping": Stopping(24), "grammar": grammar}
     expected = engine.generate("def ", decode=Autoregressive(), **settings).text
     assert engine.generate("def ", decode=decode, **settings).text == expected
+
+
+@pytest.mark.parametrize("around", [BestOf, partial(Contrastive, weight=0.2, amateur_temperature=2.0)])
+def test_it_drafts_inside_another_method(around: Callable[[str], BestOf | Contrastive], drafting: EngineOf) -> None:
+    engine, prompt = with_cost(drafting("itself"), 0.05), make_prompt(20)
+    plain, mixed = (tokens_of(engine, prompt, around(inner), SAMPLED[0]) for inner in ("autoregressive", "auto"))
+    assert mixed.token_ids == plain.token_ids
+    assert mixed.stats.accepted["draft_model"] > 0 and mixed.stats.steps < plain.stats.steps
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED[1]], ids=["greedy", "sampled"])
