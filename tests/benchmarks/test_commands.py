@@ -75,6 +75,7 @@ def test_a_command_explains_itself(
     assert f"    python -m benchmarks.{name} " in shown  # an example
 
 
+@pytest.mark.slow
 def test_a_command_runs_by_its_name() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "random_model", "--help"], capture_output=True, text=True, timeout=120

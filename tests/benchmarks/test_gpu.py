@@ -76,6 +76,7 @@ def test_a_second_run_does_what_is_missing(tmp_path: Path) -> None:
     assert (tmp_path / "runs").read_text() == "xxxxx"
 
 
+@pytest.mark.slow
 def test_without_time_nothing_is_begun(tmp_path: Path) -> None:
     options = write_plan(tmp_path, slow="print('never')")
     done = call(*options, "--seconds", "0.1")
@@ -83,6 +84,7 @@ def test_without_time_nothing_is_begun(tmp_path: Path) -> None:
     assert rows(done.stdout)["slow"] == ["waiting", "", "not begun, as the time is used up; the same command does it"]
 
 
+@pytest.mark.slow
 def test_an_interrupt_stops_the_item_and_keeps_the_results(tmp_path: Path) -> None:
     options = write_plan(tmp_path, works="print('fine')", long="import time; time.sleep(99)")
     plan = json.loads((tmp_path / "plan.json").read_text())
@@ -120,12 +122,14 @@ def test_bad_options_are_told(
     assert caught.value.code == 2 and message in said and "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_plan_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     done = call("--dry-run", "--part", "1", "--plan", "/nowhere.json", "--out", str(tmp_path))
     assert done.returncode not in (0, None) and "Traceback" not in done.stderr
     assert "--plan /nowhere.json cannot be used" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_gives_one_message(tmp_path: Path) -> None:
     done = call("--part", "1", OUT=str(tmp_path))

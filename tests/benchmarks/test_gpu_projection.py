@@ -65,6 +65,7 @@ def test_what_each_way_of_using_devices_does_to_a_step(gpu) -> None:
     assert alone.step_ms == pytest.approx(1e3 * step_seconds(shares[1], 1, 64, setting) + 1)
 
 
+@pytest.mark.slow
 def test_every_title_says_projected_and_a_stopped_run_goes_on(
     prompts_folder: Path, checkpoint_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

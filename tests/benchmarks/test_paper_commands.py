@@ -148,7 +148,12 @@ def test_costs_need_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("scaling_law", ["--output", "/dev/null/x"], "--output /dev/null/x is not a folder that can be made"),
         ("scaling_law", ["--prompts", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
         ("scaling_law", ["--model", "./nowhere"], "is not a folder"),
-        ("scaling_law", ["--max-new-tokens", "5000"], "--max-new-tokens 5000 leaves no room for a prompt"),
+        pytest.param(
+            "scaling_law",
+            ["--max-new-tokens", "5000"],
+            "--max-new-tokens 5000 leaves no room for a prompt",
+            marks=pytest.mark.slow,
+        ),
         ("ablation", ["--settings", "5,1"], "'5,1' is not three whole numbers"),
         ("ablation", ["--lookup", "5"], "'5' is not two whole numbers"),
         ("ablation", ["--settings", "1,5,5"], "decode.ngram=1 is out of range"),

@@ -29,6 +29,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     return call
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_measured_and_taken_apart(
     run: Callable[..., Path], checkpoint_folder: Callable[[str], Path]
 ) -> None:

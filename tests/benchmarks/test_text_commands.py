@@ -13,9 +13,10 @@ from benchmarks.fixed_point import __main__ as fixed_point
 from benchmarks.shared import methods
 from benchmarks.steps import long_prompt
 from tests.benchmarks.results import read
+from tests.slow import slow_except
 
 
-@pytest.mark.parametrize("temperature", ["0", "0.8"])
+@pytest.mark.parametrize("temperature", slow_except(["0", "0.8"], "0.8"))
 def test_tokens_per_step(temperature: str, on_prompts: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     folder = on_prompts(tokens_per_step.main, "--temperature", temperature)
     table, data = read(folder, f"tokens_per_step-*-T{temperature}")

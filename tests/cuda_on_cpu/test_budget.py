@@ -30,6 +30,7 @@ from tests.cuda_on_cpu.launches import Launches, observed
 from tests.cuda_on_cpu.models import load_on_gpu
 from tests.lp.model.gpu.fused import interpreter
 from tests.models import save_checkpoint
+from tests.slow import slow_except
 
 LAYERS, ROWS, CANDIDATES = 32, 64, 8
 # Sequences of a packed step.
@@ -138,6 +139,7 @@ def of_mixed(model: CausalModel, num_sequences: int) -> tuple[int, ...]:
     return outside(model, (list(SAMPLINGS.values()) * num_sequences)[:num_sequences])
 
 
+@pytest.mark.slow
 def test_a_step_asks_for_no_more_than_is_written_down(deep_folder: Path, flat_folder: Path, cuda: None) -> None:
     """Nothing outside a graph is done for each layer, so one layer says how samplings differ."""
     flat = load_on_gpu(flat_folder)
@@ -147,6 +149,7 @@ def test_a_step_asks_for_no_more_than_is_written_down(deep_folder: Path, flat_fo
     assert divmod(CUDAGraph.last.num_kernels, LAYERS) == (IN_A_LAYER, BESIDE_LAYERS)
 
 
+@pytest.mark.slow
 def test_kernels_of_our_own_choose_tokens(flat_folder: Path, triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The forward is still that without Triton: its graph is counted above."""
 
@@ -163,7 +166,7 @@ def test_kernels_of_our_own_choose_tokens(flat_folder: Path, triton: None, monke
     assert of_mixed(model, SEQUENCES) == MIXED_FUSED
 
 
-@pytest.mark.parametrize(("is_invariant", "expected"), [(False, FUSED), (True, INVARIANT)])
+@pytest.mark.parametrize(("is_invariant", "expected"), slow_except([(False, FUSED), (True, INVARIANT)], (False, FUSED)))
 def test_a_fused_step_has_few_kernels(
     is_invariant: bool,
     expected: dict[int, tuple[int, int]],

@@ -24,6 +24,7 @@ from lp.tree import NO_ROWS, TokenTree
 from tests.cuda_on_cpu.cuda_api import CUDAGraph
 from tests.cuda_on_cpu.models import load_on_gpu
 from tests.lp.test_tree import random_tree
+from tests.slow import slow_except
 
 TOP_P = {"temperature": 0.9, "top_p": 0.6}
 PENALTIES = {"repetition_penalty": 1.2, "frequency_penalty": 0.4, "logit_bias": {7: 2.0}, "min_new_tokens": 3}
@@ -74,7 +75,12 @@ def tree_under(root: int, num_rows: int, seed: int) -> TokenTree:
     return tree
 
 
-@pytest.mark.parametrize(("name", "num_candidates"), [*((name, 3) for name in SAMPLINGS), ("greedy", 0)])
+@pytest.mark.parametrize(
+    ("name", "num_candidates"),
+    slow_except(
+        [*((name, 3) for name in SAMPLINGS), ("greedy", 0)], ("penalties and top-p", 3), ("log-probabilities", 3)
+    ),
+)
 def test_answers_are_those_of_the_reference(
     name: str, num_candidates: int, model: CausalModel, triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

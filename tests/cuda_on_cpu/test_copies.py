@@ -64,6 +64,7 @@ def take_turns(mesh: Mesh, channel: Channel, folder: str) -> tuple[list[list[int
         return rank.texts(), runner.copying.num_tokens, by_nccl
 
 
+@pytest.mark.slow
 def test_ranks_with_a_gpu_each_copy_by_nccl(folders: Folders) -> None:
     expected = generate_greedily(load_reference(folders["llama"]), PROMPT, NEW_TOKENS)
     for texts, num_copied, by_nccl in run_ranks(take_turns, 2, str(folders["llama"])):

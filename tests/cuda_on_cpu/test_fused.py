@@ -26,11 +26,12 @@ from lp.model.kernels import LayerAttention
 from lp.model.kv.arena import Arena
 from tests.cuda_on_cpu.models import ARCHITECTURES, ROUNDING, error_of_graphs, fill_cache, load_on_gpu
 from tests.models import EOS, SLIDING_WINDOW, generate_greedily
+from tests.slow import slow_except
 
 Folders = dict[str, Path]
 FUSED = [name for name in ARCHITECTURES if name != "qwen3_moe"]
 # The interpreter takes long; all architectures are run without graphs in tests/lp/model/gpu/fused/test_forward.py.
-QUICK = ("llama", "mistral")
+QUICK = "mistral"
 
 
 @pytest.fixture(autouse=True)
@@ -51,9 +52,7 @@ def forward_of(model: CausalModel) -> object:
     return model.fast._forward
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FUSED]
-)
+@pytest.mark.parametrize("name", slow_except(FUSED, QUICK))
 def test_graphs_of_fused_kernels_give_the_models_own_logits(name: str, folders: Folders, triton: None) -> None:
     """Sliding windows and soft-capping are in the graph, too."""
     model = load_on_gpu(folders[name])
@@ -111,7 +110,10 @@ def change(patch: pytest.MonkeyPatch, changed: Callable[[LayerAttention], LayerA
 
 @pytest.mark.parametrize(
     ("name", "plant"),
-    [("llama", turn_the_other_way), ("gemma2", drop_the_softcap), ("mistral", see_one_key_more)],
+    slow_except(
+        [("llama", turn_the_other_way), ("gemma2", drop_the_softcap), ("mistral", see_one_key_more)],
+        (QUICK, see_one_key_more),
+    ),
     ids=lambda given: getattr(given, "__name__", given),
 )
 def test_the_check_at_start_finds_planted_faults(

@@ -30,12 +30,13 @@ from tests.cuda_on_cpu.cuda_api import CUDAGraph
 from tests.cuda_on_cpu.launches import Launches, NoHostAccess, observed
 from tests.cuda_on_cpu.models import LADDER, ROUNDING, error_of_graphs, fill_cache, load_on_gpu
 from tests.lp.test_tree import random_tree
+from tests.slow import slow_except
 
 Folders = dict[str, Path]
 pytestmark = pytest.mark.usefixtures("cuda")
 
 
-@pytest.fixture(params=["pages anywhere", "pages in runs"])
+@pytest.fixture(params=slow_except(["pages anywhere", "pages in runs"], "pages anywhere"))
 def addressing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's operator with block tables, as of 2.13, and without."""
     if request.param == "pages in runs":
@@ -52,6 +53,7 @@ def paged(cache: KVCache) -> PagedCache:
     return cache
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("addressing")
 def test_graphs_serve_every_sequence_and_nothing_is_captured_later(folders: Folders) -> None:
     """Nine sequences in turn, which grow across the ends of pages, are closed, forked, and begin anew."""
@@ -125,7 +127,7 @@ def test_a_kept_path_is_copied_by_the_next_step_or_whoever_reads_first(folders: 
 
 
 @pytest.mark.usefixtures("addressing")
-@pytest.mark.parametrize("num_kept", [3, 40])
+@pytest.mark.parametrize("num_kept", slow_except([3, 40], 3))
 def test_graphs_copy_what_the_step_before_left(num_kept: int, folders: Folders) -> None:
     """As if only the accepted rows had been written, also if they are more than a graph copies."""
     model = load_on_gpu(folders["llama"])

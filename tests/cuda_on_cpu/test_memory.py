@@ -16,6 +16,7 @@ from lp.model.kv_cache import PAGE
 from lp.model.memory import DoesNotFit
 from tests.lp.test_kv_memory import OneByOne
 from tests.models import generate_greedily
+from tests.slow import slow_except
 
 Folders = dict[str, Path]
 GREEDY = Sampling(temperature=0.0, seed=0)
@@ -31,7 +32,7 @@ def expected(reference_of: Callable[[str], PreTrainedModel]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
-@pytest.mark.parametrize("is_scattered", [False, True])
+@pytest.mark.parametrize("is_scattered", slow_except([False, True], True))
 def test_an_arena_that_is_too_small_for_all_changes_no_text(
     is_scattered: bool,
     one_by_one: bool,

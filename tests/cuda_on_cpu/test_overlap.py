@@ -20,6 +20,7 @@ from lp.runner import StepInput
 from lp.single_device import SingleDevice
 from lp.verification import Answers
 from tests.cuda_on_cpu.launches import Launches, observed
+from tests.slow import slow_except
 
 Folders = dict[str, Path]
 pytestmark = pytest.mark.usefixtures("cuda")
@@ -64,7 +65,7 @@ def generate(engine: Engine, decode: DecodeSettings, sampling: Sampling) -> Comp
     return engine.generate(PROMPT, decode=decode, sampling=sampling, stopping=Stopping(24, ignore_eos=True))
 
 
-@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize("name", slow_except(SAMPLINGS, "greedy", "top-k and top-p"))
 def test_starting_a_step_does_not_wait(name: str, checkpoint: Checkpoint) -> None:
     runner = Diary(checkpoint)
     generate(Engine(checkpoint, runner), Auto(rows=12), SAMPLINGS[name])
@@ -72,7 +73,7 @@ def test_starting_a_step_does_not_wait(name: str, checkpoint: Checkpoint) -> Non
     assert runner.starting.kernels > 0 and runner.starting.to_host == runner.events.count("start")
 
 
-@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize("name", slow_except(SAMPLINGS, "temperature", "penalties"))
 def test_a_grammar_adds_no_wait_and_changes_no_token(name: str, checkpoint: Checkpoint, folders: Folders) -> None:
     runner, grammar = Diary(checkpoint), Grammar("regex", "(ab|c){3,9}[0-9]{2}x")
     settings: dict[str, Any] = {"sampling": SAMPLINGS[name], "grammar": grammar, "max_new_tokens": 30}
@@ -107,8 +108,12 @@ def test_a_step_is_told_while_the_next_is_computed(checkpoint: Checkpoint, monke
     assert runner.events == ["start", *between * (steps - 1), "finish", "settle", "tell"]
 
 
-@pytest.mark.parametrize("decode", [Auto(rows=12), Autoregressive(), Lookahead(3, 3, 3)], ids=lambda how: how.method)
-@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize(
+    "decode",
+    slow_except([Auto(rows=12), Autoregressive(), Lookahead(3, 3, 3)], Auto(rows=12)),
+    ids=lambda how: how.method,
+)
+@pytest.mark.parametrize("name", slow_except(SAMPLINGS, "greedy", "logprobs"))
 def test_the_text_is_that_of_steps_one_after_the_other(
     name: str, decode: DecodeSettings, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +154,7 @@ def finish(engine: Engine, name: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("cancelled", "left"), [("a", "b"), ("b", "a")])
+@pytest.mark.parametrize(("cancelled", "left"), slow_except([("a", "b"), ("b", "a")], ("a", "b")))
 def test_a_request_is_cancelled_while_a_step_is_under_way(cancelled: str, left: str, two: Engine) -> None:
     before = two.generated()
     ended = two.cancel(cancelled)

@@ -25,6 +25,7 @@ from tests.cuda_on_cpu.models import ROUNDING, load_on_gpu
 from tests.cuda_on_cpu.test_architectures import CAPTURED
 from tests.cuda_on_cpu.test_fused import FUSED
 from tests.lp.test_tree import random_tree
+from tests.slow import slow_except
 
 Folders = dict[str, Path]
 # Cached tokens of the sequences: none, one, and around the end of a page.
@@ -91,7 +92,7 @@ def error_of_packing(model: CausalModel, lengths: tuple[int, ...]) -> float:
 
 
 @pytest.mark.usefixtures("cuda")
-@pytest.mark.parametrize("count", [1, 2, 5, 9])
+@pytest.mark.parametrize("count", slow_except([1, 2, 5, 9], 5))
 def test_sequences_in_one_step_are_as_each_by_itself(count: int, folders: Folders) -> None:
     model = load_on_gpu(folders["llama"])
     captured = CUDAGraph.num_captured
@@ -100,13 +101,15 @@ def test_sequences_in_one_step_are_as_each_by_itself(count: int, folders: Folder
 
 
 @pytest.mark.usefixtures("cuda")
-@pytest.mark.parametrize("name", sorted(CAPTURED - {"llama"}))
+@pytest.mark.parametrize("name", slow_except(sorted(CAPTURED - {"llama"}), "qwen3_moe"))
 def test_every_architecture_with_graphs_packs(name: str, folders: Folders) -> None:
     assert error_of_packing(load_on_gpu(folders[name]), LENGTHS[:5]) < ROUNDING
 
 
 @pytest.mark.usefixtures("cuda")
-@pytest.mark.parametrize("way", ["flash-attn", "consecutive pages", "no graph"])
+@pytest.mark.parametrize(
+    "way", slow_except(["flash-attn", "consecutive pages", "no graph"], "flash-attn", "consecutive pages")
+)
 def test_other_ways_pack(way: str, folders: Folders, request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """By flash-attn's own functions, by an operator without block tables, and more rows than the ladder has."""
     match way:

@@ -81,6 +81,7 @@ def feed(mesh: Mesh, channel: Channel, folder: str) -> tuple[list[float], int, i
             return errors, len(recorded.splits), rank.network.asked["send"] + rank.network.asked["receive"]
 
 
+@pytest.mark.slow
 def test_two_gpus_compute_a_prompt_together(folders: Folders) -> None:
     for errors, num_splits, num_messages in run_ranks(feed, 2, str(folders["llama"])):
         assert max(errors) < 0.02 and num_splits == 3 and num_messages > 0

@@ -29,6 +29,7 @@ from tests.cuda_on_cpu.models import ROUNDING, error_of_graphs, fill_cache
 from tests.lp.test_tree import random_tree
 from tests.models import generate_greedily, load_reference
 from tests.parallel.ranks import run_ranks
+from tests.slow import slow_except
 
 Folders = dict[str, Path]
 pytestmark = pytest.mark.usefixtures("cuda")  # which skips where it cannot be had
@@ -83,7 +84,7 @@ def in_float32(mesh: Mesh, channel: Channel, folder: str, axis: str) -> list[lis
         return rank.texts()
 
 
-@pytest.mark.parametrize("axis", ["tp", "pp"])
+@pytest.mark.parametrize("axis", slow_except(["tp", "pp"], "tp"))
 def test_float32_text_is_that_of_generate(axis: str, folders: Folders) -> None:
     expected = generate_greedily(load_reference(folders["llama"]), PROMPT, NEW_TOKENS)
     for texts in run_ranks(in_float32, 2, str(folders["llama"]), axis):

@@ -9,6 +9,7 @@ import pytest
 from lp import Autoregressive, Engine, Medusa, Sampling
 from lp.model.heads.files import WEIGHTS, read_info
 from tests.demo.test_demo_model import FOLDER, PROMPT
+from tests.slow import slow_except
 
 HEADS = FOLDER / "heads"
 PROMPTS = [PROMPT, "class Stack:\n    def __init__(self):\n", "def fibonacci(n):\n    if n"]
@@ -28,7 +29,7 @@ def test_size_and_report() -> None:
         assert f"{100 * share:.0f}%" in card
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", slow_except([0.0, 0.8], 0.8))
 def test_the_text_is_that_of_plain_decoding_in_fewer_steps(engine: Engine, temperature: float) -> None:
     tokens = steps = 0
     for prompt in PROMPTS:

@@ -14,8 +14,10 @@ import pytest
 from launch import bench, cache
 from launch.program import configuration, process
 from tests.examples.commands import Command, find_commands
+from tests.slow import slow_except
 
 COMMANDS = find_commands()
+FIRST_OF_EACH_FILE = {command.file: command for command in reversed(COMMANDS)}.values()
 
 
 def load(command: Command, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -49,7 +51,7 @@ def check(settings: Any) -> None:
             getattr(settings, group).check()
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=str)
+@pytest.mark.parametrize("command", slow_except(COMMANDS, *FIRST_OF_EACH_FILE), ids=str)
 def test_a_command_composes(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
     tmp_path.joinpath("keys.txt").write_text("a-key\n")  # which the examples name

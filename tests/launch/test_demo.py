@@ -54,6 +54,7 @@ def test_the_demonstration_runs_without_a_network(tmp_path: Path) -> None:
     assert "12 tokens in" in done.stderr
 
 
+@pytest.mark.slow
 def test_plain_generate_answers_as_transformers_does(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path / "chat", chat_template=TEMPLATE)
     arguments = [f"model.path={folder}", "sampling=greedy", "max_new_tokens=9", "chat=true", "prompt=def f("]

@@ -175,6 +175,7 @@ def test_sigterm_lets_running_requests_finish_on_all_ranks(folder: Path, tmp_pat
     assert served.process.wait(timeout=60) == 0, served.log.read_text()
 
 
+@pytest.mark.slow
 def test_one_rank_without_torchrun(folder: Path, tmp_path: Path, engine: Engine) -> None:
     served = start(folder, tmp_path, num_ranks=1)
     reply = served.client.completions.create(model=folder_name(served), prompt="def f(x):", max_tokens=20)

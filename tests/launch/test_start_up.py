@@ -18,6 +18,7 @@ WEB = {"fastapi", "pydantic", "sse_starlette", "starlette", "uvicorn"}
 COMPILERS = ("torch._inductor.compile_fx", "torch._inductor.codecache", "torch._export.serde.serialize")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("modules", "allowed"),
     [("launch.generate, launch.tune, launch.bench, launch.supervisor.rank", set[str]()), ("launch.serve", WEB)],

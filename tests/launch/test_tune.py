@@ -66,6 +66,7 @@ def test_curve_choice_and_speed_are_shown(main: Main, arguments: list[str], tmp_
     assert "measuring the time of a step" in err
 
 
+@pytest.mark.slow
 def test_it_measures_again_unless_told_otherwise(
     main: Main, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from lp.methods import INNER, DecodeLimits, check, from_dict, to_dict
 from lp.sampling.contrast.scores import FAR, contrast
 from lp.sampling.contrast.settings import Contrast
 from tests.lp.test_lossless import make_prompt
+from tests.slow import slow_except
 
 NUM_TOKENS = 20
 PROMPTS = [make_prompt(length, seed=4) for length in (1, 7, 90)]
@@ -48,7 +49,7 @@ def decoded(engine: Engine, prompt: list[int], decode: Contrastive, **sampling: 
     return engine.generate(prompt, decode=decode, sampling=settings, stopping=stopping).token_ids
 
 
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("inner", slow_except(INNER, "auto", "lookahead"))
 def test_the_tokens_are_those_of_the_paper(
     inner: str, engine: Engine, reference_of: Callable[[str], PreTrainedModel]
 ) -> None:

@@ -17,6 +17,7 @@ from lp.model.kv_cache import PAGE
 from lp.scheduling.room import Room
 from lp.scheduling.scheduler import Scheduler, Turn
 from lp.states.sequence_state import SequenceState
+from tests.slow import slow_except
 
 GREEDY = Sampling(temperature=0.0, seed=0)
 PAGE_BYTES = 3 * 2 * (8 + 8) * 4 * PAGE  # of the tiny Llama
@@ -103,7 +104,7 @@ def test_requests_wait_for_room_and_their_text_does_not_change(
     assert max(used) <= 5 and engine.checkpoint.model.memory.num_used == 0
 
 
-@pytest.mark.parametrize("num_pages", [2, 3])
+@pytest.mark.parametrize("num_pages", slow_except([2, 3], 3))
 def test_sequences_that_are_evicted_in_every_turn_continue_as_if_nothing_had_happened(
     num_pages: int, llama: Engine, evicted: list[int], checkpoint_folder: Callable[[str], Path]
 ) -> None:

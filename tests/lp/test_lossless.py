@@ -16,11 +16,14 @@ from lp.request import Completion
 from lp.request_builder import RequestBuilder
 from lp.single_device import SingleDevice
 from tests.models import ARCHITECTURES, CONTEXT, SLIDING_WINDOW, VOCAB_SIZE, generate_greedily
+from tests.slow import slow_except
 
 GREEDY = Sampling(temperature=0.0)
 SIZES = [(1, 2, 1), (3, 3, 3), (5, 4, 5), (7, 5, 7), (15, 5, 15)]
 METHODS = ["auto", "autoregressive", "jacobi", "prompt_lookup", "lookahead"]
 NUM_TOKENS = 32
+# Full attention, sliding windows, and a mixture of experts.
+QUICK = ("llama", "gemma3", "mixtral")
 
 
 def settings(method: str, size: tuple[int, int, int]) -> DecodeSettings:
@@ -47,7 +50,7 @@ def decode(engine: Engine, prompt: list[int], how: DecodeSettings, num_tokens: i
     return engine.generate(prompt, decode=how, sampling=GREEDY, stopping=stop).token_ids
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", slow_except(ARCHITECTURES, *QUICK))
 def test_every_architecture_with_every_method(
     architecture: str, engine_of: Callable[[str], Engine], reference_of: Callable[[str], PreTrainedModel]
 ) -> None:
@@ -61,7 +64,7 @@ def test_every_architecture_with_every_method(
                 assert decode(engine, prompt, settings(method, size), NUM_TOKENS) == expected, (length, method, size)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", slow_except(ARCHITECTURES, *QUICK))
 def test_every_architecture_with_a_wide_window_and_a_long_prompt(
     architecture: str, engine_of: Callable[[str], Engine], reference_of: Callable[[str], PreTrainedModel]
 ) -> None:
@@ -79,7 +82,7 @@ def test_the_text_is_varied_and_drafts_are_accepted(llama: Engine) -> None:
     assert completion.stats.tokens_per_step > 1.1
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("size", slow_except([(size,) for size in SIZES], (SIZES[0],), (SIZES[3],)), ids=str)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_size(method: str, size: tuple[int, int, int], llama: Engine, llama_reference: PreTrainedModel) -> None:
     for length in (1, 2, 33):
@@ -122,7 +125,7 @@ def test_each_source_of_auto_alone(temperature: float, source: str, llama: Engin
         assert accepted, "no draft was accepted, so equality proves little"
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2", "gpt2"])
+@pytest.mark.parametrize("architecture", slow_except(["llama", "mistral", "gemma2", "gpt2"], "llama", "mistral"))
 def test_long_prompts_are_read_in_chunks(
     architecture: str, engine_of: Callable[[str], Engine], reference_of: Callable[[str], PreTrainedModel]
 ) -> None:

@@ -12,9 +12,10 @@ from lp.scheduling.room import Room
 from lp.scheduling.settings import SchedulerSettings
 from tests.mixture import check_mixture, make_mixture, run_mixture
 from tests.models import ARCHITECTURES
+from tests.slow import slow_except
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", slow_except(range(2), 0))
 def test_a_mixture_of_requests_yields_what_each_yields_alone(seed: int, llama: Engine) -> None:
     engine = Engine(llama.checkpoint)
     mixture = run_mixture(engine, make_mixture(engine, 32, seed))
@@ -22,7 +23,7 @@ def test_a_mixture_of_requests_yields_what_each_yields_alone(seed: int, llama: E
     check_mixture(mixture, llama)
 
 
-@pytest.mark.parametrize("num_pages", [3, 7])
+@pytest.mark.parametrize("num_pages", slow_except([3, 7], 3))
 def test_preempted_requests_continue_as_if_nothing_had_happened(num_pages: int, llama: Engine) -> None:
     engine, dropped = Engine(llama.checkpoint, room=Room(num_pages)), []
     drop = engine.runner.drop
@@ -38,17 +39,7 @@ def test_a_compiled_forward_serves_a_mixture(checkpoint_folder: Callable[[str], 
     check_mixture(mixture, llama)
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    [
-        "mixtral",
-        "gemma3",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in sorted(set(ARCHITECTURES) - {"llama", "mixtral", "gemma3"})
-        ),
-    ],
-)
+@pytest.mark.parametrize("architecture", slow_except(sorted(set(ARCHITECTURES) - {"llama"}), "mixtral", "gemma3"))
 def test_every_architecture_serves_a_mixture(architecture: str, checkpoint_folder: Callable[[str], Path]) -> None:
     alone = Engine.from_pretrained(str(checkpoint_folder(architecture)), device="cpu")
     engine = Engine(alone.checkpoint)

@@ -12,6 +12,7 @@ from lp.request import Completion, Progress, Request
 from lp.runner import StepInput
 from lp.single_device import SingleDevice
 from lp.statistics import Statistics
+from tests.slow import slow_except
 
 PROMPT = [5, 9, 5, 9, 5, 7, 30, 31, 32, 5, 9]
 NUM_TOKENS = 40
@@ -62,7 +63,9 @@ def completion_of(progress: Progress) -> Completion:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("decode", METHODS, ids=lambda decode: decode.method)
+@pytest.mark.parametrize(
+    "decode", slow_except(METHODS, METHODS[0], METHODS[1], METHODS[5]), ids=lambda decode: decode.method
+)
 def test_a_resumed_request_gives_the_same_tokens_and_text(
     decode: DecodeSettings, sampling: Sampling, engine: Engine
 ) -> None:

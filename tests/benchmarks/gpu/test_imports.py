@@ -42,6 +42,7 @@ ITEMS += ["tests.gpu.conftest", "tests.gpu.test_graphs", "tests.gpu.test_threads
 DRIVER = ["benchmarks.gpu", "benchmarks.gpu.probe"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [(ITEMS, ABSENT), (DRIVER, [*ABSENT, "numpy", "tqdm", "psutil", "platformdirs", "gguf", "lp"])],

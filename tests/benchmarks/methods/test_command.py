@@ -32,6 +32,7 @@ def test_all_methods_side_by_side(on_categories: Callable[..., Path]) -> None:
     assert data["skipped"] and data["prompts"] == 4
 
 
+@pytest.mark.slow
 def test_a_second_run_measures_only_what_is_missing(
     on_categories: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

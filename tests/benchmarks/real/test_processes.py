@@ -20,6 +20,7 @@ def test_a_command_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         run_benchmark("step_time", "--rows", "1,2")
 
 
+@pytest.mark.slow
 def test_a_benchmark_writes_figures() -> None:
     found = run_benchmark(
         "paper.costs", "--model", str(Path("demo/python-11m").resolve()), "--no-checks", "--degrees", "lp=2"

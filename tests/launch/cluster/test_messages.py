@@ -40,6 +40,7 @@ def test_the_extra_is_named_where_ray_is_not_installed(monkeypatch: pytest.Monke
         settings.require_ray()
 
 
+@pytest.mark.slow
 def test_programs_do_not_load_ray_unless_they_run_on_it():
     loads = "import sys; from launch import bench, generate, ray_job, serve; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", loads]).returncode == 0

@@ -79,6 +79,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str
     assert shown.err == "lookahead: there is no command 'srve'; did you mean serve? (lookahead --help)\n"
 
 
+@pytest.mark.slow
 def test_a_command_whose_extra_is_not_installed_names_it() -> None:
     program = (
         "import sys; sys.modules['fastapi'] = None\n"

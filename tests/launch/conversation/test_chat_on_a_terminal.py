@@ -62,6 +62,7 @@ def test_ctrl_c_ends_an_answer_of_several_ranks(talkative_folder: str, tmp_path:
         assert "Traceback" not in screen.seen
 
 
+@pytest.mark.slow
 def test_ctrl_c_cancels_the_request_on_a_server(talkative_folder: str, tmp_path: Path) -> None:
     """Before the first token and in the midst of an answer."""
     engine = Engine(load(ModelSettings(path=talkative_folder, device="cpu", compile=CompileMode.off)))

@@ -22,6 +22,7 @@ from lp.scheduling.budget import plan_together
 from lp.step_cost import Extras, StepTimes
 from lp.tree import TokenTree
 from tests.lp.drafting.rule_models import PROMPT, Model, answers, counting, sums, unguessable
+from tests.slow import slow_except
 
 # About the curve of a small model on one core; a sequence and the host cost something, too.
 CPU = StepTimes(
@@ -254,7 +255,7 @@ def decode_together() -> Callable[..., dict[str, list[int]]]:
     return decode
 
 
-@pytest.mark.parametrize("curve", ["unknown", "a CPU", "free rows"])
+@pytest.mark.parametrize("curve", slow_except(["unknown", "a CPU", "free rows"], "a CPU"))
 def test_streams_together_have_the_text_of_each_by_itself(
     llama: Engine, curve: str, decode_together: Callable[..., dict[str, list[int]]]
 ) -> None:

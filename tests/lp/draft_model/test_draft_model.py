@@ -18,6 +18,7 @@ from lp.sampling.couplings import rejection
 from lp.single_device import SingleDevice
 from tests.lp.test_lossless import make_prompt
 from tests.models import generate_greedily, save_checkpoint
+from tests.slow import slow_except
 
 EngineOf = Callable[[str], Engine]
 FolderOf = Callable[[str], Path]
@@ -37,7 +38,7 @@ def tokens_of(engine: Engine, prompt: list[int], decode, sampling: Sampling) -> 
     return engine.generate(prompt, decode=decode, sampling=sampling, stopping=STOPPING)
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("draft", slow_except(DRAFTS, "itself", "first layers"))
 def test_greedy_tokens_are_those_of_generate(draft: str, drafting: EngineOf, llama_reference: PreTrainedModel) -> None:
     for prompt, decodes in (([7], SIZES[1:2]), (make_prompt(70), [*SIZES, DraftModel(verify="rejection", depth=3)])):
         expected = generate_greedily(llama_reference, prompt, NUM_TOKENS)
@@ -45,8 +46,8 @@ def test_greedy_tokens_are_those_of_generate(draft: str, drafting: EngineOf, lla
             assert tokens_of(drafting(draft), prompt, decode, GREEDY).token_ids == expected, (len(prompt), decode)
 
 
-@pytest.mark.parametrize("sampling", SAMPLED, ids=range(len(SAMPLED)))
-@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("sampling", slow_except(SAMPLED, *SAMPLED[:2]), ids=range(len(SAMPLED)))
+@pytest.mark.parametrize("draft", slow_except(DRAFTS, "first layers"))
 def test_sampled_tokens_are_those_of_plain_sampling(draft: str, sampling: Sampling, drafting: EngineOf) -> None:
     prompt, engine = make_prompt(50), drafting(draft)
     expected = tokens_of(engine, prompt, Autoregressive(), sampling).token_ids

@@ -22,6 +22,7 @@ from lp.step_cost import StepTimes
 from tests.lp.draft_model.test_draft_model import GREEDY, NUM_TOKENS, SAMPLED, STOPPING, run_all, tokens_of
 from tests.lp.test_lossless import make_prompt
 from tests.models import generate_greedily
+from tests.slow import slow_except
 
 EngineOf = Callable[[str], Engine]
 SIZES = [Auto(), Auto(rows=12), Auto(rows=5, window_drafts=False), Auto(max_rows=40, max_window=5, ngram=4)]
@@ -39,7 +40,12 @@ def with_cost(engine: Engine, cost: float, times: StepTimes | None = None) -> En
 
 
 @pytest.mark.parametrize(
-    ("curve", "draft"), [("cheap rows", "itself"), ("dear rows", "another"), ("not known", "another")]
+    ("curve", "draft"),
+    slow_except(
+        [("cheap rows", "itself"), ("dear rows", "another"), ("not known", "another")],
+        ("cheap rows", "itself"),
+        ("not known", "another"),
+    ),
 )
 def test_greedy_tokens_are_those_of_generate(
     curve: str, draft: str, drafting: EngineOf, llama_reference: PreTrainedModel

@@ -17,6 +17,7 @@ from lp import Autoregressive, Engine, Lookahead, Sampling
 from lp.model.checkpoint import ModelSettings, load, pick_dtype
 from lp.model.checkpoint_info import read_checkpoint_info
 from tests.models import CONTEXT, EOS, VOCAB_SIZE, build_tokenizer, save_checkpoint
+from tests.slow import slow_except
 
 
 @pytest.fixture
@@ -191,7 +192,7 @@ def test_generation_defaults_are_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2", "mixtral"])
+@pytest.mark.parametrize("architecture", slow_except(["llama", "gemma2", "gpt2", "mixtral"], "llama", "gpt2"))
 def test_half_precision_loads_and_runs(architecture: str, dtype: str, checkpoint_folder: Callable[[str], Path]) -> None:
     engine = Engine.from_pretrained(str(checkpoint_folder(architecture)), dtype=dtype, device="cpu")
     assert engine.checkpoint.model.dtype == getattr(torch, dtype)

@@ -10,6 +10,7 @@ from lp.scheduling.prefixes import LEAST_TOKENS
 from lp.scheduling.room import Room
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from tests.mixture import check_mixture, make_mixture, run_mixture
+from tests.slow import slow_except
 
 OWNER = SchedulerSettings(prefix_reuse=PrefixReuse.owner)
 TEXT = [(7 * at + 3) % 190 + 2 for at in range(120)]
@@ -110,7 +111,7 @@ def test_a_kept_sequence_that_has_more_is_taken(llama: Engine) -> None:
     assert [one.stats.cached_tokens for one in found] == [30, len(TEXT) - 1]
 
 
-@pytest.mark.parametrize(("num_pages", "max_step_rows"), [(3, 8), (7, None), (100, 24)])
+@pytest.mark.parametrize(("num_pages", "max_step_rows"), slow_except([(3, 8), (7, None), (100, 24)], (3, 8)))
 def test_a_mixture_with_common_beginnings(llama: Engine, num_pages: int, max_step_rows: int | None) -> None:
     settings = SchedulerSettings(max_step_rows=max_step_rows, prefix_reuse=PrefixReuse.all)
     engine = Engine(llama.checkpoint, room=Room(num_pages), scheduler=settings)

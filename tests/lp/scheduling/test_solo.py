@@ -13,6 +13,7 @@ from lp.request import Completion, Request
 from lp.runner import StepInput
 from lp.single_device import Pending, SingleDevice
 from lp.step_cost import StepTimes
+from tests.slow import slow_except
 
 GREEDY, SAMPLED = Sampling(temperature=0.0, seed=0), Sampling(temperature=0.8, seed=5)
 TIMES = StepTimes((1, 4, 8, 16, 32, 64, 128), (0.015, 0.015, 0.017, 0.019, 0.025, 0.036, 0.064))
@@ -67,7 +68,7 @@ def session(engine: Engine, device: Device, seed: int, temperature: float) -> li
     return [*told, *device.seen]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", slow_except([0.0, 0.8], 0.8))
 @pytest.mark.parametrize("times", [None, TIMES], ids=["unknown times", "a CPU's times"])
 def test_trees_and_texts_are_those_of_steps_that_are_planned_by_themselves(
     llama: Engine, temperature: float, times: StepTimes | None

@@ -14,6 +14,7 @@ import torch.distributed
 from parallel.comm.base import LocalExchange
 from parallel.comm.mailbox import SLOT_BYTES, Mailbox
 from tests.parallel.ranks import run_ranks
+from tests.slow import slow_except
 
 KINDS = ("shm", "gloo")
 SLOT_INTS = SLOT_BYTES // 4
@@ -48,7 +49,7 @@ def gather_and_broadcast(mesh, channel, num_rounds: int, max_size: int):
     )
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_ranks", slow_except([1, 2, 3, 4], 1, 2))
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_ranks_receive_what_was_sent(kind: str, num_ranks: int):
     num_rounds = 2000 if kind == "shm" else 300
@@ -68,7 +69,7 @@ def count_quickly(mesh, channel, num_rounds: int):
     return True
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", slow_except([2, 4], 2))
 def test_many_rounds_in_shared_memory(num_ranks: int):
     assert all(run_ranks(count_quickly, num_ranks, 12_000 // num_ranks, exchange="shm"))
 

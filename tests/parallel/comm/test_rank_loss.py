@@ -17,6 +17,7 @@ from parallel.comm.shared_memory import SharedMemoryExchange
 from parallel.errors import RankLost
 from parallel.mesh import Mesh, ParallelSettings
 from tests.parallel.ranks import free_port, run_ranks_to_end
+from tests.slow import slow_except
 
 NUM_ROUNDS_BEFORE = 50
 
@@ -53,7 +54,7 @@ def test_a_killed_rank_is_named_at_once_in_shared_memory(num_ranks: int, victim:
         assert seconds < 1.0  # about 20 ms, more on a machine that is busy elsewhere
 
 
-@pytest.mark.parametrize(("num_ranks", "victim"), [(2, 1), (2, 0), (4, 2)])
+@pytest.mark.parametrize(("num_ranks", "victim"), slow_except([(2, 1), (2, 0), (4, 2)], (2, 1)))
 def test_a_killed_rank_is_named_over_gloo(num_ranks: int, victim: int):
     for message, ranks, _, seconds in survivors_reports(num_ranks, victim, signal.SIGKILL, None, exchange="gloo"):
         assert ranks == (victim,) and f"rank {victim} lost" in message and "start the run again" in message
@@ -61,7 +62,7 @@ def test_a_killed_rank_is_named_over_gloo(num_ranks: int, victim: int):
 
 
 @pytest.mark.parametrize("exchange", ["shm", "gloo"])
-@pytest.mark.parametrize(("num_ranks", "victim"), [(2, 0), (3, 1)])
+@pytest.mark.parametrize(("num_ranks", "victim"), slow_except([(2, 0), (3, 1)], (2, 0)))
 def test_a_stopped_rank_is_named_after_the_timeout(num_ranks: int, victim: int, exchange: str):
     for message, ranks, number, seconds in survivors_reports(num_ranks, victim, signal.SIGSTOP, 1.0, exchange=exchange):
         assert ranks == (victim,) and f"rank {victim}" in message and "parallel.timeout_s" in message
@@ -72,7 +73,7 @@ def test_a_stopped_rank_is_named_after_the_timeout(num_ranks: int, victim: int, 
 
 
 @pytest.mark.parametrize("exchange", ["shm", "gloo"])
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("signal_number", slow_except([signal.SIGKILL, signal.SIGSTOP], signal.SIGKILL))
 def test_the_rank_that_hosts_the_store_is_named_when_it_is_lost(exchange: str, signal_number: int):
     for _, ranks, _, seconds in survivors_reports(3, 0, signal_number, 1.0, exchange=exchange, own_store=True):
         assert ranks == (0,)

@@ -14,6 +14,7 @@ from parallel.mesh import Mesh
 from tests.parallel.ranks import run_ranks
 from tests.parallel.runners.test_lookahead_parallel import PROMPTS, parallel_engine
 from tests.parallel.runners.test_packed_on_ranks import connect, make_engine
+from tests.slow import slow_except
 
 SEARCHES = [
     Beam(4, num_return_sequences=2),
@@ -56,7 +57,7 @@ def test_lookahead_parallelism(num_ranks: int, checkpoint_folder: Callable[[str]
     assert_same(run_ranks(by_lookahead_parallelism, num_ranks, folder, timeout_s=60), search(llama))
 
 
-@pytest.mark.parametrize("axis", ["tp", "pp"])
+@pytest.mark.parametrize("axis", slow_except(["tp", "pp"], "tp"))
 def test_parts_of_a_model(axis: str, checkpoint_folder: Callable[[str], Path], llama: Engine) -> None:
     folder = str(checkpoint_folder("llama"))
     assert_same(run_ranks(by_parts_of_a_model, 2, folder, axis, timeout_s=60), search(llama))

@@ -30,6 +30,7 @@ from parallel.shards.tensor import read_sharded
 from tests.parallel.ranks import run_ranks
 from tests.parallel.runners.test_lookahead_parallel import PROMPTS
 from tests.parallel.runners.test_packed_on_ranks import connect
+from tests.slow import slow_except
 
 DECODES: list[tuple[DecodeSettings, float]] = [
     (Contrastive(), 0.0),
@@ -98,8 +99,6 @@ def expected(folders: list[str]) -> Found:
     return decoded(Engine.from_pretrained(folders[0], device="cpu", step_times="off", second=second))
 
 
-@pytest.mark.parametrize(
-    ("axis", "num_ranks"), [("lp", 2), ("tp", 2), ("pp", 2), pytest.param("lp", 3, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("axis", "num_ranks"), slow_except([("lp", 2), ("tp", 2), ("pp", 2), ("lp", 3)], ("lp", 2)))
 def test_ranks_change_nothing(axis: str, num_ranks: int, folders: list[str], expected: Found) -> None:
     assert all(found == expected for found in run_ranks(serve, num_ranks, axis, folders, limit_s=200))

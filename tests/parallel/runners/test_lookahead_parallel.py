@@ -19,6 +19,7 @@ from parallel.errors import StateDiverged
 from parallel.mesh import Mesh
 from parallel.runners.lookahead import LookaheadParallel
 from tests.parallel.ranks import run_ranks
+from tests.slow import slow_except
 
 WINDOWS = [(1, 2, 1), (3, 3, 3), (5, 4, 5), (7, 5, 7), (15, 5, 15)]
 METHODS: list[DecodeSettings] = [
@@ -74,12 +75,11 @@ def expected(checkpoint_folder: Callable[[str], Path]) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("num_ranks", "exchange"),
-    [
+    slow_except(
+        [(1, "auto"), (2, "shm"), (2, "gloo"), (3, "shm"), (3, "gloo"), (4, "shm"), (4, "gloo")],
         (1, "auto"),
         (2, "shm"),
-        (3, "gloo"),
-        *(pytest.param(*rest, marks=pytest.mark.slow) for rest in ((2, "gloo"), (3, "shm"), (4, "shm"), (4, "gloo"))),
-    ],
+    ),
 )
 def test_greedy_tokens_are_those_of_generate(
     num_ranks: int, exchange: str, checkpoint_folder: Callable[[str], Path], expected: list[list[int]]

@@ -16,6 +16,7 @@ from parallel.runners.lookahead import LookaheadParallel
 from tests.mixture import check_mixture, make_mixture, run_mixture
 from tests.parallel.ranks import run_ranks
 from tests.parallel.runners.test_forest_on_ranks import ASSIGNMENTS
+from tests.slow import slow_except
 
 
 def run_on_ranks(mesh: Mesh, channel: Channel, folder: str, name: str, number: int, seed: int):
@@ -33,26 +34,25 @@ def run_on_ranks(mesh: Mesh, channel: Channel, folder: str, name: str, number: i
 
 @pytest.mark.parametrize(
     ("name", "num_ranks", "seed"),
-    [
+    slow_except(
+        [
+            ("auto", 2, 1),
+            ("drawn", 3, 2),
+            ("drawn, copies", 3, 9),
+            ("auto, copies", 2, 10),
+            ("auto", 4, 3),
+            ("auto", 3, 4),
+            ("drawn", 2, 5),
+            ("drawn", 4, 6),
+            ("lp", 2, 7),
+            ("dp", 3, 8),
+            ("drawn, copies", 4, 11),
+            ("auto, copies", 4, 12),
+            ("auto, copies", 3, 13),
+        ],
         ("auto", 2, 1),
-        ("drawn", 3, 2),
         ("drawn, copies", 3, 9),
-        ("auto, copies", 2, 10),
-        *(
-            pytest.param(*rest, marks=pytest.mark.slow)
-            for rest in (
-                ("auto", 4, 3),
-                ("auto", 3, 4),
-                ("drawn", 2, 5),
-                ("drawn", 4, 6),
-                ("lp", 2, 7),
-                ("dp", 3, 8),
-                ("drawn, copies", 4, 11),
-                ("auto, copies", 4, 12),
-                ("auto, copies", 3, 13),
-            )
-        ),
-    ],
+    ),
 )
 def test_a_mixture_yields_what_each_request_yields_alone(
     name: str, num_ranks: int, seed: int, checkpoint_folder: Callable[[str], Path], llama: Engine

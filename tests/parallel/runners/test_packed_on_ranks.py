@@ -25,6 +25,7 @@ from parallel.shards.tensor import read_sharded
 from tests.mixture import Mixture, check_mixture, make_mixture, run_mixture
 from tests.models import ARCHITECTURES
 from tests.parallel.ranks import run_ranks
+from tests.slow import slow_except
 
 # Mixtures of experts and GPT-2 cannot be split.
 SPLIT = sorted(set(ARCHITECTURES) - {"mixtral", "qwen3_moe", "gpt2"})
@@ -55,7 +56,7 @@ def serve(mesh: Mesh, channel: Channel, axis: str, folders: list[str]) -> list[M
         return [run_mixture(engine, make_mixture(engine, 12, seed)) for seed, engine in enumerate(engines)]
 
 
-@pytest.mark.parametrize("axis", ["tp", "pp"])
+@pytest.mark.parametrize("axis", slow_except(["tp", "pp"], "pp"))
 @pytest.mark.parametrize(
     ("names", "num_ranks"),
     [(FEW, 2), pytest.param(SPLIT, 2, marks=pytest.mark.slow), pytest.param(["llama"], 3, marks=pytest.mark.slow)],

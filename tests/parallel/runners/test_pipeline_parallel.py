@@ -139,7 +139,7 @@ def expected(folder_of: Callable[[str], str]) -> list[Texts]:
 
 
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("exchange", ["gloo", "shm"])
+@pytest.mark.parametrize("exchange", [pytest.param("gloo", marks=pytest.mark.slow), "shm"])
 def test_tokens_are_those_of_one_device(
     num_ranks: int, exchange: str, folder_of: Callable[[str], str], expected: list[Texts]
 ) -> None:

@@ -19,6 +19,7 @@ from parallel.comm.channel import Channel
 from parallel.mesh import Mesh
 from tests.mixture import check_mixture, make_mixture, run_mixture
 from tests.parallel.ranks import run_ranks
+from tests.slow import slow_except
 
 GREEDY = Sampling(temperature=0.0, seed=3)
 # The first prompts have a page, and need a second one while they are answered; the last ones have two from the start.
@@ -61,7 +62,10 @@ def expected(llama: Engine) -> dict[str, list[int]]:
     return serve(Engine(llama.checkpoint))[0]
 
 
-@pytest.mark.parametrize(("mode", "num_ranks", "most"), [("auto", 2, 5), ("dp", 2, 5), ("auto", 3, 7), ("lp", 2, 3)])
+@pytest.mark.parametrize(
+    ("mode", "num_ranks", "most"),
+    slow_except([("auto", 2, 5), ("dp", 2, 5), ("auto", 3, 7), ("lp", 2, 3)], ("dp", 2, 5), ("lp", 2, 3)),
+)
 def test_more_requests_run_than_one_rank_could_hold(
     mode: str, num_ranks: int, most: int, checkpoint_folder: Callable[[str], Path], expected: dict[str, list[int]]
 ) -> None:
@@ -92,12 +96,15 @@ def serve_mixture(
 
 @pytest.mark.parametrize(
     ("mode", "num_ranks", "reuse"),
-    [
+    slow_except(
+        [
+            ("auto", 2, PrefixReuse.all),
+            ("dp", 3, PrefixReuse.off),
+            ("auto", 3, PrefixReuse.off),
+            ("dp", 2, PrefixReuse.all),
+        ],
         ("auto", 2, PrefixReuse.all),
-        ("dp", 3, PrefixReuse.off),
-        pytest.param("auto", 3, PrefixReuse.off, marks=pytest.mark.slow),
-        pytest.param("dp", 2, PrefixReuse.all, marks=pytest.mark.slow),
-    ],
+    ),
 )
 def test_a_mixture_yields_what_each_request_yields_alone(
     mode: str, num_ranks: int, reuse: PrefixReuse, checkpoint_folder: Callable[[str], Path]

@@ -87,6 +87,7 @@ def test_half_a_head_is_answered(checkpoint):
         assert closed(connection).startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.slow
 def test_a_second_request_may_take_as_long_as_the_first(checkpoint):
     with serving(checkpoint, head_timeout_s=2.5) as running, connections(running, 1) as (connection,):
         request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -15,6 +15,7 @@ from lp.methods import DecodeSettings
 from lp.request import Completion, Request
 from tests.heads import fit_heads
 from tests.models import CONTEXT, generate_greedily
+from tests.slow import slow_except
 
 NUM_TOKENS = 40
 GREEDY = Sampling(temperature=0.0, seed=3)
@@ -62,7 +63,7 @@ def test_drafts_are_accepted(engine: Engine) -> None:
     assert decode(engine, PROMPTS[2], Medusa(max_rows=1)).stats.tokens_per_step == 1
 
 
-@pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "cohere"])
+@pytest.mark.parametrize("architecture", slow_except(["gemma2", "gpt2", "cohere"], "cohere"))
 @pytest.mark.parametrize("compile", ["off", pytest.param("on", marks=pytest.mark.slow)])
 def test_other_architectures_and_heads_that_share_the_output(
     architecture: str,

@@ -27,10 +27,11 @@ from lp.model.native.forward import NativeForward
 from tests.lp.test_lossless import GREEDY, NUM_TOKENS, make_prompt
 from tests.lp.test_tree import random_tree
 from tests.models import SLIDING_WINDOW, VOCAB_SIZE
+from tests.slow import slow_except
 
 # llama has full attention; gemma2 has sliding windows in some layers, and a softcap; mixtral has no native form, and
 # PyTorch takes a minute to compile it.
-ARCHITECTURES = ["llama", "gemma2", pytest.param("mixtral", marks=pytest.mark.slow)]
+ARCHITECTURES = slow_except(["llama", "gemma2", "mixtral"], "llama")
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sa
 from lp.model.checkpoint import Invariance, ModelSettings, load
 from parallel.shards.stages import read_stage
 from tests.lp.test_lossless import make_prompt
+from tests.slow import slow_except
 
 METHODS = (Auto(rows=24), Lookahead(5, 4, 5), Jacobi(6), PromptLookup(4, 5))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", slow_except([0.0, 1.0], 1.0))
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_text_in_bfloat16_is_the_same_for_every_method(
     name: str, temperature: float, checkpoint_folder: Callable[[str], Path]

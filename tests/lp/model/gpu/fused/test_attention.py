@@ -17,8 +17,9 @@ from lp.model.program.steps import Attention, Operand, Value
 from lp.tree import TokenTree
 from tests.lp.model.gpu.fused.interpreter import Pages, interpret
 from tests.lp.test_tree import random_tree
+from tests.slow import slow_except
 
-LENGTHS = (0, 1, 257, *(pytest.param(length, marks=pytest.mark.slow) for length in (255, 256, 1000)))
+LENGTHS = slow_except([0, 1, 255, 256, 257, 1000], 0, 257)
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,10 @@ SHAPES = [
     Shape(groups=4, dtype=torch.bfloat16),
     Shape(heads=1, window=300, dtype=torch.float16),
 ]
+QUICK = (Shape(groups=4), Shape(heads=1, window=300, softcap=8.0), Shape(heads=1, window=300, dtype=torch.float16))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", slow_except(SHAPES, *QUICK), ids=str)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_attention_is_that_of_dense_products(shape: Shape, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     interpret(monkeypatch)
