@@ -68,7 +68,7 @@ real-model: $(STAMP)  ## Download SmolLM2-135M-Instruct (93 MB, once) and unpack
 test: $(STAMP)  ## Run the tests that take seconds (ARGS="-k name", WORKERS=0 for one process)
 	@$(TESTS) -n $(WORKERS) --dist worksteal -m "not cluster and not slow and not page" $(ARGS)
 
-test-slow: $(STAMP)  ## Run the tests that take more than about six seconds each
+test-slow: $(STAMP)  ## Run the long tests, and every combination of what `make test` checks once
 	@$(TESTS) -n $(WORKERS) --dist worksteal -m "slow and not cluster and not page" $(ARGS)
 
 test-cluster: $(STAMP)  ## Run the tests that start a Ray cluster of their own, one after another

@@ -169,6 +169,7 @@ def counting(choose: Any, rows: list[int]) -> Any:
     return counted
 
 
+@pytest.mark.slow
 def test_nothing_is_captured_while_a_request_runs(
     model: CausalModel, triton: None, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -31,7 +31,7 @@ def expected(reference_of: Callable[[str], PreTrainedModel]) -> list[list[int]]:
     return [generate_greedily(reference_of("llama"), prompt, NUM_TOKENS) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("one_by_one", slow_except([False, True], True))
 @pytest.mark.parametrize("is_scattered", slow_except([False, True], True))
 def test_an_arena_that_is_too_small_for_all_changes_no_text(
     is_scattered: bool,

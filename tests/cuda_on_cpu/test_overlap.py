@@ -164,6 +164,7 @@ def test_a_request_is_cancelled_while_a_step_is_under_way(cancelled: str, left: 
     assert isinstance(two.runner, SingleDevice) and not two.runner.states
 
 
+@pytest.mark.slow
 def test_requests_resume_from_a_step_under_way(two: Engine) -> None:
     requests = {}
     for name in ("a", "b"):

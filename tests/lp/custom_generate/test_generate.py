@@ -16,6 +16,7 @@ from lp.custom_generate.asked import CannotHonour
 from lp.methods import Beam, Jacobi
 from tests.lp.test_lossless import make_prompt
 from tests.models import EOS, load_reference
+from tests.slow import slow_except
 
 METHODS: list[dict[str, Any]] = [{}, {"W": 5, "N": 4, "G": 5}, {"decode": Jacobi(4)}]
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "custom_generate"
@@ -30,7 +31,7 @@ def prompt(length: int = 30, seed: int = 0) -> torch.Tensor:
     return torch.tensor([make_prompt(length, seed)])
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("architecture", slow_except(["llama", "qwen3", "gpt2"], "llama"))
 def test_greedy_tokens_are_those_of_generate(architecture: str, model_of: Callable[[str], Any]) -> None:
     model = model_of(architecture)
     for given in ({"max_new_tokens": 40}, {"max_new_tokens": 40, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3}):

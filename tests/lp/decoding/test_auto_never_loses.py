@@ -20,6 +20,7 @@ from lp.step_cost import DEPTH, Extras, StepCost, StepTimes
 from lp.tree import TokenTree
 from parallel.runners.alone import TreePartitioner
 from tests.lp.drafting.rule_models import CANDIDATES, PROMPT, Model, answers, counting, unguessable
+from tests.slow import slow_except
 
 ROWS = (1, 2, 8, 16, 32, 64, 128)
 CPU = (0.041, 0.056, 0.066, 0.080, 0.111, 0.165, 0.279)
@@ -184,7 +185,11 @@ def test_ranks_rest_exactly_where_the_curve_says_so(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "gain"), [("two that hinder each other", 0.96), ("two with memory of their own", 1.1)]
+    ("name", "gain"),
+    slow_except(
+        [("two that hinder each other", 0.96), ("two with memory of their own", 1.1)],
+        ("two that hinder each other", 0.96),
+    ),
 )
 def test_several_ranks_are_no_slower_than_one(name: str, gain: float) -> None:
     """Over several texts, since a single one is faster or slower by some percent for little reason."""

@@ -132,7 +132,7 @@ FAULTS: dict[str, tuple[Plant, list[str]]] = {
     "window one too short": (with_window(-1), SHORT_WINDOWED),
 }
 PLANTED = [(fault, model) for fault, (_, models) in FAULTS.items() for model in models]
-# Every fault in the plainest models, and one in the trained one.
+# Every fault in one or two models, and one fault in the trained model.
 QUICKLY_FOUND = [
     (fault, model)
     for fault, model in PLANTED

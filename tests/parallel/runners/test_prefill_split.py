@@ -26,6 +26,7 @@ from tests.parallel.ranks import run_ranks, run_ranks_to_end
 from tests.parallel.runners.native import load_native, native
 from tests.parallel.runners.test_assignment import sequence, star
 from tests.parallel.runners.test_copy_cost import balanced
+from tests.slow import slow_except
 
 GREEDY = Sampling(temperature=0.0, seed=3)
 __all__ = ["native"]
@@ -157,7 +158,7 @@ def die_in_a_split(mesh: Mesh, channel: Channel, folder: str, victim: int) -> tu
     return caught.value.ranks, runner.inner.num_cached(sequence.id, sequence.tokens)
 
 
-@pytest.mark.parametrize(("exchange", "victim"), [("shm", 1), ("gloo", 2)])
+@pytest.mark.parametrize(("exchange", "victim"), slow_except([("shm", 1), ("gloo", 2)], ("shm", 1)))
 def test_a_rank_that_is_killed_between_two_layers_is_named_and_nothing_wrong_is_cached(
     exchange: str, victim: int, native: Callable[..., str]
 ) -> None:

@@ -27,6 +27,7 @@ from lp.methods import Auto
 from lp.step_cost import Extras, StepTimes
 from lp.tree import TokenTree
 from lp.verification import Answers
+from tests.slow import slow_except
 
 VOCAB_SIZE = 24
 CURVES = {
@@ -187,7 +188,7 @@ def run(
 
 
 @pytest.mark.parametrize("curve", CURVES)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", slow_except(range(12), *range(4)))
 def test_requests_one_after_the_other(curve: str, seed: int) -> None:
     """The settings may be any."""
     rng = random.Random(f"{curve} {seed}")
