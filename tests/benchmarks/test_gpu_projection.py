@@ -16,6 +16,7 @@ from benchmarks.projections.shared_trees import SharedTrees, add_up, record_text
 from benchmarks.shared.shapes import SHAPES, make_llama
 from lp import Auto, Engine, Sampling, Stopping
 from tests.benchmarks.results import read, read_plot
+from tests.slow import slow_except
 
 DEGREES = gpu_projection.DEGREES
 PROMPTS = [("a", [(3 + 7 * i) % 41 + 2 for i in range(20)]), ("b", [(5 + 3 * i) % 37 + 2 for i in range(30)])]
@@ -44,14 +45,14 @@ def test_autoregressive_steps_have_one_row(llama: Engine) -> None:
         assert one.tokens == one.steps == one.largest[1]
 
 
-@pytest.mark.parametrize("name", GPT_FAST)
+@pytest.mark.parametrize("name", slow_except(GPT_FAST, "llama-3.1-8b"))
 def test_the_model_of_a_step_gives_published_speeds(name: str) -> None:
     for tp, share in shares_of(make_llama(SHAPES[name]), DEGREES).items():
         computed = 1 / step_seconds(share, tp, 1, Setting(A100_NVLINK, 1, 0.0))
         assert computed == pytest.approx(GPT_FAST[name][tp], rel=0.1)
 
 
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("gpu", slow_except(GPUS, GPUS[0]), ids=lambda gpu: gpu.name)
 def test_what_each_way_of_using_devices_does_to_a_step(gpu) -> None:
     shares, setting = shares_of(make_llama(SHAPES["llama-7b"]), DEGREES), Setting(gpu, 1024, 100.0)
     few, many = (step_seconds(shares[1], 1, rows, setting) for rows in (1, 4096))

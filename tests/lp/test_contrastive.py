@@ -49,7 +49,7 @@ def decoded(engine: Engine, prompt: list[int], decode: Contrastive, **sampling: 
     return engine.generate(prompt, decode=decode, sampling=settings, stopping=stopping).token_ids
 
 
-@pytest.mark.parametrize("inner", slow_except(INNER, "auto", "lookahead"))
+@pytest.mark.parametrize("inner", slow_except(INNER, "lookahead"))
 def test_the_tokens_are_those_of_the_paper(
     inner: str, engine: Engine, reference_of: Callable[[str], PreTrainedModel]
 ) -> None:

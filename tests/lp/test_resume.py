@@ -62,7 +62,7 @@ def completion_of(progress: Progress) -> Completion:
     return done
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling", slow_except([GREEDY, SAMPLED], SAMPLED), ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
     "decode",
     slow_except(METHODS, Auto(rows=24), Autoregressive(), Lookahead(5, 4, 5)),

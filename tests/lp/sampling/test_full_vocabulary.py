@@ -19,6 +19,7 @@ from lp.sampling.sampler import Sampler, choosers_for
 from lp.sampling.shortlist import Shortlist
 from lp.tree import TokenTree, chain
 from lp.verification import NOT_A_TOKEN
+from tests.slow import slow_except
 
 VOCAB_SIZE = 16_000
 NUM_ROWS = 60
@@ -73,7 +74,7 @@ def noisy_scores(sampling: Sampling, logits: Tensor, tree: TokenTree) -> Tensor:
 
 @pytest.mark.parametrize("kind", LOGITS)
 @pytest.mark.parametrize("name", TRUNCATIONS)
-@pytest.mark.parametrize("temperature", [0.8, 1.0])
+@pytest.mark.parametrize("temperature", slow_except([0.8, 1.0], 0.8))
 def test_targets_are_those_of_transformers_warpers(temperature: float, name: str, kind: str) -> None:
     sampling, logits, tree = make_sampling(temperature, **TRUNCATIONS[name]), make_logits(kind), make_tree()
     expected = noisy_scores(sampling, logits, tree)

@@ -77,7 +77,6 @@ def expected(checkpoint_folder: Callable[[str], Path]) -> list[list[int]]:
     ("num_ranks", "exchange"),
     slow_except(
         [(1, "auto"), (2, "shm"), (2, "gloo"), (3, "shm"), (3, "gloo"), (4, "shm"), (4, "gloo")],
-        (1, "auto"),
         (2, "shm"),
     ),
 )

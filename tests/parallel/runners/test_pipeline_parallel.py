@@ -37,8 +37,7 @@ from tests.parallel.ranks import run_ranks, run_ranks_to_end
 
 ARCHITECTURES = ["llama", "qwen3", "mistral", "gemma2"]
 NUM_LAYERS, HIDDEN = 4, 32
-CHUNK = 16
-NEW_TOKENS = 16
+CHUNK, NEW_TOKENS = 16, 16
 LONG = [(3 + 7 * i) % 41 + 2 for i in range(70)]
 PROMPTS = [[5, 9, 5, 9, 5], LONG]
 METHODS: list[DecodeSettings] = [Autoregressive(), Lookahead(5, 4, 5)]
@@ -138,8 +137,9 @@ def expected(folder_of: Callable[[str], str]) -> list[Texts]:
     return texts
 
 
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("exchange", [pytest.param("gloo", marks=pytest.mark.slow), "shm"])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("exchange", ["gloo", "shm"])
 def test_tokens_are_those_of_one_device(
     num_ranks: int, exchange: str, folder_of: Callable[[str], str], expected: list[Texts]
 ) -> None:

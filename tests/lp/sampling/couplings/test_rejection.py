@@ -15,6 +15,7 @@ from lp.sampling.noise import gumbel_at, stream_seed
 from lp.sampling.sampler import Sampler
 from lp.sampling.settings import Sampling
 from lp.tree import Coupled, Proposal, TokenTree, chain
+from tests.slow import slow_except
 
 NUM_DRAWN = 6000
 MODEL = torch.tensor([0.4, 0.25, 0.2, 0.1, 0.05, 0.0])
@@ -50,7 +51,7 @@ def chosen_with(decide: Decide, draft: Tensor, num_children: int, seed: int = 3)
     return [decide(MODEL, Proposal(tokens, draft), row, draws) for row, tokens in enumerate(proposals)]
 
 
-@pytest.mark.parametrize("num_children", [1, 3])
+@pytest.mark.parametrize("num_children", slow_except([1, 3], 3))
 @pytest.mark.parametrize("name", DRAFTS)
 def test_the_model_decides_how_tokens_are_distributed(name: str, num_children: int) -> None:
     assert chi_square(chosen_with(rejection.decide, DRAFTS[name], num_children), MODEL) < CRITICAL[4]

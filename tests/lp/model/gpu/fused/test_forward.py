@@ -49,7 +49,6 @@ def load_model(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> Call
         + [(name, "bfloat16", 0.05) for name in ("llama", "gemma2")],
         ("llama", "float32", 1e-5),
         ("mistral", "float32", 1e-5),
-        ("gemma2", "bfloat16", 0.05),
     ),
 )
 def test_trees_get_the_models_own_logits(
