@@ -97,7 +97,8 @@ class Server:
         worker.start()
         log.info("serving %s on %s", self.context.model_name, self.address)
         try:
-            asyncio.run(self._serve_http())
+            with asyncio.Runner(loop_factory=self._http.config.get_loop_factory()) as runner:
+                runner.run(self._serve_http())
         finally:
             self.stop(within_s=0)
             worker.join(LAST_ANSWERS_S)

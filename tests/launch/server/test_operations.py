@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
+import sys
 
 import httpx
 import pytest
+import uvicorn
 
 from launch.server.metrics import SHORT_S
 from lp.model.kv_cache import pages_of
@@ -32,6 +35,24 @@ def test_a_model_name_from_the_settings(checkpoint):
         assert client.models.retrieve("team/model").id == "team/model"
         assert client.completions.create(model="team/model", prompt="a", max_tokens=1).model == "team/model"
         assert_error(running.post("/v1/completions", model="tiny-llama", prompt="a"), 404, "team/model")
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_the_event_loop_is_uvloops_if_it_is_installed(checkpoint, is_installed: bool, monkeypatch: pytest.MonkeyPatch):
+    if is_installed:
+        pytest.importorskip("uvloop")
+    else:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    loops, serve = list[asyncio.AbstractEventLoop](), uvicorn.Server.serve
+
+    async def noted(http: uvicorn.Server, *arguments) -> None:
+        loops.append(asyncio.get_running_loop())
+        await serve(http, *arguments)
+
+    monkeypatch.setattr(uvicorn.Server, "serve", noted)
+    with serving(checkpoint) as running:
+        running.assert_serves()
+    assert [type(loop).__module__ == "uvloop" for loop in loops] == [is_installed]
 
 
 def test_state(shared: Running):
