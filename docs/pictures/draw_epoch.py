@@ -29,6 +29,7 @@ class Story:
 def tell() -> Story:
     """Tells the membership what happens to its ranks, and notes what it decides."""
     group, story = Membership(3, SupervisorSettings()), Story()
+    survivors = [rank for rank in range(3) if rank != KILLED]
 
     def note(actions: list[Action], now: float) -> None:
         for action in actions:
@@ -54,7 +55,8 @@ def tell() -> Story:
             note(group.ended(KILLED, "it was ended by SIGKILL", now), now)
         if now == READY_AT:
             note(group.is_ready(KILLED, now), now)
-            note(group.left(group.leaders[0], group.number, now + 0.05), now + 0.05)
+            for rank in survivors:
+                note(group.left(rank, group.number, now + 0.05), now + 0.05)
         note(group.tick(now), now)
     return story
 

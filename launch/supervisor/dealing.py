@@ -8,7 +8,9 @@ ranks are reached.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from lp.request import Request
 from parallel.degrees import Mode
@@ -19,6 +21,7 @@ MANY = 2
 CALM_S = 0.25
 # Requests with so many equal first tokens go to the same rank if they can, and so many such beginnings are remembered.
 SAME_TOKENS, MOST_BEGINNINGS = 128, 1024
+NOWHERE: Mapping[int, int] = MappingProxyType({})
 
 
 class Division:
@@ -44,6 +47,23 @@ class Division:
         return self._is_wanted
 
 
+@dataclass
+class Load:
+    """What a rank serves: ids of requests, in the order of their arrival; and how many tokens the prompts have that it
+    may still have to compute.
+    """
+
+    request_ids: list[str] = field(default_factory=list)
+    num_uncomputed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+    def add(self, request_id: str, num_uncomputed: int) -> None:
+        self.request_ids.append(request_id)
+        self.num_uncomputed += num_uncomputed
+
+
 class Dealer:
     """Deals requests out to ranks that each serve their own."""
 
@@ -51,16 +71,26 @@ class Dealer:
         # Which ranks have served requests of an owner that begin with the same tokens.
         self._served: OrderedDict[tuple[str | None, tuple[int, ...]], set[int]] = OrderedDict()
 
-    def choose(self, request: Request, loads: Mapping[int, Sized]) -> int:
-        """The rank for a request: the one with the fewest, or one that has served another request of the same owner
-        with the same first tokens, as it may hold their keys and values, if that leaves the ranks even.
+    def choose(
+        self, request: Request, loads: Mapping[int, Load], cached: Mapping[int, int] = NOWHERE, share: int = 0
+    ) -> int:
+        """The rank for a request: the one that holds the most keys and values of it, or that has served another one of
+        the same owner with the same first tokens, if that leaves the ranks even; else the one with the fewest requests,
+        and of several the one with the least to compute.
 
-        loads: the requests of each rank.
+        cached: how many of the request's tokens have keys and values on a rank. share: a rank with fewer requests than
+        this counts as even, as others are about to be dealt out as well.
         """
         served = self._served_alike(request)
-        fewest = min(map(len, loads.values()))
-        known = [rank for rank in loads if rank in served and not _differ(len(loads[rank]) + 1, fewest)]
-        chosen = min(known or loads, key=lambda rank: len(loads[rank]))
+        burden = {rank: (len(load), load.num_uncomputed) for rank, load in loads.items()}
+        fewest = min(loads, key=burden.__getitem__)
+        known = [
+            rank
+            for rank, load in loads.items()
+            if (cached.get(rank) or rank in served)
+            and (len(load) < share or _is_even(len(load) + 1, len(loads[fewest])))
+        ]
+        chosen = min(known, key=lambda rank: (-cached.get(rank, 0), burden[rank]), default=fewest)
         served.add(chosen)
         return chosen
 
@@ -76,12 +106,6 @@ class Dealer:
         return served
 
 
-def uneven(loads: Mapping[int, Sized]) -> tuple[int, int] | None:
-    """The ranks with the most and with the fewest requests if one should move between them; None if none should."""
-    most, least = (pick(loads, key=lambda rank: len(loads[rank])) for pick in (max, min))
-    return (most, least) if _differ(len(loads[most]), len(loads[least])) else None
-
-
-def _differ(most: int, least: int) -> bool:
-    """Whether a request should move from a rank with so many to one with so few, which has to compute it again."""
-    return most - least > (2 if least else 1)
+def _is_even(most: int, least: int) -> bool:
+    """Whether ranks with so many and so few requests are even enough."""
+    return most - least <= (2 if least else 1)

@@ -6,12 +6,14 @@ alone; requests go from ranks with many to ranks with few. Knows nothing of link
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from launch.supervisor.dealing import Dealer, uneven
+from launch.supervisor.dealing import Dealer
 from launch.supervisor.ledger import Ledger
+from launch.supervisor.moving import BY_ROWS, best_move, ends
 from lp.request import Progress, Request
+from lp.step_cost import StepTimes
 from parallel.group import commands
 from parallel.group.commands import Cancel, Command, Submit
 from parallel.group.epoch import Epoch
@@ -30,6 +32,7 @@ class Dispatcher:
     def __init__(self, send: Send):
         self.epoch: Epoch | None = None
         self.is_ending = False
+        self.times_apart: StepTimes = BY_ROWS
         self._ledger = Ledger()
         self._dealer = Dealer()
         self._send = send
@@ -73,9 +76,10 @@ class Dispatcher:
             case commands.Shutdown() | commands.Measure():
                 return epoch.leaders
 
-    def _place(self, request: Request, epoch: Epoch) -> int:
-        """Chooses the leader that serves a request from now on."""
-        rank = self._dealer.choose(request, self._ledger.loads(epoch.leaders))
+    def _place(self, request: Request, epoch: Epoch, share: int = 0) -> int:
+        """Chooses the leader that serves a request from now on. share: see Dealer.choose."""
+        loads, cached = self._ledger.loads(epoch.leaders), self._ledger.cached(request.id)
+        rank = self._dealer.choose(request, loads, cached, share)
         self._ledger.place(request.id, rank)
         return rank
 
@@ -88,9 +92,16 @@ class Dispatcher:
         stay = epoch.is_divided and self.epoch is not None and self.epoch.is_divided
         self._ledger.begin(epoch.number, epoch.leaders if stay else [])
         self.epoch, self.is_ending = epoch, False
-        for request in self._ledger.waiting():
-            self._place(request, epoch)
+        share = -(-self.num_running // len(epoch.leaders))
+        # First those that are computed already, each where that was; then the longest, so that all ranks get as much.
+        ledger = self._ledger
+        for one in sorted(ledger.waiting(), key=lambda one: (not ledger.cached(one.id), -len(one.prompt))):
+            self._place(one, epoch, share)
         return {rank: replace(epoch, running=self._ledger.running(rank)) for rank in epoch.leaders}, ended
+
+    def left(self, rank: int, number: int, cached: Mapping[str, int]) -> None:
+        """A rank has left an epoch. cached: how many tokens of each request have keys and values there."""
+        self._ledger.hold(number, rank, cached)
 
     def told(self, rank: int, number: int, progress: Progress) -> Progress | None:
         """What is new to the client of what a leader tells. number: of its epoch."""
@@ -105,13 +116,20 @@ class Dispatcher:
         self._ledger.drop_all()
 
     def _even_out(self) -> None:
-        """Moves a request from the rank with the most to the one with the fewest, if that is worth it."""
+        """Moves requests from the rank with the most to the one with the fewest, as long as that is worth it."""
         if self.epoch is None or not self.epoch.is_divided or self.is_ending:
             return
-        loads = self._ledger.loads(self.epoch.leaders)
-        if (ranks := uneven(loads)) and (name := self._ledger.shortest(loads[ranks[0]])):
-            most, least = ranks
+        while move := self._best_move(self.epoch):
+            name, most, least = move
             self._ledger.place(name, least)
             known = self._ledger.known(name)
             self._send(most, self.epoch, [Cancel(name)])
             self._send(least, self.epoch, [Submit(known.request, tuple(known.tokens))])
+
+    def _best_move(self, epoch: Epoch) -> tuple[str, int, int] | None:
+        """A request, its rank and the one that it should move to; None if all had better stay."""
+        loads = self._ledger.loads(epoch.leaders)
+        most, least = ends(loads)
+        movable = self._ledger.movable(loads[most].request_ids)
+        move = best_move(movable, len(loads[most]), len(loads[least]), self.times_apart)
+        return move and (move.request_id, most, least)

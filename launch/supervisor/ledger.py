@@ -6,9 +6,11 @@ nothing of how ranks are reached.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from launch.supervisor.dealing import Load
+from launch.supervisor.moving import Movable
 from lp.request import Progress, Request
 from lp.statistics import Statistics
 from parallel.group.commands import Cancel, Command, Submit
@@ -22,7 +24,7 @@ class _Entry:
     rank: the leader that serves it; None while there is none. has_moved: whether another one of the same epoch did so
     before; what that one still says of it is ignored. tokens, num_characters: what was delivered to the client.
     told_tokens, told_characters: how much that leader has told, which begins again with the first token. before: what
-    the request cost at earlier leaders.
+    the request cost at earlier leaders. cached: see Ledger.cached.
     """
 
     request: Request
@@ -35,6 +37,7 @@ class _Entry:
     stats: Statistics = field(default_factory=Statistics)
     before: Statistics = field(default_factory=Statistics)
     is_cancelled: bool = False
+    cached: dict[int, int] = field(default_factory=dict)
 
     def tell_again(self) -> None:
         """Expects all to be told again from the first token on."""
@@ -52,27 +55,37 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def loads(self, ranks: Iterable[int]) -> dict[int, list[str]]:
-        """Returns the ids of the requests that each of these leaders serves, in the order of their arrival."""
-        loads: dict[int, list[str]] = {rank: [] for rank in ranks}
+    def loads(self, ranks: Iterable[int]) -> dict[int, Load]:
+        """Returns what each of these leaders serves."""
+        loads = {rank: Load() for rank in ranks}
         for name, entry in self._entries.items():
             if entry.rank in loads:
-                loads[entry.rank].append(name)
+                loads[entry.rank].add(name, 0 if entry.tokens else len(entry.request.prompt))
         return loads
 
     def waiting(self) -> list[Request]:
         """Those that no rank serves."""
         return [entry.request for entry in self._entries.values() if entry.rank is None]
 
-    def shortest(self, request_ids: Iterable[str]) -> str | None:
-        """The one with the fewest tokens among those that may move; None if there is none.
+    def movable(self, request_ids: Iterable[str]) -> Iterator[Movable]:
+        """Those of these requests that may move to another leader.
 
         One that has moved in this epoch, or that is being cancelled, stays where it is.
         """
-        entries = [self._entries[name] for name in request_ids]
-        movable = [entry for entry in entries if not entry.has_moved and not entry.is_cancelled]
-        shortest = min(movable, key=lambda entry: len(entry.request.prompt) + len(entry.tokens), default=None)
-        return shortest and shortest.request.id
+        for name in request_ids:
+            entry = self._entries[name]
+            if not entry.has_moved and not entry.is_cancelled:
+                yield Movable.of(entry.request, len(entry.tokens))
+
+    def hold(self, epoch: int, rank: int, cached: Mapping[str, int]) -> None:
+        """Notes how many tokens of each request have keys and values on a rank that has left this epoch."""
+        for name, number in cached.items() if epoch == self._epoch else ():
+            if entry := self._entries.get(name):
+                entry.cached[rank] = number
+
+    def cached(self, request_id: str) -> Mapping[int, int]:
+        """By rank, how many tokens of a request had keys and values there when the last epoch ended."""
+        return self._entries[request_id].cached
 
     def rank_of(self, request_id: str) -> int | None:
         """The rank that serves a request; None if it has ended, or if there is none."""
@@ -105,6 +118,7 @@ class Ledger:
         entry = self._entries[request_id]
         entry.has_moved = entry.rank is not None
         entry.rank = rank
+        entry.cached = {}
         entry.tell_again()
 
     def running(self, rank: int) -> list[RunningRequest]:

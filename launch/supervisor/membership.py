@@ -74,10 +74,6 @@ class Membership:
     def __post_init__(self) -> None:
         self.slots = [Slot(rank) for rank in range(self.num_ranks)]
 
-    @property
-    def leaders(self) -> list[int]:
-        return self.epoch.leaders if self.epoch else []
-
     def start(self, now: float) -> list[Action]:
         return [self._start(slot, now) for slot in self.slots]
 
@@ -109,11 +105,13 @@ class Membership:
         return self._regroup(now)
 
     def left(self, rank: int, number: int, now: float) -> list[Action]:
-        """The rank has finished its step; if it is a leader, it has told everything up to there."""
+        """The rank has finished its step; if it is a leader, it has told everything up to there. All have the same
+        step, so they leave at about the same time.
+        """
         if not self.regrouping or number != self.number:
             return []
         self.slots[rank].has_left = True
-        if not all(self.slots[leader].has_left for leader in self.leaders):
+        if not all(self.slots[member].has_left for member in self._serving()):
             return []
         return self._begin(self._serving(), urgent=False, now=now)
 

@@ -152,7 +152,8 @@ class _Rank:
     def _report(self, times: StepTimes | None, channel: Channel) -> None:
         """Tells the front end what steps take, which nobody but its clients wants to know."""
         if times and channel.is_leader:
-            self.member.send(Measured(times.to_dict()))
+            apart = self.times_apart or times.for_parts(1)
+            self.member.send(Measured(times.to_dict(), apart.to_dict()))
 
     def _serve_part(self) -> None:
         """Without all its ranks, such a group can do nothing: it serves in one epoch and ends with it."""

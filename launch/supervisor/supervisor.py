@@ -267,15 +267,16 @@ class Supervisor:
                     self._do(self._group.is_ready(rank, now))
                 case messages.Joined(number):
                     self._do(self._group.joined(rank, number, now))
-                case messages.Left(number):
+                case messages.Left(number, cached):
+                    self._dispatcher.left(rank, number, cached)
                     self._do(self._group.left(rank, number, now))
                 case messages.Lost(number, _, reason):
                     log.debug("rank %d: %s", rank, reason)
                     self._do(self._group.lost(number, now))
                     if self._shutting_down:
                         self._send_home([rank])
-                case messages.Measured(times):
-                    self.step_times = StepTimes.from_dict(times)
+                case messages.Measured(times, apart):
+                    self.step_times, self._dispatcher.times_apart = map(StepTimes.from_dict, (times, apart))
                 case messages.Failed(reason, is_final):
                     self._do(self._group.failed(rank, reason, is_final, now))
                 case messages.Hello() | messages.Alive():

@@ -36,7 +36,7 @@ class StepRows:
     """How many rows a step may have.
 
     beside: with those of prompts, if a request decodes in it, so that it does not take much longer than others. most:
-    in any other step. Both are for each of the replicas that the rows are dealt out to.
+    in a step of one prompt. Both are for each of the replicas that the rows are dealt out to.
     per_thousand: by how much of its time a row takes longer for each thousand tokens before it. crowding: how many
     times `beside` a step may have if many prompts wait.
     """
@@ -51,9 +51,12 @@ class StepRows:
         """Rows of each replica in a step in which so many decode and so many prompts wait.
 
         One prompt holds those who decode up as little as it can. The more prompts wait for each of them, the more is
-        gained by feeding many rows at a time.
+        gained by feeding many rows at a time. If nobody decodes, a prompt by itself has all rows. Several have as many
+        as beside one that decodes, if step times say how many pay: the first of them soon decodes beside the others.
         """
-        factor = min(self.crowding, 1 + max(0, num_prompts - 1) / num_decoding)
+        if not num_decoding and (num_prompts < 2 or self.crowding == 1.0):
+            return self.most
+        factor = min(self.crowding, 1 + max(0, num_prompts - 1) / max(1, num_decoding))
         return min(int(self.beside * factor), self.most)
 
 

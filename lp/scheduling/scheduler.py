@@ -210,7 +210,7 @@ class Scheduler:
         decoding = sorted((one for one in waiting if not one.num_missing), key=self._decoding_time_of)
         turns = _decoding_turns(decoding[:share], most)
         left, most_each, per_thousand = most, self.rows.most, 0.0
-        if turns:
+        if turns or len(feeding) > 1:
             most_each, per_thousand = self.rows.of_each(len(feeding), len(turns)), self.rows.per_thousand
             beside = most_each * self.rows.num_replicas
             left = max(beside - _rows_beside(turns, len(feeding)), math.ceil(beside * FEEDING_SHARE))

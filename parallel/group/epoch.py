@@ -150,10 +150,29 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
     progress = engine.resume(
         runner, zip(requests, tokens, strict=True), times, room, finished, learnt, keeps_shared=is_alone
     )
+    cached = channel.collect([number for _, number in _cached(engine)])
+    for one, several in zip(engine.generations(), zip(*cached, strict=True), strict=True):
+        one.hold(max(several))
     if isinstance(runner, ComparesCaches):
         running = [(one.sequence.id, [*one.prompt, *one.generated]) for one in engine.generations()]
         runner.compare_caches([*running, *((one.id, one.tokens) for one in finished)])
     return progress
+
+
+def num_cached(engine: Engine) -> dict[str, int]:
+    """By request id, how many tokens of each running request have keys and values on this rank."""
+    found: dict[str, int] = {}
+    for name, number in _cached(engine):  # a request may have several sequences
+        found[name] = found.get(name, 0) + number
+    return found
+
+
+def _cached(engine: Engine) -> Iterator[tuple[str, int]]:
+    """For each running sequence, its request's id, and how many of its tokens have keys and values on this rank."""
+    runner = engine.runner
+    for one in engine.generations():
+        is_known = isinstance(runner, HoldsCaches)
+        yield one.request_id, runner.num_cached(one.sequence.id, one.sequence.tokens) if is_known else 0
 
 
 def still_held(channel: Channel, own: list[Finished], runner: Runner) -> list[Finished]:

@@ -22,7 +22,7 @@ from parallel.comm.channel import Channel
 from parallel.errors import EpochOver, RankLost
 from parallel.group import loop, messages
 from parallel.group.commands import Command
-from parallel.group.epoch import Epoch
+from parallel.group.epoch import Epoch, num_cached
 from parallel.group.link import Link, LinkClosed
 
 log = logging.getLogger("lookahead")
@@ -78,7 +78,8 @@ class Member:
                     self.serve_in(epoch, engine, channel, replayed)
                 return
             except EpochOver:
-                self.send(messages.Left(epoch.number))
+                # An epoch that is given up in the middle of a step has been followed by another one already.
+                self.send(messages.Left(epoch.number, {} if self.is_over() else num_cached(engine)))
             except RankLost as error:
                 lost = [epoch.members[place] for place in error.ranks]
                 self.send(messages.Lost(epoch.number, lost, str(error)))

@@ -47,9 +47,12 @@ class Joined:
 
 @dataclass(frozen=True)
 class Left:
-    """The rank has ended an epoch after a whole step, as it was told to."""
+    """The rank has ended an epoch after a whole step, as it was told to. cached: by the id of each running request, how
+    many of its tokens have keys and values on the rank.
+    """
 
     epoch: int
+    cached: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,13 @@ class Progressed:
 
 @dataclass(frozen=True)
 class Measured:
-    """What steps of the epoch take. times: as StepTimes.to_dict has them. Only the epoch's leader sends it."""
+    """What steps of the epoch take, as StepTimes.to_dict has it. Only the epoch's leader sends it.
+
+    times: of steps that all ranks share. apart: of those that a rank computes for itself.
+    """
 
     times: dict[str, Any]
+    apart: dict[str, Any]
 
 
 @dataclass(frozen=True)

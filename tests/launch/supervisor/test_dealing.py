@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
+
 import pytest
 
-from launch.supervisor.dealing import CALM_S, MANY, MOST_BEGINNINGS, SAME_TOKENS, Dealer, Division, uneven
+from launch.supervisor.dealing import CALM_S, MANY, MOST_BEGINNINGS, SAME_TOKENS, Dealer, Division, Load
 from lp.methods import Autoregressive
 from lp.request import Request
 from lp.sampling.settings import Sampling
@@ -16,8 +19,11 @@ def request(prompt: list[int], owner: str | None = None) -> Request:
     return Request("name", prompt, Autoregressive(), Sampling(), Stopping(), owner)
 
 
-def loads(*numbers: int) -> dict[int, list[str]]:
-    return {rank: [""] * number for rank, number in enumerate(numbers)}
+def loads(*numbers: int, uncomputed: Sequence[int] = ()) -> dict[int, Load]:
+    return {
+        rank: Load([""] * number, tokens)
+        for rank, (number, tokens) in enumerate(zip_longest(numbers, uncomputed, fillvalue=0))
+    }
 
 
 def test_many_requests_divide_the_ranks_at_once_and_a_calm_while_brings_them_together() -> None:
@@ -45,6 +51,12 @@ def test_a_request_goes_where_there_are_the_fewest() -> None:
     ]
 
 
+def test_of_those_with_the_fewest_the_one_with_the_least_to_compute_is_chosen() -> None:
+    dealer = Dealer()
+    assert dealer.choose(request([1]), loads(1, 1, 1, uncomputed=[30, 10, 20])) == 1
+    assert dealer.choose(request([1]), loads(1, 2, uncomputed=[30, 10])) == 0
+
+
 def test_equal_beginnings_of_one_owner_go_to_the_same_rank_while_that_is_even() -> None:
     dealer = Dealer()
     same = list(range(SAME_TOKENS))
@@ -53,7 +65,7 @@ def test_equal_beginnings_of_one_owner_go_to_the_same_rank_while_that_is_even() 
     assert dealer.choose(request([*same, 2], owner="another"), loads(1, 2)) == 0
     assert dealer.choose(request([*same, 3]), loads(0, 1)) == 0, "no rank stays without any"
     assert dealer.choose(request([*same, 4]), loads(2, 1)) == 1, "both have served one by now"
-    assert dealer.choose(request([*same, 5]), {0: []}) == 0, "a rank may have been lost"
+    assert dealer.choose(request([*same, 5]), loads(0)) == 0, "a rank may have been lost"
 
 
 def test_short_prompts_go_where_there_are_the_fewest() -> None:
@@ -72,12 +84,12 @@ def test_only_so_many_beginnings_are_remembered() -> None:
     assert dealer.choose(request(first), loads(1, 2)) == 0
 
 
-@pytest.mark.parametrize(
-    ("numbers", "expected"),
-    [
-        ((1, 1), None), ((2, 1), None), ((3, 1), None), ((4, 1), (0, 1)), ((2, 0), (0, 1)), ((1, 0), None),
-        ((2, 9, 5), (1, 0)),
-    ],
-)  # fmt: skip
-def test_a_request_moves_if_the_ranks_differ_much(numbers: tuple[int, ...], expected: tuple[int, int] | None) -> None:
-    assert uneven(loads(*numbers)) == expected
+def test_a_request_goes_to_the_rank_that_has_computed_most_of_it_while_that_is_even() -> None:
+    dealer = Dealer()
+    assert dealer.choose(request([1]), loads(1, 1), {0: 5, 1: 9}) == 1
+    assert dealer.choose(request([1]), loads(1, 2), {0: 5, 1: 9}) == 1
+    assert dealer.choose(request([1]), loads(1, 3), {0: 5, 1: 9}) == 0, "the other has too many"
+    assert dealer.choose(request([1]), loads(3, 1), {0: 5}) == 1
+    assert dealer.choose(request([1]), loads(1, 0), {0: 5}) == 1, "no rank stays without any"
+    assert dealer.choose(request([1]), loads(1, 0), {0: 5}, share=2) == 0, "others are coming"
+    assert dealer.choose(request([1]), loads(2, 0), {0: 5}, share=2) == 1

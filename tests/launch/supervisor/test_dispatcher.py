@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from launch.supervisor.dispatcher import Dispatcher
 from parallel.group.commands import Cancel, Command, Regroup, Shutdown, Submit
 from parallel.group.epoch import Epoch
@@ -68,6 +70,24 @@ def test_requests_are_dealt_out_when_an_epoch_is_divided_and_stay_while_it_is() 
     assert [names(shares[rank]) for rank in (0, 2)] == [["a", "b", "d"], ["c", "e", "f"]]
     shares, _ = dispatcher.begin(Epoch(4, [0, 2]))
     assert names(shares[0]) == [*"abcdef"] and list(shares) == [0]
+
+
+def test_requests_are_dealt_out_to_where_they_were_computed() -> None:
+    dispatcher, _ = begun(Epoch(1, [0, 1]), *"abcdef")
+    dispatcher.left(0, 1, {"b": 3, "d": 8, "e": 1})
+    dispatcher.left(1, 1, {"b": 5, "d": 5, "c": 5, "f": 5})
+    shares, _ = dispatcher.begin(divided(2, 0, 1))
+    assert [names(shares[rank]) for rank in range(2)] == [["a", "d", "e"], ["b", "c", "f"]]
+
+
+def test_a_request_that_would_take_long_to_compute_again_does_not_move() -> None:
+    dispatcher, sent = begun(divided(1, 0, 1))
+    dispatcher.hand_out([Submit(replace(submit(name).request, prompt=[1] * 300)) for name in "abc"])
+    dispatcher.told(0, 1, told("a", [5], "x"))
+    dispatcher.told(0, 1, told("c", [5], "x"))
+    del sent[:]
+    dispatcher.told(1, 1, told("b", [5], "x", "length"))
+    assert sent == []
 
 
 def test_a_request_moves_from_a_rank_with_many_to_one_without() -> None:

@@ -8,6 +8,7 @@ from itertools import chain
 
 import pytest
 
+from launch.supervisor.dealing import Load
 from launch.supervisor.ledger import Ledger
 from lp.methods import Autoregressive
 from lp.request import Progress, Request, TokenLogprob
@@ -195,22 +196,31 @@ def test_a_request_that_moves_is_told_again_by_its_new_leader_alone() -> None:
     assert ledger.take(0, 1, told("a", [7], "z")) is None and ledger.take(0, 1, told("a", [], "", "cancelled")) is None
     delivered = ledger.take(1, 1, told("a", [5, 6, 7], "xyz"))
     assert delivered and (delivered.tokens, delivered.text) == ([7], "z")
-    assert ledger.loads([0, 1, 2]) == {0: ["b"], 1: ["a"], 2: []}
+    assert ledger.loads([0, 1, 2]) == {0: Load(["b"], 2), 1: Load(["a"], 0), 2: Load()}
 
 
-def test_the_shortest_request_that_has_not_moved_is_the_one_to_move() -> None:
+def test_a_request_that_has_moved_or_is_cancelled_stays_where_it_is() -> None:
     ledger = begun("a", "b", "c")
     ledger.take(0, 1, told("a", [5, 6], "xy"))
-    ledger.take(0, 1, told("c", [5], "x"))
-    assert ledger.shortest(["a", "b", "c"]) == "b"
+    assert [(one.request_id, one.num_tokens, one.has_begun) for one in ledger.movable(["a", "b"])] == [
+        ("a", 4, True), ("b", 2, False),
+    ]  # fmt: skip
     ledger.place("b", 1)
-    assert ledger.shortest(["a", "b", "c"]) == "c"
     ledger.note(Cancel("c"))
-    assert ledger.shortest(["a", "b", "c"]) == "a"
-    ledger.place("a", 1)
-    assert ledger.shortest(["a", "b", "c"]) is None
+    assert [one.request_id for one in ledger.movable(["a", "b", "c"])] == ["a"]
     ledger.begin(2, [1])
-    assert ledger.shortest(["a", "b", "c"]) == "b"
+    assert [one.request_id for one in ledger.movable(["a", "b", "c"])] == ["a", "b"]
+
+
+def test_what_ranks_hold_of_a_request_counts_until_one_of_them_serves_it() -> None:
+    ledger = begun("a", "b")
+    ledger.hold(1, 0, {"a": 7, "b": 2, "gone": 4})
+    ledger.hold(1, 1, {"a": 5})
+    ledger.hold(0, 1, {"b": 9})  # of an epoch that is over
+    ledger.begin(2, [])
+    assert ledger.cached("a") == {0: 7, 1: 5} and ledger.cached("b") == {0: 2}
+    ledger.place("a", 1)
+    assert ledger.cached("a") == {} and ledger.cached("b") == {0: 2}
 
 
 def test_leaders_that_go_on_keep_their_requests() -> None:

@@ -97,6 +97,21 @@ def test_a_rank_comes_back_at_the_end_of_a_step_and_does_not_lead() -> None:
     assert (epoch.members, epoch.urgent) == ([1, 0], False)
 
 
+def test_the_next_epoch_begins_once_all_have_left() -> None:
+    membership = serving(2)
+    assert membership.divide(True, 10.0) == [AskToRegroup([0])]
+    assert membership.left(0, membership.number, 10.1) == []
+    assert epoch_of(membership.left(1, membership.number, 10.1)).is_divided
+
+
+def test_a_rank_that_is_lost_before_it_leaves_is_not_waited_for() -> None:
+    membership = serving(3)
+    membership.divide(True, 10.0)
+    membership.left(0, membership.number, 10.1)
+    membership.left(1, membership.number, 10.1)
+    assert epoch_of(membership.ended(2, "killed", 10.2)).members == [0, 1]
+
+
 def test_nobody_is_taken_in_while_a_group_still_forms() -> None:
     membership = serving(3)
     membership.ended(0, "killed", 10.0)
@@ -212,7 +227,7 @@ def test_a_rank_that_fails_at_every_start_is_given_up_and_the_others_go_on() -> 
     assert membership.slots[1].state is State.failed
     assert any("rank 1 is given up" in action.message for action in actions if isinstance(action, Say))
     hear(membership, [0], 99.0)
-    assert membership.tick(99.0) == [] and membership.leaders == [0]
+    assert membership.tick(99.0) == [] and membership.epoch and membership.epoch.members == [0]
 
 
 def test_a_group_that_never_served_is_given_up_with_the_words_of_the_rank() -> None:
@@ -233,7 +248,7 @@ def test_a_rank_that_would_fail_again_is_given_up_at_once_and_the_others_go_on()
     said = membership.failed(1, "the weights are gone", is_final=True, now=4.0)
     assert any("rank 1 is given up" in action.message for action in said if isinstance(action, Say))
     assert membership.ended(1, "it ended with exit code 2", 4.1) == [] == membership.tick(4.2)
-    assert membership.leaders == [0]
+    assert membership.epoch and membership.epoch.members == [0]
 
 
 def test_what_a_serving_rank_cannot_mend_ends_it_once_its_process_does() -> None:

@@ -138,14 +138,18 @@ class World:
             self.after(0.05, lambda: self.meet(rank, epoch), rank)
 
     def regroup(self, rank: Rank, number: int) -> None:
-        """Ends a leader's step: a command goes to all with whom it shares steps, so all must be there."""
+        """Ends a leader's step: a command goes to all with whom it shares steps, so all must be there; all leave."""
         if rank.epoch is None or rank.epoch.number != number:
             return
         members = [rank] if rank.epoch.is_divided else [self.ranks[member] for member in rank.epoch.members]
         if all(member.epoch is rank.epoch and not member.is_dead for member in members):
-            self.do(self.membership.left(rank.number, number, self.now))
+            for member in members:
+                self.after(0.1, partial(self.leave, member, number), member)
         else:
             self.after(0.05, lambda: self.regroup(rank, number), rank)
+
+    def leave(self, rank: Rank, number: int) -> None:
+        self.do(self.membership.left(rank.number, number, self.now))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 5])

@@ -139,6 +139,15 @@ def test_prompts_alone_are_fed_by_the_largest_steps(llama: Engine) -> None:
     assert run(scheduler, 2) == [[("1", 40, False)], [("0", 20, False), ("1", 59, True)]]
 
 
+def test_where_step_times_are_known_several_prompts_are_fed_so_that_the_first_decodes_soon(
+    llama: Engine,
+) -> None:
+    rows = StepRows(beside=8, most=40, crowding=2.0)
+    scheduler = scheduler_of(prompts_of(llama, [30, 20], [1, 1]), rows)
+    assert run(scheduler, 2) == [[("1", 16, False)], [("0", 12, False), ("1", 19, True)]]
+    assert run(scheduler_of(prompts_of(llama, [60], [1]), rows), 1) == [[("0", 40, False)]]
+
+
 def test_heavy_and_short_prompts_come_first_and_none_starves(llama: Engine) -> None:
     generations = prompts_of(llama, [81, 41, 81], [1, 1, 4])
     scheduler = scheduler_of(generations, StepRows(beside=20, most=20))

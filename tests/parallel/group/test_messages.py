@@ -11,6 +11,7 @@ import pytest
 from lp import Autoregressive, Progress, Sampling, Stopping
 from lp.request import Request, TokenLogprob
 from lp.statistics import Statistics
+from lp.step_cost import StepTimes
 from parallel.errors import EpochOver
 from parallel.group import messages
 from parallel.group.commands import Cancel, Shutdown, Submit
@@ -28,6 +29,7 @@ from parallel.group.messages import (
     Leave,
     Left,
     Lost,
+    Measured,
     Progressed,
     RankMessage,
     Ready,
@@ -41,7 +43,8 @@ FROM_RANK: list[RankMessage] = [
     Ready("cpu"),
     Alive(),
     Joined(2),
-    Left(2),
+    Left(2, {"a": 17}),
+    Measured(StepTimes.flat().to_dict(), StepTimes((1, 2), (1.0, 2.0)).to_dict()),
     Lost(2, [0, 1], "rank 1 is lost"),
     Failed("no memory\nat all", is_final=True),
 ]
