@@ -8,9 +8,10 @@ The engine, decode=auto, the tokenizer and the runner are real; the device is ma
 table, so that trees are as large as --rows allows and some drafts are right. From its answers until the next forward
 has all that it reads, a device waits for the host: that is `between`. The parts before it in the table are measured by
 themselves, as telling them apart takes some microseconds.
-`fill` makes what a forward reads of memory: a GPU's graphs (`StepBuffer.fill`) or the native forward of a CPU. `text`
-is the work that is done while the device computes the next step: text, statistics, results. Copies to a device and the
-launch of its work are not part of it, nor is the choice of tokens from logits.
+`fill` makes what a forward reads of memory: that of the native forward of a CPU, or of the code that runs a GPU's
+graphs, up to the launch of the first one (lp/model/fast/cuda_graphs.py). `text` is the work that is done while the
+device computes the next step: text, statistics, results. Copies to a device and the launch of its work are not part of
+it, nor is the choice of tokens from logits.
 
 Each figure is the median over --steps steps, and in brackets the 90th percentile. `warm`: one step follows the other
 at once. `cold`: before each answer, memory of --sweep-mb is read, so that nothing of the host is left in the
@@ -155,7 +156,12 @@ def make_forward(path: str) -> Callable[[], object]:
     sampler = Sampler(
         Sampling(temperature=0.0, seed=0).with_defaults(GenerationConfig()), 1, [], model.vocab_size, "cpu"
     )
-    return lambda: sampler.answers(model.forward(tree, cache, FORWARD_ROWS), tree, prompt, CANDIDATES)
+
+    def run() -> object:
+        return sampler.answers(model.forward(tree, cache, FORWARD_ROWS), tree, prompt, CANDIDATES)
+
+    run()  # the sampler keeps how it answers, before it is measured as that of a GPU
+    return run
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -133,6 +133,11 @@ class Generation:
         self.num_fed = num_tokens
         self.stats.cached_tokens = min(num_tokens, self.stats.prompt_tokens)
 
+    def hold(self, num_tokens: int) -> None:
+        """Notes that the first tokens are in a cache already, as the sequence has run before."""
+        if not self._num_unscored:
+            self.num_fed = num_tokens
+
     def forget(self) -> None:
         """Notes that nothing of the sequence is in a cache any more. A prompt that is being scored is scored anew."""
         self.num_fed = 0

@@ -116,7 +116,9 @@ class GoesOn(Runner, Protocol):
     """A runner that can start the next step of a sequence which it has for itself with fewer calls than `start`."""
 
     def may_go_on(self, step: StepInput) -> bool:
-        """Whether a step, the last one that was started, may be followed by `go_on`."""
+        """Whether a step, the last one that was started, may be followed by `go_on`, and readies what can be. The next
+        one has as many candidates.
+        """
         ...
 
     def go_on(self, step: StepInput, rows: list[int]) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lp.model.causal import CausalModel, Choosing, SequenceRows, can_choose
+from lp.model.causal import CausalModel, can_choose
+from lp.model.fast_forward import Choosing, SequenceRows
 from lp.model.gpu.device import current
 from lp.model.heads.hidden import run_with_hidden
 from lp.model.kv_cache import KVCache
@@ -131,7 +132,8 @@ class SingleDevice(ForwardRunner):
         """See GoesOn. Subclasses that start steps in a way of their own may not."""
         state = self.states[step.sequence.id]
         is_next = state.last is step.tree and state.cache.length == step.num_fed and not state.cache.was_evicted
-        state.room = state.cache.room()
+        kind = state.sampler.captured_kind(step.num_candidates)
+        state.room, state.ready = state.cache.room(), self.model.ready(state.cache, kind) if kind else None
         return self._starts_as_usual and is_next and state.sampler.asks_for_rows_alone and not step.sequence.ahead
 
     def go_on(self, step: StepInput, rows: list[int]) -> None:
@@ -139,9 +141,13 @@ class SingleDevice(ForwardRunner):
         state, tree, num_rows = self.states[step.sequence.id], step.tree, step.tree.num_rows
         cache, state.last = state.cache, tree
         cache.keep(rows)
-        given = [SequenceRows(tree, cache, num_rows)]
-        asked = [state.sampler.ask(tree, step.sequence.tokens, step.num_candidates)]
-        self._under_way.append(self._compute(given, asked, cache.length + num_rows <= state.room))
+        asked = state.sampler.ask(tree, step.sequence.tokens, step.num_candidates)
+        has_room = cache.length + num_rows <= state.room
+        if has_room and state.ready and (made := state.ready(tree, asked.choices)):
+            pending = self.answer([asked], made.logits, made.rows, made.choose, made.is_lasting)
+        else:
+            pending = self._compute([SequenceRows(tree, cache, num_rows)], [asked], has_room)
+        self._under_way.append(pending)
 
     def asked_all(self, steps: list[StepInput]) -> list[Asked]:
         """How the rows of all steps that have a tree are to be answered. A second model runs these rows at once."""

@@ -10,21 +10,23 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from torch import Tensor
 
 from benchmarks.shared.made_up_answers import CANDIDATES, NUM_TOKENS, FollowersTable, Stopwatch
 from benchmarks.shared.report import markdown_table
-from benchmarks.steps.made_up_forward import MadeUpForward, make_forward
-from lp import Auto, Engine, Sampling, Stopping
+from benchmarks.steps.made_up_forward import MadeUpForward, MadeUpGraphs, make_forward
+from lp import Auto, Engine, Sampling, Stopping, single_device
 from lp.methods import Autoregressive, DecodeSettings
 from lp.model.causal import CausalModel
 from lp.model.fast import step_tensors
 from lp.runner import StepInput
+from lp.sampling.sampler import Sampler
 from lp.sampling.together import Asked
 from lp.scheduling import batches
 from lp.single_device import Pending, SingleDevice
@@ -32,8 +34,8 @@ from lp.step_cost import StepTimes
 from lp.verification import Answers
 
 # Parts of a step, in their order: verifying and learning; offers, the budget and trees; the order of turns, room,
-# prefixes and counts; what the runner does for each sequence; what the forward reads (`StepBuffer.fill` for a GPU's
-# graphs); text, statistics and results. All but the last keep a device waiting.
+# prefixes and counts; what the runner does for each sequence; what the forward reads (up to the launch of a
+# GPU's first graph); text, statistics and results. All but the last keep a device waiting.
 PARTS = ("settle", "plan", "schedule", "runner", "fill", "text")
 BETWEEN = PARTS[:-1]
 METHODS = ("autoregressive", "auto")
@@ -81,7 +83,7 @@ class BatchDevice(SingleDevice):
     Text is told while it works.
     """
 
-    def __init__(self, model: CausalModel, forward: MadeUpForward, watch: Stopwatch):
+    def __init__(self, model: CausalModel, forward: MadeUpForward | MadeUpGraphs, watch: Stopwatch):
         super().__init__(model)
         self.forward, self.watch = forward, watch
         self.sweep: Callable[[], object] | None = None  # is called before each answer
@@ -133,12 +135,10 @@ class BatchDevice(SingleDevice):
             # By copies of the trees: otherwise arrays would be made of their rows, which nobody else asks for.
             packed = [self.followers.answer(copy.copy(step.tree), len(step.sequence.tokens)) for step in steps]
             packed = [answer[:, : max(1, step.num_candidates)] for answer, step in zip(packed, steps, strict=True)]
+            answers = [Answers.unpack(answer, step.num_candidates) for answer, step in zip(packed, steps, strict=True)]
             if self.sweep:
                 self.sweep()
             self._answered = time.perf_counter()
-            answers = []
-            for answer, step in zip(packed, steps, strict=True):
-                answers.append(Answers.unpack(answer, step.num_candidates))
             return answers
 
         return wait
@@ -177,10 +177,11 @@ def measure_laps(
     laps: list[dict[str, float]] = []
     while len(laps) < num_steps:  # texts that grow by many tokens a step fill their context before that
         watch = Stopwatch()
-        model, made_up = make_forward(engine.checkpoint.model, forward, num_sequences)
-        device = BatchDevice(model, made_up, watch)
-        timed = Engine(replace(engine.checkpoint, model=model), device, engine.request_builder, step_times=step_times)
-        with around_the_device(watch, num_sequences):
+        with around_the_device(watch, num_sequences, forward):
+            model, made_up = make_forward(engine.checkpoint.model, forward, num_sequences)
+            device = BatchDevice(model, made_up, watch)
+            checkpoint = replace(engine.checkpoint, model=model)
+            timed = Engine(checkpoint, device, engine.request_builder, step_times=step_times)
             for number in range(num_sequences):
                 submit(timed, decode, temperature, number)
             for generation in timed.scheduler if is_watched else ():
@@ -217,16 +218,17 @@ def submit(engine: Engine, decode: DecodeSettings, temperature: float, number: i
 
 
 @contextmanager
-def around_the_device(watch: Stopwatch, num_sequences: int) -> Iterator[None]:
-    """Watches the planning of many, and leaves the copies to the device out."""
-    before = batches.plan_together, step_tensors.upload_into
-    if num_sequences > 1:
-        watch.watch(batches, "plan_together", PARTS[1])
-    step_tensors.upload_into = lambda values, target: None
-    try:
+def around_the_device(watch: Stopwatch, num_sequences: int, forward: str) -> Iterator[None]:
+    """Watches the planning of many. Has a GPU's choosers asked for, and leaves the copies to the device out."""
+    with ExitStack() as patches:
+        if num_sequences > 1:
+            patches.enter_context(patch.object(batches, "plan_together", batches.plan_together))
+            watch.watch(batches, "plan_together", PARTS[1])
+        if forward == "GPU":
+            patches.enter_context(patch.object(single_device, "can_fuse", lambda *_: True))
+            patches.enter_context(patch.object(Sampler, "_can_fuse", lambda *_: True))
+            patches.enter_context(patch.object(step_tensors, "upload_into", lambda values, target: None))
         yield
-    finally:
-        batches.plan_together, step_tensors.upload_into = before
 
 
 def describe_batches(costs: list[BatchCost]) -> str:

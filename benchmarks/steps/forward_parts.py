@@ -22,7 +22,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.steps.machine_rates import time_once
 from lp.model.attention import TreeStep
-from lp.model.causal import CausalModel, SequenceRows
+from lp.model.causal import CausalModel
+from lp.model.fast_forward import SequenceRows
 from lp.model.kernels import LayerAttention
 from lp.model.kv_cache import KVCache, RowsOnly
 from lp.model.native.forward import NativeForward

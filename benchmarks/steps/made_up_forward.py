@@ -1,20 +1,29 @@
-"""Stands for a model's fastest forward: makes what that reads, and computes nothing."""
+"""Stands for a model's fastest forward: makes what that reads, and computes nothing.
+
+Of a GPU it is the code that runs graphs, up to where the first one is launched; copies to the device are left out.
+"""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
+from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lp.model.causal import CausalModel, SequenceRows
-from lp.model.fast.step_tensors import StepBuffer
+from lp.model.causal import CausalModel
+from lp.model.fast import cuda_graphs
+from lp.model.fast.cuda_graphs import CapturedForward
+from lp.model.fast_forward import Choose, Choosing, Computed, ReadyForward, SequenceRows
 from lp.model.kv.arena import Arena, LayerShape
+from lp.model.kv_cache import KVCache
 from lp.model.native.forward import NativeForward
+from lp.tree import TokenTree
 
 NO_LOGITS = torch.empty(0, 0)
 PAGES_OF_A_SEQUENCE = 9
@@ -38,7 +47,62 @@ class MadeUpForward:
         return NO_LOGITS
 
 
-def make_forward(model: CausalModel, forward: str, num_sequences: int) -> tuple[CausalModel, MadeUpForward]:
+class MadeUpGraphs(CapturedForward):
+    """The forward of a GPU, whose graphs compute nothing: the first one that is launched notes that the forward has
+    what it reads. See MadeUpForward.
+    """
+
+    def __init__(self, arena: Arena, max_length: int):
+        self.began = self.started = 0.0
+        self.num_rows = 0
+        with on_no_gpu():
+            super().__init__(_NoKernels(arena), max_length, capture=lambda run, pool: (self._note_start, NO_LOGITS))
+
+    def capture_choosing(self, kinds: Mapping[str, Choose]) -> None:
+        with on_no_gpu(), patch.object(cuda_graphs, "capture_on_gpu", lambda run, pool: (lambda: None, NO_LOGITS)):
+            super().capture_choosing(kinds)
+
+    def compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None]) -> Computed | None:
+        self.began = time.perf_counter()
+        computed = super().compute(given, how)
+        self.num_rows = sum(len(rows.tree) for rows in given)
+        return computed
+
+    def ready(self, cache: KVCache, kind: str) -> ReadyForward | None:
+        ready = super().ready(cache, kind)
+        assert ready, "all kinds are captured"
+
+        def noted(tree: TokenTree, choices: np.ndarray) -> Computed | None:
+            self.began = time.perf_counter()
+            computed = ready(tree, choices)
+            self.num_rows = len(tree)
+            return computed
+
+        return noted
+
+    def _note_start(self) -> None:
+        self.started = time.perf_counter()
+
+
+@dataclass
+class _NoKernels:
+    """Stands for what graphs capture. See ArenaForward."""
+
+    arena: Arena
+    is_invariant = skips_absent = True
+
+    def __call__(self, *given: object) -> Tensor:
+        return NO_LOGITS
+
+
+def on_no_gpu() -> Any:
+    """What graphs ask of a GPU, without one."""
+    return patch.multiple(torch.cuda, mem_get_info=lambda device: (0, 0), graph_pool_handle=lambda: None)
+
+
+def make_forward(
+    model: CausalModel, forward: str, num_sequences: int
+) -> tuple[CausalModel, MadeUpForward | MadeUpGraphs]:
     """A copy of the model whose caches are of the forward's kind, and what takes the forward's place.
 
     forward: "GPU" for what a GPU's graphs read, "CPU" for what the native forward reads.
@@ -50,23 +114,10 @@ def make_forward(model: CausalModel, forward: str, num_sequences: int) -> tuple[
         model.fast = made_up = MadeUpForward(native)
         native._library = cast(Any, _NoForward(made_up))
         return model, made_up
-    cpu = torch.device("cpu")
     num_pages = PAGES_OF_A_SEQUENCE * num_sequences
-    model.memory = Arena({0: LayerShape(1, 8, 8)}, 1, num_pages, torch.float32, cpu, in_runs=False)
-    buffers: dict[int, StepBuffer] = {}
-
-    def fill(given: Sequence[SequenceRows]) -> None:
-        num_rows, pairs = 0, list[Any]()
-        for tree, cache, _ in given:
-            num_rows += len(tree)
-            pairs.append((tree, cache))
-        rung = (num_rows - 1).bit_length()
-        if rung not in buffers:
-            buffers[rung] = StepBuffer(1 << rung, num_sequences, model.max_length, cpu)
-        buffers[rung].fill(pairs)
-
-    model.fast = made_up = MadeUpForward(fill)
-    return model, made_up
+    model.memory = Arena({0: LayerShape(1, 8, 8)}, 1, num_pages, torch.float32, torch.device("cpu"), in_runs=False)
+    model.fast = graphs = MadeUpGraphs(model.memory, model.max_length)
+    return model, graphs
 
 
 @dataclass

@@ -12,7 +12,8 @@ import numpy as np
 
 from lp.decoding.by_model.growth import Growth
 from lp.draft_model.candidates import CandidateChooser
-from lp.model.causal import CausalModel, SequenceRows
+from lp.model.causal import CausalModel
+from lp.model.fast_forward import SequenceRows
 from lp.sampling.settings import Sampling
 from lp.tree import NO_ROWS, PREFIX, TokenTree, chain
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from lp.model.attention import TreeStep
-from lp.model.causal import CausalModel, SequenceRows
+from lp.model.causal import CausalModel
+from lp.model.fast_forward import SequenceRows
 from lp.model.probes import Probes
 from lp.model.reference import Probe, Reference, make_references, sliding_window
 from lp.tree import chain

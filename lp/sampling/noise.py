@@ -100,9 +100,8 @@ class NoiseTable:
 
     def forget(self, before: int) -> None:
         """Drops the noise of all positions before this one, which a growing sequence needs no more."""
-        if self.known:
-            for position in [position for position in self.known if position < before]:
-                del self.known[position]
+        for position in [position for position in self.known if position < before]:
+            del self.known[position]
 
 
 def noise_of_rows(tables: Sequence[NoiseTable | None], positions: np.ndarray, is_drawn: np.ndarray) -> Tensor:

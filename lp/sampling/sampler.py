@@ -18,7 +18,6 @@ from torch import Tensor
 from lp.grammar import masks
 from lp.grammar.state import GrammarState, Masks
 from lp.host.library import Library, library
-from lp.host.trees import address
 from lp.sampling.changes import change
 from lp.sampling.contrast.scores import apply as apply_contrast
 from lp.sampling.contrast.settings import Contrast
@@ -71,12 +70,19 @@ class Sampler:
         self._are_alike = not (self.noise or self.penalties or grammar)
         self._are_drawn = self.noise is not None and not (self.penalties or grammar)
         self._kept: dict[tuple[int, int], Asked] = {}
+        # By the same numbers, what drawn rows are asked by in turn: a step's is written over by the next step but one.
+        self._in_turn: dict[tuple[int, int], list[Asked]] = {}
         self._largest: dict[int, Asked] = {}
 
     @property
     def asks_for_rows_alone(self) -> bool:
         """Whether no penalty, no grammar and no second model depends on the tokens."""
         return (self._are_alike or self._are_drawn) and not (self.contrast and self.contrast.of_second)
+
+    def captured_kind(self, num_candidates: int) -> str | None:
+        """The kind of a graph's choosing that may stand for what `ask` returns first; None if no graph may."""
+        first = self._choosers_of(min(max(1, num_candidates), self.vocab_size))[0][0]
+        return first.kind if isinstance(first, FusedChooser) else None
 
     def ask(self, tree: TokenTree, tokens: Sequence[int], num_candidates: int = 0) -> Asked:
         """What answers all rows of a tree. Each step of a sequence asks once.
@@ -111,15 +117,19 @@ class Sampler:
     def _drawn(self, native: Library, tree: TokenTree, length: int, num_candidates: int) -> Asked:
         """What `ask` returns where all rows are drawn without penalties."""
         assert self.noise is not None
-        self.noise.forget(before=length)
+        if self.noise.known:
+            self.noise.forget(before=length)
         key = tree.num_rows, num_candidates
-        alike = self._kept.get(key) or self._kept.setdefault(key, self._part(*key))
-        choices, positions = alike.choices.copy(), alike.positions.copy()
-        native.step_draw(tree.addresses[2], key[0], length, self._mixed_seed, address(choices), address(positions))
-        return Asked(
-            alike.choosers, choices, alike.dropped, positions, self.noise, None, num_candidates, alike.num_likeliest,
-            contrast=self.contrast,
-        )  # fmt: skip
+        both = self._in_turn.get(key) or self._in_turn.setdefault(key, [self._drawn_part(*key) for _ in range(2)])
+        both.reverse()
+        asked = both[0]
+        native.step_draw(tree.addresses[2], key[0], length, self._mixed_seed, asked.choices, asked.positions)
+        return asked
+
+    def _drawn_part(self, num_rows: int, num_candidates: int) -> Asked:
+        """What answers so many drawn rows, with choices and positions of its own, which are still to be written."""
+        part = self._part(num_rows, num_candidates)
+        return part._replace(choices=part.choices.copy(), positions=part.positions.copy(), noise=self.noise)
 
     def _part(self, num_rows: int, num_candidates: int) -> Asked:
         """What answers rows that nobody needs the positions of."""

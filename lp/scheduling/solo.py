@@ -40,7 +40,7 @@ class Solo:
         ends = generation.stop.certain_ends(generation.text)
         if ends is None or generation.scores or generation.recorder or not isinstance(decoder, AutoDecoder):
             return None
-        under_way = StepInput.of(sequence, generation.tree)
+        under_way = StepInput.of(sequence, generation.tree, decoder.num_candidates)
         if not runner.may_go_on(under_way) or (ready := decoder.ready()) is None:
             return None
         step = StepInput(sequence, ready.tree, 0, decoder.num_candidates, is_shared=decoder.is_shared)

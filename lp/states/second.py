@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from lp.model.causal import CausalModel, SequenceRows
+from lp.model.causal import CausalModel
+from lp.model.fast_forward import SequenceRows
 from lp.request import Sequence as TokenSequence
 from lp.runner import StepInput
 from lp.sampling.together import Asked

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from lp.hardware import upload
-from lp.model.causal import CausalModel, SequenceRows
+from lp.model.causal import CausalModel
+from lp.model.fast_forward import SequenceRows
 from lp.model.heads.hidden import collected
 from lp.runner import StepInput
 from lp.single_device import Pending, SingleDevice

@@ -74,6 +74,7 @@ class Recording:
         for made in self._owned.values():
             made.fill_(float("nan") if made.is_floating_point() else 0)
 
+    @torch.inference_mode()  # a GPU's kernels know nothing of torch's modes
     def replay(self) -> None:
         for run, args, kwargs, outputs in self._steps:
             found = run(*tree_map(_alive, args), **tree_map(_alive, kwargs))

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from lp.model.causal import CausalModel, SequenceRows
+from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast.choose import CompileMode
+from lp.model.fast_forward import SequenceRows
 from lp.model.kv_cache import KVCache
 from lp.model.reference import relative_error
 from lp.tree import chain

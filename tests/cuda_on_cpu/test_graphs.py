@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from lp.model.attention import MaskKey
-from lp.model.causal import CausalModel, ForwardFailed, SequenceRows
+from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast import choose
 from lp.model.fast.choose import CompileMode
 from lp.model.fast.cuda_graphs import CapturedForward
 from lp.model.fast.paged import PagedForward, PagedStep
 from lp.model.fast.step_tensors import StepBuffer
+from lp.model.fast_forward import ForwardFailed, SequenceRows
 from lp.model.gpu import prefix
 from lp.model.kernels import AttentionKind, LayerAttention, UnsupportedAttention
 from lp.model.kv.arena import Arena, LayerShape, PagedCache

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lp.model.causal import CausalModel, SequenceRows
+from lp.model.causal import CausalModel
 from lp.model.fast import cuda_graphs
 from lp.model.fast.cuda_graphs import CapturedForward
+from lp.model.fast_forward import SequenceRows
 from lp.model.gpu import prefix
 from lp.model.gpu.fused.forward import FusedForward
 from lp.model.kernels import AttentionKind

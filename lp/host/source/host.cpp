@@ -41,14 +41,15 @@ void budget_share_out(const double* odds, const int64_t* sizes, int64_t load, co
 
 // Of what a forward and a sampler read.
 
-void step_draw(const int64_t* depths, int64_t num_rows, int64_t length, int64_t seed, Choice* choices,
-               int64_t* positions) {
-    draw(depths, num_rows, length, uint64_t(seed), choices, positions);
+// choices, positions: arrays.
+void step_draw(const int64_t* depths, int64_t num_rows, int64_t length, int64_t seed, PyObject* choices,
+               PyObject* positions) {
+    draw(depths, num_rows, length, uint64_t(seed), data_of<Choice>(choices), data_of<int64_t>(positions));
 }
 
-// given: a list of the numbers in `count` PagedRows, then the pages and the moves.
-void step_fill(const StepMemory* to, PyObject* given, int64_t count, int64_t num_pages) {
-    fill(*to, reinterpret_cast<const PagedRows*>(numbers_of(given)), count, num_pages);
+// given: a list of the numbers in `count` PagedRows, then the pages, the moves, and those in `num_chosen` RowChoices.
+void step_fill(const StepMemory* to, PyObject* given, int64_t count, int64_t num_pages, int64_t num_chosen) {
+    fill(*to, reinterpret_cast<const PagedRows*>(numbers_of(given)), count, num_pages, num_chosen);
 }
 // given: a list of the numbers in `count` StoredRows.
 int64_t step_gather(PyObject* given, int64_t count, int64_t num_rows, int64_t num_stores, int64_t* numbers,

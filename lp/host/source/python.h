@@ -50,6 +50,12 @@ inline const Array& array_of(PyObject* array) {
     return *reinterpret_cast<const Array*>(reinterpret_cast<const char*>(array) + OBJECT_SIZE);
 }
 
+// The data of an array that may be written to.
+template <class Number>
+Number* data_of(PyObject* array) {
+    return reinterpret_cast<Number*>(const_cast<char*>(array_of(array).data));
+}
+
 // Copies the numbers of a list. The result holds until this is called again.
 inline const int64_t* numbers_of(PyObject* list) {
     static std::vector<int64_t> numbers;

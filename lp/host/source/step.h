@@ -14,10 +14,11 @@ struct TreeRows {
     int64_t num_rows, cached;
 };
 
-// StepBuffer's memory on the host; see StepTensors. Python hands it over as numbers in this order.
+// StepBuffer's memory on the host; see StepTensors. Python hands it over as numbers in this order. num_choices: numbers
+// of a row's choices.
 struct StepMemory {
-    int64_t num_rows, num_sequences, most_moves, num_groups, most_pages, page;
-    int64_t *tokens, *positions, *slots, *moves, *move_starts;
+    int64_t num_rows, num_sequences, most_moves, num_groups, most_pages, page, num_kinds, num_choices;
+    int64_t *tokens, *positions, *slots, *moves, *move_starts, *choices;
     int32_t *sequence_of, *lengths, *row_starts, *key_starts;
     uint8_t* visibility;
     int32_t* block_table;
@@ -30,13 +31,29 @@ struct PagedRows {
     int64_t num_pages, num_moves;
 };
 
+// How the tokens of some rows are chosen: `ChoiceOfRows` in lp/model/fast/step_tensors.py.
+struct RowChoices {
+    int64_t kind, first, count;
+    const int64_t* choices;
+};
+
 inline int64_t slot_of(const int64_t* pages, int64_t position, int64_t page) {
     return pages[position / page] * page + position % page;
 }
 
+// Writes how tokens are chosen; all is 0 for rows whose tokens are not chosen so.
+inline void lay_choices(const StepMemory& to, const RowChoices* given, int64_t count) {
+    const int64_t of_kind = to.num_rows * to.num_choices;
+    std::memset(to.choices, 0, sizeof(int64_t) * to.num_kinds * of_kind);
+    for (const RowChoices* one = given; one != given + count; ++one) {
+        int64_t* first = to.choices + one->kind * of_kind + one->first * to.num_choices;
+        std::copy_n(one->choices, one->count * to.num_choices, first);
+    }
+}
+
 // Writes the moves of all sequences, each into one of the groups, which are about alike: `group_moves` in
-// lp/model/kv/moves.py.
-inline void lay_moves(const StepMemory& to, const PagedRows* given, int64_t count, const int64_t* pages,
+// lp/model/kv/moves.py. Returns how many there are.
+inline int64_t lay_moves(const StepMemory& to, const PagedRows* given, int64_t count, const int64_t* pages,
                       const int64_t* moves) {
     int64_t done = 0, total = 0;
     for (int64_t n = 0; n < count; ++n) total += given[n].num_moves;
@@ -56,6 +73,7 @@ inline void lay_moves(const StepMemory& to, const PagedRows* given, int64_t coun
         moves += 2 * own;
     }
     for (; group <= to.num_groups; ++group) to.move_starts[group] = total;
+    return total;
 }
 
 // Writes a tree's rows, of which the first is row `first` of the step, and its sequence's pages.
@@ -91,11 +109,12 @@ inline void pad(const StepMemory& to, int64_t first, int64_t count) {
     for (int64_t number = count; number < to.num_sequences; ++number) to.lengths[number] = 0;
 }
 
-// StepBuffer.fill, but for the choices. given: `count` PagedRows, then `num_pages` pages of all of these sequences, one
-// sequence's behind the other's, then their moves, for which there must be room.
-inline void fill(const StepMemory& to, const PagedRows* given, int64_t count, int64_t num_pages) {
+// StepBuffer.fill. given: `count` PagedRows, then `num_pages` pages of all of these sequences, one sequence's behind the
+// other's, then their moves, for which there must be room, then `num_chosen` RowChoices.
+inline void fill(const StepMemory& to, const PagedRows* given, int64_t count, int64_t num_pages, int64_t num_chosen) {
     const int64_t *pages = reinterpret_cast<const int64_t*>(given + count), *moves = pages + num_pages;
-    lay_moves(to, given, count, pages, moves);
+    const int64_t num_moves = lay_moves(to, given, count, pages, moves);
+    lay_choices(to, reinterpret_cast<const RowChoices*>(moves + 2 * num_moves), num_chosen);
     std::memset(to.visibility, 0, to.num_rows * to.num_rows);
     int64_t row = 0;
     for (int64_t number = 0; number < count; ++number) {

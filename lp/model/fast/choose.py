@@ -17,10 +17,11 @@ from torch import Tensor
 
 from lp.host.build import CannotBuild, find_compiler
 from lp.model.attention import MaskKey
-from lp.model.causal import CausalModel, FastForward, ForwardFailed, SequenceRows
+from lp.model.causal import CausalModel
 from lp.model.fast.ahead_of_time import CompilationFailed, compile_ahead
 from lp.model.fast.cuda_graphs import ArenaForward, Capture, CapturedForward, capture_on_gpu
 from lp.model.fast.paged import PagedForward
+from lp.model.fast_forward import FastForward, ForwardFailed, SequenceRows
 from lp.model.gpu.device import current
 from lp.model.gpu.fused.make import make_fused
 from lp.model.kernels import GPU_KINDS, HALF, reads_block_tables

@@ -17,6 +17,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol, cast
 
@@ -25,11 +26,12 @@ import torch
 from torch import Tensor
 
 from lp.hardware import upload
-from lp.model.causal import BeforeAttention, Choose, Choosing, Computed, ForwardFailed, SequenceRows
 from lp.model.errors import one_line
 from lp.model.fast.step_tensors import MOST_KINDS, ChoiceOfRows, StepBuffer, StepTensors
+from lp.model.fast_forward import BeforeAttention, Choose, Choosing, Computed, ForwardFailed, ReadyForward, SequenceRows
 from lp.model.kernels import UnsupportedAttention
 from lp.model.kv.arena import Arena, PagedCache
+from lp.model.kv_cache import KVCache
 from lp.tree import TokenTree
 
 log = logging.getLogger("lookahead")
@@ -130,6 +132,8 @@ class CapturedForward:
             for rows in sorted(ladder, reverse=True)
             for most in self._capacities(rows)
         }
+        # By the rows of a sequence that is alone.
+        self._alone = {rows: self._captured_for(rows, 1) for rows in range(1, ladder[-1] + 1)}
         taken, seconds = free - torch.cuda.mem_get_info(self._device)[0], time.monotonic() - started
         log.info("captured %d CUDA graphs in %.1f s; they take %.2f GB", len(self._captured), seconds, taken / 1e9)
 
@@ -167,6 +171,22 @@ class CapturedForward:
             return None
         return self._compute(given, how)
 
+    def ready(self, cache: KVCache, kind: str) -> ReadyForward | None:
+        """See ChoosesTokens. Neither the thread's device nor torch's modes matter to copies and graphs."""
+        assert isinstance(cache, PagedCache), "graphs read the arena alone"
+        return partial(self._compute_alone, cache, self._kinds[kind][0]) if kind in self._kinds else None
+
+    def _compute_alone(self, cache: PagedCache, kind: int, tree: TokenTree, choices: np.ndarray) -> Computed | None:
+        """kind: its number."""
+        num_rows = tree.num_rows
+        if (captured := self._alone.get(num_rows)) is None:
+            return None
+        captured.given.fill_alone(tree, cache, kind, choices)
+        captured.replay()
+        return Computed(
+            captured.logits, [slice(0, num_rows)], lambda name: _replay(captured.choices[name]), is_lasting=False
+        )
+
     @torch.inference_mode()
     def run_by_layer(self, rows: SequenceRows, before_attention: BeforeAttention) -> None:
         """See RunsByLayer. It runs without a graph, in which nothing could be done between two layers."""
@@ -181,15 +201,17 @@ class CapturedForward:
         choices = [
             ChoiceOfRows(self._kinds[one.kind][0], own, one.choices) for own, one in zip(rows, how, strict=False) if one
         ]
-        rung = bisect_left(self.ladder, ends[-1])
-        if rung == len(self.ladder):
+        if ends[-1] > self.ladder[-1]:
             return self._compute_without_graph(given, rows, choices)
-        size = self.ladder[rung]
-        most = next(most for most in self._capacities(size) if most >= len(given))
-        captured = self._captured[size, most]
+        captured = self._captured_for(ends[-1], len(given))
         captured.given.fill(_pairs(given), choices)
         captured.replay()
         return Computed(captured.logits, rows, lambda kind: _replay(captured.choices[kind]), is_lasting=False)
+
+    def _captured_for(self, num_rows: int, num_sequences: int) -> Captured:
+        """The smallest graph for so many rows, at most the ladder's last number of them."""
+        size = self.ladder[bisect_left(self.ladder, num_rows)]
+        return self._captured[size, next(most for most in self._capacities(size) if most >= num_sequences)]
 
     def _compute_without_graph(
         self, given: Sequence[SequenceRows], rows: list[slice], choices: list[ChoiceOfRows]

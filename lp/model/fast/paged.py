@@ -17,8 +17,8 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from lp.model.attention import MaskKey, Step
-from lp.model.causal import BeforeAttention
 from lp.model.fast.step_tensors import StepTensors
+from lp.model.fast_forward import BeforeAttention
 from lp.model.gpu.prefix import Bounds
 from lp.model.kernels import (
     GPU_KINDS,

@@ -63,7 +63,9 @@ class StepTensors:
 
 
 class ChoiceOfRows(NamedTuple):
-    """How the tokens of some rows are chosen. kind: a number below MOST_KINDS. choices: int64 [N, NUM_CHOICES]."""
+    """How the tokens of some rows are chosen. kind: a number below MOST_KINDS. choices: int64 [N, NUM_CHOICES], side by
+    side.
+    """
 
     kind: int
     rows: slice
@@ -94,7 +96,8 @@ class StepBuffer:
         sizes = [kind.itemsize * int(np.prod(shape)) for kind, shape in layout.values()]
         starts = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
         self._host = np.zeros(starts[-1], np.uint8)
-        self._memory = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
+        with torch.inference_mode(False):  # so that it may be written to without that mode
+            self._memory = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
         self.num_rows = num_rows
         self._table_start, self._bytes_of_table = starts[-2], short.itemsize * pages_of(most_tokens)
         self._used: dict[int, tuple[np.ndarray, Tensor]] = {}
@@ -107,38 +110,46 @@ class StepBuffer:
         self.on_device = StepTensors(**on_device)
         # StepMemory in lp/host/source/step.h, as numbers.
         self._most_moves = most_moves
-        numbers = num_rows, num_sequences, most_moves, num_groups, on_host["block_table"].shape[1], PAGE
-        self._layout = array("q", [*numbers, *(address(part) for name, part in on_host.items() if name != "choices")])
-        self._layout_at, self._has_choices = self._layout.buffer_info()[0], False
+        numbers = num_rows, num_sequences, most_moves, num_groups, pages_of(most_tokens), PAGE, MOST_KINDS, NUM_CHOICES
+        self._layout = array("q", [*numbers, *map(address, on_host.values())])
+        self._layout_at = self._layout.buffer_info()[0]
 
     def fill(self, sequences: Sequence[tuple[TokenTree, PagedCache]], choices: Sequence[ChoiceOfRows] = ()) -> None:
         """Gives the forward the rows of these sequences, one sequence after the other. None of them is empty.
 
         The host does not wait for the copy, and may fill the buffer again at once: the copies are made in order.
         """
-        if not self._laid_out_by_library(sequences):
-            self._lay_out(sequences)
-        if choices or self._has_choices:
-            self._write_choices(choices)
+        if not self._laid_out_by_library(sequences, choices):
+            self._lay_out(sequences, choices)
         upload_into(*(self._used.get(len(sequences)) or self._used_by(len(sequences))))
 
-    def _write_choices(self, choices: Sequence[ChoiceOfRows]) -> None:
-        host: Any = self._parts
-        host["choices"].fill(0)
-        for one in choices:
-            host["choices"][one.kind, one.rows] = one.choices
-        self._has_choices = bool(choices)
+    def fill_alone(self, tree: TokenTree, cache: PagedCache, kind: int, choices: np.ndarray) -> None:
+        """`fill` for one sequence whose rows' tokens are all chosen by one kind, with fewer calls."""
+        native, pages, (sources, targets), size = library(), cache.pages, cache.moves, tree.num_rows
+        if native is None or len(sources) > self._most_moves:
+            return self.fill([(tree, cache)], [ChoiceOfRows(kind, slice(0, size), choices)])
+        numbers = [*tree.addresses, size, cache.length, len(pages), len(sources), *pages, *sources, *targets]
+        numbers += kind, 0, size, native.array_address(choices)
+        native.step_fill(self._layout_at, numbers, 1, len(pages), 1)
+        cache.moves = NOWHERE
+        return upload_into(*(self._used.get(1) or self._used_by(1)))
 
     def _used_by(self, num_sequences: int) -> tuple[np.ndarray, Tensor]:
         """The part of the memory that a step of so many sequences uses, on the host and on the device."""
         used = self._table_start + self._bytes_of_table * num_sequences
         return self._used.setdefault(num_sequences, (self._host[:used], self._memory[:used]))
 
-    def _laid_out_by_library(self, sequences: Sequence[tuple[TokenTree, PagedCache]]) -> bool:
-        """Has the library write all but the choices. Returns False where there is none, or no room for all moves."""
+    def _laid_out_by_library(
+        self, sequences: Sequence[tuple[TokenTree, PagedCache]], choices: Sequence[ChoiceOfRows]
+    ) -> bool:
+        """Has the library write everything. Returns False where there is none, or no room for all moves."""
         if (native := library()) is None:
             return False
-        numbers, pages, moves = list[int](), list[int](), list[int]()  # see `fill` in lp/host/source/step.h
+        # See `fill` in lp/host/source/step.h.
+        numbers: list[int] = []
+        pages: list[int] = []
+        moves: list[int] = []
+        chosen: list[int] = []
         num_rows = 0
         for tree, cache in sequences:
             size, (sources, targets), own = tree.num_rows, cache.moves, cache.pages
@@ -150,13 +161,19 @@ class StepBuffer:
         if len(moves) > 2 * self._most_moves:
             return False
         assert self.num_rows - PAGE <= num_rows <= self.num_rows, "padding rows have one page"
-        native.step_fill(self._layout_at, numbers + pages + moves, len(sequences), len(pages))
+        for kind, rows, of_rows in choices:
+            chosen += kind, rows.start, len(of_rows), native.array_address(of_rows)
+        native.step_fill(self._layout_at, numbers + pages + moves + chosen, len(sequences), len(pages), len(choices))
         for _, cache in sequences:
             cache.moves = NOWHERE
         return True
 
-    def _lay_out(self, sequences: Sequence[tuple[TokenTree, PagedCache]]) -> None:
+    def _lay_out(self, sequences: Sequence[tuple[TokenTree, PagedCache]], choices: Sequence[ChoiceOfRows]) -> None:
         """What the library does, in Python."""
+        host: Any = self._parts
+        host["choices"].fill(0)
+        for one in choices:
+            host["choices"][one.kind, one.rows] = one.choices
         self._take_moves([cache for _, cache in sequences])
         self._parts["visibility"].fill(False)
         self._pad(self._lay_rows(sequences) if sequences else 0, len(sequences))

@@ -12,7 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lp.model.causal import CausalModel, FastForward, SequenceRows
+from lp.model.causal import CausalModel
+from lp.model.fast_forward import FastForward, SequenceRows
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lp.host.trees import address
-from lp.model.causal import SequenceRows
+from lp.model.fast_forward import SequenceRows
 from lp.model.kv.contiguous import ContiguousCache
 from lp.model.kv_cache import KVCache
 from lp.model.native.binding import Bound, BoundInstruction

@@ -12,7 +12,7 @@ import numpy as np
 
 from lp.host.library import library
 from lp.host.trees import address
-from lp.model.causal import SequenceRows
+from lp.model.fast_forward import SequenceRows
 from lp.model.kv.contiguous import ContiguousCache
 
 # Memory is made for multiples of this many sequences, of this many rows, and for twice the rows that a step's rows see.

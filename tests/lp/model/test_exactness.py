@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from lp.model.attention import TreeRows
-from lp.model.causal import CausalModel, SequenceRows
+from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.exactness import UnsupportedArchitecture, check_tree
+from lp.model.fast_forward import SequenceRows
 from lp.tree import TreeBuilder, chain
 from tests.models import SLIDING_WINDOW, VOCAB_SIZE, save_checkpoint
 

@@ -16,20 +16,20 @@ from torch import Tensor
 
 from lp.model import attention
 from lp.model.attention import TreeRows, TreeStep
-from lp.model.causal import CausalModel, SequenceRows
+from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.exactness import UnsupportedArchitecture, check_tree
 from lp.model.fast import choose
 from lp.model.fast.choose import CompileMode, make_fast
+from lp.model.fast_forward import SequenceRows
 from lp.model.kernels import AttentionKind, LayerAttention
 from lp.model.probes import Probes, spread_probes, text_probes
 from tests.models import ARCHITECTURES, SLIDING_WINDOW, save_checkpoint
 from tests.slow import slow_except
 
 DEMO = "demo/python-11m"
-DTYPES = ["float32", "bfloat16"]
 EVERY = ["llama", "mistral", "gemma2", "gemma3", "gpt2", "mixtral", DEMO]
-WINDOWED = ["mistral", "gemma2", "gemma3"]
+DTYPES, WINDOWED = ["float32", "bfloat16"], ["mistral", "gemma2", "gemma3"]
 # Models with so short a window that one key more or less stands out from the rounding of 16 bits.
 SHORT_WINDOWED = ["mistral, window 8", "gemma2, window 8", "gemma3, window 8"]
 

@@ -9,9 +9,10 @@ import torch
 from transformers import AutoConfig
 
 from lp import Engine
-from lp.model.causal import CausalModel, SequenceRows
+from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.exactness import UnsupportedArchitecture, check_tree
+from lp.model.fast_forward import SequenceRows
 from lp.model.kv.contiguous import ContiguousCache
 from lp.model.memory import num_weight_bytes
 from lp.tree import TreeBuilder

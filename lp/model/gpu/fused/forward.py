@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from lp import gpu_kernels
-from lp.model.causal import BeforeAttention
 from lp.model.fast.step_tensors import StepTensors
+from lp.model.fast_forward import BeforeAttention
 from lp.model.gpu.fused.attention import attend, attend_in_order, lay_paths
 from lp.model.gpu.fused.plan import Instruction, RunAttention, RunProduct, RunStage
 from lp.model.gpu.fused.product import multiply

@@ -51,6 +51,10 @@ def sequences(rng: random.Random, count: int, most_rows: int) -> list[tuple[Toke
 def parts(buffer: StepBuffer, given: list[tuple[TokenTree, PagedCache]], choices: list[ChoiceOfRows]) -> dict[str, Any]:
     """What a forward reads, without what means nothing."""
     buffer.fill(given, choices)
+    return told(buffer, given)
+
+
+def told(buffer: StepBuffer, given: list[tuple[TokenTree, PagedCache]]) -> dict[str, Any]:
     found = {field.name: getattr(buffer.on_device, field.name).numpy().copy() for field in fields(buffer.on_device)}
     found["key_starts"] = found["key_starts"][: len(given)]
     found["block_table"] = [
@@ -87,6 +91,23 @@ def test_the_same_memory(seed: int) -> None:
     for name, one in found[0].items():
         assert np.array_equal(one, found[1][name]) if isinstance(one, np.ndarray) else one == found[1][name], name
     assert not any(cache.num_moves for _, cache in given)
+
+
+@pytest.mark.parametrize("num_moves", [0, 5, MOST_MOVES + 3])
+def test_a_sequence_that_is_alone(num_moves: int) -> None:
+    (tree, cache), *_ = sequences(random.Random(1), 1, 9)
+    cache.reserve(MOST_MOVES + 9)
+    cache.settle()
+    cache.keep(range(1, 1 + num_moves))
+    cache.reserve(len(tree))
+    kept, choices = cache.moves, np.arange(4 * len(tree)).reshape(-1, 4)
+    one, two = StepBuffer(16, 1, MOST_TOKENS, CPU), StepBuffer(16, 1, MOST_TOKENS, CPU)
+    expected = parts(one, [(tree, cache)], [ChoiceOfRows(1, slice(0, len(tree)), choices)])
+    cache.moves = kept
+    two.fill_alone(tree, cache, 1, choices)
+    found = told(two, [(tree, cache)])
+    assert all(np.array_equal(values, expected[name]) for name, values in found.items())
+    assert not cache.num_moves
 
 
 def test_no_sequences() -> None:

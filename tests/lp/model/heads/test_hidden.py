@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lp.model.causal import CausalModel, SequenceRows
+from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast.choose import CompileMode
+from lp.model.fast_forward import SequenceRows
 from lp.model.heads.hidden import GivesHidden, run_with_hidden
 from lp.tree import chain
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lp.model.causal import CausalModel, SequenceRows
+from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast.choose import CompileMode
+from lp.model.fast_forward import SequenceRows
 from lp.model.kv.contiguous import ContiguousCache
 from lp.model.native import build
 from lp.model.native.forward import NativeForward

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lp.model.causal import CausalModel, SequenceRows
+from lp.model.causal import CausalModel
+from lp.model.fast_forward import SequenceRows
 from lp.model.kv.contiguous import ContiguousCache
 from lp.model.kv_cache import KVCache
 from lp.model.native.forward import NativeForward
