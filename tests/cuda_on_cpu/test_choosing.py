@@ -203,7 +203,7 @@ def test_what_cannot_be_captured_is_chosen_without_a_graph(
     assert model.compute([SequenceRows(tree_under(1, 3, 0), cache, 3)], [Choosing("whole", choices)]) is None
 
 
-@pytest.mark.parametrize("name", ["greedy", "temperature"])
+@pytest.mark.parametrize("name", slow_except(["greedy", "temperature"], "temperature"))
 def test_a_sequence_that_is_alone_goes_on_by_graphs_that_are_ready(
     name: str, model: CausalModel, folders: dict[str, Path], triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

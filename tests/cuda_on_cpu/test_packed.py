@@ -108,9 +108,7 @@ def test_every_architecture_with_graphs_packs(name: str, folders: Folders) -> No
 
 
 @pytest.mark.usefixtures("cuda")
-@pytest.mark.parametrize(
-    "way", slow_except(["flash-attn", "consecutive pages", "no graph"], "flash-attn", "consecutive pages")
-)
+@pytest.mark.parametrize("way", slow_except(["flash-attn", "consecutive pages", "no graph"], "flash-attn"))
 def test_other_ways_pack(way: str, folders: Folders, request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """By flash-attn's own functions, by an operator without block tables, and more rows than the ladder has."""
     match way:

@@ -14,6 +14,7 @@ from benchmarks.projections.rank_cost import cost_of, full_tree
 from parallel.comm.channel import HEADER
 from parallel.runners.partition import partition
 from tests.models import save_checkpoint
+from tests.slow import slow_except
 
 TREE = full_tree(5, 4, 3)
 CONTEXT = 40
@@ -26,7 +27,7 @@ def test_a_full_tree_has_a_row_for_each_cell_and_each_draft_token() -> None:
 
 
 @pytest.mark.parametrize("degrees", MODES, ids=str)
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "starcoder2"])
+@pytest.mark.parametrize("architecture", slow_except(["llama", "qwen3", "gemma2", "starcoder2"], "gemma2"))
 def test_computed_is_measured(
     architecture: str, degrees: dict[str, int], checkpoint_folder: Callable[[str], Path]
 ) -> None:

@@ -134,9 +134,7 @@ FAULTS: dict[str, tuple[Plant, list[str]]] = {
 PLANTED = [(fault, model) for fault, (_, models) in FAULTS.items() for model in models]
 # Every fault in one or two models, and one fault in the trained model.
 QUICKLY_FOUND = [
-    (fault, model)
-    for fault, model in PLANTED
-    if model in ("llama", "gemma3", "gemma3, window 8") or fault == "no softcap"
+    (fault, model) for fault, model in PLANTED if model in ("llama", "gemma3, window 8") or fault == "no softcap"
 ] + [("sees a sibling", DEMO)]
 
 

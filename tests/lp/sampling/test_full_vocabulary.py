@@ -72,7 +72,7 @@ def noisy_scores(sampling: Sampling, logits: Tensor, tree: TokenTree) -> Tensor:
     return scores
 
 
-@pytest.mark.parametrize("kind", LOGITS)
+@pytest.mark.parametrize("kind", slow_except(LOGITS, "sharp", "flat"))
 @pytest.mark.parametrize("name", TRUNCATIONS)
 @pytest.mark.parametrize("temperature", slow_except([0.8, 1.0], 0.8))
 def test_targets_are_those_of_transformers_warpers(temperature: float, name: str, kind: str) -> None:

@@ -23,6 +23,7 @@ from parallel.comm.channel import Channel
 from parallel.mesh import Mesh
 from parallel.runners.lookahead import LookaheadParallel
 from tests.parallel.ranks import run_ranks
+from tests.slow import slow_except
 
 NEW_TOKENS = 40
 PROMPTS = [[5, 9, 5, 9, 5], [(3 + 7 * i) % 41 + 2 for i in range(150)]]
@@ -70,7 +71,7 @@ def decode_all(
     return texts, rests, decisions
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ranks", slow_except([1, 2, 4], 2))
 def test_greedy_tokens_are_those_of_generate(num_ranks: int, checkpoint_folder: Callable[[str], Path]) -> None:
     folder = str(checkpoint_folder("llama"))
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -137,7 +138,7 @@ def random_rests(mesh: Mesh, channel: Channel, folder: str, seed: int) -> tuple[
     return sequence.tokens, runner.num_rests
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", slow_except(range(2), 0))
 def test_any_order_of_shared_steps_and_rests_gives_the_same_answers(
     seed: int, checkpoint_folder: Callable[[str], Path]
 ) -> None:

@@ -13,8 +13,10 @@ import pytest
 
 from launch.server.safety.connections import LARGEST_HEAD
 from tests.launch.server.harness import LIMIT_S, Running, assert_error, eventually, serving
+from tests.slow import slow_except
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+NO_BODY = HEAD + b"Content-Length: 100\r\n\r\n"
 # Such a client may take so long over its head and its body. A request that waited for one would take as long, which is
 # far more than the most that a request takes beside others, on a machine with other work as well.
 PATIENCE_S, SLOW_S = 600.0, 60.0
@@ -42,7 +44,7 @@ def slowest_s(running: Running, number: int = 15) -> float:
 
 @pytest.mark.parametrize(
     "sent",
-    [b"", HEAD[:20], HEAD + b"Content-Length: 100\r\n\r\n", HEAD + b"Content-Length: 100\r\n\r\n{"],
+    slow_except([b"", HEAD[:20], NO_BODY, NO_BODY + b"{"], HEAD[:20], NO_BODY + b"{"),
     ids=["idle", "half a head", "no body", "half a body"],
 )
 def test_nobody_waits_for_two_hundred_such_connections(checkpoint, sent: bytes):
@@ -113,7 +115,7 @@ def test_a_long_answer_may_take_longer_than_a_head(checkpoint):
 
 
 def test_a_slow_body_is_refused(checkpoint):
-    head = HEAD + b"Content-Length: 100\r\n\r\n{"
+    head = NO_BODY + b"{"
     with serving(checkpoint, body_timeout_s=0.3) as running, connections(running, 1, head) as (connection,):
         answer = closed(connection)
         assert answer.startswith(b"HTTP/1.1 408 ") and b"server.body_timeout_s" in answer

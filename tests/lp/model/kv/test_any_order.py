@@ -31,6 +31,7 @@ from lp.model.kv.memory import OutOfRoom
 from lp.model.kv.pages import PageAllocator
 from lp.model.kv_cache import PAGE, pages_of
 from tests.lp.model.kv.test_arena import SHAPES, make_arena, run_step
+from tests.slow import slow_except
 
 # Rows of a step: few, or about as many as a page has.
 ROWS = st.one_of(st.integers(1, 9), st.integers(PAGE - 9, PAGE + 9))
@@ -228,7 +229,7 @@ class SequencesInRuns(Sequences):
     in_runs = True
 
 
-@pytest.mark.parametrize("machine", [Sequences, SequencesInRuns])
+@pytest.mark.parametrize("machine", slow_except([Sequences, SequencesInRuns], SequencesInRuns))
 def test_a_thousand_sequences_leave_no_page_behind(machine: type[Sequences]) -> None:
     before = Sequences.opened
     run_state_machine_as_test(machine, settings=settings(max_examples=70, stateful_step_count=60))

@@ -25,6 +25,7 @@ from lp.model.program.steps import Value
 from lp.sampling.changes import BLOCK, HEADER
 from lp.sampling.fused import CHUNK, MOST_TOKENS, NUM_BEST
 from tests.lp.model.gpu.fused.resources import ARCHITECTURES, SHARED_MEMORY, compile_for
+from tests.slow import slow_except
 
 pytestmark = pytest.mark.skipif(bool(missing_triton()), reason=missing_triton() or "triton is there")
 
@@ -85,7 +86,7 @@ def type_of(argument: object) -> str:
     raise AssertionError(argument)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", slow_except(ARCHITECTURES, ARCHITECTURES[0]))
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_do_not_spill(name: str, architecture: int) -> None:
     for stage in stages_of(name):
