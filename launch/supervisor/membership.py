@@ -29,11 +29,11 @@ class Slot:
     """What is known of one rank.
 
     since: when its state began. last_sign: when it was last heard from. start_at: when it is to be started again.
-    num_failures: starts in a row that failed, or that ended soon after. has_joined, has_left: whether it has joined
-    the current epoch, and left it as it was asked to. has_served: whether it has joined any epoch since it was
-    started. is_dismissed: whether the group ended it, because the group could not go on without another rank.
-    message: why it failed last, in its own words if it had any. is_final: whether it would fail in the same way
-    again.
+    num_failures: starts in a row that failed, or that ended soon after. num_unserved: starts in a row that never led to
+    serving. has_joined, has_left: whether it has joined the current epoch, and left it as it was asked to. has_served:
+    whether it has joined any epoch since it was started. is_dismissed: whether the group ended it, because the group
+    could not go on without another rank. message: why it failed last, in its own words if it had any. is_final:
+    whether it would fail in the same way again.
     """
 
     rank: int
@@ -42,6 +42,7 @@ class Slot:
     last_sign: float = 0.0
     start_at: float = 0.0
     num_failures: int = 0
+    num_unserved: int = 0
     has_joined: bool = False
     has_left: bool = False
     has_served: bool = False
@@ -140,8 +141,9 @@ class Membership:
         is_steady = slot.state is State.serving and now - slot.since >= STEADY_S
         slot.num_failures = 0 if is_steady else slot.num_failures + 1
         slot.start_at = now + self._back_off_s(slot.num_failures)
-        is_tried = not slot.has_served and slot.num_failures >= self.settings.max_failed_starts
-        return self._lose(slot, now, f"it failed {slot.num_failures} times in a row" if is_tried else None)
+        slot.num_unserved = 0 if slot.has_served else slot.num_unserved + 1
+        is_tried = slot.num_unserved >= self.settings.max_failed_starts
+        return self._lose(slot, now, f"it failed to start {slot.num_unserved} times in a row" if is_tried else None)
 
     def why_no_loss(self, rank: int, dying: Collection[int]) -> str | None:
         """Why a rank cannot be done without now; None if it can. dying: ranks that are about to end."""

@@ -12,7 +12,7 @@ class SupervisorSettings:
     answer_within_s: a rank that is silent for longer is left out. hang_s: a rank that has been left out for longer is
     killed. start_within_s: the time that a rank gets to load its model. backoff_s: the wait before a rank is started
     again that failed to start, or ended soon after; it doubles with each failure in a row. max_failed_starts: the
-    number of failures in a row after which a rank is given up.
+    number of starts in a row after which a rank is given up if none of them led to its serving.
     """
 
     answer_within_s: float = 3.0
