@@ -27,8 +27,6 @@ USUAL_ROWS = 16
 # Rows of the steps of which `Extras.thousand_cached` is measured.
 CACHED_ROWS = 4
 LEAST_COPIED = 16  # fewer tokens are never copied from another replica
-# A curve is read up to this many times its largest number of rows.
-FARTHEST = 8
 
 
 @dataclass(frozen=True)
@@ -38,10 +36,11 @@ class Extras:
     host_step, host_row: planning a tree and learning from its answers, in each step and for each row of the tree.
     sampled_step, sampled_row: choosing tokens at a temperature above 0 rather than greedily, in each step and for each
     row that a rank computes. greedy_plain, sampled_plain: a plain step, which has one row and no candidates, compared
-    with the curve's step of one row; below 0 if it is faster. The noise of a new position is in none of them: a text
-    needs it once for each token, however many steps it takes. sequence: each sequence of a step beyond the first, where
-    rows and cached tokens are as many. thousand_cached: a thousand more tokens in the KV cache. copy, copied_token: a
-    copy of keys and values from one replica to another, and each token of it; 0 where nothing can be copied.
+    with the curve's step of one row; below 0 if it is faster. greedy_plain_row, sampled_plain_row: the same for each
+    further sequence of a plain step. The noise of a new position is in none of them: a text needs it once for each
+    token, however many steps it takes. sequence: each sequence of a step beyond the first, where rows and cached tokens
+    are as many. thousand_cached: a thousand more tokens in the KV cache. copy, copied_token: a copy of keys and values
+    from one replica to another, and each token of it; 0 where nothing can be copied.
     """
 
     host_step: float = 0.0
@@ -50,6 +49,8 @@ class Extras:
     sampled_row: float = 0.0
     greedy_plain: float = 0.0
     sampled_plain: float = 0.0
+    greedy_plain_row: float = 0.0
+    sampled_plain_row: float = 0.0
     sequence: float = 0.0
     thousand_cached: float = 0.0
     copy: float = 0.0
@@ -57,9 +58,17 @@ class Extras:
 
     def __post_init__(self) -> None:
         """Raises ValueError for figures that are no seconds."""
-        values = dataclasses.astuple(self)
-        if not all(abs(value) < math.inf for value in values) or min(*values[:4], *values[6:]) < 0:
-            raise ValueError(f"extra seconds {values} must be finite, and none but those of plain steps below 0")
+        values = dataclasses.asdict(self)
+        may_be_less = {name for name in values if "_plain" in name}
+        if not all(abs(value) < math.inf and (value >= 0 or name in may_be_less) for name, value in values.items()):
+            raise ValueError(
+                f"extra seconds {tuple(values.values())} must be finite, and none but those of plain steps below 0"
+            )
+
+    def plain(self, is_sampled: bool, num_sequences: int) -> float:
+        """Seconds of a plain step of so many sequences, compared with the curve's step of as many rows."""
+        first = self.sampled_plain if is_sampled else self.greedy_plain
+        return first + (num_sequences - 1) * (self.sampled_plain_row if is_sampled else self.greedy_plain_row)
 
     def copies(self, num_tokens: int) -> float:
         """Seconds in which so many tokens are copied; infinite where nothing can be."""
@@ -139,10 +148,6 @@ class StepTimes:
         row_s = (curve.at(many) - curve.at(few)) / (many - few)
         return self.extras.thousand_cached / CACHED_ROWS / row_s if row_s > 0 else 0.0
 
-    def table(self, most_rows: int) -> Sequence[float]:
-        """[M + 1] seconds of steps with 0, 1, ... `most_rows` rows."""
-        return [self.at(num_rows) for num_rows in range(most_rows + 1)]
-
     def to_dict(self) -> dict[str, Any]:
         alone = self.alone and self.alone.to_dict()
         curve = {"rows": list(self.rows), "seconds": list(self.seconds), "num_parts": self.num_parts}
@@ -174,17 +179,6 @@ class CostTables(NamedTuple):
     alone_slopes: array[float]
 
 
-def most_rows_within(times: StepTimes, factor: float) -> int:
-    """The largest number of rows of one rank whose step takes at most `factor` times as long as a usual step.
-
-    It is at least `USUAL_ROWS`, and at most `FARTHEST` times the largest number that was measured.
-    """
-    curve = times.by_part()
-    limit_s = factor * curve.at(USUAL_ROWS)
-    numbers = range(USUAL_ROWS, max(USUAL_ROWS, FARTHEST * times.rows[-1]) + 1)
-    return numbers[max(1, bisect_right(numbers, limit_s, key=curve.at)) - 1]
-
-
 class StepCost:
     """Step times as tables for fast lookup.
 
@@ -206,7 +200,7 @@ class StepCost:
         # If there are fewer parts than sequences, each part computes several whole trees.
         self.most_rows, self.num_parts = most_rows, max(1, times.num_parts // load)
         trees = -(-load // times.num_parts)
-        step_s = extras.host_step + is_sampled * extras.sampled_step * (trees / load)
+        step_s = extras.host_step + is_sampled * extras.sampled_step / load
         row_s = is_sampled * extras.sampled_row * (trees / load)
         shared, alone = times.by_part(), times.alone if load == 1 else None
         more_s = times.of_sequences(trees)
@@ -223,9 +217,8 @@ class StepCost:
             self._alone = array("d", (alone.at(rows) + step_s + row_s * rows for rows in range(most_rows + 1)))
             self._alone_slopes = array("d", _least_slopes(self._alone))
         self._host_row, self._copy = extras.host_row, extras.copies
-        plain = extras.sampled_plain if is_sampled else extras.greedy_plain
         one_row = min((shared.at(trees) + more_s) / load, alone.at(1) if alone else math.inf)
-        self.plain_s = max(one_row + plain, one_row / 2)
+        self.plain_s = max(one_row + extras.plain(is_sampled, trees) / load, one_row / 2)
         self.is_flat = self.step_s(most_rows, 0) <= self.plain_s
         rises = [more - fewer for fewer, more in zip(self._shared[1:], self._shared[2:], strict=False)]
         self.least_odds = (min(rises, default=0.0) / self.num_parts + self._host_row) / self.step_s(1, 0)

@@ -30,7 +30,7 @@ from lp.step_cost import StepTimes
 log = logging.getLogger("lookahead")
 
 # To be raised when the figures of an existing file would have another meaning.
-FORMAT = 6
+FORMAT = 7
 
 # Takes each rank's JSON value and returns rank 0's on every rank.
 Tell = Callable[[Any], Any]

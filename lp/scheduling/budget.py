@@ -9,6 +9,7 @@ the most expected tokens per second, by the step-time curve. No decision depends
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,13 +23,15 @@ from lp.drafting.history import UNKNOWN_ROWS
 from lp.generation import Generation
 from lp.host.library import library
 from lp.host.trees import address
-from lp.step_cost import StepTimes, most_rows_within
+from lp.step_cost import USUAL_ROWS, StepTimes
 from lp.tree import TokenTree
 
 # How many times as long as a usual one a step may take that feeds a prompt beside others.
 LARGEST_SLOWDOWN = 1.6
 # How many times as many rows it may have if more prompts wait than requests decode.
 LARGEST_CROWDING = 2.0
+# A curve is read up to this many times its largest number of rows.
+FARTHEST = 8
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,17 @@ def step_rows(most: int | None, times: StepTimes | None, num_replicas: int) -> S
         crowding = LARGEST_CROWDING if times else 1.0
         most = most_rows_within(times, LARGEST_SLOWDOWN) if times else StepRows.beside
     return StepRows(most, max(most, StepRows.most), num_replicas, per_thousand, crowding)
+
+
+def most_rows_within(times: StepTimes, factor: float) -> int:
+    """The largest number of rows of one rank whose step takes at most `factor` times as long as a usual step.
+
+    It is at least `USUAL_ROWS`, and at most `FARTHEST` times the largest number that was measured.
+    """
+    curve = times.by_part()
+    limit_s = factor * curve.at(USUAL_ROWS)
+    numbers = range(USUAL_ROWS, max(USUAL_ROWS, FARTHEST * times.rows[-1]) + 1)
+    return numbers[max(1, bisect_right(numbers, limit_s, key=curve.at)) - 1]
 
 
 class Drafts(NamedTuple):
@@ -165,7 +179,7 @@ def step_time(
         is_sampled = sequence.sampling.temperature != 0
         # Seconds of the step and of each of its rows that the curve does not contain.
         row_s.append(extras.host_row + is_sampled * extras.sampled_row / num_parts)
-        host_s += extras.host_step + is_sampled * extras.sampled_step * (trees / load) + offer.num_rows * row_s[-1]
+        host_s += extras.host_step + is_sampled * extras.sampled_step / load + offer.num_rows * row_s[-1]
         num_rows += offer.num_rows
         num_drafts += len(offer.odds)
         num_cached += len(sequence.tokens)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lp.calibration.measure import bushy_tree
-from lp.step_cost import CACHED, FARTHEST, USUAL_ROWS, Extras, StepCost, StepTimes, most_rows_within
+from lp.step_cost import CACHED, Extras, StepCost, StepTimes
 from lp.tree import TokenTree, chain
 from parallel.runners.partition import partition
 
@@ -21,7 +21,6 @@ TIMES = StepTimes((1, 4, 8), (0.010, 0.013, 0.021))
 )
 def test_times_lie_on_a_straight_line_between_and_beyond_the_points(rows: int, seconds: float) -> None:
     assert TIMES.at(rows) == pytest.approx(seconds)
-    assert TIMES.table(12)[rows] == TIMES.at(rows)
 
 
 def test_more_rows_never_count_as_faster() -> None:
@@ -35,7 +34,7 @@ def test_a_flat_curve_is_the_same_for_all_rows() -> None:
 
 
 def test_a_single_point_stands_for_all_rows() -> None:
-    assert StepTimes((4,), (0.2,)).table(6) == [0.2] * 7
+    assert {StepTimes((4,), (0.2,)).at(rows) for rows in range(7)} == {0.2}
 
 
 def test_json_keeps_times_to_the_last_bit() -> None:
@@ -190,14 +189,25 @@ def test_alike_sequences_share_the_seconds_of_a_step(load: int) -> None:
     assert cost.plain_s == cost.step_s(1, 0)
 
 
-def test_what_each_sequence_costs_is_not_shared() -> None:
-    times = StepTimes(*ROWS_AND_SECONDS, extras=Extras(0.001, 0.0001, 0.002, 0.0002, -0.0005, 0.0))
+def test_trees_and_rows_are_not_shared_but_choosing_tokens_is() -> None:
+    """One call chooses the tokens of all sequences of a step."""
+    times = StepTimes(*ROWS_AND_SECONDS, extras=Extras(0.001, 0.0001, 0.002, 0.0002))
     cost = StepCost(times, 16, is_sampled=True, load=4)
-    assert cost.step_s(3, 0) == pytest.approx(times.at(12) / 4 + 0.003 + 3 * 0.0003)
-    assert StepCost(times, 16, load=4).plain_s == pytest.approx(times.at(4) / 4 - 0.0005)
+    assert cost.step_s(3, 0) == pytest.approx(times.at(12) / 4 + 0.001 + 0.002 / 4 + 3 * 0.0003)
     on_two = StepTimes(*ROWS_AND_SECONDS, 2, StepTimes(*ROWS_AND_SECONDS), times.extras)
     on_two_s = StepCost(on_two, 16, is_sampled=True, load=4).step_s(3, 0)
-    assert on_two_s == pytest.approx(on_two.by_part().at(6) / 4 + 0.001 + 0.0003 + (0.002 + 3 * 0.0002) / 2)
+    assert on_two_s == pytest.approx(on_two.by_part().at(6) / 4 + 0.001 + 0.0003 + 0.002 / 4 + 3 * 0.0002 / 2)
+
+
+@pytest.mark.parametrize(("is_sampled", "first", "further"), [(False, -0.0008, -0.0001), (True, 0.0002, -0.0002)])
+def test_a_plain_step_saves_less_for_each_further_sequence(is_sampled: bool, first: float, further: float) -> None:
+    extras = Extras(
+        greedy_plain=-0.0008, greedy_plain_row=-0.0001, sampled_plain=0.0002, sampled_plain_row=-0.0002
+    )  # fmt: skip
+    times = StepTimes(*ROWS_AND_SECONDS, extras=extras)
+    for load in (1, 2, 8):
+        expected = (times.at(load) + first + (load - 1) * further) / load
+        assert StepCost(times, 16, is_sampled, load).plain_s == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("load", "num_parts", "rows"), [(2, 4, 3), (4, 4, 6), (8, 4, 12), (16, 4, 24), (5, 4, 12)])
@@ -230,16 +240,3 @@ def test_least_odds_rise_with_the_load() -> None:
 @pytest.mark.parametrize(("seconds", "rows"), [(0.001, 1), (0.0150, 16), (0.0310, 64), (0.5, 64), (float("inf"), 64)])
 def test_the_most_rows_of_a_time(seconds: float, rows: int) -> None:
     assert StepCost(StepTimes(*ROWS_AND_SECONDS), 64).rows_within(seconds) == rows
-
-
-@pytest.mark.parametrize(("factor", "rows"), [(0.5, 16), (1.0, 16), (2.0, 61), (4.01, 151), (1000.0, 64 * FARTHEST)])
-def test_the_most_rows_within_some_usual_steps(factor: float, rows: int) -> None:
-    times = StepTimes(*ROWS_AND_SECONDS)
-    assert most_rows_within(times, factor) == rows
-    if 16 < rows < 64 * FARTHEST:
-        assert times.at(rows) <= factor * times.at(USUAL_ROWS) + 1e-12 < times.at(rows + 1)
-
-
-def test_any_number_of_rows_takes_no_longer_on_a_flat_curve() -> None:
-    assert most_rows_within(StepTimes((1, 32), (0.1, 0.1)), 2.0) == 32 * FARTHEST
-    assert most_rows_within(StepTimes.flat(), 2.0) == USUAL_ROWS

@@ -23,6 +23,7 @@ def test_plain_and_sampled_steps_get_their_seconds(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(answering.time, "perf_counter", lambda: now)
     extras = measure_answering(300, "cpu")
     assert (extras.greedy_plain, extras.sampled_plain) == (-2, 7)
+    assert (extras.greedy_plain_row, extras.sampled_plain_row) == pytest.approx((-2, 3))
     assert (extras.sampled_step, extras.sampled_row) == pytest.approx((4, 5))
     assert (extras.host_step, extras.host_row) == (0, 0)
 

@@ -17,8 +17,16 @@ from lp.decoding.odds import descending
 from lp.host.library import library, python_alone
 from lp.request import Sequence
 from lp.sampling.settings import Sampling
-from lp.scheduling.budget import StepTime, best_counts, best_first, best_number, plan_together
-from lp.step_cost import CACHED, Extras, StepTimes
+from lp.scheduling.budget import (
+    FARTHEST,
+    StepTime,
+    best_counts,
+    best_first,
+    best_number,
+    most_rows_within,
+    plan_together,
+)  # fmt: skip
+from lp.step_cost import CACHED, USUAL_ROWS, Extras, StepTimes
 
 ODDS = st.lists(st.sampled_from([0.05, 0.1, 0.25, 0.3, 0.5, 0.75, 0.8, 1.0]), max_size=4)
 TIMES = StepTimes((1, 4, 16, 64), (0.010, 0.011, 0.015, 0.047))
@@ -248,3 +256,16 @@ def test_without_step_times_a_step_has_a_moderate_number_of_rows() -> None:
 def test_the_choice_is_the_same_whenever_it_is_made(all_odds: list[list[float]]) -> None:
     streams = [offer(*descending(odds)) for odds in all_odds]
     assert together(streams, TIMES) == together(streams, StepTimes.from_dict(TIMES.to_dict()))
+
+
+@pytest.mark.parametrize(("factor", "rows"), [(0.5, 16), (1.0, 16), (2.0, 61), (4.01, 151), (1000.0, 64 * FARTHEST)])
+def test_the_most_rows_within_some_usual_steps(factor: float, rows: int) -> None:
+    times = StepTimes((1, 4, 16, 64), (0.010, 0.011, 0.015, 0.031))
+    assert most_rows_within(times, factor) == rows
+    if 16 < rows < 64 * FARTHEST:
+        assert times.at(rows) <= factor * times.at(USUAL_ROWS) + 1e-12 < times.at(rows + 1)
+
+
+def test_any_number_of_rows_takes_no_longer_on_a_flat_curve() -> None:
+    assert most_rows_within(StepTimes((1, 32), (0.1, 0.1)), 2.0) == 32 * FARTHEST
+    assert most_rows_within(StepTimes.flat(), 2.0) == USUAL_ROWS
