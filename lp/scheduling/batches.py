@@ -14,9 +14,10 @@ from lp.model.kv_cache import pages_of
 from lp.request import Sequence
 from lp.runner import GoesOn, HasReplicas, Home, Runner, StepInput
 from lp.sampling.settings import Sampling
-from lp.scheduling.budget import plan_together, step_rows
+from lp.scheduling.budget import Fed, plan_together, step_rows
+from lp.scheduling.clock import Batch, StepClock
 from lp.scheduling.prefixes import Finished, Prefixes, followers
-from lp.scheduling.scheduler import Batch, Scheduler, StepClock, Turn
+from lp.scheduling.scheduler import Scheduler, Turn
 from lp.scheduling.settings import SchedulerSettings
 from lp.scheduling.solo import Solo
 from lp.statistics import EngineCounts
@@ -134,7 +135,6 @@ class Batches:
         self._start([turn], [self._decoding(turn, tree)], 0)
 
     def _start(self, turns: list[Turn], steps: list[StepInput], num_fed: int) -> None:
-        """num_fed: rows of prompts in the steps."""
         started_at = time.perf_counter()
         self.runner.start(steps)
         self._note_start(turns, steps, num_fed, started_at)
@@ -273,10 +273,11 @@ class Batches:
                 return
 
     def _plan(self, turns: list[Turn], num_fed: int) -> list[StepInput]:
-        """Plans the steps of a batch: all trees together, as they share the time of a step. num_fed: see `_start`."""
+        """Plans the steps of a batch: all trees together, as they share its time. num_fed: rows of prompts."""
         decoding = [turn.generation for turn in turns if turn.decodes]
         rooms = [self._max_length - len(generation.sequence.tokens) for generation in decoding]
-        trees = iter(plan_together(decoding, rooms, self._step_times, self.runner.num_replicas, num_fed))
+        fed = Fed(num_fed, self.scheduler.num_left(turns) if num_fed else 0)
+        trees = iter(plan_together(decoding, rooms, self._step_times, self.runner.num_replicas, fed))
         return [self._decoding(turn, next(trees)) if turn.decodes else _feeding(turn) for turn in turns]
 
     def _decoding(self, turn: Turn, tree: TokenTree) -> StepInput:

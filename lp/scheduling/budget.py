@@ -83,6 +83,27 @@ def most_rows_within(times: StepTimes, factor: float) -> int:
     return numbers[max(1, bisect_right(numbers, limit_s, key=curve.at)) - 1]
 
 
+class Fed(NamedTuple):
+    """Prompts that share a step. num_rows: theirs in it. num_left: prompts that will still have tokens to be fed."""
+
+    num_rows: int = 0
+    num_left: int = 0
+
+    def seconds_of(self, step_s: float, without_s: float, num_rows: int, load: int) -> float:
+        """The seconds of a step that its prompts pay for; the rest is the price of the tokens that it decodes.
+
+        step_s: of the step without drafts, which has so many rows. without_s: without prompts either. load: sequences
+        that decode.
+
+        Where a prompt is fed soon, the others pay for all of a step without prompts, and drafts are worth as much
+        as then. The more prompts wait, the more a draft takes the place of a row that would let another sequence
+        decode: in the end all rows pay the same, so that only likely drafts are worth theirs.
+        """
+        longer_s = step_s - without_s
+        waiting = min(1.0, max(0, self.num_left - 1) / load)
+        return longer_s + waiting * max(0.0, step_s * self.num_rows / num_rows - longer_s)
+
+
 class Drafts(NamedTuple):
     """odds: [D] float64 probabilities that drafts are accepted, in descending order. owners: [D] whose they are, by the
     number of the sequence.
@@ -97,15 +118,14 @@ def plan_together(
     rooms: Sequence[int],
     times: StepTimes | None,
     num_parts: int,
-    num_fed: int,
+    fed: Fed,
 ) -> list[TokenTree]:
     """Plans the next trees of sequences that share a step.
 
     rooms: positions that the model has after each sequence's last token. times: None if they are not known; a step then
-    has a moderate number of rows. num_parts: ranks that the step's rows are dealt out to. num_fed: rows of prompts that
-    share the step.
+    has a moderate number of rows. num_parts: ranks that the step's rows are dealt out to. fed: of prompts.
     """
-    if len(generations) == 1 and not num_fed:
+    if len(generations) == 1 and not fed.num_rows:
         return [generations[0].plan(rooms[0])]
     if not generations:
         return []
@@ -118,7 +138,7 @@ def plan_together(
         number = max(0, UNKNOWN_ROWS - sum(offer.num_rows for offer in offers))
         counts = np.bincount(best_first(offers).owners[:number], minlength=load).tolist()
     else:
-        counts = best_counts(offers, step_time(times.for_parts(num_parts), num_parts, num_fed, generations, offers))
+        counts = best_counts(offers, step_time(times.for_parts(num_parts), num_parts, fed, generations, offers))
     return [generation.take(count) for generation, count in zip(generations, counts, strict=True)]
 
 
@@ -168,12 +188,12 @@ class StepTime(NamedTuple):
 
 
 def step_time(
-    times: StepTimes, num_parts: int, num_fed: int, generations: Sequence[Generation], offers: Sequence[Offer]
+    times: StepTimes, num_parts: int, fed: Fed, generations: Sequence[Generation], offers: Sequence[Offer]
 ) -> StepTime:
     """The seconds of a step with some of the offered drafts. Rows count as dealt out to ranks evenly."""
     extras, load = times.extras, len(offers)
     trees = -(-load // num_parts)  # of a rank
-    num_rows, num_drafts, num_cached, host_s, row_s = num_fed, 0, 0, 0.0, list[float]()
+    num_rows, num_drafts, num_cached, host_s, row_s = fed.num_rows, 0, 0, 0.0, list[float]()
     for generation, offer in zip(generations, offers, strict=True):
         sequence = generation.sequence
         is_sampled = sequence.sampling.temperature != 0
@@ -186,8 +206,7 @@ def step_time(
     host_s += times.of_sequences(trees, num_cached // num_parts)
     most_rows = num_rows + num_drafts
     curve = _by_rows(times, num_parts, 1 << most_rows.bit_length())
-    # Prompts must be fed whatever is decoded: a token is worth the time of a step without them.
-    fed_s = curve[num_rows] - curve[num_rows - num_fed]
+    fed_s = fed.seconds_of(curve[num_rows], curve[num_rows - fed.num_rows], num_rows, load)
     return StepTime(curve[num_rows : most_rows + 1] - fed_s, host_s, row_s)
 
 

@@ -18,7 +18,7 @@ from lp.generation import Generation
 from lp.methods import Auto, Autoregressive, DecodeSettings, Jacobi, Lookahead, PromptLookup
 from lp.request import Sequence
 from lp.runner import StepInput
-from lp.scheduling.budget import plan_together
+from lp.scheduling.budget import Fed, plan_together
 from lp.step_cost import Extras, StepTimes
 from lp.tree import TokenTree
 from tests.lp.drafting.rule_models import PROMPT, Model, answers, counting, sums, unguessable
@@ -77,7 +77,7 @@ class Stream:
 def step(streams: list[Stream], times: StepTimes | None = CPU, num_fed: int = 0) -> tuple[int, float]:
     """A step of all streams. Returns the number of new tokens and the modelled seconds."""
     generations: Any = streams
-    trees = plan_together(generations, [500] * len(streams), times, 1, num_fed)
+    trees = plan_together(generations, [500] * len(streams), times, 1, Fed(num_fed))
     rows = sum(map(len, trees)) + num_fed
     times = times or CPU
     seconds = times.at(rows) + times.of_sequences(len(streams))
@@ -171,7 +171,7 @@ def test_a_fixed_number_of_rows_is_kept_under_load() -> None:
     generations: Any = streams
     sizes = set[int]()
     for _ in range(20):
-        trees = plan_together(generations, [500] * 8, CPU, 1, 0)
+        trees = plan_together(generations, [500] * 8, CPU, 1, Fed())
         sizes |= {len(tree) for tree in trees}
         for stream, tree in zip(streams, trees, strict=True):
             stream.settle(tree)
@@ -238,7 +238,7 @@ def decode_together() -> Callable[..., dict[str, list[int]]]:
         while waiting:
             batch = rng.sample(waiting, rng.randint(1, len(waiting)))
             rooms = [engine.checkpoint.max_length - len(generation.sequence.tokens) for generation in batch]
-            trees = plan_together(batch, rooms, times, 1, 0)
+            trees = plan_together(batch, rooms, times, 1, Fed())
             runner.start([
                 StepInput.of(generation.sequence, tree, generation.decoder.num_candidates)
                 for generation, tree in zip(batch, trees, strict=True)
