@@ -32,7 +32,7 @@ from benchmarks.shared.report import markdown_table, progress, publish
 from launch.server.openai.replies import MOST_TRACE_BYTES
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, StepTrace
 from lp.methods import DecodeSettings
-from lp.scheduling.clock import StepClock
+from lp.scheduling.scheduler import StepClock
 from lp.trace.recorder import RecordedStep, TraceRecorder
 
 DEMO = Path(__file__).parents[2] / "demo" / "python-11m"

@@ -15,9 +15,8 @@ from lp.request import Sequence
 from lp.runner import GoesOn, HasReplicas, Home, Runner, StepInput
 from lp.sampling.settings import Sampling
 from lp.scheduling.budget import Fed, plan_together, step_rows
-from lp.scheduling.clock import Batch, StepClock
 from lp.scheduling.prefixes import Finished, Prefixes, followers
-from lp.scheduling.scheduler import Scheduler, Turn
+from lp.scheduling.scheduler import Batch, Scheduler, StepClock, Turn
 from lp.scheduling.settings import SchedulerSettings
 from lp.scheduling.solo import Solo
 from lp.statistics import EngineCounts
@@ -276,7 +275,8 @@ class Batches:
         """Plans the steps of a batch: all trees together, as they share its time. num_fed: rows of prompts."""
         decoding = [turn.generation for turn in turns if turn.decodes]
         rooms = [self._max_length - len(generation.sequence.tokens) for generation in decoding]
-        fed = Fed(num_fed, self.scheduler.num_left(turns) if num_fed else 0)
+        waiting = set(self.scheduler.homes).difference(decoding) if num_fed else ()
+        fed = Fed(num_fed, sum(1 for one in waiting if one.num_missing))
         trees = iter(plan_together(decoding, rooms, self._step_times, self.runner.num_replicas, fed))
         return [self._decoding(turn, next(trees)) if turn.decodes else _feeding(turn) for turn in turns]
 

@@ -136,7 +136,7 @@ def test_nothing_is_recorded_unless_asked_for(llama: Engine, monkeypatch: pytest
     def fail(*arguments: object) -> None:
         raise AssertionError("nobody has asked for a trace")
 
-    monkeypatch.setattr("lp.scheduling.clock.StepClock.record", fail)
+    monkeypatch.setattr("lp.scheduling.scheduler.StepClock.record", fail)
     monkeypatch.setattr("lp.generation.TraceRecorder", fail)
     monkeypatch.setattr("lp.decoding.auto.AutoDecoder.described", fail)
     assert llama.generate(PROMPT, max_new_tokens=8).trace == []
