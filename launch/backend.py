@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from lp.engine import Engine
-from lp.request import Progress
+from lp.request import Output
 from lp.request_builder import RequestBuilder
 from lp.step_cost import StepTimes
 from parallel.comm.channel import Channel
@@ -88,7 +88,7 @@ class Backend(Protocol):
         """
         ...
 
-    def run(self, inbox: Inbox, emit: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
+    def run(self, inbox: Inbox, emit: Callable[[Output], None], fail: Callable[[str], None]) -> None:
         """Serves until the inbox hands out a shutdown.
 
         emit: called with what a step has added to a request. fail: called with the reason when all running requests are
@@ -129,5 +129,5 @@ class EngineBackend:
     def kill(self, rank: int) -> str | None:
         raise AssertionError("without this rank, all would end")
 
-    def run(self, inbox: Inbox, emit: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
+    def run(self, inbox: Inbox, emit: Callable[[Output], None], fail: Callable[[str], None]) -> None:
         loop.serve(self._engine, self._channel, inbox, emit)

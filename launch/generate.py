@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from launch.output.printer import Printer
 from launch.output.stream import Color
-from launch.output.terminal import JSONOutput, Output, TextOutput
+from launch.output.terminal import Display, JSONOutput, TextOutput
 from launch.output.trace_file import TraceFile
 from launch.program import engine_groups, process
 from launch.program.runtime import RuntimeSettings, follow, running
@@ -30,7 +30,7 @@ from launch.prompts.naming import naming
 from launch.prompts.queue import PromptQueue
 from lp.engine import NOT_A_NUMBER
 from lp.grammar.settings import KINDS, Grammar, GrammarKind
-from lp.request import Completion, Progress, Request
+from lp.request import Completion, Output, Request
 from lp.request_builder import RequestBuilder
 from lp.text.stopping import Stopping
 from parallel.degrees import name_mode
@@ -118,7 +118,7 @@ class Continuations:
         self._current: tuple[Request, Completion] | None = None
         self._failures: list[str] = []
 
-    def emit(self, progress: Progress) -> None:
+    def emit(self, progress: Output) -> None:
         """Takes what a step added to the current prompt."""
         assert self._current
         request, completion = self._current
@@ -188,9 +188,9 @@ def _record(where: Mapping[str, Any], prompt: NamedPrompt, request: Request, com
     return record
 
 
-def output_of(settings: GenerateSettings, num_prompts: int) -> Output:
+def output_of(settings: GenerateSettings, num_prompts: int) -> Display:
     """Shows the results as the settings say. Raises ValueError if the file for traces cannot be written."""
-    shown: Output = JSONOutput(num_prompts)
+    shown: Display = JSONOutput(num_prompts)
     if settings.format is Format.text:
         shown = TextOutput(settings.color, settings.show_prompt)
     return TraceFile(shown, settings.trace) if settings.trace else shown

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lp.methods import Auto, Autoregressive, Beam, DecodeLimits, DraftModel, Jacobi, Lookahead, Medusa, PromptLookup
     from lp.model.beside.settings import SecondModel
     from lp.nested.settings import BestOf, Contrastive
-    from lp.request import Completion, Progress
+    from lp.request import Completion, Output
     from lp.sampling.settings import Sampling
     from lp.text.stopping import Stopping
     from lp.trace.step import StepTrace
@@ -39,7 +39,7 @@ __all__ = [
     "Jacobi",
     "Lookahead",
     "Medusa",
-    "Progress",
+    "Output",
     "PromptLookup",
     "Sampling",
     "SecondModel",
@@ -56,7 +56,7 @@ _MODULES = {
     "Contrastive": "lp.nested.settings",
     "Engine": "lp.engine",
     "Grammar": "lp.grammar.settings",
-    "Progress": "lp.request",
+    "Output": "lp.request",
     "Sampling": "lp.sampling.settings",
     "SecondModel": "lp.model.beside.settings",
     "StepTrace": "lp.trace.step",

@@ -1,7 +1,7 @@
 """What an engine is assembled from: its settings, and its rank's place among the ranks of a run.
 
 `Engine.assemble` is the only function that puts an engine together. A single device, a rank under torchrun and a rank
-under a supervisor differ only in the `Place` that they pass to it. Knows nothing of how ranks communicate.
+under a supervisor differ only in the `Topology` that they pass to it. Knows nothing of how ranks communicate.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lp.model.fast.cuda_graphs import Capture
 from lp.request_builder import RequestBuilder, check_second_models
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
-from lp.scheduling.room import Room
+from lp.scheduling.room import KVBudget
 from lp.scheduling.settings import SchedulerSettings
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
@@ -73,7 +73,7 @@ class EngineSettings:
         return {role: one for role, one in {DRAFT: self.draft, SECOND: self.second}.items() if one.is_there}
 
 
-class Place(Protocol):
+class Topology(Protocol):
     """A rank's place among the ranks of a run.
 
     reader: reads the weights that this rank holds; None reads all of them. capture: see `load`. fingerprints: whether
@@ -113,7 +113,7 @@ class Place(Protocol):
         ...
 
 
-class Alone:
+class SingleProcess:
     """The place of an engine on one device, without other ranks."""
 
     reader: Reader | None = None
@@ -140,7 +140,7 @@ def find_step_times(
 ) -> StepTimes | None:
     """The runner's step times, the same on all ranks. All ranks must call this before they serve.
 
-    Returns None if the default decoding method does not choose the rows of its steps. mode, tell: see `Place`.
+    Returns None if the default decoding method does not choose the rows of its steps. mode, tell: see `Topology`.
     """
     if not methods.chooses_rows(request_builder.decode):
         return None
@@ -227,13 +227,13 @@ class EngineParts(NamedTuple):
     fingerprints: bool
     step_times: StepTimes | None
     index: AnswerIndex | None
-    room: Room
+    room: KVBudget
     scheduler: SchedulerSettings
     measure_times: MeasureTimes | None
     corpus: Corpus | None
 
 
-def make_parts(settings: EngineSettings, place: Place) -> EngineParts:
+def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
     """See `Engine.assemble`."""
     second_models = settings.second_models()
     methods.check(settings.decode or Auto(), settings.limits)  # at once, not after minutes of loading
@@ -250,7 +250,7 @@ def make_parts(settings: EngineSettings, place: Place) -> EngineParts:
     place.on_loaded(checkpoint)
     runner = place.runner(checkpoint.model, settings.attention.prefill_chunk)
     models = [checkpoint.model, *checkpoint.beside.values()]
-    room = Room.of(runner, place.least(min(model.memory.num_pages for model in models)))
+    room = KVBudget.of(runner, place.least(min(model.memory.num_pages for model in models)))
     if runner.num_replicas > 1:
         log.info("%s", room.describe())
     for model in models:

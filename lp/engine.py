@@ -12,25 +12,25 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 from typing import Any
 
-from lp.assembly import Alone, EngineSettings, MeasureTimes, Place, make_parts
+from lp.assembly import EngineSettings, MeasureTimes, SingleProcess, Topology, make_parts
 from lp.calibration.measure import StepTimesSource
 from lp.drafting.answers import AnswerIndex
 from lp.drafting.corpus.file import Corpus
 from lp.drafting.history import DraftHistory, Learnt
-from lp.generation import Generation, SettledStep
+from lp.generation import Committed, RequestState
 from lp.grammar.settings import Grammar, GrammarBackend
 from lp.methods import DecodeLimits, DecodeSettings
 from lp.model.beside.settings import SecondModel
 from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings
 from lp.model.fast.choose import CompileMode
-from lp.request import Completion, Progress, Request, Sequence
+from lp.request import Completion, Output, Request, Sequence
 from lp.request_builder import Prompt, RequestBuilder
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
 from lp.scheduling.batches import Batches
 from lp.scheduling.begin import begin
 from lp.scheduling.prefixes import Finished
-from lp.scheduling.room import NoRoom, Room
+from lp.scheduling.room import KVBudget, RequestTooLarge
 from lp.scheduling.scheduler import Scheduler
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from lp.single_device import SingleDevice
@@ -43,7 +43,7 @@ NOT_A_NUMBER = "the model answered with something that is not a number (NaN); tr
 class Engine:
     """Serves requests on a runner.
 
-    Python programs call `generate` and `stream`; a server drives `submit`, `cancel` and `step`.
+    Python programs call `generate` and `stream`; a server drives `add_request`, `abort` and `step`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Engine:
         fingerprints: bool = False,
         step_times: StepTimes | None = None,
         index: AnswerIndex | None = None,
-        room: Room | None = None,
+        room: KVBudget | None = None,
         scheduler: SchedulerSettings | None = None,
         measure_times: MeasureTimes | None = None,
         corpus: Corpus | None = None,
@@ -68,20 +68,20 @@ class Engine:
         self.fingerprints, self.measure_times = fingerprints, measure_times
         self.history = DraftHistory(step_times, runner.num_parts, index, corpus=corpus)
         self._settings = scheduler or SchedulerSettings()
-        self.scheduler = Scheduler(room or Room(checkpoint.model.memory.num_pages))
+        self.scheduler = Scheduler(room or KVBudget(checkpoint.model.memory.num_pages))
         self.request_builder.room = self.scheduler.room
         self.batches = self._make_batches(runner, step_times)
         self._failure: Exception | None = None  # why steps could not be started ahead
-        self._streams: dict[str, deque[Progress]] = {}
+        self._streams: dict[str, deque[Output]] = {}
 
     @classmethod
-    def assemble(cls, settings: EngineSettings, place: Place | None = None) -> Engine:
+    def assemble(cls, settings: EngineSettings, place: Topology | None = None) -> Engine:
         """Reads the weights, meets the other ranks, and measures step times if they are needed.
 
         place: this rank's place among the ranks of a run; None is a single device. Raises ValueError with a message for
         the user, and whatever the place raises if the ranks do not meet.
         """
-        return cls(*make_parts(settings, place or Alone()))
+        return cls(*make_parts(settings, place or SingleProcess()))
 
     @classmethod
     def from_pretrained(
@@ -134,7 +134,7 @@ class Engine:
     def num_running(self) -> int:
         return sum(1 for _ in self.generations())
 
-    def generations(self) -> Iterator[Generation]:
+    def generations(self) -> Iterator[RequestState]:
         """All generations: first those that wait for their next step, then those with a step under way."""
         yield from self.scheduler
         yield from self.batches.generations()
@@ -142,7 +142,7 @@ class Engine:
     def _make_batches(self, runner: Runner, times: StepTimes | None) -> Batches:
         return Batches(self.scheduler, self._settings, runner, self.checkpoint.max_length, times, self.fingerprints)
 
-    def submit(self, request: Request, tokens: Items[int] = ()) -> Progress | None:
+    def add_request(self, request: Request, tokens: Items[int] = ()) -> Output | None:
         """Adds a request, or one that goes on after tokens which another engine has generated.
 
         Returns its end if there can never be room for it, and all that it has so far if it goes on.
@@ -156,7 +156,7 @@ class Engine:
                 self.batches.open(generation)
         return progress
 
-    def cancel(self, request_id: str) -> Progress | None:
+    def abort(self, request_id: str) -> Output | None:
         """Ends a request at once. Returns None if it is not running."""
         found = [generation for generation in self.generations() if generation.request_id == request_id]
         for generation in found:
@@ -176,11 +176,11 @@ class Engine:
         runner: Runner,
         requests: Iterable[tuple[Request, list[int]]],
         step_times: StepTimes | None,
-        room: Room | None = None,
+        room: KVBudget | None = None,
         finished: Iterable[Finished] = (),
         learnt: Items[Learnt] = (),
         keeps_shared: bool = False,
-    ) -> list[Progress]:
+    ) -> list[Output]:
         """Continues the given requests from their token ids, and drops all steps under way and all other requests.
 
         runner: the present one, or another that holds the same sequences; KV caches that it holds are used again.
@@ -201,7 +201,7 @@ class Engine:
         self.batches.keep(finished, held)
         return replayed
 
-    def _resume_one(self, request: Request, tokens: list[int], held: dict[str, Sequence]) -> Progress:
+    def _resume_one(self, request: Request, tokens: list[int], held: dict[str, Sequence]) -> Output:
         """held: the sequences that the runner has open, by their ids. Those of this request are taken out."""
         if refusal := self.scheduler.room.refusal(request):
             return refusal
@@ -218,7 +218,7 @@ class Engine:
                 self.scheduler.add(generation)
         return progress
 
-    def step(self) -> list[Progress]:
+    def step(self) -> list[Output]:
         """Starts as many batches of steps as the runner takes, then finishes the oldest one.
 
         Where the device works by itself, the next batches are started before anything is made of what this one has
@@ -233,7 +233,7 @@ class Engine:
         self.batches.look_ahead()
         return told
 
-    def _settle_and_start(self) -> list[tuple[Generation, SettledStep]]:
+    def _settle_and_start(self) -> list[tuple[RequestState, Committed]]:
         """Adds the tokens of the oldest batch, and starts the next ones if the device works by itself."""
         if solo := self.batches.go_on():
             self._failure = solo.error
@@ -258,12 +258,12 @@ class Engine:
         grammar: Grammar | None = None,
         trace: bool = False,
         **settings: Any,
-    ) -> Iterator[Progress]:
+    ) -> Iterator[Output]:
         """Yields what each step adds. Closing the iterator cancels the request.
 
         prompt: a text, token ids, or messages such as [{"role": "user", "content": "Hello"}], which the checkpoint's
         chat template turns into a text. max_new_tokens: used if `stopping` is not given; None is all the room in the
-        context. grammar: what the text must be. trace: whether every step tells what it did (Progress.trace). settings:
+        context. grammar: what the text must be. trace: whether every step tells what it did (Output.trace). settings:
         single settings of Sampling, such as temperature=0.8, which replace those of `sampling`.
         Raises ValueError for settings or messages that cannot be used, FloatingPointError if the model answers NaN.
         """
@@ -272,9 +272,9 @@ class Engine:
         stopping = stopping or Stopping(max_new_tokens=max_new_tokens)
         return self._steps(self.request_builder.build(prompt, decode, sampling, stopping, grammar=grammar, trace=trace))
 
-    def _steps(self, request: Request) -> Iterator[Progress]:
-        if refusal := self.submit(request):
-            raise NoRoom(refusal.text)
+    def _steps(self, request: Request) -> Iterator[Output]:
+        if refusal := self.add_request(request):
+            raise RequestTooLarge(refusal.text)
         unread = self._streams[request.id] = deque()
         try:
             while True:
@@ -290,7 +290,7 @@ class Engine:
                     return
         finally:
             del self._streams[request.id]
-            self.cancel(request.id)
+            self.abort(request.id)
 
     def generate(self, prompt: Prompt, **settings: Any) -> Completion:
         """Like `stream`, which names the settings, but returns the whole output at the end."""

@@ -19,7 +19,7 @@ from lp.methods import Auto, Autoregressive, DraftModel, Medusa, inner_of, least
 from lp.model.beside.settings import DRAFT, SECOND
 from lp.model.checkpoint import Checkpoint
 from lp.nested.settings import Contrastive, contrast_of
-from lp.request import Progress, Request, Sequence, TokenLogprob
+from lp.request import Output, Request, Sequence, TokenLogprob
 from lp.scheduling.prompt_scores import PromptScores, token_logprobs
 from lp.statistics import Statistics
 from lp.text.detokenizer import Detokenizer
@@ -30,7 +30,7 @@ from lp.tree import NO_ROWS, TokenTree, chain
 from lp.verification import Ahead, Answers, CountDrafts, no_drafts
 
 
-class SettledStep(NamedTuple):
+class Committed(NamedTuple):
     """What a step has added to a sequence.
 
     tokens: up to the one that ends the sequence. rows: for each of them, the row whose target it is. reason: why the
@@ -47,7 +47,7 @@ class SettledStep(NamedTuple):
     recorded: RecordedStep | None = None
 
 
-class Generation:
+class RequestState:
     """One request that is being served."""
 
     def __init__(self, request: Request, checkpoint: Checkpoint, history: DraftHistory, generated: Iterable[int] = ()):
@@ -65,7 +65,7 @@ class Generation:
         if isinstance(request.decode, Contrastive):
             contrast = contrast_of(request.decode, SECOND in checkpoint.beside)
         self.request_id = request.id  # of whom progress is told
-        self.leader: Generation | None = None  # computes the same prompt for this one
+        self.leader: RequestState | None = None  # computes the same prompt for this one
         self.sequence = Sequence(
             request.id, prompt, len(prompt), sampling, request.grammar, request.trace, ahead, contrast
         )
@@ -156,13 +156,13 @@ class Generation:
             self.num_fed, self.tree = num_fed, NO_ROWS
         return self.tree
 
-    def score(self, answers: Answers) -> SettledStep | None:
+    def score(self, answers: Answers) -> Committed | None:
         """Takes what a step has scored. Returns the sequence's end if that is not a number."""
         assert self.scores
         try:
             tokens = self.scores.take(answers)
         except FloatingPointError:
-            return SettledStep([], [], "error", 0, Answers.none(), no_drafts)
+            return Committed([], [], "error", 0, Answers.none(), no_drafts)
         self.sequence.tokens += tokens
         self.num_fed = len(self.sequence.tokens) - 1
         return None
@@ -184,7 +184,7 @@ class Generation:
         self.tree = self.decoder.take(num_drafts)
         return self.tree
 
-    def settle(self, answers: Answers) -> SettledStep:
+    def settle(self, answers: Answers) -> Committed:
         """Verifies the step's tree and adds the accepted tokens, up to the one that ends the sequence.
 
         That is all that the next step's plan needs; the rest is up to `tell`.
@@ -194,30 +194,28 @@ class Generation:
         self.num_fed = len(self.sequence.tokens) - 1
         return step
 
-    def settle_added(self, answers: Answers) -> SettledStep:
+    def settle_added(self, answers: Answers) -> Committed:
         """`settle` for a step whose tokens have been added, as none of them ends the sequence."""
         step = self._verified(answers)
         assert step.reason is None
         self.num_fed = len(self.sequence.tokens) - 1
         return step
 
-    def _verified(self, answers: Answers) -> SettledStep:
+    def _verified(self, answers: Answers) -> Committed:
         if self.recorder:
             self.recorder.note_tree(self.tree, self.decoder)
         accepted, count_drafts = self.decoder.commit(self.sequence.tokens, answers)
         tokens, reason = self.stop.take(accepted.tokens, self.text)
         recorded = self.recorder and self.recorder.settled(accepted.rows, tokens)
-        return SettledStep(
-            tokens, accepted.rows[: len(tokens)], reason, len(self.tree), answers, count_drafts, recorded
-        )
+        return Committed(tokens, accepted.rows[: len(tokens)], reason, len(self.tree), answers, count_drafts, recorded)
 
-    def tell(self, step: SettledStep) -> Progress:
+    def tell(self, step: Committed) -> Output:
         """What a step has yielded: text, log-probabilities and statistics. Steps must be told in their order."""
         self.stats.end_step(step.num_rows, len(step.tokens), step.count_drafts())
         trace = step.recorded and step.recorded.trace(self.stats.steps - 1)
         return self._progress(step.tokens, _logprobs(step.answers, step.tokens, step.rows), step.reason, trace)
 
-    def replay(self, tokens: Iterable[int]) -> Progress:
+    def replay(self, tokens: Iterable[int]) -> Output:
         """Adds tokens that were generated earlier, perhaps on other ranks."""
         taken, reason = self.stop.take(tokens, self.text)
         self.sequence.tokens += taken
@@ -230,17 +228,15 @@ class Generation:
         logprobs: list[TokenLogprob] | None,
         reason: FinishReason | None,
         trace: StepTrace | None = None,
-    ) -> Progress:
+    ) -> Output:
         text = self.text.take(final=reason is not None)
         scored = None
         if self.scores and not self._num_unscored and (tokens or reason):
             scored, self.scores = self.scores.found, None
-        return Progress(
-            self.sequence.id, tokens, text, logprobs, reason, self.stats, prompt_logprobs=scored, trace=trace
-        )
+        return Output(self.sequence.id, tokens, text, logprobs, reason, self.stats, prompt_logprobs=scored, trace=trace)
 
-    def cancelled(self) -> Progress:
-        return Progress(self.sequence.id, [], self.text.take(final=True), None, "cancelled", self.stats)
+    def cancelled(self) -> Output:
+        return Output(self.sequence.id, [], self.text.take(final=True), None, "cancelled", self.stats)
 
     def fingerprint(self) -> int:
         """A checksum of the state on which all later tokens depend. It must be equal on all ranks."""

@@ -135,7 +135,7 @@ class BeamResult(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Progress:
+class Output:
     """What one step added to one request.
 
     text may lag behind tokens while a character or a possible stop string is incomplete. engine: what the engine has
@@ -172,13 +172,13 @@ class Progress:
         }
 
     @staticmethod
-    def from_dict(values: dict[str, Any]) -> Progress:
+    def from_dict(values: dict[str, Any]) -> Output:
         read = {name: _logprobs_of(values[name]) for name in ("logprobs", "prompt_logprobs")}
         stats = Statistics.from_counts(values["stats"])
         engine = values["engine"] and EngineCounts(*values["engine"])
         beams = values["beams"] and BeamResult.from_list(values["beams"])
         trace = values["trace"] and StepTrace.from_dict(values["trace"])
-        return Progress(**{**values, **read, "stats": stats, "engine": engine, "beams": beams, "trace": trace})
+        return Output(**{**values, **read, "stats": stats, "engine": engine, "beams": beams, "trace": trace})
 
 
 def _plain(logprobs: list[TokenLogprob] | None) -> list[list[Any]] | None:
@@ -206,7 +206,7 @@ class Completion:
     beams: BeamResult | None = None
     trace: list[StepTrace] = field(default_factory=list)
 
-    def extend(self, progress: Progress) -> None:
+    def extend(self, progress: Output) -> None:
         self.text += progress.text
         self.token_ids += progress.tokens
         if progress.logprobs is not None:

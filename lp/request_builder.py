@@ -22,7 +22,7 @@ from lp.model.checkpoint_info import CheckpointInfo
 from lp.nested.settings import BestOf, Contrastive, check_beside_best_of, check_second
 from lp.request import Request
 from lp.sampling.settings import Sampling
-from lp.scheduling.room import NoRoom, Room
+from lp.scheduling.room import KVBudget, RequestTooLarge
 from lp.text import chat_template
 from lp.text.chat_template import Message, Rendering
 from lp.text.stopping import Stopping
@@ -78,7 +78,7 @@ class RequestBuilder:
         self._vocab_size = checkpoint.vocab_size
         self.limits = limits or DecodeLimits()
         # For keys and values; set once it is known how much there is.
-        self.room = Room()
+        self.room = KVBudget()
         self.decode = decode or Auto()
         self.sampling = (sampling or Sampling()).with_defaults(checkpoint.generation)
         self._numbers = itertools.count()
@@ -211,7 +211,7 @@ class RequestBuilder:
             wanted = max(1, min(room, self.room.most_new_tokens(len(tokens), decode, has_grammar)))
         try:
             self.room.check(len(tokens), wanted, decode, has_grammar)
-        except NoRoom as error:
+        except RequestTooLarge as error:
             raise ContextExceeded(str(error), len(tokens), stopping.max_new_tokens, None) from None
         return dataclasses.replace(stopping, max_new_tokens=wanted)
 

@@ -1,7 +1,7 @@
 """What a mode of parallelism means for one rank: which weights it reads, and the runner that it decodes with.
 
-`MeshPlace` is a rank's place in a run whose ranks all take part from beginning to end, as under torchrun. `EpochPlace`
-is the place of a rank that holds a whole model and joins one epoch after another. See `Engine.assemble`.
+`MeshTopology` is the topology of a run whose ranks all take part from beginning to end, as under torchrun.
+`EpochTopology` is that of a rank that holds a whole model and joins one epoch after another. See `Engine.assemble`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from torch.distributed import Store
 from transformers import PreTrainedConfig
 
-from lp.assembly import Alone
+from lp.assembly import SingleProcess
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint, Reader
 from lp.model.fast.cuda_graphs import Capture
@@ -88,8 +88,8 @@ def ignore(checkpoint: Checkpoint) -> None:
     """An OnLoaded that does nothing."""
 
 
-class MeshPlace:
-    """See `Place`. The ranks that share a replica meet when the place is made; all ranks meet in `runner`.
+class MeshTopology:
+    """See `Topology`. The ranks that share a replica meet when the place is made; all ranks meet in `runner`.
 
     replica: collectives among the ranks that share one replica. channel: the channel between all ranks, which is there
     once they have met.
@@ -177,11 +177,11 @@ class MeshPlace:
         self.replica.close()
 
 
-class EpochPlace(Alone):
-    """See `Place`: a rank that holds a whole model. It decodes alone until it joins an epoch (see parallel/group)."""
+class EpochTopology(SingleProcess):
+    """A rank that holds a whole model. It decodes alone until it joins an epoch (see parallel/group)."""
 
     def __init__(self, settings: ParallelSettings, on_loaded: OnLoaded = ignore, num_sharing: int = 1):
-        """on_loaded: called when the weights are loaded. num_sharing: see `Place`."""
+        """on_loaded: called when the weights are loaded. num_sharing: see `Topology`."""
         self.on_loaded = on_loaded
         self.num_sharing = num_sharing
         self.fingerprints = settings.debug

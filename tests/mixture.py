@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lp import Auto, Autoregressive, Engine, Grammar, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
-from lp.request import Progress, Request, TokenLogprob
+from lp.request import Output, Request, TokenLogprob
 
 DECODES = [Auto(), Auto(max_rows=24), Auto(rows=10), Autoregressive(), Lookahead(5, 4, 5), PromptLookup(), Jacobi(6)]
 GREEDY: dict[str, Any] = {"temperature": 0.0}
@@ -52,7 +52,7 @@ class Mixture:
     ends: dict[str, str] = field(default_factory=dict)
     cached: dict[str, int] = field(default_factory=dict)
 
-    def take(self, progress: Progress) -> None:
+    def take(self, progress: Output) -> None:
         """Notes what a request has yielded."""
         name = progress.request_id
         self.texts[name] = self.texts.get(name, "") + progress.text
@@ -111,10 +111,10 @@ def run_mixture(engine: Engine, mixture: Mixture, before_step: Callable[[int], N
     step, left = 0, list(zip(mixture.arrivals, mixture.requests, strict=True))
     while left or not engine.is_idle:
         while left and left[0][0] <= step:
-            if refusal := engine.submit(left.pop(0)[1]):
+            if refusal := engine.add_request(left.pop(0)[1]):
                 mixture.take(refusal)
         for name, at in mixture.cancelled.items():
-            if at == step and (progress := engine.cancel(name)):
+            if at == step and (progress := engine.abort(name)):
                 mixture.take(progress)
         before_step(step)
         for progress in engine.step() if not engine.is_idle else []:

@@ -91,7 +91,7 @@ def tally_oracle(
     sampling.
     """
     request = engine.request_builder.build(prompt, decode, sampling, Stopping(len(text), ignore_eos=True))
-    engine.submit(request)
+    engine.add_request(request)
     *_, generation = engine.scheduler
     generation.decoder = WatchedDecoder(request, engine.history, text, tally)
     while not engine.is_idle:

@@ -213,7 +213,9 @@ def laps_of_texts(
 def submit(engine: Engine, decode: DecodeSettings, temperature: float, number: int) -> None:
     tokens = [(token * (number + 1)) % NUM_TOKENS for token in range(7, 7 + PROMPT_LENGTH)]
     sampling = Sampling(temperature=temperature, seed=1 + number)
-    refusal = engine.submit(engine.request_builder.build(tokens, decode, sampling, Stopping(None, ignore_eos=True)))
+    refusal = engine.add_request(
+        engine.request_builder.build(tokens, decode, sampling, Stopping(None, ignore_eos=True))
+    )
     assert refusal is None, refusal
 
 

@@ -18,7 +18,7 @@ import torch
 from lp import Engine
 from lp.methods import Auto
 from lp.model.checkpoint import Checkpoint
-from lp.request import Progress, Request
+from lp.request import Output, Request
 from lp.sampling.settings import Sampling
 from lp.single_device import SingleDevice
 from lp.text.stopping import Stopping
@@ -59,8 +59,8 @@ class TimedEngine(Engine):
         self._watch(model, "forward_many", FORWARD)
         self._watch(self.runner, "answer", ANSWERS)
 
-    def submit(self, request: Request) -> Progress | None:
-        if refusal := super().submit(request):
+    def add_request(self, request: Request) -> Output | None:
+        if refusal := super().add_request(request):
             return refusal
         *_, generation = self.scheduler
         self._watch(generation.decoder, "plan", "planning")

@@ -30,7 +30,7 @@ from lp.methods import most_rows
 from lp.model.checkpoint import DTYPES
 from lp.model.kv_cache import PAGE, pages_of
 from lp.request import Request
-from lp.scheduling.room import Room
+from lp.scheduling.room import KVBudget
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 
 COLUMNS = (
@@ -103,7 +103,7 @@ def measure(engine: Engine, num_pages: int, arguments: argparse.Namespace) -> Pe
     if memory.num_pages < num_pages:
         raise SystemExit(f"there is memory for {memory.num_pages} pages, and the streams need {num_pages}")
     reuse = SchedulerSettings(prefix_reuse=PrefixReuse.all)
-    bounded = Engine(engine.checkpoint, step_times=engine.history.step_times, room=Room(num_pages), scheduler=reuse)
+    bounded = Engine(engine.checkpoint, step_times=engine.history.step_times, room=KVBudget(num_pages), scheduler=reuse)
     return serve(bounded, make_requests(bounded, arguments.streams, arguments.tokens, arguments.max_new_tokens))
 
 
@@ -129,7 +129,7 @@ def serve(engine: Engine, requests: Sequence[Request]) -> Peaks:
     waiting = [list(requests[1:]), [requests[0]]]
     while waiting or not engine.is_idle:
         for request in waiting.pop() if engine.is_idle else ():
-            if refusal := engine.submit(request):
+            if refusal := engine.add_request(request):
                 raise SystemExit(refusal.text)
         for progress in engine.step():
             tokens[progress.request_id] += progress.tokens

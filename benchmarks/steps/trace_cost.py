@@ -168,7 +168,7 @@ def time_off(num_sequences: int) -> float:
 
     def compare() -> None:
         for generation in generations:
-            if generation.recorder:  # in Batches._settle, and twice in Generation.settle
+            if generation.recorder:  # in Batches._settle, and twice in RequestState.settle
                 raise AssertionError
             if generation.recorder:
                 raise AssertionError

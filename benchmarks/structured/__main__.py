@@ -208,7 +208,9 @@ def answer_together(engine: Engine, asked: list[Asked]) -> list[Completion]:
     answers = [Completion() for _ in asked]
     for number, (prompt, grammar, sampling, stopping) in enumerate(asked):
         name = str(number)
-        engine.submit(engine.request_builder.build(prompt, Autoregressive(), sampling, stopping, name, grammar=grammar))
+        engine.add_request(
+            engine.request_builder.build(prompt, Autoregressive(), sampling, stopping, name, grammar=grammar)
+        )
     while not engine.is_idle:
         for told in engine.step():
             answers[int(told.request_id)].extend(told)

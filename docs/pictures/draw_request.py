@@ -17,7 +17,7 @@ WAY = (
     ("parallel/runners/lookahead.py", "this rank's part of the tree"),
     ("lp/single_device.py", "model, KV cache, sampler"),
 )
-HANDED = ("", "Submit, Cancel", "", "StepInput", "")
+HANDED = ("", "AddRequest, Abort", "", "StepInput", "")
 FIRST_SHARED = 2
 TITLE = "The way of a request: routes, service, loop, engine, runner and device on rank 0; the last four on every rank"
 

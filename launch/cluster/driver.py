@@ -24,7 +24,7 @@ from launch.generate import output_of
 from launch.output.printer import Printer
 from launch.program.settings_json import to_json_values
 from launch.prompts import collect
-from lp.request import Completion, Progress
+from lp.request import Completion, Output
 
 log = logging.getLogger("lookahead")
 
@@ -140,7 +140,7 @@ class Shown:
                 self._completion = Completion()
                 self._printer.begin(prompt)
             case {"progress": dict(values)}:
-                progress = Progress.from_dict(values)
+                progress = Output.from_dict(values)
                 self._completion.extend(progress)
                 self._printer.progress(progress)
             case {"end": dict(record)}:

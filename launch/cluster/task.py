@@ -14,7 +14,7 @@ from launch.program.settings_json import from_json_values
 from launch.prompts.collect import NamedPrompt
 from launch.prompts.queue import PromptQueue
 from launch.server.run import Server, bind
-from lp.request import Completion, Progress
+from lp.request import Completion, Output
 
 # A JSON object that a task gives to its driver, see front_end.py.
 Event = dict[str, Any]
@@ -102,7 +102,7 @@ class Relay:
     def begin(self, prompt: str) -> None:
         self._show({"begin": prompt})
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: Output) -> None:
         self._show({"progress": progress.to_dict()})
 
     def end(self, completion: Completion, record: dict[str, Any]) -> None:

@@ -14,12 +14,12 @@ from launch.conversation.model import AnswerError, Figures, Part
 from launch.conversation.options import Options
 from lp import methods
 from lp.engine import NOT_A_NUMBER
-from lp.request import Progress, Request
+from lp.request import Output, Request
 from lp.request_builder import ContextExceeded
 from lp.statistics import Statistics
 from lp.text.chat_template import Message
 from lp.text.stopping import Stopping
-from parallel.group.commands import Cancel, Command, Shutdown, Submit
+from parallel.group.commands import Abort, AddRequest, Command, Shutdown
 
 # Seconds that the backend gets to end.
 LEAVE_S = 10.0
@@ -57,7 +57,7 @@ class LocalModel:
         self._inbox = ChatInbox()
         self._current: Request | None = None
         # What the backend's thread tells of the current request: its progress, or why there is no more.
-        self._news: SimpleQueue[Progress | str] = SimpleQueue()
+        self._news: SimpleQueue[Output | str] = SimpleQueue()
         self._failure: Exception | None = None
 
     @contextmanager
@@ -97,7 +97,7 @@ class LocalModel:
         self._news = SimpleQueue()
         self._raise_failure()  # after the line before, so that a failure from now on is told to the new queue
         self._current = request
-        self._inbox.put(Submit(request))
+        self._inbox.put(AddRequest(request))
         is_over = False
         try:
             while not is_over:
@@ -113,7 +113,7 @@ class LocalModel:
         finally:
             self._current = None
             if not is_over:
-                self._inbox.put(Cancel(request.id))
+                self._inbox.put(Abort(request.id))
 
     def _drive(self) -> None:
         """Runs the backend until it is shut down or fails."""
@@ -123,7 +123,7 @@ class LocalModel:
             self._failure = error
             self._news.put("")
 
-    def _emit(self, progress: Progress) -> None:
+    def _emit(self, progress: Output) -> None:
         current, news = self._current, self._news
         if current and progress.request_id == current.id:
             news.put(progress)

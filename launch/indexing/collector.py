@@ -77,7 +77,7 @@ class AnswerCollector:
         engine = self.engine
         decode = Auto(rows=TEXT_ROWS, candidates=self.num_candidates, shared_drafts=True, index_drafts=False)
         request = engine.request_builder.build(prompt, decode, GREEDY, Stopping(max_new_tokens), owner=OWNER)
-        engine.submit(request)
+        engine.add_request(request)
         while not engine.is_idle:
             if any(progress.finish_reason == "error" for progress in engine.step()):
                 raise ValueError(NOT_A_NUMBER)

@@ -10,18 +10,18 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TextIO
 
-from launch.output.terminal import Output
-from lp.request import Completion, Progress
+from launch.output.terminal import Display
+from lp.request import Completion, Output
 
 
 class Printer:
-    """An Output that passes everything on to another `output`, in order and without waiting for it.
+    """A Display that passes everything on to another `output`, in order and without waiting for it.
 
     Leaving its `with` block waits until the rest is shown. error: what ended the writing early; nothing is shown after
     it.
     """
 
-    def __init__(self, output: Output):
+    def __init__(self, output: Display):
         self.error: Exception | None = None
         self._output = output
         self._due: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -38,7 +38,7 @@ class Printer:
     def begin(self, prompt: str) -> None:
         self._due.put(partial(self._output.begin, prompt))
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: Output) -> None:
         self._due.put(partial(self._output.progress, progress))
 
     def end(self, completion: Completion, record: dict[str, Any]) -> None:

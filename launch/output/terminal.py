@@ -10,15 +10,15 @@ from tqdm import tqdm
 
 from launch.output.stream import Color, TextStream
 from lp.nested.settings import BestOf
-from lp.request import BeamResult, Completion, Progress
+from lp.request import BeamResult, Completion, Output
 
 
-class Output(Protocol):
+class Display(Protocol):
     """Shows prompts: for each its beginning, its progress and its result."""
 
     def begin(self, prompt: str) -> None: ...
 
-    def progress(self, progress: Progress) -> None: ...
+    def progress(self, progress: Output) -> None: ...
 
     def end(self, completion: Completion, record: dict[str, Any]) -> None: ...
 
@@ -34,7 +34,7 @@ class TextOutput:
         if self.show_prompt:
             self.stream.write(prompt, "dim")
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: Output) -> None:
         self.stream.write_run(progress.text, len(progress.tokens))
 
     def end(self, completion: Completion, record: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ class JSONOutput:
     def begin(self, prompt: str) -> None:
         pass
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: Output) -> None:
         pass
 
     def end(self, completion: Completion, record: dict[str, Any]) -> None:

@@ -6,18 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launch.output.terminal import Output
-from lp.request import Completion, Progress
+from launch.output.terminal import Display
+from lp.request import Completion, Output
 
 
 class TraceFile:
-    """An Output that passes everything on to another one.
+    """A Display that passes everything on to another one.
 
     A line has the number of the prompt, from 0, the step's text as far as it was whole, and the step's trace (see
     lp.StepTrace). Raises ValueError if the file cannot be written.
     """
 
-    def __init__(self, output: Output, path: str):
+    def __init__(self, output: Display, path: str):
         self._output = output
         self._number = -1
         try:
@@ -29,7 +29,7 @@ class TraceFile:
         self._number += 1
         self._output.begin(prompt)
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: Output) -> None:
         if progress.trace is not None:
             line = {"prompt": self._number, "text": progress.text, **progress.trace.to_dict()}
             self._file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n")

@@ -18,7 +18,7 @@ from lp.assembly import EngineSettings
 from lp.engine import Engine
 from lp.hardware import dtype_name
 from lp.model.checkpoint import Checkpoint, ModelSettings
-from parallel.build import MeshPlace, OnLoaded
+from parallel.build import MeshTopology, OnLoaded
 from parallel.comm.channel import Channel
 from parallel.comm.traffic import Traffic
 from parallel.degrees import Mode, explain
@@ -48,7 +48,7 @@ class RuntimeSettings(EngineSettings):
 class Runtime:
     """The engine of one rank, and its place in the mesh."""
 
-    place: MeshPlace
+    place: MeshTopology
     engine: Engine
 
     @property
@@ -61,7 +61,7 @@ class Runtime:
 
     @property
     def traffic(self) -> Traffic:
-        """The traffic of this rank's steps so far; see MeshPlace."""
+        """The traffic of this rank's steps so far; see MeshTopology."""
         return self.place.traffic
 
 
@@ -82,7 +82,7 @@ def running(settings: RuntimeSettings, mesh: Mesh | None = None, store: Store | 
         if mesh.rank != 0:  # until the ranks have met, a signal must be able to end this one
             process.follow_quietly()
 
-    with closing(MeshPlace(settings.parallel, mesh, store, report_loaded(settings, mesh), on_met)) as place:
+    with closing(MeshTopology(settings.parallel, mesh, store, report_loaded(settings, mesh), on_met)) as place:
         try:
             yield Runtime(place, Engine.assemble(settings.on(mesh), place))
         except (ValueError, OSError):

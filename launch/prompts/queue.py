@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lp.request import Progress, Request
-from parallel.group.commands import Cancel, Command, Shutdown, Submit
+from lp.request import Output, Request
+from parallel.group.commands import Abort, AddRequest, Command, Shutdown
 
 
 class PromptQueue:
@@ -57,7 +57,7 @@ class PromptQueue:
         with self._changed:
             self._changed.wait_for(self.has_waiting, wait_s)
             if self._is_stopping:
-                commands: list[Command] = [Cancel(name) for name in self._running if name not in self._cancelled]
+                commands: list[Command] = [Abort(name) for name in self._running if name not in self._cancelled]
                 self._cancelled.update(self._running)
             else:
                 commands = []
@@ -71,7 +71,7 @@ class PromptQueue:
             return len(self._cancelled) < len(self._running) or not self._running
         return self._may_begin() or self._is_over()
 
-    def emit(self, progress: Progress) -> None:
+    def emit(self, progress: Output) -> None:
         """Takes what a step added to a request; only its end counts here."""
         if progress.finish_reason:
             with self._changed:
@@ -88,7 +88,7 @@ class PromptQueue:
     def _begin(self, request: Request) -> Command:
         self._on_begin(request)
         self._running[request.id] = request
-        return Submit(request)
+        return AddRequest(request)
 
     def _end(self, request_id: str) -> None:
         del self._running[request_id]

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from launch.backend import State
-from lp.request import Progress
+from lp.request import Output
 from lp.statistics import EngineCounts, Statistics
 
 FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error", "no_room": "error"}
@@ -123,7 +123,7 @@ class Metrics:
                 lambda state=state: sum(rank["state"] == state for rank in status()["ranks"])
             )
 
-    def observe(self, progress: Progress, clock: Clock) -> None:
+    def observe(self, progress: Output, clock: Clock) -> None:
         """Counts what a step added to a request."""
         now = time.monotonic()
         if progress.engine:
@@ -144,7 +144,7 @@ class Metrics:
         """Returns all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _count_tokens(self, progress: Progress, clock: Clock, now: float) -> None:
+    def _count_tokens(self, progress: Output, clock: Clock, now: float) -> None:
         if clock.last_at is None:
             clock.first_at = now
             self._first_token.observe(now - clock.arrived_at)

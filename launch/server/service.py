@@ -29,9 +29,9 @@ from launch.server.service_errors import (
     ShuttingDown,
     TooLarge,
 )
-from lp.request import Progress, Request
+from lp.request import Output, Request
 from lp.statistics import Statistics
-from parallel.group.commands import Cancel, Command, Shutdown, Submit
+from parallel.group.commands import Abort, AddRequest, Command, Shutdown
 
 # A pace is that of so many requests that ended last.
 NUM_RECENT = 32
@@ -51,9 +51,9 @@ class Subscription:
         self._service = service
         self._open = set(request_ids)
         self._loop = asyncio.get_running_loop()
-        self._news: asyncio.Queue[Progress | ServiceError] = asyncio.Queue()
+        self._news: asyncio.Queue[Output | ServiceError] = asyncio.Queue()
 
-    def publish(self, news: Progress | ServiceError) -> None:
+    def publish(self, news: Output | ServiceError) -> None:
         """Hands progress or an error over from any thread; both are dropped if the event loop is closed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._news.put_nowait, news)
@@ -61,7 +61,7 @@ class Subscription:
     def __aiter__(self) -> Subscription:
         return self
 
-    async def __anext__(self) -> Progress:
+    async def __anext__(self) -> Output:
         if not self._open:
             raise StopAsyncIteration
         news = await self._news.get()
@@ -80,7 +80,7 @@ class Subscription:
             self._service.cancel(self._open.pop())
 
 
-def _failure(progress: Progress) -> ServiceError | None:
+def _failure(progress: Output) -> ServiceError | None:
     """Why a request was cut short; None if it was not."""
     match progress.finish_reason:
         case "cancelled":
@@ -201,7 +201,7 @@ class Service:
             self._changed.notify_all()
         if ticket:
             statistics = Statistics(prompt_tokens=len(ticket.request.prompt))
-            self._publish(ticket, Progress(request_id, [], "", None, "cancelled", statistics))
+            self._publish(ticket, Output(request_id, [], "", None, "cancelled", statistics))
 
     def drain(self, within_s: float) -> None:
         """Refuses new requests, and shuts the engine down when the accepted ones have ended.
@@ -217,7 +217,7 @@ class Service:
         with self._changed:
             self._changed.wait_for(self.has_waiting, wait_s)
             self._cancel_the_late()
-            commands: list[Command] = [Cancel(request_id) for request_id in self._cancelled]
+            commands: list[Command] = [Abort(request_id) for request_id in self._cancelled]
             self._cancelled.clear()
             while self._waiting and len(self._running) < self.max_running:
                 self._round, _, request_id = heappop(self._turns)
@@ -225,7 +225,7 @@ class Service:
                     continue
                 self._running[request_id] = ticket
                 ticket.clock.start()
-                commands.append(Submit(ticket.request))
+                commands.append(AddRequest(ticket.request))
             if self.is_draining and not self._running:
                 commands.append(Shutdown())
             return commands
@@ -247,7 +247,7 @@ class Service:
             is_over = self.is_draining and not (self._running or self._waiting)
             return bool(self._cancelled) or (bool(self._waiting) and has_place) or is_over or self._is_late()
 
-    def emit(self, progress: Progress) -> None:
+    def emit(self, progress: Output) -> None:
         """Passes on what a step added to a request."""
         request_id = progress.request_id
         with self._changed:
@@ -283,7 +283,7 @@ class Service:
         for ticket in tickets:
             ticket.subscription.publish(EngineFailed())
 
-    def _publish(self, ticket: _Ticket, progress: Progress) -> None:
+    def _publish(self, ticket: _Ticket, progress: Output) -> None:
         self._metrics.observe(progress, ticket.clock)
         ticket.subscription.publish(progress)
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 from launch.supervisor.dealing import Dealer
 from launch.supervisor.ledger import Ledger
 from launch.supervisor.moving import BY_ROWS, best_move, ends
-from lp.request import Progress, Request
+from lp.request import Output, Request
 from lp.step_cost import StepTimes
 from parallel.group import commands
-from parallel.group.commands import Cancel, Command, Submit
+from parallel.group.commands import Abort, AddRequest, Command
 from parallel.group.epoch import Epoch
 
 # Sends commands to the leader of an epoch. What is sent to a rank that has gone is lost.
@@ -41,7 +41,7 @@ class Dispatcher:
     def num_running(self) -> int:
         return len(self._ledger)
 
-    def hand_out(self, issued: Iterable[Command]) -> list[Progress]:
+    def hand_out(self, issued: Iterable[Command]) -> list[Output]:
         """Notes commands and sends them to those whom they concern. Returns what nobody else can tell.
 
         Where there is no epoch, nothing is lost: the next one begins with all requests.
@@ -63,11 +63,11 @@ class Dispatcher:
     def _concerned(self, command: Command, epoch: Epoch) -> list[int]:
         """The leaders that have to carry a command out."""
         match command:
-            case Submit() if self.is_ending:
+            case AddRequest() if self.is_ending:
                 return []
-            case Submit(request):
+            case AddRequest(request):
                 return [self._place(request, epoch)]
-            case Cancel(request_id):
+            case Abort(request_id):
                 rank = self._ledger.rank_of(request_id)
                 return [] if rank is None else [rank]
             case commands.Regroup():
@@ -83,7 +83,7 @@ class Dispatcher:
         self._ledger.place(request.id, rank)
         return rank
 
-    def begin(self, epoch: Epoch) -> tuple[dict[int, Epoch], list[Progress]]:
+    def begin(self, epoch: Epoch) -> tuple[dict[int, Epoch], list[Output]]:
         """Begins an epoch. Returns what each leader is told, with its requests, and the ends that no rank has told.
 
         If this epoch and the one before are divided, requests stay with their leaders.
@@ -103,7 +103,7 @@ class Dispatcher:
         """A rank has left an epoch. cached: how many tokens of each request have keys and values there."""
         self._ledger.hold(number, rank, cached)
 
-    def told(self, rank: int, number: int, progress: Progress) -> Progress | None:
+    def told(self, rank: int, number: int, progress: Output) -> Output | None:
         """What is new to the client of what a leader tells. number: of its epoch."""
         new = self._ledger.take(rank, number, progress)
         if new and new.finish_reason:
@@ -123,8 +123,8 @@ class Dispatcher:
             name, most, least = move
             self._ledger.place(name, least)
             known = self._ledger.known(name)
-            self._send(most, self.epoch, [Cancel(name)])
-            self._send(least, self.epoch, [Submit(known.request, tuple(known.tokens))])
+            self._send(most, self.epoch, [Abort(name)])
+            self._send(least, self.epoch, [AddRequest(known.request, tuple(known.tokens))])
 
     def _best_move(self, epoch: Epoch) -> tuple[str, int, int] | None:
         """A request, its rank and the one that it should move to; None if all had better stay."""

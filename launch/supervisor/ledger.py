@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from launch.supervisor.dealing import Load
 from launch.supervisor.moving import Movable
-from lp.request import Progress, Request
+from lp.request import Output, Request
 from lp.statistics import Statistics
-from parallel.group.commands import Cancel, Command, Submit
+from parallel.group.commands import Abort, AddRequest, Command
 from parallel.group.epoch import RunningRequest
 
 
@@ -95,10 +95,10 @@ class Ledger:
     def note(self, command: Command) -> None:
         """Notes a command on its way to the ranks."""
         match command:
-            case Submit(request):
+            case AddRequest(request):
                 stats = Statistics(prompt_tokens=len(request.prompt))
                 self._entries[request.id] = _Entry(request, stats=stats, before=stats)
-            case Cancel(request_id) if entry := self._entries.get(request_id):
+            case Abort(request_id) if entry := self._entries.get(request_id):
                 entry.is_cancelled = True
 
     def begin(self, epoch: int, ranks: Iterable[int]) -> None:
@@ -130,12 +130,12 @@ class Ledger:
         entry = self._entries[request_id]
         return RunningRequest(entry.request, [*entry.tokens])
 
-    def end_cancelled(self) -> list[Progress]:
+    def end_cancelled(self) -> list[Output]:
         """Ends the cancelled requests whose end no rank has told. For the time when no rank can tell it."""
         ended = [request_id for request_id, entry in self._entries.items() if entry.is_cancelled]
-        return [Progress(name, [], "", None, "cancelled", self._entries.pop(name).stats) for name in ended]
+        return [Output(name, [], "", None, "cancelled", self._entries.pop(name).stats) for name in ended]
 
-    def take(self, rank: int, epoch: int, progress: Progress) -> Progress | None:
+    def take(self, rank: int, epoch: int, progress: Output) -> Output | None:
         """The new part of what a leader tells; None if nothing is new, or if it no longer serves the request."""
         entry = self._entries.get(progress.request_id)
         if entry is None or epoch != self._epoch or rank != entry.rank:

@@ -26,10 +26,10 @@ from lp.assembly import find_step_times
 from lp.calibration.measure import StepTimesSource
 from lp.engine import Engine
 from lp.hardware import why_no_gpu
-from lp.request import Progress
+from lp.request import Output
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
-from parallel.build import EpochPlace, describe_mode, share_steps
+from parallel.build import EpochTopology, describe_mode, share_steps
 from parallel.comm.channel import Channel
 from parallel.degrees import Mode
 from parallel.errors import EpochOver, RankLost, StateDiverged
@@ -110,7 +110,7 @@ class _Rank:
         """The whole model is here: ranks may come and go."""
         settings = self.settings.on(self.mesh)
         on_loaded = runtime.report_loaded(settings, self.mesh)
-        place = EpochPlace(settings.parallel, on_loaded, self.mesh.num_local_ranks)
+        place = EpochTopology(settings.parallel, on_loaded, self.mesh.num_local_ranks)
         # Step times depend on how many ranks share a step, and so are found in the first epoch.
         engine = Engine.assemble(replace(settings, step_times=StepTimesSource.off), place)
         alone, model = cast(SingleDevice, engine.runner), engine.checkpoint.model
@@ -121,7 +121,7 @@ class _Rank:
             mesh = epoch.mesh(self.mesh, self.spec.rank)
             return joined(epoch, mesh, settings.parallel, self.store, self.member.is_over)
 
-        def resume_in(epoch: Epoch, channel: Channel) -> list[Progress]:
+        def resume_in(epoch: Epoch, channel: Channel) -> list[Output]:
             runner = share_steps(alone, channel, settings.parallel.mode)
             mode = describe_mode(settings.parallel, epoch.mesh(self.mesh, self.spec.rank))
 

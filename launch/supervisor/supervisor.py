@@ -28,9 +28,9 @@ from launch.supervisor.rank_spec import RankSpec
 from launch.supervisor.settings import SupervisorSettings
 from lp.model.beside.check import check_second
 from lp.model.checkpoint_info import read_checkpoint_info
-from lp.request import Progress
+from lp.request import Output
 from lp.request_builder import RequestBuilder
-from lp.scheduling.room import Room
+from lp.scheduling.room import KVBudget
 from lp.step_cost import StepTimes
 from parallel import build
 from parallel.degrees import Mode
@@ -72,7 +72,7 @@ class Supervisor:
             check_second(model, role, known)
         self.request_builder = RequestBuilder(known, settings.decode, settings.sampling, settings.limits, second)
         self._settings, self._launcher = settings, launcher
-        self._emit: Callable[[Progress], None]
+        self._emit: Callable[[Output], None]
         self._fail: Callable[[str], None]
         self._changed = threading.Condition(threading.RLock())
         self._group = Membership(num_ranks, supervision, can_shrink=degrees.get("tp", 1) * degrees.get("pp", 1) == 1)
@@ -92,7 +92,7 @@ class Supervisor:
         self._store = open_store(launcher.host)
         self.num_losses = 0
 
-    def run(self, inbox: Inbox, emit: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
+    def run(self, inbox: Inbox, emit: Callable[[Output], None], fail: Callable[[str], None]) -> None:
         """See Backend. Raises GroupFailed."""
         self._emit, self._fail = emit, fail
         ticking = threading.Thread(target=self._tick, name="supervisor", daemon=True)
@@ -141,7 +141,7 @@ class Supervisor:
                 if self._gave_up:
                     raise self._gave_up
                 self._shutting_down |= any(isinstance(command, commands.Shutdown) for command in taken)
-                self._divide(sum(isinstance(command, commands.Submit) for command in taken))
+                self._divide(sum(isinstance(command, commands.AddRequest) for command in taken))
                 self._emit_all(self._dispatcher.hand_out(taken))
 
     def _command(self, rank: int, epoch: Epoch, issued: list[Command]) -> None:
@@ -149,7 +149,7 @@ class Supervisor:
         if link := self._links.get(rank):
             send(link, messages.Commands(epoch.number, issued))
 
-    def _emit_all(self, ended: list[Progress]) -> None:
+    def _emit_all(self, ended: list[Output]) -> None:
         for progress in ended:
             self._emit(progress)
 
@@ -263,7 +263,7 @@ class Supervisor:
                     self._places[rank].device = device
                     if num_pages:  # a request must fit every rank
                         least = min(num_pages, self.request_builder.room.num_pages)
-                        self.request_builder.room = Room(least)
+                        self.request_builder.room = KVBudget(least)
                     self._do(self._group.is_ready(rank, now))
                 case messages.Joined(number):
                     self._do(self._group.joined(rank, number, now))

@@ -16,7 +16,7 @@ from launch.prompts.workloads import Problem
 from launch.sweep.outcome import Outcome, digest, fit, peak_bytes
 from launch.sweep.records import RankFigures, TextRecord
 from launch.sweep.settings import BenchSettings
-from lp.request import Completion, Progress, Request
+from lp.request import Completion, Output, Request
 from lp.text.stopping import Stopping
 from parallel.group import loop
 
@@ -30,7 +30,7 @@ def run(settings: BenchSettings) -> Outcome:
         meter = Meter(runtime)
         queue = _queue(runtime, settings, problems) if runtime.channel.is_leader else None
 
-        def emit(progress: Progress) -> None:
+        def emit(progress: Output) -> None:
             meter.emit(progress)
             if queue:
                 queue.emit(progress)
@@ -49,7 +49,7 @@ class Meter:
         self.begin = self.end = time.perf_counter()
         self.traffic = runtime.traffic
 
-    def emit(self, progress: Progress) -> None:
+    def emit(self, progress: Output) -> None:
         if progress.finish_reason == "error":
             raise ValueError("the model answered with something that is not a number (NaN); try model.dtype=float32")
         self.cache_bytes = max(self.cache_bytes, self.runtime.engine.runner.cache_bytes)

@@ -15,7 +15,7 @@ from launch.prompts.workloads import Problem
 from launch.sweep.outcome import fit
 from launch.tuning.predicted_speed import Steps
 from lp.methods import Auto, Autoregressive
-from lp.request import Progress, Request
+from lp.request import Output, Request
 from lp.request_builder import RequestBuilder
 from lp.text.stopping import Stopping
 
@@ -58,7 +58,7 @@ class Trial:
         # Rows and seconds of the current request up to its last step.
         self._before = (0, 0.0)
 
-    def emit(self, progress: Progress) -> None:
+    def emit(self, progress: Output) -> None:
         """Takes what a step added to the current request."""
         assert self._current
         stats = progress.stats

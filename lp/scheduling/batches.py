@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from lp.generation import Generation, SettledStep
+from lp.generation import Committed, RequestState
 from lp.model.kv_cache import pages_of
 from lp.request import Sequence
 from lp.runner import GoesOn, HasReplicas, Home, Runner, StepInput
@@ -55,9 +55,9 @@ class Batches:
         self.clock = StepClock(step_times, runner)
         self._under_way: deque[Batch] = deque()
         # Those that begin like nothing that is kept; what is kept grows when a generation ends.
-        self._unlike: set[Generation] = set()
+        self._unlike: set[RequestState] = set()
         # Those that begin like one that came earlier and was running: that one, and the number of tokens they share.
-        self._followed: dict[Generation, tuple[Generation, int]] = {}
+        self._followed: dict[RequestState, tuple[RequestState, int]] = {}
         self._counts = EngineCounts()
         # What goes on with a generation that is alone. Nobody may join it, or end it, without dropping this.
         self.solo: Solo | None = None
@@ -84,11 +84,11 @@ class Batches:
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def generations(self) -> Iterator[Generation]:
+    def generations(self) -> Iterator[RequestState]:
         """Those with a step under way."""
         return (turn.generation for batch in self._under_way for turn in batch.turns)
 
-    def open(self, generation: Generation) -> None:
+    def open(self, generation: RequestState) -> None:
         """Takes in a new generation."""
         self.solo = None
         if same := self.prefixes.take(generation.sequence.id):
@@ -100,7 +100,7 @@ class Batches:
         self.runner.open(generation.sequence)
         self.scheduler.add(generation)
 
-    def end(self, generation: Generation) -> None:
+    def end(self, generation: RequestState) -> None:
         """Forgets a generation that has ended and has no step under way, but may keep what was computed for it."""
         self.solo = None
         self.scheduler.end(generation)
@@ -126,7 +126,7 @@ class Batches:
             self._arrange()
             self._start(turns, steps, num_fed)
 
-    def _start_alone(self, generation: Generation) -> None:
+    def _start_alone(self, generation: RequestState) -> None:
         """Starts the next step of the only generation there is."""
         tokens = generation.sequence.tokens
         turn = Turn(generation, len(tokens) - 1, decodes=True)
@@ -161,7 +161,7 @@ class Batches:
         for sequence in held.values():
             self.runner.close(sequence)
 
-    def _make_room(self) -> list[Generation]:
+    def _make_room(self) -> list[RequestState]:
         """Drops what there is no room for; gives those that begin what was kept of the same beginning. Returns those
         that have room.
         """
@@ -194,7 +194,7 @@ class Batches:
             homes = self.scheduler.homes.items()
             self._replicas.arrange({one.sequence.id: Home(place, pages_of(one.num_slots)) for one, place in homes})
 
-    def finish(self) -> list[tuple[Generation, SettledStep]]:
+    def finish(self) -> list[tuple[RequestState, Committed]]:
         """Waits for the oldest batch and adds what it has yielded; steps that only feed or score a sequence yield
         nothing. Its generations wait for their next step then, but for those that are over.
         """
@@ -208,7 +208,7 @@ class Batches:
         settled = [self._settle(turn, of_turn) for turn, of_turn in zip(batch.turns, answers, strict=True)]
         return [one for one in settled if one is not None]
 
-    def _settle(self, turn: Turn, answers: Answers) -> tuple[Generation, SettledStep] | None:
+    def _settle(self, turn: Turn, answers: Answers) -> tuple[RequestState, Committed] | None:
         generation, _, decodes = turn
         if decodes:
             if generation.recorder:
@@ -238,7 +238,7 @@ class Batches:
         solo.hand_over()
         return None
 
-    def went_on(self, solo: Solo) -> SettledStep:
+    def went_on(self, solo: Solo) -> Committed:
         """Notes all that `go_on` has left for later. Returns what the finished step has added."""
         batch, generation = self._under_way.popleft(), solo.generation
         self.scheduler.finish(generation)
@@ -259,7 +259,7 @@ class Batches:
                 self._make_room()
             self.solo = Solo.of(generation, self._goes_on)
 
-    def withdraw(self, generation: Generation) -> None:
+    def withdraw(self, generation: RequestState) -> None:
         """Removes a generation with a step under way, after waiting for its batch and all earlier ones."""
         self.solo = None
         for batch in list(self._under_way):

@@ -10,15 +10,15 @@ from collections.abc import Iterable
 
 from lp.decoding.beams.decoder import BeamDecoder
 from lp.drafting.history import DraftHistory
-from lp.generation import Generation, SettledStep
+from lp.generation import Committed, RequestState
 from lp.methods import Beam
 from lp.model.checkpoint import Checkpoint
-from lp.request import BeamResult, Progress, Request, ScoredText
+from lp.request import BeamResult, Output, Request, ScoredText
 from lp.text.stopping import FinishReason
 from lp.verification import NOT_A_TOKEN, Answers, no_drafts
 
 
-class BeamGeneration(Generation):
+class BeamGeneration(RequestState):
     """A request with decode=beam. It goes on elsewhere from its prompt, where the same search yields the same text."""
 
     decoder: BeamDecoder
@@ -47,7 +47,7 @@ class BeamGeneration(Generation):
     def num_slots(self) -> int:
         return len(self.sequence.tokens) - 1 + max(self._most_rows, self.decoder.num_rows)
 
-    def settle(self, answers: Answers) -> SettledStep:
+    def settle(self, answers: Answers) -> Committed:
         if self.recorder:
             self.recorder.note_tree(self.tree, self.decoder)
         accepted, _ = self.decoder.commit(self.sequence.tokens, answers)
@@ -59,13 +59,13 @@ class BeamGeneration(Generation):
             return self._settled([], None, answers)
         return self._settled(*self.stop.take(self.decoder.search.result()[0].tokens, self.text), answers)
 
-    def _settled(self, tokens: list[int], reason: FinishReason | None, answers: Answers) -> SettledStep:
+    def _settled(self, tokens: list[int], reason: FinishReason | None, answers: Answers) -> Committed:
         """What a step has yielded. No row of its tree counts as accepted, as the tokens are those of all steps."""
         recorded = self.recorder and self.recorder.settled([0], tokens)
         rows = [0] * len(tokens)
-        return SettledStep(tokens, rows, reason, len(self.tree), answers, no_drafts, recorded)
+        return Committed(tokens, rows, reason, len(self.tree), answers, no_drafts, recorded)
 
-    def tell(self, step: SettledStep) -> Progress:
+    def tell(self, step: Committed) -> Output:
         progress = super().tell(step._replace(answers=Answers.none()))  # which has no log-probabilities to tell
         return dataclasses.replace(progress, beams=self._result()) if self.decoder.search.is_done else progress
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lp.drafting.history import DraftHistory
-from lp.generation import Generation
+from lp.generation import RequestState
 from lp.methods import Beam
 from lp.model.checkpoint import Checkpoint
 from lp.nested.settings import BestOf
@@ -16,7 +16,7 @@ from lp.scheduling.best_of import Samples
 
 def begin(
     request: Request, checkpoint: Checkpoint, history: DraftHistory, tokens: Sequence[int] = ()
-) -> list[Generation]:
+) -> list[RequestState]:
     """The generations of a request, which all tell their progress in its name.
 
     tokens: generated elsewhere, which must be replayed next. A beam search and decode=best_of begin anew, without any.
@@ -24,5 +24,5 @@ def begin(
     if isinstance(request.decode, BestOf):
         assert not tokens
         return Samples(request, checkpoint, history).generations
-    kind = BeamGeneration if isinstance(request.decode, Beam) else Generation
+    kind = BeamGeneration if isinstance(request.decode, Beam) else RequestState
     return [kind(request, checkpoint, history, tokens)]

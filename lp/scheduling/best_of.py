@@ -9,18 +9,18 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from lp.drafting.history import DraftHistory
-from lp.generation import Generation, SettledStep
+from lp.generation import Committed, RequestState
 from lp.methods import inner_of
 from lp.model.checkpoint import Checkpoint
 from lp.nested.settings import BestOf
-from lp.request import BeamResult, Completion, Progress, Request, ScoredText, mean_logprob
+from lp.request import BeamResult, Completion, Output, Request, ScoredText, mean_logprob
 from lp.statistics import Statistics
 
 # Of a text that the model which ranks finds impossible, as JSON has no infinity.
 LOWEST_SCORE = -9999.0
 
 
-class SampleGeneration(Generation):
+class SampleGeneration(RequestState):
     """One sample. Whatever it tells is told of the whole request."""
 
     def __init__(self, request: Request, checkpoint: Checkpoint, history: DraftHistory, samples: Samples):
@@ -35,14 +35,14 @@ class SampleGeneration(Generation):
         """None: a request goes on elsewhere from its prompt, where the same samples are drawn."""
         return []
 
-    def tell(self, step: SettledStep) -> Progress:
+    def tell(self, step: Committed) -> Output:
         return self._samples.told(self.sequence.id, super().tell(step))
 
-    def replay(self, tokens: Iterable[int]) -> Progress:
+    def replay(self, tokens: Iterable[int]) -> Output:
         return replace(super().replay(tokens), request_id=self.request_id, stats=self._samples.stats())
 
-    def cancelled(self) -> Progress:
-        return Progress(self.request_id, [], "", None, "cancelled", self._samples.stats())
+    def cancelled(self) -> Output:
+        return Output(self.request_id, [], "", None, "cancelled", self._samples.stats())
 
 
 class Samples:
@@ -54,7 +54,7 @@ class Samples:
         own = [self._request_of(number) for number in range(self.settings.num_samples)]
         self._found = {one.id: Completion() for one in own}
         self._num_left = len(own)
-        self.generations: list[Generation] = [SampleGeneration(one, checkpoint, history, self) for one in own]
+        self.generations: list[RequestState] = [SampleGeneration(one, checkpoint, history, self) for one in own]
         for one in self.generations[1:]:
             one.leader = self.generations[0]
 
@@ -64,23 +64,23 @@ class Samples:
         sampling.logprobs = sampling.logprobs or 0
         return replace(request, id=f"{request.id}#{number}", decode=inner_of(self.settings), sampling=sampling)
 
-    def told(self, name: str, progress: Progress) -> Progress:
+    def told(self, name: str, progress: Output) -> Output:
         """What the request tells once a sample has told something."""
         self._found[name].extend(progress)
         self._num_left -= progress.finish_reason is not None
         if self._num_left or not progress.finish_reason:
-            return Progress(self.request.id, [], "", None, None, self.stats())
+            return Output(self.request.id, [], "", None, None, self.stats())
         if any(one.finish_reason == "error" for one in self._found.values()):
-            return Progress(self.request.id, [], "", None, "error", self.stats())
+            return Output(self.request.id, [], "", None, "error", self.stats())
         return self._end()
 
-    def _end(self) -> Progress:
+    def _end(self) -> Output:
         ranked = sorted(self._found.values(), key=_score, reverse=True)
         best, shown = ranked[0], ranked[: self.settings.num_return_sequences]
         texts = [ScoredText(one.text, one.token_ids, _score(one)) for one in shown]
         stats = self.stats()
         logprobs = None if self.request.sampling.logprobs is None else best.logprobs
-        return Progress(
+        return Output(
             self.request.id, best.token_ids, best.text, logprobs, best.finish_reason, stats,
             beams=BeamResult(texts, stats.steps),
         )  # fmt: skip

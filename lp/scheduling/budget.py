@@ -20,7 +20,7 @@ import numpy as np
 from lp.decoding.base import Offer
 from lp.decoding.by_model.base import AsksSecondModel, draft_together
 from lp.drafting.history import UNKNOWN_ROWS
-from lp.generation import Generation
+from lp.generation import RequestState
 from lp.host.library import library
 from lp.host.trees import address
 from lp.step_cost import USUAL_ROWS, StepTimes
@@ -114,7 +114,7 @@ class Drafts(NamedTuple):
 
 
 def plan_together(
-    generations: Sequence[Generation],
+    generations: Sequence[RequestState],
     rooms: Sequence[int],
     times: StepTimes | None,
     num_parts: int,
@@ -142,7 +142,7 @@ def plan_together(
     return [generation.take(count) for generation, count in zip(generations, counts, strict=True)]
 
 
-def _draft(generations: Sequence[Generation], rooms: Sequence[int]) -> None:
+def _draft(generations: Sequence[RequestState], rooms: Sequence[int]) -> None:
     """Has a second model draft for all sequences that want it, in the same forwards."""
     asked = [
         (decoder, generation.sequence.tokens, room, generation.stop.num_left)
@@ -188,7 +188,7 @@ class StepTime(NamedTuple):
 
 
 def step_time(
-    times: StepTimes, num_parts: int, fed: Fed, generations: Sequence[Generation], offers: Sequence[Offer]
+    times: StepTimes, num_parts: int, fed: Fed, generations: Sequence[RequestState], offers: Sequence[Offer]
 ) -> StepTime:
     """The seconds of a step with some of the offered drafts. Rows count as dealt out to ranks evenly."""
     extras, load = times.extras, len(offers)

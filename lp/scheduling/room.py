@@ -14,13 +14,13 @@ from typing import Protocol, TypeVar
 
 from lp.methods import DecodeSettings, most_rows
 from lp.model.kv_cache import PAGE, pages_of
-from lp.request import Progress, Request
+from lp.request import Output, Request
 from lp.runner import HasReplicas, Runner
 from lp.scheduling.placement import place_first, place_pinned
 from lp.statistics import Statistics
 
 
-class NoRoom(ValueError):
+class RequestTooLarge(ValueError):
     """A request needs more keys and values than there is memory for, even alone."""
 
 
@@ -40,8 +40,8 @@ def nobody(one: NeedsRoom) -> int | None:
 
 
 @dataclass(frozen=True)
-class Room:
-    """Room for the keys and values of all sequences.
+class KVBudget:
+    """KVBudget for the keys and values of all sequences.
 
     num_pages: of each replica, the least that any rank has. num_replicas: that have room for different sequences.
     may_move: whether a sequence may go on at another replica, which computes it again.
@@ -52,11 +52,11 @@ class Room:
     may_move: bool = True
 
     @staticmethod
-    def of(runner: Runner, num_pages: int) -> Room:
+    def of(runner: Runner, num_pages: int) -> KVBudget:
         """The room of a runner whose ranks have so many pages each."""
         if isinstance(runner, HasReplicas) and runner.num_memories > 1:
-            return Room(num_pages, runner.num_memories, runner.may_move)
-        return Room(num_pages)
+            return KVBudget(num_pages, runner.num_memories, runner.may_move)
+        return KVBudget(num_pages)
 
     def placed(self, running: Iterable[T], owner_of: Callable[[T], int | None] = nobody) -> list[tuple[T, int]]:
         """Those that may go on, and the replica on which each has room, in the order of their arrival.
@@ -102,24 +102,24 @@ class Room:
         return self.num_pages * PAGE - most_rows(decode, has_grammar) + 1 - prompt_length
 
     def check(self, prompt_length: int, max_new_tokens: int, decode: DecodeSettings, has_grammar: bool = False) -> None:
-        """Raises NoRoom for a request that can never fit."""
+        """Raises RequestTooLarge for a request that can never fit."""
         most = self.most_new_tokens(prompt_length, decode, has_grammar)
         if max_new_tokens <= most:
             return
         rows = most_rows(decode, has_grammar)
         mend = f"ask for at most {most} new tokens" if most > 0 else "shorten the prompt"
-        raise NoRoom(
+        raise RequestTooLarge(
             f"a prompt of {prompt_length} tokens and max_new_tokens={max_new_tokens} need more keys and values than "
             f"there is memory for: model.kv_memory holds {self.num_pages * PAGE} tokens, {rows} of them for "
             f"the rows of a step; {mend}, or raise model.kv_memory"
         )
 
-    def refusal(self, request: Request) -> Progress | None:
+    def refusal(self, request: Request) -> Output | None:
         """The end of a request that can never fit, with the reason as its text; None for any other."""
         assert request.stopping.max_new_tokens is not None
         try:
             has_grammar = request.grammar is not None
             self.check(len(request.prompt), request.stopping.max_new_tokens, request.decode, has_grammar)
-        except NoRoom as error:
-            return Progress(request.id, [], str(error), None, "no_room", Statistics(prompt_tokens=len(request.prompt)))
+        except RequestTooLarge as error:
+            return Output(request.id, [], str(error), None, "no_room", Statistics(prompt_tokens=len(request.prompt)))
         return None

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lp.calibration.watch import StepWatch
-from lp.generation import Generation
+from lp.generation import RequestState
 from lp.model.kv_cache import pages_of
 from lp.runner import Runner, SharedBy, SharesSteps
 from lp.scheduling.budget import StepRows
-from lp.scheduling.room import Room
+from lp.scheduling.room import KVBudget
 from lp.step_cost import StepTimes
 from lp.trace.recorder import BatchFigures
 from lp.verification import Answers
@@ -34,7 +34,7 @@ class Turn(NamedTuple):
     whether it has a tree; if not, it is only fed.
     """
 
-    generation: Generation
+    generation: RequestState
     num_fed: int
     decodes: bool
 
@@ -54,10 +54,10 @@ class Batch:
     started_at: float = 0.0
     num_fed: int = 0
 
-    def __contains__(self, generation: Generation) -> bool:
+    def __contains__(self, generation: RequestState) -> bool:
         return any(turn.generation is generation for turn in self.turns)
 
-    def remove(self, generation: Generation) -> None:
+    def remove(self, generation: RequestState) -> None:
         """Removes a generation and its answers, which must be there already."""
         assert self.answers is not None
         at = next(at for at, turn in enumerate(self.turns) if turn.generation is generation)
@@ -86,7 +86,7 @@ class StepClock:
             num_rows, is_shared = batch.watched
             self.watch.note(num_rows, len(batch.turns), _num_cached(batch), self._seconds, is_shared)
 
-    def record(self, generation: Generation) -> None:
+    def record(self, generation: RequestState) -> None:
         """Tells a generation that is traced what the batch was that ended last. Nothing of it may be settled."""
         recorder, shared = generation.recorder, self._shares and self._shares.shared_by
         assert recorder
@@ -131,32 +131,32 @@ class Scheduler:
     of a sequence, by its id (see HasReplicas). homes: where those have room that had it last time `fitting` was called.
     """
 
-    def __init__(self, room: Room | None = None, rows: StepRows | None = None):
+    def __init__(self, room: KVBudget | None = None, rows: StepRows | None = None):
         """room: None is without a bound."""
-        self.room = room or Room()
+        self.room = room or KVBudget()
         self.rows = rows or StepRows()
         self.owner_of: Callable[[str], int | None] = lambda _: None
-        self.homes: dict[Generation, int] = {}
+        self.homes: dict[RequestState, int] = {}
         # All that have not ended, in the order of their arrival.
-        self._running: dict[Generation, _Place] = {}
-        self._under_way: set[Generation] = set()
+        self._running: dict[RequestState, _Place] = {}
+        self._under_way: set[RequestState] = set()
         # The least time of those who decoded last, and the largest of those who were fed.
         self._decoding_time = self._feeding_time = 0.0
 
-    def __iter__(self) -> Iterator[Generation]:
+    def __iter__(self) -> Iterator[RequestState]:
         """Those that wait for their next step."""
         return (generation for generation in self._running if generation not in self._under_way)
 
     def __len__(self) -> int:
         return len(self._running) - len(self._under_way)
 
-    def add(self, generation: Generation) -> None:
+    def add(self, generation: RequestState) -> None:
         """Adds a new generation."""
         assert generation not in self._running
         feeding = self._feeding_time + generation.num_missing / generation.priority
         self._running[generation] = _Place(self._decoding_time, feeding)
 
-    def alone(self) -> Generation | None:
+    def alone(self) -> RequestState | None:
         """The only generation there is, if it is about to decode. It always has room, and a turn."""
         if len(self._running) != 1 or self._under_way or self.room.num_replicas > 1:
             return None
@@ -168,7 +168,7 @@ class Scheduler:
         """Whether there is one generation, which then has all the room there is."""
         return len(self._running) == 1 and self.room.num_replicas == 1
 
-    def fitting(self) -> list[Generation]:
+    def fitting(self) -> list[RequestState]:
         """Those that have room, in the order of their arrival."""
         if self.room.num_replicas == 1:
             self.homes = dict.fromkeys(found := self.room.first(self._running), 0)
@@ -184,14 +184,14 @@ class Scheduler:
             free[replica] -= pages_of(generation.num_slots)
         return [max(0, left) for left in free]
 
-    def preempted(self, fitting: Sequence[Generation]) -> list[Generation]:
+    def preempted(self, fitting: Sequence[RequestState]) -> list[RequestState]:
         """Those that have lost their room to earlier ones: what they have computed must be dropped."""
         if len(fitting) == len(self._running):
             return []
         safe = set(fitting)
         return [generation for generation in self if generation not in safe and generation.num_fed]
 
-    def next_batch(self, num_batches: int = 1, fitting: Sequence[Generation] | None = None) -> list[Turn]:
+    def next_batch(self, num_batches: int = 1, fitting: Sequence[RequestState] | None = None) -> list[Turn]:
         """The turns of the next step, in the order of arrival; none if nobody waits that has room.
 
         They count once `start` is called. num_batches: the number of batches that the runner wants under way at the
@@ -220,7 +220,7 @@ class Scheduler:
         }
         return [chosen[one] for one in waiting if one in chosen]
 
-    def _decoding_time_of(self, generation: Generation) -> float:
+    def _decoding_time_of(self, generation: RequestState) -> float:
         """The time of its next turn; the present one for those who had no room for a while, or have just come."""
         return max(self._running[generation].decoding, self._decoding_time)
 
@@ -237,11 +237,11 @@ class Scheduler:
                 self._feeding_time = max(self._feeding_time, place.feeding)
         self._decoding_time = min(times, default=self._decoding_time)
 
-    def finish(self, generation: Generation) -> None:
+    def finish(self, generation: RequestState) -> None:
         """Lets a generation wait for its next step, as the one under way is done."""
         self._under_way.remove(generation)
 
-    def end(self, generation: Generation) -> None:
+    def end(self, generation: RequestState) -> None:
         """Forgets a generation that has ended, and frees its room."""
         del self._running[generation]
         self._under_way.discard(generation)
@@ -252,7 +252,7 @@ class Scheduler:
         self.homes = {}
 
 
-def _decoding_turns(decoding: Iterable[Generation], most_rows: int) -> list[Turn]:
+def _decoding_turns(decoding: Iterable[RequestState], most_rows: int) -> list[Turn]:
     """Turns of the first ones, as many as have at most so many rows together, and always of the first."""
     turns: list[Turn] = []
     for generation in decoding:
@@ -275,7 +275,7 @@ def _rows_beside(turns: Sequence[Turn], num_prompts: int) -> int:
 
 
 def _feeding_turns(
-    feeding: Iterable[Generation], num_rows: float, most_each: int, per_thousand: float = 0.0
+    feeding: Iterable[RequestState], num_rows: float, most_each: int, per_thousand: float = 0.0
 ) -> list[Turn]:
     """Turns of the first ones until the rows are used up. The step that feeds the last of a prompt decodes as well,
     unless it scores the prompt.

@@ -11,7 +11,7 @@ import time
 
 from lp.decoding.auto import AutoDecoder
 from lp.drafting.native.drafter import Found, Ready
-from lp.generation import Generation, SettledStep
+from lp.generation import Committed, RequestState
 from lp.runner import GoesOn, StepInput
 from lp.verification import Answers
 
@@ -23,7 +23,7 @@ class Solo:
     it was started. error: why it could not be; None if it was, or was not tried.
     """
 
-    def __init__(self, generation: Generation, runner: GoesOn, step: StepInput, ready: Ready, ends: frozenset[int]):
+    def __init__(self, generation: RequestState, runner: GoesOn, step: StepInput, ready: Ready, ends: frozenset[int]):
         """step: the next one, but for what is not known yet. ready: for the answers. ends: tokens that end the text."""
         self.generation, self.step = generation, step
         self._runner, self._ready, self._ends = runner, ready, ends
@@ -34,7 +34,7 @@ class Solo:
         self.error: Exception | None = None
 
     @staticmethod
-    def of(generation: Generation, runner: GoesOn) -> Solo | None:
+    def of(generation: RequestState, runner: GoesOn) -> Solo | None:
         """What is made ready while a generation's step is under way; None if its next one must be planned otherwise."""
         decoder, sequence = generation.decoder, generation.sequence
         ends = generation.stop.certain_ends(generation.text)
@@ -67,7 +67,7 @@ class Solo:
             self.error = error
         return True
 
-    def settled(self, max_length: int) -> SettledStep:
+    def settled(self, max_length: int) -> Committed:
         """What the finished step has added, once all know of it. max_length: most tokens of a sequence."""
         self.hand_over()
         settled = self.generation.settle_added(self.answers)

@@ -28,24 +28,24 @@ class _Line:
 
 
 @dataclass(frozen=True)
-class Submit(_Line):
+class AddRequest(_Line):
     """Begin this request, or go on with it. tokens: those that it has already."""
 
     request: Request
     tokens: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return {"submit": self.request.to_dict()} | ({"tokens": self.tokens} if self.tokens else {})
+        return {"add_request": self.request.to_dict()} | ({"tokens": self.tokens} if self.tokens else {})
 
 
 @dataclass(frozen=True)
-class Cancel(_Line):
+class Abort(_Line):
     """End this request after the current step, if it is still running."""
 
     request_id: str
 
     def to_dict(self) -> dict[str, Any]:
-        return {"cancel": self.request_id}
+        return {"abort": self.request_id}
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Measure(_Line):
         return {"measure": True}
 
 
-Command = Submit | Cancel | Regroup | Shutdown | Measure
+Command = AddRequest | Abort | Regroup | Shutdown | Measure
 
 
 class Inbox(Protocol):
@@ -102,10 +102,10 @@ def decode(data: bytes) -> list[Command]:
 
 def _read(line: bytes) -> Command:
     match json.loads(line):
-        case {"submit": dict(values), **more}:
-            command = Submit(Request.from_dict(values), tuple(more.get("tokens", ())))
-        case {"cancel": str(request_id)}:
-            command = Cancel(request_id)
+        case {"add_request": dict(values), **more}:
+            command = AddRequest(Request.from_dict(values), tuple(more.get("tokens", ())))
+        case {"abort": str(request_id)}:
+            command = Abort(request_id)
         case {"regroup": True}:
             command = Regroup()
         case {"shutdown": True}:

@@ -21,10 +21,10 @@ from torch.distributed import PrefixStore, Store
 from lp.assembly import digests_of, require_same_files, require_same_heads
 from lp.drafting.history import merge
 from lp.engine import Engine
-from lp.request import Progress, Request
+from lp.request import Output, Request
 from lp.runner import Runner
 from lp.scheduling.prefixes import Finished
-from lp.scheduling.room import Room
+from lp.scheduling.room import KVBudget
 from lp.step_cost import StepTimes
 from parallel.comm.base import IsOver
 from parallel.comm.channel import Channel
@@ -123,7 +123,7 @@ def joined(epoch: Epoch, mesh: Mesh, settings: ParallelSettings, store: Store, i
         channel.close()
 
 
-def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times: StepTimes | None) -> list[Progress]:
+def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times: StepTimes | None) -> list[Output]:
     """Brings the engines that share steps to the same state, with the longest list of tokens of each request.
 
     Of drafts, all go on with what they have learnt together. What requests of one owner share is forgotten if several
@@ -134,7 +134,7 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
     """
     own = [entry.to_dict() for entry in epoch.running]
     files = engine.history.index, engine.history.corpus
-    room = Room.of(runner, channel.least(engine.checkpoint.model.memory.num_pages))
+    room = KVBudget.of(runner, channel.least(engine.checkpoint.model.memory.num_pages))
     if channel.num_ranks > 1:
         log.info("%s", room.describe())
     told = channel.tell({"running": own, "files": digests_of(*files), "heads": engine.checkpoint.heads_digest})

@@ -10,11 +10,11 @@ import logging
 from collections.abc import Callable
 
 from lp.engine import Engine
-from lp.request import Progress
+from lp.request import Output
 from parallel.comm.channel import Channel
 from parallel.errors import EpochOver
 from parallel.group import commands
-from parallel.group.commands import Cancel, Command, Inbox, Measure, Regroup, Shutdown, Submit
+from parallel.group.commands import Abort, AddRequest, Command, Inbox, Measure, Regroup, Shutdown
 
 log = logging.getLogger("lookahead")
 
@@ -26,7 +26,7 @@ def serve(
     engine: Engine,
     channel: Channel,
     inbox: Inbox | None,
-    emit: Callable[[Progress], None],
+    emit: Callable[[Output], None],
     flush: Callable[[], None] = lambda: None,
 ) -> None:
     """Serves until a shutdown command. Raises EpochOver after the step that is the last one with these ranks.
@@ -38,11 +38,11 @@ def serve(
         if engine.is_idle or _commands_due(engine, channel, inbox):
             for command in _next_commands(engine, channel, inbox):
                 match command:
-                    case Submit(request, tokens):
-                        if progress := engine.submit(request, tokens):
+                    case AddRequest(request, tokens):
+                        if progress := engine.add_request(request, tokens):
                             emit(progress)
-                    case Cancel(request_id):
-                        if progress := engine.cancel(request_id):
+                    case Abort(request_id):
+                        if progress := engine.abort(request_id):
                             emit(progress)
                     case Regroup():
                         raise EpochOver

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
 from lp.engine import Engine
-from lp.request import Progress
+from lp.request import Output
 from parallel.comm.channel import Channel
 from parallel.errors import EpochOver, RankLost
 from parallel.group import loop, messages
@@ -40,7 +40,7 @@ class FrontEndGone(Exception):
 
 
 Join = Callable[[Epoch], AbstractContextManager[Channel]]
-Resume = Callable[[Epoch, Channel], list[Progress]]
+Resume = Callable[[Epoch, Channel], list[Output]]
 
 
 class Member:
@@ -97,7 +97,7 @@ class Member:
             raise Fenced(f"rank {self.rank} is not among the members of epoch {epoch.number}")
         return epoch
 
-    def serve_in(self, epoch: Epoch, engine: Engine, channel: Channel, replayed: Iterable[Progress] = ()) -> None:
+    def serve_in(self, epoch: Epoch, engine: Engine, channel: Channel, replayed: Iterable[Output] = ()) -> None:
         """Serves until a shutdown command. Raises EpochOver and RankLost."""
         told = [*replayed]  # what has not been sent yet: a step is one message, however many requests share it
 
@@ -160,6 +160,6 @@ class Member:
             time.sleep(ALIVE_S)
 
 
-def _traced_among(members: list[int], progress: Progress) -> Progress:
+def _traced_among(members: list[int], progress: Output) -> Output:
     """A progress whose trace numbers ranks as members of the group. members: the ranks at the places of the epoch."""
     return replace(progress, trace=progress.trace.among(members)) if progress.trace else progress

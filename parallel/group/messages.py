@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
-from lp.request import Progress
+from lp.request import Output
 from parallel.group import commands
 from parallel.group.commands import Command
 from parallel.group.epoch import Epoch
@@ -77,7 +77,7 @@ class Progressed:
     """What a step of an epoch added to its requests. Only the requests' leader sends it."""
 
     epoch: int
-    progress: list[Progress]
+    progress: list[Output]
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _decode(data: bytes, kinds: dict[str, type[Any]]) -> Any:
         values = json.loads(head)
         kind = kinds[values.pop("type")]
         if kind is Progressed:
-            values["progress"] = [Progress.from_dict(one) for one in values["progress"]]
+            values["progress"] = [Output.from_dict(one) for one in values["progress"]]
         elif kind is BeginEpoch:
             values["epoch"] = Epoch.from_dict(values["epoch"])
         elif kind is Commands:

@@ -54,7 +54,7 @@ def test_an_arena_that_is_too_small_for_all_changes_no_text(
     tokens: dict[str, list[int]] = {}
     for number, (prompt, decode) in enumerate(zip(PROMPTS, METHODS, strict=True)):
         stopping = Stopping(NUM_TOKENS, ignore_eos=True)
-        engine.submit(engine.request_builder.build(prompt, decode, GREEDY, stopping, request_id=str(number)))
+        engine.add_request(engine.request_builder.build(prompt, decode, GREEDY, stopping, request_id=str(number)))
         tokens[str(number)] = []
     while not engine.is_idle:
         for progress in engine.step():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lp import Auto, Engine, Grammar, Sampling, Stopping
-from lp.generation import Generation
+from lp.generation import RequestState
 from lp.hardware import Download
 from lp.methods import Autoregressive, DecodeSettings, Lookahead
 from lp.model.checkpoint import Checkpoint, ModelSettings, load
@@ -97,9 +97,9 @@ def test_a_step_is_told_while_the_next_is_computed(checkpoint: Checkpoint, monke
     runner = Diary(checkpoint)
     engine = Engine(checkpoint, runner)
     for name in ("settle", "tell"):
-        call: Any = getattr(Generation, name)
+        call: Any = getattr(RequestState, name)
         monkeypatch.setattr(
-            Generation,
+            RequestState,
             name,
             lambda self, given, name=name, call=call: (runner.events.append(name), call(self, given))[1],
         )
@@ -140,7 +140,7 @@ def two(checkpoint: Checkpoint) -> Iterator[Engine]:
     engine = Engine(checkpoint)
     for name in ("a", "b"):
         stopping = Stopping(24, ignore_eos=True)
-        engine.submit(
+        engine.add_request(
             engine.request_builder.build(PROMPT, Auto(rows=8), SAMPLINGS["greedy"], stopping, request_id=name)
         )
     assert [progress.request_id for progress in engine.step()] == ["a", "b"]
@@ -157,7 +157,7 @@ def finish(engine: Engine, name: str) -> list[int]:
 @pytest.mark.parametrize(("cancelled", "left"), slow_except([("a", "b"), ("b", "a")], ("a", "b")))
 def test_a_request_is_cancelled_while_a_step_is_under_way(cancelled: str, left: str, two: Engine) -> None:
     before = two.generated()
-    ended = two.cancel(cancelled)
+    ended = two.abort(cancelled)
     assert ended is not None and ended.finish_reason == "cancelled" and two.num_running == 1
     tokens = before[left] + finish(two, left)
     assert tokens == generate(two, Autoregressive(), SAMPLINGS["greedy"]).token_ids

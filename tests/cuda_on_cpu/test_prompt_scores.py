@@ -33,7 +33,7 @@ def test_beside_another_request(
     for name, decode, num_top in (("plain", Auto(rows=8), None), ("scored", Autoregressive(), 2)):
         sampling = Sampling(temperature=0.0, seed=0, prompt_logprobs=num_top)
         stopping = Stopping(8, ignore_eos=True)
-        engine.submit(engine.request_builder.build(PROMPT, decode, sampling, stopping, request_id=name))
+        engine.add_request(engine.request_builder.build(PROMPT, decode, sampling, stopping, request_id=name))
     while not engine.is_idle:
         for progress in engine.step():
             found[progress.request_id].extend(progress)

@@ -19,7 +19,7 @@ from lp.assembly import EngineSettings
 from lp.calibration.measure import StepTimesSource
 from lp.model.checkpoint import ModelSettings
 from lp.model.fast.choose import CompileMode
-from parallel.build import MeshPlace
+from parallel.build import MeshTopology
 from parallel.comm.channel import Channel
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
 from tests.cuda_on_cpu import cuda_api, device_guard, nccl
@@ -42,7 +42,7 @@ class Rank:
     """One rank of a run on emulated GPUs. log: what it said at start."""
 
     engine: Engine
-    place: MeshPlace
+    place: MeshTopology
     network: nccl.Network
     log: list[str]
 
@@ -72,7 +72,7 @@ def serving(mesh: Mesh, folder: str, axis: str, has_peers: bool = False, **model
         placed = Mesh({axis: 2}, mesh.rank, 2, mesh.rank, 2, torch.device("cuda", mesh.rank))
         settings = ParallelSettings(exchange=ExchangeKind.auto, timeout_s=30)
         store = PrefixStore("place", open_store(mesh, 30))  # apart from that of the channel that all tests have
-        with MakesGpuTensors(), closing(MeshPlace(settings, placed, store)) as place:
+        with MakesGpuTensors(), closing(MeshTopology(settings, placed, store)) as place:
             engine_settings = EngineSettings(ModelSettings(folder, device=f"cuda:{mesh.rank}", **model))
             engine_settings.step_times = StepTimesSource.off
             engine_settings.attention.prefill_chunk = 32

@@ -15,7 +15,7 @@ import yaml
 
 from launch.backend import State
 from launch.server.metrics import Clock, Metrics
-from lp.request import Progress
+from lp.request import Output
 from lp.statistics import Statistics
 from tests.examples.commands import DEPLOY, documents
 
@@ -53,7 +53,7 @@ def exported() -> dict[str, set[str]]:
     metrics.watch_ranks(lambda: {"epoch": 1, "divided": False, "ranks": [{"state": "serving"}]}, lambda: 0)
     drafts = Counter({"suffix": 2})
     stats = Statistics(steps=1, rows=3, proposed=drafts, accepted=drafts, accepted_lengths=Counter({3: 1}))
-    metrics.observe(Progress("a request", [7, 8, 9], "abc", None, "length", stats), Clock())
+    metrics.observe(Output("a request", [7, 8, 9], "abc", None, "length", stats), Clock())
     samples = [sample for metric in metrics.registry.collect() for sample in metric.samples]
     return {sample.name: set(sample.labels) for sample in samples}
 

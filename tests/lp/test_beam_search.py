@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from lp import Autoregressive, Beam, Engine, Sampling, Stopping
 from lp.methods import DecodeLimits, check, from_dict, to_dict
-from lp.request import BeamResult, Progress
+from lp.request import BeamResult, Output
 from tests.lp.test_lossless import make_prompt
 
 NUM_TOKENS = 12
@@ -102,7 +102,7 @@ def test_beside_other_requests(llama: Engine) -> None:
              for p, d in zip(prompts, decodes, strict=True)]  # fmt: skip
     for prompt, decode in zip(prompts, decodes, strict=True):
         request = llama.request_builder.build(prompt, decode, Sampling.greedy(), stopping)
-        llama.submit(request)
+        llama.add_request(request)
     found: dict[str, list[int]] = {}
     while not llama.is_idle:
         for progress in llama.step():
@@ -115,7 +115,7 @@ def test_nothing_is_told_before_the_end(llama: Engine) -> None:
     *before, last = llama.stream(make_prompt(9), decode=Beam(3), sampling=Sampling.greedy(), stopping=stopping)
     assert not any(progress.tokens or progress.text or progress.beams for progress in before)
     assert last.finish_reason == "length" and len(last.tokens) == NUM_TOKENS and last.beams
-    assert Progress.from_dict(last.to_dict()).beams == last.beams
+    assert Output.from_dict(last.to_dict()).beams == last.beams
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from lp import Autoregressive, BestOf, Completion, Engine, Grammar, Sampling, SecondModel, Stopping
 from lp.methods import INNER, DecodeLimits, check
-from lp.request import Progress, mean_logprob
+from lp.request import Output, mean_logprob
 from tests.lp.test_lossless import make_prompt
 
 PROMPT = make_prompt(70, seed=6)
@@ -64,7 +64,7 @@ def test_samples_share_the_prompt(llama: Engine) -> None:
     counts = []
     for decode in (BestOf("autoregressive", 4), BestOf("autoregressive", 1)):
         request = llama.request_builder.build(PROMPT, decode, Sampling(**SAMPLED), Stopping(4, ignore_eos=True))
-        llama.submit(request)
+        llama.add_request(request)
         rows = 0
         while not llama.is_idle:
             rows += sum(progress.engine.rows for progress in llama.step() if progress.engine)
@@ -100,17 +100,17 @@ def test_nothing_is_told_before_the_end(llama: Engine) -> None:
     assert not any(progress.tokens or progress.text or progress.beams for progress in before)
     assert len({progress.request_id for progress in (*before, last)}) == 1
     assert last.finish_reason and last.beams
-    assert Progress.from_dict(last.to_dict()).beams == last.beams
+    assert Output.from_dict(last.to_dict()).beams == last.beams
 
 
 def test_cancelling_ends_all_samples(llama: Engine) -> None:
     request = llama.request_builder.build(PROMPT, BestOf(num_samples=3), Sampling(**SAMPLED), Stopping(NUM_TOKENS))
-    llama.submit(request)
+    llama.add_request(request)
     llama.step()
     assert llama.num_running == 3 and llama.generated() == {request.id: []}
-    progress = llama.cancel(request.id)
+    progress = llama.abort(request.id)
     assert progress and progress.finish_reason == "cancelled" and progress.request_id == request.id
-    assert llama.is_idle and not llama.cancel(request.id)
+    assert llama.is_idle and not llama.abort(request.id)
 
 
 def test_it_goes_on_after_its_ranks_have_met_again(llama: Engine) -> None:
@@ -118,7 +118,7 @@ def test_it_goes_on_after_its_ranks_have_met_again(llama: Engine) -> None:
     decode = BestOf(num_samples=3)
     expected = best(llama, decode)
     request = llama.request_builder.build(PROMPT, decode, Sampling(**SAMPLED), Stopping(NUM_TOKENS))
-    llama.submit(request)
+    llama.add_request(request)
     for _ in range(5):
         llama.step()
     (told,) = llama.resume(llama.runner, [(request, [])], None)

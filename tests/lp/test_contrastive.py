@@ -103,7 +103,7 @@ def test_beside_other_requests(engine: Engine) -> None:
     requests = [engine.request_builder.build(p, d, s, stopping) for p, d, s in given]
     found: dict[str, list[int]] = {request.id: [] for request in requests}
     for request in requests:
-        engine.submit(request)
+        engine.add_request(request)
     while not engine.is_idle:
         for progress in engine.step():
             found[progress.request_id] += progress.tokens
@@ -116,7 +116,7 @@ def test_what_is_lost_is_computed_again(engine: Engine) -> None:
     prompt, stopping = PROMPTS[2], Stopping(NUM_TOKENS, ignore_eos=True)
     expected = decoded(engine, prompt, Contrastive())
     request = engine.request_builder.build(prompt, Contrastive(), Sampling(temperature=0.0, seed=3), stopping)
-    engine.submit(request)
+    engine.add_request(request)
     found: list[int] = []
     while not engine.is_idle:
         for progress in engine.step():

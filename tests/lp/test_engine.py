@@ -25,7 +25,7 @@ def test_requests_share_steps_and_do_not_disturb_each_other(llama: Engine) -> No
     order: list[str] = []
     for number, prompt in enumerate(prompts):
         stopping = Stopping(max_new_tokens=20)
-        llama.submit(llama.request_builder.build(prompt, Lookahead(), GREEDY, stopping, request_id=str(number)))
+        llama.add_request(llama.request_builder.build(prompt, Lookahead(), GREEDY, stopping, request_id=str(number)))
     while not llama.is_idle:
         for progress in llama.step():
             tokens.setdefault(progress.request_id, []).extend(progress.tokens)
@@ -68,11 +68,11 @@ def test_steps_of_several_requests_are_under_way_at_once(llama: Engine) -> None:
     engine = Engine(llama.checkpoint, runner)
     for number, prompt in enumerate(prompts):
         stopping = Stopping(max_new_tokens=12)
-        engine.submit(engine.request_builder.build(prompt, Lookahead(), GREEDY, stopping, request_id=str(number)))
+        engine.add_request(engine.request_builder.build(prompt, Lookahead(), GREEDY, stopping, request_id=str(number)))
     first = {progress.request_id: progress.tokens for progress in engine.step()}
     assert set(first) == {"2", "3"} and runner.under_way == ["0", "1"], "short prompts are fed first"
-    assert engine.cancel("1") and runner.under_way == []  # its step is under way
-    assert engine.cancel("3") and engine.num_running == 2  # it has no step under way
+    assert engine.abort("1") and runner.under_way == []  # its step is under way
+    assert engine.abort("3") and engine.num_running == 2  # it has no step under way
     tokens = {"0": [], "2": first["2"]}
     while not engine.is_idle:
         for progress in engine.step():

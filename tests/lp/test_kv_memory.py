@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from lp import Auto, Autoregressive, Engine, Lookahead, Sampling, Stopping
-from lp.generation import Generation
+from lp.generation import RequestState
 from lp.model.kv import bound
 from lp.model.kv.contiguous import ContiguousCache, ContiguousMemory
 from lp.model.kv_cache import PAGE
-from lp.scheduling.room import Room
+from lp.scheduling.room import KVBudget
 from lp.scheduling.scheduler import Scheduler, Turn
 from lp.states.sequence_state import SequenceState
 from tests.slow import slow_except
@@ -33,10 +33,10 @@ def load(folder: Path, num_pages: int) -> Engine:
 class OneByOne(Scheduler):
     """Gives one turn in each step, and knows nothing of room."""
 
-    def preempted(self, fitting: Iterable[Generation]) -> list[Generation]:
+    def preempted(self, fitting: Iterable[RequestState]) -> list[RequestState]:
         return []
 
-    def next_batch(self, num_batches: int = 1, fitting: Sequence[Generation] | None = None) -> list[Turn]:
+    def next_batch(self, num_batches: int = 1, fitting: Sequence[RequestState] | None = None) -> list[Turn]:
         waiting = sorted(self, key=lambda generation: generation.stats.steps)
         return [Turn(waiting[0], len(waiting[0].sequence.tokens) - 1, decodes=True)]
 
@@ -73,7 +73,7 @@ def run(engine: Engine, most_at_once: list[int] | None = None) -> dict[str, list
     """The tokens of four requests that are served side by side."""
     for number, (prompt, decode) in enumerate(zip(PROMPTS, METHODS, strict=True)):
         stopping = Stopping(120, ignore_eos=True)
-        engine.submit(engine.request_builder.build(prompt, decode, GREEDY, stopping, request_id=str(number)))
+        engine.add_request(engine.request_builder.build(prompt, decode, GREEDY, stopping, request_id=str(number)))
     tokens: dict[str, list[int]] = {str(number): [] for number in range(len(PROMPTS))}
     while not engine.is_idle:
         for progress in engine.step():
@@ -117,22 +117,24 @@ def test_sequences_that_are_evicted_in_every_turn_continue_as_if_nothing_had_hap
 
 
 def test_a_request_that_ends_or_is_cancelled_frees_its_room(llama: Engine) -> None:
-    engine = Engine(llama.checkpoint, room=Room(2))
+    engine = Engine(llama.checkpoint, room=KVBudget(2))
     for name in ("first", "second"):
         stopping = Stopping(200, ignore_eos=True)
-        engine.submit(engine.request_builder.build(PROMPTS[0], Autoregressive(), GREEDY, stopping, request_id=name))
+        engine.add_request(
+            engine.request_builder.build(PROMPTS[0], Autoregressive(), GREEDY, stopping, request_id=name)
+        )
     names = [{progress.request_id for progress in engine.step()} for _ in range(70)]
     assert all(some == {"first", "second"} for some in names[1:50]), "the first step feeds them"
     assert all(some == {"first"} for some in names[-10:]), "together they need four pages"
     assert engine.num_running == 2
-    engine.cancel("first")
+    engine.abort("first")
     assert {progress.request_id for _ in range(2) for progress in engine.step()} == {"second"}
-    engine.cancel("second")
+    engine.abort("second")
     assert engine.is_idle and not engine.scheduler._running
 
 
 def test_a_request_that_can_never_fit_is_refused(llama: Engine) -> None:
-    engine = Engine(llama.checkpoint, room=Room(2))
+    engine = Engine(llama.checkpoint, room=KVBudget(2))
     message = (
         r"prompt of 200 tokens and max_new_tokens=400 .* holds 512 tokens, 1 of them .* at most 312 new tokens, or"
     )
@@ -142,22 +144,22 @@ def test_a_request_that_can_never_fit_is_refused(llama: Engine) -> None:
         engine.generate(PROMPTS[0] * 3, max_new_tokens=None, decode=Autoregressive())
     fits = engine.request_builder.build(PROMPTS[0], Autoregressive(), GREEDY, Stopping(None))
     assert fits.stopping.max_new_tokens == 312
-    engine.scheduler.room = Room(1)  # less than the builder knows, as with ranks that others have started
-    refusal = engine.submit(fits)
+    engine.scheduler.room = KVBudget(1)  # less than the builder knows, as with ranks that others have started
+    refusal = engine.add_request(fits)
     assert refusal and refusal.finish_reason == "no_room" and "holds 256 tokens" in refusal.text
     assert engine.is_idle
 
 
 def test_a_request_that_no_longer_fits_ends_when_ranks_change(llama: Engine) -> None:
-    engine = Engine(llama.checkpoint, room=Room(2))
+    engine = Engine(llama.checkpoint, room=KVBudget(2))
     request = engine.request_builder.build(PROMPTS[0], Autoregressive(), GREEDY, Stopping(200), request_id="a")
-    engine.submit(request)
+    engine.add_request(request)
     engine.step()
-    (end,) = engine.resume(engine.runner, [(request, engine.generated()["a"])], None, Room(1))
+    (end,) = engine.resume(engine.runner, [(request, engine.generated()["a"])], None, KVBudget(1))
     assert end.finish_reason == "no_room" and engine.is_idle and engine.runner.cache_bytes == 0
-    (going,) = engine.resume(engine.runner, [(request, [])], None, Room(2))
+    (going,) = engine.resume(engine.runner, [(request, [])], None, KVBudget(2))
     assert going.finish_reason is None and not engine.is_idle
-    engine.cancel("a")
+    engine.abort("a")
 
 
 @pytest.mark.parametrize("setting", ["much", "0", "-1", "nan", "inf"])

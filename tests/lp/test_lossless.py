@@ -114,7 +114,7 @@ def test_each_source_of_auto_alone(temperature: float, source: str, llama: Engin
     for _ in range(2):
         request = llama.request_builder.build(prompt, auto, sampling, stopping, owner="ann")
         completion = Completion()
-        llama.submit(request)
+        llama.add_request(request)
         while completion.finish_reason is None:
             (progress,) = llama.step()
             completion.extend(progress)

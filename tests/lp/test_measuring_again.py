@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lp import Engine, Progress
+from lp import Engine, Output
 from lp.methods import Auto
 from lp.request import Request
 from lp.runner import StepInput
@@ -16,7 +16,7 @@ from lp.text.stopping import Stopping
 from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
 from parallel.group import loop
-from parallel.group.commands import Command, Measure, Shutdown, Submit, decode, encode
+from parallel.group.commands import AddRequest, Command, Measure, Shutdown, decode, encode
 
 # A busy machine: a step of one row seemed to take more than a second, and one of many rows no longer.
 BUSY = StepTimes((1, 64), (1.169, 1.170))
@@ -48,12 +48,12 @@ class Script:
         if self.num_empty and len(self.texts) == 1:
             self.num_empty -= 1
             return []
-        return [Submit(self.requests.pop(0))] if self.requests else [Shutdown()]
+        return [AddRequest(self.requests.pop(0))] if self.requests else [Shutdown()]
 
     def has_waiting(self) -> bool:
         return False
 
-    def emit(self, progress: Progress) -> None:
+    def emit(self, progress: Output) -> None:
         self.texts.setdefault(progress.request_id, []).extend(progress.tokens)
 
 

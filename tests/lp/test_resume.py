@@ -8,7 +8,7 @@ import pytest
 
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
 from lp.methods import DecodeSettings
-from lp.request import Completion, Progress, Request
+from lp.request import Completion, Output, Request
 from lp.runner import StepInput
 from lp.single_device import SingleDevice
 from lp.statistics import Statistics
@@ -51,11 +51,11 @@ def finish(engine: Engine, name: str, done: Completion) -> Completion:
 
 def whole(engine: Engine, request: Request) -> Completion:
     """The whole output of a request that nothing interrupts."""
-    engine.submit(request)
+    engine.add_request(request)
     return finish(engine, request.id, Completion())
 
 
-def completion_of(progress: Progress) -> Completion:
+def completion_of(progress: Output) -> Completion:
     """A completion that starts with what was replayed."""
     done = Completion()
     done.extend(progress)
@@ -78,7 +78,7 @@ def test_a_resumed_request_gives_the_same_tokens_and_text(
             runner = SingleDevice(engine.checkpoint.model)
             another = Engine(engine.checkpoint, runner)
             if caches_stay:
-                another.submit(request)
+                another.add_request(request)
                 another.step()
                 another.step()
             (replayed,) = another.resume(runner, [(request, expected.token_ids[:num_known])], None)
@@ -92,7 +92,7 @@ def test_a_resumed_request_gives_the_same_tokens_and_text(
 def test_an_abandoned_step_leaves_nothing_behind(engine: Engine) -> None:
     request = request_of(engine, Lookahead(5, 4, 5), GREEDY)
     expected = whole(engine, request)
-    engine.submit(request)
+    engine.add_request(request)
     engine.step()
     assert isinstance(engine.runner, SingleDevice)
     (generation,) = engine.scheduler
@@ -117,7 +117,7 @@ def test_requests_that_are_not_resumed_are_dropped_and_others_take_turns_as_list
     names = ["a", "b", "c"]
     requests = {name: request_of(engine, Autoregressive(), GREEDY, name) for name in names}
     for request in requests.values():
-        engine.submit(request)
+        engine.add_request(request)
     generated = {progress.request_id: progress.tokens for progress in engine.step()}
     assert engine.generated() == generated
     engine.resume(engine.runner, [(requests[name], generated[name]) for name in ("c", "a")], None)
@@ -140,10 +140,10 @@ def test_engines_with_different_pasts_have_the_same_state_after_resuming(
 
 def test_progress_survives_json(engine: Engine) -> None:
     request = request_of(engine, Auto(rows=24), Sampling(temperature=0.0, seed=0, logprobs=2))
-    engine.submit(request)
+    engine.add_request(request)
     for _ in range(3):
         (progress,) = engine.step()
-        told = Progress.from_dict(progress.to_dict())
+        told = Output.from_dict(progress.to_dict())
         assert (told.tokens, told.text, told.logprobs) == (progress.tokens, progress.text, progress.logprobs)
         assert told.stats.to_dict() == progress.stats.to_dict()
 

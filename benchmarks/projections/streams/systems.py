@@ -18,7 +18,7 @@ from benchmarks.projections.streams.virtual_replicas import VirtualReplicas
 from lp import Engine, Sampling, Stopping
 from lp.methods import Auto, Autoregressive, DecodeSettings
 from lp.model.checkpoint import Checkpoint
-from lp.scheduling.room import Room
+from lp.scheduling.room import KVBudget
 from lp.scheduling.settings import SchedulerSettings
 from lp.step_cost import StepTimes
 from parallel.runners.assignment import AllShare, Assignment, Balanced, Pinned
@@ -124,7 +124,11 @@ def run(checkpoint: Checkpoint, answers: KnownAnswers, system: System, streams: 
     """Decodes the texts with so many streams at a time. A group ends with the first stream that ends."""
     runner = VirtualReplicas(answers, system.make(), system.replicas)
     engine = Engine(
-        checkpoint, runner, step_times=system.times, room=Room(), scheduler=SchedulerSettings(max_step_rows=ANY_ROWS)
+        checkpoint,
+        runner,
+        step_times=system.times,
+        room=KVBudget(),
+        scheduler=SchedulerSettings(max_step_rows=ANY_ROWS),
     )
     speed = Speed(system.name, streams, 0, 0, 0, 0, 0.0, 0.0)
     for number, group in enumerate(groups_of(answers.texts, streams)):
@@ -142,7 +146,7 @@ def _run_group(
         runner.texts[name] = text
         num_new = len(text.tokens) - text.start - given
         prompt, stopping = text.tokens[: text.start + given], Stopping(num_new, ignore_eos=True)
-        engine.submit(engine.request_builder.build(prompt, system.decode, Sampling.greedy(), stopping, name))
+        engine.add_request(engine.request_builder.build(prompt, system.decode, Sampling.greedy(), stopping, name))
     is_first = True
     while True:
         begin, answering_s = time.thread_time(), runner.answering_s
@@ -163,5 +167,5 @@ def _run_group(
             )
         is_first = False
     for name in names:
-        engine.cancel(name)
+        engine.abort(name)
     return speed

@@ -13,7 +13,7 @@ from launch.server.errors import ApiError
 from launch.server.openai.conversion import Prepared
 from launch.server.tools.blocks import Block, Blocks, Happening
 from launch.server.tools.pieces import new_call_id
-from lp.request import Completion, Progress
+from lp.request import Completion, Output
 from lp.statistics import Statistics
 
 Event = dict[str, Any]
@@ -70,7 +70,7 @@ class MessageReply:
             pass
         return self.message
 
-    def chunks(self, progress: Progress) -> Iterator[Event]:
+    def chunks(self, progress: Output) -> Iterator[Event]:
         """Yields the events for what a step added."""
         yield from self._write(progress.text, progress.tokens, progress.finish_reason, progress.stats)
 

@@ -12,7 +12,7 @@ from launch.server.openai.conversion import Prepared
 from launch.server.openai.tokens import TokenNames
 from launch.server.tools.pieces import CallPiece, Piece, join, new_call_id
 from launch.server.tools.reader import Reading
-from lp.request import Completion, Progress, TokenLogprob
+from lp.request import Completion, Output, TokenLogprob
 from lp.text.detokenizer import Detokenizer
 from lp.text.stopping import FinishReason
 
@@ -34,7 +34,7 @@ class Choice(Protocol):
         """Yields the parts before the first token."""
         ...
 
-    def parts(self, progress: Progress) -> Iterator[dict[str, Any]]:
+    def parts(self, progress: Output) -> Iterator[dict[str, Any]]:
         """Yields the parts for what a step added; none while its text is held back, unless steps are traced."""
         ...
 
@@ -66,7 +66,7 @@ class CompletionChoice:
         if self._echo and self._prepared.num_echoed is None:
             yield self._part(self._echo, None, None)
 
-    def parts(self, progress: Progress) -> Iterator[dict[str, Any]]:
+    def parts(self, progress: Output) -> Iterator[dict[str, Any]]:
         if self._prepared.num_echoed is not None and progress.prompt_logprobs is not None:
             yield self._part(self._echo, self._logprobs(progress.prompt_logprobs, None, []), None)
         wants_all = self._prepared.wants_logprobs or self._prepared.is_traced
@@ -140,7 +140,7 @@ class ChatChoice:
         delta = {"role": "assistant", "content": ""}
         yield {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def parts(self, progress: Progress) -> Iterator[dict[str, Any]]:
+    def parts(self, progress: Output) -> Iterator[dict[str, Any]]:
         delta = _delta(self._read(progress.text, progress.finish_reason))
         has_step = self._is_traced and progress.tokens
         if delta or progress.finish_reason or self._wants_logprobs or has_step:

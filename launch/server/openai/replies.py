@@ -16,7 +16,7 @@ from launch.server.openai.conversion import Prepared
 from launch.server.openai.tokens import TokenNames
 from lp import methods
 from lp.model.checkpoint_info import CheckpointInfo
-from lp.request import Completion, Progress, Request, mean_logprob
+from lp.request import Completion, Output, Request, mean_logprob
 from lp.statistics import Statistics
 
 # Of the JSON of a step's trace.
@@ -61,7 +61,7 @@ class Reply(ABC):
         for choice in self._choices.values():
             yield from map(self._chunk, choice.opening())
 
-    def chunks(self, progress: Progress) -> Iterator[dict[str, Any]]:
+    def chunks(self, progress: Output) -> Iterator[dict[str, Any]]:
         """Yields the chunks for what a step added to one of the requests.
 
         A step whose text is held back yields none, unless log-probabilities or its trace are wanted. The trace comes

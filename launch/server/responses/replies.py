@@ -15,7 +15,7 @@ from launch.server.openai.tokens import TokenNames
 from launch.server.responses.protocol import ResponsesBody
 from launch.server.tools.blocks import Block, Blocks, Happening
 from launch.server.tools.pieces import new_call_id
-from lp.request import Completion, Progress, TokenLogprob
+from lp.request import Completion, Output, TokenLogprob
 from lp.statistics import Statistics
 
 Event = dict[str, Any]
@@ -93,7 +93,7 @@ class ResponseReply:
             pass
         return self.response
 
-    def chunks(self, progress: Progress) -> Iterator[Event]:
+    def chunks(self, progress: Output) -> Iterator[Event]:
         """Yields the events for what a step added."""
         yield from self._write(progress.text, progress.logprobs, progress.finish_reason, progress.stats)
 

@@ -20,7 +20,7 @@ from launch.server.openai.protocol import ChatBody, CompletionBody
 from launch.server.openai.replies import ChatReply, CompletionReply
 from launch.server.service import Subscription
 from launch.server.service_errors import ServiceError
-from lp.request import Completion, Progress
+from lp.request import Completion, Output
 
 router = APIRouter(dependencies=[Depends(authorise), Depends(has_place)])
 
@@ -41,7 +41,7 @@ class Writer(Protocol):
         """Yields the chunks before the first token."""
         ...
 
-    def chunks(self, progress: Progress) -> Iterator[dict[str, Any]]:
+    def chunks(self, progress: Output) -> Iterator[dict[str, Any]]:
         """Yields the chunks for what a step added to one of the requests."""
         ...
 

@@ -13,7 +13,7 @@ from lp.model.kv_cache import PAGE
 from tests.benchmarks.results import read
 
 STREAMS, TOKENS = 16, 330
-# Room for this many tokens and the rows of a step: 330 + 128.
+# KVBudget for this many tokens and the rows of a step: 330 + 128.
 PAGES = STREAMS * 2
 
 

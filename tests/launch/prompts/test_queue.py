@@ -9,10 +9,10 @@ import time
 import pytest
 
 from launch.prompts.queue import PromptQueue
-from lp import Autoregressive, Progress, Sampling, Stopping
+from lp import Autoregressive, Output, Sampling, Stopping
 from lp.request import Request
 from lp.statistics import Statistics
-from parallel.group.commands import Cancel, Command, Shutdown, Submit
+from parallel.group.commands import Abort, AddRequest, Command, Shutdown
 
 
 def request(name: str) -> Request:
@@ -25,13 +25,13 @@ def queue_of(names: str, concurrency: int = 1, warm_up: str | None = None) -> Pr
 
 def submitted(commands: list[Command]) -> str:
     """The ids of the requests; fails for any other command."""
-    assert all(isinstance(command, Submit) for command in commands), commands
-    return "".join(command.request.id for command in commands if isinstance(command, Submit))
+    assert all(isinstance(command, AddRequest) for command in commands), commands
+    return "".join(command.request.id for command in commands if isinstance(command, AddRequest))
 
 
 def end(queue: PromptQueue, name: str) -> None:
-    queue.emit(Progress(name, [3], "c", None, None, Statistics()))
-    queue.emit(Progress(name, [], "", None, "length", Statistics()))
+    queue.emit(Output(name, [3], "c", None, None, Statistics()))
+    queue.emit(Output(name, [], "", None, "length", Statistics()))
 
 
 def test_one_at_a_time_in_order_and_then_the_shutdown() -> None:
@@ -82,7 +82,7 @@ def test_a_signal_cancels_what_runs_once_and_leaves_out_the_rest() -> None:
     queue.take(0)
     end(queue, "a")
     queue.interrupt(signal.SIGTERM)
-    assert queue.has_waiting() and queue.take(0) == [Cancel("b")]
+    assert queue.has_waiting() and queue.take(0) == [Abort("b")]
     assert not queue.has_waiting() and queue.take(0) == []
     end(queue, "b")
     assert queue.has_waiting() and queue.take(0) == [Shutdown()]
@@ -132,7 +132,7 @@ def test_who_waits_in_another_thread_is_woken(event: str) -> None:
         case "interrupt":
             queue.interrupt(signal.SIGINT)
     waiting.join(5.0)
-    expected = [Cancel("a")] if event == "interrupt" else [Submit(request("b"))]
+    expected = [Abort("a")] if event == "interrupt" else [AddRequest(request("b"))]
     assert not waiting.is_alive() and taken == [expected]
 
 
@@ -147,4 +147,4 @@ def test_a_signal_may_come_while_the_queue_is_asked() -> None:
     """The handler runs in the thread that holds the lock."""
     queue = PromptQueue([request("a"), request("b")], on_begin=lambda request: queue.interrupt(signal.SIGINT))
     assert submitted(queue.take(0)) == "a"
-    assert queue.take(0) == [Cancel("a")]
+    assert queue.take(0) == [Abort("a")]

@@ -15,7 +15,7 @@ from launch.server.openai.protocol import ChatBody, CompletionBody
 from launch.server.openai.replies import ChatReply, CompletionReply
 from launch.server.openai.tokens import TokenNames
 from lp.model.checkpoint import Checkpoint
-from lp.request import Progress
+from lp.request import Output
 from lp.request_builder import RequestBuilder
 from lp.statistics import Statistics
 from lp.trace.step import LEGEND
@@ -129,7 +129,7 @@ def test_a_step_without_text_or_trace_has_a_chunk_where_steps_are_traced(
         body = CompletionBody.model_validate({**fields, "prompt": PROMPT})
         reply = CompletionReply(conversion.prepare(body, None, None), "a", names, checkpoint)
     assert [*reply.opening()] == [] or kind == "chat"
-    progress = Progress(reply.prepared.requests[0].id, [5], "", None, None, Statistics())
+    progress = Output(reply.prepared.requests[0].id, [5], "", None, None, Statistics())
     found = [*reply.chunks(progress)]
     assert len(found) == is_traced and all("lookahead" not in chunk for chunk in found)
 

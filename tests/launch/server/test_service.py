@@ -10,10 +10,10 @@ import pytest
 from launch.server.metrics import Metrics
 from launch.server.service import Service
 from launch.server.service_errors import EngineFailed, QueueFull, ShuttingDown
-from lp import Autoregressive, Progress, Sampling, Stopping
+from lp import Autoregressive, Output, Sampling, Stopping
 from lp.request import Request
 from lp.statistics import Statistics
-from parallel.group.commands import Cancel, Command, Shutdown, Submit
+from parallel.group.commands import Abort, AddRequest, Command, Shutdown
 
 
 def service(max_running: int = 1, max_waiting: int = 2) -> Service:
@@ -24,12 +24,12 @@ def request(name: str) -> Request:
     return Request(name, [1, 2], Autoregressive(), Sampling(temperature=0.0, seed=0), Stopping(8))
 
 
-def progress(name: str, reason: str | None = None) -> Progress:
-    return Progress(name, [3], "c", None, reason, Statistics())  # type: ignore[arg-type]
+def progress(name: str, reason: str | None = None) -> Output:
+    return Output(name, [3], "c", None, reason, Statistics())  # type: ignore[arg-type]
 
 
 def submitted(commands: list[Command]) -> list[str]:
-    return [command.request.id for command in commands if isinstance(command, Submit)]
+    return [command.request.id for command in commands if isinstance(command, AddRequest)]
 
 
 def test_hands_out_as_many_as_may_run_in_order_of_arrival():
@@ -167,7 +167,7 @@ def test_cancel():
         assert (front.num_running, front.num_waiting) == (1, 0)
         running.close()
         running.close()
-        assert front.take(0) == [Cancel("a")] and front.num_running == 1
+        assert front.take(0) == [Abort("a")] and front.num_running == 1
         front.emit(progress("a", "cancelled"))
         assert front.num_running == 0
         front.cancel("a")
@@ -241,7 +241,7 @@ def test_drain_cancels_what_is_left_at_its_deadline():
         first, second = front.submit(request("a")), front.submit(request("b"))
         front.take(0)
         front.drain(within_s=0)
-        assert front.has_waiting() and front.take(0) == [Cancel("a")]
+        assert front.has_waiting() and front.take(0) == [Abort("a")]
         assert not front.has_waiting() and front.take(0) == []  # once is enough, however long its step takes
         front.emit(progress("a", "cancelled"))
         assert front.take(0) == [Shutdown()]

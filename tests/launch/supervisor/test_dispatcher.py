@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launch.supervisor.dispatcher import Dispatcher
-from parallel.group.commands import Cancel, Command, Regroup, Shutdown, Submit
+from parallel.group.commands import Abort, AddRequest, Command, Regroup, Shutdown
 from parallel.group.epoch import Epoch
 from tests.launch.supervisor.test_ledger import submit, told
 
@@ -31,7 +31,7 @@ def names(epoch: Epoch) -> list[str]:
 
 def test_the_leader_is_told_all() -> None:
     dispatcher, sent = begun(Epoch(1, [2, 0]), "a", "b")
-    dispatcher.hand_out([Cancel("a"), Regroup()])
+    dispatcher.hand_out([Abort("a"), Regroup()])
     assert [rank for rank, _, _ in sent] == [2] * 4
     told_by_rank, ended = dispatcher.begin(Epoch(2, [0, 2]))
     assert list(told_by_rank) == [0] and names(told_by_rank[0]) == ["b"]
@@ -42,23 +42,23 @@ def test_requests_that_come_while_an_epoch_ends_wait_for_the_next() -> None:
     dispatcher, sent = begun(Epoch(1, [0, 1]), "a")
     dispatcher.hand_out([Regroup()])
     del sent[:]
-    dispatcher.hand_out([submit("b"), submit("c"), Cancel("a"), Cancel("c")])
-    assert sent == [(0, 1, Cancel("a"))]
+    dispatcher.hand_out([submit("b"), submit("c"), Abort("a"), Abort("c")])
+    assert sent == [(0, 1, Abort("a"))]
     shares, ended = dispatcher.begin(divided(2, 0, 1))
     assert [progress.request_id for progress in ended] == ["a", "c"]
     assert names(shares[0]) + names(shares[1]) == ["b"]
     dispatcher.hand_out([submit("d")])
-    assert [command.request.id for _, _, command in sent[1:] if isinstance(command, Submit)] == ["d"]
+    assert [command.request.id for _, _, command in sent[1:] if isinstance(command, AddRequest)] == ["d"]
 
 
 def test_in_a_divided_epoch_each_rank_is_told_its_own() -> None:
     dispatcher, sent = begun(divided(1, 0, 1), "a", "b", "c")
-    assert [(rank, command.request.id) for rank, _, command in sent if isinstance(command, Submit)] == [
+    assert [(rank, command.request.id) for rank, _, command in sent if isinstance(command, AddRequest)] == [
         (0, "a"), (0, "c"), (1, "b"),
     ]  # fmt: skip
     del sent[:]
-    dispatcher.hand_out([Cancel("b"), Cancel("unknown"), Shutdown()])
-    assert sent == [(0, 1, Shutdown()), (1, 1, Cancel("b")), (1, 1, Shutdown())]
+    dispatcher.hand_out([Abort("b"), Abort("unknown"), Shutdown()])
+    assert sent == [(0, 1, Shutdown()), (1, 1, Abort("b")), (1, 1, Shutdown())]
 
 
 def test_requests_are_dealt_out_when_an_epoch_is_divided_and_stay_while_it_is() -> None:
@@ -82,7 +82,7 @@ def test_requests_are_dealt_out_to_where_they_were_computed() -> None:
 
 def test_a_request_that_would_take_long_to_compute_again_does_not_move() -> None:
     dispatcher, sent = begun(divided(1, 0, 1))
-    dispatcher.hand_out([Submit(replace(submit(name).request, prompt=[1] * 300)) for name in "abc"])
+    dispatcher.hand_out([AddRequest(replace(submit(name).request, prompt=[1] * 300)) for name in "abc"])
     dispatcher.told(0, 1, told("a", [5], "x"))
     dispatcher.told(0, 1, told("c", [5], "x"))
     del sent[:]
@@ -97,9 +97,9 @@ def test_a_request_moves_from_a_rank_with_many_to_one_without() -> None:
     del sent[:]
     dispatcher.told(1, 1, told("b", [5], "x", "length"))
     (withdrawn, resumed) = sent
-    assert withdrawn == (0, 1, Cancel("c"))
+    assert withdrawn == (0, 1, Abort("c"))
     rank, _, command = resumed
-    assert rank == 1 and isinstance(command, Submit) and (command.request.id, command.tokens) == ("c", (5,))
+    assert rank == 1 and isinstance(command, AddRequest) and (command.request.id, command.tokens) == ("c", (5,))
     assert dispatcher.told(0, 1, told("c", [], "", "cancelled")) is None
     new = dispatcher.told(1, 1, told("c", [5, 6], "xy"))
     assert new and (new.tokens, new.text) == ([6], "y")
@@ -115,7 +115,7 @@ def test_where_steps_are_shared_nothing_moves() -> None:
 def test_without_an_epoch_requests_wait_and_cancelled_ones_end() -> None:
     dispatcher, sent = begun(Epoch(1, [0]))
     dispatcher.drop_all()
-    ended = dispatcher.hand_out([submit("a"), submit("b"), Cancel("a")])
+    ended = dispatcher.hand_out([submit("a"), submit("b"), Abort("a")])
     assert [progress.request_id for progress in ended] == ["a"] and sent == []
     shares, _ = dispatcher.begin(Epoch(2, [1]))
     assert names(shares[1]) == ["b"]

@@ -11,22 +11,22 @@ import pytest
 from launch.supervisor.dealing import Load
 from launch.supervisor.ledger import Ledger
 from lp.methods import Autoregressive
-from lp.request import Progress, Request, TokenLogprob
+from lp.request import Output, Request, TokenLogprob
 from lp.sampling.settings import Sampling
 from lp.statistics import Statistics
 from lp.text.stopping import FinishReason, Stopping
 from lp.trace.step import StepTrace
-from parallel.group.commands import Cancel, Submit
+from parallel.group.commands import Abort, AddRequest
 from parallel.group.epoch import RunningRequest
 
 
-def submit(name: str) -> Submit:
-    return Submit(Request(name, [1, 2], Autoregressive(), Sampling(), Stopping()))
+def submit(name: str) -> AddRequest:
+    return AddRequest(Request(name, [1, 2], Autoregressive(), Sampling(), Stopping()))
 
 
-def told(name: str, tokens: list[int], text: str, end: FinishReason | None = None, steps: int = 0, **more) -> Progress:
+def told(name: str, tokens: list[int], text: str, end: FinishReason | None = None, steps: int = 0, **more) -> Output:
     stats = Statistics(prompt_tokens=2, tokens=len(tokens), steps=steps)
-    return Progress(name, tokens, text, more.get("logprobs"), end, stats)
+    return Output(name, tokens, text, more.get("logprobs"), end, stats)
 
 
 def begun(*names: str) -> Ledger:
@@ -94,7 +94,7 @@ def test_text_and_tokens_are_counted_apart() -> None:
     assert delivered and (delivered.tokens, delivered.text, delivered.finish_reason) == ([7], "z", "stop")
 
 
-def traced(tokens: list[int], text: str, steps: int) -> Progress:
+def traced(tokens: list[int], text: str, steps: int) -> Output:
     trace = StepTrace(steps - 1, [tokens[0]], [-1], "r", "0", [], tokens, 1, 1, 1.0)
     return replace(told("a", tokens, text, steps=steps), trace=trace)
 
@@ -172,8 +172,8 @@ def test_costs_add_up_over_epochs() -> None:
 def test_a_request_cancelled_while_nobody_leads_ends() -> None:
     ledger = begun("a", "b")
     ledger.take(0, 1, told("a", [5], "x"))
-    ledger.note(Cancel("a"))
-    ledger.note(Cancel("unknown"))
+    ledger.note(Abort("a"))
+    ledger.note(Abort("unknown"))
     (ended,) = ledger.end_cancelled()
     assert (ended.request_id, ended.finish_reason, ended.tokens) == ("a", "cancelled", [])
     assert [entry.request.id for entry in begin(ledger, 2)] == ["b"] and ledger.end_cancelled() == []
@@ -206,7 +206,7 @@ def test_a_request_that_has_moved_or_is_cancelled_stays_where_it_is() -> None:
         ("a", 4, True), ("b", 2, False),
     ]  # fmt: skip
     ledger.place("b", 1)
-    ledger.note(Cancel("c"))
+    ledger.note(Abort("c"))
     assert [one.request_id for one in ledger.movable(["a", "b", "c"])] == ["a"]
     ledger.begin(2, [1])
     assert [one.request_id for one in ledger.movable(["a", "b", "c"])] == ["a", "b"]

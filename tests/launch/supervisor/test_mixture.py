@@ -14,10 +14,10 @@ from launch.program.runtime import RuntimeSettings
 from launch.supervisor.local import LocalLauncher
 from launch.supervisor.settings import SupervisorSettings
 from launch.supervisor.supervisor import Supervisor
-from lp import Auto, Engine, Progress
+from lp import Auto, Engine, Output
 from lp.calibration.measure import StepTimesSource
 from lp.model.checkpoint import ModelSettings
-from parallel.group.commands import Cancel, Command, Shutdown, Submit
+from parallel.group.commands import Abort, AddRequest, Command, Shutdown
 from parallel.mesh import ParallelSettings
 from tests.mixture import Mixture, check_mixture, make_mixture
 
@@ -39,7 +39,7 @@ class Client:
         self._running: set[str] = set()
         self.failure = ""
 
-    def emit(self, progress: Progress) -> None:
+    def emit(self, progress: Output) -> None:
         with self._changed:
             self.mixture.take(progress)
             if progress.finish_reason:
@@ -61,12 +61,12 @@ class Client:
             if self.failure or not (self._waiting or self._running):
                 return [Shutdown()]
             # A request may be cancelled before it has yielded anything.
-            due: list[Command] = [Cancel(name) for name in sorted(self._cancelled & self._running)]
+            due: list[Command] = [Abort(name) for name in sorted(self._cancelled & self._running)]
             self._cancelled -= self._running
             if len(self._running) <= self._calm():
                 burst = [self._waiting.pop(0) for _ in range(min(len(self._waiting), self._draw.choice([1, 9, 14])))]
                 self._running.update(request.id for request in burst)
-                due += map(Submit, burst)
+                due += map(AddRequest, burst)
             return due
 
     def _calm(self) -> int:

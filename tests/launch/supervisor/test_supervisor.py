@@ -17,12 +17,12 @@ from launch.supervisor.launcher import OnExit
 from launch.supervisor.rank_spec import RankSpec
 from launch.supervisor.settings import SupervisorSettings
 from launch.supervisor.supervisor import Supervisor
-from lp import Autoregressive, Progress
+from lp import Autoregressive, Output
 from lp.model.checkpoint import ModelSettings
 from lp.request import Request
 from lp.statistics import Statistics
 from parallel.group import messages
-from parallel.group.commands import Shutdown, Submit
+from parallel.group.commands import AddRequest, Shutdown
 from parallel.group.epoch import Epoch, RunningRequest
 from parallel.group.link import Link, LinkClosed
 from parallel.group.messages import (
@@ -67,8 +67,8 @@ def settings(model: Path, ranks: int = 1) -> RuntimeSettings:
 
 
 @contextmanager
-def running(supervisor: Supervisor, prompts: PromptQueue, emitted: list[Progress]) -> Iterator[None]:
-    def emit(progress: Progress) -> None:
+def running(supervisor: Supervisor, prompts: PromptQueue, emitted: list[Output]) -> Iterator[None]:
+    def emit(progress: Output) -> None:
         emitted.append(progress)
         prompts.emit(progress)
 
@@ -87,8 +87,8 @@ def hear(link: Link) -> FrontEndMessage:
     return messages.from_front_end(link.receive())
 
 
-def end_of(request_id: str) -> Progress:
-    return Progress(request_id, [7], "x", None, "length", Statistics())
+def end_of(request_id: str) -> Output:
+    return Output(request_id, [7], "x", None, "length", Statistics())
 
 
 def test_a_request_goes_to_the_leader_and_its_progress_comes_back(
@@ -100,7 +100,7 @@ def test_a_request_goes_to_the_leader_and_its_progress_comes_back(
     launcher = Pretended()
     supervisor = Supervisor(settings(model), SupervisorSettings(answer_within_s=WITHIN_S), launcher)
     first, second = (supervisor.request_builder.build([5, 6], request_id=name) for name in "ab")
-    prompts, emitted = PromptQueue([first, second]), list[Progress]()
+    prompts, emitted = PromptQueue([first, second]), list[Output]()
     with running(supervisor, prompts, emitted):
         spec, key, on_exit = launcher.orders.get(timeout=WITHIN_S)
         for stranger in (b"nonsense", messages.encode(Ready("cpu")), messages.encode(Hello(7, "here", 1))):
@@ -118,7 +118,7 @@ def test_a_request_goes_to_the_leader_and_its_progress_comes_back(
         say(link, Joined(1))
         link.send(b'{"type": "Goodbye"}')
         say(link, Progressed(1, [end_of("a")]))
-        assert hear(link) == Commands(1, [Submit(second)])
+        assert hear(link) == Commands(1, [AddRequest(second)])
         place = {"rank": 0, "host": "here", "pid": 17, "device": "cpu", "state": "serving"}
         assert place.items() <= supervisor.status()["ranks"][0].items()
         say(link, Progressed(1, [end_of("b")]))

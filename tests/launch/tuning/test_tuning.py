@@ -13,7 +13,7 @@ from launch.tuning.trial import Trial, make_requests
 from lp import Engine
 from lp.drafting.window_size import Size
 from lp.methods import Autoregressive
-from lp.request import Progress
+from lp.request import Output
 from lp.step_cost import StepTimes
 from lp.text.stopping import FinishReason, Stopping
 from parallel.comm.base import LocalExchange
@@ -118,5 +118,5 @@ def test_an_answer_that_is_not_a_number_ends_the_trial(reason: FinishReason, fai
     trial = Trial(requests, lambda: None)
     trial.queue.take(0.0)
     stats = llama.generate("def f(x):", max_new_tokens=2).stats
-    trial.emit(Progress(requests[0].id, [], "", None, reason, stats))
+    trial.emit(Output(requests[0].id, [], "", None, reason, stats))
     assert (trial.failed, trial.queue.take(0.0) == [Shutdown()]) == (failed, failed)

@@ -14,7 +14,7 @@ from lp.decoding.base import Decoder, Offer
 from lp.decoding.make import make_decoder
 from lp.drafting.backoff import Effort
 from lp.drafting.history import DraftHistory, nearest_power
-from lp.generation import Generation
+from lp.generation import RequestState
 from lp.methods import Auto, Autoregressive, DecodeSettings, Jacobi, Lookahead, PromptLookup
 from lp.request import Sequence
 from lp.runner import StepInput
@@ -231,7 +231,7 @@ def decode_together() -> Callable[..., dict[str, list[int]]]:
 
     def decode(engine: Engine, requests: list[Any], times: StepTimes | None, seed: int) -> dict[str, list[int]]:
         history, runner, rng = DraftHistory(times), engine.runner, random.Random(seed)
-        waiting = [Generation(request, engine.checkpoint, history) for request in requests]
+        waiting = [RequestState(request, engine.checkpoint, history) for request in requests]
         texts = {}
         for generation in waiting:
             runner.open(generation.sequence)

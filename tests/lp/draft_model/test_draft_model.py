@@ -81,7 +81,7 @@ def run_all(engine: Engine, prompts: list[list[int]], sampling: Sampling, decode
     done = {f"{number}": Completion() for number in range(len(prompts))}
     for number, (prompt, decode) in enumerate(zip(prompts, decodes, strict=True)):
         own = replace(sampling, seed=number)
-        engine.submit(engine.request_builder.build(prompt, decode, own, STOPPING, f"{number}"))
+        engine.add_request(engine.request_builder.build(prompt, decode, own, STOPPING, f"{number}"))
     while not engine.is_idle:
         for progress in engine.step():
             done[progress.request_id].extend(progress)
@@ -158,7 +158,7 @@ def test_a_request_is_resumed(decode: DraftModel, sampling: Sampling, drafting: 
         runner = SingleDevice(checkpoint.model)
         engine = Engine(checkpoint, runner)
         request = engine.request_builder.build(prompt, decode, sampling, STOPPING, "it")
-        engine.submit(request)
+        engine.add_request(request)
         engine.step()
         (replayed,) = engine.resume(runner, [(request, expected[:num_known])], None)
         done = Completion()

@@ -14,7 +14,7 @@ from lp.decoding.auto import AutoDecoder
 from lp.decoding.by_model.mixed import MixedDecoder
 from lp.draft_model import rounds
 from lp.drafting import history
-from lp.generation import Generation
+from lp.generation import RequestState
 from lp.grammar.settings import Grammar
 from lp.request import Completion
 from lp.single_device import SingleDevice
@@ -119,7 +119,7 @@ def test_what_others_are_sure_of_is_not_asked(drafting: EngineOf, monkeypatch: p
 def test_nothing_is_new_without_a_second_model(drafting: EngineOf, checkpoint_folder: Callable[[str], object]) -> None:
     def decoder_of(engine: Engine, decode: Auto) -> type:
         request = engine.request_builder.build([5, 6], decode, GREEDY, STOPPING, "it")
-        return type(Generation(request, engine.checkpoint, engine.history).decoder)
+        return type(RequestState(request, engine.checkpoint, engine.history).decoder)
 
     plain = Engine.from_pretrained(str(checkpoint_folder("llama")), device="cpu", step_times="off")
     assert decoder_of(plain, Auto()) is AutoDecoder
@@ -179,7 +179,7 @@ def test_a_request_is_taken_over(sampling: Sampling, drafting: EngineOf) -> None
         runner = SingleDevice(checkpoint.model)
         engine = Engine(checkpoint, runner)
         request = engine.request_builder.build(prompt, Auto(max_rows=16), sampling, STOPPING, "it")
-        engine.submit(request)
+        engine.add_request(request)
         engine.step()
         (replayed,) = engine.resume(runner, [(request, expected[:num_known])], None)
         done = Completion()

@@ -19,7 +19,7 @@ def test_every_answer_that_ends_is_valid(llama: Engine) -> None:
     answers = [Completion() for _ in schemas]
     for first in range(0, NUM_SCHEMAS, AT_ONCE):
         for number in range(first, first + AT_ONCE):
-            engine.submit(
+            engine.add_request(
                 engine.request_builder.build(
                     [5, 6, 7 + number % 90],
                     sampling=Sampling(temperature=0.9 * (number % 2), seed=number),

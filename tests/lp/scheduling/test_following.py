@@ -7,7 +7,7 @@ import pytest
 from lp import Autoregressive, Engine, Sampling, Stopping
 from lp.request import Completion, Request
 from lp.scheduling.prefixes import LEAST_TOKENS
-from lp.scheduling.room import Room
+from lp.scheduling.room import KVBudget
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from tests.mixture import check_mixture, make_mixture, run_mixture
 from tests.slow import slow_except
@@ -26,7 +26,7 @@ def run(engine: Engine, requests: list[Request]) -> tuple[list[Completion], int]
     """What the requests yield together, and the rows of all steps."""
     found = {request.id: Completion() for request in requests}
     for request in requests:
-        assert engine.submit(request) is None
+        assert engine.add_request(request) is None
     num_rows = 0
     while not engine.is_idle:
         for progress in engine.step():
@@ -86,14 +86,14 @@ def test_a_prompt_that_is_scored_is_begun_from_and_begins_from_none(llama: Engin
 def test_one_that_is_waited_for_may_be_cancelled(llama: Engine) -> None:
     engine = Engine(llama.checkpoint, scheduler=SchedulerSettings(max_step_rows=4, prefix_reuse=PrefixReuse.owner))
     stream = engine.request_builder.build([3, 4], Autoregressive(), Sampling(0.0, seed=0), Stopping(90), "stream")
-    engine.submit(stream)
+    engine.add_request(stream)
     engine.step()
     first, second = choice(engine, 0, TEXT), choice(engine, 1, TEXT)
-    engine.submit(first)
-    engine.submit(second)
+    engine.add_request(first)
+    engine.add_request(second)
     for _ in range(3):
         engine.step()
-    assert engine.cancel("0")
+    assert engine.abort("0")
     found = Completion()
     while not engine.is_idle:
         for progress in engine.step():
@@ -114,7 +114,7 @@ def test_a_kept_sequence_that_has_more_is_taken(llama: Engine) -> None:
 @pytest.mark.parametrize(("num_pages", "max_step_rows"), slow_except([(3, 8), (7, None), (100, 24)], (3, 8)))
 def test_a_mixture_with_common_beginnings(llama: Engine, num_pages: int, max_step_rows: int | None) -> None:
     settings = SchedulerSettings(max_step_rows=max_step_rows, prefix_reuse=PrefixReuse.all)
-    engine = Engine(llama.checkpoint, room=Room(num_pages), scheduler=settings)
+    engine = Engine(llama.checkpoint, room=KVBudget(num_pages), scheduler=settings)
     mixture = run_mixture(engine, make_mixture(engine, 24, 11, beginning=TEXT[:40]))
     check_mixture(mixture, llama)
     assert num_pages == 3 or any(cached >= 40 for cached in mixture.cached.values())

@@ -13,7 +13,7 @@ from lp.model.kv_cache import PAGE
 from lp.request import Completion
 from lp.request import Sequence as TokenSequence
 from lp.scheduling.prefixes import LEAST_TOKENS, Prefixes
-from lp.scheduling.room import Room
+from lp.scheduling.room import KVBudget
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from tests.mixture import check_mixture, make_mixture, run_mixture
 
@@ -30,7 +30,7 @@ def ask(engine: Engine, prompt: list[int], owner: str | None = None, **settings:
     """What a request yields alone on an engine."""
     stopping = Stopping(settings.pop("tokens", 12), ignore_eos=True)
     request = engine.request_builder.build(prompt, settings.pop("decode", None), GREEDY, stopping, owner=owner)
-    assert engine.submit(request) is None
+    assert engine.add_request(request) is None
     completion = Completion()
     while not engine.is_idle:
         for progress in engine.step():
@@ -91,7 +91,7 @@ def test_keys_and_values_are_shared_by_one_owner_alone_unless_allowed(llama: Eng
 
 
 def test_running_requests_take_the_room_of_finished_ones(llama: Engine) -> None:
-    engine = Engine(llama.checkpoint, room=Room(4), scheduler=OWNER)
+    engine = Engine(llama.checkpoint, room=KVBudget(4), scheduler=OWNER)
     for number in range(6):
         ask(engine, [number + 2, *TEXT], decode=Autoregressive())
     kept = engine.batches.prefixes
@@ -102,12 +102,12 @@ def test_running_requests_take_the_room_of_finished_ones(llama: Engine) -> None:
 
 def test_a_cancelled_prompt_keeps_nothing_that_was_not_computed(llama: Engine) -> None:
     engine = Engine(llama.checkpoint, scheduler=SchedulerSettings(8, PrefixReuse.owner))
-    engine.submit(engine.request_builder.build([3, 4], None, GREEDY, Stopping(60, ignore_eos=True), "long"))
+    engine.add_request(engine.request_builder.build([3, 4], None, GREEDY, Stopping(60, ignore_eos=True), "long"))
     engine.step()
-    engine.submit(engine.request_builder.build(TEXT, None, GREEDY, Stopping(4), "late"))
+    engine.add_request(engine.request_builder.build(TEXT, None, GREEDY, Stopping(4), "late"))
     engine.step()
-    assert engine.cancel("late") and not len(engine.batches.prefixes)
-    engine.cancel("long")
+    assert engine.abort("late") and not len(engine.batches.prefixes)
+    engine.abort("long")
     assert ask(engine, TEXT).stats.cached_tokens == 0
 
 
@@ -115,7 +115,7 @@ def test_a_name_that_is_used_again_and_resuming_leave_nothing_behind(llama: Engi
     engine = Engine(llama.checkpoint, scheduler=OWNER)
     for _ in range(3):
         request = engine.request_builder.build(TEXT, None, GREEDY, Stopping(4), "it")
-        engine.submit(request)
+        engine.add_request(request)
         while not engine.is_idle:
             engine.step()
     assert len(engine.batches.prefixes) == 1 == len(engine.runner.states)  # type: ignore[attr-defined]

@@ -10,9 +10,9 @@ import torch
 
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
 from lp.model.kv_cache import PAGE
-from lp.request import Completion, Progress, Request, TokenLogprob
+from lp.request import Completion, Output, Request, TokenLogprob
 from lp.scheduling import prompt_scores
-from lp.scheduling.room import Room
+from lp.scheduling.room import KVBudget
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from tests.models import load_reference
 
@@ -103,7 +103,7 @@ def test_a_prompt_that_is_known_is_scored_all_the_same(llama: Engine, expected: 
 def run(engine: Engine, requests: list[Request]) -> dict[str, Completion]:
     found = {request.id: Completion() for request in requests}
     for request in requests:
-        assert engine.submit(request) is None
+        assert engine.add_request(request) is None
     while not engine.is_idle:
         for progress in engine.step():
             if progress.request_id in found:
@@ -124,12 +124,12 @@ def test_streams_go_on_beside_a_prompt_that_is_scored(llama: Engine, expected: t
 
 def test_a_prompt_that_loses_its_room_is_scored_anew(llama: Engine, expected: torch.Tensor):
     """The first request grows until the second one, whose prompt is being scored, has no room."""
-    engine = Engine(llama.checkpoint, room=Room(2), scheduler=SchedulerSettings(max_step_rows=2))
+    engine = Engine(llama.checkpoint, room=KVBudget(2), scheduler=SchedulerSettings(max_step_rows=2))
     dropped: list[str] = []
     drop = engine.runner.drop
     engine.runner.drop = lambda sequence: (dropped.append(sequence.id), drop(sequence))[1]  # type: ignore[method-assign]
     stopping, almost_a_page = Stopping(20, ignore_eos=True), (PROMPT * 4)[: PAGE - 8]
-    engine.submit(engine.request_builder.build(almost_a_page, Autoregressive(), GREEDY, stopping, "first"))
+    engine.add_request(engine.request_builder.build(almost_a_page, Autoregressive(), GREEDY, stopping, "first"))
     while not engine.generated()["first"]:
         engine.step()
     sampling = Sampling(temperature=0.0, seed=0, prompt_logprobs=1)
@@ -144,8 +144,8 @@ def test_a_request_that_is_resumed_before_its_first_token_is_scored_anew(llama: 
     sampling = Sampling(temperature=0.0, seed=0, prompt_logprobs=1)
     request = engine.request_builder.build(PROMPT, Autoregressive(), sampling, Stopping(4), "scored")
     other = engine.request_builder.build([3, 4], Autoregressive(), GREEDY, Stopping(9), "other")
-    engine.submit(other)
-    engine.submit(request)
+    engine.add_request(other)
+    engine.add_request(request)
     while not engine.generated()["other"]:
         engine.step()
     assert engine.generated()["scored"] == []
@@ -173,5 +173,5 @@ def test_an_answer_that_is_not_a_number_ends_the_request(llama: Engine, monkeypa
 
 def test_progress_travels_as_json(llama: Engine):
     scored = [TokenLogprob(5, -1.5, [(5, -1.5), (6, -2.0)])]
-    progress = Progress("a", [1], "x", None, None, llama.generate([5], max_new_tokens=1).stats, None, scored)
-    assert Progress.from_dict(progress.to_dict()).prompt_logprobs == scored
+    progress = Output("a", [1], "x", None, None, llama.generate([5], max_new_tokens=1).stats, None, scored)
+    assert Output.from_dict(progress.to_dict()).prompt_logprobs == scored

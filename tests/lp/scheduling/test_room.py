@@ -1,4 +1,4 @@
-"""Room for keys and values: who may go on, who waits, and what is refused."""
+"""KVBudget for keys and values: who may go on, who waits, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from lp import Auto, Autoregressive, Lookahead, methods
 from lp.model.kv_cache import PAGE
-from lp.scheduling.room import NoRoom, Room
+from lp.scheduling.room import KVBudget, RequestTooLarge
 
 
 @dataclass
@@ -16,32 +16,32 @@ class Taker:
     num_slots: int
 
 
-def fitting(room: Room, running: list[Taker]) -> list[Taker]:
+def fitting(room: KVBudget, running: list[Taker]) -> list[Taker]:
     return [one for one, _ in room.placed(running)]
 
 
 def test_the_first_go_on_and_none_overtakes() -> None:
     first, large, small = Taker(PAGE), Taker(3 * PAGE), Taker(1)
-    assert fitting(Room(5), [first, large, small]) == [first, large, small]
-    assert fitting(Room(4), [first, large, small]) == [first, large]
-    assert fitting(Room(3), [first, large, small]) == [first]
-    assert fitting(Room(3), [large, small]) == [large]
-    assert fitting(Room(1), [large, small]) == [large], "the first always goes on"
-    assert fitting(Room(), []) == []
+    assert fitting(KVBudget(5), [first, large, small]) == [first, large, small]
+    assert fitting(KVBudget(4), [first, large, small]) == [first, large]
+    assert fitting(KVBudget(3), [first, large, small]) == [first]
+    assert fitting(KVBudget(3), [large, small]) == [large]
+    assert fitting(KVBudget(1), [large, small]) == [large], "the first always goes on"
+    assert fitting(KVBudget(), []) == []
 
 
 def test_each_lies_whole_on_one_of_several_replicas() -> None:
     first, large, small = Taker(PAGE), Taker(3 * PAGE), Taker(1)
-    assert Room(3, 2).placed([first, large, small]) == [(first, 1), (large, 0), (small, 1)]
-    assert Room(3, 2).placed([first, large, large, small]) == [(first, 1), (large, 0)], "none overtakes"
+    assert KVBudget(3, 2).placed([first, large, small]) == [(first, 1), (large, 0), (small, 1)]
+    assert KVBudget(3, 2).placed([first, large, large, small]) == [(first, 1), (large, 0)], "none overtakes"
     owners = {PAGE: 0, 3 * PAGE: 0, 1: None}
-    assert Room(3, 2).placed([first, large, small], lambda one: owners[one.num_slots]) == [
+    assert KVBudget(3, 2).placed([first, large, small], lambda one: owners[one.num_slots]) == [
         (first, 1), (large, 0), (small, 1)
     ], "the smaller one moves"  # fmt: skip
-    pinned = Room(3, 2, may_move=False)
+    pinned = KVBudget(3, 2, may_move=False)
     assert pinned.placed([first, large, small], lambda one: owners[one.num_slots]) == [(first, 0)]
-    assert Room(3, 2).describe() == "keys and values: room for 1,536 tokens in all, 768 on each of 2 replicas"
-    assert Room(3).describe() == "keys and values: room for 768 tokens in all"
+    assert KVBudget(3, 2).describe() == "keys and values: room for 1,536 tokens in all, 768 on each of 2 replicas"
+    assert KVBudget(3).describe() == "keys and values: room for 768 tokens in all"
 
 
 def test_most_rows_of_a_step() -> None:
@@ -51,13 +51,13 @@ def test_most_rows_of_a_step() -> None:
 
 
 def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
-    room = Room(2)
+    room = KVBudget(2)
     room.check(500, 12, Autoregressive())
     assert room.most_new_tokens(500, Autoregressive()) == 12
     message = (
         r"prompt of 500 tokens and max_new_tokens=13 .* model\.kv_memory holds 512 tokens, 1 of them .* at most 12 new"
     )
-    with pytest.raises(NoRoom, match=message):
+    with pytest.raises(RequestTooLarge, match=message):
         room.check(500, 13, Autoregressive())
-    with pytest.raises(NoRoom, match=r"shorten the prompt, or raise model\.kv_memory"):
+    with pytest.raises(RequestTooLarge, match=r"shorten the prompt, or raise model\.kv_memory"):
         room.check(600, 1, Autoregressive())

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from lp import Auto, Autoregressive, Engine, Lookahead, Sampling, Stopping
-from lp.generation import Generation
+from lp.generation import RequestState
 from lp.model.kv_cache import PAGE
 from lp.scheduling.budget import StepRows, step_rows
-from lp.scheduling.room import Room
+from lp.scheduling.room import KVBudget
 from lp.scheduling.scheduler import Scheduler
 from lp.scheduling.settings import SchedulerSettings
 from lp.step_cost import Extras, StepTimes
@@ -24,15 +24,15 @@ def submit_all(engine: Engine, num_tokens: int) -> None:
     for number, prompt in enumerate(PROMPTS):
         decode = Auto(rows=12) if number else Lookahead(5, 4, 5)
         stopping = Stopping(num_tokens + number)
-        engine.submit(engine.request_builder.build(prompt, decode, GREEDY, stopping, request_id=str(number)))
+        engine.add_request(engine.request_builder.build(prompt, decode, GREEDY, stopping, request_id=str(number)))
 
 
-def generations(engine: Engine) -> list[Generation]:
+def generations(engine: Engine) -> list[RequestState]:
     submit_all(engine, 4)
     return list(engine.scheduler)
 
 
-def prompts_of(engine: Engine, lengths: list[int], priorities: list[float]) -> list[Generation]:
+def prompts_of(engine: Engine, lengths: list[int], priorities: list[float]) -> list[RequestState]:
     """Generations with prompts of these lengths."""
     found = []
     for number, (length, priority) in enumerate(zip(lengths, priorities, strict=True)):
@@ -40,7 +40,7 @@ def prompts_of(engine: Engine, lengths: list[int], priorities: list[float]) -> l
         request = engine.request_builder.build(
             prompt, Autoregressive(), GREEDY, Stopping(9), request_id=str(number), priority=priority
         )
-        found.append(Generation(request, engine.checkpoint, engine.history))
+        found.append(RequestState(request, engine.checkpoint, engine.history))
     return found
 
 
@@ -60,7 +60,7 @@ def run(scheduler: Scheduler, num_steps: int) -> list[list[tuple[str, int, bool]
     return steps
 
 
-def scheduler_of(generations: list[Generation], rows: StepRows, room: Room | None = None) -> Scheduler:
+def scheduler_of(generations: list[RequestState], rows: StepRows, room: KVBudget | None = None) -> Scheduler:
     scheduler = Scheduler(room, rows)
     for generation in generations:
         scheduler.add(generation)
@@ -194,7 +194,7 @@ def test_each_replica_can_be_fed_another_prompt(llama: Engine) -> None:
 
 def test_who_has_lost_its_room_is_named(llama: Engine) -> None:
     first, second = prompts_of(llama, [PAGE - 4, PAGE - 4], [1, 1])
-    scheduler = scheduler_of([first, second], StepRows(), Room(2))
+    scheduler = scheduler_of([first, second], StepRows(), KVBudget(2))
     assert len(scheduler.next_batch()) == 2 and scheduler.preempted(scheduler.fitting()) == []
     run(scheduler, 6)
     assert scheduler.preempted(scheduler.fitting()) == [second], "the first needs a second page"
@@ -248,6 +248,6 @@ def test_one_of_a_batch_can_be_cancelled(llama: Engine) -> None:
     engine = Engine(llama.checkpoint)
     submit_all(engine, 20)
     engine.step()
-    ended = engine.cancel("1")
-    assert ended is not None and ended.finish_reason == "cancelled" and engine.cancel("1") is None
+    ended = engine.abort("1")
+    assert ended is not None and ended.finish_reason == "cancelled" and engine.abort("1") is None
     assert {progress.request_id for progress in engine.step()} == {"0", "2"}

@@ -105,9 +105,9 @@ def run(engine: Engine, requests: dict[int, Request], cancelled: dict[int, str] 
     tokens: dict[str, list[int]] = {}
     for number in range(200):
         if number in requests:
-            engine.submit(requests[number])
+            engine.add_request(requests[number])
         if number in (cancelled or {}):
-            assert engine.cancel((cancelled or {})[number]) is not None
+            assert engine.abort((cancelled or {})[number]) is not None
         for progress in [] if engine.is_idle else engine.step():
             tokens.setdefault(progress.request_id, []).extend(progress.tokens)
     assert engine.is_idle

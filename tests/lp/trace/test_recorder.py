@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lp import Auto, Autoregressive, Engine, Grammar, Jacobi, Lookahead, Progress, PromptLookup, StepTrace, Stopping
-from lp.generation import Generation
+from lp import Auto, Autoregressive, Engine, Grammar, Jacobi, Lookahead, Output, PromptLookup, StepTrace, Stopping
+from lp.generation import RequestState
 from lp.methods import DecodeSettings
 from lp.request import Request
 from lp.step_cost import StepTimes
@@ -105,11 +105,11 @@ def test_requests_that_share_steps(llama: Engine) -> None:
     plain = build(PROMPT, METHODS["rows"], stopping=Stopping(24, ignore_eos=True), request_id="plain")
     later = build(PROMPT * 3, METHODS["rows"], stopping=Stopping(4, ignore_eos=True), request_id="later")
     for request in (traced, plain):
-        llama.submit(request)
-    told: dict[str, list[Progress]] = {"traced": [], "plain": [], "later": []}
+        llama.add_request(request)
+    told: dict[str, list[Output]] = {"traced": [], "plain": [], "later": []}
     for number in range(60):
         if number == 2:
-            llama.submit(later)
+            llama.add_request(later)
         if llama.is_idle:
             break
         for progress in llama.step():
@@ -120,7 +120,7 @@ def test_requests_that_share_steps(llama: Engine) -> None:
     for progress in told["traced"]:
         assert progress.trace and progress.trace.emitted == progress.tokens
         check(progress.trace)
-        assert Progress.from_dict(progress.to_dict()).trace == progress.trace
+        assert Output.from_dict(progress.to_dict()).trace == progress.trace
     assert max(trace.rows for trace in traces if trace) > len(llama.request_builder.encode(PROMPT * 3))
 
 
@@ -151,7 +151,7 @@ def test_requests_travel_with_what_they_ask_for(llama: Engine) -> None:
 
 def test_a_tree_of_the_library_is_listed_as_its_arrays_are(llama: Engine) -> None:
     """Before its arrays have been made, and after."""
-    generation = Generation(llama.request_builder.build(PROMPT, METHODS["rows"]), llama.checkpoint, llama.history)
+    generation = RequestState(llama.request_builder.build(PROMPT, METHODS["rows"]), llama.checkpoint, llama.history)
     tree = generation.plan(100)
     before = tree.as_lists()
     assert len(before[0]) == len(tree) > 1

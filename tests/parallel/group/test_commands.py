@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from lp import Autoregressive, Engine, Lookahead, Progress, Sampling, Stopping
+from lp import Autoregressive, Engine, Lookahead, Output, Sampling, Stopping
 from lp.methods import Auto
 from lp.request import Request
 from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
 from parallel.group import loop
-from parallel.group.commands import Cancel, Command, Regroup, Shutdown, Submit, decode, encode
+from parallel.group.commands import Abort, AddRequest, Command, Regroup, Shutdown, decode, encode
 
 NUM_TOKENS = 4
 
@@ -22,9 +22,9 @@ def request(name: str = "a") -> Request:
 
 
 COMMANDS: list[Command] = [
-    Submit(request()),
-    Submit(Request("b", [], Auto(), Sampling(), Stopping())),
-    Cancel("a\nb"),
+    AddRequest(request()),
+    AddRequest(Request("b", [], Auto(), Sampling(), Stopping())),
+    Abort("a\nb"),
     Regroup(),
     Shutdown(),
 ]
@@ -38,11 +38,11 @@ def test_commands_are_read_back_as_they_were(number: int) -> None:
 
 
 def test_a_command_that_was_read_keeps_its_line() -> None:
-    lines = b'{"cancel":   "a"}\n{"shutdown" : true}'
+    lines = b'{"abort":   "a"}\n{"shutdown" : true}'
     assert encode(decode(lines)) == lines
 
 
-@pytest.mark.parametrize("line", [b"", b"{", b"[]", b"null", b'{"cancel": 3}', b'{"shutdown": false}', b'{"other": 1}'])
+@pytest.mark.parametrize("line", [b"", b"{", b"[]", b"null", b'{"abort": 3}', b'{"shutdown": false}', b'{"other": 1}'])
 def test_what_is_no_command_is_refused(line: bytes) -> None:
     with pytest.raises(ValueError):
         decode(b'{"shutdown": true}\n' + line)
@@ -89,38 +89,38 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ids
 
 
-def serve(engine: Engine, exchange: Recorded, commands: list[Command]) -> list[Progress]:
-    emitted: list[Progress] = []
+def serve(engine: Engine, exchange: Recorded, commands: list[Command]) -> list[Output]:
+    emitted: list[Output] = []
     loop.serve(engine, Channel(exchange), Once(commands), emitted.append)
     return emitted
 
 
 def test_a_single_rank_encodes_nothing(llama: Engine, encoded: list[str]) -> None:
     exchange = Recorded(num_ranks=1)
-    emitted = serve(llama, exchange, [Submit(request())])
+    emitted = serve(llama, exchange, [AddRequest(request())])
     assert sum(len(progress.tokens) for progress in emitted) == NUM_TOKENS
     assert encoded == [] and exchange.sent == []
 
 
 def test_several_ranks_encode_a_request_once(llama: Engine, encoded: list[str]) -> None:
     exchange = Recorded(num_ranks=2)
-    serve(llama, exchange, [Submit(request()), Shutdown()])
+    serve(llama, exchange, [AddRequest(request()), Shutdown()])
     assert encoded == ["a"]
-    assert decode(exchange.sent[0]) == [Submit(request()), Shutdown()]
-    llama.cancel("a")
+    assert decode(exchange.sent[0]) == [AddRequest(request()), Shutdown()]
+    llama.abort("a")
 
 
 def test_a_leader_passes_on_the_lines_that_it_was_sent(llama: Engine, encoded: list[str]) -> None:
-    lines = encode([Submit(request())]) + b'\n{"shutdown" :  true}'
+    lines = encode([AddRequest(request())]) + b'\n{"shutdown" :  true}'
     encoded.clear()
     exchange = Recorded(num_ranks=2)
     serve(llama, exchange, decode(lines))
     assert exchange.sent == [lines] and encoded == []
-    llama.cancel("a")
+    llama.abort("a")
 
 
 def test_a_request_handed_over_by_reference_is_not_changed(llama: Engine) -> None:
     handed = Request("a", [5, 9], Autoregressive(), Sampling(temperature=0.0, seed=1), Stopping(NUM_TOKENS))
-    before = decode(encode([Submit(handed)]))
-    serve(llama, Recorded(num_ranks=1), [Submit(handed)])
-    assert before == [Submit(handed)]
+    before = decode(encode([AddRequest(handed)]))
+    serve(llama, Recorded(num_ranks=1), [AddRequest(handed)])
+    assert before == [AddRequest(handed)]

@@ -91,7 +91,7 @@ def check_survivors(
     alone = Engine.from_pretrained(folder, device="cpu")
     expected = {}
     for request in requests_of(alone, kinds):
-        alone.submit(request)
+        alone.add_request(request)
         expected[request.id] = []
     while not alone.is_idle:
         for progress in alone.step():

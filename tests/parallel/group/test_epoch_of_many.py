@@ -92,7 +92,7 @@ def test_many_requests_outlive_a_rank(
     engine = Engine(llama.checkpoint)
     expected: dict[str, list[int]] = {}
     for request in requests_of(engine):
-        engine.submit(request)
+        engine.add_request(request)
         expected[request.id] = []
     while not engine.is_idle:
         for progress in engine.step():

@@ -30,7 +30,7 @@ def ask(engine: Engine, name: str, beginning: str, tail: list[int]) -> tuple[lis
     decode = Lookahead(3, 3, 3) if tail else Autoregressive()
     stop = Stopping(NUM_TOKENS, ignore_eos=True)
     request = engine.request_builder.build([*BEGINNINGS[beginning], *tail], decode, GREEDY, stop, request_id=name)
-    engine.submit(request)
+    engine.add_request(request)
     tokens: list[int] = []
     cached = 0
     while not engine.is_idle:
@@ -106,7 +106,7 @@ def end_untold(mesh: Mesh, channel: Channel, folder: str, kinds: list[bool]) -> 
         with joined(epoch, epoch.mesh(mesh, mesh.rank), settings_of("shm"), store, lambda: False) as own:
             replayed = resume(engine, share_steps(runner, own, Mode.lp), own, epoch, None)
             if number == 1 and (mesh.rank == 0 or not is_divided):
-                engine.submit(request)
+                engine.add_request(request)
                 tokens = tokens_of(engine)
             if is_last:
                 tokens = [*replayed[0].tokens, *tokens_of(engine)]
@@ -135,7 +135,7 @@ def test_a_request_whose_end_nobody_has_heard_of_goes_on_by_its_own_settings(
     """Its sequence has been kept for others to begin from, on ranks that never knew its settings as well."""
     folder = str(checkpoint_folder("llama"))
     alone = Engine.from_pretrained(folder, device="cpu", step_times="off")
-    alone.submit(sampled(alone))
+    alone.add_request(sampled(alone))
     expected = tokens_of(alone)
     assert len(expected) == NUM_TOKENS
     assert run_ranks(end_untold, 2, folder, kinds) == [expected, expected]

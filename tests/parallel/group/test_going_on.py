@@ -72,7 +72,7 @@ def test_what_is_cached_is_not_fed_again(checkpoint_folder: Callable[[str], Path
     expected: Tokens = {}
     for request in requests:
         expected[request.id] = []
-        engine.submit(request)
+        engine.add_request(request)
         while not engine.is_idle:
             step(engine, expected)
     of_ranks = run_ranks(divide, 2, folder, mode)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from lp import Engine, Lookahead, Progress, Sampling, Stopping
+from lp import Engine, Lookahead, Output, Sampling, Stopping
 from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
 from parallel.group import loop
-from parallel.group.commands import Cancel, Command, Shutdown, Submit
+from parallel.group.commands import Abort, AddRequest, Command, Shutdown
 from parallel.mesh import Mesh
 from tests.parallel.ranks import run_ranks
 from tests.parallel.runners.test_lookahead_parallel import parallel_engine
@@ -22,7 +22,7 @@ class Script:
 
     def __init__(self, commands: list[tuple[int, Command]]):
         self.commands = commands
-        self.emitted: list[Progress] = []
+        self.emitted: list[Output] = []
 
     def has_waiting(self) -> bool:
         return bool(self.commands) and self.commands[0][0] <= len(self.emitted)
@@ -33,7 +33,7 @@ class Script:
             due.append(self.commands.pop(0)[1])
         return due or ([Shutdown()] if wait_s else [])
 
-    def emit(self, progress: Progress) -> None:
+    def emit(self, progress: Output) -> None:
         self.emitted.append(progress)
 
 
@@ -44,13 +44,13 @@ def serve(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, list[int
 
     def submit(name: str, prompt: list[int]) -> Command:
         request = make(prompt, Lookahead(), Sampling(0.0, seed=1), Stopping(30, ignore_eos=True), request_id=name)
-        return Submit(request)
+        return AddRequest(request)
 
     script = Script(
         [
             (0, submit("first", [5, 9, 5, 9])),
             (0, submit("cancelled", [6, 7, 8])),
-            (4, Cancel("cancelled")),
+            (4, Abort("cancelled")),
             (5, submit("late", [30, 31, 32, 33])),
         ]
     )
@@ -79,9 +79,9 @@ def test_every_rank_goes_through_the_same_states(num_ranks: int, checkpoint_fold
 def test_the_end_of_the_last_request_is_told_before_more_is_awaited(llama: Engine) -> None:
     """A front end that has heard of no end would keep the request's place, and wait for it when it shuts down."""
     request = llama.request_builder.build([5, 9], Lookahead(), Sampling(0.0), Stopping(30, ignore_eos=True))
-    emitted: list[Progress] = []
-    told: list[Progress] = []
-    rounds: list[list[Command]] = [[Submit(request)], [Cancel(request.id)], [Shutdown()]]
+    emitted: list[Output] = []
+    told: list[Output] = []
+    rounds: list[list[Command]] = [[AddRequest(request)], [Abort(request.id)], [Shutdown()]]
 
     class Inbox:
         """Submits a request, cancels it after a step, and shuts down."""

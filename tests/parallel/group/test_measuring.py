@@ -13,7 +13,7 @@ from lp.sampling.settings import Sampling
 from lp.step_cost import StepTimes
 from parallel.comm.channel import Channel
 from parallel.group import loop
-from parallel.group.commands import Command, Shutdown, Submit
+from parallel.group.commands import AddRequest, Command, Shutdown
 from parallel.mesh import Mesh
 from tests.parallel.ranks import run_ranks
 from tests.parallel.runners.test_lookahead_parallel import parallel_engine
@@ -52,7 +52,8 @@ def serve(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, list[int
     engine.measure_times = measure
     make, stopping = engine.request_builder.build, Stopping(240, ignore_eos=True)
     first, second = (
-        Submit(make([5, 9, 7] * 8, Auto(), Sampling(0.0, seed=1), stopping, request_id=name)) for name in ("one", "two")
+        AddRequest(make([5, 9, 7] * 8, Auto(), Sampling(0.0, seed=1), stopping, request_id=name))
+        for name in ("one", "two")
     )
     script = Script([first, None, second])
     loop.serve(

@@ -8,13 +8,13 @@ from contextlib import closing
 
 import pytest
 
-from lp import Autoregressive, Progress, Sampling, Stopping
+from lp import Autoregressive, Output, Sampling, Stopping
 from lp.request import Request, TokenLogprob
 from lp.statistics import Statistics
 from lp.step_cost import StepTimes
 from parallel.errors import EpochOver
 from parallel.group import messages
-from parallel.group.commands import Cancel, Shutdown, Submit
+from parallel.group.commands import Abort, AddRequest, Shutdown
 from parallel.group.epoch import Epoch, RunningRequest
 from parallel.group.link import Link, Listener
 from parallel.group.member import Fenced, Member
@@ -36,7 +36,7 @@ from parallel.group.messages import (
 )
 
 REQUEST = Request("a", [5, 9], Autoregressive(), Sampling(seed=1, logit_bias={3: 1.0}), Stopping(8, ["ü\n"]))
-PROGRESS = Progress("a", [7], "ü", [TokenLogprob(7, -0.5, [(7, -0.5)])], None, Statistics(submitted_at=0.0))
+PROGRESS = Output("a", [7], "ü", [TokenLogprob(7, -0.5, [(7, -0.5)])], None, Statistics(submitted_at=0.0))
 
 FROM_RANK: list[RankMessage] = [
     Hello(3, "host", 17),
@@ -51,7 +51,7 @@ FROM_RANK: list[RankMessage] = [
 FROM_FRONT_END: list[FrontEndMessage] = [
     BeginEpoch(Epoch(4, [1, 0], urgent=False, running=[RunningRequest(REQUEST, [7, 8])])),
     BeginEpoch(Epoch(1, [0], is_first=True)),
-    Commands(4, [Submit(REQUEST), Cancel("b"), Shutdown()]),
+    Commands(4, [AddRequest(REQUEST), Abort("b"), Shutdown()]),
     Commands(4, []),
     Leave("the group is shut down"),
 ]
@@ -74,7 +74,7 @@ def test_what_a_front_end_says_is_read_back(message: FrontEndMessage) -> None:
 
 
 def test_commands_cross_the_link_as_the_lines_that_they_are() -> None:
-    command = Submit(REQUEST)
+    command = AddRequest(REQUEST)
     data = messages.encode(Commands(1, [command]))
     assert data.split(b"\n")[1:] == [command.line]
     read = messages.from_front_end(data)
@@ -108,7 +108,7 @@ def test_what_is_no_message_is_refused(name: str) -> None:
     [
         b'{"type": "BeginEpoch", "epoch": {"number": 1}}',
         b'{"type": "BeginEpoch", "epoch": {"number": 1, "members": [0], "running": [{"request": {}}]}}',
-        b'{"type": "Commands", "epoch": 1}\n{"submit": {"id": "a"}}',
+        b'{"type": "Commands", "epoch": 1}\n{"add_request": {"id": "a"}}',
         b'{"type": "Commands", "epoch": 1}\n\n',
         b'{"type": "Hello", "rank": 0, "host": "x", "pid": 1}',
     ],
@@ -142,10 +142,10 @@ def test_a_member_introduces_itself_and_takes_what_it_is_told(
     hello = messages.from_rank(link.receive())
     assert isinstance(hello, Hello) and hello.rank == 1
     link.send(b"nonsense")
-    for message in (BeginEpoch(Epoch(5, [1])), Commands(4, [Cancel("old")]), Commands(5, [Cancel("a")])):
+    for message in (BeginEpoch(Epoch(5, [1])), Commands(4, [Abort("old")]), Commands(5, [Abort("a")])):
         link.send(messages.encode(message))
     assert member.next_epoch() == Epoch(5, [1])
-    assert member.take(5.0) == [Cancel("a")]
+    assert member.take(5.0) == [Abort("a")]
     assert "the front end sent something that is not a message: b'nonsense'" in caplog.text
     link.send(messages.encode(Leave("enough")))
     with pytest.raises(EpochOver):

@@ -52,7 +52,7 @@ def decoded(engine: Engine) -> Found:
     found: dict[str, tuple[list[int], list[list[int]]]] = {}
     for together in (*([one] for one in requests[::2]), requests):
         for request in together:
-            assert engine.submit(request) is None
+            assert engine.add_request(request) is None
         while not engine.is_idle:
             for progress in engine.step():
                 if progress.finish_reason and progress.beams:

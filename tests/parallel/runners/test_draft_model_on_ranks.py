@@ -63,7 +63,7 @@ def decode_all(engine: Engine) -> Found:
     done = {f"{number}": Completion() for number in range(len(mixed))}
     for number, (prompt, decode, sampling) in enumerate(mixed):
         own = replace(sampling, seed=number)
-        engine.submit(engine.request_builder.build(prompt, decode, own, STOPPING, f"{number}"))
+        engine.add_request(engine.request_builder.build(prompt, decode, own, STOPPING, f"{number}"))
     while not engine.is_idle:
         for progress in engine.step():
             done[progress.request_id].extend(progress)

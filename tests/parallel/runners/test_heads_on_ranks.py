@@ -43,7 +43,7 @@ def decode(engine: Engine) -> Found:
         for number, prompt in enumerate(PROMPTS):
             stopping = Stopping(NUM_TOKENS, ignore_eos=True)
             request = engine.request_builder.build(prompt, Medusa(), sampling, stopping, f"{name} {number}")
-            engine.submit(request)
+            engine.add_request(request)
             texts[request.id] = []
     while not engine.is_idle:
         for progress in engine.step():

@@ -10,7 +10,7 @@ import pytest
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.kv.contiguous import ContiguousMemory
-from lp.scheduling.room import Room
+from lp.scheduling.room import KVBudget
 from lp.single_device import SingleDevice
 from parallel.comm.channel import Channel
 from parallel.mesh import Mesh
@@ -28,7 +28,7 @@ METHODS = [Autoregressive(), Lookahead(3, 4, 3), Autoregressive(), Lookahead(5, 
 def serve(engine: Engine) -> dict[str, list[int]]:
     for number, (prompt, decode) in enumerate(zip(PROMPTS, METHODS, strict=True)):
         stopping = Stopping(40, ignore_eos=True)
-        engine.submit(engine.request_builder.build(prompt, decode, GREEDY, stopping, request_id=str(number)))
+        engine.add_request(engine.request_builder.build(prompt, decode, GREEDY, stopping, request_id=str(number)))
     tokens: dict[str, list[int]] = {str(number): [] for number in range(len(PROMPTS))}
     while not engine.is_idle:
         for progress in engine.step():
@@ -42,9 +42,9 @@ def serve_with_replicas(
     """all_at_once: no request waits, so that sequences are evicted all the time, others on each rank."""
     checkpoint = load(ModelSettings(folder, device="cpu"))
     memory = checkpoint.model.memory = ContiguousMemory(3, 4 + mesh.rank)
-    room = Room(channel.least(memory.num_pages))
+    room = KVBudget(channel.least(memory.num_pages))
     runner = LookaheadParallel(SingleDevice(checkpoint.model), channel)
-    engine = Engine(checkpoint, runner, fingerprints=True, room=Room() if all_at_once else room)
+    engine = Engine(checkpoint, runner, fingerprints=True, room=KVBudget() if all_at_once else room)
     return serve(engine), room.num_pages
 
 
@@ -54,7 +54,7 @@ def serve_with_stages(mesh: Mesh, channel: Channel, folder: str) -> dict[str, li
         memory = checkpoint.model.memory = ContiguousMemory(3, 4 + 2 * mesh.rank)  # a step has two sequences
         memory.limit(channel.least(memory.num_pages))  # stages must lack the same tokens
         runner = PipelineParallel(checkpoint.model, pipeline, channel)
-        return serve(Engine(checkpoint, runner, fingerprints=True, room=Room()))
+        return serve(Engine(checkpoint, runner, fingerprints=True, room=KVBudget()))
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,7 @@ def count(mesh: Mesh, channel: Channel, axis: str, folder: str, numbers: list[in
         stopping = Stopping(NUM_TOKENS, ignore_eos=True)
         for name in range(number):
             prompt, greedy = [5, 9, name + 2], Sampling(temperature=0.0, seed=3)
-            engine.submit(engine.request_builder.build(prompt, Autoregressive(), greedy, stopping, str(name)))
+            engine.add_request(engine.request_builder.build(prompt, Autoregressive(), greedy, stopping, str(name)))
         while not engine.is_idle:
             engine.step()
         found.append(Sent(parts.traffic.num_collectives - messages, channel.num_steps - steps))

@@ -27,7 +27,7 @@ from parallel.comm.channel import Channel
 from parallel.comm.connect import connect_axis
 from parallel.errors import RankLost, StateDiverged
 from parallel.group import loop
-from parallel.group.commands import Cancel, Submit
+from parallel.group.commands import Abort, AddRequest
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 from parallel.runners.pipeline import PipelineParallel
 from parallel.shards.stages import read_stage
@@ -157,12 +157,12 @@ def serve_five(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, lis
     engine, runner = stage_engine(channel, connect_stages(mesh), folder)
     tokens: dict[str, list[int]] = {name: [] for name in FIVE}
     for name in tokens:
-        engine.submit(request(engine, name))
+        engine.add_request(request(engine, name))
     while not engine.is_idle:
         for progress in engine.step():
             tokens[progress.request_id] += progress.tokens
         if any("1" in batch for batch in runner.under_way) and len(tokens["1"]) >= 3:
-            assert engine.cancel("1")
+            assert engine.abort("1")
     assert not runner.states and not runner.under_way
     return tokens, runner.most, channel.num_steps
 
@@ -202,7 +202,7 @@ def costs(mesh: Mesh, channel: Channel, folder: str) -> Costs:
     """The costs of a request whose prompt fits into one chunk, decoded token by token."""
     pipeline = connect_stages(mesh)
     engine, runner = stage_engine(channel, pipeline, folder)
-    engine.submit(request(engine, "0", Autoregressive()))
+    engine.add_request(request(engine, "0", Autoregressive()))
     steps = engine.step()[0].stats.steps
     cached = runner.states["0"].cache.num_bytes
     while not engine.is_idle:
@@ -234,11 +234,11 @@ def serve_commands(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str,
     engine, _ = stage_engine(channel, connect_stages(mesh), folder)
     script = Script(
         [
-            (0, Submit(request(engine, "0"))),
-            (0, Submit(request(engine, "1", METHODS[0]))),
-            (3, Submit(request(engine, "2", METHODS[0], SAMPLED))),
-            (9, Cancel("1")),
-            (10, Submit(request(engine, "3"))),
+            (0, AddRequest(request(engine, "0"))),
+            (0, AddRequest(request(engine, "1", METHODS[0]))),
+            (3, AddRequest(request(engine, "2", METHODS[0], SAMPLED))),
+            (9, Abort("1")),
+            (10, AddRequest(request(engine, "3"))),
         ]
     )
     inbox = script if mesh.rank == 0 else None
@@ -268,8 +268,8 @@ def diverge(mesh: Mesh, channel: Channel, folder: str) -> tuple[int, int, str]:
     Returns the rank and the step that are reported, and the request of the first step.
     """
     engine, _ = stage_engine(channel, connect_stages(mesh), folder)
-    engine.submit(request(engine, "0"))
-    engine.submit(request(engine, "1", sampling=replace(GREEDY, seed=mesh.rank == 1)))
+    engine.add_request(request(engine, "0"))
+    engine.add_request(request(engine, "1", sampling=replace(GREEDY, seed=mesh.rank == 1)))
     first = engine.step()[0].request_id
     with pytest.raises(StateDiverged) as caught:
         engine.step()

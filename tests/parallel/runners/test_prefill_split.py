@@ -122,7 +122,7 @@ def generate(mesh: Mesh, channel: Channel, folder: str) -> tuple[list[list[int]]
     for number, decode in enumerate((Autoregressive(), Lookahead(3, 3, 3), Autoregressive())):
         stopping = Stopping(20, ignore_eos=True)
         request = engine.request_builder.build(PROMPT[number:], decode, GREEDY, stopping, request_id=str(number))
-        engine.submit(request)
+        engine.add_request(request)
         tokens[request.id] = []
         for _ in range(8 if number == 0 else 2):
             for progress in engine.step():

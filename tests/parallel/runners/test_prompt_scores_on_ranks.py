@@ -13,7 +13,7 @@ from lp import Engine
 from lp.assembly import EngineSettings
 from lp.model.checkpoint import ModelSettings
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
-from parallel.build import MeshPlace
+from parallel.build import MeshTopology
 from parallel.comm.channel import Channel
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
 from tests.mixture import Mixture, check_mixture, make_mixture, run_mixture
@@ -30,7 +30,7 @@ def run_modes(mesh: Mesh, channel: Channel, folder: str) -> list[Mixture]:
     store = open_store(mesh, settings.timeout_s)
     found = []
     for axes in MODES:
-        place = MeshPlace(settings, Mesh(axes, mesh.rank, mesh.num_ranks), PrefixStore(str(axes), store))
+        place = MeshTopology(settings, Mesh(axes, mesh.rank, mesh.num_ranks), PrefixStore(str(axes), store))
         scheduler = SchedulerSettings(max_step_rows=24, prefix_reuse=PrefixReuse.all)
         engine = Engine.assemble(EngineSettings(ModelSettings(folder, device="cpu"), scheduler=scheduler), place)
         found.append(run_mixture(engine, make_mixture(engine, 12, 5, beginning=BEGINNING)))

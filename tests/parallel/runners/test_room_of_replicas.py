@@ -11,7 +11,7 @@ import pytest
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.kv.contiguous import ContiguousMemory
-from lp.scheduling.room import Room
+from lp.scheduling.room import KVBudget
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from lp.single_device import SingleDevice
 from parallel.build import share_steps
@@ -32,7 +32,7 @@ def engine_of(channel: Channel, folder: str, mode: str, num_pages: int, **settin
     checkpoint = load(ModelSettings(folder, device="cpu"))
     memory = checkpoint.model.memory = ContiguousMemory(3, num_pages)
     runner = share_steps(SingleDevice(checkpoint.model, prefill_chunk=64), channel, mode)  # type: ignore[arg-type]
-    room = Room.of(runner, channel.least(memory.num_pages))
+    room = KVBudget.of(runner, channel.least(memory.num_pages))
     return Engine(checkpoint, runner, fingerprints=True, room=room, **settings)
 
 
@@ -41,7 +41,7 @@ def serve(engine: Engine) -> tuple[dict[str, list[int]], int, int]:
     for number, prompt in enumerate(PROMPTS):
         stopping = Stopping(30 + 4 * number, ignore_eos=True)
         decode = METHODS[number % 2]
-        engine.submit(engine.request_builder.build(prompt, decode, GREEDY, stopping, request_id=str(number)))
+        engine.add_request(engine.request_builder.build(prompt, decode, GREEDY, stopping, request_id=str(number)))
     tokens: dict[str, list[int]] = {str(number): [] for number in range(len(PROMPTS))}
     most = num_preempted = 0
     while not engine.is_idle:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lp.model.kv_cache import PAGE, pages_of
 from lp.runner import Home, StepInput
-from lp.scheduling.room import Room
+from lp.scheduling.room import KVBudget
 from lp.tree import NO_ROWS
 from parallel.runners.assignment import Assignment, Balanced, Pinned
 from parallel.runners.followers import drop_most_lagging
@@ -59,7 +59,7 @@ def crowds(draw: st.DrawFn) -> tuple[list[Running], int]:
 
 def arranged(running: list[Running], num_replicas: int, num_pages: int, may_move: bool) -> tuple[list[Running], Rooms]:
     """Those that are admitted, and their rooms."""
-    room, rooms = Room(num_pages, num_replicas, may_move), Rooms(num_pages, num_replicas, may_move)
+    room, rooms = KVBudget(num_pages, num_replicas, may_move), Rooms(num_pages, num_replicas, may_move)
     placed = room.placed(running, lambda one: one.owner)
     rooms.arrange({one.name: Home(replica, pages_of(one.num_slots)) for one, replica in placed})
     return [one for one, _ in placed], rooms

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lp.model.kv_cache import PAGE, pages_of
 from lp.runner import Home, StepInput
-from lp.scheduling.room import Room
+from lp.scheduling.room import KVBudget
 from lp.tree import NO_ROWS
 from parallel.runners.assignment import Assignment, Balanced, Pinned
 from parallel.runners.followers import drop_most_lagging
@@ -39,7 +39,7 @@ class Replicas:
 
     def __init__(self, num_pages: int, num_replicas: int, assignment: Assignment):
         self.num_pages, self.assignment = num_pages, assignment
-        self.room = Room(num_pages, num_replicas, assignment.moves_sequences)
+        self.room = KVBudget(num_pages, num_replicas, assignment.moves_sequences)
         self.rooms = Rooms(num_pages, num_replicas, assignment.moves_sequences)
         self.known: dict[str, KnownTokens] = {}
 

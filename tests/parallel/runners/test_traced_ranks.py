@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, StepTrace
-from lp.generation import Generation
+from lp.generation import RequestState
 from lp.model.checkpoint import ModelSettings, load
 from lp.runner import StepInput
 from lp.single_device import SingleDevice
@@ -80,7 +80,7 @@ def test_only_traced_sequences_are_told(llama: Engine) -> None:
     request = llama.request_builder.build(PROMPT, Lookahead(3, 3, 3))
     traced = llama.request_builder.build(PROMPT, Lookahead(3, 3, 3), trace=True)
     steps = [
-        StepInput.of(Generation(one, llama.checkpoint, llama.history).sequence, chain([1, 2, 3, 4]))
+        StepInput.of(RequestState(one, llama.checkpoint, llama.history).sequence, chain([1, 2, 3, 4]))
         for one in (request, traced)
     ]
     all_shares = [Shares({0: range(4)}), Shares({0: [0, 1], 1: [0, 1, 2, 3]})]

@@ -17,7 +17,7 @@ from lp.model.checkpoint import ModelSettings
 from lp.model.exactness import UnsupportedArchitecture
 from lp.model.kv.contiguous import ContiguousCache
 from lp.tree import chain
-from parallel.build import MeshPlace
+from parallel.build import MeshTopology
 from parallel.comm.channel import Channel
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
 from parallel.shards.dealing import deal_heads
@@ -74,13 +74,13 @@ def decode(mesh: Mesh, channel: Channel, cases: list[tuple[int, str]]) -> dict[t
         if mesh.rank < num_ranks:
             placed = Mesh({"lp": num_ranks // degree, "tp": degree}, mesh.rank, num_ranks)
             for folder in [folder for wanted, folder in cases if wanted == degree]:
-                place = MeshPlace(settings, placed, PrefixStore(f"{degree}{folder}", store))
+                place = MeshTopology(settings, placed, PrefixStore(f"{degree}{folder}", store))
                 found[degree, folder] = decode_one(place, folder)
                 place.close()
     return found
 
 
-def decode_one(place: MeshPlace, folder: str) -> Found:
+def decode_one(place: MeshTopology, folder: str) -> Found:
     engine = Engine.assemble(EngineSettings(ModelSettings(folder, device="cpu"), METHOD), place)
     sampling = Sampling(temperature=0.0, seed=0)
     text = engine.generate(PROMPT, sampling=sampling, stopping=Stopping(NEW_TOKENS)).token_ids

@@ -127,7 +127,7 @@ def run(engine: Engine, requests: list[Request]) -> dict[str, Completion]:
     """Serves requests together to their ends."""
     found = {request.id: Completion() for request in requests}
     for request in requests:
-        engine.submit(request)
+        engine.add_request(request)
     while not engine.is_idle:
         for progress in engine.step():
             found[progress.request_id].extend(progress)
