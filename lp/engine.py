@@ -230,14 +230,10 @@ class Engine:
         told = [generation.tell(step) for generation, step in self._settle_and_start()]
         if told:
             told[0] = replace(told[0], engine=self.batches.take_counts())
-        self.batches.look_ahead()
         return told
 
     def _settle_and_start(self) -> list[tuple[RequestState, Committed]]:
         """Adds the tokens of the oldest batch, and starts the next ones if the device works by itself."""
-        if solo := self.batches.go_on():
-            self._failure = solo.error
-            return [(solo.generation, self.batches.went_on(solo))]
         self.batches.start()
         settled = self.batches.finish()
         if self.batches.runner.is_asynchronous:

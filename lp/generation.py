@@ -194,13 +194,6 @@ class RequestState:
         self.num_fed = len(self.sequence.tokens) - 1
         return step
 
-    def settle_added(self, answers: Answers) -> Committed:
-        """`settle` for a step whose tokens have been added, as none of them ends the sequence."""
-        step = self._verified(answers)
-        assert step.reason is None
-        self.num_fed = len(self.sequence.tokens) - 1
-        return step
-
     def _verified(self, answers: Answers) -> Committed:
         if self.recorder:
             self.recorder.note_tree(self.tree, self.decoder)

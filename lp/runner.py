@@ -112,21 +112,6 @@ class Runner(Protocol):
 
 
 @runtime_checkable
-class GoesOn(Runner, Protocol):
-    """A runner that can start the next step of a sequence which it has for itself with fewer calls than `start`."""
-
-    def may_go_on(self, step: StepInput) -> bool:
-        """Whether a step, the last one that was started, may be followed by `go_on`, and readies what can be. The next
-        one has as many candidates.
-        """
-        ...
-
-    def go_on(self, step: StepInput, rows: list[int]) -> None:
-        """Starts a step. The sequence has grown by the targets of these rows of its step before, which is over."""
-        ...
-
-
-@runtime_checkable
 class CopiesTokens(Protocol):
     """A runner whose replicas may copy keys and values from each other. can_copy: whether they can."""
 

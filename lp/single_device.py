@@ -79,7 +79,6 @@ class SingleDevice(ForwardRunner):
         self.prefill_chunk = prefill_chunk
         self.second = model.second and SecondModelStates(model.second, prefill_chunk)
         self.states: dict[str, SequenceState] = {}
-        self._starts_as_usual = type(self).launch is SingleDevice.launch and type(self).start is ForwardRunner.start
         if can_fuse(model.device):
             names = [name for name in KINDS if name != TRUNCATED or model.vocab_size > NUM_BEST]
             model.capture_choosing({name: KINDS[name] for name in names})
@@ -128,27 +127,6 @@ class SingleDevice(ForwardRunner):
             self.make_room([step])
         return self._compute([self._rows(step)], self.asked_all([step]))
 
-    def may_go_on(self, step: StepInput) -> bool:
-        """See GoesOn. Subclasses that start steps in a way of their own may not."""
-        state = self.states[step.sequence.id]
-        is_next = state.last is step.tree and state.cache.length == step.num_fed and not state.cache.was_evicted
-        kind = state.sampler.captured_kind(step.num_candidates)
-        state.room, state.ready = state.cache.room(), self.model.ready(state.cache, kind) if kind else None
-        return self._starts_as_usual and is_next and state.sampler.asks_for_rows_alone and not step.sequence.ahead
-
-    def go_on(self, step: StepInput, rows: list[int]) -> None:
-        """See GoesOn."""
-        state, tree, num_rows = self.states[step.sequence.id], step.tree, step.tree.num_rows
-        cache, state.last = state.cache, tree
-        cache.keep(rows)
-        asked = state.sampler.ask(tree, step.sequence.tokens, step.num_candidates)
-        has_room = cache.length + num_rows <= state.room
-        if has_room and state.ready and (made := state.ready(tree, asked.choices)):
-            pending = self.answer([asked], made.logits, made.rows, made.choose, made.is_lasting)
-        else:
-            pending = self._compute([SequenceRows(tree, cache, num_rows)], [asked], has_room)
-        self._under_way.append(pending)
-
     def asked_all(self, steps: list[StepInput]) -> list[Asked]:
         """How the rows of all steps that have a tree are to be answered. A second model runs these rows at once."""
         asked = [self.asked(step) for step in steps if len(step.tree)]
@@ -158,10 +136,8 @@ class SingleDevice(ForwardRunner):
         asked = self.states[step.sequence.id].sampler.ask(step.tree, step.sequence.tokens, step.num_candidates)
         return asked._replace(ahead=step.ahead) if step.sequence.ahead else asked
 
-    def _compute(self, given: list[SequenceRows], asked: list[Asked], has_room: bool = False) -> Pending:
-        """Runs the rows, and has the last sequences' answered, by the graphs that choose tokens where there are any.
-        has_room: whether the caches are known to have room for them.
-        """
+    def _compute(self, given: list[SequenceRows], asked: list[Asked]) -> Pending:
+        """Runs the rows, and has the last sequences' answered, by the graphs that choose tokens where there are any."""
         if not given:
             return list
         if (heads := self.model.heads) and any(one.ahead for one in asked):
@@ -170,10 +146,10 @@ class SingleDevice(ForwardRunner):
         if can_choose(type(self.model.fast)):
             choosing = [one.captured and Choosing(*one.captured) for one in asked]
             num_fed = len(given) - len(asked)
-            if computed := self.model.compute(given, [*[None] * num_fed, *choosing], has_room):
+            if computed := self.model.compute(given, [*[None] * num_fed, *choosing]):
                 rows = computed.rows[num_fed:]
                 return self.answer(asked, computed.logits, rows, computed.choose, computed.is_lasting)
-        return self.answer(asked, self.model.run(given) if has_room else self.logits_of(given))
+        return self.answer(asked, self.logits_of(given))
 
     def logits_of(self, given: list[SequenceRows]) -> Tensor:
         """Runs the rows of some sequences; returns the logits that are wanted (see CausalModel.forward_many)."""

@@ -91,20 +91,10 @@ class BatchDevice(SingleDevice):
         self.laps: list[dict[str, float]] = []
         self._answered = 0.0
         self._steps: dict[int, StepInput] = {}  # by the identity of what was asked for them
-        self._going_on: StepInput | None = None
 
     @property
     def is_asynchronous(self) -> bool:
         return True
-
-    def may_go_on(self, step: StepInput) -> bool:
-        self._starts_as_usual = True
-        return super().may_go_on(step)
-
-    def go_on(self, step: StepInput, rows: list[int]) -> None:
-        begin, self._going_on = time.perf_counter(), step
-        super().go_on(step, rows)
-        self._note_lap(begin)
 
     def launch(self, steps: list[StepInput]) -> Pending:
         begin = time.perf_counter()
@@ -126,12 +116,11 @@ class BatchDevice(SingleDevice):
 
     def answer(self, asked: list[Asked], logits: Tensor, *how: Any) -> Callable[[], list[Answers]]:
         """The answers are there as soon as somebody waits for them."""
-        steps = [self._going_on or self._steps.pop(id(one)) for one in asked]
-        self._going_on = None
+        steps = [self._steps.pop(id(one)) for one in asked]
 
         def wait() -> list[Answers]:
             self.laps[-1]["text"] = time.perf_counter() - self.forward.started
-            self.watch.seconds.clear()  # what was done meanwhile, with a sequence that is alone
+            self.watch.seconds.clear()
             # By copies of the trees: otherwise arrays would be made of their rows, which nobody else asks for.
             packed = [self.followers.answer(copy.copy(step.tree), len(step.sequence.tokens)) for step in steps]
             packed = [answer[:, : max(1, step.num_candidates)] for answer, step in zip(packed, steps, strict=True)]

@@ -12,18 +12,15 @@ from dataclasses import dataclass
 from typing import Any, cast
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lp.model.causal import CausalModel
 from lp.model.fast import cuda_graphs
 from lp.model.fast.cuda_graphs import CapturedForward
-from lp.model.fast_forward import Choose, Choosing, Computed, ReadyForward, SequenceRows
+from lp.model.fast_forward import Choose, Choosing, Computed, SequenceRows
 from lp.model.kv.arena import Arena, LayerShape
-from lp.model.kv_cache import KVCache
 from lp.model.native.forward import NativeForward
-from lp.tree import TokenTree
 
 NO_LOGITS = torch.empty(0, 0)
 PAGES_OF_A_SEQUENCE = 9
@@ -67,18 +64,6 @@ class MadeUpGraphs(CapturedForward):
         computed = super().compute(given, how)
         self.num_rows = sum(len(rows.tree) for rows in given)
         return computed
-
-    def ready(self, cache: KVCache, kind: str) -> ReadyForward | None:
-        ready = super().ready(cache, kind)
-        assert ready, "all kinds are captured"
-
-        def noted(tree: TokenTree, choices: np.ndarray) -> Computed | None:
-            self.began = time.perf_counter()
-            computed = ready(tree, choices)
-            self.num_rows = len(tree)
-            return computed
-
-        return noted
 
     def _note_start(self) -> None:
         self.started = time.perf_counter()

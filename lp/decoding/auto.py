@@ -14,8 +14,6 @@ from lp.decoding.odds import descending
 from lp.decoding.window import Window
 from lp.drafting.backoff import PLAIN, SPECULATE, WATCH
 from lp.drafting.history import DraftHistory, nearest_power
-from lp.drafting.native.drafter import Found, NativeDrafter, Ready
-from lp.drafting.native.tree import PlannedTree
 from lp.drafting.resting import Resting
 from lp.methods import Auto
 from lp.tree import TokenTree, chain, greatest_depth
@@ -62,8 +60,6 @@ class AutoDecoder:
         self._ahead: TokenTree | None = None
         self._room = self._wanted = -1
         self._unnoted: tuple[int, float] | None = None
-        self._native = self.drafter if isinstance(self.drafter, NativeDrafter) else None
-        self._found: tuple[Found, PlannedTree] | None = None
         # How long the sequence was when plain steps began; the sources have not learnt from them yet.
         self._plain_from: int | None = None
 
@@ -181,7 +177,7 @@ class AutoDecoder:
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
         if self._effort is PLAIN:
             return self._take_plain(int(answers.targets[0]))
-        if self._found is not None or self._looks_ahead():
+        if self._looks_ahead():
             return self._go_on(answers)
         if self._effort is WATCH and (found := self.drafter.likeliest()):
             probability, token = found
@@ -197,20 +193,6 @@ class AutoDecoder:
             self._resting.accepted(len(accepted.tokens))
         return accepted, partial(self._count, kinds, num_drafts, accepted)
 
-    def ready(self) -> Ready | None:
-        """What learns from the answers of the tree planned last and plans the next one, if that is all the library's.
-
-        Whoever calls it hands over what it has found by `take_over`, and the answers by `commit`.
-        """
-        if self._native is None or self._unnoted is not None or not self._looks_ahead():
-            return None
-        account = self.profile.account
-        return self._native.ready(self.num_candidates > 0, self._room, self._wanted, account, self._seconds)
-
-    def take_over(self, found: Found, tree: PlannedTree) -> None:
-        """Notes what the library has found in the answers that `commit` gets next, and the tree that it has planned."""
-        self._found = found, tree
-
     def _looks_ahead(self) -> bool:
         """Whether the next tree can be planned with learning from this one: the sequence is alone, on one device, and
         neither tree has a window.
@@ -225,14 +207,9 @@ class AutoDecoder:
         if self._unnoted is not None:
             self._note_step()
         kinds, num_drafts = self.drafter.kinds, self.drafter.num_drafts
-        if self._found is not None:
-            (found, tree), self._found = self._found, None
-            assert self._native is not None
-            accepted, self._ahead = self._native.went_on(found, tree), tree if found[-1] else None
-        else:
-            accepted, self._ahead = self.drafter.go_on(
-                answers, self._room, self._wanted, self.profile.account, self._seconds
-            )
+        accepted, self._ahead = self.drafter.go_on(
+            answers, self._room, self._wanted, self.profile.account, self._seconds
+        )
         self._keep_for_sum(answers)
         count = len(accepted.tokens)
         self._room, self._wanted, self._unnoted = self._room - count, self._wanted - count, (count, self._seconds)

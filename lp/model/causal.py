@@ -29,7 +29,6 @@ from lp.model.fast_forward import (
     Computed,
     FastForward,
     ForwardFailed,
-    ReadyForward,
     RunsByLayer,
     SequenceRows,
 )
@@ -158,18 +157,11 @@ class CausalModel:
             with current(self.device):
                 self.fast.capture_choosing(kinds)
 
-    def compute(
-        self, given: Sequence[SequenceRows], how: Sequence[Choosing | None], has_room: bool = False
-    ) -> Computed | None:
-        """See ChoosesTokens. The fast forward must be one (see `can_choose`). has_room: whether the caches have."""
-        if not has_room:
-            self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
+    def compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None]) -> Computed | None:
+        """See ChoosesTokens. The fast forward must be one (see `can_choose`)."""
+        self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
         with current(self.device):
             return cast(ChoosesTokens, self.fast).compute(given, how)
-
-    def ready(self, cache: KVCache, kind: str) -> ReadyForward | None:
-        """See ChoosesTokens; None if the forward is not one."""
-        return cast(ChoosesTokens, self.fast).ready(cache, kind) if can_choose(type(self.fast)) else None
 
     @torch.inference_mode()
     def forward_eager(self, given: Sequence[SequenceRows], incoming: Tensor | None = None) -> tuple[Tensor, TreeStep]:

@@ -96,10 +96,6 @@ class Computed:
     is_lasting: bool
 
 
-# Runs the rows of one sequence, whose tokens are all chosen, as int64 [R, C] says; see ChoosesTokens.ready.
-ReadyForward = Callable[[TokenTree, np.ndarray], Computed | None]
-
-
 @runtime_checkable
 class ChoosesTokens(Protocol):
     """A fast forward that can choose tokens on the device without the host's launching it."""
@@ -113,12 +109,5 @@ class ChoosesTokens(Protocol):
 
         how: for each sequence; None for one whose tokens are chosen otherwise, or not at all. Returns None, with
         nothing done, if no tokens are to be chosen, or by a kind that has not been captured.
-        """
-        ...
-
-    def ready(self, cache: KVCache, kind: str) -> ReadyForward | None:
-        """Readies `compute` for a sequence that is alone and has room, whose tokens are chosen by a kind. Then little
-        is left to be done when its rows are known. Returns None for a kind that has not been captured. What it returns
-        does so, with nothing done, where only `compute` can run the rows.
         """
         ...

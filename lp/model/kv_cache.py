@@ -70,10 +70,6 @@ class KVCache(ABC):
         """Whether a step may write up to so many tokens without anything being done before it."""
 
     @abstractmethod
-    def room(self) -> int:
-        """Up to how many tokens `has_room` says yes, as long as there are only steps and what they keep."""
-
-    @abstractmethod
     def reserve(self, num_rows: int) -> None:
         """Makes room for a step of `num_rows` rows, which must be done before each step.
 

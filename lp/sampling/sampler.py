@@ -74,16 +74,6 @@ class Sampler:
         self._in_turn: dict[tuple[int, int], list[Asked]] = {}
         self._largest: dict[int, Asked] = {}
 
-    @property
-    def asks_for_rows_alone(self) -> bool:
-        """Whether no penalty, no grammar and no second model depends on the tokens."""
-        return (self._are_alike or self._are_drawn) and not (self.contrast and self.contrast.of_second)
-
-    def captured_kind(self, num_candidates: int) -> str | None:
-        """The kind of a graph's choosing that may stand for what `ask` returns first; None if no graph may."""
-        first = self._choosers_of(min(max(1, num_candidates), self.vocab_size))[0][0]
-        return first.kind if isinstance(first, FusedChooser) else None
-
     def ask(self, tree: TokenTree, tokens: Sequence[int], num_candidates: int = 0) -> Asked:
         """What answers all rows of a tree. Each step of a sequence asks once.
 

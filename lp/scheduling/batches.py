@@ -12,13 +12,12 @@ from collections.abc import Iterable, Iterator
 from lp.generation import Committed, RequestState
 from lp.model.kv_cache import pages_of
 from lp.request import Sequence
-from lp.runner import GoesOn, HasReplicas, Home, Runner, StepInput
+from lp.runner import HasReplicas, Home, Runner, StepInput
 from lp.sampling.settings import Sampling
 from lp.scheduling.budget import Fed, plan_together, step_rows
 from lp.scheduling.prefixes import Finished, Prefixes, followers
 from lp.scheduling.scheduler import Batch, Scheduler, StepClock, Turn
 from lp.scheduling.settings import SchedulerSettings
-from lp.scheduling.solo import Solo
 from lp.statistics import EngineCounts
 from lp.step_cost import StepTimes
 from lp.tree import TokenTree
@@ -59,13 +58,10 @@ class Batches:
         # Those that begin like one that came earlier and was running: that one, and the number of tokens they share.
         self._followed: dict[RequestState, tuple[RequestState, int]] = {}
         self._counts = EngineCounts()
-        # What goes on with a generation that is alone. Nobody may join it, or end it, without dropping this.
-        self.solo: Solo | None = None
-        self._goes_on = runner if isinstance(runner, GoesOn) and runner.is_asynchronous else None
 
     def take_times(self, step_times: StepTimes) -> None:
         """Plans by other step times from now on."""
-        self._step_times, self.solo = step_times, None
+        self._step_times = step_times
         self._weigh()
         assert self.clock.watch is not None
         self.clock.watch.take(step_times, self.runner.num_replicas)
@@ -90,7 +86,6 @@ class Batches:
 
     def open(self, generation: RequestState) -> None:
         """Takes in a new generation."""
-        self.solo = None
         if same := self.prefixes.take(generation.sequence.id):
             self.runner.close(same)
         running = ((one, one.prompt, one.owner) for one in (*self.scheduler, *self.generations()))
@@ -102,7 +97,6 @@ class Batches:
 
     def end(self, generation: RequestState) -> None:
         """Forgets a generation that has ended and has no step under way, but may keep what was computed for it."""
-        self.solo = None
         self.scheduler.end(generation)
         self._unlike.clear()
         self._followed.pop(generation, None)
@@ -136,9 +130,6 @@ class Batches:
     def _start(self, turns: list[Turn], steps: list[StepInput], num_fed: int) -> None:
         started_at = time.perf_counter()
         self.runner.start(steps)
-        self._note_start(turns, steps, num_fed, started_at)
-
-    def _note_start(self, turns: list[Turn], steps: list[StepInput], num_fed: int, started_at: float) -> None:
         self.scheduler.start(turns)  # after the runner: if that fails, they can still be cancelled
         batch = Batch(turns, started_at=started_at, num_fed=num_fed)
         if self.clock.watch is not None and not num_fed:
@@ -151,7 +142,6 @@ class Batches:
 
         held: sequences that the runner has open; those that are not kept are closed.
         """
-        self.solo = None
         for name, tokens, owner in finished:
             if (sequence := held.pop(name, None)) is None:
                 sequence = Sequence(name, tokens, len(tokens), Sampling(0.0, seed=0))
@@ -220,48 +210,8 @@ class Batches:
             self.end(generation)
         return generation, step
 
-    def go_on(self) -> Solo | None:
-        """Finishes the step of a generation that is alone, and starts its next one. Returns None if that was not done:
-        then `finish` knows the answers if they have come.
-        """
-        if (solo := self.solo) is None:
-            return None
-        self.solo = None
-        try:
-            if solo.go_on():
-                return solo
-        except BaseException:
-            self._under_way.popleft()
-            self.scheduler.finish(solo.generation)
-            raise
-        self._under_way[0].answers = [solo.answers]
-        solo.hand_over()
-        return None
-
-    def went_on(self, solo: Solo) -> Committed:
-        """Notes all that `go_on` has left for later. Returns what the finished step has added."""
-        batch, generation = self._under_way.popleft(), solo.generation
-        self.scheduler.finish(generation)
-        self.clock.end(batch, solo.answered_at)
-        settled = solo.settled(self._max_length)
-        if solo.error is None:
-            self._note_start([Turn(generation, solo.step.num_fed, True)], [solo.step], 0, solo.started_at)
-        return settled
-
-    def look_ahead(self) -> None:
-        """Makes ready what goes on with a generation that is alone, if the step under way is its."""
-        self.solo = None
-        if self._goes_on is None or self.fingerprints or len(self._under_way) != 1:
-            return
-        ((generation, _, decodes), *others) = self._under_way[0].turns
-        if decodes and not others and self.scheduler.has_one:
-            if len(self.prefixes):
-                self._make_room()
-            self.solo = Solo.of(generation, self._goes_on)
-
     def withdraw(self, generation: RequestState) -> None:
         """Removes a generation with a step under way, after waiting for its batch and all earlier ones."""
-        self.solo = None
         for batch in list(self._under_way):
             if batch.answers is None:
                 batch.answers, batch.watched = self.runner.finish(), None

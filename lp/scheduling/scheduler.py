@@ -163,11 +163,6 @@ class Scheduler:
         (generation,) = self._running
         return None if generation.num_missing else generation
 
-    @property
-    def has_one(self) -> bool:
-        """Whether there is one generation, which then has all the room there is."""
-        return len(self._running) == 1 and self.room.num_replicas == 1
-
     def fitting(self) -> list[RequestState]:
         """Those that have room, in the order of their arrival."""
         if self.room.num_replicas == 1:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from lp.model.causal import CausalModel
-from lp.model.fast_forward import ReadyForward
 from lp.model.kv.memory import OutOfRoom
 from lp.model.kv_cache import KVCache
 from lp.request import Sequence
@@ -82,15 +81,11 @@ class CachedTokens:
 
 
 class SequenceState(CachedTokens):
-    """What a device holds of one sequence. For `SingleDevice.go_on`: room, tokens that the cache has room for as it is,
-    and ready, the forward, if it can be made so.
-    """
+    """What a device holds of one sequence."""
 
     def __init__(self, cache: KVCache, sampler: Sampler):
         super().__init__(cache)
         self.sampler = sampler
-        self.room = 0
-        self.ready: ReadyForward | None = None
 
     @staticmethod
     def begin(sequence: Sequence, model: CausalModel) -> SequenceState:

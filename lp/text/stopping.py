@@ -121,12 +121,6 @@ class StopConditions:
         self._wants_none = not max_new_tokens
         self.num_left = max(1, max_new_tokens)  # the step that ends a sequence computes a token
 
-    def certain_ends(self, text: TextStream) -> frozenset[int] | None:
-        """The tokens that end the sequence, if nothing else ends it but the number of tokens; else None."""
-        if self.grammar is not None or text.stop or self._wants_none:
-            return None
-        return frozenset((NOT_A_TOKEN, DEAD_END, *self.stop_tokens))
-
     def take(self, tokens: Iterable[int], text: TextStream) -> tuple[list[int], FinishReason | None]:
         """Counts tokens up to the first that ends the sequence, and adds their text, but for a stop token.
 

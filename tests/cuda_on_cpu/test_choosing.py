@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,9 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from lp import Auto, Engine, Sampling, Stopping
+from lp import Sampling
 from lp.model.causal import CausalModel
-from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast import cuda_graphs
-from lp.model.fast.choose import CompileMode
 from lp.model.fast_forward import Choosing, SequenceRows
 from lp.request import Sequence
 from lp.runner import StepInput
@@ -201,28 +198,3 @@ def test_what_cannot_be_captured_is_chosen_without_a_graph(
     assert len(said) == 2 and all("CUDA out of memory" in one for one in said)
     cache, choices = model.make_cache(), np.zeros((3, 4), np.int64)
     assert model.compute([SequenceRows(tree_under(1, 3, 0), cache, 3)], [Choosing("whole", choices)]) is None
-
-
-@pytest.mark.parametrize("name", slow_except(["greedy", "temperature"], "temperature"))
-def test_a_sequence_that_is_alone_goes_on_by_graphs_that_are_ready(
-    name: str, model: CausalModel, folders: dict[str, Path], triton: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoint = load(ModelSettings(str(folders["llama"]), "bfloat16", "cuda:0", compile=CompileMode.off))
-    checkpoint = replace(checkpoint, model=model)
-    sampling, num_ready = Sampling.greedy().changed({"seed": 3, **SAMPLINGS[name]}), 0
-
-    def generate() -> list[int]:
-        engine, stopping = Engine(checkpoint), Stopping(16, ignore_eos=True)
-        return engine.generate([5, 9, 5, 9, 5], decode=Auto(rows=6), sampling=sampling, stopping=stopping).token_ids
-
-    def counted(*given: Any) -> Any:
-        nonlocal num_ready
-        num_ready += 1
-        return run(*given)
-
-    run: Any = cuda_graphs.CapturedForward._compute_alone
-    monkeypatch.setattr(cuda_graphs.CapturedForward, "_compute_alone", counted)
-    found = generate()
-    assert num_ready > 1
-    monkeypatch.setattr(CausalModel, "ready", lambda *_: None)
-    assert found == generate()

@@ -8,9 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 from array import array
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -46,17 +44,6 @@ NATIVE_SOURCES: tuple[type[DraftSource], ...] = (
 Found = tuple[list[int], list[int], list[list[int]], list[int], int]
 # Integers that `propose` has room for.
 ROOM = 4096
-
-
-class Ready(NamedTuple):
-    """What is ready for a step's answers.
-
-    go_on: takes them as an array of int32, [R] targets or [R, K] candidates side by side; learns from them and plans
-    the next tree. tree: that one, whose number of rows is not known yet.
-    """
-
-    go_on: Callable[[np.ndarray], Found]
-    tree: PlannedTree
 
 
 class NativeDrafter:
@@ -167,37 +154,31 @@ class NativeDrafter:
 
     def commit(self, answers: Answers) -> Accepted:
         has_candidates, given = self._numbers(answers)
-        return self.went_on(self._library.drafts_go_on(self._at, 0, 0, 0.0, math.inf, 0.0, has_candidates, given), None)
+        found = self._library.drafts_go_on(self._at, 0, 0, 0.0, math.inf, 0.0, has_candidates, given)
+        return self._accept(found)
 
     def go_on(
         self, answers: Answers, room: int, wanted: int, account: SpeculationAccount, seconds: float
     ) -> tuple[Accepted, TokenTree | None]:
         has_candidates, given = self._numbers(answers)
-        ready = self.ready(has_candidates, room, wanted, account, seconds)
-        found = ready.go_on(given)
-        return self.went_on(found, ready.tree), ready.tree if found[-1] else None
-
-    def ready(self, has_candidates: bool, room: int, wanted: int, account: SpeculationAccount, seconds: float) -> Ready:
-        """Readies `go_on`. Then only the library needs to be called when the answers come, and `went_on` later."""
         self._planned.make_room()
-        go_on = partial(
-            self._library.drafts_go_on, self._at, room, wanted, account.funds, account.loss_s,
-            seconds / account.plain_s, has_candidates,
-        )  # fmt: skip
-        return Ready(go_on, self._planned.coming_tree())
+        found = self._library.drafts_go_on(
+            self._at, room, wanted, account.funds, account.loss_s, seconds / account.plain_s, has_candidates, given
+        )
+        accepted, num_drafts = self._accept(found), found[-1]
+        if not num_drafts:
+            return accepted, None
+        self._tree, self.num_drafts = self._planned.next_tree(), num_drafts
+        self.kinds = self._planned.kinds
+        self._tree.__dict__["num_rows"] = num_drafts
+        return accepted, self._tree
 
-    def went_on(self, found: Found, tree: PlannedTree | None) -> Accepted:
-        """Takes over what the library has found. tree: what it has planned, if it has planned one."""
-        tokens, rows, levels, path, num_drafts = found
+    def _accept(self, found: Found) -> Accepted:
+        """Notes the accepted path that the library has found in a step's answers."""
+        tokens, rows, levels, path, _ = found
         if path:
             self._tree.__dict__["noted_path"] = path, rows
         self._length, self._last = self._length + len(tokens), tokens[-1]
-        if num_drafts:
-            assert tree is not None
-            self._tree, self.num_drafts = tree, num_drafts
-            self._planned.take(tree)
-            self.kinds = self._planned.kinds
-            tree.__dict__["num_rows"] = num_drafts
         return Accepted(tokens, rows, levels)
 
     def _numbers(self, answers: Answers) -> tuple[bool, np.ndarray]:

@@ -17,7 +17,6 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol, cast
 
@@ -28,10 +27,9 @@ from torch import Tensor
 from lp.hardware import upload
 from lp.model.errors import one_line
 from lp.model.fast.step_tensors import MOST_KINDS, ChoiceOfRows, StepBuffer, StepTensors
-from lp.model.fast_forward import BeforeAttention, Choose, Choosing, Computed, ForwardFailed, ReadyForward, SequenceRows
+from lp.model.fast_forward import BeforeAttention, Choose, Choosing, Computed, ForwardFailed, SequenceRows
 from lp.model.kernels import UnsupportedAttention
 from lp.model.kv.arena import Arena, PagedCache
-from lp.model.kv_cache import KVCache
 from lp.tree import TokenTree
 
 log = logging.getLogger("lookahead")
@@ -132,8 +130,6 @@ class CapturedForward:
             for rows in sorted(ladder, reverse=True)
             for most in self._capacities(rows)
         }
-        # By the rows of a sequence that is alone.
-        self._alone = {rows: self._captured_for(rows, 1) for rows in range(1, ladder[-1] + 1)}
         taken, seconds = free - torch.cuda.mem_get_info(self._device)[0], time.monotonic() - started
         log.info("captured %d CUDA graphs in %.1f s; they take %.2f GB", len(self._captured), seconds, taken / 1e9)
 
@@ -170,22 +166,6 @@ class CapturedForward:
         if not kinds or not kinds.keys() <= self._kinds.keys():
             return None
         return self._compute(given, how)
-
-    def ready(self, cache: KVCache, kind: str) -> ReadyForward | None:
-        """See ChoosesTokens. Neither the thread's device nor torch's modes matter to copies and graphs."""
-        assert isinstance(cache, PagedCache), "graphs read the arena alone"
-        return partial(self._compute_alone, cache, self._kinds[kind][0]) if kind in self._kinds else None
-
-    def _compute_alone(self, cache: PagedCache, kind: int, tree: TokenTree, choices: np.ndarray) -> Computed | None:
-        """kind: its number."""
-        num_rows = tree.num_rows
-        if (captured := self._alone.get(num_rows)) is None:
-            return None
-        captured.given.fill_alone(tree, cache, kind, choices)
-        captured.replay()
-        return Computed(
-            captured.logits, [slice(0, num_rows)], lambda name: _replay(captured.choices[name]), is_lasting=False
-        )
 
     @torch.inference_mode()
     def run_by_layer(self, rows: SequenceRows, before_attention: BeforeAttention) -> None:

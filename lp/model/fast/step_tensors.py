@@ -123,17 +123,6 @@ class StepBuffer:
             self._lay_out(sequences, choices)
         upload_into(*(self._used.get(len(sequences)) or self._used_by(len(sequences))))
 
-    def fill_alone(self, tree: TokenTree, cache: PagedCache, kind: int, choices: np.ndarray) -> None:
-        """`fill` for one sequence whose rows' tokens are all chosen by one kind, with fewer calls."""
-        native, pages, (sources, targets), size = library(), cache.pages, cache.moves, tree.num_rows
-        if native is None or len(sources) > self._most_moves:
-            return self.fill([(tree, cache)], [ChoiceOfRows(kind, slice(0, size), choices)])
-        numbers = [*tree.addresses, size, cache.length, len(pages), len(sources), *pages, *sources, *targets]
-        numbers += kind, 0, size, native.array_address(choices)
-        native.step_fill(self._layout_at, numbers, 1, len(pages), 1)
-        cache.moves = NOWHERE
-        return upload_into(*(self._used.get(1) or self._used_by(1)))
-
     def _used_by(self, num_sequences: int) -> tuple[np.ndarray, Tensor]:
         """The part of the memory that a step of so many sequences uses, on the host and on the device."""
         used = self._table_start + self._bytes_of_table * num_sequences

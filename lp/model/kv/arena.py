@@ -212,9 +212,6 @@ class PagedCache(KVCache):
         is_shared, written = self.arena.allocator.is_shared, self.pages[self.length // PAGE : -(-num_tokens // PAGE)]
         return num_tokens <= PAGE * len(self.pages) and self.places is None and not any(map(is_shared, written))
 
-    def room(self) -> int:
-        return self.capacity if self.has_room(self.capacity) else 0
-
     def reserve(self, num_rows: int) -> None:
         self.arena.reserve([(self, num_rows)])
 

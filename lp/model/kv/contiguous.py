@@ -44,9 +44,6 @@ class ContiguousCache(KVCache):
     def has_room(self, num_tokens: int) -> bool:
         return num_tokens <= self._granted and self._together is not None
 
-    def room(self) -> int:
-        return self._granted if self.has_room(self._granted) else 0
-
     def reserve(self, num_rows: int) -> None:
         if self._memory is not None:
             self._memory.reserve([(self, num_rows)])

@@ -93,23 +93,6 @@ def test_the_same_memory(seed: int) -> None:
     assert not any(cache.num_moves for _, cache in given)
 
 
-@pytest.mark.parametrize("num_moves", [0, 5, MOST_MOVES + 3])
-def test_a_sequence_that_is_alone(num_moves: int) -> None:
-    (tree, cache), *_ = sequences(random.Random(1), 1, 9)
-    cache.reserve(MOST_MOVES + 9)
-    cache.settle()
-    cache.keep(range(1, 1 + num_moves))
-    cache.reserve(len(tree))
-    kept, choices = cache.moves, np.arange(4 * len(tree)).reshape(-1, 4)
-    one, two = StepBuffer(16, 1, MOST_TOKENS, CPU), StepBuffer(16, 1, MOST_TOKENS, CPU)
-    expected = parts(one, [(tree, cache)], [ChoiceOfRows(1, slice(0, len(tree)), choices)])
-    cache.moves = kept
-    two.fill_alone(tree, cache, 1, choices)
-    found = told(two, [(tree, cache)])
-    assert all(np.array_equal(values, expected[name]) for name, values in found.items())
-    assert not cache.num_moves
-
-
 def test_no_sequences() -> None:
     one, two = StepBuffer(9, 2, MOST_TOKENS, CPU), StepBuffer(9, 2, MOST_TOKENS, CPU)
     found = parts(one, [], [])

@@ -1,4 +1,4 @@
-"""A sequence that has the engine for itself goes on with few calls, and yields what it yields otherwise."""
+"""A device that computes while the host works yields the trees and texts of one that does not."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 
 from lp import Auto, Engine, Sampling, Stopping
 from lp.host.library import library, python_alone
-from lp.request import Completion, Request
-from lp.runner import StepInput
+from lp.request import Request
 from lp.single_device import Pending, SingleDevice
 from lp.step_cost import StepTimes
 from tests.slow import slow_except
@@ -23,32 +22,26 @@ pytestmark = pytest.mark.skipif(library() is None, reason="there is no C++ compi
 
 class Device(SingleDevice):
     """A device that seems to work by itself. seen: tokens and parents of all rows of each step, and the length of what
-    was cached before them. num_gone_on: steps that were started by `go_on`.
+    was cached before them.
     """
 
-    is_asynchronous = True  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
-
-    def __init__(self, engine: Engine, goes_on: bool = True):
+    def __init__(self, engine: Engine, is_asynchronous: bool):
         super().__init__(engine.checkpoint.model)
-        self._starts_as_usual = goes_on
+        self._is_asynchronous = is_asynchronous
         self.seen: list[Any] = []
-        self.num_gone_on = 0
-        self.fails_at = -1
 
-    def go_on(self, step: StepInput, rows: list[int]) -> None:
-        self.num_gone_on += 1
-        if self.num_gone_on == self.fails_at:
-            raise MemoryError("no room")
-        super().go_on(step, rows)
+    @property
+    def is_asynchronous(self) -> bool:
+        return self._is_asynchronous
 
-    def _compute(self, given: list[Any], asked: list[Any], has_room: bool = False) -> Pending:
+    def _compute(self, given: list[Any], asked: list[Any]) -> Pending:
         for tree, cache, _ in given:
             self.seen.append((tree.tokens.tolist(), tree.parents.tolist(), cache.length))
-        return super()._compute(given, asked, has_room)
+        return super()._compute(given, asked)
 
 
-def on(llama: Engine, goes_on: bool = True, times: StepTimes | None = None) -> tuple[Engine, Device]:
-    device = Device(llama, goes_on)
+def on(llama: Engine, is_asynchronous: bool = True, times: StepTimes | None = None) -> tuple[Engine, Device]:
+    device = Device(llama, is_asynchronous)
     return Engine(llama.checkpoint, device, step_times=times), device
 
 
@@ -70,29 +63,19 @@ def session(engine: Engine, device: Device, seed: int, temperature: float) -> li
 
 @pytest.mark.parametrize("temperature", slow_except([0.0, 0.8], 0.8))
 @pytest.mark.parametrize("times", [None, TIMES], ids=["unknown times", "a CPU's times"])
-def test_trees_and_texts_are_those_of_steps_that_are_planned_by_themselves(
+def test_trees_and_texts_are_those_of_a_device_that_is_waited_for(
     llama: Engine, temperature: float, times: StepTimes | None
 ) -> None:
-    num_gone_on = 0
     for seed in range(3):
-        engine, device = on(llama, times=times)
-        found = session(engine, device, seed, temperature)
-        num_gone_on += device.num_gone_on
-        assert found == session(*on(llama, goes_on=False, times=times), seed, temperature)
-    assert num_gone_on > 20
+        found = session(*on(llama, times=times), seed, temperature)
+        assert found == session(*on(llama, is_asynchronous=False, times=times), seed, temperature)
 
 
 def test_trees_and_texts_are_those_of_python(llama: Engine) -> None:
-    num_gone_on = 0
     for seed in range(2):
-        engine, device = on(llama)
-        found = session(engine, device, seed, 0.0)
-        num_gone_on += device.num_gone_on
+        found = session(*on(llama), seed, 0.0)
         with python_alone():
-            other, plain = on(llama)
-            assert found == session(other, plain, seed, 0.0)
-        assert not plain.num_gone_on
-    assert num_gone_on
+            assert found == session(*on(llama), seed, 0.0)
 
 
 def request(engine: Engine, name: str, prompt: list[int], how: Sampling = GREEDY) -> Request:
@@ -115,31 +98,14 @@ def run(engine: Engine, requests: dict[int, Request], cancelled: dict[int, str] 
 
 
 @pytest.mark.parametrize("how", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_a_request_that_joins_one_that_is_alone_changes_nothing(llama: Engine, how: Sampling) -> None:
-    (engine, device), (usual, _) = on(llama), on(llama, goes_on=False)
+def test_a_request_that_joins_another_changes_nothing(llama: Engine, how: Sampling) -> None:
+    (engine, _), (usual, _) = on(llama), on(llama, is_asynchronous=False)
     made = [{0: request(one, "a", [5, 9] * 4, how), 6: request(one, "b", [7, 3, 7, 3], how)} for one in (engine, usual)]
     assert run(engine, made[0]) == run(usual, made[1])
-    assert device.num_gone_on >= 4
 
 
-def test_a_request_that_is_cancelled_leaves_the_next_one_alone(llama: Engine) -> None:
-    engine, device = on(llama)
+def test_a_request_that_is_aborted_leaves_the_next_one_alone(llama: Engine) -> None:
+    engine, _ = on(llama)
     found = run(engine, {0: request(engine, "a", [5, 9] * 4), 9: request(engine, "b", [7, 3, 7, 3])}, {8: "a"})
     expected = llama.generate([7, 3, 7, 3], decode=Auto(rows=8), sampling=GREEDY, max_new_tokens=40)
     assert found["b"] == expected.token_ids
-    assert device.num_gone_on > 5
-
-
-def test_what_a_step_has_yielded_is_told_before_the_next_start_fails(llama: Engine) -> None:
-    engine, device = on(llama)
-    device.fails_at = 3
-    completion, prompt = Completion(), [5, 9] * 4
-    stream = engine.stream(prompt, decode=Auto(rows=8), sampling=GREEDY, max_new_tokens=40)
-    with pytest.raises(MemoryError, match="no room"):
-        for progress in stream:
-            completion.extend(progress)
-    expected = llama.generate(prompt, decode=Auto(rows=8), sampling=GREEDY, max_new_tokens=40).token_ids
-    assert completion.token_ids and completion.token_ids == expected[: len(completion.token_ids)]
-    assert engine.is_idle
-    again = engine.generate(prompt, decode=Auto(rows=8), sampling=GREEDY, max_new_tokens=40)
-    assert again.token_ids == expected
