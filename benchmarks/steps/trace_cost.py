@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.shared.inputs import read_prompts
 from benchmarks.shared.options import add_output, add_threads, make_parser, parse
 from benchmarks.shared.report import markdown_table, progress, publish
-from launch.server.openai.replies import MOST_TRACE_BYTES
+from launch.server.openai_replies import MOST_TRACE_BYTES
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, StepTrace
 from lp.methods import DecodeSettings
 from lp.scheduling.scheduler import StepClock

@@ -10,7 +10,7 @@ BOX_W, BOX_H, LINE, TOP = 356, 56, 88, 110
 LEFT_X, RIGHT_X = 226, 794
 # Files and what they do, from a client to the model.
 WAY = (
-    ("launch/server/routes/generation.py", "openai/conversion.py: a body becomes a Request"),
+    ("launch/server/generation.py", "conversion.py: a body becomes a Request"),
     ("launch/server/service.py", "the queue before the engine"),
     ("parallel/group/loop.py", "the worker loop"),
     ("lp/engine.py", "schedule, plan, run, commit"),

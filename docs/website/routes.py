@@ -6,8 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from launch.server.app import ROUTERS
-from launch.server.description import describe
+from launch.server.app import ROUTERS, describe
 
 _REFERENCE = "#/components/schemas/"
 # What the body of each route is described under.

@@ -14,11 +14,11 @@ from fastapi.responses import Response
 
 from launch.backend import Backend
 from launch.server import errors
+from launch.server.access import read_keys
+from launch.server.conversion import Conversion
 from launch.server.metrics import Metrics
-from launch.server.openai.conversion import Conversion
-from launch.server.openai.tokens import TokenNames
-from launch.server.responses.store import ResponseStore
-from launch.server.safety.keys import read_keys
+from launch.server.openai_replies import TokenNames
+from launch.server.responses import ResponseStore
 from launch.server.service import Service
 from launch.server.settings import ServerSettings
 from lp.grammar.settings import Grammar, GrammarError

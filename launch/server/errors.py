@@ -10,8 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from launch.server.anthropic.errors import error_body
-from launch.server.service_errors import QueueFull, RanksLost, ServiceError, ShuttingDown, TooLarge
+from launch.server.service import QueueFull, RanksLost, ServiceError, ShuttingDown, TooLarge
 
 LONGEST_MESSAGE = 400
 CLIENT_CLOSED_REQUEST = 499
@@ -157,3 +156,20 @@ def install(app: FastAPI, retry_after_s: Callable[[], int], count: Callable[[str
     app.add_exception_handler(ServiceError, on_service_error)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(HTTPException, on_http_error)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(Exception, on_bug)
+
+
+# The types of errors by their status; others are those of their hundred.
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
+
+
+def error_body(status: int, message: str) -> dict[str, Any]:
+    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}

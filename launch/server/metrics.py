@@ -123,18 +123,18 @@ class Metrics:
                 lambda state=state: sum(rank["state"] == state for rank in status()["ranks"])
             )
 
-    def observe(self, progress: Output, clock: Clock) -> None:
+    def observe(self, output: Output, clock: Clock) -> None:
         """Counts what a step added to a request."""
         now = time.monotonic()
-        if progress.engine:
-            self._count_steps(progress.engine)
-        if progress.tokens:
-            self._count_tokens(progress, clock, now)
-        if progress.finish_reason:
-            self._finished(FINISHED[progress.finish_reason]).inc()
+        if output.engine:
+            self._count_steps(output.engine)
+        if output.tokens:
+            self._count_tokens(output, clock, now)
+        if output.finish_reason:
+            self._finished(FINISHED[output.finish_reason]).inc()
             self._end_to_end.observe(now - clock.arrived_at)
-            self._count_request(progress.stats, clock)
-            self._count_drafts(progress.stats)
+            self._count_request(output.stats, clock)
+            self._count_drafts(output.stats)
 
     def count_refused(self, reason: str) -> None:
         """Counts a request that is answered with an error. reason: the error's code."""
@@ -144,18 +144,18 @@ class Metrics:
         """Returns all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _count_tokens(self, progress: Output, clock: Clock, now: float) -> None:
+    def _count_tokens(self, output: Output, clock: Clock, now: float) -> None:
         if clock.last_at is None:
             clock.first_at = now
             self._first_token.observe(now - clock.arrived_at)
-            self._prompt_tokens.inc(progress.stats.prompt_tokens)
-            self._cache_queries.inc(progress.stats.prompt_tokens)
-            self._cache_hits.inc(progress.stats.cached_tokens)
+            self._prompt_tokens.inc(output.stats.prompt_tokens)
+            self._cache_queries.inc(output.stats.prompt_tokens)
+            self._cache_hits.inc(output.stats.cached_tokens)
         else:
             self._between.observe(now - clock.last_at)
-            self._per_token.observe((now - clock.last_at) / len(progress.tokens))
+            self._per_token.observe((now - clock.last_at) / len(output.tokens))
         clock.last_at = now
-        self._generation_tokens.inc(len(progress.tokens))
+        self._generation_tokens.inc(len(output.tokens))
 
     def _count_request(self, stats: Statistics, clock: Clock) -> None:
         """Counts a request that has ended; one that never reached the engine, or its first token, has fewer figures."""

@@ -17,11 +17,10 @@ from contextlib import contextmanager
 import uvicorn
 
 from launch.backend import Backend, BackendFailed
+from launch.server.access import AllowedHosts, check_certificate, is_loopback
 from launch.server.app import make_app
+from launch.server.connection import limited
 from launch.server.context import Context
-from launch.server.safety.certificates import check_certificate
-from launch.server.safety.connections import limited
-from launch.server.safety.front import AllowedHosts, is_loopback
 from launch.server.settings import ServerSettings
 
 log = logging.getLogger("lookahead")

@@ -4,8 +4,7 @@ At most `max_running` requests are in the engine at a time; the others wait. Wha
 of prompts, gets one turn in each round, so it does not hold up what others submit; single requests are handed out in
 the order of their arrival. Of those in the engine, some may wait there for room for their keys and values, as every
 rank decides alike (lp/scheduling/room.py). The engine's thread uses the service as the `Inbox` of
-`parallel.group.commands`. The service knows nothing of HTTP.
-"""
+`parallel.group.commands`. The service knows nothing of HTTP."""
 
 from __future__ import annotations
 
@@ -20,18 +19,51 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from launch.server.metrics import Clock, Metrics
-from launch.server.service_errors import (
-    EngineFailed,
-    GenerationFailed,
-    QueueFull,
-    RanksLost,
-    ServiceError,
-    ShuttingDown,
-    TooLarge,
-)
+from lp.engine import NOT_A_NUMBER
 from lp.request import Output, Request
 from lp.statistics import Statistics
 from parallel.group.commands import Abort, AddRequest, Command, Shutdown
+
+
+class ServiceError(Exception):
+    """A request is refused, or ends before it is finished."""
+
+
+class QueueFull(ServiceError):
+    """The queue of waiting requests is full."""
+
+    def __init__(self, num_waiting: int):
+        super().__init__(f"the server is busy and {num_waiting} requests are waiting already; try again later")
+
+
+class ShuttingDown(ServiceError):
+    """The server takes no new requests, or had no time left for this one."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down; try again later")
+
+
+class EngineFailed(ServiceError):
+    """The engine has stopped with an error."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine has stopped with an error; the server's log says which")
+
+
+class RanksLost(ServiceError):
+    """No rank is left that could continue a running request. Later requests may be answered."""
+
+
+class GenerationFailed(ServiceError):
+    """The model answered this request with a value that is not a number. Other requests continue."""
+
+    def __init__(self) -> None:
+        super().__init__(NOT_A_NUMBER)
+
+
+class TooLarge(ServiceError):
+    """There can never be room for the keys and values of this request, not even alone."""
+
 
 # A pace is that of so many requests that ended last.
 NUM_RECENT = 32
@@ -40,7 +72,7 @@ LONGEST_WAIT_S, FORGOTTEN_S = 60, 300.0
 
 
 class Subscription:
-    """An asynchronous iterator over the progress of requests that were submitted together.
+    """An asynchronous iterator over the output of requests that were submitted together.
 
     Raises ServiceError if one of them is cut short, which ends the others. num_waiting: how many of them wait.
     """
@@ -54,7 +86,7 @@ class Subscription:
         self._news: asyncio.Queue[Output | ServiceError] = asyncio.Queue()
 
     def publish(self, news: Output | ServiceError) -> None:
-        """Hands progress or an error over from any thread; both are dropped if the event loop is closed."""
+        """Hands output or an error over from any thread; both are dropped if the event loop is closed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._news.put_nowait, news)
 
@@ -80,15 +112,15 @@ class Subscription:
             self._service.cancel(self._open.pop())
 
 
-def _failure(progress: Output) -> ServiceError | None:
+def _failure(output: Output) -> ServiceError | None:
     """Why a request was cut short; None if it was not."""
-    match progress.finish_reason:
+    match output.finish_reason:
         case "cancelled":
             return ShuttingDown()
         case "error":
             return GenerationFailed()
         case "no_room":
-            return TooLarge(progress.text)
+            return TooLarge(output.text)
         case _:
             return None
 
@@ -104,7 +136,7 @@ class _Ticket:
 
 
 class Service:
-    """Accepts requests, hands them to the engine's thread and passes on their progress.
+    """Accepts requests, hands them to the engine's thread and passes on their output.
 
     Any thread may call `submit`, `cancel` and `drain` and read the properties. The engine's thread calls `take`,
     `has_waiting`, `emit`, `lose_running` and `fail`.
@@ -247,20 +279,20 @@ class Service:
             is_over = self.is_draining and not (self._running or self._waiting)
             return bool(self._cancelled) or (bool(self._waiting) and has_place) or is_over or self._is_late()
 
-    def emit(self, progress: Output) -> None:
+    def emit(self, output: Output) -> None:
         """Passes on what a step added to a request."""
-        request_id = progress.request_id
+        request_id = output.request_id
         with self._changed:
             ticket = self._running.get(request_id)
             if ticket is None:
                 return
-            ticket.num_tokens += len(progress.tokens)
-            if progress.finish_reason:
+            ticket.num_tokens += len(output.tokens)
+            if output.finish_reason:
                 self._ends.append(time.monotonic())
                 del self._running[request_id]
                 self._cancelled = [other for other in self._cancelled if other != request_id]
                 self._changed.notify_all()
-        self._publish(ticket, progress)
+        self._publish(ticket, output)
 
     def lose_running(self, message: str) -> None:
         """Ends all running requests with RanksLost. message: the reason, for the clients."""
@@ -283,9 +315,9 @@ class Service:
         for ticket in tickets:
             ticket.subscription.publish(EngineFailed())
 
-    def _publish(self, ticket: _Ticket, progress: Output) -> None:
-        self._metrics.observe(progress, ticket.clock)
-        ticket.subscription.publish(progress)
+    def _publish(self, ticket: _Ticket, output: Output) -> None:
+        self._metrics.observe(output, ticket.clock)
+        ticket.subscription.publish(output)
 
     def _is_late(self) -> bool:
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from launch.server.safety.keys import read_keys
+from launch.server.access import read_keys
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 

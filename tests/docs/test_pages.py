@@ -158,9 +158,8 @@ def curl_bodies() -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize(("page", "path", "body"), curl_bodies())
 def test_a_request_by_curl_is_one_that_the_server_takes(page: str, path: str, body: str):
-    routes_of = pytest.importorskip("launch.server.description").routes_of
-    from launch.server.app import ROUTERS
-    from launch.server.description import body_kind
+    routes_of = pytest.importorskip("launch.server.app").routes_of
+    from launch.server.app import ROUTERS, body_kind
 
     kinds = {route.path: kind for route in routes_of(ROUTERS) if (kind := body_kind(route))}
     fields = json.loads(body)

@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from launch.server.routes import page
+from launch.server.page_files import page
 from lp.trace.step import LEGEND
 from tests.page import recording
 
@@ -43,7 +43,7 @@ class Mock:
 
     def app(self) -> FastAPI:
         app = FastAPI()
-        app.include_router(page.router)
+        app.include_router(page)
         app.add_api_route("/lookahead/state", self.state, methods=["GET"])
         app.add_api_route("/lookahead/tokens", self.tokens, methods=["POST"])
         app.add_api_route("/lookahead/ranks/{rank}/kill", self.kill, methods=["POST"])

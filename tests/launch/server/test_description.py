@@ -8,9 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from launch.server.app import ROUTERS
+from launch.server.app import ROUTERS, routes_of
 from launch.server.bodies import Body
-from launch.server.description import routes_of
 from tests.launch.server.harness import Running, serving
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from launch.server.openai.conversion import Conversion
-from launch.server.openai.protocol import ChatBody, CompletionBody
-from launch.server.openai.replies import ChatReply, CompletionReply
-from launch.server.openai.tokens import TokenNames
+from launch.server.conversion import Conversion
+from launch.server.openai_protocol import ChatBody, CompletionBody
+from launch.server.openai_replies import ChatReply, CompletionReply, TokenNames
 from lp.model.checkpoint import Checkpoint
 from lp.request import Output
 from lp.request_builder import RequestBuilder

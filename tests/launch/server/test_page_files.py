@@ -7,7 +7,7 @@ import re
 import httpx
 import pytest
 
-from launch.server.routes.page import FOLDER
+from launch.server.page_files import FOLDER
 from tests.launch.server.harness import Running, assert_error, serving
 
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.is_file())

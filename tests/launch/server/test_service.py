@@ -8,8 +8,7 @@ import threading
 import pytest
 
 from launch.server.metrics import Metrics
-from launch.server.service import Service
-from launch.server.service_errors import EngineFailed, QueueFull, ShuttingDown
+from launch.server.service import EngineFailed, QueueFull, Service, ShuttingDown
 from lp import Autoregressive, Output, Sampling, Stopping
 from lp.request import Request
 from lp.statistics import Statistics

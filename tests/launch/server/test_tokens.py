@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from launch.server.openai.tokens import TokenNames
+from launch.server.openai_replies import TokenNames
 from tests.launch.server.checkpoint import make_tokenizer
 
 

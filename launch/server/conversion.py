@@ -1,0 +1,267 @@
+"""Converts a request's body to the engine's Requests. Knows nothing of HTTP.
+
+A body with several prompts, or that asks for several choices, becomes a request for each text. Choice i of a prompt has
+the body's seed plus i, as in vLLM, so choice 0 of each prompt is what the prompt yields by itself."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+from typing import Any
+
+from launch.server import errors
+from launch.server.bodies import named_field
+from launch.server.errors import ApiError
+from launch.server.openai_protocol import (
+    ChatBody,
+    CompletionBody,
+    Conversation,
+    GenerationBody,
+    Message,
+    StructuredBody,
+)
+from launch.server.tools import Dialect, Reading, schema_of_calls
+from lp import methods
+from lp.grammar.settings import Grammar, GrammarError
+from lp.methods import Beam
+from lp.model.checkpoint_info import CheckpointInfo
+from lp.nested.settings import BestOf
+from lp.request import Request
+from lp.request_builder import ContextExceeded, RequestBuilder
+from lp.sampling.settings import Sampling
+from lp.text.chat_template import NoChatTemplate
+from lp.text.stopping import Stopping
+
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+SAMPLING += ("no_repeat_ngram", "logit_bias", "seed")
+NAMES_OF_THE_API = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The requests of one body, ready for the engine, and what its reply must contain.
+
+    id: of the reply. requests: the candidates of the first prompt, those of the second one, and so on. echoes: for each
+    prompt, the text before the generated text. num_choices: how many of a prompt's candidates are returned.
+    num_echoed, num_of_prompt: alternatives that are shown for each token of an echoed prompt, and in the field
+    prompt_logprobs; None shows no log-probabilities there. reading: how the answers of a chat are read.
+    wants_usage_so_far: every chunk of a stream says what it has cost so far.
+    """
+
+    id: str
+    requests: list[Request]
+    echoes: list[str]
+    num_choices: int
+    wants_logprobs: bool
+    wants_usage: bool
+    wants_usage_so_far: bool = False
+    num_echoed: int | None = None
+    num_of_prompt: int | None = None
+    reading: Reading | None = None
+
+    @property
+    def num_candidates(self) -> int:
+        """The number of texts that are generated for each prompt."""
+        return len(self.requests) // len(self.echoes)
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether each step has a chunk, even if its text is held back or no rank can tell its trace any more."""
+        return any(request.trace for request in self.requests)
+
+
+class Conversion:
+    """Turns bodies into requests for one engine's model."""
+
+    def __init__(self, request_builder: RequestBuilder, model_name: str, default_max_tokens: int, max_choices: int):
+        self.request_builder = request_builder
+        self.model_name = model_name
+        self.default_max_tokens = default_max_tokens
+        self.max_choices = max_choices
+        self._dialect = Dialect(self.checkpoint.tokenizer)
+
+    @property
+    def checkpoint(self) -> CheckpointInfo:
+        return self.request_builder.checkpoint
+
+    def prepare(self, body: CompletionBody | ChatBody, owner: str | None, grammar: Grammar | None) -> Prepared:
+        """Converts a body to requests.
+
+        owner: the requests may share drafts with requests of the same owner. grammar: the body's, see `grammar_of`.
+        Raises ApiError.
+        """
+        self.check_model(body.model)
+        number = body.num_candidates
+        self._check_number(body, number, "n" if number == body.num_choices else "best_of")
+        reply_id = f"{'chatcmpl' if isinstance(body, ChatBody) else 'cmpl'}-{secrets.token_hex(12)}"
+        prompts = self._prompts(body)
+        reading = self._reading(body, prompts[0]) if isinstance(body, ChatBody) else None
+        requests: list[Request] = []
+        try:
+            for tokens in prompts:
+                first = self._request(body, tokens, owner, reading, grammar)
+                requests += [first, *(_another(first, number) for number in range(1, body.num_candidates))]
+        except ValueError as error:
+            raise _refusal(error, body) from None
+        for number, request in enumerate(requests):
+            request.id = f"{reply_id}-{number}" if number else reply_id
+        return Prepared(
+            reply_id,
+            requests,
+            self._echoes(body),
+            body.num_choices,
+            body.num_logprobs is not None,
+            body.wants_usage,
+            body.wants_usage_so_far,
+            body.num_echoed_logprobs if isinstance(body, CompletionBody) else None,
+            body.prompt_logprobs,
+            reading,
+        )
+
+    @staticmethod
+    def grammar_of(body: CompletionBody | ChatBody) -> Grammar | None:
+        """What the text must be: a call, if one has to be made. Raises ApiError for more than one constraint."""
+        if isinstance(body, ChatBody) and body.choice.is_forced:
+            schema = schema_of_calls(body.shown_tools, body.choice, body.allows_parallel)
+            return Grammar.json_schema(schema)
+        if not StructuredBody.model_fields.keys() & body.model_fields_set:
+            return None
+        names = list(body.grammars)
+        if len(names) > 1:
+            raise errors.bad_request(f"{' and '.join(names)} exclude each other; send one of them", param=names[-1])
+        return body.grammars[names[0]] if names else None
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model_name:
+            raise errors.unknown_model(name, self.model_name)
+
+    def chat_tokens(self, messages: list[Message], body: Conversation) -> list[int]:
+        """Returns the conversation of a body as the checkpoint's chat template writes it. Raises ApiError."""
+        plain = [message.plain() for message in messages]
+        try:
+            plain, tools = self._dialect.write(plain, body.shown_tools)
+            return self.request_builder.encode(plain, replace(body.rendering, tools=tools))
+        except NoChatTemplate:
+            message = f"the model {self.model_name!r} has no chat template; use /v1/completions"
+            raise errors.bad_request(message, param="messages", code="no_chat_template") from None
+        except ValueError as error:
+            first_word = str(error).split(" ", 1)[0]
+            param = first_word if first_word in ChatBody.model_fields else "messages"
+            raise errors.bad_request(str(error), param=param) from None
+
+    def _check_number(self, body: CompletionBody | ChatBody, number: int, name: str) -> None:
+        """Raises ApiError for a body that asks for too many texts. number: of each prompt, as the field `name` says."""
+        num_prompts = 1 if isinstance(body, ChatBody) else len(body.prompt)
+        if num_prompts * number > self.max_choices:
+            message = (
+                f"{name}={number} for {num_prompts} prompt{'s' * (num_prompts > 1)} asks for more than the"
+                f" {self.max_choices} texts that a request may ask for (server.max_choices)"
+            )
+            raise errors.bad_request(message, param=name.partition(".")[0] if number > 1 else "prompt")
+
+    def _prompts(self, body: CompletionBody | ChatBody) -> list[list[int]]:
+        """The tokens of each prompt. Raises ApiError."""
+        if isinstance(body, ChatBody):
+            return [self.chat_tokens(body.messages, body)]
+        with_special = body.add_special_tokens is not False
+        try:
+            return [self.request_builder.encode(prompt, add_special_tokens=with_special) for prompt in body.prompt]
+        except ValueError as error:
+            raise errors.bad_request(str(error), param="prompt") from None
+
+    def _reading(self, body: ChatBody, prompt: list[int]) -> Reading:
+        return self._dialect.reading(body.shown_tools, body.choice, body.allows_parallel, prompt)
+
+    def _default_max_tokens(self, tokens: list[int]) -> int:
+        room = self.checkpoint.max_length - len(tokens)
+        return max(1, min(self.default_max_tokens, room))
+
+    def _request(
+        self,
+        body: CompletionBody | ChatBody,
+        tokens: list[int],
+        owner: str | None,
+        reading: Reading | None,
+        grammar: Grammar | None,
+    ) -> Request:
+        """The first request of a prompt."""
+        most_tokens = body.most_tokens
+        if most_tokens is None and isinstance(body, CompletionBody):
+            most_tokens = self._default_max_tokens(tokens)
+        decode = None if body.decode is None else methods.from_dict(body.decode, self.request_builder.decode)
+        if isinstance(wanted := decode or self.request_builder.decode, Beam | BestOf):
+            self._check_ranked(body, wanted)
+        skips = body.skip_special_tokens is not False and not (reading and reading.kept)
+        stopping = Stopping(most_tokens, body.stop, body.stop_token_ids or [], bool(body.ignore_eos), skips)
+        priority = 1.0 if body.priority is None else body.priority
+        return self.request_builder.build(
+            tokens, decode, self._sampling(body), stopping, None, owner, priority, grammar, bool(body.lookahead_trace)
+        )
+
+    def _check_ranked(self, body: CompletionBody | ChatBody, decode: Beam | BestOf) -> None:
+        """Raises ApiError for ranked texts that are to be streamed, or to be made several times, or are too many."""
+        name = "a beam search" if isinstance(decode, Beam) else f"decode={decode.method}"
+        if body.stream:
+            raise errors.bad_request(f"{name} has no text before its end; leave out stream", param="stream")
+        if body.num_candidates > 1:
+            message = f"{name} yields the same texts each time; use decode.num_return_sequences instead"
+            raise errors.bad_request(message, param="n" if body.num_candidates == body.num_choices else "best_of")
+        if isinstance(decode, BestOf):
+            self._check_number(body, decode.num_samples, "decode.num_samples")
+
+    def _sampling(self, body: GenerationBody) -> Sampling:
+        """Returns the sampling settings of the body; the others are left to the server's defaults."""
+        given: dict[str, Any] = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
+        if body.top_k is not None:  # vLLM's clients write -1 for off
+            given["top_k"] = 0 if body.top_k == -1 else min(body.top_k, self.checkpoint.vocab_size)
+        num_logprobs = body.num_logprobs
+        if num_logprobs is None and body.num_candidates > body.num_choices:
+            num_logprobs = 0  # the best are found by them
+        given |= {"logprobs": num_logprobs, "prompt_logprobs": body.num_prompt_logprobs}
+        return Sampling(**given, min_new_tokens=body.min_tokens)
+
+    def _echoes(self, body: CompletionBody | ChatBody) -> list[str]:
+        """Returns the text before the generated text of each prompt."""
+        if isinstance(body, ChatBody):
+            return [""]
+        return [self._text_of(prompt) if body.echo else "" for prompt in body.prompt]
+
+    def _text_of(self, prompt: str | list[int]) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        return str(self.checkpoint.tokenizer.decode(prompt, skip_special_tokens=True))
+
+
+def _another(first: Request, number: int) -> Request:
+    """Another choice of the same prompt, with the next seed but so many."""
+    return replace(first, sampling=first.sampling.another(number))
+
+
+def _refusal(error: ValueError, body: GenerationBody) -> ApiError:
+    """Converts an error of lp.RequestBuilder to the names that the API has for the settings."""
+    if isinstance(error, GrammarError) and isinstance(body, ChatBody) and body.choice.is_forced:
+        return errors.bad_request(f"tools: {error}", param="tools", code="invalid_grammar")
+    if isinstance(error, GrammarError):
+        name = next(iter(body.grammars), None)
+        return errors.bad_request(f"{name}: {error}" if name else str(error), param=name, code="invalid_grammar")
+    if isinstance(error, ContextExceeded) and error.context is not None:
+        return _too_long(error, error.context, body)
+    message = str(error)
+    for ours, theirs in NAMES_OF_THE_API.items():
+        message = message.replace(ours, theirs)
+    code = "context_length_exceeded" if isinstance(error, ContextExceeded) else None
+    return errors.bad_request(message, param=named_field(message, type(body)), code=code)
+
+
+def _too_long(error: ContextExceeded, context: int, body: GenerationBody) -> ApiError:
+    """Says in OpenAI's words, which programs look for, that a request exceeds the context; names the field to mend."""
+    prompt = "messages" if isinstance(body, ChatBody) else "prompt"
+    wanted = 1 if error.wanted is None else error.wanted
+    message = (
+        f"This model's maximum context length is {context} tokens. However, you requested "
+        f"{error.prompt_tokens + wanted} tokens ({error.prompt_tokens} in the {prompt}, {wanted} in the completion). "
+        f"Please reduce the length of the {prompt} or completion."
+    )
+    limit = "max_tokens" if getattr(body, "max_completion_tokens", None) is None else "max_completion_tokens"
+    param = prompt if error.prompt_tokens >= context else limit
+    return errors.bad_request(message, param=param, code="context_length_exceeded")
