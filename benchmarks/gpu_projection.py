@@ -40,8 +40,8 @@ from benchmarks.shared.report import bullets, markdown_table, progress, publish
 from benchmarks.shared.shapes import SHAPES, make_llama
 from launch.program import packaged_model
 from launch.program.packaged_model import SMOLLM2
-from lp.cache_files import digest, read_json, write_json
 from lp.model.gguf import checkpoint_folder
+from lp.platform.disk_cache import digest, read_json, write_json
 
 DEGREES = (1, 2, 4, 8)
 TARGETS = tuple(GPT_FAST)

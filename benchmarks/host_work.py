@@ -19,7 +19,7 @@ processor's caches; with --forward, a model's forward is run and tokens are chos
 --pause, the host sleeps, as it may while a GPU computes: then only what else the machine does takes its caches away.
 The engine starts each step before it tells of the last one, as it does where a device works by itself. A sequence that
 is alone goes on with few calls (lp/scheduling/solo.py): then `schedule` is all from the answers to the runner.
-`library`: the compiled code of lp/host. `Python`: what runs where there is no compiler. Greedy and sampled requests
+`library`: the compiled C++ of lp/platform. `Python`: what runs where there is no compiler. Greedy and sampled requests
 differ in what the drafts are kept by.
 
 With --sequences, so many sequences share a step, with decode=autoregressive and auto.
@@ -56,8 +56,8 @@ from benchmarks.steps.batch_host_work import (
 from launch.program.process import freeze_heap
 from lp import Auto, Engine, Sampling
 from lp.calibration.measure import StepTimesSource
-from lp.host.library import python_alone
 from lp.model.fast.choose import CompileMode
+from lp.platform.library import python_alone
 from lp.sampling.sampler import Sampler
 from lp.tree import chain
 

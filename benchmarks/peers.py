@@ -38,10 +38,10 @@ from benchmarks.shared.report import progress, publish
 from benchmarks.steps.machine_rates import RateGauge
 from launch.program import packaged_model
 from lp import Engine
-from lp.hardware import processor_name
 from lp.model.checkpoint import DTYPES
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
 from lp.model.fast.choose import CompileMode
+from lp.platform.hardware import processor_name
 
 TRANSFORMERS = "transformers"
 FAMILIES = (TRANSFORMERS, LLAMA_CPP, OWN)

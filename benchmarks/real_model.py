@@ -30,9 +30,9 @@ from benchmarks.shared.categories import read_categories
 from benchmarks.shared.options import add_output, add_threads, make_parser, parse
 from benchmarks.shared.report import bullets, publish
 from launch.program import packaged_model
-from lp.hardware import processor_name
 from lp.model.fast.choose import CompileMode
 from lp.model.gguf import checkpoint_folder
+from lp.platform.hardware import processor_name
 
 # The parts that run other processes, in their order, and the titles of their sections.
 OTHERS: dict[ModuleType, str] = {

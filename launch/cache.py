@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.program import configuration
-from lp.cache import bound, entries
-from lp.cache.entries import KINDS, Entry
+from lp.platform import disk_cache
+from lp.platform.disk_cache import KINDS, Entry
 
 log = logging.getLogger("lookahead")
 
@@ -43,11 +43,11 @@ def run(settings: CacheSettings) -> int:
         raise ValueError(f"clear={settings.clear} is unknown; use all, {', '.join(KINDS)}")
     wanted = []
     if settings.clear is not None:
-        wanted = [entry for entry in entries.find_entries() if settings.clear in ("all", entry.kind)]
-        bound.remove_all(wanted)
+        wanted = [entry for entry in disk_cache.find_entries() if settings.clear in ("all", entry.kind)]
+        disk_cache.remove_all(wanted)
     if settings.keep_gb is not None:
-        bound.trim(int(1e9 * settings.keep_gb))
-    left = entries.find_entries()
+        disk_cache.trim(int(1e9 * settings.keep_gb))
+    left = disk_cache.find_entries()
     show(left)
     num_kept = len({entry.path for entry in wanted} & {entry.path for entry in left})
     if num_kept:
@@ -68,7 +68,7 @@ def show(found: list[Entry]) -> None:
     console.print(table)
     console.print(
         f"{len(found)} entries, {sum(entry.num_bytes for entry in found) / 1e9:.2f} GB of at most "
-        f"{bound.most_bytes() / 1e9:g} GB ({bound.VARIABLE})",
+        f"{disk_cache.most_bytes() / 1e9:g} GB ({disk_cache.BOUND_VARIABLE})",
         highlight=False,
     )
 

@@ -27,8 +27,8 @@ from launch.tuning import tables
 from launch.tuning.trial import Trial, make_requests
 from lp.calibration.measure import StepTimesSource
 from lp.engine import NOT_A_NUMBER
-from lp.hardware import dtype_name
 from lp.methods import Auto
+from lp.platform.hardware import dtype_name
 from lp.text.stopping import Stopping
 from parallel.group import loop
 

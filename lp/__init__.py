@@ -1,7 +1,7 @@
 """Lookahead decoding on one device: the algorithm, the model adapter and the engine.
 
 Knows no other rank, no configuration file and no HTTP. The names below are imported when they are first used, so that a
-module that needs no model, such as lp.cache, is imported without PyTorch. So is `__version__`.
+module that needs no model, such as lp.platform.disk_cache, is imported without PyTorch. So is `__version__`.
 """
 
 from __future__ import annotations

@@ -26,8 +26,7 @@ from lp.text.detokenizer import Detokenizer
 from lp.text.stopping import FinishReason, StopConditions, TextStream
 from lp.trace.recorder import RecordedStep, TraceRecorder
 from lp.trace.step import StepTrace
-from lp.tree import NO_ROWS, TokenTree, chain
-from lp.verification import Ahead, Answers, CountDrafts, no_drafts
+from lp.tree import NO_ROWS, Ahead, Answers, CountDrafts, TokenTree, chain, no_drafts
 
 
 class Committed(NamedTuple):

@@ -14,7 +14,7 @@ from lp.sampling.settings import Sampling
 from lp.statistics import EngineCounts, Statistics
 from lp.text.stopping import FinishReason, Stopping
 from lp.trace.step import StepTrace
-from lp.verification import Ahead
+from lp.tree import Ahead
 
 
 @dataclass

@@ -14,8 +14,7 @@ import numpy as np
 
 from lp.request import Sequence
 from lp.step_cost import StepTimes
-from lp.tree import TokenTree
-from lp.verification import Ahead, Answers
+from lp.tree import Ahead, Answers, TokenTree
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from lp.sampling.fused import KINDS, NUM_BEST, TRUNCATED, can_fuse
 from lp.sampling.together import Asked, launch_all, side_by_side
 from lp.states.second import SecondModelStates
 from lp.states.sequence_state import SequenceState
-from lp.verification import Answers
+from lp.tree import Answers
 
 # Waits for the answers of a batch of steps that was started.
 Pending = Callable[[], list[Answers]]

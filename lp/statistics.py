@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
-from lp.verification import Drafted
+from lp.tree import Drafted
 
 # The fields that are sent to other processes.
 COUNTED = (

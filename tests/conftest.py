@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from launch.program import memory
 from lp import Engine
-from lp.cache_files import VARIABLE
+from lp.platform.disk_cache import VARIABLE
 from tests.models import load_reference, save_checkpoint
 
 # `make test-clients` runs these, in other environments and without this file.

@@ -19,8 +19,7 @@ import numpy as np
 
 from lp.decoding.ngrams import NGramPool
 from lp.decoding.tries import merge
-from lp.tree import TokenTree, TreeBuilder
-from lp.verification import as_guesses, verify
+from lp.tree import TokenTree, TreeBuilder, as_guesses, verify
 
 # The model's answers to a tree whose root is the last of the tokens: [R] targets.
 Ask = Callable[[list[int], TokenTree], np.ndarray]

@@ -19,7 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.peer_engines.base import Unavailable
-from lp import cache_files
+from lp.platform import disk_cache
 
 log = logging.getLogger("lookahead")
 
@@ -46,9 +46,9 @@ STEP = re.compile(r"^\[\s*(\d+)(?:/(\d+)|%)\]")
 
 def cache_folder() -> Path:
     """The folder of this version of llama.cpp. Raises Unavailable if it cannot be made."""
-    folder = cache_files.folder(f"peers/llama.cpp-{VERSION}")
+    folder = disk_cache.folder(f"peers/llama.cpp-{VERSION}")
     if folder is None:
-        raise Unavailable(f"the cache folder cannot be written; let {cache_files.VARIABLE} name another")
+        raise Unavailable(f"the cache folder cannot be written; let {disk_cache.VARIABLE} name another")
     return folder
 
 
@@ -60,7 +60,7 @@ def build_programs(num_jobs: int) -> Path:
     folder = cache_folder()
     programs = folder / "build" / "bin"
     try:
-        with cache_files.locked(folder, "build llama.cpp"):
+        with disk_cache.locked(folder, "build llama.cpp"):
             if not (folder / "built").is_file():
                 _check_tools()
                 if not (folder / "source" / "CMakeLists.txt").is_file():
@@ -87,7 +87,7 @@ def _fetch_source(folder: Path) -> None:
     try:
         log.info("downloading the sources of llama.cpp (77 MB, once): the package %s==%s", PACKAGE, VERSION)
         archive = _download(partial)
-        found = cache_files.checksum(archive)
+        found = disk_cache.checksum(archive)
         if found != SHA256:
             raise Unavailable(f"{archive.name} is not the file that was published: its SHA-256 is {found}")
         _unpack(archive, partial / "source")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.peer_engines.base import Unavailable
 from benchmarks.peer_engines.llama_build import cache_folder
-from lp import cache_files
+from lp.platform import disk_cache
 
 TYPES = {"float32": "F32", "bfloat16": "BF16"}
 
@@ -23,7 +23,7 @@ def make_weights(programs: Path, source: Path, dtype: str) -> Path:
     if dtype not in TYPES:
         raise Unavailable(f"its weights are made in {' and '.join(TYPES)} only, not in {dtype}")
     stat = source.stat()
-    name = cache_files.digest([source.name, stat.st_size, stat.st_mtime_ns])
+    name = disk_cache.digest([source.name, stat.st_size, stat.st_mtime_ns])
     made = cache_folder() / f"{name}-{TYPES[dtype]}.gguf"
     if made.is_file():
         return made

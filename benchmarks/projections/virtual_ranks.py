@@ -22,8 +22,7 @@ from lp.model.checkpoint import Checkpoint
 from lp.request import Sequence
 from lp.runner import StepInput
 from lp.single_device import ForwardRunner, Pending, SingleDevice
-from lp.tree import TokenTree
-from lp.verification import Answers
+from lp.tree import Answers, TokenTree
 from parallel.comm.channel import HEADER
 from parallel.runners.alone import TreePartitioner
 

@@ -14,7 +14,7 @@ from benchmarks.real.child import TIMEOUT_S, environment
 from benchmarks.real.settings import RealModelSettings
 from benchmarks.real.tasks import Figures, Task
 from benchmarks.shared.report import markdown_table
-from lp.cache_files import VARIABLE
+from lp.platform.disk_cache import VARIABLE
 
 PART = "first token"
 PROMPT = "The capital of France is"

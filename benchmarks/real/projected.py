@@ -12,7 +12,7 @@ from benchmarks.real.ranks import choose_prompts, write_prompts
 from benchmarks.real.settings import RealModelSettings
 from benchmarks.real.tasks import Figures, Task
 from benchmarks.shared.report import bullets, markdown_table
-from lp.cache_files import digest
+from lp.platform.disk_cache import digest
 
 PART = "projection"
 RANKS = ("1", "2", "4", "8")

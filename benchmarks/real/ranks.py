@@ -22,10 +22,10 @@ from launch.prompts.workloads import WorkloadSettings
 from launch.sweep.records import Run
 from launch.sweep.settings import BenchSettings
 from lp import Auto, Autoregressive, Lookahead, Sampling
-from lp.cache_files import digest
 from lp.methods import DecodeSettings
 from lp.model.checkpoint import ModelSettings
 from lp.model.fast.choose import CompileMode
+from lp.platform.disk_cache import digest
 
 PART = "ranks"
 CATEGORY = "GSM8K, chat"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.shared.categories import CategoryPrompt
-from lp.cache_files import digest
+from lp.platform.disk_cache import digest
 
 
 @dataclass(frozen=True)

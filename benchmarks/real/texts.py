@@ -21,9 +21,10 @@ from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, DecodedText, take_tu
 from benchmarks.shared.inputs import encode
 from benchmarks.shared.methods import DecodePrompt, generate_counted, make_methods, timed
 from launch.sweep.outcome import digest
-from lp import Auto, Autoregressive, Engine, Lookahead, cache_files
+from lp import Auto, Autoregressive, Engine, Lookahead
 from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES
+from lp.platform import disk_cache
 
 PART = "texts"
 AUTO, AUTO_64, LOOKAHEAD = "auto", "auto, 64 rows", "lookahead (15, 5, 15)"
@@ -79,7 +80,7 @@ def tasks(settings: RealModelSettings, loaded: LoadedModel) -> list[Task]:
             chosen = prompts[: settings.num_sampled] if temperature else prompts
             asked = {
                 **settings.index_facts,
-                "prompts": cache_files.digest([prompt.text for prompt in chosen]),
+                "prompts": disk_cache.digest([prompt.text for prompt in chosen]),
                 "max_new_tokens": settings.max_new_tokens,
                 "threads": settings.threads,
                 "compile": settings.compile,

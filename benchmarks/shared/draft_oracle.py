@@ -16,7 +16,7 @@ from lp.decoding.auto import AutoDecoder
 from lp.drafting.contexts import LONGEST
 from lp.drafting.history import DraftHistory
 from lp.request import Request
-from lp.verification import Accepted, Answers, CountDrafts
+from lp.tree import Accepted, Answers, CountDrafts
 
 NOBODY = "nobody"
 

@@ -17,7 +17,7 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from benchmarks.shared.options import command_line
-from lp.hardware import processor_name
+from lp.platform.hardware import processor_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

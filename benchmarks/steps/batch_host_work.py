@@ -31,7 +31,7 @@ from lp.sampling.together import Asked
 from lp.scheduling import batches
 from lp.single_device import Pending, SingleDevice
 from lp.step_cost import StepTimes
-from lp.verification import Answers
+from lp.tree import Answers
 
 # Parts of a step, in their order: verifying and learning; offers, the budget and trees; the order of turns, room,
 # prefixes and counts; what the runner does for each sequence; what the forward reads (up to the launch of a

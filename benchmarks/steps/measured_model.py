@@ -12,13 +12,13 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from benchmarks.shared.random_weights import TOKENIZER, check_room, make_model
 from benchmarks.shared.shapes import read_config
-from lp import cache_files
 from lp.grammar.settings import GrammarBackend
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import DTYPES, Checkpoint, ModelSettings, load, pick_device
 from lp.model.exactness import check_config, check_tree
 from lp.model.fast.choose import CompileMode
 from lp.model.kv.bound import AUTO, find_bound
+from lp.platform import disk_cache
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def load_measured(path: str, dtype: str, device: str, num_positions: int) -> Ite
             "config.json as --config"
         )
     with TemporaryDirectory() as temporary:
-        yield checkpoint, cache_files.folder("compiled") or Path(temporary)
+        yield checkpoint, disk_cache.folder("compiled") or Path(temporary)
 
 
 @contextmanager

@@ -16,8 +16,7 @@ from docs.pictures.story import NUM_PROMPT, SEED, TEXT, toy_model
 from lp.decoding.make import make_decoder
 from lp.drafting.history import DraftHistory
 from lp.methods import Auto, Autoregressive, DecodeSettings, Jacobi, Lookahead, PromptLookup
-from lp.tree import PREFIX, TokenTree
-from lp.verification import Accepted, Answers
+from lp.tree import PREFIX, Accepted, Answers, TokenTree
 
 # The place of the text at which all methods are drawn, and what each is set to.
 PLACE = 35

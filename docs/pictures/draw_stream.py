@@ -54,9 +54,9 @@ def record() -> dict[str, Any]:
     """Decodes the answer by both methods."""
     from launch.program import packaged_model
     from lp import Auto, Autoregressive, Engine
-    from lp.hardware import processor_name
     from lp.methods import DecodeSettings
     from lp.model.gguf import checkpoint_folder
+    from lp.platform.hardware import processor_name
 
     folder = checkpoint_folder(packaged_model.resolve(packaged_model.SMOLLM2))
     engine = Engine.from_pretrained(str(folder), dtype="bfloat16", index="off")

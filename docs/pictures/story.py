@@ -13,8 +13,7 @@ import numpy as np
 from lp.decoding.ngrams import NGramPool
 from lp.decoding.tries import merge
 from lp.decoding.window import Window
-from lp.tree import TokenTree, TreeBuilder
-from lp.verification import verify
+from lp.tree import TokenTree, TreeBuilder, verify
 from parallel.runners.partition import partition
 
 TEXT = (

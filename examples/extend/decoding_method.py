@@ -17,8 +17,7 @@ from lp.request import Sequence
 from lp.runner import StepInput
 from lp.sampling.settings import Sampling
 from lp.single_device import SingleDevice
-from lp.tree import TokenTree, TreeBuilder, greatest_depth
-from lp.verification import Accepted, Answers, CountDrafts, Drafted, verify
+from lp.tree import Accepted, Answers, CountDrafts, Drafted, TokenTree, TreeBuilder, greatest_depth, verify
 
 
 class PeriodicDecoder(WholeTrees):

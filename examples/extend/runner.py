@@ -12,7 +12,7 @@ from lp import Engine
 from lp.request import Sequence
 from lp.runner import Runner, StepInput
 from lp.single_device import SingleDevice
-from lp.verification import Answers
+from lp.tree import Answers
 
 
 class Batch(NamedTuple):

@@ -10,11 +10,11 @@ import torch
 from launch.checkup.findings import Finding
 from launch.program.parallel_mode import num_ranks
 from launch.program.runtime import RuntimeSettings
-from lp.hardware import dtype_name
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import AUTO, Checkpoint, load
 from lp.model.fast.choose import WORTHWHILE, CompileMode
 from lp.model.native.forward import NativeForward
+from lp.platform.hardware import dtype_name
 from parallel.degrees import Mode, explain
 from parallel.mesh import ParallelSettings
 

@@ -12,7 +12,7 @@ import torch
 
 from launch.checkup.findings import Finding
 from launch.sweep.ranks import usable_cores
-from lp.hardware import processor_name, why_no_gpu
+from lp.platform.hardware import processor_name, why_no_gpu
 
 SECTION = "machine"
 # What the kernels for a CPU are compiled for (lp/model/native/kernels), the best last, by the names in /proc/cpuinfo.

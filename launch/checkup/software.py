@@ -11,13 +11,11 @@ import torch
 from packaging.requirements import Requirement
 
 from launch.checkup.findings import Finding
-from lp import cache_files
-from lp.cache.bound import most_bytes
-from lp.cache.entries import KINDS, find_entries
-from lp.gpu_kernels import missing_triton
-from lp.host.build import CannotBuild, find_compiler
-from lp.host.library import library
 from lp.model.gpu import prefix
+from lp.platform import disk_cache
+from lp.platform.build import CannotBuild, find_compiler, missing_triton
+from lp.platform.disk_cache import KINDS, find_entries, most_bytes
+from lp.platform.library import library
 
 SECTION, CACHES = "software", "caches"
 PROJECT = "lookahead-parallel"
@@ -123,9 +121,9 @@ def _is_installed(package: str) -> bool:
 
 def caches() -> Iterator[Finding]:
     """What the cache holds, by kind, and its bound."""
-    folder = cache_files.folder("compiled")
+    folder = disk_cache.folder("compiled")
     if folder is None:
-        advice = f"let the environment variable {cache_files.VARIABLE} name a folder that can be written"
+        advice = f"let the environment variable {disk_cache.VARIABLE} name a folder that can be written"
         yield Finding(CACHES, "folder", "none can be made: nothing is compiled or kept", None, advice, True)
         return
     root = folder.parent

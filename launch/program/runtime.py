@@ -16,8 +16,8 @@ from launch.program import process
 from launch.program.cores import take_cores
 from lp.assembly import EngineSettings
 from lp.engine import Engine
-from lp.hardware import dtype_name
 from lp.model.checkpoint import Checkpoint, ModelSettings
+from lp.platform.hardware import dtype_name
 from parallel.build import MeshTopology, OnLoaded
 from parallel.comm.channel import Channel
 from parallel.comm.traffic import Traffic

@@ -25,7 +25,7 @@ from launch.supervisor.rank_spec import KEY_VARIABLE, RankSpec
 from lp.assembly import find_step_times
 from lp.calibration.measure import StepTimesSource
 from lp.engine import Engine
-from lp.hardware import why_no_gpu
+from lp.platform.hardware import why_no_gpu
 from lp.request import Output
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes

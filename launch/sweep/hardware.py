@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from launch.sweep.ranks import usable_cores
-from lp.hardware import processor_name
+from lp.platform.hardware import processor_name
 
 
 def describe_hardware() -> dict[str, Any]:

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 import transformers
 
-from lp import cache_files
 from lp.calibration.answering import measure_answering
 from lp.calibration.copies import measure_copies
 from lp.calibration.measure import StepTimesSource, describe, measure_step_times, still_holds
 from lp.calibration.sequences import measure_sequences
-from lp.hardware import device_name, dtype_name
-from lp.host.library import library
 from lp.model.causal import CausalModel
+from lp.platform import disk_cache
+from lp.platform.hardware import device_name, dtype_name
+from lp.platform.library import library
 from lp.runner import Runner
 from lp.step_cost import StepTimes
 
@@ -80,13 +80,13 @@ def resolve_step_times(
         )  # fmt: skip
         told = tell(dataclasses.replace(measured, extras=extras).to_dict())
         if path:
-            cache_files.write_json(path, told)
+            disk_cache.write_json(path, told)
     return StepTimes.from_dict(told)
 
 
 def _read(path: Path) -> StepTimes | None:
     """The step times in a file; None if there is no file, or one that holds something else."""
-    if (values := cache_files.read_json(path)) is None:
+    if (values := disk_cache.read_json(path)) is None:
         return None
     try:
         return StepTimes.from_dict(values)
@@ -97,7 +97,7 @@ def _read(path: Path) -> StepTimes | None:
 
 def _path(model: CausalModel, most_rows: int, mode: Any) -> Path | None:
     """The file in which figures for this model, machine and mode are kept; None if nothing can be kept."""
-    kept = cache_files.folder("step-times")
+    kept = disk_cache.folder("step-times")
     if kept is None:
         return None
     config = {key: value for key, value in model.model.config.to_dict().items() if key != "_name_or_path"}
@@ -107,4 +107,4 @@ def _path(model: CausalModel, most_rows: int, mode: Any) -> Path | None:
         torch.__version__, transformers.__version__, library() is not None,
     ]  # fmt: skip
     dtype = dtype_name(model.dtype)
-    return kept / f"{type(model.model).__name__}-{dtype}-{cache_files.digest(facts)}.json"
+    return kept / f"{type(model.model).__name__}-{dtype}-{disk_cache.digest(facts)}.json"

@@ -16,8 +16,7 @@ from lp.drafting.backoff import PLAIN, SPECULATE, WATCH
 from lp.drafting.history import DraftHistory, nearest_power
 from lp.drafting.resting import Resting
 from lp.methods import Auto
-from lp.tree import TokenTree, chain, greatest_depth
-from lp.verification import Accepted, Answers, CountDrafts, Drafted, count_drafts, no_drafts
+from lp.tree import Accepted, Answers, CountDrafts, Drafted, TokenTree, chain, count_drafts, greatest_depth, no_drafts
 
 
 class AutoDecoder:

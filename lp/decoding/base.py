@@ -6,8 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from lp.tree import TokenTree
-from lp.verification import Accepted, Answers, CountDrafts
+from lp.tree import Accepted, Answers, CountDrafts, TokenTree
 
 
 class Offer(NamedTuple):

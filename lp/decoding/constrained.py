@@ -17,8 +17,7 @@ import numpy as np
 from lp.decoding.base import Decoder, Described, Offer
 from lp.grammar.state import GrammarState
 from lp.methods import MOST_FORCED
-from lp.tree import TokenTree, greatest_depth
-from lp.verification import DEAD_END, Accepted, Answers, CountDrafts, Drafted, no_drafts, verify
+from lp.tree import DEAD_END, Accepted, Answers, CountDrafts, Drafted, TokenTree, greatest_depth, no_drafts, verify
 
 # Most rows of the tokens that are sure to follow, and of those that must follow the drafts.
 MOST_BELOW = 16

@@ -18,8 +18,7 @@ from lp.decoding.base import Decoder
 from lp.decoding.make import make_decoder
 from lp.drafting.history import DraftHistory
 from lp.methods import Auto, Autoregressive
-from lp.tree import TokenTree
-from lp.verification import Answers
+from lp.tree import Answers, TokenTree
 
 # The numbers of rows of the trees that are timed.
 FEW, MANY = 8, 64

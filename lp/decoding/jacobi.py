@@ -11,8 +11,7 @@ from lp.decoding.base import Described, WholeTrees
 from lp.drafting.history import ChainProfile
 from lp.drafting.window_size import WindowTrial
 from lp.methods import LONGEST_CHAIN, Jacobi
-from lp.tree import TokenTree, chain, greatest_depth
-from lp.verification import Accepted, Answers, CountDrafts, Drafted, as_guesses, verify
+from lp.tree import Accepted, Answers, CountDrafts, Drafted, TokenTree, as_guesses, chain, greatest_depth, verify
 
 
 class JacobiDecoder(WholeTrees):

@@ -15,8 +15,7 @@ from lp.decoding.ngrams import NGramPool
 from lp.decoding.tries import merge
 from lp.decoding.window import Window
 from lp.methods import Lookahead, PromptLookup
-from lp.tree import TokenTree, TreeBuilder, chain
-from lp.verification import Accepted, Answers, CountDrafts, Drafted, no_drafts, verify
+from lp.tree import Accepted, Answers, CountDrafts, Drafted, TokenTree, TreeBuilder, chain, no_drafts, verify
 
 
 class PoolFeed:

@@ -15,11 +15,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from lp import cache_files
 from lp.drafting.answers import AnswerIndex, priors
 from lp.drafting.base import Observation, Proposals, SequenceStart
 from lp.drafting.contexts import BITS, last_token
 from lp.methods import Auto
+from lp.platform import disk_cache
 
 # Name of the file beside a checkpoint's weights. It is a safetensors file, but must not be taken for one of weights.
 FILE_NAME = "lookahead.index"
@@ -96,7 +96,7 @@ def read_index(path: Path, vocab_size: int) -> AnswerIndex:
             facts = file.metadata() or {}
             is_known = facts.get("format") == FORMAT
             arrays = {name: file.get_tensor(name) for name in ARRAYS if is_known}
-        digest = cache_files.checksum(path)
+        digest = disk_cache.checksum(path)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"index={path} cannot be read ({error}); {mend}") from None
     if not is_known or not _is_sound(arrays):

@@ -17,8 +17,7 @@ from lp.drafting.contexts import LONGEST, context_of, last_token
 from lp.drafting.growth import Growth, grow, grow_offer
 from lp.drafting.sources import Kinds, Sources, ranked
 from lp.step_cost import StepCost
-from lp.tree import TokenTree, TreeBuilder, chain, greatest_depth
-from lp.verification import Accepted, Answers, verify
+from lp.tree import Accepted, Answers, TokenTree, TreeBuilder, chain, greatest_depth, verify
 
 # Each trial of a kind multiplies the weight of all earlier ones by this, so that about the last hundred count.
 DECAY = 0.99

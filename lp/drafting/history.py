@@ -25,8 +25,8 @@ from lp.drafting.native.knowledge import NativeCorpus, NativeShared, make_native
 from lp.drafting.shared import make_shared
 from lp.drafting.sources import Kinds
 from lp.drafting.window_size import WindowChoice
-from lp.host.library import library
 from lp.methods import LONGEST_CHAIN, Auto, DraftModel
+from lp.platform.library import library
 from lp.step_cost import StepCost, StepTimes
 
 T = TypeVar("T")

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from lp.grammar.state import Masks
-from lp.hardware import upload
-from lp.verification import DEAD_END, Answers
+from lp.platform.hardware import upload
+from lp.tree import DEAD_END, Answers
 
 
 def forbid(masks: Masks, banned: Sequence[Sequence[int]]) -> None:

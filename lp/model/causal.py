@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lp.grammar.compiler import Grammars
-from lp.hardware import upload
 from lp.model import attention
 from lp.model.attention import TreeRows, TreeStep
 from lp.model.fast_forward import (
@@ -40,6 +39,7 @@ from lp.model.kv.contiguous import ContiguousCache, ContiguousMemory
 from lp.model.kv.memory import KVMemory
 from lp.model.kv_cache import KVCache, LayerShape, RowsOnly
 from lp.model.memory import num_weight_bytes
+from lp.platform.hardware import upload
 from lp.tree import TokenTree
 
 log = logging.getLogger("lookahead")

@@ -16,9 +16,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from lp.cache_files import folder
 from lp.grammar.settings import GrammarBackend
-from lp.hardware import dtype_name, why_no_gpu
 from lp.model.beside.settings import SECOND
 from lp.model.causal import CausalModel
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
@@ -32,6 +30,8 @@ from lp.model.kv.bound import find_bound, parse_bound
 from lp.model.memory import check_fits
 from lp.model.probes import text_probes
 from lp.model.reference import Reference
+from lp.platform.disk_cache import folder
+from lp.platform.hardware import dtype_name, why_no_gpu
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # The dtype that fits the device.

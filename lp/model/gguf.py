@@ -23,11 +23,10 @@ import transformers
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from lp import cache_files
-from lp.cache.bound import trim
-from lp.cache.entries import open_entry
 from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_config
+from lp.platform import disk_cache
+from lp.platform.disk_cache import open_entry, trim
 
 if TYPE_CHECKING:  # it needs the package gguf
     from lp.model.gguf_header import GgufHeader
@@ -60,7 +59,7 @@ def checkpoint_folder(path: str) -> str:
     unpacked = folder / file.stem
     if not _is_whole(unpacked):
         try:
-            with cache_files.locked(folder, f"unpack {file.name}"):
+            with disk_cache.locked(folder, f"unpack {file.name}"):
                 if not _is_whole(unpacked):
                     _unpack(file, unpacked)
                     trim()
@@ -107,10 +106,10 @@ def _cache_folder(file: Path) -> Path:
             stream.seek(max(0, stat.st_size - SAMPLE) * number // (NUM_SAMPLES - 1))
             sampled.update(stream.read(SAMPLE))
     facts = [WAY, transformers.__version__, stat.st_size, stat.st_mtime_ns, sampled.hexdigest()]
-    if (folder := open_entry("gguf", cache_files.digest(facts))) is None:
+    if (folder := open_entry("gguf", disk_cache.digest(facts))) is None:
         raise CheckpointError(
             f"{str(file)!r} cannot be unpacked: the cache folder cannot be made; let the environment variable "
-            f"{cache_files.VARIABLE} name a folder that can be written"
+            f"{disk_cache.VARIABLE} name a folder that can be written"
         )
     return folder
 
@@ -119,7 +118,7 @@ def _is_whole(unpacked: Path) -> bool:
     """Whether a folder holds all files that were written to it, each of the size that it had then."""
     if not (unpacked / MANIFEST).is_file():
         return False
-    sizes = cache_files.read_json(unpacked / MANIFEST) or {}
+    sizes = disk_cache.read_json(unpacked / MANIFEST) or {}
     return bool(sizes) and all(
         (unpacked / name).is_file() and (unpacked / name).stat().st_size == size for name, size in sizes.items()
     )
@@ -180,14 +179,14 @@ def _check_space(file: Path, folder: Path, needed: int) -> None:
     if (free := shutil.disk_usage(folder).free) < needed:
         raise CheckpointError(
             f"{str(file)!r} cannot be unpacked to {folder}: this may need {needed / 1e9:.1f} GB, and "
-            f"{free / 1e9:.1f} GB are free; make room, or let {cache_files.VARIABLE} name a folder elsewhere"
+            f"{free / 1e9:.1f} GB are free; make room, or let {disk_cache.VARIABLE} name a folder elsewhere"
         )
 
 
 def _not_written(file: Path, folder: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"{str(file)!r} cannot be unpacked to {folder}: {one_line(error)}; make room there, or let the environment "
-        f"variable {cache_files.VARIABLE} name a folder that can be written"
+        f"variable {disk_cache.VARIABLE} name a folder that can be written"
     )
 
 

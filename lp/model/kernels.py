@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from lp.hardware import dtype_name
 from lp.model.gpu import prefix as gpu_prefix
 from lp.model.gpu.prefix import LARGEST_HEAD, Bounds, make_bounds
+from lp.platform.hardware import dtype_name
 
 HALF = (torch.float16, torch.bfloat16)
 

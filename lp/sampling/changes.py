@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp import gpu_kernels
-from lp.hardware import upload
+from lp.platform import build as kernels
+from lp.platform.hardware import upload
 from lp.sampling.penalties import ENDS, NO_PATH, SEEN, Touched
 
 # Words of a row's header in the kernel's array: the row, where its sequence's touched tokens begin, their number, where
@@ -44,7 +44,7 @@ def _start_kernel(scores_RV: Tensor, touched: Sequence[tuple[int, Touched]]) -> 
     words = upload(lay_out(touched), scores_RV.device)
     num_rows = sum(len(one.missing) for _, one in touched)
     most = max(len(one.tokens) for _, one in touched)
-    gpu_kernels.start(
+    kernels.start(
         triton_kernels.penalise, (num_rows, -(-most // BLOCK)),
         scores_RV, words, words.view(torch.float32), scores_RV.stride(0), HEADER=HEADER, BLOCK=BLOCK,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from lp.sampling.noise import noise_of_rows
 from lp.sampling.rows import Rows
 from lp.sampling.top_k import best_tokens
 from lp.sampling.warping import warp
-from lp.verification import NOT_A_TOKEN
+from lp.tree import NOT_A_TOKEN
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lp import gpu_kernels
+from lp.platform import build as kernels
 from lp.sampling.rows import Rows
 from lp.sampling.shortlist import FAR, ROUNDING
 
@@ -28,7 +28,7 @@ NUM_BEST = 128
 
 def can_fuse(device: torch.device | str, num_tokens: int = 1) -> bool:
     """Whether kernels can choose K = num_tokens tokens of each row."""
-    return torch.device(device).type == "cuda" and num_tokens <= MOST_TOKENS and not gpu_kernels.missing_triton()
+    return torch.device(device).type == "cuda" and num_tokens <= MOST_TOKENS and not kernels.missing_triton()
 
 
 def choose_whole(scores: Tensor, choices: Tensor) -> Tensor:
@@ -46,12 +46,12 @@ def choose_whole(scores: Tensor, choices: Tensor) -> Tensor:
     tokens = torch.empty(values.shape, dtype=torch.int32, device=scores.device)
     out = torch.empty(num_rows, 1 + MOST_TOKENS, dtype=torch.int64, device=scores.device)
     words = choices.view(torch.int32)
-    gpu_kernels.start(
+    kernels.start(
         triton_kernels.best_of_chunks, (num_rows, num_chunks),
         scores, choices, words, choices.view(torch.float32), values, tokens, scores.stride(0), vocab_size,
         MOST=MOST_TOKENS, BLOCK=CHUNK, num_warps=8,
     )  # fmt: skip
-    gpu_kernels.start(
+    kernels.start(
         triton_kernels.best_of_rows, (num_rows,),
         values, tokens, words, out, num_chunks, MOST=MOST_TOKENS, BLOCK=_power_of_two(num_chunks * MOST_TOKENS),
     )  # fmt: skip
@@ -68,11 +68,11 @@ def choose_truncated(scores: Tensor, choices: Tensor) -> Tensor:
     sums = scores.new_empty(num_rows, num_chunks, 2)
     out = torch.empty(num_rows, 1 + MOST_TOKENS, dtype=torch.int64, device=scores.device)
     words, floats = choices.view(torch.int32), choices.view(torch.float32)
-    gpu_kernels.start(
+    kernels.start(
         triton_kernels.sums_of_chunks, (num_rows, num_chunks),
         scores, words, floats, sums, scores.stride(0), vocab_size, BLOCK=CHUNK,
     )  # fmt: skip
-    gpu_kernels.start(
+    kernels.start(
         triton_kernels.settle, (num_rows,),
         best.values, best.indices, sums, choices, words, floats, out, num_chunks, ROUNDING, FAR,
         MOST=MOST_TOKENS, N=NUM_BEST, BLOCK=_power_of_two(num_chunks), num_warps=8,

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp.hardware import Download, upload
+from lp.platform.hardware import Download, upload
 from lp.sampling.top_k import top_tokens
-from lp.verification import Answers
+from lp.tree import Answers
 
 # The most likeliest tokens that a request may ask for; see Sampling.check. As many are always found, so that which of
 # several equally likely ones come first does not depend on how many are asked for. A beam search may need more.

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp.hardware import upload
+from lp.platform.hardware import upload
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp.hardware import upload
+from lp.platform.hardware import upload
 from lp.sampling.noise import NoiseTable
 from lp.sampling.settings import Sampling
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lp.grammar import masks
 from lp.grammar.state import GrammarState, Masks
-from lp.host.library import Library, library
+from lp.platform.library import Library, library
 from lp.sampling.changes import change
 from lp.sampling.contrast.scores import apply as apply_contrast
 from lp.sampling.contrast.settings import Contrast
@@ -31,8 +31,7 @@ from lp.sampling.settings import Sampling
 from lp.sampling.shortlist import Shortlist
 from lp.sampling.together import Asked, launch_all
 from lp.sampling.warping import warp
-from lp.tree import Coupled, TokenTree
-from lp.verification import Answers
+from lp.tree import Answers, Coupled, TokenTree
 
 # Lengths of the shortlists: the second is used for rows that the first did not settle.
 SHORTLISTS = (NUM_BEST, 4096)

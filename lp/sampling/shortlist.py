@@ -17,7 +17,7 @@ from lp.sampling.noise import gumbel_of
 from lp.sampling.rows import OnDevice, Rows
 from lp.sampling.top_k import top_tokens
 from lp.sampling.warping import keep_min_p, keep_top_k
-from lp.verification import NOT_A_TOKEN
+from lp.tree import NOT_A_TOKEN
 
 # If a sum of probabilities is nearer than this to top-p, rounding decides which of the two is greater.
 ROUNDING = 1e-5

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lp.grammar import masks
 from lp.grammar.state import Masks
-from lp.hardware import Download, upload
+from lp.platform.hardware import Download, upload
 from lp.sampling.changes import change
 from lp.sampling.contrast.scores import apply as apply_contrast
 from lp.sampling.contrast.scores import as_wide
@@ -30,7 +30,7 @@ from lp.sampling.logprobs import LogProbabilities
 from lp.sampling.noise import NoiseTable
 from lp.sampling.penalties import Touched
 from lp.sampling.rows import LAYOUT, Chooser, Rows
-from lp.verification import Ahead, Answers
+from lp.tree import Ahead, Answers
 
 # Launches a captured kind of choosing for all rows of a step; returns what it has chosen, as FusedChooser does.
 Replay = Callable[[str], Tensor]

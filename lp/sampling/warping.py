@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lp.hardware import upload
+from lp.platform.hardware import upload
 from lp.sampling.rows import OnDevice, Rows
 
 

@@ -20,8 +20,7 @@ from lp.scheduling.scheduler import Batch, Scheduler, StepClock, Turn
 from lp.scheduling.settings import SchedulerSettings
 from lp.statistics import EngineCounts
 from lp.step_cost import StepTimes
-from lp.tree import TokenTree
-from lp.verification import Answers
+from lp.tree import Answers, TokenTree
 
 
 class Batches:

@@ -15,7 +15,7 @@ from lp.methods import Beam
 from lp.model.checkpoint import Checkpoint
 from lp.request import BeamResult, Output, Request, ScoredText
 from lp.text.stopping import FinishReason
-from lp.verification import NOT_A_TOKEN, Answers, no_drafts
+from lp.tree import NOT_A_TOKEN, Answers, no_drafts
 
 
 class BeamGeneration(RequestState):

@@ -21,8 +21,7 @@ from lp.decoding.base import Offer
 from lp.decoding.by_model.base import AsksSecondModel, draft_together
 from lp.drafting.history import UNKNOWN_ROWS
 from lp.generation import RequestState
-from lp.host.library import library
-from lp.host.trees import address
+from lp.platform.library import address, library
 from lp.step_cost import USUAL_ROWS, StepTimes
 from lp.tree import TokenTree
 

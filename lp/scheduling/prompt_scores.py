@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from lp.request import TokenLogprob
-from lp.tree import TokenTree, chain
-from lp.verification import NOT_A_TOKEN, Answers
+from lp.tree import NOT_A_TOKEN, Answers, TokenTree, chain
 
 # The most logits of a chunk, for all of its rows together; they take four bytes each.
 MOST_LOGITS = 1 << 23

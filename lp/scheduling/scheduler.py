@@ -23,7 +23,7 @@ from lp.scheduling.budget import StepRows
 from lp.scheduling.room import KVBudget
 from lp.step_cost import StepTimes
 from lp.trace.recorder import BatchFigures
-from lp.verification import Answers
+from lp.tree import Answers
 
 # The share of a step's rows that prompts have while there are any, however many requests decode.
 FEEDING_SHARE = 0.25

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from lp.text.detokenizer import Detokenizer
-from lp.verification import DEAD_END, NOT_A_TOKEN
+from lp.tree import DEAD_END, NOT_A_TOKEN
 
 # "error" means that the model's logits were not numbers; "no_room", that the request needs more keys and values than
 # there is memory for, as the text says; "dead_end", that the grammar does not let the text end, and nothing that it

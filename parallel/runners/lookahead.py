@@ -22,7 +22,7 @@ from lp.request import Sequence
 from lp.runner import Home, SharedBy, StepInput
 from lp.single_device import ForwardRunner, Pending, SingleDevice
 from lp.step_cost import StepTimes
-from lp.verification import Answers
+from lp.tree import Answers
 from parallel.comm.base import Messages
 from parallel.comm.channel import Channel
 from parallel.runners.assignment import Assignment, Balanced

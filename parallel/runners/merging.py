@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from lp.runner import StepInput
-from lp.verification import Answers
+from lp.tree import Answers
 from parallel.runners.shares import Shares
 
 

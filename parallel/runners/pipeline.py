@@ -25,13 +25,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp.hardware import upload
 from lp.model.causal import CausalModel
 from lp.model.fast_forward import SequenceRows
 from lp.model.heads.hidden import collected
+from lp.platform.hardware import upload
 from lp.runner import StepInput
 from lp.single_device import Pending, SingleDevice
-from lp.verification import Answers
+from lp.tree import Answers
 from parallel.comm.base import Collectives
 from parallel.comm.channel import HEADER, Channel
 from parallel.runners.merging import fingerprint_of

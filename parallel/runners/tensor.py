@@ -7,7 +7,7 @@ from functools import partial
 from lp.model.causal import CausalModel
 from lp.runner import StepInput
 from lp.single_device import Pending, SingleDevice
-from lp.verification import Answers
+from lp.tree import Answers
 from parallel.comm.base import Collectives
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import host_work
 from benchmarks.steps.batch_host_work import PARTS
-from lp.host.library import library
+from lp.platform.library import library
 from tests.benchmarks.results import read
 
 

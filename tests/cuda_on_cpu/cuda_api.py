@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lp import gpu_kernels
+from lp.platform import build as kernels
 from tests.cuda_on_cpu import gpu
 from tests.cuda_on_cpu.graphs import Recording
 
@@ -95,7 +95,7 @@ class graph:  # torch's name
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaces what torch.cuda says and does, until the test ends. Triton is missing until triton_kernels adds it."""
-    monkeypatch.setattr(gpu_kernels, "missing_triton", lambda: "this test runs without it")
+    monkeypatch.setattr(kernels, "missing_triton", lambda: "this test runs without it")
     replaced: dict[str, Any] = {
         "_lazy_init": lambda: None,
         "is_available": lambda: True,

@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
-from lp.cache_files import folder
-from lp.host.build import CannotBuild, find_compiler
+from lp.platform.build import CannotBuild, find_compiler
+from lp.platform.disk_cache import folder
 
 SOURCE = """
 #include <c10/core/impl/DeviceGuardImplInterface.h>

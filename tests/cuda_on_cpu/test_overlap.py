@@ -11,14 +11,14 @@ import torch
 
 from lp import Auto, Engine, Grammar, Sampling, Stopping
 from lp.generation import RequestState
-from lp.hardware import Download
 from lp.methods import Autoregressive, DecodeSettings, Lookahead
 from lp.model.checkpoint import Checkpoint, ModelSettings, load
 from lp.model.fast.choose import CompileMode
+from lp.platform.hardware import Download
 from lp.request import Completion
 from lp.runner import StepInput
 from lp.single_device import SingleDevice
-from lp.verification import Answers
+from lp.tree import Answers
 from tests.cuda_on_cpu.launches import Launches, observed
 from tests.slow import slow_except
 

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lp import gpu_kernels
+from lp.platform import build as kernels
 from tests.cuda_on_cpu import gpu
 from tests.cuda_on_cpu.gpu import Access, GpuTensor, Operation
 from tests.lp.model.gpu.fused import interpreter
@@ -19,8 +19,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has kernels interpreted on the CPU tensors inside, until the test ends; skips it where Triton is missing."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed")
-    monkeypatch.setattr(gpu_kernels, "missing_triton", lambda: "")
-    monkeypatch.setattr(gpu_kernels, "start", start)
+    monkeypatch.setattr(kernels, "missing_triton", lambda: "")
+    monkeypatch.setattr(kernels, "start", start)
 
 
 def count_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ def count_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """As gpu_kernels.start. Fails for a tensor that is not on the device."""
+    """As kernels.start. Fails for a tensor that is not on the device."""
     tensors = [one for one in arguments if isinstance(one, Tensor)]
     assert all(isinstance(one, GpuTensor) for one in tensors), "a kernel reads memory of the device alone"
     (device,) = {one.device for one in tensors}

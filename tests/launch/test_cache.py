@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from launch import cache
-from lp import cache_files
-from lp.cache.entries import use
+from lp.platform import disk_cache
+from lp.platform.disk_cache import use
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache with an entry of each of three kinds, of one megabyte each."""
-    monkeypatch.setenv(cache_files.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path))
     for kind in ("compiled", "gguf", "packages"):
         (tmp_path / kind / f"{kind}-entry").mkdir(parents=True)
         (tmp_path / kind / f"{kind}-entry" / "data").write_bytes(bytes(1_000_000))

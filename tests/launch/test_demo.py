@@ -12,7 +12,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from launch import demo
-from lp.cache_files import VARIABLE
+from lp.platform.disk_cache import VARIABLE
 from tests.launch import commands
 from tests.launch.conversation.conftest import TEMPLATE
 from tests.models import generate_greedily, load_reference, save_checkpoint

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from lp import Autoregressive, Engine, Sampling
-from lp.cache_files import VARIABLE
+from lp.platform.disk_cache import VARIABLE
 from tests.gguf_files import write_gguf
 from tests.launch import commands
 from tests.models import save_checkpoint

@@ -14,8 +14,8 @@ from launch import tune
 from launch.program import engine_groups, process
 from launch.prompts.workloads import WorkloadSettings
 from launch.tune import TuneSettings
-from lp.cache_files import VARIABLE
 from lp.calibration import measure
+from lp.platform.disk_cache import VARIABLE
 from tests.launch import commands
 from tests.models import VOCAB_SIZE, save_checkpoint
 

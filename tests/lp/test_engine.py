@@ -13,7 +13,7 @@ from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.request import Sequence
 from lp.runner import StepInput
 from lp.single_device import SingleDevice
-from lp.verification import Answers
+from lp.tree import Answers
 
 GREEDY = Sampling(temperature=0.0, seed=0)
 

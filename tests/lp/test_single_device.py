@@ -18,8 +18,7 @@ from lp.request import Sequence
 from lp.runner import StepInput
 from lp.sampling import top_k
 from lp.single_device import SingleDevice
-from lp.tree import NO_ROWS, chain
-from lp.verification import Answers
+from lp.tree import NO_ROWS, Answers, chain
 from tests.lp.test_tree import random_tree
 from tests.models import VOCAB_SIZE
 

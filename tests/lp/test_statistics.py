@@ -9,7 +9,7 @@ import pytest
 from lp import Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
 from lp.methods import DecodeSettings
 from lp.statistics import Statistics
-from lp.verification import Drafted
+from lp.tree import Drafted
 
 PROMPT = [5, 6, 7, 8, 9, 10] * 8
 

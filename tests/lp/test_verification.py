@@ -7,8 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from lp.tree import TokenTree, TreeBuilder
-from lp.verification import Answers, verify
+from lp.tree import Answers, TokenTree, TreeBuilder, verify
 from tests.lp.test_tree import random_tree
 
 

@@ -18,8 +18,7 @@ from lp.request import Sequence
 from lp.runner import StepInput
 from lp.sampling.settings import Sampling
 from lp.single_device import SingleDevice
-from lp.tree import TokenTree, chain
-from lp.verification import Answers
+from lp.tree import Answers, TokenTree, chain
 from parallel.runners.partition import closure
 
 

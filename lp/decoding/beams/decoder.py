@@ -9,8 +9,7 @@ from lp.decoding.base import WholeTrees
 from lp.decoding.beams.best_first import BestFirstSearch
 from lp.decoding.beams.search import BeamSearch, Continuations, Path, Search, num_continuations
 from lp.methods import Beam
-from lp.tree import TokenTree, TreeBuilder
-from lp.verification import NOT_A_TOKEN, Accepted, Answers, CountDrafts, no_drafts
+from lp.tree import NOT_A_TOKEN, Accepted, Answers, CountDrafts, TokenTree, TreeBuilder, no_drafts
 
 
 def shared_beginning(paths: Sequence[Path]) -> Path:

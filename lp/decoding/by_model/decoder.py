@@ -19,8 +19,19 @@ from lp.decoding.by_model.base import AsksSecondModel, SecondText, Wish
 from lp.decoding.by_model.growth import Growth
 from lp.decoding.by_model.settings import REJECTION, DraftModel
 from lp.step_cost import StepCost
-from lp.tree import Coupled, Proposal, TokenTree, TreeBuilder, chain, greatest_depth
-from lp.verification import Accepted, Answers, CountDrafts, Drafted, verify
+from lp.tree import (
+    Accepted,
+    Answers,
+    CountDrafts,
+    Coupled,
+    Drafted,
+    Proposal,
+    TokenTree,
+    TreeBuilder,
+    chain,
+    greatest_depth,
+    verify,
+)
 
 SOURCE = "draft_model"
 

@@ -20,8 +20,7 @@ from lp.decoding.by_model.base import AsksSecondModel, SecondText, Wish
 from lp.decoding.by_model.decoder import SOURCE, number_that_pays
 from lp.decoding.by_model.growth import Growth
 from lp.decoding.by_model.settings import DraftModel
-from lp.tree import TokenTree, chain, greatest_depth
-from lp.verification import Accepted, Answers, CountDrafts, Drafted, verify
+from lp.tree import Accepted, Answers, CountDrafts, Drafted, TokenTree, chain, greatest_depth, verify
 
 
 class MixedDecoder(AsksSecondModel):

@@ -18,8 +18,19 @@ import numpy as np
 from lp.decoding.base import Described, Offer
 from lp.decoding.medusa.growth import Grown, HitRates, grow
 from lp.decoding.medusa.settings import TYPICAL, Medusa
-from lp.tree import PREFIX, Coupled, TokenTree, chain, greatest_depth
-from lp.verification import Accepted, Answers, CountDrafts, Drafted, no_drafts, verify
+from lp.tree import (
+    PREFIX,
+    Accepted,
+    Answers,
+    CountDrafts,
+    Coupled,
+    Drafted,
+    TokenTree,
+    chain,
+    greatest_depth,
+    no_drafts,
+    verify,
+)
 
 SOURCE = "heads"
 

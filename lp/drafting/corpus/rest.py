@@ -1,6 +1,6 @@
 """Lets a corpus rest where its drafts do not help, so that it is not searched in vain.
 
-lp/host/source/corpus.h does the same in the library. Only what was accepted counts, not the clock: all ranks must
+lp/platform/csrc/corpus.h does the same in the library. Only what was accepted counts, not the clock: all ranks must
 decide alike.
 """
 

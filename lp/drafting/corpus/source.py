@@ -1,6 +1,6 @@
 """The draft source that looks the end of a path up in a corpus: what followed the same last tokens most often there.
 
-lp/host/source/corpus.h does the same in the library.
+lp/platform/csrc/corpus.h does the same in the library.
 """
 
 from __future__ import annotations

@@ -29,11 +29,9 @@ from lp.drafting.shared import SharedDrafts
 from lp.drafting.sources import Kinds
 from lp.drafting.suffix import SuffixIndex, text_kinds
 from lp.drafting.window_ngrams import WindowNGrams
-from lp.host.library import Library
-from lp.host.trees import address, integers
+from lp.platform.library import Library, address, integers
 from lp.step_cost import StepCost
-from lp.tree import TokenTree
-from lp.verification import Accepted, Answers
+from lp.tree import Accepted, Answers, TokenTree
 
 # The sources that the library has, in the order in which it asks them.
 NATIVE_SOURCES: tuple[type[DraftSource], ...] = (
@@ -109,25 +107,22 @@ class NativeDrafter:
         self._length, self._last = len(tokens), tokens[-1]
 
     def watch(self) -> TokenTree:
-        self._tree = tree = self._planned.next_tree()
+        tree = self._next_tree()
         self._library.drafts_watch(self._at)
-        self.kinds = self._planned.kinds
-        self.num_drafts = tree.__dict__["num_rows"] = 1
+        self.num_drafts = tree.num_rows = 1
         return tree
 
     def grow(self, window: WindowCells | None, max_depth: int, limit_s: float, catch_up_s: float) -> TokenTree:
         num_cells, num_levels = self._give(window) if window else (0, 0)
-        self._tree = tree = self._planned.next_tree()
+        tree = self._next_tree()
         num_drafts = self._library.drafts_grow(self._at, max_depth, num_cells, num_levels, limit_s, catch_up_s)
         if window:
             window.place(num_drafts)
-        self.kinds = self._planned.kinds
-        self.num_drafts, tree.__dict__["num_rows"] = num_drafts, num_drafts + num_cells
+        self.num_drafts, tree.num_rows = num_drafts, num_drafts + num_cells
         return tree
 
     def offer(self, max_depth: int, most_rows: int, least: float) -> Sequence[float]:
-        self._tree = self._planned.next_tree()
-        self.kinds = self._planned.kinds
+        self._next_tree()
         return self._odds[: self._library.drafts_offer(self._at, max_depth, most_rows, least)].tolist()
 
     def take(self, num_nodes: int, window: WindowCells | None) -> TokenTree:
@@ -136,16 +131,23 @@ class NativeDrafter:
         tree, self.num_drafts = self._tree, 1 + num_nodes
         if window:
             window.place(1 + num_nodes)
-        tree.__dict__["num_rows"] = 1 + num_nodes + num_cells
+        tree.num_rows = 1 + num_nodes + num_cells
         return tree
 
     def keep(self, rows: Sequence[int], window: WindowCells | None) -> TokenTree:
         kept = integers(rows)
         num_rows = self._library.drafts_keep(self._at, address(kept), len(kept))
-        self._tree, self.num_drafts = self._planned.again(num_rows), len(rows)
+        self._tree, self.num_drafts = self._planned.last_tree(num_rows), len(rows)
         if window:
             window.place(len(rows))
         return self._tree
+
+    def _next_tree(self) -> PlannedTree:
+        """The tree that the library is asked to plan next, whose number of rows is not known yet."""
+        self._planned.make_room()
+        self._tree = tree = self._planned.next_tree()
+        self.kinds = self._planned.kinds
+        return tree
 
     def _give(self, window: WindowCells) -> tuple[int, int]:
         """Hands the window's cells to the library. Returns the number of cells and of levels."""
@@ -168,16 +170,16 @@ class NativeDrafter:
         accepted, num_drafts = self._accept(found), found[-1]
         if not num_drafts:
             return accepted, None
-        self._tree, self.num_drafts = self._planned.next_tree(), num_drafts
+        self._tree = self._planned.next_tree()
         self.kinds = self._planned.kinds
-        self._tree.__dict__["num_rows"] = num_drafts
+        self.num_drafts = self._tree.num_rows = num_drafts
         return accepted, self._tree
 
     def _accept(self, found: Found) -> Accepted:
         """Notes the accepted path that the library has found in a step's answers."""
         tokens, rows, levels, path, _ = found
         if path:
-            self._tree.__dict__["noted_path"] = path, rows
+            self._tree.accepted_path = path, rows
         self._length, self._last = self._length + len(tokens), tokens[-1]
         return Accepted(tokens, rows, levels)
 

@@ -17,8 +17,7 @@ from lp.drafting.corpus.source import LENGTHS as MATCHES
 from lp.drafting.corpus.source import MOST_PLACES
 from lp.drafting.native.structures import CorpusArrays, Handle
 from lp.drafting.suffix import LENGTHS
-from lp.host.library import Library
-from lp.host.trees import address, integers
+from lp.platform.library import Library, address, integers
 
 
 class NativeFollowers:

@@ -1,4 +1,4 @@
-"""The structures that Python hands to the library, as lp/host/source/ has them: given.h, growth.h, corpus.h."""
+"""The structures that Python hands to the library, as lp/platform/csrc/ has them: given.h, growth.h, corpus.h."""
 
 from __future__ import annotations
 

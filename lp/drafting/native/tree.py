@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import weakref
 from array import array
 
 import numpy as np
 
 from lp.drafting.native.structures import Handle
-from lp.host.library import Library
-from lp.host.trees import address
+from lp.platform.library import Library, address
 from lp.tree import TokenTree
-
-# References to a tree that PlannedMemory alone knows, while it counts them.
-ITS_OWN = 3
-# Makes an object without calling anything of Python's.
-_new = object.__new__
 
 
 class PlannedMemory:
@@ -27,14 +21,14 @@ class PlannedMemory:
     def __init__(self, library: Library, capacity: int):
         """capacity: most rows of a tree."""
         self._library, self._capacity = library, capacity
-        # Tokens, parents, depths and kinds of the rows; see Shared in lp/host/source/drafts.h.
+        # Tokens, parents, depths and kinds of the rows; see Shared in lp/platform/csrc/given.h.
         self._rows = array("q", bytes(8 * 2 * 4 * capacity))
         self.rows_at = self._rows.buffer_info()[0]
         numbers, size = memoryview(self._rows), 8 * capacity
         self._both_kinds = numbers[3 * capacity : 4 * capacity], numbers[7 * capacity :]
         self.kinds = self._both_kinds[0]
         self.addresses = [(first, first + size, first + 2 * size) for first in (self.rows_at, self.rows_at + 4 * size)]
-        self._trees: list[PlannedTree | None] = [None, None]
+        self._trees: list[weakref.ref[PlannedTree] | None] = [None, None]
         self.serial = 0
         self._drafts: Handle
         self._inputs, self._inputs_at = np.empty(0, np.int64), 0
@@ -44,41 +38,26 @@ class PlannedMemory:
         self._drafts = drafts
 
     def make_room(self) -> None:
-        """Must be called before the library plans a tree, as it writes over the tree before the last one: if somebody
-        still has that, it keeps a copy of its rows.
+        """Lets the tree before the last one keep a copy of its rows, if it is still there, as the library writes over
+        them when it plans the next one.
         """
-        before = self._trees[(self.serial + 1) & 1]
-        if before is not None and sys.getrefcount(before) > ITS_OWN:
-            before.settle()
-
-    def coming_tree(self) -> PlannedTree:
-        """The tree that the library plans next, without its number of rows yet. Whoever uses it calls `take`."""
-        tree = _new(PlannedTree)
-        fields = tree.__dict__  # a frozen dataclass sets each field by a call
-        serial = self.serial + 1
-        fields["_memory"], fields["_serial"], fields["addresses"] = self, serial, self.addresses[serial & 1]
-        return tree
-
-    def take(self, tree: PlannedTree) -> None:
-        """Notes that the library has planned the coming tree."""
-        self.serial = tree._serial
-        place = self.serial & 1
-        self.kinds, self._trees[place] = self._both_kinds[place], tree
+        known = self._trees[(self.serial + 1) & 1]
+        if known is not None and (before := known()) is not None:
+            before.keep_rows()
 
     def next_tree(self) -> PlannedTree:
-        """The tree that the library plans next, without its number of rows yet. It must be called before that."""
-        self.make_room()
-        tree = self.coming_tree()
-        self.take(tree)
-        return tree
+        """The tree that the library plans next or has just planned, without its number of rows yet. Room must have been
+        made for it.
+        """
+        self.serial += 1
+        self.kinds = self._both_kinds[self.serial & 1]
+        return self.last_tree(0)
 
-    def again(self, num_rows: int) -> PlannedTree:
-        """The tree planned last, after the library has dropped some of its rows."""
-        place = self.serial & 1
-        tree = self._trees[place] = _new(PlannedTree)
-        fields = tree.__dict__
-        fields["_memory"], fields["_serial"], fields["addresses"] = self, self.serial, self.addresses[place]
-        fields["num_rows"] = num_rows
+    def last_tree(self, num_rows: int) -> PlannedTree:
+        """The tree planned last, with this number of rows."""
+        tree = PlannedTree.__new__(PlannedTree)
+        tree.memory, tree.serial, tree.num_rows = self, self.serial, num_rows
+        self._trees[self.serial & 1] = weakref.ref(tree)
         return tree
 
     def copy(self, serial: int, num_rows: int) -> np.ndarray:
@@ -105,33 +84,34 @@ class PlannedMemory:
 class PlannedTree(TokenTree):
     """A TokenTree that the library has planned last, or before the last one. Its arrays are made when they are asked
     for, or when the library needs its memory.
+
+    memory: where its rows lie; None once it has arrays of its own. serial: its number there.
     """
 
-    _memory: PlannedMemory
-    _serial: int
-
-    def __len__(self) -> int:
-        return self.__dict__["num_rows"]
+    memory: PlannedMemory | None = None
+    serial: int = 0
 
     def __getattr__(self, name: str) -> np.ndarray:
         """The arrays, which are not there at first."""
         if name not in ("tokens", "parents", "depths"):
             raise AttributeError(f"a {type(self).__name__} has no {name}")
-        self.settle()
-        return self.__dict__[name]
+        self.keep_rows()
+        return getattr(self, name)
 
-    def settle(self) -> None:
+    def keep_rows(self) -> None:
         """Makes the arrays, so that the library's memory is not needed any more."""
-        fields = self.__dict__
-        if "tokens" not in fields:
-            fields["tokens"], fields["parents"], fields["depths"] = self._memory.copy(self._serial, fields["num_rows"])
-            del fields["addresses"]
+        if self.memory is not None:
+            self.tokens, self.parents, self.depths = self.memory.copy(self.serial, self.num_rows)
+            self.memory = None
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        return super().addresses if self.memory is None else self.memory.addresses[self.serial & 1]
 
     def as_lists(self) -> tuple[list[int], list[int]]:
-        if "tokens" in self.__dict__:
-            return super().as_lists()
-        return self._memory.as_lists(self._serial, self.num_rows)
+        return super().as_lists() if self.memory is None else self.memory.as_lists(self.serial, self.num_rows)
 
     def inputs(self, cached: int) -> np.ndarray:
-        is_last = self._serial == self._memory.serial
-        return self._memory.inputs(self.num_rows, cached) if is_last else super().inputs(cached)
+        memory = self.memory
+        is_last = memory is not None and self.serial == memory.serial
+        return memory.inputs(self.num_rows, cached) if memory and is_last else super().inputs(cached)

@@ -28,13 +28,11 @@ from torch import Tensor
 from torch._C._aoti import AOTIModelContainerRunnerCpu
 from torch.export import Dim, export
 
-from lp.cache.bound import trim
-from lp.cache.entries import use
-from lp.cache_files import checksum, locked
 from lp.model.causal import CausalModel, answered_rows
 from lp.model.errors import one_line
 from lp.model.fast.traced import TracedForward, under_way
 from lp.model.fast_forward import SequenceRows
+from lp.platform.disk_cache import checksum, locked, trim, use
 
 log = logging.getLogger("lookahead")
 

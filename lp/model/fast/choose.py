@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 from torch import Tensor
 
-from lp.host.build import CannotBuild, find_compiler
 from lp.model.attention import MaskKey
 from lp.model.causal import CausalModel
 from lp.model.fast.ahead_of_time import CompilationFailed, compile_ahead
@@ -30,6 +29,7 @@ from lp.model.kv_cache import KVCache
 from lp.model.native.make import make_native
 from lp.model.program.record import Inexpressible
 from lp.model.reference import Probe, Reference, make_references
+from lp.platform.build import CannotBuild, find_compiler
 from lp.tree import chain
 
 log = logging.getLogger("lookahead")

@@ -24,12 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp.hardware import upload
 from lp.model.errors import one_line
 from lp.model.fast.step_tensors import MOST_KINDS, ChoiceOfRows, StepBuffer, StepTensors
 from lp.model.fast_forward import BeforeAttention, Choose, Choosing, Computed, ForwardFailed, SequenceRows
 from lp.model.kernels import UnsupportedAttention
 from lp.model.kv.arena import Arena, PagedCache
+from lp.platform.hardware import upload
 from lp.tree import TokenTree
 
 log = logging.getLogger("lookahead")

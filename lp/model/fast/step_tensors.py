@@ -17,12 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp.hardware import upload_into
-from lp.host.library import library
-from lp.host.trees import address
 from lp.model.kv.arena import PagedCache
 from lp.model.kv.moves import MOST_MOVES, NO_MOVES, NOWHERE, NUM_GROUPS, group_moves
 from lp.model.kv_cache import PAGE, pages_of
+from lp.platform.hardware import upload_into
+from lp.platform.library import address, library
 from lp.tree import TokenTree
 
 # Numbers of each row that say how its token is chosen. What they mean is in lp/sampling/fused.py.
@@ -108,7 +107,7 @@ class StepBuffer:
             on_device[name] = self._memory[start : start + size].view(dtype).view(shape)
         self._parts: dict[str, np.ndarray] = on_host
         self.on_device = StepTensors(**on_device)
-        # StepMemory in lp/host/source/step.h, as numbers.
+        # StepMemory in lp/platform/csrc/step.h, as numbers.
         self._most_moves = most_moves
         numbers = num_rows, num_sequences, most_moves, num_groups, pages_of(most_tokens), PAGE, MOST_KINDS, NUM_CHOICES
         self._layout = array("q", [*numbers, *map(address, on_host.values())])
@@ -134,7 +133,7 @@ class StepBuffer:
         """Has the library write everything. Returns False where there is none, or no room for all moves."""
         if (native := library()) is None:
             return False
-        # See `fill` in lp/host/source/step.h.
+        # See `fill` in lp/platform/csrc/step.h.
         numbers: list[int] = []
         pages: list[int] = []
         moves: list[int] = []

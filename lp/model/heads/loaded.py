@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp.hardware import Download
 from lp.model.gpu.device import current
 from lp.model.heads.medusa import MedusaHeads, Output
-from lp.verification import Ahead, Answers, Guesses
+from lp.platform.hardware import Download
+from lp.tree import Ahead, Answers, Guesses
 
 
 class AsksHeads(Protocol):

@@ -31,12 +31,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp.hardware import upload
 from lp.model.kv import moves as moving
 from lp.model.kv.memory import KVMemory, OutOfRoom
 from lp.model.kv.moves import NO_MOVES, NOWHERE, positions_to_move
 from lp.model.kv.pages import PageAllocator
 from lp.model.kv_cache import PAGE, KVCache, LayerShape, pages_of
+from lp.platform.hardware import upload
 
 
 class Arena(KVMemory):

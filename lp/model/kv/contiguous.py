@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp.hardware import upload
-from lp.host.trees import address
 from lp.model.kv.memory import KVMemory
 from lp.model.kv_cache import PAGE, KVCache, LayerShape, pages_of
+from lp.platform.hardware import upload
+from lp.platform.library import address
 
 
 class ContiguousCache(KVCache):

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp import gpu_kernels
-from lp.hardware import upload
+from lp.platform import build as kernels
+from lp.platform.hardware import upload
 
 # The most tokens of one sequence that a captured step copies before it begins. A longer path is copied by itself.
 MOST_MOVES = 32
@@ -36,7 +36,7 @@ def move_given(stores: Sequence[Tensor], moves: Tensor, move_starts: Tensor) -> 
     move_starts: int64 [G + 1], the first move of each group and the end of the last. A sequence's moves are in one
     group; moves of different groups may be made in any order.
     """
-    if stores[0].device.type != "cuda" or gpu_kernels.missing_triton():
+    if stores[0].device.type != "cuda" or kernels.missing_triton():
         _move_all(stores, moves)
     else:
         move_by_kernel(stores, moves, move_starts)
@@ -78,7 +78,7 @@ def move_by_kernel(stores: Sequence[Tensor], moves: Tensor, move_starts: Tensor)
     for store in stores:
         slots = store.flatten(1, 2).flatten(2)
         num_layers, _, width = slots.shape
-        gpu_kernels.start(
+        kernels.start(
             triton_kernels.move, (num_layers, -(-width // BLOCK), len(move_starts) - 1), slots, moves, move_starts,
             slots.stride(0), width, moves.shape[1], BLOCK=BLOCK,
         )  # fmt: skip

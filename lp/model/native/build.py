@@ -1,4 +1,4 @@
-"""How the C++ of a native forward is compiled (lp/host/build.py)."""
+"""How the C++ of a native forward is compiled (lp/platform/build.py)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ctypes
 import platform
 from pathlib import Path
 
-from lp.host.build import Source, load
-from lp.host.build import build as build_library
+from lp.platform.build import Source, load
+from lp.platform.build import build as build_library
 
 KERNELS = Path(__file__).parent / "kernels"
 FLAGS = (

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp.host.trees import address
 from lp.model.fast_forward import SequenceRows
 from lp.model.kv.contiguous import ContiguousCache
 from lp.model.kv_cache import KVCache
@@ -22,6 +21,7 @@ from lp.model.native.layout import StepLayout
 from lp.model.native.memory import Output, RowMemory
 from lp.model.native.source import ATTENTION
 from lp.model.program.steps import Program, Value
+from lp.platform.library import address
 from lp.tree import TokenTree
 
 # MOST_QUERIES and KEYS in kernels/attention_task.h.

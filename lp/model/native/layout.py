@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lp.host.library import library
-from lp.host.trees import address
 from lp.model.fast_forward import SequenceRows
 from lp.model.kv.contiguous import ContiguousCache
+from lp.platform.library import address, library
 
 # Memory is made for multiples of this many sequences, of this many rows, and for twice the rows that a step's rows see.
 SEQUENCES, ROWS = 16, 64
@@ -73,7 +72,7 @@ class StepLayout:
         """Has the library write numbers, inputs and stores. Returns how many rows all rows see; 0 without a library."""
         if (native := library()) is None:
             return 0
-        table = list[int]()  # StoredRows in lp/host/source/step.h
+        table = list[int]()  # StoredRows in lp/platform/csrc/step.h
         for (tree, _, count), cache in zip(given, caches, strict=True):
             table += *tree.addresses, tree.num_rows, cache.length, count, cache.capacity, cache.stores_at
         step = self._step

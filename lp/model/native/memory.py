@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp.host.trees import address
 from lp.model.program.steps import Span, Value
+from lp.platform.library import address
 
 # Memory is made for multiples of this many rows.
 ROWS = 64

@@ -18,8 +18,7 @@ from lp.sampling.noise import noise_of_rows
 from lp.sampling.rows import Rows
 from lp.sampling.top_k import best_tokens
 from lp.sampling.warping import warp
-from lp.tree import Coupled, Proposal
-from lp.verification import NOT_A_TOKEN
+from lp.tree import NOT_A_TOKEN, Coupled, Proposal
 
 # By the name of its rule, what makes a coupling of the rule's parameters.
 COUPLINGS: Mapping[str, Callable[..., Coupling]] = {"rejection": Rejection, "typical": Typical}

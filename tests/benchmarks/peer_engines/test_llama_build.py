@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.peer_engines import llama_build
 from benchmarks.peer_engines.base import Unavailable
-from lp import cache_files
+from lp.platform import disk_cache
 
 # Stands in for cmake: it counts its calls, shows progress, and makes a program.
 CMAKE = """#!/bin/sh
@@ -31,7 +31,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "tools"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setenv(cache_files.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     return folder
 
@@ -111,6 +111,6 @@ def test_a_build_that_fails_is_told_and_tried_again(
 
 
 def test_a_cache_that_cannot_be_written_is_told(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache_files.VARIABLE, "/dev/null/cache")
+    monkeypatch.setenv(disk_cache.VARIABLE, "/dev/null/cache")
     with pytest.raises(Unavailable, match="the cache folder cannot be written; let LOOKAHEAD_CACHE name another"):
         llama_build.build_programs(1)

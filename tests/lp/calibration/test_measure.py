@@ -13,7 +13,7 @@ from lp.calibration import measure
 from lp.calibration.measure import bushy_tree, measure_step_times, still_holds
 from lp.request import Sequence
 from lp.runner import StepInput
-from lp.verification import Answers
+from lp.tree import Answers
 
 
 class Machine:

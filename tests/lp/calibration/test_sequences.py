@@ -12,7 +12,7 @@ from lp.calibration import sequences
 from lp.calibration.sequences import measure_sequences
 from lp.request import Sequence
 from lp.runner import StepInput
-from lp.verification import Answers
+from lp.tree import Answers
 
 # Seconds of a step, and of each of its rows, sequences and cached tokens.
 STEP, ROW, SEQUENCE, CACHED = 0.010, 0.0004, 0.0003, 1e-6

@@ -12,8 +12,7 @@ from lp.decoding.make import make_decoder
 from lp.drafting.history import DraftHistory
 from lp.methods import LONGEST_CHAIN
 from lp.step_cost import StepTimes
-from lp.tree import TokenTree
-from lp.verification import Answers
+from lp.tree import Answers, TokenTree
 
 # A row costs a tenth of a step.
 TIMES = StepTimes((1, 65), (1.0, 7.4))

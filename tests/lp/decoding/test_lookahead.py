@@ -13,8 +13,7 @@ from lp.decoding.lookahead import LookaheadDecoder
 from lp.decoding.make import make_decoder
 from lp.drafting.history import DraftHistory
 from lp.methods import DecodeSettings
-from lp.tree import TokenTree
-from lp.verification import Answers
+from lp.tree import Answers, TokenTree
 
 PROMPT = [1, 2, 3, 4, 1, 2, 3]
 METHODS: list[DecodeSettings] = [

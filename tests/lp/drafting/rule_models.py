@@ -14,8 +14,7 @@ from lp.decoding.make import make_decoder
 from lp.drafting.history import DraftHistory
 from lp.methods import Auto
 from lp.step_cost import StepTimes
-from lp.tree import TokenTree
-from lp.verification import Answers
+from lp.tree import Answers, TokenTree
 
 VOCAB_SIZE = 1000
 CANDIDATES = 8

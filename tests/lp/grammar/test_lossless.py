@@ -106,7 +106,7 @@ def test_log_probabilities_are_the_model_s_own(llama: Engine) -> None:
 
 def test_other_drafters_and_captured_forwards(checkpoint_folder: Callable[[str], Any], llama: Engine) -> None:
     """The drafter in Python drops and keeps drafts as the library's does."""
-    from lp.host.library import python_alone
+    from lp.platform.library import python_alone
 
     for seed in range(3):
         grammar = Grammar.json_schema(make_schema(seed))

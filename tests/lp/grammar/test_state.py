@@ -12,8 +12,7 @@ from lp.grammar.compiler import Grammars
 from lp.grammar.masks import forbid, mend
 from lp.grammar.settings import GrammarBackend
 from lp.grammar.state import GrammarState
-from lp.tree import TreeBuilder, chain
-from lp.verification import DEAD_END, Answers
+from lp.tree import DEAD_END, Answers, TreeBuilder, chain
 from tests.models import EOS, VOCAB_SIZE, build_tokenizer
 
 PROMPT = [5, 6, 7]

@@ -15,10 +15,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from lp import Engine
-from lp.cache_files import VARIABLE
 from lp.model import gguf
 from lp.model.checkpoint_info import read_checkpoint_info
 from lp.model.errors import CheckpointError
+from lp.platform.disk_cache import VARIABLE
 from tests.gguf_files import write_gguf
 from tests.models import generate_greedily
 

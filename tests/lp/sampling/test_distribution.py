@@ -17,8 +17,7 @@ from scipy import stats
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.sampling.noise import gumbel_of, row_keys
 from lp.sampling.sampler import Sampler
-from lp.tree import TokenTree, TreeBuilder
-from lp.verification import verify
+from lp.tree import TokenTree, TreeBuilder, verify
 from tests.models import EOS, load_reference, save_checkpoint
 from tests.slow import slow_except
 

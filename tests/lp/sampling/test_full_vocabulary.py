@@ -17,8 +17,7 @@ from lp.sampling.noise import gumbel
 from lp.sampling.rows import Chooser
 from lp.sampling.sampler import Sampler, choosers_for
 from lp.sampling.shortlist import Shortlist
-from lp.tree import TokenTree, chain
-from lp.verification import NOT_A_TOKEN
+from lp.tree import NOT_A_TOKEN, TokenTree, chain
 from tests.slow import slow_except
 
 VOCAB_SIZE = 16_000

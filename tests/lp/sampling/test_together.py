@@ -14,11 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 
 from lp import Sampling
-from lp.host.library import python_alone
+from lp.platform.library import python_alone
 from lp.sampling.sampler import Sampler
 from lp.sampling.together import Asked, launch_all, side_by_side
-from lp.tree import TokenTree, chain
-from lp.verification import Answers
+from lp.tree import Answers, TokenTree, chain
 from tests.lp.test_tree import random_tree
 
 EOS = [3, 9]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lp import Auto, Engine, Sampling, Stopping
-from lp.host.library import library, python_alone
+from lp.platform.library import library, python_alone
 from lp.request import Request
 from lp.single_device import Pending, SingleDevice
 from lp.step_cost import StepTimes

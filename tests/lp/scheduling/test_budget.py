@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lp.decoding.base import Offer
 from lp.decoding.odds import descending
-from lp.host.library import library, python_alone
+from lp.platform.library import library, python_alone
 from lp.request import Sequence
 from lp.sampling.settings import Sampling
 from lp.scheduling.budget import (

@@ -14,8 +14,7 @@ from lp.model.checkpoint import ModelSettings, load
 from lp.request import Sequence as TokenSequence
 from lp.runner import Runner, StepInput
 from lp.single_device import SingleDevice
-from lp.tree import NO_ROWS, TokenTree, TreeBuilder
-from lp.verification import Answers
+from lp.tree import NO_ROWS, Answers, TokenTree, TreeBuilder
 from parallel.comm.channel import Channel
 from parallel.errors import StateDiverged
 from parallel.mesh import Mesh

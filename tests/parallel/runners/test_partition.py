@@ -8,8 +8,7 @@ import pytest
 from lp.decoding.make import make_decoder
 from lp.drafting.history import DraftHistory
 from lp.methods import Lookahead
-from lp.tree import PREFIX, TokenTree, TreeBuilder, chain
-from lp.verification import Answers
+from lp.tree import PREFIX, Answers, TokenTree, TreeBuilder, chain
 from parallel.runners.alone import TreePartitioner
 from parallel.runners.partition import partition
 

@@ -21,7 +21,7 @@ from lp.model.checkpoint import ModelSettings, load
 from lp.model.memory import num_weight_bytes
 from lp.request import Request, Sequence
 from lp.runner import StepInput
-from lp.verification import Answers
+from lp.tree import Answers
 from parallel.comm.base import Collectives
 from parallel.comm.channel import Channel
 from parallel.comm.connect import connect_axis

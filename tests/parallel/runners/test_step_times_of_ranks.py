@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from lp.cache_files import VARIABLE
 from lp.calibration import measure
 from lp.calibration.calibrate import resolve_step_times
 from lp.calibration.measure import StepTimesSource
 from lp.model.checkpoint import ModelSettings, load
+from lp.platform.disk_cache import VARIABLE
 from lp.single_device import SingleDevice
 from parallel.runners.lookahead import LookaheadParallel
 from tests.parallel.ranks import run_ranks

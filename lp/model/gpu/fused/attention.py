@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lp import gpu_kernels
 from lp.model.fast.step_tensors import StepTensors
 from lp.model.gpu.fused.sinks import power_of_two
 from lp.model.kv_cache import PAGE
 from lp.model.program.steps import Attention, Value
+from lp.platform import build as kernels
 
 # Query rows of a tile: matrix units want 16 at least.
 LEAST_ROWS, MOST_ROWS = 16, 64
@@ -47,7 +47,7 @@ def attend(step: Attention, query: Tensor, keys: Tensor, values: Tensor, given: 
     parts = out.new_empty((splits, num_rows, heads, step.head_dim) if splits > 1 else (1,), dtype=torch.float32)
     sums = out.new_empty((splits, num_rows, heads, 2) if splits > 1 else (1,), dtype=torch.float32)
     width = max(power_of_two(step.head_dim), 16)
-    gpu_kernels.start(
+    kernels.start(
         attention_kernels.attend, (-(-num_rows // row_tile), step.num_heads, splits),
         _first_head(step, query), keys, values, out, parts, sums, given.slots, given.positions, given.visibility,
         given.sequence_of, given.row_starts, given.block_table, given.lengths, num_rows, given.block_table.stride(0),
@@ -58,7 +58,7 @@ def attend(step: Attention, query: Tensor, keys: Tensor, values: Tensor, given: 
         num_warps=num_warps(block, width),
     )  # fmt: skip
     if splits > 1:
-        gpu_kernels.start(
+        kernels.start(
             attention_kernels.merge, (num_rows, heads), parts, sums, out, num_rows,
             HEADS=heads, HEAD_DIM=step.head_dim, BLOCK_D=width, SPLITS=splits, num_warps=2,
         )  # fmt: skip
@@ -72,7 +72,7 @@ def attend_in_order(
 
     num_rows, width = len(given.tokens), max(power_of_two(step.head_dim), 16)
     block = max(power_of_two(step.num_groups), LEAST_ROWS)
-    gpu_kernels.start(
+    kernels.start(
         invariant_kernels.attend_in_order, (num_rows, step.num_heads),
         _first_head(step, query), keys, values, out, given.slots, given.positions, paths, given.sequence_of,
         given.block_table, given.lengths, num_rows, given.block_table.stride(0), query.stride(0),
@@ -89,7 +89,7 @@ def lay_paths(given: StepTensors) -> Tensor:
 
     num_rows = len(given.tokens)
     paths = torch.empty(num_rows, num_rows, dtype=torch.int32, device=given.tokens.device)
-    gpu_kernels.start(
+    kernels.start(
         invariant_kernels.lay_paths, (num_rows,), paths, given.positions, given.visibility, given.sequence_of,
         given.lengths, num_rows, BLOCK=min(max(power_of_two(num_rows), 16), 1024),
     )  # fmt: skip

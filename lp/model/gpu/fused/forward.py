@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from lp import gpu_kernels
 from lp.model.fast.step_tensors import StepTensors
 from lp.model.fast_forward import BeforeAttention
 from lp.model.gpu.fused.attention import attend, attend_in_order, lay_paths
@@ -21,6 +20,7 @@ from lp.model.gpu.fused.sinks import Store
 from lp.model.gpu.fused.stage import Slots
 from lp.model.kv.arena import Arena
 from lp.model.program.steps import Operand, Program, Value
+from lp.platform import build as kernels
 
 
 class FusedForward:
@@ -89,7 +89,7 @@ class _Run:
         for value in one.outputs:
             self._arrays[value] = self._new(value)
         arguments = [self._argument(argument) for argument in one.arguments]
-        gpu_kernels.start(one.kernel, (len(self._given.tokens), one.num_programs), *arguments, num_warps=one.num_warps)
+        kernels.start(one.kernel, (len(self._given.tokens), one.num_programs), *arguments, num_warps=one.num_warps)
 
     def _argument(self, argument: Value | Store | Slots | Tensor | object) -> Tensor:
         match argument:

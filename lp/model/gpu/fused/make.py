@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lp import gpu_kernels
 from lp.model.causal import CausalModel
 from lp.model.gpu.fused.forward import FusedForward
 from lp.model.gpu.fused.passes import choose_formats, merge_products
@@ -12,11 +11,12 @@ from lp.model.program.record import Inexpressible
 from lp.model.program.schedule import schedule
 from lp.model.program.steps import Program, outline
 from lp.model.program.translate import FEW_ROWS, MORE_ROWS, cache_shapes, translate
+from lp.platform import build as kernels
 
 
 def make_fused(model: CausalModel, arena: Arena, is_invariant: bool = False) -> FusedForward:
     """Raises Inexpressible for a model that has no fused form, and where there is no Triton."""
-    if missing := gpu_kernels.missing_triton():
+    if missing := kernels.missing_triton():
         raise Inexpressible(missing)
     program = make_program(model)
     plan = make_plan(program, schedule(program), model.dtype)

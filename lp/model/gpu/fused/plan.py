@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lp.gpu_kernels import compiled
 from lp.model.gpu.fused.stage import Argument, StageKernel, write_stage
 from lp.model.program.record import Inexpressible
 from lp.model.program.schedule import Stage
 from lp.model.program.steps import Attention, Constant, Product, Program, Value, reads, written
+from lp.platform.build import compiled
 
 FORMATS = (torch.float32, torch.bfloat16, torch.float16)
 # The largest head dimension for which attention's tiles fit a GPU's shared memory.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lp import gpu_kernels
+from lp.platform import build as kernels
 
 # A tile: rows, outputs where there are few and where there are many, inputs that are added at a time.
 ROWS, FEW_OUTPUTS, MANY_OUTPUTS, INPUTS = 64, 32, 128, 64
@@ -27,7 +27,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     num_rows, (num_inputs, num_outputs) = len(x), weight.shape
     out = x.new_empty(num_rows, num_outputs)
     block = tile_outputs(num_outputs)
-    gpu_kernels.start(
+    kernels.start(
         invariant_kernels.multiply, (-(-num_rows // ROWS), -(-num_outputs // block)),
         x, weight, weight if bias is None else bias, out, num_rows, x.stride(0), weight.stride(0), weight.stride(1),
         K=num_inputs, N=num_outputs, HAS_BIAS=bias is not None, BLOCK_M=ROWS, BLOCK_N=block, BLOCK_K=INPUTS,

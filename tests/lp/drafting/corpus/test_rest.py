@@ -15,8 +15,8 @@ from lp.drafting.corpus.file import Corpus
 from lp.drafting.corpus.rest import FIRST_REST, LONGEST_REST, TRIAL_STEPS, CorpusRest
 from lp.drafting.history import DraftHistory
 from lp.drafting.sources import Kinds
-from lp.host.library import library, python_alone
 from lp.methods import Auto
+from lp.platform.library import library, python_alone
 from tests.lp.drafting.rule_models import answers, counting
 
 HOW = Auto(window_drafts=False, recycled_drafts=False, rows=16)

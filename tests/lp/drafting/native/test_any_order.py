@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, rule, run_state_machine_as_test
 
 from lp.decoding.auto import AutoDecoder
-from lp.host.library import library
 from lp.methods import Auto
+from lp.platform.library import library
 from tests.lp.drafting.native.test_native_drafter import CURVES, VOCAB_SIZE, Twins, World, make_corpus, make_index, step
 
 SETTINGS = st.integers(1, 70).flatmap(

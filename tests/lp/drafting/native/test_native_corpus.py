@@ -12,8 +12,8 @@ import pytest
 from lp.drafting.corpus.source import CorpusDrafts
 from lp.drafting.drafter import PRIOR_TRIALS
 from lp.drafting.sources import Kinds
-from lp.host.library import library
 from lp.methods import Auto
+from lp.platform.library import library
 from tests.lp.drafting.native.test_native_drafter import (
     CURVES,
     VOCAB_SIZE,

@@ -22,11 +22,10 @@ from lp.drafting.drafter import PythonDrafter
 from lp.drafting.history import DraftHistory
 from lp.drafting.native.drafter import NativeDrafter
 from lp.drafting.native.knowledge import NativeShared
-from lp.host.library import library, python_alone
 from lp.methods import Auto
+from lp.platform.library import library, python_alone
 from lp.step_cost import Extras, StepTimes
-from lp.tree import TokenTree
-from lp.verification import Answers
+from lp.tree import Answers, TokenTree
 from tests.slow import slow_except
 
 VOCAB_SIZE = 24

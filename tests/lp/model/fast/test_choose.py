@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from lp import Engine, Lookahead, Sampling, cache_files
-from lp.cache import bound, entries
+from lp import Engine, Lookahead, Sampling
 from lp.engine import SingleDevice
-from lp.host.build import CannotBuild
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast import ahead_of_time, choose
 from lp.model.fast.ahead_of_time import AheadOfTime
 from lp.model.fast.choose import CompileMode, make_fast
 from lp.model.native.forward import NativeForward
+from lp.platform import disk_cache
+from lp.platform.build import CannotBuild
 from tests.lp.test_lossless import GREEDY, NUM_TOKENS, make_prompt
 from tests.lp.test_tree import random_tree
 from tests.models import SLIDING_WINDOW, VOCAB_SIZE
@@ -100,7 +100,7 @@ def give_other_weights(library: Path, weight: torch.Tensor) -> None:
     content, own = library.read_bytes(), weight.detach().numpy().tobytes()
     assert own in content
     library.write_bytes(content.replace(own, (-weight).detach().numpy().tobytes()))
-    checksum = cache_files.checksum(library)
+    checksum = disk_cache.checksum(library)
     for part in (library, library.with_suffix(".json")):
         part.rename(part.with_stem(checksum))
 
@@ -137,7 +137,7 @@ def test_libraries_that_are_corrupt_or_of_another_model_are_compiled_anew(
     assert compiled == [1, ahead_of_time.ROWS, 1], "the corrupt one, and then both"
     assert next(of_another.glob("*.so")).name == next(right[ahead_of_time.ROWS].glob("*.so")).name
     # Both libraries are noted as used, so that whoever trims the cache leaves them while this process lives.
-    assert {of_another, cut_off} <= set(entries._held)
+    assert {of_another, cut_off} <= set(disk_cache._held)
     assert all(path.with_name(f"{path.name}.used").exists() for path in (of_another, cut_off))
 
 
@@ -145,15 +145,15 @@ def test_a_library_of_pytorch_counts_into_the_bound_of_the_cache(
     load_plain: Callable[[str], CausalModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever was used least recently makes room for it; it stays itself, as it is in use."""
-    monkeypatch.setenv(cache_files.VARIABLE, str(tmp_path))
-    monkeypatch.setenv(bound.VARIABLE, "0")
-    old = cache_files.folder("gguf/old")
+    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(disk_cache.BOUND_VARIABLE, "0")
+    old = disk_cache.folder("gguf/old")
     assert old is not None
     (old / "weights").write_bytes(b"some")
     monkeypatch.setattr(ahead_of_time, "_compile", lambda *inputs: "package")
     monkeypatch.setattr(ahead_of_time, "_unpack", lambda package, folder: folder.mkdir())
     monkeypatch.setattr(ahead_of_time, "_load", lambda kept: lambda *inputs: torch.zeros(2))
-    model, compiled = load_plain("mixtral"), cache_files.folder("compiled")
+    model, compiled = load_plain("mixtral"), disk_cache.folder("compiled")
     assert compiled is not None
     ahead_of_time.compile_ahead(model, compiled)
     assert not old.exists() and len([path for path in compiled.iterdir() if path.is_dir()]) == 2

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from lp.host.library import library, python_alone
 from lp.model.fast import step_tensors
 from lp.model.fast.step_tensors import ChoiceOfRows, StepBuffer
 from lp.model.kv.arena import Arena, LayerShape, PagedCache
 from lp.model.kv.moves import MOST_MOVES
 from lp.model.kv_cache import PAGE, pages_of
+from lp.platform.library import library, python_alone
 from lp.tree import TokenTree, chain
 from tests.lp.test_tree import random_tree
 

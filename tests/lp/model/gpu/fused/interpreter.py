@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from lp import gpu_kernels
 from lp.model.fast.step_tensors import MOST_KINDS, NUM_CHOICES, StepTensors
 from lp.model.gpu.fused.forward import FusedForward
 from lp.model.kv.arena import Arena, LayerShape
 from lp.model.kv.moves import MOST_MOVES
 from lp.model.kv_cache import PAGE
+from lp.platform import build as kernels
 from lp.tree import TokenTree
 from tests.lp.model.gpu.fused.mended import mended
 
@@ -23,7 +23,7 @@ from tests.lp.model.gpu.fused.mended import mended
 def start(
     kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, num_stages: int = 2, **constants: Any
 ) -> None:
-    """As gpu_kernels.start, on CPU tensors."""
+    """As kernels.start, on CPU tensors."""
     from triton.runtime.interpreter import InterpretedFunction
 
     with mended(), interpreted_helpers(kernel):
@@ -50,9 +50,9 @@ def interpreted_helpers(kernel: Any) -> Iterator[None]:
 
 def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has all kernels interpreted, until the test ends; skips the test where Triton is missing."""
-    if missing := gpu_kernels.missing_triton():
+    if missing := kernels.missing_triton():
         pytest.skip(missing)
-    monkeypatch.setattr(gpu_kernels, "start", start)
+    monkeypatch.setattr(kernels, "start", start)
 
 
 class Pages:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lp.gpu_kernels import missing_triton
+from lp.platform.build import missing_triton
 
 ARCHITECTURES = (80, 90, 100)
 # Bytes of shared memory that a program may have.

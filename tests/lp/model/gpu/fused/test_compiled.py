@@ -12,7 +12,6 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from lp.gpu_kernels import missing_triton
 from lp.model.causal import CausalModel
 from lp.model.gpu.fused.attention import block_of_keys, num_warps
 from lp.model.gpu.fused.make import make_program
@@ -22,6 +21,7 @@ from lp.model.gpu.fused.sinks import Store
 from lp.model.gpu.fused.stage import Slots
 from lp.model.program.schedule import schedule
 from lp.model.program.steps import Value
+from lp.platform.build import missing_triton
 from lp.sampling.changes import BLOCK, HEADER
 from lp.sampling.fused import CHUNK, MOST_TOKENS, NUM_BEST
 from tests.lp.model.gpu.fused.resources import ARCHITECTURES, SHARED_MEMORY, compile_for

@@ -200,7 +200,7 @@ public:
         return grow({depth, 0, limit_s, 0.0}, 0);
     }
 
-    // What was accepted: `Accepted` in lp/verification.py as a tuple of its parts, the tokens of its rows, and a number.
+    // What was accepted: `Accepted` in lp/tree.py as a tuple of its parts, the tokens of its rows, and a number.
     // There are none of these tokens if several rows had guessed the same token, as then a row may not be a child of the
     // one before it.
     PyObject* accepted(int64_t number) const {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lp import cache_files
-from lp.cache_files import VARIABLE, digest, folder, read_json, write_json
+from lp.platform import disk_cache
+from lp.platform.disk_cache import VARIABLE, digest, folder, read_json, write_json
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_the_folder_is_made_for_its_user_alone(root: Path) -> None:
 
 def test_without_the_variable_the_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(cache_files, "user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setattr(disk_cache, "user_cache_path", lambda name: tmp_path / name)
     assert folder("compiled") == tmp_path / "lookahead-parallel" / "compiled"
 
 

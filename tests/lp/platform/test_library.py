@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from lp import Auto, Engine, Sampling
-from lp.cache_files import VARIABLE
 from lp.drafting.drafter import PythonDrafter
 from lp.drafting.history import DraftHistory
 from lp.drafting.native.drafter import NativeDrafter
-from lp.host import build, library
-from lp.host.library import python_alone
+from lp.platform import build, library
+from lp.platform.disk_cache import VARIABLE
+from lp.platform.library import python_alone
 
 PROMPT = [5, 9, 5, 9, 5, 7, 30, 31, 32, 5, 9]
 SAMPLED = Sampling(temperature=0.8, seed=3)

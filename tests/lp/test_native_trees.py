@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lp.host.library import library, python_alone
-from lp.tree import TokenTree, TreeBuilder, chain
-from lp.verification import verify
+from lp.platform.library import library, python_alone
+from lp.tree import TokenTree, TreeBuilder, chain, verify
 
 
 @pytest.fixture(autouse=True)

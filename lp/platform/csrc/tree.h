@@ -1,4 +1,4 @@
-// What follows from the parents of a tree's rows: paths, visibility, the acceptance walk (lp/tree.py, lp/verification.py).
+// What follows from the parents of a tree's rows: paths, visibility, the acceptance walk (lp/tree.py).
 //
 // R rows of a tree; row 0 is the first, and parents come before their children
 #pragma once
@@ -61,7 +61,7 @@ void descend(const Tree& tree, const Children& children, std::vector<int64_t> ca
     }
 }
 
-// `verify` in lp/verification.py: the levels below the root whose tokens are the targets [R] of the rows above them.
+// `verify` in lp/tree.py: the levels below the root whose tokens are the targets [R] of the rows above them.
 inline void verify(const Tree& tree, const int64_t* targets, int64_t num_verified, Levels& levels) {
     levels.clear();
     const Children children(tree);

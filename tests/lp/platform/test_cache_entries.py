@@ -10,25 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from lp import cache_files
-from lp.cache import bound, entries
-from lp.cache.bound import trim
-from lp.cache.entries import find_entries, open_entry, remove, use
+from lp.platform import disk_cache
+from lp.platform.disk_cache import find_entries, open_entry, remove, trim, use
 
 DAY = 86400.0
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(cache_files.VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.delenv(bound.VARIABLE, raising=False)
-    monkeypatch.setattr(entries, "_held", {})
+    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.delenv(disk_cache.BOUND_VARIABLE, raising=False)
+    monkeypatch.setattr(disk_cache, "_held", {})
     return tmp_path / "cache"
 
 
 def add(kind: str, name: str, num_bytes: int, days_ago: float) -> Path:
     """A folder with one file, last changed so many days ago."""
-    folder = cache_files.folder(f"{kind}/{name}")
+    folder = disk_cache.folder(f"{kind}/{name}")
     assert folder is not None
     (folder / "inner").mkdir()
     (folder / "inner" / "weights").write_bytes(b"x" * num_bytes)
@@ -73,9 +71,8 @@ def test_an_entry_that_this_process_uses_stays(root: Path) -> None:
 
 def test_an_entry_that_another_process_uses_stays_until_that_ends(root: Path) -> None:
     folder = add("gguf", "digest", 10, days_ago=1)
-    program = (
-        f"from pathlib import Path\nfrom lp.cache.entries import use\nuse(Path({str(folder)!r}))\nprint(flush=True)"
-    )
+    uses = f"from lp.platform.disk_cache import use\nuse(Path({str(folder)!r}))"
+    program = f"from pathlib import Path\n{uses}\nprint(flush=True)"
     with subprocess.Popen(
         [sys.executable, "-c", f"{program}\ninput()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as user:
@@ -91,7 +88,7 @@ def test_an_entry_that_another_process_uses_stays_until_that_ends(root: Path) ->
 def test_an_entry_that_is_being_made_stays(root: Path) -> None:
     folder = add("gguf", "digest", 10, days_ago=1)
     (entry,) = find_entries()
-    with cache_files.locked(folder, "unpack"):
+    with disk_cache.locked(folder, "unpack"):
         assert not remove(entry)
     assert folder.is_dir() and remove(entry)
 
@@ -108,7 +105,7 @@ def test_the_least_recently_used_go_until_the_rest_fits(root: Path, monkeypatch:
         add("compiled", f"{days_ago}", 1000, days_ago)
     use(root / "compiled" / "4")
     assert trim() == [] and len(names()) == 4
-    monkeypatch.setenv(bound.VARIABLE, "0.0000025")
+    monkeypatch.setenv(disk_cache.BOUND_VARIABLE, "0.0000025")
     assert [entry.path.name for entry in trim()] == ["3", "2"]
     assert names() == ["1", "4"]
 
@@ -126,9 +123,9 @@ def test_entries_in_use_are_passed_over(root: Path) -> None:
 def test_a_bound_that_is_no_number_is_ignored(
     given: str, root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(bound.VARIABLE, given)
-    assert bound.most_bytes() == 20_000_000_000
-    assert f"{bound.VARIABLE}={given!r} is ignored" in caplog.text
+    monkeypatch.setenv(disk_cache.BOUND_VARIABLE, given)
+    assert disk_cache.most_bytes() == 20_000_000_000
+    assert f"{disk_cache.BOUND_VARIABLE}={given!r} is ignored" in caplog.text
 
 
 def test_what_cannot_be_removed_is_named_and_does_no_harm(
@@ -139,12 +136,12 @@ def test_what_cannot_be_removed_is_named_and_does_no_harm(
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(entries.shutil, "rmtree", refuse)
+    monkeypatch.setattr(disk_cache.shutil, "rmtree", refuse)
     assert trim(keep_bytes=0) == []
     assert "stuck cannot be removed from the cache: Permission denied" in caplog.text
 
 
 def test_a_cache_that_cannot_be_made_has_no_entries(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache_files.VARIABLE, "/dev/null/inside")
+    monkeypatch.setenv(disk_cache.VARIABLE, "/dev/null/inside")
     assert find_entries() == [] and trim(0) == [] and open_entry("gguf", "x") is None
     use(root / "nowhere" / "x")

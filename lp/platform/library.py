@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -16,13 +16,13 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from lp import cache_files
-from lp.host.build import CannotBuild, Source, build
-from lp.host.build import load as load_library
+from lp.platform import disk_cache
+from lp.platform.build import CannotBuild, Source, build
+from lp.platform.build import load as load_library
 
 log = logging.getLogger("lookahead")
 
-SOURCE = Path(__file__).parent / "source"
+SOURCE = Path(__file__).parent / "csrc"
 # No fused multiply-add, which Python does not have either: trees depend on the last bit of a probability.
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing",
          f"-DOBJECT_SIZE={object.__basicsize__}",
@@ -30,7 +30,7 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-strict
 
 
 class Library(SimpleNamespace):
-    """The functions of the library, which are at the end of source/host.cpp. Addresses are numbers."""
+    """The functions of the library, which are at the end of csrc/host.cpp. Addresses are numbers."""
 
 
 _is_off = False
@@ -54,7 +54,7 @@ def python_alone() -> Iterator[None]:
 
 @cache
 def _load() -> Library | None:
-    folder = cache_files.folder("compiled")
+    folder = disk_cache.folder("compiled")
     if folder is None:
         return None
     text = (SOURCE / "host.cpp").read_text(encoding="utf-8")
@@ -71,3 +71,26 @@ def _load() -> Library | None:
         log.warning("drafts are made by Python code, which is slower: this Python or numpy lays out arrays differently")
         return None
     return functions
+
+
+# numpy's arrays begin like this (PyArrayObject in its C interface): what every object has, then their data's address.
+_BEFORE_DATA = object.__basicsize__
+_Address = ctypes.c_void_p
+
+
+def address(values: np.ndarray) -> int:
+    """The address of an array's first number."""
+    return _Address.from_address(id(values) + _BEFORE_DATA).value or 0
+
+
+def _asked_address(values: np.ndarray) -> int:
+    return values.__array_interface__["data"][0]
+
+
+if address(_probe := np.zeros(1)) != _asked_address(_probe):  # another Python, or another numpy
+    address = _asked_address
+
+
+def integers(values: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The values as int64 numbers side by side, which is how the library reads them."""
+    return np.ascontiguousarray(values, dtype=np.int64)

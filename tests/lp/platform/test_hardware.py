@@ -7,8 +7,8 @@ import warnings
 import pytest
 import torch
 
-from lp.hardware import why_no_gpu
 from lp.model.checkpoint import pick_device
+from lp.platform.hardware import why_no_gpu
 
 TOO_OLD = (
     "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU "
