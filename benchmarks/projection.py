@@ -17,7 +17,6 @@ cannot be split are left out, and the output names them.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -37,6 +36,7 @@ from benchmarks.shared.greedy import WARM_UP, check_methods
 from benchmarks.shared.inputs import load_engine, read_prompts
 from benchmarks.shared.options import make_prompts_parser, parse, triple
 from benchmarks.shared.report import publish
+from benchmarks.shared.result_pages import read_tables
 from launch.prompts.workloads import WorkloadSettings
 from launch.sweep.settings import BenchSettings
 from lp import Autoregressive, Engine, Lookahead, Sampling
@@ -47,7 +47,7 @@ from lp.model.checkpoint import DTYPES, ModelSettings, load
 from lp.model.fast.choose import CompileMode
 from parallel.shards.tensor import read_sharded
 
-EXCHANGE_COST = Path(__file__).with_name("results") / "exchange_cost-2-ranks.json"
+EXCHANGE_COST = Path(__file__).with_name("results") / "exchange_cost-2-ranks.md"
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,8 @@ def check_arguments(
 def known_latency_us(parser: argparse.ArgumentParser) -> float:
     """The median that benchmarks.exchange_cost measured for an exchange in shared memory after 5 ms of work."""
     try:
-        costs = json.loads(EXCHANGE_COST.read_text(encoding="utf-8"))["costs"]
-        return next(cost["median_us"] for cost in costs if cost["exchange"] == "shm" and cost["work_ms"] == 5)
+        (costs,) = read_tables(EXCHANGE_COST)
+        return next(float(cost["median"]) for cost in costs if cost["exchange"] == "shm" and cost["work"] == "5 ms")
     except (OSError, StopIteration):
         parser.error(f"{EXCHANGE_COST.name} has no figure for shm after 5 ms of work: give --latency-us")
 

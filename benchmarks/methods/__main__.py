@@ -8,8 +8,8 @@ settings unless their name says otherwise. They and transformers' `generate` tak
 that rotates. A method that cannot be run is left out, and the output says why; --part gives what it lacks.
 
 Every round is kept as soon as it is done: after an interruption the same command does only what is missing, --fresh
-begins anew. Exit status 1: a text differs in float32 from that of `generate`. With the results committed, `python -m
-docs.website.methods` puts their table into docs/concepts/methods.md.
+begins anew. Exit status 1: a text differs in float32 from that of `generate`. `python -m docs.website.methods` puts
+the tables of benchmarks/results into docs/concepts/methods.md.
 """
 
 from __future__ import annotations

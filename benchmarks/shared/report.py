@@ -69,7 +69,7 @@ def describe_failures(failures: Sequence[str]) -> str:
 def publish(folder: Path, name: str, title: str, body: str, data: dict[str, Any], figure: Figure | None = None) -> None:
     """Prints the body and writes NAME.md, NAME.json and, if there is a figure, NAME.svg.
 
-    The Markdown and the JSON file also describe the run.
+    The Markdown and the JSON file also describe the run. The raw figures are not part of the repository (.gitignore).
     """
     run = describe_run()
     described = bullets(f"{key}: {value}" for key, value in run.items() if key != "command" and value is not None)

@@ -6,17 +6,15 @@ matplotlib, which the extra `bench` brings.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+from benchmarks.shared.result_pages import RESULTS, read_run, read_tables
 
 GENERATE, AUTOREGRESSIVE = "transformers generate", "autoregressive"
 # Names in the results, and how the chart calls them; from top to bottom.
@@ -47,7 +45,7 @@ class Measured:
     """One file of results. run: machine, date and command. tokens_per_s: by method."""
 
     dtype: str
-    run: dict[str, Any]
+    run: dict[str, str]
     tokens_per_s: dict[str, float]
 
     def speed_up(self, method: str, baseline: str) -> float:
@@ -56,8 +54,8 @@ class Measured:
 
 def read(dtype: str) -> Measured:
     """The greedy run of the demo model in a format of numbers."""
-    results = json.loads((RESULTS / f"tokens_per_step-python-11m-{dtype}-T0.json").read_text(encoding="utf-8"))
-    return Measured(dtype, results["run"], {entry["method"]: entry["tokens_per_s"] for entry in results["figures"]})
+    page = RESULTS / f"tokens_per_step-python-11m-{dtype}-T0.md"
+    return Measured(dtype, read_run(page), {row["method"]: float(row["tokens/s"]) for row in read_tables(page)[0]})
 
 
 def describe(measured: list[Measured]) -> str:

@@ -5,19 +5,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 from benchmarks.shared.report import markdown_table
-from docs.website.results import RESULTS
+from benchmarks.shared.result_pages import RESULTS, Row, read_run, read_tables
 
 PAGE = Path(__file__).resolve().parents[1] / "concepts" / "methods.md"
 _PLACE = re.compile(
     r"(?<=^<!-- figures: begin \(python -m docs\.website\.methods\) -->\n).*?(?=^<!-- figures: end -->$)", re.M | re.S
 )
+_LEFT_OUT = re.compile(r"^- (.+) was left out: (.+)$", re.M)
 COLUMNS = ["method", "tokens/step", "calls", "over `autoregressive`", "over `generate`", "same text"]
+MEASURED = ["tokens/step", "calls", "over autoregressive", "over generate", "same text"]
 
 # Rounds whose median is worth something.
 ENOUGH_ROUNDS = 3
@@ -41,18 +41,22 @@ def all_tables() -> str:
 
 
 def table(file: Path) -> str:
-    """file: the results' page, beside which their figures lie."""
-    found: dict[str, Any] = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-    run = found["run"]
+    """file: the page of results."""
+    text, run = file.read_text(encoding="utf-8"), read_run(file)
+    title = re.search(r"^# [^:]+: (.+)$", text, re.M)
+    found = re.search(r"^(\d+) prompts? \(.*\), up to (\d+) new tokens each.* Rounds, .*?: (\d+)\.", text, re.M)
+    if not title or not found:
+        raise ValueError(f"{file.name} does not say of what model and how many prompts it is")
+    prompts, new_tokens, rounds = map(int, found.groups())
     told = (
-        f"[{found['model']}, {found['dtype']}](../../benchmarks/results/{file.name}): {found['prompts']} prompts, "
-        f"{found['max_new_tokens']} new tokens each, {_number(found['rounds'], 'round')}, "
-        f"{_number(run['threads'], 'thread')} of {run['cpu']}, {run['date'][:10]}."
+        f"[{title[1]}](../../benchmarks/results/{file.name}): {prompts} prompts, "
+        f"{new_tokens} new tokens each, {_number(rounds, 'round')}, "
+        f"{_number(int(run['threads']), 'thread')} of {run['cpu']}, {run['date'][:10]}."
     )
-    if found["rounds"] < ENOUGH_ROUNDS:
+    if rounds < ENOUGH_ROUNDS:
         told += " So few rounds, on a machine that others may have used, say little of speeds; the counts are exact."
-    rows = [_row(one) for one in found["methods"] if not one["method"].startswith("transformers")]
-    left_out = [f"Left out: `{name}` ({reason})." for name, reason in found["skipped"].items()]
+    rows = [_row(one) for one in read_tables(file)[0] if not one["method"].startswith("transformers")]
+    left_out = [f"Left out: `{name}` ({reason})." for name, reason in _LEFT_OUT.findall(text)]
     return "\n\n".join([told, markdown_table(COLUMNS, rows), *left_out, ""])
 
 
@@ -60,16 +64,9 @@ def _number(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _row(one: dict[str, Any]) -> list[str]:
+def _row(one: Row) -> list[str]:
     name, _, label = one["method"].partition(", ")
-    return [
-        f"`{name}`{label and ', '}{label}",
-        f"{one['tokens_per_step']:.2f}",
-        f"{one['calls']:.1f}",
-        f"{one['over_autoregressive']:.2f}x",
-        f"{one['over_generate']:.2f}x",
-        "" if one["same_text"] is None else f"{one['same_text']}/{one['num_texts']}",
-    ]
+    return [f"`{name}`{label and ', '}{label}", *(one[column] for column in MEASURED)]
 
 
 if __name__ == "__main__":

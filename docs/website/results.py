@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+from benchmarks.shared.result_pages import RESULTS, read_run
+
 _TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 
 
@@ -49,16 +48,10 @@ def all_results() -> str:
 
 def read(file: Path) -> Result:
     title = _TITLE.search(file.read_text(encoding="utf-8"))
-    data = file.with_suffix(".json")
-    found = json.loads(data.read_text(encoding="utf-8")) if data.exists() else {}
-    run = found.get("run", {}) if isinstance(found, dict) else {}
-    return Result(file, title.group(1) if title else file.stem, str(run.get("date", ""))[:10], _machine(run))
+    run = read_run(file)
+    return Result(file, title.group(1) if title else file.stem, run.get("date", "")[:10], run.get("cpu", ""))
 
 
 def _whole(date: str) -> str:
     """A date that no line break divides."""
     return date.replace("-", "\u2011")
-
-
-def _machine(run: dict[str, Any]) -> str:
-    return str(run.get("cpu") or run.get("machine") or "")

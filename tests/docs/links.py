@@ -18,7 +18,7 @@ _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 def faults(text: str, folder: Path) -> list[str]:
     """What the text of a document in `folder` names and the checkout does not have; empty if it has everything."""
-    return [*_broken_links(text, folder), *_missing_files(text, folder)]
+    return [*broken_links(text, folder), *_missing_files(text, folder)]
 
 
 def anchors(text: str) -> set[str]:
@@ -27,7 +27,8 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def _broken_links(text: str, folder: Path) -> Iterator[str]:
+def broken_links(text: str, folder: Path) -> Iterator[str]:
+    """The links of a document in `folder` that lead nowhere."""
     for link in _LINK.findall(_FENCE.sub("", text)):
         path, _, anchor = link.partition("#")
         target = folder / path

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "examples" / "deploy"
 DOCUMENTS = [
     ROOT / "README.md",
-    *sorted(file for file in (ROOT / "docs").rglob("*.md") if file.name not in ("design.md", "log.md")),
+    *sorted(file for file in (ROOT / "docs").rglob("*.md") if file.name != "design.md" and file.parent.name != "log"),
 ]
 
 _PROGRAM = re.compile(r"(?:\S*/)?launch/(\w+)\.py")
