@@ -6,12 +6,14 @@ actions to take.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from launch.backend import State
 from launch.supervisor.actions import Action, AskToRegroup, Begin, Fail, GiveUp, Kill, Say, Start
 from launch.supervisor.settings import SupervisorSettings
+from parallel.group.elastic import fitting_size
 from parallel.group.epoch import Epoch
 
 # Seconds between a failed collective and the next epoch, so that the end of a process can be noticed first.
@@ -19,6 +21,9 @@ LOOK_AROUND_S = 0.1
 # A rank that ends after fewer seconds of serving has failed once more in a row.
 STEADY_S = 5.0
 LONGEST_BACKOFF_S = 30.0
+
+# The size of a group of all members.
+ALL = sys.maxsize
 
 RUNNING = (State.starting, State.loading, State.ready, State.serving, State.silent)
 ABLE = (State.ready, State.serving)
@@ -55,16 +60,16 @@ class Slot:
 class Membership:
     """The state of the group.
 
-    can_shrink: whether each rank can serve by itself, as under lookahead parallelism. divides: whether the members of
-    an epoch are to serve requests of their own. number: the last epoch that has begun. regrouping: whether the leaders
-    were told to end the epoch after their step. reform_at: when the ranks that are left begin another epoch, after a
-    failed collective.
+    can_shrink: whether each rank can serve by itself, as under lookahead parallelism. group_size: how many members of
+    an epoch are to share their steps, if that divides their number. number: the last epoch that has begun. regrouping:
+    whether the leaders were told to end the epoch after their step. reform_at: when the ranks that are left begin
+    another epoch, after a failed collective.
     """
 
     num_ranks: int
     settings: SupervisorSettings
     can_shrink: bool = True
-    divides: bool = False
+    group_size: int = ALL
     epoch: Epoch | None = None
     number: int = 0
     regrouping: bool = False
@@ -87,9 +92,10 @@ class Membership:
         self._enter(self.slots[rank], State.ready, now)
         return self._regroup(now)
 
-    def divide(self, is_wanted: bool, now: float) -> list[Action]:
-        """Says whether the members of an epoch are to serve requests of their own."""
-        self.divides = is_wanted
+    def resize(self, group_size: int, now: float) -> list[Action]:
+        """Says how many members of the epoch are to share their steps."""
+        is_whole = self.epoch is not None and group_size >= len(self.epoch.members)
+        self.group_size = ALL if is_whole else group_size
         return self._regroup(now)
 
     def heard(self, rank: int, now: float) -> None:
@@ -221,22 +227,23 @@ class Membership:
         return [Fail(message), GiveUp(message, is_final)]
 
     def _regroup(self, now: float) -> list[Action]:
-        """Takes in the ranks that are ready, and divides the group or not, as soon as no other change is under way."""
+        """Takes in the ranks that are ready, and changes the groups' size, as soon as no other change is under way."""
         ready = [slot.rank for slot in self.slots if slot.state is State.ready]
         if self.is_over:
             return []
         if self.epoch is None:
             return self._begin([], urgent=True, now=now) if ready and self._may_begin(ready) else []
-        is_due = bool(ready) or self.epoch.is_divided is not self._may_divide(self.epoch.members)
+        is_due = bool(ready) or self.epoch.group_size != self._size_for(self.epoch.members)
         is_steady = all(self.slots[rank].has_joined for rank in self.epoch.members)
         if is_due and is_steady and not self.regrouping and self.reform_at is None and self.can_shrink:
             self.regrouping = True
             return [AskToRegroup(self.epoch.leaders)]
         return []
 
-    def _may_divide(self, members: list[int]) -> bool:
-        """A rank learns what steps cost when it serves with the others for the first time."""
-        return self.divides and len(members) > 1 and all(self.slots[rank].has_served for rank in members)
+    def _size_for(self, members: list[int]) -> int:
+        """The size of these members' groups. A rank learns what steps cost when it first serves, with all others."""
+        is_whole = not self.can_shrink or not all(self.slots[rank].has_served for rank in members)
+        return len(members) if is_whole else fitting_size(self.group_size, len(members))
 
     def _may_begin(self, ready: list[int]) -> bool:
         """The first epoch needs all ranks; a group that has lost all of them goes on with the first that comes back."""
@@ -252,7 +259,7 @@ class Membership:
         self._end_epoch()
         self.number += 1
         members = [*survivors, *ready]
-        self.epoch = Epoch(self.number, members, urgent, self._may_divide(members), is_first=not survivors)
+        self.epoch = Epoch(self.number, members, urgent, self._size_for(members), is_first=not survivors)
         for rank in self.epoch.members:
             self._enter(self.slots[rank], State.serving, now)
         return [Begin(self.epoch)]

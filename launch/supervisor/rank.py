@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
-from torch.distributed import Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from launch.program import process, runtime
 from launch.program.cores import take_cores
@@ -27,12 +27,14 @@ from lp.calibration.measure import StepTimesSource
 from lp.engine import Engine
 from lp.platform.hardware import why_no_gpu
 from lp.request import Output
+from lp.runner import Runner
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from parallel.build import EpochTopology, describe_mode, share_steps
 from parallel.comm.channel import Channel
 from parallel.degrees import Mode
 from parallel.errors import EpochOver, RankLost, StateDiverged
+from parallel.group.elastic import sizes_of
 from parallel.group.epoch import Epoch, joined, resume
 from parallel.group.link import Link
 from parallel.group.member import Fenced, FrontEndGone, Member
@@ -86,16 +88,14 @@ def _failed(member: Member, message: str, code: int) -> int:
 class _Rank:
     """The model and the group of one rank.
 
-    times: what steps take that all ranks share; None if it is not known. times_apart: what steps take while each rank
-    has its own; None if that is not known, or never happens.
+    times: what steps take, by the number of ranks that share them; empty if it is not known.
     """
 
     def __init__(self, spec: RankSpec, member: Member) -> None:
         self.spec, self.member = spec, member
         self.settings = from_json_values(spec.settings, RuntimeSettings)
         self.mesh = _mesh(spec, self.settings)
-        self.times: StepTimes | None = None
-        self.times_apart: StepTimes | None = None
+        self.times: dict[int, StepTimes] = {}
         take_cores(self.mesh, self.settings.parallel)
         timeout = timedelta(seconds=self.settings.parallel.timeout_s)
         self.store: Store = TCPStore(*spec.store, is_master=False, wait_for_workers=False, timeout=timeout)
@@ -118,51 +118,80 @@ class _Rank:
         self.member.send(Ready(str(self.mesh.device), model.memory.num_pages))
 
         def join(epoch: Epoch) -> AbstractContextManager[Channel]:
-            mesh = epoch.mesh(self.mesh, self.spec.rank)
-            return joined(epoch, mesh, settings.parallel, self.store, self.member.is_over)
+            return joined(epoch, self.spec.rank, self.mesh, settings.parallel, self.store, self.member.is_over)
 
         def resume_in(epoch: Epoch, channel: Channel) -> list[Output]:
             runner = share_steps(alone, channel, settings.parallel.mode)
-            mode = describe_mode(settings.parallel, epoch.mesh(self.mesh, self.spec.rank))
 
             def find(source: StepTimesSource) -> StepTimes | None:
-                self.times = find_step_times(engine.request_builder, source, model, runner, mode, channel.tell)
-                if runner is not alone and Mode(settings.parallel.mode) is not Mode.lp:
-                    # Ranks that share a processor slow each other down, so each times its own steps beside the others'.
-                    self.times_apart = find_step_times(
-                        engine.request_builder, source, model, alone, [*mode, "apart"], channel.tell
-                    )
-                self._report(self.times, channel)
-                return self.times and self.times.for_parts(runner.num_parts)
+                self.times = self._find_times(engine, epoch, channel, alone, source)
+                self._report(channel)
+                return self._times_for(runner.num_parts)
 
-            # A rank that is divided from the others cannot measure what all of them share.
+            # Ranks in several groups cannot measure what all of them share.
             may_measure = settings.step_times is not StepTimesSource.off and not epoch.is_divided
             engine.measure_times = partial(find, StepTimesSource.measure) if may_measure else None
             if epoch.is_first:
                 find(settings.step_times)
             else:  # a new rank has none
-                told = channel.tell([times and times.to_dict() for times in (self.times, self.times_apart)])
-                self.times, self.times_apart = (times and StepTimes.from_dict(times) for times in told)
-            times = self.times and self.times.for_parts(runner.num_parts)
-            self._report(times, channel)
-            return resume(engine, runner, channel, epoch, self.times_apart or times if epoch.is_divided else times)
+                values = channel.tell([[size, times.to_dict()] for size, times in self.times.items()])
+                self.times = {size: StepTimes.from_dict(times) for size, times in values}
+            self._report(channel)
+            return resume(engine, runner, channel, epoch, self._times_for(runner.num_parts))
 
         self.member.serve(engine, join, resume_in)
 
-    def _report(self, times: StepTimes | None, channel: Channel) -> None:
-        """Tells the front end what steps take, which nobody but its clients wants to know."""
-        if times and channel.is_leader:
-            apart = self.times_apart or times.for_parts(1)
-            self.member.send(Measured(times.to_dict(), apart.to_dict()))
+    def _find_times(
+        self, engine: Engine, epoch: Epoch, channel: Channel, alone: SingleDevice, source: StepTimesSource
+    ) -> dict[int, StepTimes]:
+        """The step times of groups of all sizes that this epoch's members may form, which all of them find together.
+
+        Ranks that share a processor slow each other down, so all groups of a size time their steps side by side.
+        """
+        settings, found = self.settings.parallel, dict[int, StepTimes]()
+        mode = describe_mode(settings, epoch.mesh(self.mesh, self.spec.rank))
+
+        def find(runner: Runner, described: list[Any]) -> StepTimes | None:
+            model = alone.model
+            return find_step_times(engine.request_builder, source, model, runner, described, channel.tell)
+
+        for size in sizes_of(Mode(settings.mode), channel.num_ranks):
+            if size == channel.num_ranks:
+                times = find(share_steps(alone, channel, settings.mode), mode)
+            elif size == 1:
+                times = find(alone, [*mode, "apart"])
+            else:
+                groups = replace(epoch, group_size=size)
+                store = PrefixStore(f"measured after {channel.num_steps}", self.store)
+                with joined(groups, self.spec.rank, self.mesh, settings, store, self.member.is_over) as part:
+                    times = find(share_steps(alone, part, settings.mode), [*mode, "in groups of", size])
+            if times is None:
+                return {}
+            found[size] = times
+        return found
+
+    def _times_for(self, size: int) -> StepTimes | None:
+        """The step times of groups of a size, or of the next larger or else smaller one that was measured."""
+        if not self.times:
+            return None
+        nearest = min(self.times, key=lambda measured: (measured < size, abs(measured - size)))
+        return self.times[nearest].for_parts(size)
+
+    def _report(self, channel: Channel) -> None:
+        """Sends the front end what steps take."""
+        if self.times and channel.is_leader:
+            self.member.send(Measured({str(size): times.to_dict() for size, times in self.times.items()}))
 
     def _serve_part(self) -> None:
         """Without all its ranks, such a group can do nothing: it serves in one epoch and ends with it."""
         self.member.send(Ready(str(self.mesh.device)))
         epoch = self.member.next_epoch()
-        with runtime.running(self.settings, self.mesh, epoch.store(self.store)) as running:
+        with runtime.running(self.settings, self.mesh, epoch.store(self.store, self.spec.rank)) as running:
             engine, channel = running.engine, running.channel
             engine.checkpoint.grammars.warm_up()
-            self._report(engine.history.step_times, channel)
+            if engine.history.step_times:
+                self.times[self.mesh.num_ranks] = engine.history.step_times
+            self._report(channel)
             waiting = resume(engine, engine.runner, channel, epoch, engine.history.step_times)
             try:
                 self.member.serve_in(epoch, engine, channel, waiting)

@@ -1,7 +1,7 @@
 """The front end of a group of ranks: starts them, relays requests and tokens, regroups them when one is lost.
 
-membership.py decides what follows from an event, dealing.py whether ranks share their steps, and dispatcher.py who
-serves which request. This file has the threads, the links and the clock around them.
+membership.py decides what follows from an event, ElasticGroups how many ranks share their steps, and the dispatcher has
+the requests. This file has the threads, the links and the clock around them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from launch.backend import BackendFailed
 from launch.program.runtime import RuntimeSettings
 from launch.program.settings_json import to_json_values
 from launch.supervisor.actions import Action, AskToRegroup, Begin, Fail, GiveUp, Kill, Say, Start
-from launch.supervisor.dealing import Division
-from launch.supervisor.dispatcher import Dispatcher
 from launch.supervisor.launcher import Launcher
 from launch.supervisor.membership import ABLE, Membership
 from launch.supervisor.network import open_store, read, send
@@ -36,6 +34,8 @@ from parallel import build
 from parallel.degrees import Mode
 from parallel.group import commands, messages
 from parallel.group.commands import Command, Inbox
+from parallel.group.dispatcher import Dispatcher
+from parallel.group.elastic import ElasticGroups
 from parallel.group.epoch import Epoch
 from parallel.group.link import Link, LinkClosed, Listener
 from parallel.group.loop import IDLE_S
@@ -76,8 +76,7 @@ class Supervisor:
         self._fail: Callable[[str], None]
         self._changed = threading.Condition(threading.RLock())
         self._group = Membership(num_ranks, supervision, can_shrink=degrees.get("tp", 1) * degrees.get("pp", 1) == 1)
-        self._division = Division(Mode(settings.parallel.mode))
-        self._dispatcher = Dispatcher(self._command)
+        self._dispatcher = Dispatcher(self._command, ElasticGroups(Mode(settings.parallel.mode)))
         self._links: dict[int, Link] = {}
         self._places: dict[int, Place] = {}
         # By rank: set once its link has closed and everything that it said has been processed.
@@ -141,7 +140,7 @@ class Supervisor:
                 if self._gave_up:
                     raise self._gave_up
                 self._shutting_down |= any(isinstance(command, commands.Shutdown) for command in taken)
-                self._divide(sum(isinstance(command, commands.AddRequest) for command in taken))
+                self._resize(sum(isinstance(command, commands.AddRequest) for command in taken))
                 self._emit_all(self._dispatcher.hand_out(taken))
 
     def _command(self, rank: int, epoch: Epoch, issued: list[Command]) -> None:
@@ -157,15 +156,15 @@ class Supervisor:
         while not self._ended.wait(TICK_S):
             with self._changed:
                 self._do(self._group.tick(time.monotonic()))
-                self._divide()
+                self._resize()
 
-    def _divide(self, num_new: int = 0) -> None:
-        """Has ranks share steps or not, as the number of requests says. num_new: those that are about to be handed out,
+    def _resize(self, num_new: int = 0) -> None:
+        """Has as many ranks share their steps as the requests say. num_new: those that are about to be handed out,
         which had better not begin in an epoch that ends.
         """
-        if self._group.epoch and (num_members := len(self._group.epoch.members)) > 1:
-            now, num_running = time.monotonic(), self._dispatcher.num_running + num_new
-            self._do(self._group.divide(self._division.is_wanted(num_running, num_members, now), now))
+        if self._dispatcher.epoch and len(self._dispatcher.epoch.members) > 1:
+            now = time.monotonic()
+            self._do(self._group.resize(self._dispatcher.group_size(num_new, now), now))
 
     def _do(self, actions: list[Action]) -> None:
         """Carries actions out. The caller holds the lock, as `_changed` is notified."""
@@ -191,11 +190,14 @@ class Supervisor:
     def _begin(self, epoch: Epoch) -> None:
         if self._shutting_down:  # nothing runs any more, so nobody need meet for it
             return self._send_home(self._links)
-        told, ended = self._dispatcher.begin(epoch)
+        of_leaders, ended = self._dispatcher.begin(epoch)
         self._emit_all(ended)
         for rank, link in self._links.items():
-            send(link, messages.BeginEpoch(told.get(rank, epoch)))
-        way = ", each with requests of its own" if epoch.is_divided else ""
+            send(link, messages.BeginEpoch(of_leaders.get(rank, epoch)))
+        way = ""
+        if epoch.is_divided:
+            each = "each" if epoch.group_size == 1 else f"each {epoch.group_size}"
+            way = f", {each} with requests of its own"
         log.info("epoch %d: ranks %s%s", epoch.number, ", ".join(map(str, sorted(epoch.members))), way)
 
     def _start(self, rank: int) -> None:
@@ -255,15 +257,15 @@ class Supervisor:
                 return
             self._group.heard(rank, now)
             match message:
-                case messages.Progressed(number, told):
-                    for one in told:
-                        if progress := self._dispatcher.told(rank, number, one):
-                            self._emit(progress)
+                case messages.Progressed(number, outputs):
+                    for one in outputs:
+                        if output := self._dispatcher.new_part(rank, number, one):
+                            self._emit(output)
                 case messages.Ready(device, num_pages):
                     self._places[rank].device = device
                     if num_pages:  # a request must fit every rank
                         least = min(num_pages, self.request_builder.room.num_pages)
-                        self.request_builder.room = KVBudget(least)
+                        self.request_builder.room, self._dispatcher.num_pages = KVBudget(least), least
                     self._do(self._group.is_ready(rank, now))
                 case messages.Joined(number):
                     self._do(self._group.joined(rank, number, now))
@@ -275,8 +277,9 @@ class Supervisor:
                     self._do(self._group.lost(number, now))
                     if self._shutting_down:
                         self._send_home([rank])
-                case messages.Measured(times, apart):
-                    self.step_times, self._dispatcher.times_apart = map(StepTimes.from_dict, (times, apart))
+                case messages.Measured(times):
+                    by_size = {int(size): StepTimes.from_dict(values) for size, values in times.items()}
+                    self.step_times, self._dispatcher.times = by_size[max(by_size)], by_size
                 case messages.Failed(reason, is_final):
                     self._do(self._group.failed(rank, reason, is_final, now))
                 case messages.Hello() | messages.Alive():

@@ -1,7 +1,7 @@
-"""An epoch: a period of serving in which the same ranks take part, together or each for itself.
+"""An epoch: a period of serving in which the same ranks take part, in groups of the same size.
 
-The members of an epoch share every step, as in lookahead parallelism. In a divided epoch each of them serves requests
-of its own, with an engine that knows nothing of the others, and none waits for another.
+The ranks of a group share every step, as in lookahead parallelism. Each group serves requests of its own, with engines
+that know nothing of the other groups, and none waits for another.
 
 A sequence is nothing but its token ids. So whichever ranks are left can begin a new epoch, from the longest list of
 tokens that any of them has. Knows nothing of how ranks are started, or of who decides that an epoch is over.
@@ -74,23 +74,37 @@ class RunningRequest:
 class Epoch:
     """One epoch, as the front end announces it to the ranks.
 
-    number: counted from 1. members: the ranks that take part; the first leads, new ones are last. urgent: whether the
-    epoch before is given up at once, in the middle of a step. is_divided: whether each member serves requests of its
-    own. is_first: whether no member has served before. running: requests that go on; only a leader is told, and in a
-    divided epoch each member of its own.
+    number: counted from 1. members: the ranks that take part, group after group; new ones are last. urgent: whether
+    the epoch before is given up at once, in the middle of a step. group_size: how many ranks share their steps; 0 is
+    all. is_first: whether no member has served before. running: requests that go on; each leader gets those of its
+    group.
     """
 
     number: int
     members: list[int]
     urgent: bool = True
-    is_divided: bool = False
+    group_size: int = 0
     is_first: bool = False
     running: list[RunningRequest] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.group_size = self.group_size or len(self.members)
+        assert len(self.members) % self.group_size == 0, "all groups have the same size"
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether there are several groups."""
+        return self.group_size < len(self.members)
+
     @property
     def leaders(self) -> list[int]:
-        """The ranks that are told commands, and that tell what comes of them."""
-        return self.members if self.is_divided else self.members[:1]
+        """The first rank of each group, which gets its commands and sends its outputs."""
+        return self.members[:: self.group_size]
+
+    def group_of(self, rank: int) -> list[int]:
+        """The members that share steps with a rank, itself included; the first of them leads."""
+        begin = self.members.index(rank) // self.group_size * self.group_size
+        return self.members[begin : begin + self.group_size]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -100,23 +114,25 @@ class Epoch:
     def from_dict(values: dict[str, Any]) -> Epoch:
         return Epoch(**{**values, "running": [RunningRequest.from_dict(entry) for entry in values["running"]]})
 
-    def store(self, store: Store) -> Store:
-        """Where the members meet. It holds nothing from earlier epochs."""
-        return PrefixStore(f"epoch/{self.number}", store)
+    def store(self, store: Store, rank: int) -> Store:
+        """Where the group of a rank meets. It holds nothing from earlier epochs."""
+        return PrefixStore(f"epoch/{self.number}/{self.group_size}/{self.group_of(rank)[0]}", store)
 
     def mesh(self, before: Mesh, rank: int) -> Mesh:
-        """A rank's place among those with which it shares steps. before: its place among all ranks."""
-        sharing = [rank] if self.is_divided else self.members
-        return replace(before, axes={"lp": len(sharing)}, rank=sharing.index(rank), num_ranks=len(sharing))
+        """A rank's place in its group. before: its place among all ranks."""
+        group = self.group_of(rank)
+        return replace(before, axes={"lp": len(group)}, rank=group.index(rank), num_ranks=len(group))
 
 
 @contextmanager
-def joined(epoch: Epoch, mesh: Mesh, settings: ParallelSettings, store: Store, is_over: IsOver) -> Iterator[Channel]:
-    """The channel between the ranks that share steps. mesh: this rank's place among them.
+def joined(
+    epoch: Epoch, rank: int, mesh: Mesh, settings: ParallelSettings, store: Store, is_over: IsOver
+) -> Iterator[Channel]:
+    """The channel between the ranks of a rank's group. mesh: the rank's place among all ranks.
 
     Raises RankLost and EpochOver.
     """
-    channel = Channel(connect(settings, mesh, epoch.store(store), is_over))
+    channel = Channel(connect(settings, epoch.mesh(mesh, rank), epoch.store(store, rank), is_over))
     try:
         yield channel
     finally:

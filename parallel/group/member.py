@@ -81,7 +81,8 @@ class Member:
                 # An epoch that is given up in the middle of a step has been followed by another one already.
                 self.send(messages.Left(epoch.number, {} if self.is_over() else num_cached(engine)))
             except RankLost as error:
-                lost = [epoch.members[place] for place in error.ranks]
+                group = epoch.group_of(self.rank)
+                lost = [group[place] for place in error.ranks]
                 self.send(messages.Lost(epoch.number, lost, str(error)))
 
     def next_epoch(self) -> Epoch:
@@ -101,7 +102,7 @@ class Member:
         """Serves until a shutdown command. Raises EpochOver and RankLost."""
         told = [*replayed]  # what has not been sent yet: a step is one message, however many requests share it
 
-        members = [self.rank] if epoch.is_divided else epoch.members  # traces number ranks by their places in the epoch
+        members = epoch.group_of(self.rank)  # traces number ranks by their places in the group
 
         def flush() -> None:
             if told and channel.is_leader:

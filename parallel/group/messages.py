@@ -82,13 +82,9 @@ class Progressed:
 
 @dataclass(frozen=True)
 class Measured:
-    """What steps of the epoch take, as StepTimes.to_dict has it. Only the epoch's leader sends it.
+    """What steps take, as StepTimes.to_dict has it. Only leaders send it. times: by the size of a group, as a word."""
 
-    times: of steps that all ranks share. apart: of those that a rank computes for itself.
-    """
-
-    times: dict[str, Any]
-    apart: dict[str, Any]
+    times: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)

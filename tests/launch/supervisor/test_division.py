@@ -122,3 +122,16 @@ def test_with_dp_each_rank_serves_its_own_from_the_start(model: Path, alone: lis
         with ThreadPoolExecutor(NUM_REQUESTS) as pool:
             check([pool.submit(answer, server, asked) for asked in bodies()], alone)
         assert server.status().divided
+
+
+def test_four_ranks_form_groups_of_two_and_outlive_a_loss(model: Path, alone: list[Answer]) -> None:
+    with serving(model, 4) as server, ThreadPoolExecutor(NUM_REQUESTS) as pool:
+        found = [pool.submit(answer, server, asked) for asked in bodies()[:5]]
+        server.wait_until(lambda _: "each 2 with requests of its own" in server.log, "there are two groups")
+        check(found, alone[:5])
+        server.wait_until(lambda status: not status.divided, "the ranks share steps again")
+        found = [pool.submit(answer, server, asked) for asked in bodies()[:5]]
+        server.wait_until(lambda status: status.divided, "there are groups")
+        gone = server.signal([1])
+        check(found, alone[:5])
+        server.wait_for_all(gone)

@@ -51,14 +51,14 @@ def test_a_rank_comes_back_at_the_end_of_a_step_and_does_not_lead() -> None:
 
 def test_the_next_epoch_begins_once_all_have_left() -> None:
     membership = serving(2)
-    assert membership.divide(True, 10.0) == [AskToRegroup([0])]
+    assert membership.resize(1, 10.0) == [AskToRegroup([0])]
     assert membership.left(0, membership.number, 10.1) == []
     assert epoch_of(membership.left(1, membership.number, 10.1)).is_divided
 
 
 def test_a_rank_that_is_lost_before_it_leaves_is_not_waited_for() -> None:
     membership = serving(3)
-    membership.divide(True, 10.0)
+    membership.resize(1, 10.0)
     membership.left(0, membership.number, 10.1)
     membership.left(1, membership.number, 10.1)
     assert epoch_of(membership.ended(2, "killed", 10.2)).members == [0, 1]

@@ -17,6 +17,7 @@ from launch.backend import State
 from launch.supervisor.actions import Action, AskToRegroup, Begin, GiveUp, Kill, Start
 from launch.supervisor.membership import Membership
 from launch.supervisor.settings import SupervisorSettings
+from parallel.group.elastic import fitting_size
 from parallel.group.epoch import Epoch
 
 STORM_S, CALM_S = 30.0, 90.0
@@ -49,7 +50,7 @@ class World:
         self.do(self.membership.start(0.0))
 
     def run(self, until: float, kills_a_second: float, turns_a_second: float = 0.0) -> None:
-        """turns_a_second: how often the members are to serve requests of their own, or to share steps again."""
+        """turns_a_second: how often the groups are to have another size."""
         while self.now < until:
             self.now += TICK_S
             while self._events and self._events[0][0] <= self.now:
@@ -61,7 +62,7 @@ class World:
                 self.strike(self.draw.choice(list(self.ranks.values())))
             self.do(self.membership.tick(self.now))
             if self.draw.random() < turns_a_second * TICK_S:
-                self.do(self.membership.divide(not self.membership.divides, self.now))
+                self.do(self.membership.resize(self.draw.choice([1, 2, 4]), self.now))
 
     def strike(self, rank: Rank) -> None:
         if self.draw.random() < 0.3:
@@ -128,7 +129,7 @@ class World:
         """Joins once all have come with whom it shares steps; says that a rank is lost if one of them never will."""
         if rank.epoch is not epoch:
             return
-        members = [rank] if epoch.is_divided else [self.ranks[number] for number in epoch.members]
+        members = [self.ranks[number] for number in epoch.group_of(rank.number)]
         if any(member.is_dead for member in members):
             self.do(self.membership.lost(epoch.number, self.now))
         elif all(member.epoch is epoch for member in members):
@@ -141,7 +142,7 @@ class World:
         """Ends a leader's step: a command goes to all with whom it shares steps, so all must be there; all leave."""
         if rank.epoch is None or rank.epoch.number != number:
             return
-        members = [rank] if rank.epoch.is_divided else [self.ranks[member] for member in rank.epoch.members]
+        members = [self.ranks[number] for number in rank.epoch.group_of(rank.number)]
         if all(member.epoch is rank.epoch and not member.is_dead for member in members):
             for member in members:
                 self.after(0.1, partial(self.leave, member, number), member)
@@ -152,7 +153,7 @@ class World:
         self.do(self.membership.left(rank.number, number, self.now))
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 6])
 @pytest.mark.parametrize("can_shrink", [True, False])
 @pytest.mark.parametrize("seed", range(8))
 def test_after_the_storm_all_serve_in_one_epoch(num_ranks: int, can_shrink: bool, seed: int) -> None:
@@ -164,7 +165,8 @@ def test_after_the_storm_all_serve_in_one_epoch(num_ranks: int, can_shrink: bool
     assert bool(divided) is can_shrink and all(len(epoch.members) > 1 for epoch in divided)
     world.run(STORM_S + CALM_S, kills_a_second=0.0)
     epoch = world.membership.epoch
-    assert epoch and epoch.is_divided is world.membership.divides
+    wanted = world.membership.group_size if can_shrink else num_ranks
+    assert epoch and epoch.group_size == fitting_size(wanted, num_ranks)
     slots = world.membership.slots
     assert [slot.state for slot in slots] == [State.serving] * num_ranks, [slot.message for slot in slots]
     assert all(rank.epoch is world.membership.epoch and rank.has_joined for rank in world.ranks.values())

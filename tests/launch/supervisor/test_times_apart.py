@@ -28,9 +28,9 @@ from tests.parallel.ranks import run_ranks
 # Rank 2 comes when the others have measured, and each serves requests of its own then; at last all share steps.
 EPOCHS = [
     Epoch(1, [0, 1], is_first=True),
-    Epoch(2, [0, 1], is_divided=True),
+    Epoch(2, [0, 1], group_size=1),
     Epoch(3, [0, 1, 2]),
-    Epoch(4, [0, 1, 2], is_divided=True),
+    Epoch(4, [0, 1, 2], group_size=1),
 ]
 # Seconds of a step of one row, as this test has them measured.
 SHARED_S, APART_S = 0.02, 0.03

@@ -68,8 +68,7 @@ def lose_one(mesh: Mesh, channel, exchange: str, folder: str, victim: int, num_s
     for epoch in (Epoch(1, list(range(mesh.num_ranks)), running=running), Epoch(2, survivors, running=running)):
         is_over = lost.is_set if epoch.number == 1 else lambda: False
         try:
-            own = epoch.mesh(mesh, mesh.rank)
-            with joined(epoch, own, settings_of(exchange), store, is_over) as channel:
+            with joined(epoch, mesh.rank, mesh, settings_of(exchange), store, is_over) as channel:
                 runner = LookaheadParallel(alone, channel) if channel.num_ranks > 1 else alone
                 for progress in resume(engine, runner, channel, epoch, TIMES):
                     tokens[progress.request_id] = progress.tokens
@@ -129,7 +128,7 @@ def give_up_waiting(mesh: Mesh, channel, exchange: str) -> list[int]:
     """What the next epoch's exchange gathered after a wait for a busy rank was given up."""
     store, over = client(mesh), threading.Event()
     first, second = Epoch(1, [0, 1]), Epoch(2, [1, 0])
-    with joined(first, first.mesh(mesh, mesh.rank), settings_of(exchange), store, over.is_set) as before:
+    with joined(first, mesh.rank, mesh, settings_of(exchange), store, over.is_set) as before:
         before.compare(np.zeros(1, np.int32))
         if mesh.rank == 0:
             threading.Timer(0.3, over.set).start()
@@ -138,7 +137,7 @@ def give_up_waiting(mesh: Mesh, channel, exchange: str) -> list[int]:
             store.set("given up", "1")
         else:  # busy for longer than that, however long it takes
             store.wait(["given up"], timedelta(seconds=LIMIT_S))
-    with joined(second, second.mesh(mesh, mesh.rank), settings_of(exchange), store, lambda: False) as after:
+    with joined(second, mesh.rank, mesh, settings_of(exchange), store, lambda: False) as after:
         return after.compare(np.full(1, mesh.rank, np.int32)).ravel().tolist()
 
 
@@ -154,7 +153,7 @@ def wait_for_a_member_that_never_comes(mesh: Mesh, channel, exchange: str) -> bo
     if mesh.rank == 0:
         threading.Timer(0.3, over.set).start()
         epoch = Epoch(1, [0, 1])
-        with pytest.raises(EpochOver), joined(epoch, epoch.mesh(mesh, 0), settings_of(exchange), store, over.is_set):
+        with pytest.raises(EpochOver), joined(epoch, 0, mesh, settings_of(exchange), store, over.is_set):
             raise AssertionError("the exchange was formed without rank 1")
     return over.is_set()
 

@@ -55,7 +55,7 @@ def lose_one(mesh: Mesh, channel, folder: str, victim: int, num_steps: int, mode
     for epoch in (Epoch(1, list(range(mesh.num_ranks)), running=running), Epoch(2, survivors, running=running)):
         is_over = lost.is_set if epoch.number == 1 else lambda: False
         try:
-            with joined(epoch, epoch.mesh(mesh, mesh.rank), settings_of("shm"), store, is_over) as joint:
+            with joined(epoch, mesh.rank, mesh, settings_of("shm"), store, is_over) as joint:
                 runner = share_steps(alone, joint, mode)
                 assert isinstance(runner, LookaheadParallel)
                 for progress in resume(engine, runner, joint, epoch, None):

@@ -48,8 +48,8 @@ def serve(mesh: Mesh, channel: Channel, folder: str, mode: Mode) -> dict[str, tu
     engine.fingerprints = True
     found: dict[str, tuple[list[int], int]] = {}
     for number, is_divided in enumerate([False, True, False], start=1):
-        epoch = Epoch(number, [0, 1], is_divided=is_divided)
-        with joined(epoch, epoch.mesh(mesh, mesh.rank), settings_of("shm"), store, lambda: False) as own:
+        epoch = Epoch(number, [0, 1], group_size=1 if is_divided else 2)
+        with joined(epoch, mesh.rank, mesh, settings_of("shm"), store, lambda: False) as own:
             resume(engine, share_steps(runner, own, mode), own, epoch, None)
             if is_divided:
                 found["divided, first"] = ask(engine, "divided, first", "first", [5, 6])
@@ -102,8 +102,8 @@ def end_untold(mesh: Mesh, channel: Channel, folder: str, kinds: list[bool]) -> 
     for number, is_divided in enumerate([*kinds, False], start=1):
         is_last = number > len(kinds)
         running = [RunningRequest(request, tokens[:NUM_KNOWN])] if is_last else []
-        epoch = Epoch(number, [0, 1], is_divided=is_divided, running=running)
-        with joined(epoch, epoch.mesh(mesh, mesh.rank), settings_of("shm"), store, lambda: False) as own:
+        epoch = Epoch(number, [0, 1], group_size=1 if is_divided else 2, running=running)
+        with joined(epoch, mesh.rank, mesh, settings_of("shm"), store, lambda: False) as own:
             replayed = resume(engine, share_steps(runner, own, Mode.lp), own, epoch, None)
             if number == 1 and (mesh.rank == 0 or not is_divided):
                 engine.add_request(request)

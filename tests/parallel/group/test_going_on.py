@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,9 @@ def divide(mesh: Mesh, channel: Channel, folder: str, mode: Mode) -> tuple[dict[
     missing: list[int] = []
     for number, is_divided in enumerate([False, True, False], start=1):
         own = requests[mesh.rank : mesh.rank + 1] if is_divided else requests
-        epoch = Epoch(number, [0, 1], is_divided=is_divided)
+        epoch = Epoch(number, [0, 1], group_size=1 if is_divided else 2)
         epoch.running = [RunningRequest(request, tokens[request.id]) for request in own]
-        with joined(epoch, epoch.mesh(mesh, mesh.rank), settings_of("shm"), store, lambda: False) as joint:
+        with joined(epoch, mesh.rank, mesh, settings_of("shm"), store, lambda: False) as joint:
             for progress in resume(engine, share_steps(alone, joint, mode), joint, epoch, None):
                 tokens[progress.request_id] = progress.tokens
             missing += [one.num_missing for one in engine.generations()]
@@ -84,3 +85,46 @@ def test_what_is_cached_is_not_fed_again(checkpoint_folder: Callable[[str], Path
         assert all(expected[name][: len(found)] == found for name, found in tokens.items())
     for name in ("0", "1"):
         assert max(cached[name] for cached, _, _ in of_ranks) >= LENGTH
+
+
+def change_size(mesh: Mesh, channel: Channel, folder: str) -> tuple[Tokens, list[list[int]]]:
+    """Four ranks in groups of four, two, one and four again. The groups of an epoch share the requests out evenly.
+
+    Returns the tokens of each request that this rank has served last, and what this rank's scheduler had to feed at the
+    beginning of each epoch.
+    """
+    engine = Engine.from_pretrained(folder, device="cpu", step_times="off")
+    assert isinstance(engine.runner, SingleDevice)
+    alone, store, requests = engine.runner, client(mesh), [*requests_of(engine), *requests_of(engine)]
+    requests = [replace(request, id=str(number)) for number, request in enumerate(requests)]
+    tokens: Tokens = {request.id: [] for request in requests}
+    missing: list[list[int]] = []
+    for number, size in enumerate([4, 2, 1, 4], start=1):
+        epoch = Epoch(number, [0, 1, 2, 3], group_size=size)
+        group = epoch.leaders.index(epoch.group_of(mesh.rank)[0])
+        own = requests[group :: len(epoch.leaders)]
+        epoch.running = [RunningRequest(request, tokens[request.id]) for request in own]
+        with joined(epoch, mesh.rank, mesh, settings_of("shm"), store, lambda: False) as joint:
+            assert joint.num_ranks == size
+            for progress in resume(engine, share_steps(alone, joint, Mode.auto), joint, epoch, None):
+                tokens[progress.request_id] = progress.tokens
+            missing.append([one.num_missing for one in engine.generations()])
+            while min(len(tokens[request.id]) for request in own) < 8 * number:
+                step(engine, tokens)
+    return tokens, missing
+
+
+def test_groups_of_four_two_and_one_yield_the_same_tokens(checkpoint_folder: Callable[[str], Path]) -> None:
+    folder = str(checkpoint_folder("llama"))
+    engine = Engine.from_pretrained(folder, device="cpu", step_times="off")
+    expected: Tokens = {}
+    for request in requests_of(engine):
+        expected[request.id] = []
+        engine.add_request(request)
+        while not engine.is_idle:
+            step(engine, expected)
+    for tokens, missing in run_ranks(change_size, 4, folder):
+        assert [len(of_epoch) for of_epoch in missing] == [4, 2, 1, 4]
+        assert max(missing[1]) <= LAG and max(missing[3]) <= LAG, "some rank of the group has it"
+        for name, found in tokens.items():
+            assert len(found) >= 32 and expected[str(int(name) % 2)][: len(found)] == found

@@ -37,10 +37,10 @@ def divide_and_meet(mesh: Mesh, channel: Channel, folder: str) -> tuple[list[lis
     engine.fingerprints = True
     assert isinstance(engine.runner, SingleDevice)
     alone, store, found, tokens = engine.runner, client(mesh), [], []
-    for epoch in (Epoch(1, [0, 1], is_divided=True), Epoch(2, [0, 1]), Epoch(3, [0, 1], is_divided=True)):
+    for epoch in (Epoch(1, [0, 1], group_size=1), Epoch(2, [0, 1]), Epoch(3, [0, 1], group_size=1)):
         number = mesh.rank if epoch.is_divided else 0
         epoch.running = [RunningRequest(request_of(engine, number, str(epoch.number)), [])]
-        with joined(epoch, epoch.mesh(mesh, mesh.rank), settings_of("shm"), store, lambda: False) as joint:
+        with joined(epoch, mesh.rank, mesh, settings_of("shm"), store, lambda: False) as joint:
             resume(engine, share_steps(alone, joint), joint, epoch, None)
             found.append(probabilities(engine))
             while not engine.is_idle:

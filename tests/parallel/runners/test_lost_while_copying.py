@@ -98,7 +98,7 @@ def outlive_a_copy(mesh: Mesh, channel: Channel, folder: str, victim: int) -> li
     survivors = [rank for rank in range(mesh.num_ranks) if rank != victim]
     for epoch in (Epoch(1, list(range(mesh.num_ranks)), running=running), Epoch(2, survivors, running=running)):
         try:
-            with joined(epoch, epoch.mesh(mesh, mesh.rank), settings_of("shm"), store, lambda: False) as joint:
+            with joined(epoch, mesh.rank, mesh, settings_of("shm"), store, lambda: False) as joint:
                 runner = share_steps(alone, joint, Mode.auto)
                 assert isinstance(runner, LookaheadParallel) and runner.copying is not None
                 runner.assignment = InTurn()

@@ -1,6 +1,6 @@
 """What a front end knows of the requests in its group: enough to continue them, whichever ranks are lost.
 
-After a loss, ranks may tell the same tokens again; what was delivered once is not delivered a second time. Knows
+After a loss, ranks may send the same tokens again; what was delivered once is not delivered a second time. Knows
 nothing of how ranks are reached.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from launch.supervisor.dealing import Load
-from launch.supervisor.moving import Movable
+from lp.model.kv_cache import pages_of
 from lp.request import Output, Request
 from lp.statistics import Statistics
 from parallel.group.commands import Abort, AddRequest, Command
+from parallel.group.elastic import Load, Movable
 from parallel.group.epoch import RunningRequest
 
 
@@ -22,9 +22,9 @@ class _Entry:
     """A running request.
 
     rank: the leader that serves it; None while there is none. has_moved: whether another one of the same epoch did so
-    before; what that one still says of it is ignored. tokens, num_characters: what was delivered to the client.
-    told_tokens, told_characters: how much that leader has told, which begins again with the first token. before: what
-    the request cost at earlier leaders. cached: see Ledger.cached.
+    before; its outputs are ignored. tokens, num_characters: what was delivered to the client. sent_tokens,
+    sent_characters: how much that leader has sent, which begins again with the first token. before: what the request
+    cost at earlier leaders. cached: see Ledger.cached.
     """
 
     request: Request
@@ -32,21 +32,21 @@ class _Entry:
     has_moved: bool = False
     tokens: list[int] = field(default_factory=list)
     num_characters: int = 0
-    told_tokens: int = 0
-    told_characters: int = 0
+    sent_tokens: int = 0
+    sent_characters: int = 0
     stats: Statistics = field(default_factory=Statistics)
     before: Statistics = field(default_factory=Statistics)
     is_cancelled: bool = False
     cached: dict[int, int] = field(default_factory=dict)
 
-    def tell_again(self) -> None:
-        """Expects all to be told again from the first token on."""
-        self.told_tokens = self.told_characters = 0
+    def restart(self) -> None:
+        """Expects outputs from the first token on."""
+        self.sent_tokens = self.sent_characters = 0
         self.before = self.stats
 
 
 class Ledger:
-    """The running requests by id, from the command that submits each to the progress that ends it."""
+    """The running requests by id, from the command that adds each to the output that ends it."""
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
@@ -67,15 +67,19 @@ class Ledger:
         """Those that no rank serves."""
         return [entry.request for entry in self._entries.values() if entry.rank is None]
 
-    def movable(self, request_ids: Iterable[str]) -> Iterator[Movable]:
-        """Those of these requests that may move to another leader.
+    def movable(self) -> Iterator[Movable]:
+        """Those that may move to another leader.
 
         One that has moved in this epoch, or that is being cancelled, stays where it is.
         """
-        for name in request_ids:
-            entry = self._entries[name]
-            if not entry.has_moved and not entry.is_cancelled:
+        for entry in self._entries.values():
+            if entry.rank is not None and not entry.has_moved and not entry.is_cancelled:
                 yield Movable.of(entry.request, len(entry.tokens))
+
+    @property
+    def num_pages(self) -> int:
+        """The pages that the keys and values of all requests take, as far as they have come."""
+        return sum(pages_of(len(entry.request.prompt) + len(entry.tokens)) for entry in self._entries.values())
 
     def hold(self, epoch: int, rank: int, cached: Mapping[str, int]) -> None:
         """Notes how many tokens of each request have keys and values on a rank that has left this epoch."""
@@ -102,7 +106,7 @@ class Ledger:
                 entry.is_cancelled = True
 
     def begin(self, epoch: int, ranks: Iterable[int]) -> None:
-        """Begins an epoch: only what its leaders tell counts from now on.
+        """Begins an epoch: only outputs of its leaders count from now on.
 
         ranks: the leaders that go on with what they have; all other requests wait for one.
         """
@@ -111,7 +115,7 @@ class Ledger:
         for entry in self._entries.values():
             entry.rank = entry.rank if entry.rank in going_on else None
             entry.has_moved = False
-            entry.tell_again()
+            entry.restart()
 
     def place(self, request_id: str, rank: int) -> None:
         """Notes that from now on this rank serves a request, beginning with its first token."""
@@ -119,7 +123,7 @@ class Ledger:
         entry.has_moved = entry.rank is not None
         entry.rank = rank
         entry.cached = {}
-        entry.tell_again()
+        entry.restart()
 
     def running(self, rank: int) -> list[RunningRequest]:
         """What a leader must know to go on with its requests."""
@@ -131,32 +135,32 @@ class Ledger:
         return RunningRequest(entry.request, [*entry.tokens])
 
     def end_cancelled(self) -> list[Output]:
-        """Ends the cancelled requests whose end no rank has told. For the time when no rank can tell it."""
+        """Ends the cancelled requests that no rank has ended. For the time when no rank can."""
         ended = [request_id for request_id, entry in self._entries.items() if entry.is_cancelled]
         return [Output(name, [], "", None, "cancelled", self._entries.pop(name).stats) for name in ended]
 
-    def take(self, rank: int, epoch: int, progress: Output) -> Output | None:
-        """The new part of what a leader tells; None if nothing is new, or if it no longer serves the request."""
-        entry = self._entries.get(progress.request_id)
+    def new_part(self, rank: int, epoch: int, output: Output) -> Output | None:
+        """The new part of a leader's output; None if nothing is new, or if it no longer serves the request."""
+        entry = self._entries.get(output.request_id)
         if entry is None or epoch != self._epoch or rank != entry.rank:
             return None
-        if progress.finish_reason == "no_room":  # its text is a message, not a part of what the client has
-            del self._entries[progress.request_id]
-            return progress
-        tokens = progress.tokens[max(0, len(entry.tokens) - entry.told_tokens) :]
-        text = progress.text[max(0, entry.num_characters - entry.told_characters) :]
-        entry.told_tokens += len(progress.tokens)
-        entry.told_characters += len(progress.text)
+        if output.finish_reason == "no_room":  # its text is a message, not a part of what the client has
+            del self._entries[output.request_id]
+            return output
+        tokens = output.tokens[max(0, len(entry.tokens) - entry.sent_tokens) :]
+        text = output.text[max(0, entry.num_characters - entry.sent_characters) :]
+        entry.sent_tokens += len(output.tokens)
+        entry.sent_characters += len(output.text)
         entry.tokens += tokens
         entry.num_characters += len(text)
-        entry.stats = progress.stats.after(entry.before)
-        if progress.finish_reason:
-            del self._entries[progress.request_id]
+        entry.stats = output.stats.after(entry.before)
+        if output.finish_reason:
+            del self._entries[output.request_id]
         elif not tokens and not text:
             return None
-        logprobs = progress.logprobs and progress.logprobs[len(progress.tokens) - len(tokens) :]
-        trace = progress.trace and progress.trace._replace(step=entry.stats.steps - 1)
-        return replace(progress, tokens=tokens, text=text, logprobs=logprobs, stats=entry.stats, trace=trace)
+        logprobs = output.logprobs and output.logprobs[len(output.tokens) - len(tokens) :]
+        trace = output.trace and output.trace._replace(step=entry.stats.steps - 1)
+        return replace(output, tokens=tokens, text=text, logprobs=logprobs, stats=entry.stats, trace=trace)
 
     def drop_all(self) -> None:
         """Forgets all requests, as no rank is left to continue them."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launch.supervisor.dispatcher import Dispatcher
+from parallel.degrees import Mode
 from parallel.group.commands import Abort, AddRequest, Command, Regroup, Shutdown
+from parallel.group.dispatcher import Dispatcher
+from parallel.group.elastic import ElasticGroups
 from parallel.group.epoch import Epoch
-from tests.launch.supervisor.test_ledger import submit, told
+from tests.parallel.group.test_ledger import submit, told
 
 Sent = list[tuple[int, int, Command]]
 
@@ -15,14 +17,16 @@ Sent = list[tuple[int, int, Command]]
 def begun(epoch: Epoch, *names: str) -> tuple[Dispatcher, Sent]:
     """A dispatcher in an epoch, with these requests, and what it sends: rank, epoch and command."""
     sent: Sent = []
-    dispatcher = Dispatcher(lambda rank, epoch, issued: sent.extend((rank, epoch.number, one) for one in issued))
+    dispatcher = Dispatcher(
+        lambda rank, epoch, issued: sent.extend((rank, epoch.number, one) for one in issued), ElasticGroups(Mode.auto)
+    )
     dispatcher.begin(epoch)
     dispatcher.hand_out([submit(name) for name in names])
     return dispatcher, sent
 
 
 def divided(number: int, *members: int) -> Epoch:
-    return Epoch(number, list(members), is_divided=True)
+    return Epoch(number, list(members), group_size=1)
 
 
 def names(epoch: Epoch) -> list[str]:
@@ -83,32 +87,32 @@ def test_requests_are_dealt_out_to_where_they_were_computed() -> None:
 def test_a_request_that_would_take_long_to_compute_again_does_not_move() -> None:
     dispatcher, sent = begun(divided(1, 0, 1))
     dispatcher.hand_out([AddRequest(replace(submit(name).request, prompt=[1] * 300)) for name in "abc"])
-    dispatcher.told(0, 1, told("a", [5], "x"))
-    dispatcher.told(0, 1, told("c", [5], "x"))
+    dispatcher.new_part(0, 1, told("a", [5], "x"))
+    dispatcher.new_part(0, 1, told("c", [5], "x"))
     del sent[:]
-    dispatcher.told(1, 1, told("b", [5], "x", "length"))
+    dispatcher.new_part(1, 1, told("b", [5], "x", "length"))
     assert sent == []
 
 
 def test_a_request_moves_from_a_rank_with_many_to_one_without() -> None:
     dispatcher, sent = begun(divided(1, 0, 1), "a", "b", "c")
-    dispatcher.told(0, 1, told("a", [5, 6], "xy"))
-    dispatcher.told(0, 1, told("c", [5], "x"))
+    dispatcher.new_part(0, 1, told("a", [5, 6], "xy"))
+    dispatcher.new_part(0, 1, told("c", [5], "x"))
     del sent[:]
-    dispatcher.told(1, 1, told("b", [5], "x", "length"))
+    dispatcher.new_part(1, 1, told("b", [5], "x", "length"))
     (withdrawn, resumed) = sent
     assert withdrawn == (0, 1, Abort("c"))
     rank, _, command = resumed
     assert rank == 1 and isinstance(command, AddRequest) and (command.request.id, command.tokens) == ("c", (5,))
-    assert dispatcher.told(0, 1, told("c", [], "", "cancelled")) is None
-    new = dispatcher.told(1, 1, told("c", [5, 6], "xy"))
+    assert dispatcher.new_part(0, 1, told("c", [], "", "cancelled")) is None
+    new = dispatcher.new_part(1, 1, told("c", [5, 6], "xy"))
     assert new and (new.tokens, new.text) == ([6], "y")
 
 
 def test_where_steps_are_shared_nothing_moves() -> None:
     dispatcher, sent = begun(Epoch(1, [0, 1]), "a", "b")
     del sent[:]
-    dispatcher.told(0, 1, told("a", [5], "x", "length"))
+    dispatcher.new_part(0, 1, told("a", [5], "x", "length"))
     assert sent == [] and dispatcher.num_running == 1
 
 
