@@ -38,8 +38,8 @@ from benchmarks.shared.options import add_decoded_texts, add_output, add_threads
 from benchmarks.shared.plots import COLOURS, MARKERS, make_axes
 from benchmarks.shared.report import bullets, markdown_table, progress, publish
 from benchmarks.shared.shapes import SHAPES, make_llama
-from launch.program import packaged_model
-from launch.program.packaged_model import SMOLLM2
+from launch.config import resources
+from launch.config.resources import SMOLLM2
 from lp.model.gguf import checkpoint_folder
 from lp.platform.disk_cache import digest, read_json, write_json
 
@@ -62,7 +62,7 @@ def main() -> None:
     add_output(parser)
     arguments = parse(parser)
     try:
-        folder = checkpoint_folder(packaged_model.resolve(SMOLLM2 if arguments.model == "smollm2" else arguments.model))
+        folder = checkpoint_folder(resources.resolve(SMOLLM2 if arguments.model == "smollm2" else arguments.model))
     except ValueError as error:
         raise SystemExit(str(error)) from None
     if 1 not in arguments.rows or arguments.context < 1:

@@ -53,7 +53,7 @@ from benchmarks.steps.batch_host_work import (
     measure_batch,
     measure_laps,
 )
-from launch.program.process import freeze_heap
+from launch.config.process import freeze_heap
 from lp import Auto, Engine, Sampling
 from lp.calibration.measure import StepTimesSource
 from lp.model.fast.choose import CompileMode

@@ -22,8 +22,7 @@ from typing import Any
 from benchmarks.shared.options import add_output, make_parser, parse
 from benchmarks.shared.plots import COLOURS, MARKERS, make_axes
 from benchmarks.shared.report import markdown_table, publish
-from launch.sweep.records import Point, Run
-from launch.sweep.store import latest
+from launch.sweep.records import Point, Run, latest
 
 BENCH = Path(__file__).resolve().parents[1] / "launch/bench.py"
 MODES = ("lp", "tp")

@@ -36,7 +36,7 @@ from benchmarks.shared.decoded_texts import generate_tokens
 from benchmarks.shared.options import add_output, add_threads, make_parser, parse
 from benchmarks.shared.report import progress, publish
 from benchmarks.steps.machine_rates import RateGauge
-from launch.program import packaged_model
+from launch.config import resources
 from lp import Engine
 from lp.model.checkpoint import DTYPES
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
@@ -52,7 +52,7 @@ def main() -> None:
     arguments = parse_arguments()
     asked = read_categories(arguments.prompts, arguments.limit)
     try:
-        path = packaged_model.resolve(arguments.model)
+        path = resources.resolve(arguments.model)
         checkpoint = read_checkpoint_info(path)
         prompts = encode(checkpoint, asked, arguments.max_new_tokens)
         expected = expect(checkpoint, prompts, arguments.max_new_tokens)
@@ -80,7 +80,7 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument(
-        "--model", default=packaged_model.SMOLLM2, help="GGUF file or checkpoint folder (default %(default)s)"
+        "--model", default=resources.SMOLLM2, help="GGUF file or checkpoint folder (default %(default)s)"
     )
     parser.add_argument("--prompts", type=Path, metavar="FOLDER", help="folder with the prompts (default: our own)")
     parser.add_argument("--limit", type=int, default=14, help="prompts over all categories (default %(default)s)")

@@ -37,7 +37,7 @@ from benchmarks.shared.inputs import load_engine, read_prompts
 from benchmarks.shared.options import make_prompts_parser, parse, triple
 from benchmarks.shared.report import publish
 from benchmarks.shared.result_pages import read_tables
-from launch.prompts.workloads import WorkloadSettings
+from launch.data.workloads import WorkloadSettings
 from launch.sweep.settings import BenchSettings
 from lp import Autoregressive, Engine, Lookahead, Sampling
 from lp.calibration.measure import StepTimesSource

@@ -29,7 +29,7 @@ from benchmarks.real.texts import LoadedModel
 from benchmarks.shared.categories import read_categories
 from benchmarks.shared.options import add_output, add_threads, make_parser, parse
 from benchmarks.shared.report import bullets, publish
-from launch.program import packaged_model
+from launch.config import resources
 from lp.model.fast.choose import CompileMode
 from lp.model.gguf import checkpoint_folder
 from lp.platform.hardware import processor_name
@@ -76,7 +76,7 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument(
-        "--model", default=packaged_model.SMOLLM2, help="checkpoint folder or GGUF file (default %(default)s)"
+        "--model", default=resources.SMOLLM2, help="checkpoint folder or GGUF file (default %(default)s)"
     )
     parser.add_argument(
         "--small",
@@ -109,7 +109,7 @@ def parse_arguments() -> argparse.Namespace:
 def make_settings(arguments: argparse.Namespace) -> RealModelSettings:
     """Raises ValueError if the model cannot be had."""
     return RealModelSettings(
-        model=Path(checkpoint_folder(packaged_model.resolve(arguments.model))),
+        model=Path(checkpoint_folder(resources.resolve(arguments.model))),
         small=arguments.small,
         asked=read_categories(arguments.prompts, arguments.limit),
         indexed=read_categories(arguments.prompts, arguments.indexed, skip=arguments.limit),

@@ -21,9 +21,9 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from launch.cluster.settings import require_ray
-from launch.program import configuration, engine_groups, process
-from launch.program.resources import conf
-from launch.prompts.workloads import WorkloadSettings
+from launch.config import configuration, engine_settings, process
+from launch.config.resources import conf
+from launch.data.workloads import WorkloadSettings
 from launch.sweep.settings import BenchSettings, PointLauncher
 
 log = logging.getLogger("lookahead")
@@ -72,7 +72,7 @@ def main() -> int:
     130: Ctrl-C.
     """
     process.set_logging(rank=0)
-    engine_groups.register("bench", BenchSettings, workload=WorkloadSettings)
+    engine_settings.register("bench", BenchSettings, workload=WorkloadSettings)
     if configuration.asks_for_help(sys.argv[1:]):
         configuration.print_help("bench", __doc__)
         return 0

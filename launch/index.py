@@ -26,13 +26,11 @@ from pathlib import Path
 from omegaconf import MISSING
 from tqdm import tqdm
 
-from launch.indexing.collector import MOST_PAIRS, AnswerCollector
-from launch.indexing.corpus import read_texts
-from launch.program import engine_groups, process
-from launch.program.cores import set_threads
-from launch.prompts import collect
-from launch.prompts.collect import NamedPrompt, PromptSettings
-from launch.prompts.naming import naming
+from launch.config import engine_settings, process
+from launch.config.process import set_threads
+from launch.data.answers import MOST_PAIRS, AnswerCollector
+from launch.data.corpus import read_texts
+from launch.data.prompts import NamedPrompt, PromptSettings, collect, naming
 from lp.assembly import EngineSettings
 from lp.calibration.measure import StepTimesSource
 from lp.drafting.answer_index import FILE_NAME, read_index, write_index
@@ -103,7 +101,7 @@ def has_prompts(settings: IndexSettings) -> bool:
 
 def prompts_of(settings: IndexSettings) -> list[NamedPrompt]:
     """The prompts, if any were given. Raises ValueError naming the file and line that cannot be used."""
-    return collect.collect(settings) if has_prompts(settings) else []
+    return collect(settings) if has_prompts(settings) else []
 
 
 def encode_all(engine: Engine, named: list[NamedPrompt], max_new_tokens: int) -> list[list[int]]:
@@ -181,7 +179,7 @@ def run(settings: IndexSettings) -> int:
 
 
 def main() -> int:
-    engine_groups.register("index", IndexSettings)
+    engine_settings.register("index", IndexSettings)
     return process.main("index", IndexSettings, run, usage=__doc__ or "")
 
 

@@ -15,9 +15,9 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM
 
+from launch.config import engine_settings, process
+from launch.data.prompts import collect
 from launch.generate import GenerateSettings
-from launch.program import engine_groups, process
-from launch.prompts import collect
 from lp.model.checkpoint import pick_device, pick_dtype
 from lp.model.checkpoint_info import read_checkpoint_info
 from lp.request_builder import RequestBuilder
@@ -25,7 +25,7 @@ from lp.request_builder import RequestBuilder
 
 def run(settings: GenerateSettings) -> int:
     """Exit code 0. Raises ValueError for settings that cannot be used, OSError for a model that cannot be read."""
-    (prompt, *others) = collect.collect(settings)
+    (prompt, *others) = collect(settings)
     if others:
         raise ValueError(f"there are {len(others) + 1} prompts; give one")
     known = read_checkpoint_info(settings.model.path, settings.model.max_length)
@@ -55,7 +55,7 @@ def _generate(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
 
 
 def main() -> int:
-    engine_groups.register("generate", GenerateSettings)
+    engine_settings.register("generate", GenerateSettings)
     return process.main("generate", GenerateSettings, run, usage=__doc__ or "")
 
 

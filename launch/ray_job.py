@@ -15,7 +15,7 @@ import logging
 import sys
 
 from launch.cluster.settings import require_ray
-from launch.program import process
+from launch.config import process
 
 log = logging.getLogger("lookahead")
 

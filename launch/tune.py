@@ -19,12 +19,12 @@ import torch
 from rich.console import Console
 from tqdm import tqdm
 
-from launch.program import engine_groups, process
-from launch.program.runtime import Runtime, RuntimeSettings, follow, running
-from launch.prompts import workloads
-from launch.prompts.workloads import WorkloadSettings
-from launch.tuning import tables
-from launch.tuning.trial import Trial, make_requests
+from launch.config import engine_settings, process
+from launch.config.runtime import Runtime, RuntimeSettings, follow, running
+from launch.data import workloads
+from launch.data.workloads import WorkloadSettings
+from launch.diagnostics import speed
+from launch.diagnostics.trial import Trial, make_requests
 from lp.calibration.measure import StepTimesSource
 from lp.engine import NOT_A_NUMBER
 from lp.methods import Auto
@@ -95,11 +95,11 @@ def show(runtime: Runtime, decode: Auto, trial: Trial) -> None:
         f"{mesh.mode} on {mesh.num_ranks} rank(s), {torch.get_num_threads()} thread(s) each",
         highlight=False,
     )
-    console.print(tables.curve(times))
-    console.print(tables.rows_chosen(trial.steps[decode.method]), highlight=False)
+    console.print(speed.curve(times))
+    console.print(speed.rows_chosen(trial.steps[decode.method]), highlight=False)
     windows = engine.history.profile(decode, temperature).windows
-    console.print(tables.windows(windows.sizes, decode.ngram - 1))
-    console.print(tables.outlook(times, trial.steps))
+    console.print(speed.windows(windows.sizes, decode.ngram - 1))
+    console.print(speed.outlook(times, trial.steps))
     console.print(
         "Of steps after the prompt's. Expected: by the times above, at the tokens per step of this run; measured: by "
         "the clock, with all that a step needs beside the model. Autoregressive: on the same ranks.",
@@ -109,7 +109,7 @@ def show(runtime: Runtime, decode: Auto, trial: Trial) -> None:
 
 
 def main() -> int:
-    engine_groups.register("tune", TuneSettings, workload=WorkloadSettings)
+    engine_settings.register("tune", TuneSettings, workload=WorkloadSettings)
     return process.main("tune", TuneSettings, run, usage=__doc__ or "")
 
 

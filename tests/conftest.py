@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from launch.program import memory
+from launch.config import process
 from lp import Engine
 from lp.platform.disk_cache import VARIABLE
 from tests.models import load_reference, save_checkpoint
@@ -28,7 +28,7 @@ if not (find_spec("playwright") and find_spec("axe_playwright_python")):
 
 # Programs that tests call in this process must not have the C library keep what it frees: the emulated GPU's arenas of
 # 3.6 GB then become one piece of tens of gigabytes, and a process with a piece larger than the memory cannot fork.
-memory.keep_memory = lambda: None
+process.keep_memory = lambda: None
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -26,9 +26,9 @@ ENGINE = tuple(
     f"lp.{name}" for name in ("assembly", "engine", "generation", "request_builder", "scheduling", "single_device")
 )
 LAUNCH = (
-    "backend", "bench", "cache", "chat", "checkup", "cluster", "command", "conversation", "demo", "doctor", "generate",
-    "index", "indexing", "output", "plain_generate", "program", "prompts", "ray_job", "real_model", "serve", "server",
-    "supervisor", "sweep", "tune", "tuning",
+    "backend", "bench", "cache", "chat", "cli", "cluster", "config", "conversation", "data", "demo", "diagnostics",
+    "doctor", "generate", "index", "plain_generate", "ray_job", "real_model", "serve", "server", "supervisor", "sweep",
+    "tune",
 )  # fmt: skip
 
 
@@ -59,20 +59,17 @@ INNER = {
     "parallel.shards": ("parallel.build", "parallel.group", "parallel.runners"),
     "parallel.runners": ("parallel.build", "parallel.group", "parallel.shards"),
     "parallel.group": ("parallel.build", "parallel.runners", "parallel.shards"),
-    "launch.program": all_of_launch_but(),
-    "launch.prompts": all_of_launch_but(),
-    "launch.output": all_of_launch_but(),
+    "launch.config": (*all_of_launch_but(), "ray"),
+    "launch.data": (*all_of_launch_but(), "ray"),
     "launch.server": (*all_of_launch_but("backend"), "ray"),
-    "launch.supervisor": (*all_of_launch_but("backend", "program"), "ray"),
-    "launch.conversation": (*all_of_launch_but("backend", "output"), "ray"),
-    "launch.command": (*all_of_launch_but("program"), "hydra", "omegaconf", "torch", "transformers", "ray", *WEB),
-    "launch.checkup": (*all_of_launch_but("command", "program", "sweep"), "ray"),
-    "launch.indexing": (*all_of_launch_but(), "ray"),
-    "launch.tuning": (*all_of_launch_but("program", "prompts", "sweep"), "ray"),
+    "launch.supervisor": (*all_of_launch_but("backend", "config"), "ray"),
+    "launch.conversation": (*all_of_launch_but("backend", "data"), "ray"),
+    "launch.cli": (*all_of_launch_but("config"), "hydra", "omegaconf", "torch", "transformers", "ray", *WEB),
+    "launch.diagnostics": (*all_of_launch_but("cli", "config", "data", "sweep"), "ray"),
     "launch.cluster": all_of_launch_but(
-        "backend", "generate", "output", "plain_generate", "program", "prompts", "server", "supervisor"
+        "backend", "config", "data", "generate", "plain_generate", "server", "supervisor"
     ),
-    "launch.sweep": all_of_launch_but("cluster", "program", "prompts"),
+    "launch.sweep": all_of_launch_but("cluster", "config", "data"),
 }  # fmt: skip
 PICKLES = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "torch.load", "torch.save")
 OBJECT_COLLECTIVE = re.compile(r"(all_gather|broadcast|gather|recv|scatter|send)_object(_list)?")

@@ -43,7 +43,7 @@ def find_circle(arrows: Mapping[str, set[str]]) -> list[str] | None:
 
 
 def rooms_of(arrows: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """The arrows between neighbouring folders, e.g. from launch.server to launch.program."""
+    """The arrows between neighbouring folders, e.g. from launch.server to launch.config."""
     rooms: dict[str, set[str]] = defaultdict(set)
     for module, imported in arrows.items():
         for other in imported:

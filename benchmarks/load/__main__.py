@@ -33,7 +33,7 @@ from benchmarks.load.systems.dialects import Api
 from benchmarks.load.systems.specs import ServerNeeds
 from benchmarks.shared.categories import read_categories
 from benchmarks.shared.report import publish
-from launch.program import packaged_model
+from launch.config import resources
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
 
 # More prompts than any folder has: all are taken.
@@ -44,7 +44,7 @@ def main() -> None:
     arguments = parse_arguments(__doc__)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, so that no server is left behind
     try:
-        checkpoint = read_checkpoint_info(packaged_model.resolve(arguments.model))
+        checkpoint = read_checkpoint_info(resources.resolve(arguments.model))
         deck = make_deck(arguments, checkpoint)
         warm_up = deck.draw_many(arguments.warm_up, arguments.max_new_tokens)
         rounds = [arguments.plan.make(deck, arguments.seed + number) for number in range(arguments.rounds)]

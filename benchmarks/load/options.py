@@ -10,7 +10,7 @@ from benchmarks.load.scenarios import Plan
 from benchmarks.load.systems.dialects import Api
 from benchmarks.load.systems.specs import HELP, read_systems
 from benchmarks.shared.options import add_output, add_threads, ascending_numbers, make_parser, parse, triple
-from launch.program.packaged_model import SMOLLM2
+from launch.config.resources import SMOLLM2
 from lp.model.checkpoint import DTYPES
 
 MODELS = {"demo": "demo/python-11m", "smollm2": SMOLLM2}

@@ -20,7 +20,7 @@ from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, GENERATE, decode_tex
 from benchmarks.shared.inputs import encode, load_engine_and_reference, read_problems
 from benchmarks.shared.options import make_prompts_parser, parse
 from benchmarks.shared.report import markdown_table, progress, publish
-from launch.prompts.workloads import OWN, Problem, WorkloadSettings
+from launch.data.workloads import OWN, Problem, WorkloadSettings
 from lp import Autoregressive, Engine, Lookahead, Sampling
 from lp.methods import DecodeSettings
 

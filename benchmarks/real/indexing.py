@@ -15,7 +15,7 @@ from benchmarks.real.settings import RealModelSettings
 from benchmarks.real.tasks import Figures, Task
 from benchmarks.shared.inputs import encode
 from benchmarks.shared.report import progress
-from launch.indexing.collector import AnswerCollector
+from launch.data.answers import AnswerCollector
 from lp import Auto, Engine
 from lp.drafting.answer_index import write_index
 

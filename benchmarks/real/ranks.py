@@ -18,7 +18,7 @@ from benchmarks.real.tasks import Figures, Task
 from benchmarks.shared.categories import CategoryPrompt
 from benchmarks.shared.decoded_texts import AUTOREGRESSIVE
 from benchmarks.shared.report import markdown_table, progress
-from launch.prompts.workloads import WorkloadSettings
+from launch.data.workloads import WorkloadSettings
 from launch.sweep.records import Run
 from launch.sweep.settings import BenchSettings
 from lp import Auto, Autoregressive, Lookahead, Sampling

@@ -20,7 +20,7 @@ from benchmarks.shared.categories import CategoryPrompt, by_category
 from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, DecodedText, take_turns
 from benchmarks.shared.inputs import encode
 from benchmarks.shared.methods import DecodePrompt, generate_counted, make_methods, timed
-from launch.sweep.outcome import digest
+from launch.sweep.measure import digest
 from lp import Auto, Autoregressive, Engine, Lookahead
 from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES

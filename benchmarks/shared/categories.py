@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shared.inputs import read_problems
-from launch.prompts.workloads import Problem, WorkloadSettings
+from launch.data.workloads import Problem, WorkloadSettings
 
 MT_BENCH = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})
 
@@ -21,7 +21,7 @@ MT_BENCH = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "ext
 class Category:
     """Where the prompts of a category come from.
 
-    data_set: one of launch/prompts/data_sets.py; its file is DATA_SET.jsonl. kinds: the data set's own categories that
+    data_set: one of launch/data/workloads.py; its file is DATA_SET.jsonl. kinds: the data set's own categories that
     belong to it; None takes all. question: what is asked in a chat; None continues the text without a chat.
     """
 

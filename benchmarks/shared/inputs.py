@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from launch.program import packaged_model
-from launch.prompts import workloads
-from launch.prompts.workloads import Problem, WorkloadSettings
+from launch.config import resources
+from launch.data import workloads
+from launch.data.workloads import Problem, WorkloadSettings
 from lp import Engine
 from lp.calibration.measure import StepTimesSource
 from lp.model.checkpoint import DTYPES
@@ -37,7 +37,7 @@ def find_model(name: str) -> str:
     Ends the program with a message if it cannot be had.
     """
     try:
-        return packaged_model.resolve(packaged_model.SMOLLM2 if name == "smollm2" else name)
+        return resources.resolve(resources.SMOLLM2 if name == "smollm2" else name)
     except ValueError as error:
         raise SystemExit(str(error)) from None
 

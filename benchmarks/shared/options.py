@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from launch.program.memory import keep_memory as keep_freed_memory
+from launch.config.process import keep_memory as keep_freed_memory
 from lp.model.checkpoint import DTYPES
 
 FOLDER = Path(__file__).resolve().parents[1]
@@ -37,7 +37,7 @@ def make_prompts_parser(description: str | None) -> argparse.ArgumentParser:
     parser = make_parser(description)
     parser.add_argument(
         "--prompts",
-        help="JSONL file with a text under the key `prompt` in each line (default: launch/prompts/own_workload.jsonl)",
+        help="JSONL file with a text under the key `prompt` in each line (default: launch/data/own_workload.jsonl)",
     )
     parser.add_argument("--model", default="demo/python-11m", help="checkpoint folder (default demo/python-11m)")
     parser.add_argument(

@@ -25,7 +25,7 @@ from torch.distributed import TCPStore
 
 from benchmarks.shared.options import add_output, make_parser, parse
 from benchmarks.shared.report import markdown_table, publish
-from launch.program import packaged_model
+from launch.config import resources
 from lp import Autoregressive, Engine, Sampling
 from lp.calibration.calibrate import resolve_step_times
 from lp.calibration.measure import StepTimesSource
@@ -72,7 +72,7 @@ class Found(NamedTuple):
 def main() -> None:
     arguments = parse_arguments()
     try:
-        folder = checkpoint_folder(packaged_model.resolve(arguments.model))
+        folder = checkpoint_folder(resources.resolve(arguments.model))
     except ValueError as error:
         raise SystemExit(str(error)) from None
     plan = Plan(
@@ -91,7 +91,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument("--model", default=packaged_model.SMOLLM2, help="checkpoint folder (default %(default)s)")
+    parser.add_argument("--model", default=resources.SMOLLM2, help="checkpoint folder (default %(default)s)")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="default %(default)s")
     parser.add_argument("--tokens", type=int, default=1500, help="of the prompt (default %(default)s)")
     parser.add_argument("--ranks", type=int, default=2, help="processes on this host (default %(default)s)")

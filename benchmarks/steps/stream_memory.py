@@ -24,7 +24,7 @@ from typing import NamedTuple
 from benchmarks.shared.inputs import load_engine, read_prompts
 from benchmarks.shared.options import add_output, add_threads, make_parser, parse
 from benchmarks.shared.report import markdown_table, publish
-from launch.program import packaged_model
+from launch.config import resources
 from lp import Auto, Engine, Sampling, Stopping
 from lp.methods import most_rows
 from lp.model.checkpoint import DTYPES
@@ -59,7 +59,7 @@ class Peaks(NamedTuple):
 def main() -> None:
     arguments = parse_arguments()
     try:
-        path = packaged_model.resolve(arguments.model)
+        path = resources.resolve(arguments.model)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     engine = load_engine(path, arguments.dtype, "cpu")
@@ -80,7 +80,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument("--model", default=packaged_model.SMOLLM2, help="checkpoint folder (default %(default)s)")
+    parser.add_argument("--model", default=resources.SMOLLM2, help="checkpoint folder (default %(default)s)")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="default %(default)s")
     parser.add_argument("--streams", type=int, default=64, help="requests at once (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=1000, help="of each at its end (default %(default)s)")

@@ -52,13 +52,13 @@ class Run:
 
 def record() -> dict[str, Any]:
     """Decodes the answer by both methods."""
-    from launch.program import packaged_model
+    from launch.config import resources
     from lp import Auto, Autoregressive, Engine
     from lp.methods import DecodeSettings
     from lp.model.gguf import checkpoint_folder
     from lp.platform.hardware import processor_name
 
-    folder = checkpoint_folder(packaged_model.resolve(packaged_model.SMOLLM2))
+    folder = checkpoint_folder(resources.resolve(resources.SMOLLM2))
     engine = Engine.from_pretrained(str(folder), dtype="bfloat16", index="off")
     methods: tuple[DecodeSettings, ...] = (Autoregressive(), Auto())
     best: dict[str, list[Run]] = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import griffe
 
-from launch.program.docstrings import divide
+from launch.config.reference import divide
 
 
 class DescribedNames(griffe.Extension):

@@ -1,11 +1,11 @@
-"""The tables of settings in the configuration reference, from launch/program/reference.py."""
+"""The tables of settings in the configuration reference, from launch/config/reference.py."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-from launch.program.reference import PROGRAMS, Setting, choices_of, settings_of
+from launch.config.reference import PROGRAMS, Setting, choices_of, settings_of
 
 # In this order, each group stands once, with the settings that all commands give it.
 TITLES = {

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 
-from launch.program import engine_groups, process
+from launch.config import engine_settings, process
 from launch.serve import ServeSettings
 from launch.server.run import bind, serve
 from launch.server.settings import ServerSettings
@@ -62,7 +62,7 @@ def run(settings: ServeSettings) -> int:
 
 
 def main() -> int:
-    engine_groups.register("serve", ServeSettings, server=ServerSettings, supervisor=SupervisorSettings)
+    engine_settings.register("serve", ServeSettings, server=ServerSettings, supervisor=SupervisorSettings)
     return process.main("serve", ServeSettings, run, usage=__doc__ or "")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import ray
 from ray.exceptions import AuthenticationError
 
-from launch.program.resources import PACKAGE
+from launch.config.resources import PACKAGE
 
 # Seconds within which a cluster's address must accept a connection. Ray itself would try for minutes.
 ANSWER_S = 5.0

@@ -20,10 +20,10 @@ from launch.cluster.errors import shorten_ray_error
 from launch.cluster.front_end import FrontEnd
 from launch.cluster.program_settings import RayGenerateSettings, RayServeSettings, resolve_settings
 from launch.cluster.task import Event
+from launch.config.engine_settings import to_json_values
+from launch.data.output import Printer
+from launch.data.prompts import collect
 from launch.generate import output_of
-from launch.output.printer import Printer
-from launch.program.settings_json import to_json_values
-from launch.prompts import collect
 from lp.request import Completion, Output
 
 log = logging.getLogger("lookahead")
@@ -47,7 +47,7 @@ def serve(settings: RayServeSettings) -> int:
 
 def generate(settings: RayGenerateSettings) -> int:
     """Exit code as launch/generate.py's. Raises ValueError, and OSError if the output cannot be written."""
-    named = collect.collect(settings)
+    named = collect(settings)
     resolve_settings(settings)
     join_cluster(settings.ray.address)
     spec = {

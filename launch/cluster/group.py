@@ -10,8 +10,8 @@ from launch.cluster.launcher import RayLauncher
 from launch.cluster.nodes import check_nodes
 from launch.cluster.reservation import Reservation
 from launch.cluster.settings import RaySettings
-from launch.program.parallel_mode import num_ranks
-from launch.program.runtime import RuntimeSettings
+from launch.config.engine_settings import num_ranks
+from launch.config.runtime import RuntimeSettings
 from launch.supervisor.settings import SupervisorSettings
 from launch.supervisor.supervisor import Supervisor
 

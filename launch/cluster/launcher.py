@@ -35,7 +35,7 @@ class RankActor:
     def serve(self, spec: str, key: bytes) -> int:
         """Runs the rank until it ends; returns its exit code. spec: a RankSpec as JSON."""
         # Imported late: they load torch, which must find out then which GPUs Ray has given to this actor.
-        from launch.program import process
+        from launch.config import process
         from launch.supervisor.rank import serve_rank
 
         process.set_logging(self._rank)

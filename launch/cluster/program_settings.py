@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from launch.cluster.group import RayRuntimeSettings
 from launch.cluster.nodes import absolute_name
+from launch.config import engine_settings
 from launch.generate import GenerateSettings
-from launch.program import engine_groups
 from launch.server.settings import ServerSettings
 from launch.supervisor.settings import SupervisorSettings
 
@@ -26,8 +26,8 @@ class RayGenerateSettings(GenerateSettings, RayRuntimeSettings):
 
 def register_settings() -> None:
     """Makes the settings of both programs known to Hydra."""
-    engine_groups.register("ray_serve", RayServeSettings, server=ServerSettings, supervisor=SupervisorSettings)
-    engine_groups.register("ray_generate", RayGenerateSettings, supervisor=SupervisorSettings)
+    engine_settings.register("ray_serve", RayServeSettings, server=ServerSettings, supervisor=SupervisorSettings)
+    engine_settings.register("ray_generate", RayGenerateSettings, supervisor=SupervisorSettings)
 
 
 def resolve_settings(settings: RayRuntimeSettings) -> None:

@@ -30,8 +30,8 @@ from launch.cluster.replica import (
     explain_failed_start,
     list_applications,
 )
-from launch.program import configuration
-from launch.program.settings_json import to_json_values
+from launch.config import configuration
+from launch.config.engine_settings import to_json_values
 from launch.server.run import bind
 
 log = logging.getLogger("lookahead")

@@ -16,7 +16,7 @@ from ray.serve.exceptions import RayServeException
 
 from launch.cluster.group import open_group
 from launch.cluster.program_settings import RayServeSettings
-from launch.program.settings_json import from_json_values
+from launch.config.engine_settings import from_json_values
 from launch.server.app import make_app
 from launch.server.context import Context
 

@@ -7,12 +7,11 @@ from typing import Any, Protocol
 
 from launch.cluster.group import open_group
 from launch.cluster.program_settings import RayGenerateSettings, RayServeSettings
+from launch.config.engine_settings import from_json_values, mode_of, num_ranks
+from launch.data.output import Printer
+from launch.data.prompt_queue import PromptQueue
+from launch.data.prompts import NamedPrompt
 from launch.generate import Continuations
-from launch.output.printer import Printer
-from launch.program.parallel_mode import mode_of, num_ranks
-from launch.program.settings_json import from_json_values
-from launch.prompts.collect import NamedPrompt
-from launch.prompts.queue import PromptQueue
 from launch.server.run import Server, bind
 from lp.request import Completion, Output
 

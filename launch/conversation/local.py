@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 
 from launch.backend import Backend
-from launch.conversation.model import AnswerError, Figures, Part
-from launch.conversation.options import Options
+from launch.conversation.model import AnswerError, Figures, Options, Part
 from lp import methods
 from lp.engine import NOT_A_NUMBER
 from lp.request import Output, Request

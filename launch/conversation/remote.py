@@ -10,8 +10,7 @@ from typing import Any
 
 import httpx
 
-from launch.conversation.model import AnswerError, Figures, Part
-from launch.conversation.options import Options
+from launch.conversation.model import AnswerError, Figures, Options, Part
 from lp.sampling.settings import Sampling
 from lp.text.chat_template import Message
 

@@ -17,10 +17,10 @@ from typing import Any, cast
 import torch
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from launch.program import process, runtime
-from launch.program.cores import take_cores
-from launch.program.runtime import RuntimeSettings
-from launch.program.settings_json import from_json_values
+from launch.config import process, runtime
+from launch.config.engine_settings import from_json_values
+from launch.config.process import take_cores
+from launch.config.runtime import RuntimeSettings
 from launch.supervisor.rank_spec import KEY_VARIABLE, RankSpec
 from lp.assembly import find_step_times
 from lp.calibration.measure import StepTimesSource

@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import Any
 
 from launch.backend import BackendFailed
-from launch.program.runtime import RuntimeSettings
-from launch.program.settings_json import to_json_values
+from launch.config.engine_settings import to_json_values
+from launch.config.runtime import RuntimeSettings
 from launch.supervisor.actions import Action, AskToRegroup, Begin, Fail, GiveUp, Kill, Say, Start
 from launch.supervisor.launcher import Launcher
 from launch.supervisor.membership import ABLE, Membership

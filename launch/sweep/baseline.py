@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from launch.prompts import workloads
-from launch.sweep.outcome import Outcome, digest, fit, peak_bytes
+from launch.data import workloads
+from launch.sweep.measure import Outcome, digest, fit, peak_bytes
 from launch.sweep.records import RankFigures, TextRecord
 from launch.sweep.settings import BenchSettings
 from lp.model.checkpoint import pick_device, pick_dtype

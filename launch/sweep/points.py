@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import cast
 
-from launch.program.parallel_mode import mode_of, num_ranks
+from launch.config.engine_settings import mode_of, num_ranks
 from launch.sweep.records import EngineName, Point
 from launch.sweep.settings import BenchSettings, to_json_values
 from lp.methods import Auto, Autoregressive, DecodeLimits, DecodeSettings

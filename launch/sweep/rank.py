@@ -1,7 +1,8 @@
 """Runs one rank of one measurement; ranks.py starts it as python -m launch.sweep.rank FOLDER LOCAL_RANK.
 
 FOLDER is a Handover with the job. The rank writes its figures there and, on rank 0, the texts. If it fails, it writes
-the error message there.
+the error message there. Imports only the standard library at first, because a rank reads its job before it loads
+anything that starts threads.
 """
 
 from __future__ import annotations
@@ -11,9 +12,51 @@ import json
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from launch.sweep.handover import Handover, JobSpec
+
+@dataclass
+class JobSpec:
+    """The job of the ranks of one measurement.
+
+    engine, settings: as in the point. cores: the cores of each rank. timeout_s: seconds that the measurement may take.
+    """
+
+    engine: str
+    settings: dict[str, Any]
+    cores: list[list[int]]
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Handover:
+    """The paths of the files in the folder."""
+
+    folder: Path
+
+    @property
+    def spec(self) -> Path:
+        """The file of the JobSpec, as JSON."""
+        return self.folder / "job.json"
+
+    @property
+    def texts(self) -> Path:
+        """The file of what rank 0 has measured of all texts, as JSON."""
+        return self.folder / "texts.json"
+
+    def figures(self, rank: int) -> Path:
+        """The file of a rank's RankFigures, as JSON."""
+        return self.folder / f"figures-{rank}.json"
+
+    def error(self, rank: int) -> Path:
+        """The file of the error message of a rank that has failed."""
+        return self.folder / f"error-{rank}.txt"
+
+    def read_spec(self) -> JobSpec:
+        return JobSpec(**json.loads(self.spec.read_text(encoding="utf-8")))
+
 
 ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
@@ -47,7 +90,7 @@ def _prepare(cores: list[int], timeout_s: float) -> None:
 
 def _measure(spec: JobSpec, handover: Handover, rank: int) -> None:
     # These imports are late, because torch's threads keep the cores that the rank has when it imports torch.
-    from launch.program import process
+    from launch.config import process
     from launch.sweep import baseline, measure
     from launch.sweep.settings import from_json_values
 

@@ -1,4 +1,4 @@
-"""Starts the ranks of one measurement and collects their results, or their failure, in a Run."""
+"""Starts the ranks of one measurement on this machine, and collects their results, or their failure, in a Run."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ import dataclasses
 import json
 import logging
 import os
+import platform
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+import torch
+import transformers
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from launch.sweep.handover import Handover, JobSpec
 from launch.sweep.points import check_ranks
+from launch.sweep.rank import Handover, JobSpec
 from launch.sweep.records import Point, RankFigures, Run, TextRecord
+from lp.platform.hardware import processor_name
 
 # Signals for which torch's launcher installs handlers that it does not remove.
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -159,3 +165,17 @@ def explain(failures: Mapping[int, ProcessFailure], handover: Handover, timeout_
     code = first.exitcode
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return f"rank {rank} {how}; what it said is in {logs.folder.name}/{logs.of(rank).name}"
+
+
+def describe_hardware() -> dict[str, Any]:
+    """Describes the machine of this process, in JSON values."""
+    return {
+        "date": f"{datetime.now():%Y-%m-%d}",
+        "cpu": processor_name(),
+        "cores": len(usable_cores()),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }

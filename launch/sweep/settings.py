@@ -9,9 +9,9 @@ from enum import StrEnum
 from typing import Any
 
 from launch.cluster.settings import RaySettings
-from launch.program import settings_json
-from launch.program.runtime import RuntimeSettings
-from launch.prompts.workloads import WorkloadSettings
+from launch.config import engine_settings
+from launch.config.runtime import RuntimeSettings
+from launch.data.workloads import WorkloadSettings
 from parallel.degrees import Mode
 
 
@@ -96,11 +96,11 @@ def to_json_values(settings: BenchSettings) -> dict[str, Any]:
     """Returns all settings that decide a point's result, as JSON values."""
     return {
         key: value
-        for key, value in settings_json.to_json_values(settings, BenchSettings).items()
+        for key, value in engine_settings.to_json_values(settings, BenchSettings).items()
         if key not in SWEEP_WIDE
     }
 
 
 def from_json_values(values: dict[str, Any]) -> BenchSettings:
     """Returns the settings that `to_json_values` has converted; those of the whole sweep have their defaults."""
-    return settings_json.from_json_values(values, BenchSettings)
+    return engine_settings.from_json_values(values, BenchSettings)

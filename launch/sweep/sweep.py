@@ -14,16 +14,14 @@ from rich.console import Console
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from tqdm import tqdm
 
-from launch.prompts import workloads
+from launch.data import workloads
 from launch.sweep import ranks
-from launch.sweep.hardware import describe_hardware
 from launch.sweep.points import make_points, schedule
-from launch.sweep.records import Point, Run
-from launch.sweep.report.html import write_report
-from launch.sweep.report.summary import summarise
-from launch.sweep.report.table import print_table
+from launch.sweep.ranks import describe_hardware
+from launch.sweep.records import Point, Run, SweepFolder, latest
+from launch.sweep.report import print_table, write_report
 from launch.sweep.settings import BenchSettings, check_all
-from launch.sweep.store import SweepFolder, latest
+from launch.sweep.summary import summarise
 
 log = logging.getLogger("lookahead")
 

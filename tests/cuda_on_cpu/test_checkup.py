@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 
-from launch.checkup import links, machine, software
+from launch.diagnostics import links, machine, software
 
 
 @pytest.fixture(autouse=True)

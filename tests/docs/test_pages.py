@@ -1,6 +1,6 @@
 """What the pages say can be done: every command is read as the program reads it, every Python block is whole.
 
-Whether settings are described: see tests/launch/program/test_reference.py.
+Whether settings are described: see tests/launch/config/test_reference.py.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from docs.website.pages import GENERATED, place_pages, render
-from launch.program import configuration, engine_groups
-from launch.program.reference import PROGRAMS, choices_of, settings_of
+from launch.config import configuration, engine_settings
+from launch.config.reference import PROGRAMS, choices_of, settings_of
 from launch.server.settings import ServerSettings
 from launch.supervisor.settings import SupervisorSettings
 from lp.methods import METHODS
@@ -189,5 +189,5 @@ def test_settings_in_text_compose(page: str, line: str):
     pytest.importorskip("ray")
     from launch.cluster.program_settings import RayServeSettings
 
-    engine_groups.register("ray_serve", RayServeSettings, server=ServerSettings, supervisor=SupervisorSettings)
+    engine_settings.register("ray_serve", RayServeSettings, server=ServerSettings, supervisor=SupervisorSettings)
     configuration.load("ray_serve", RayServeSettings, line.split(" "))

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from launch.command.line import read_line
+from launch.cli.line import read_line
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "examples" / "deploy"

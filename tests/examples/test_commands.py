@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launch import bench, cache
-from launch.program import configuration, process
+from launch.config import configuration, process
 from tests.examples.commands import Command, find_commands
 from tests.slow import slow_except
 

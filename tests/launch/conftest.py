@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from launch import generate
+from launch.config import engine_settings, process
 from launch.generate import GenerateSettings
-from launch.program import engine_groups, process
 
 Main = Callable[..., tuple[int, str, str]]
 
@@ -28,7 +28,7 @@ def main(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        engine_groups.register("generate", GenerateSettings)
+        engine_settings.register("generate", GenerateSettings)
         capfd.readouterr()  # what fixtures have written
         code = process.main("generate", GenerateSettings, generate.run, "usage", ["parallel.threads=1", *arguments])
         return code, *capfd.readouterr()

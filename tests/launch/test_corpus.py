@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from launch import index as program
+from launch.config import engine_settings, process
 from launch.index import IndexSettings
-from launch.program import engine_groups, process
 from lp import Auto, Autoregressive, Engine, Sampling, Stopping
 from lp.assembly import digests_of, find_corpus, require_same_files
 from lp.drafting.corpus.build import build_corpus
@@ -32,7 +32,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, 
     """Calls launch/index.py in this process: arguments -> (exit code, stderr)."""
 
     def call(*arguments: str) -> tuple[int, str]:
-        engine_groups.register("index", IndexSettings)
+        engine_settings.register("index", IndexSettings)
         capfd.readouterr()
         code = process.main("index", IndexSettings, program.run, "usage", ["threads=1", *arguments])
         return code, capfd.readouterr().err

@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from launch import index as program
+from launch.config import engine_settings, process
+from launch.data.answers import AnswerCollector, line_start
 from launch.index import IndexSettings
-from launch.indexing.collector import AnswerCollector, line_start
-from launch.program import engine_groups, process
 from lp import Auto, Engine
 from lp.drafting.answer_index import FILE_NAME, read_index
 from lp.drafting.contexts import context_of
@@ -41,7 +41,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, 
     """Calls launch/index.py in this process: arguments -> (exit code, stderr)."""
 
     def call(*arguments: str) -> tuple[int, str]:
-        engine_groups.register("index", IndexSettings)
+        engine_settings.register("index", IndexSettings)
         capfd.readouterr()
         code = process.main("index", IndexSettings, program.run, "usage", ["threads=1", *arguments])
         return code, capfd.readouterr().err

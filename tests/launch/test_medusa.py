@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from launch.program.reference import choices_of, settings_of
+from launch.config.reference import choices_of, settings_of
 from lp.model.heads.files import save_heads
 from lp.model.heads.medusa import HeadsInfo, MedusaHeads
 from tests.launch.conftest import Main

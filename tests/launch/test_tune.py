@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from launch import tune
-from launch.program import engine_groups, process
-from launch.prompts.workloads import WorkloadSettings
+from launch.config import engine_settings, process
+from launch.data.workloads import WorkloadSettings
 from launch.tune import TuneSettings
 from lp.calibration import measure
 from lp.platform.disk_cache import VARIABLE
@@ -38,7 +38,7 @@ def main(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        engine_groups.register("tune", TuneSettings, workload=WorkloadSettings)
+        engine_settings.register("tune", TuneSettings, workload=WorkloadSettings)
         capfd.readouterr()  # what fixtures have written
         code = process.main("tune", TuneSettings, tune.run, "usage", ["parallel.threads=1", *arguments])
         return code, *capfd.readouterr()

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.projections import real_ranks
 from benchmarks.projections.projected_speed import ProjectionCase
-from launch.prompts.workloads import WorkloadSettings
+from launch.data.workloads import WorkloadSettings
 from launch.sweep.records import Point, Run, TextRecord
 from launch.sweep.settings import BenchSettings
 from lp import Lookahead

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.backend import State
-from launch.program.runtime import RuntimeSettings
+from launch.config.runtime import RuntimeSettings
 from launch.supervisor.local import LocalLauncher
 from launch.supervisor.settings import SupervisorSettings
 from launch.supervisor.supervisor import Supervisor

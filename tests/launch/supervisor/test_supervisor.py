@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.program.runtime import RuntimeSettings
-from launch.prompts.queue import PromptQueue
+from launch.config.runtime import RuntimeSettings
+from launch.data.prompt_queue import PromptQueue
 from launch.supervisor.launcher import OnExit
 from launch.supervisor.rank_spec import RankSpec
 from launch.supervisor.settings import SupervisorSettings

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from launch.program.runtime import RuntimeSettings
-from launch.program.settings_json import to_json_values
+from launch.config.engine_settings import to_json_values
+from launch.config.runtime import RuntimeSettings
 from launch.supervisor import rank as rank_module
 from launch.supervisor.rank import _Rank
 from launch.supervisor.rank_spec import RankSpec

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from launch.prompts.workloads import WorkloadSettings
+from launch.data.workloads import WorkloadSettings
 from launch.sweep import baseline, measure
-from launch.sweep.outcome import Outcome, fit
+from launch.sweep.measure import Outcome, fit
 from launch.sweep.settings import BASELINES, BenchSettings
 from lp import Autoregressive, Lookahead
 from lp.model.checkpoint import ModelSettings

@@ -15,15 +15,13 @@ import pytest
 from rich.console import Console
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from launch.sweep.handover import Handover
 from launch.sweep.points import check_ranks, make_points, schedule
+from launch.sweep.rank import Handover
 from launch.sweep.ranks import RankLogs, explain, share_cores, usable_cores
-from launch.sweep.records import Point, RankFigures, Run, TextRecord
-from launch.sweep.report.html import write_report
-from launch.sweep.report.summary import summarise
-from launch.sweep.report.table import markdown, print_table
+from launch.sweep.records import Point, RankFigures, Run, SweepFolder, TextRecord, latest
+from launch.sweep.report import markdown, print_table, write_report
 from launch.sweep.settings import BenchSettings, check, from_json_values, to_json_values
-from launch.sweep.store import SweepFolder, latest
+from launch.sweep.summary import summarise
 from lp import Autoregressive, Lookahead
 from lp.model.checkpoint import ModelSettings
 from lp.sampling.settings import Sampling

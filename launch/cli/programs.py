@@ -1,0 +1,182 @@
+"""The commands of `lookahead`: what their lines may have, and the help texts made of that and of their docstrings."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from launch.config.reference import Setting, choices_of, settings_of
+from launch.config.resources import PACKAGE, conf
+
+
+@dataclass(frozen=True)
+class Program:
+    """A command.
+
+    module: what runs it, as launch/MODULE.py. configuration: the file of conf/ with its settings; None if it has none.
+    examples: what may follow its name. ranks: the arguments that start that number of ranks; None if it is for one
+    rank. spawns: whether its ranks are processes that are started for it, as torchrun would. takes_model: whether a
+    model may be named without a key. flags: the argument that each option without a value stands for.
+    """
+
+    module: str
+    configuration: str | None
+    examples: tuple[str, ...]
+    ranks: tuple[str, ...] | None = None
+    spawns: bool = False
+    takes_model: bool = True
+    flags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> str:
+        return self._docstring.splitlines()[0]
+
+    @property
+    def description(self) -> list[str]:
+        """The docstring's paragraphs but for the summary and for commands, which are those of a checkout."""
+        paragraphs = self._docstring.split("\n\n")[1:]
+        return [" ".join(paragraph.split()) for paragraph in paragraphs if not paragraph.startswith("    ")]
+
+    @property
+    def _docstring(self) -> str:
+        """The module's docstring, read without importing it."""
+        path = PACKAGE / f"{self.module}.py"
+        return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+
+
+_GROUP = ("parallel.ranks={ranks}",)
+_SWEPT = ("parallel=auto", *_GROUP)  # a sweep's own default is one rank
+_MULTIRUN = {"-m": "-m", "--multirun": "-m"}
+_MODEL = "Qwen/Qwen3-0.6B"
+
+PROGRAMS = {
+    "chat": Program("chat", "chat", ("", f"{_MODEL} --ranks 2", "url=http://127.0.0.1:8000"), _GROUP),
+    "generate": Program(
+        "generate",
+        "generate",
+        ('prompt="def fibonacci(n):"', 'smollm2 --ranks 2 chat=true prompt="What is a prime number?"'),
+        ranks=(),
+        spawns=True,
+    ),
+    "serve": Program(
+        "serve", "serve", ("smollm2", f"{_MODEL} --ranks 2 server.port=9000"), ("launcher=local", *_GROUP)
+    ),
+    "bench": Program(
+        "bench",
+        "bench",
+        ("smollm2 decode=autoregressive", "demo --ranks 2 -m parallel=lp,dp decode=auto,lookahead output=results"),
+        ranks=_SWEPT,
+        flags=_MULTIRUN,
+    ),
+    "tune": Program("tune", "tune", ("smollm2", "smollm2 --ranks 2"), ranks=(), spawns=True),
+    "index": Program("index", "index", ("smollm2", "smollm2 prompts=FILE.jsonl chat=true")),
+    "cache": Program("cache", "cache", ("", "keep_gb=5", "clear=gguf"), takes_model=False),
+    "ray serve": Program("ray_job", "ray_serve", (f"{_MODEL} --ranks 4 ray.address=HOST:PORT",), _GROUP),
+    "ray generate": Program("ray_job", "ray_generate", ('smollm2 --ranks 4 prompt="Hello"',), _GROUP),
+    "ray bench": Program("ray_job", "bench", ("smollm2 --ranks 2 -m parallel=lp,tp",), _SWEPT, flags=_MULTIRUN),
+    "demo": Program("demo", None, ("", "--ranks 4"), ("--ranks={ranks}",), takes_model=False),
+    "doctor": Program("doctor", "doctor", ("", f"{_MODEL} --ranks 4", "--json"), _GROUP, flags={"--json": "json=true"}),
+}
+
+
+def models() -> list[str]:
+    """The names of the models that need no path: those of conf/model."""
+    return sorted(file.stem for file in (conf() / "model").glob("*.yaml") if file.stem != "checkpoint")
+
+
+# What the types of Python are called.
+_KINDS = {
+    "str": "text",
+    "int": "whole number",
+    "float": "number",
+    "list[str]": "[text,...]",
+    "list[int]": "[number,...]",
+}
+_INTRODUCTION = "Faster text from an ordinary Hugging Face checkpoint, by lookahead decoding, on one device or several."
+_ABOUT_MODELS = (
+    "MODEL is a hub id (Qwen/Qwen3-0.6B), a folder, a GGUF file, or one of {names}. --ranks N runs N ranks on this "
+    "machine, or reserves them on a Ray cluster."
+)
+
+
+def overview() -> str:
+    """What `lookahead --help` shows."""
+    lines = ["usage: lookahead COMMAND [MODEL] [--ranks N] [KEY=VALUE ...]", "       lookahead --version", ""]
+    lines += [*_wrap(_INTRODUCTION), ""]
+    for name, summary in _summaries().items():
+        lines += _wrap(summary, f"  {name:10}", " " * 12)
+    lines += ["", *_about_models(), "", *_wrap("`lookahead COMMAND --help` lists the settings of a command.")]
+    return "\n".join(lines)
+
+
+def _summaries() -> dict[str, str]:
+    """Returns what each command does. Those of two words share a line."""
+    found: dict[str, str] = {}
+    for name, program in PROGRAMS.items():
+        first, _, task = name.partition(" ")
+        found[first] = found.get(first, program.summary) + (f" [{first} {task}]" if task else "")
+    return found
+
+
+def describe(name: str) -> str:
+    """What `lookahead COMMAND --help` shows."""
+    program = PROGRAMS[name]
+    words = ["usage: lookahead", name, *(["[MODEL]"] if program.takes_model else [])]
+    words += ["[--ranks N]"] if program.ranks is not None else []
+    words += [f"[{'|'.join(option for option in program.flags)}]"] if program.flags else []
+    lines = [" ".join([*words, "[KEY=VALUE ...]" if program.configuration else ""]).rstrip(), ""]
+    lines += _wrap(program.summary)
+    for paragraph in program.description:
+        lines += ["", *_wrap(paragraph)]
+    lines += ["", "Examples:", *(f"  lookahead {name} {example}".rstrip() for example in program.examples)]
+    lines += ["", *_about_models()] if program.takes_model else []
+    if program.configuration:
+        lines += ["", *_choices(program.configuration), *_settings(program.configuration)]
+    return "\n".join(lines)
+
+
+def _about_models() -> list[str]:
+    *most, last = models()
+    return _wrap(_ABOUT_MODELS.format(names=f"{', '.join(most)} and {last}"))
+
+
+def _choices(configuration: str) -> Iterator[str]:
+    """The groups that can be chosen as a whole."""
+    for group, names in choices_of(configuration).items():
+        if len(names) < 2:
+            continue
+        if not any(names.values()):
+            yield from [f"{group}={'|'.join(names)}", ""]
+            continue
+        yield f"{group}=NAME"
+        width = max(map(len, names)) + 2
+        for name, comment in names.items():
+            yield from _wrap(comment, f"  {name:{width}}", " " * (width + 2))
+        yield ""
+
+
+def _settings(configuration: str) -> Iterator[str]:
+    yield "Settings, with their defaults:"
+    group = method = None
+    for setting in settings_of(configuration):
+        if (setting.group, setting.method) != (group, method):
+            group, method = setting.group, setting.method
+            yield ""
+            if method:
+                yield f"  of decode={method}:"
+        yield from _setting(setting)
+
+
+def _setting(setting: Setting) -> Iterator[str]:
+    kind = "|".join(setting.values) or _KINDS.get(setting.kind, setting.kind)
+    yield f"  {setting.key}={setting.default}   ({kind})"
+    yield from _wrap(setting.meaning, " " * 6, " " * 6)
+
+
+def _wrap(text: str, first: str = "", later: str = "") -> list[str]:
+    width = min(100, max(50, shutil.get_terminal_size().columns))
+    wrapper = textwrap.TextWrapper(width, first, later, break_on_hyphens=False, break_long_words=False)
+    return wrapper.wrap(text) or [first.rstrip()]

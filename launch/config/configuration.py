@@ -1,0 +1,153 @@
+"""Turns the command line into typed settings: Hydra composes the files of conf/ with the overrides.
+
+`prompt=` and other free texts are taken literally, so that users need not quote them for Hydra's grammar. Imports no
+model, so that a command without one starts at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from typing import Any, TypeVar
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import KeyValidationError, OmegaConfBaseException
+
+from launch.config import resources
+from launch.config.resources import conf, resource
+
+# Keys whose values are taken literally: neither Hydra's grammar nor OmegaConf's interpolation applies to them.
+FREE_TEXT = (
+    "prompt",
+    "prompt_file",
+    "prompts",
+    "messages",
+    "system",
+    "url",
+    "api_key",
+    "model.path",
+    "draft.path",
+    "second.path",
+    "index",
+    "corpus",
+    "grammar.text",
+    "grammar.file",
+)
+
+# Keys of dictionaries that begin empty. Hydra adds entries to them only if `++` stands before the key.
+OPEN = ("sampling.logit_bias",)
+
+Settings = TypeVar("Settings")
+
+
+class UsageError(ValueError):
+    """A command line that cannot be understood."""
+
+
+def register(name: str, schema: type, **groups: Any) -> None:
+    """Tells Hydra which dataclasses are the types of a program's config and of its groups.
+
+    A program that runs a model registers itself by launch.config.engine_settings.
+    """
+    store = ConfigStore.instance()
+    OmegaConf.register_new_resolver("shipped", lambda path: str(resource(path)), replace=True)
+    store.store(name=f"{name}_schema", node=schema)
+    for group, node in groups.items():
+        store.store(group=group, name="schema", node=node)
+
+
+def load(name: str, schema: type[Settings], arguments: Sequence[str]) -> Settings:
+    """Returns the settings of conf/NAME.yaml with the overrides `key=value`. Raises UsageError with one message."""
+    overrides, texts = _split(arguments)
+    with usage_errors():
+        with initialize_config_dir(config_dir=str(conf()), version_base="1.3"):
+            config = compose(config_name=name, overrides=overrides)
+        for key in texts:
+            OmegaConf.update(config, key, "")  # refuses a key that this program does not have
+        settings = typed(config, schema)
+    for key, text in texts.items():
+        *owners, name = key.split(".")
+        setattr(reduce(getattr, owners, settings), name, text)
+    return settings
+
+
+def typed(config: DictConfig, schema: type[Settings]) -> Settings:
+    """Converts a composed config to its dataclass. A model that comes in a package is downloaded if it is not there.
+
+    Raises ValueError if it cannot be downloaded, UsageError if a required setting is missing, OmegaConfBaseException
+    for a value of the wrong type.
+    """
+    if missing := sorted(map(str, OmegaConf.missing_keys(config))):
+        raise UsageError(f"{' and '.join(missing)} must be given, as key=value; --help lists the keys")
+    settings = OmegaConf.to_object(config)
+    assert isinstance(settings, schema)
+    model = getattr(settings, "model", None)
+    if model is not None:
+        model.path = resources.resolve(model.path)
+    return settings
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Turns an error that Hydra or OmegaConf raises in the body into a UsageError with one message."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError(_readable(error)) from error
+
+
+def describe(name: str) -> str:
+    """Returns the choices of each group that the program has, and all settings with their defaults as YAML."""
+    with initialize_config_dir(config_dir=str(conf()), version_base="1.3"):
+        config = compose(config_name=name, overrides=["hydra/job_logging=none", "hydra/hydra_logging=none"])
+    groups = sorted(folder for folder in conf().iterdir() if folder.is_dir() and folder.name in config)
+    choices = [f"  {group.name}={'|'.join(sorted(file.stem for file in group.glob('*.yaml')))}" for group in groups]
+    return "\n".join(["Groups:", *choices, "", "Settings and their defaults:", OmegaConf.to_yaml(config)])
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    return not {"-h", "--help"}.isdisjoint(arguments)
+
+
+def print_help(name: str, usage: str | None) -> None:
+    """Prints what a program does, and its groups and settings. usage: its docstring."""
+    print(f"{(usage or '').strip()}\n\n{describe(name)}")
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Returns the overrides for Hydra, and the literal values of the keys in FREE_TEXT."""
+    overrides: list[str] = []
+    texts: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals:
+            raise UsageError(f"{argument!r} is not of the form key=value; --help lists the keys")
+        if key in FREE_TEXT:
+            texts[key] = value
+        else:
+            overrides.append(f"++{argument}" if key in OPEN else argument)
+    return overrides, texts
+
+
+def _readable(error: BaseException) -> str:
+    """Returns what a Hydra or OmegaConf error says is wrong, and with which key, in one line."""
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{(error.override or '').removeprefix('++')!r} cannot be parsed; write lists as [a,b] and quote special "
+            "characters, as in key='a=b'"
+        )
+    cause: Any = error
+    while cause.__cause__ is not None and isinstance(cause.__cause__, HydraException | OmegaConfBaseException):
+        cause = cause.__cause__
+    if isinstance(cause, KeyValidationError):
+        return f"{cause.full_key}: {cause.key!r} is not a whole number; write entries as in KEY={{1: -100, 5: 2.5}}"
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    if "Config search path:" in lines:  # an unknown choice of a group; the choices follow the first two lines
+        choices = [line for line in lines[2 : lines.index("Config search path:")] if not line.endswith("schema")]
+        return f"{lines[0].split(': ', 1)[-1]}; it is one of {', '.join(choices)}"
+    gist = [line for line in lines if not line.startswith(("object_type=", "reference_type=", "See "))]
+    return "; ".join(gist) + "; --help lists the keys"

@@ -1,4 +1,0 @@
-"""The first steps of every program: it reads its settings, prepares its process and assembles this rank's engine.
-
-This package knows no server, no sweep and no cluster.
-"""

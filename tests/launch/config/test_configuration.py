@@ -1,0 +1,62 @@
+"""A line of settings becomes typed settings, or one message; and how many ranks they ask for."""
+
+from __future__ import annotations
+
+import pytest
+
+from launch.config import configuration, engine_settings
+from launch.config.engine_settings import mode_of, num_ranks
+from launch.generate import GenerateSettings
+from parallel.mesh import Mode, ParallelSettings
+
+
+@pytest.mark.parametrize("text", ["${HOME}", "???", "a ${", "${shipped:conf}", "null", "'a', [b=c", "\\${x}"])
+def test_free_texts_are_literal(text: str) -> None:
+    engine_settings.register("generate", GenerateSettings)
+    given = [f"prompt={text}", f"prompt_file={text}", f"prompts={text}", "model=checkpoint", f"model.path={text}"]
+    settings = configuration.load("generate", GenerateSettings, given)
+    assert (settings.prompt, settings.prompt_file, settings.prompts, settings.model.path) == (text,) * 4
+
+
+def load_biases(value: str) -> dict[int, float]:
+    engine_settings.register("generate", GenerateSettings)
+    given = ["prompt=a", "model.path=b", f"sampling.logit_bias={value}"]
+    return configuration.load("generate", GenerateSettings, given).sampling.logit_bias
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("{1: -100}", {1: -100.0}), ("{1:-100,5:2.5}", {1: -100.0, 5: 2.5}), ("{}", {})]
+)
+def test_biases_of_tokens(value: str, expected: dict[int, float]) -> None:
+    assert load_biases(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            "{the: 3}",
+            r"sampling.logit_bias.the: 'the' is not a whole number; write entries as in KEY=\{1: -100, 5: 2.5\}",
+        ),
+        ("{1.5: 3}", "1.5 is not a whole number"),
+        ("{1: high}", "Value 'high' of type 'str' could not be converted to Float; full_key: sampling.logit_bias.1"),
+        ("7", "Cannot assign int to Dict"),
+        ("{1:", r"^'sampling.logit_bias=\{1:' cannot be parsed"),
+    ],
+)
+def test_biases_that_cannot_be_used(value: str, message: str) -> None:
+    with pytest.raises(configuration.UsageError, match=message):
+        load_biases(value)
+
+
+def test_num_ranks() -> None:
+    assert num_ranks(ParallelSettings(mode=Mode.single, ranks=4)) == 1
+    assert num_ranks(ParallelSettings(lp=2, tp=2)) == 4
+
+
+def test_mode_of() -> None:
+    assert mode_of(ParallelSettings(lp=2, tp=2), 4) == "lp x tp"
+    assert mode_of(ParallelSettings(mode=Mode.dp), 2) == "dp" and mode_of(ParallelSettings(mode=Mode.dp), 1) == "single"
+    assert (
+        mode_of(ParallelSettings(mode=Mode.tp, tp=3), 2) == "tp"
+    )  # impossible: three-way tensor parallelism, two ranks
