@@ -33,9 +33,8 @@ from launch.data.corpus import read_texts
 from launch.data.prompts import NamedPrompt, PromptSettings, collect, naming
 from lp.assembly import EngineSettings
 from lp.calibration.measure import StepTimesSource
-from lp.drafting.answer_index import FILE_NAME, read_index, write_index
-from lp.drafting.answers import NewestAnswers
-from lp.drafting.corpus import file as corpus_file
+from lp.drafting import corpus as corpus_file
+from lp.drafting.answer_index import FILE_NAME, NewestAnswers, read_index, write_index
 from lp.engine import Engine
 from lp.model.attention import AttentionSettings
 from lp.model.beside.check import vocabulary_of

@@ -17,9 +17,8 @@ from lp import methods
 from lp.calibration.calibrate import Tell, resolve_step_times
 from lp.calibration.measure import StepTimesSource
 from lp.decoding.host_time import measure_host
-from lp.drafting.answer_index import FILE_NAME, read_index
-from lp.drafting.answers import AnswerIndex
-from lp.drafting.corpus.file import Corpus, read_corpus, vocabulary_digest
+from lp.drafting.answer_index import FILE_NAME, AnswerIndex, read_index
+from lp.drafting.corpus import Corpus, read_corpus, vocabulary_digest
 from lp.methods import Auto, DecodeLimits, DecodeSettings
 from lp.model.attention import AttentionSettings
 from lp.model.beside.check import vocabulary_of
@@ -29,6 +28,7 @@ from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint, ModelSettings, Reader, load
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.model.fast.cuda_graphs import Capture
+from lp.platform.library import require_on_all
 from lp.request_builder import RequestBuilder, check_second_models
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
@@ -260,6 +260,7 @@ def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
         checkpoint.relative_costs[role] = thousandths / 1000
     require_same_files(index, corpus, place.tell(digests_of(index, corpus)))
     require_same_heads(checkpoint, place.tell(checkpoint.heads_digest))
+    require_on_all(place.least)
     find = partial(find_step_times, request_builder)
     where = checkpoint.model, runner, place.mode, place.tell
     times = find(settings.step_times, *where)

@@ -14,8 +14,8 @@ from typing import Any
 
 from lp.assembly import EngineSettings, MeasureTimes, SingleProcess, Topology, make_parts
 from lp.calibration.measure import StepTimesSource
-from lp.drafting.answers import AnswerIndex
-from lp.drafting.corpus.file import Corpus
+from lp.drafting.answer_index import AnswerIndex
+from lp.drafting.corpus import Corpus
 from lp.drafting.history import DraftHistory, Learnt
 from lp.generation import Committed, RequestState
 from lp.grammar.settings import Grammar, GrammarBackend

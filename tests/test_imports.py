@@ -191,8 +191,8 @@ def test_source_keeps_the_rules(path: Path):
     ("module", "source"),
     [
         ("lp.engine", "import parallel"),
-        ("lp.drafting.suffix", "from lp.model.causal import CausalModel"),
-        ("lp.drafting.suffix", "from lp.decoding.make import make_decoder"),
+        ("lp.drafting.simple", "from lp.model.causal import CausalModel"),
+        ("lp.drafting.simple", "from lp.decoding.make import make_decoder"),
         ("lp.model.causal", "from lp.drafting.history import DraftHistory"),
         ("lp.model.fast.choose", "def late():\n    import lp.engine"),
         ("parallel.comm.channel", "from parallel.runners.lookahead import LookaheadParallel"),

@@ -64,7 +64,7 @@ def test_no_two_rooms_import_each_other() -> None:
 def test_circles_are_found() -> None:
     assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) is not None
     assert find_circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
-    assert rooms_of({"lp.model.causal": {"lp.drafting.base", "lp.tree", "lp.model.memory"}}) == {
+    assert rooms_of({"lp.model.causal": {"lp.drafting.simple", "lp.tree", "lp.model.memory"}}) == {
         "lp.model": {"lp.drafting"}
     }
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from benchmarks.shared.report import markdown_table
 from lp import Auto, Engine, Sampling, Stopping
 from lp.decoding.auto import AutoDecoder
-from lp.drafting.contexts import LONGEST
 from lp.drafting.history import DraftHistory
+from lp.drafting.ngrams import LONGEST
 from lp.request import Request
 from lp.tree import Accepted, Answers, CountDrafts
 

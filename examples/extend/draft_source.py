@@ -8,9 +8,9 @@ A draft source only proposes. The model decides, so the text is the same with it
 from __future__ import annotations
 
 from lp import Auto, Engine
-from lp.drafting import sources
-from lp.drafting.base import Observation, SequenceStart
-from lp.drafting.contexts import FOLLOWERS, ContextIndex, context_of
+from lp.drafting import simple
+from lp.drafting.ngrams import FOLLOWERS, ContextIndex, context_of
+from lp.drafting.simple import Observation, SequenceStart
 
 LENGTHS, CAPACITY = (1, 2, 3), 100_000
 
@@ -42,7 +42,7 @@ def main(path: str = "demo/python-11m") -> tuple[list[int], list[int], float, fl
     prompt = "import unittest\n\n\nclass TestSum(unittest.TestCase):\n"
     first = Engine.from_pretrained(path, step_times="off")
     plain = first.generate(prompt, max_new_tokens=48)
-    sources.SOURCES = (*sources.SOURCES, Phrases)  # before the engine is made
+    simple.OWN_SOURCES = (Phrases,)  # before the engine is made
     engine = Engine(first.checkpoint)
     Phrases.phrases = (plain.token_ids,)  # in earnest: your own texts, tokenized
     drafted = engine.generate(prompt, max_new_tokens=48)

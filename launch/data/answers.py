@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from lp.drafting.answers import NewestAnswers
-from lp.drafting.contexts import OFFSET
+from lp.drafting.answer_index import NewestAnswers
+from lp.drafting.ngrams import OFFSET
 from lp.engine import NOT_A_NUMBER, Engine
 from lp.methods import Auto
 from lp.request import Sequence as TokenSequence

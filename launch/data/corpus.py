@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from lp.drafting.corpus.build import build_corpus
-from lp.drafting.corpus.file import Corpus
+from lp.drafting.corpus import Corpus, build_corpus
 from lp.model.checkpoint_info import CheckpointInfo
 
 log = logging.getLogger("lookahead")

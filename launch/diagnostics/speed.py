@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rich.box import SIMPLE
 from rich.table import Table
 
-from lp.drafting.window_size import Size
+from lp.drafting.account import Size
 from lp.methods import Autoregressive
 from lp.step_cost import StepTimes
 

@@ -12,7 +12,7 @@ import numpy as np
 from lp.decoding.base import Described, Offer
 from lp.decoding.odds import descending
 from lp.decoding.window import Window
-from lp.drafting.backoff import PLAIN, SPECULATE, WATCH
+from lp.drafting.account import PLAIN, SPECULATE, WATCH
 from lp.drafting.history import DraftHistory, nearest_power
 from lp.drafting.resting import Resting
 from lp.methods import Auto

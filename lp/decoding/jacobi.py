@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lp.decoding.base import Described, WholeTrees
+from lp.drafting.account import WindowTrial
 from lp.drafting.history import ChainProfile
-from lp.drafting.window_size import WindowTrial
 from lp.methods import LONGEST_CHAIN, Jacobi
 from lp.tree import Accepted, Answers, CountDrafts, Drafted, TokenTree, as_guesses, chain, greatest_depth, verify
 

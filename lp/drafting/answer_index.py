@@ -1,64 +1,133 @@
-"""An index of a model's answers in a file: its best tokens after every token, and after pairs of tokens of some texts.
+"""The model's answers, its best tokens, by the last two tokens of the path that it answered and by the last one.
 
-It is made once for a model (launch/index.py), so that decode=auto has drafts after tokens that a text has not had yet.
-Whatever it holds, the output stays the same: it only proposes drafts.
+The newest answers of running requests are kept in bounded memory. An index of answers in a file is made once for a
+model (launch/index.py), so that decode=auto has drafts after tokens that a text has not had yet. Whatever it holds, the
+output stays the same: it only proposes drafts.
 
-    P pairs of tokens, T single tokens, K candidates of each answer
+    R rows, P pairs of tokens, T single tokens, K candidates of each answer
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from lp.drafting.answers import AnswerIndex, priors
-from lp.drafting.base import Observation, Proposals, SequenceStart
-from lp.drafting.contexts import BITS, last_token
-from lp.methods import Auto
-from lp.platform import disk_cache
+from lp.drafting.ngrams import BITS, OFFSET, last_token, mask
+from lp.platform.disk_cache import checksum
 
+TOKEN, PAIR = mask(1), mask(2)
+# Most answers kept by two tokens, and by one; the oldest are dropped first.
+CAPACITY = 1 << 17
 # Name of the file beside a checkpoint's weights. It is a safetensors file, but must not be taken for one of weights.
 FILE_NAME = "lookahead.index"
 # To be raised when the arrays of an existing file would have another meaning.
 FORMAT = "lookahead-parallel answers 1"
 # The names of its arrays; see AnswerIndex.
 ARRAYS = ("pairs", "pair_answers", "tokens", "token_answers")
-# The probability assumed for the best candidate after two tokens and after one, before any has been seen.
-AFTER_TWO, AFTER_ONE = 0.3, 0.2
 
 
-class IndexedAnswers:
-    """See DraftSource. Its kinds are the number of tokens that match, two or one, and the candidate's rank."""
+class NewestAnswers:
+    """The newest answers after two tokens and after one, in bounded memory.
 
-    name = "index"
+    pairs, tokens: answers by contexts of two tokens and of one (see ngrams.py), best token first.
+    """
 
-    def __init__(self, index: AnswerIndex, num_candidates: int):
-        self._index = index
-        self._num_candidates = num_candidates
+    def __init__(self, capacity: int = CAPACITY):
+        self.capacity = capacity
+        self.pairs: dict[int, tuple[int, ...]] = {}
+        self.tokens: dict[int, tuple[int, ...]] = {}
 
-    @staticmethod
-    def kinds(settings: Auto) -> list[float]:
-        return [*priors(AFTER_TWO, settings.candidates), *priors(AFTER_ONE, settings.candidates)]
+    def __len__(self) -> int:
+        return len(self.pairs) + len(self.tokens)
 
-    @classmethod
-    def begin(cls, start: SequenceStart) -> IndexedAnswers | None:
-        if start.index is None or not start.settings.index_drafts:
-            return None
-        return cls(start.index, start.settings.candidates)
+    def add(self, pairs: Sequence[int], best: Sequence[tuple[int, ...]], right_rows: Sequence[int]) -> None:
+        """Keeps the answers of rows, and drops the oldest where there are too many.
 
-    def propose(self, path: int, position: int) -> Proposals:
-        if (best := self._index.after_two(path)) is not None:
-            return [(0, best[: self._num_candidates])]
-        if (best := self._index.after_one(path)) is not None:
-            return [(self._num_candidates, best[: self._num_candidates])]
-        return []
+        pairs: [R] the context of two tokens in which each row's path ends. best: [R] answers. right_rows: see `put`.
+        """
+        put(self.pairs, pairs, best, right_rows)
+        put(self.tokens, [pair & TOKEN for pair in pairs], best, right_rows)
+        self.trim()
 
-    def learn(self, observation: Observation) -> None:
-        """An index does not change."""
+    def trim(self) -> None:
+        """Drops the oldest answers where there are too many."""
+        for table in (self.pairs, self.tokens):
+            while len(table) > self.capacity:
+                del table[next(iter(table))]
+
+    def find(self, path: int) -> tuple[int, ...] | None:
+        """The answer after the last two tokens of a path, else the one after its last token."""
+        return self.pairs.get(path & PAIR) or self.tokens.get(path & TOKEN)
+
+
+class AnswerIndex:
+    """Answers that do not change, as read from a file.
+
+    name: the model that gave them. digest: a checksum of the file, equal on all ranks that read the same one. pairs,
+    tokens: [P] and [T] int64, contexts of two tokens and of one (see ngrams.py). pair_answers, token_answers: [P, K]
+    and [T, K] int32.
+    """
+
+    def __init__(self, name: str, digest: str, arrays: Mapping[str, np.ndarray]):
+        """arrays: pairs [P, 2], pair_answers [P, K], tokens [T], token_answers [T, K], all int32."""
+        self.name, self.digest = name, digest
+        self.pair_answers, self.token_answers = arrays["pair_answers"], arrays["token_answers"]
+        self.pairs = (arrays["pairs"].astype(np.int64) + OFFSET) @ np.array([1 << BITS, 1])
+        self.tokens = arrays["tokens"].astype(np.int64) + OFFSET
+
+    @cached_property
+    def _row_of_pair(self) -> dict[int, int]:
+        return dict(zip(self.pairs.tolist(), range(len(self.pairs)), strict=True))
+
+    @cached_property
+    def _row_of_token(self) -> dict[int, int]:
+        return dict(zip(self.tokens.tolist(), range(len(self.tokens)), strict=True))
+
+    @property
+    def num_pairs(self) -> int:
+        return len(self.pairs)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    def newest(self, capacity: int) -> NewestAnswers:
+        """The same answers, to which others can be added."""
+        found = NewestAnswers(capacity)
+        found.pairs.update(zip(self.pairs.tolist(), map(tuple, self.pair_answers.tolist()), strict=True))
+        found.tokens.update(zip(self.tokens.tolist(), map(tuple, self.token_answers.tolist()), strict=True))
+        return found
+
+    def after_two(self, path: int) -> list[int] | None:
+        """[K] the answer after the last two tokens of a path."""
+        row = self._row_of_pair.get(path & PAIR)
+        return None if row is None else self.pair_answers[row].tolist()
+
+    def after_one(self, path: int) -> list[int] | None:
+        """[K] the answer after the last token of a path."""
+        row = self._row_of_token.get(path & TOKEN)
+        return None if row is None else self.token_answers[row].tolist()
+
+
+def put(
+    table: dict[int, tuple[int, ...]],
+    keys: Sequence[int],
+    best: Sequence[tuple[int, ...]],
+    right_rows: Iterable[int],
+) -> None:
+    """Puts the answers of rows into a table.
+
+    keys: [R]. best: [R] answers. Of several rows with the same key, the last of `right_rows` among them is kept, or
+    else the first row.
+    """
+    table.update(zip(reversed(keys), reversed(best), strict=True))
+    for row in right_rows:
+        table[keys[row]] = best[row]
 
 
 def write_index(
@@ -90,21 +159,21 @@ def write_index(
 
 def read_index(path: Path, vocab_size: int) -> AnswerIndex:
     """Reads an index for a model with that many tokens. Raises ValueError with a message for the user."""
-    mend = "make it anew with launch/index.py, or use index=off"
+    fix = "make it anew with launch/index.py, or use index=off"
     try:
         with safe_open(path, "np") as file:
             facts = file.metadata() or {}
             is_known = facts.get("format") == FORMAT
             arrays = {name: file.get_tensor(name) for name in ARRAYS if is_known}
-        digest = disk_cache.checksum(path)
+        digest = checksum(path)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"index={path} cannot be read ({error}); {mend}") from None
+        raise ValueError(f"index={path} cannot be read ({error}); {fix}") from None
     if not is_known or not _is_sound(arrays):
-        raise ValueError(f"index={path} is not an index of this version; {mend}")
+        raise ValueError(f"index={path} is not an index of this version; {fix}")
     if facts.get("vocab_size") != str(vocab_size) or _has_others(arrays, vocab_size):
         raise ValueError(
             f"index={path} was made for {facts.get('model')} with {facts.get('vocab_size')} tokens, "
-            f"and this model has {vocab_size}; {mend}"
+            f"and this model has {vocab_size}; {fix}"
         )
     return AnswerIndex(facts.get("model", ""), digest, arrays)
 

@@ -11,20 +11,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from typing import Any, NamedTuple, TypeVar
 
-from lp.drafting import sources
+from lp.drafting import simple
+from lp.drafting.account import DraftProfile, Estimates, Kinds, SpeculationAccount, WindowChoice
 from lp.drafting.answer_index import AnswerIndex
-from lp.drafting.backoff import SpeculationAccount
-from lp.drafting.base import SequenceStart, SharedKnowledge
-from lp.drafting.corpus.file import Corpus
-from lp.drafting.drafter import Drafter, Estimates, PythonDrafter
-from lp.drafting.native.drafter import NATIVE_SOURCES, NativeDrafter
-from lp.drafting.native.knowledge import NativeCorpus, NativeShared, make_native_index, make_native_shared
-from lp.drafting.shared import make_shared
-from lp.drafting.sources import Kinds
-from lp.drafting.window_size import WindowChoice
+from lp.drafting.corpus import Corpus
+from lp.drafting.drafter import Drafter, Drafters, NativeDrafters
 from lp.methods import LONGEST_CHAIN, Auto, DraftModel
 from lp.platform.library import library
 from lp.step_cost import StepCost, StepTimes
@@ -73,24 +67,17 @@ def _merged(several: Sequence[Learnt]) -> tuple[list[float], list[float]]:
     return [right / sum(of_kind) * number for right, of_kind, number in zip(hits, trials, most, strict=True)], most
 
 
-@dataclass(frozen=True)
-class DraftProfile:
-    """What was learnt from requests with the same settings and a similar temperature, in steps of about as many
-    sequences. What drafts are worth is the same for any number of them.
-    """
-
-    kinds: Kinds
-    cost: StepCost
-    estimates: Estimates
-    windows: WindowChoice
-    account: SpeculationAccount
-
-
 class ChainProfile(NamedTuple):
     """What was learnt from requests of a similar temperature about how many guesses of Jacobi decoding pay off."""
 
     lengths: WindowChoice
     cost: StepCost
+
+
+def usual_drafters(index: AnswerIndex | None, corpus: Corpus | None) -> Drafters:
+    """The library's drafters; Python's where there is no library, or the user has written sources."""
+    found = None if simple.OWN_SOURCES else library()
+    return simple.SimpleDrafters() if found is None else NativeDrafters(found, index, corpus)
 
 
 class DraftHistory:
@@ -107,8 +94,9 @@ class DraftHistory:
         index: AnswerIndex | None = None,
         learnt: Sequence[Learnt] = (),
         corpus: Corpus | None = None,
+        make_drafters: Callable[[AnswerIndex | None, Corpus | None], Drafters] | None = None,
     ):
-        """learnt: by engines before this one."""
+        """learnt: by engines before this one. make_drafters: for an index and a corpus; None is `usual_drafters`."""
         self.step_times = step_times
         self.index, self.corpus = index, corpus
         self._num_parts = num_parts
@@ -118,11 +106,9 @@ class DraftHistory:
         self._chains: dict[int, ChainProfile] = {}
         self._others: dict[tuple[str, int], Any] = {}
         self._before = {tuple(one.key): one for one in learnt}
-        self._shared: OrderedDict[str, SharedKnowledge | NativeShared] = OrderedDict()
-        # None where Python does the library's work: a source that the library does not have may be among them.
-        self._library = library() if sources.SOURCES == NATIVE_SOURCES else None
-        self._native_index = make_native_index(self._library, index) if self._library and index else None
-        self._native_corpus = NativeCorpus(corpus) if self._library and corpus else None
+        self._shared: OrderedDict[str, Any] = OrderedDict()
+        self._make_drafters = make_drafters or usual_drafters
+        self._drafters = self._make_drafters(index, corpus)
 
     def take_times(self, step_times: StepTimes) -> None:
         """Decides by other step times from now on. What was learnt about drafts stays; windows are tried anew."""
@@ -145,31 +131,22 @@ class DraftHistory:
 
         keeps_shared: whether it also begins with what the requests of an owner share.
         """
-        after = DraftHistory(step_times, num_parts, self.index, learnt, self.corpus)
+        after = DraftHistory(step_times, num_parts, self.index, learnt, self.corpus, self._make_drafters)
         if keeps_shared:
             after._shared = self._shared
         return after
 
     def drafter(self, settings: Auto, prompt: Sequence[int], temperature: float, owner: str | None) -> Drafter:
         """A drafter for a new sequence. owner: who sent the request; None shares with nobody."""
-        profile = self.profile(settings, temperature)
         shared = self.shared(owner) if settings.shared_drafts and owner is not None else None
-        learnt = profile.kinds, profile.estimates, profile.cost
-        if self._library is None:
-            assert not isinstance(shared, NativeShared)
-            start = SequenceStart(settings, prompt, temperature > 0, shared, self.index, self.corpus)
-            return PythonDrafter(*learnt, start)
-        assert not isinstance(shared, SharedKnowledge)
-        index = self._native_index if settings.index_drafts else None
-        corpus = self._native_corpus if settings.corpus_drafts else None
-        start = SequenceStart(settings, prompt, temperature > 0)
-        return NativeDrafter(self._library, *learnt, start, shared, index, corpus)
+        profile = self.profile(settings, temperature)
+        return self._drafters.new_drafter(profile, settings, prompt, temperature > 0, shared)
 
     def profile(self, settings: Auto, temperature: float, load: int = 1) -> DraftProfile:
         """The profile of requests with these settings and about this temperature. load: sequences of a step."""
         key = (*astuple(settings), _regime(temperature))
         if key not in self._learnt:
-            kinds = Kinds(settings)
+            kinds = Kinds(settings, simple.own_kinds(settings))
             self._learnt[key] = kinds, Estimates(kinds.priors)
             if before := self._before.get(key):
                 self._learnt[key][1].begin(before.hits, before.trials)
@@ -200,7 +177,11 @@ class DraftHistory:
         levels = settings.ngram - 1
         is_unknown = self.step_times is None and not settings.rows
         window_rows = cost.most_rows // (2 * load if is_unknown else 2)
-        largest = min(settings.max_window, window_rows // levels) if settings.window_drafts else 0
+        largest = (
+            min(settings.max_window, window_rows // levels)
+            if settings.window_drafts and self._drafters.has_window
+            else 0
+        )
         columns = sorted({0, largest // 3, 2 * largest // 3, largest})
         has_index = settings.index_drafts and self.index is not None
         has_files = has_index or (settings.corpus_drafts and self.corpus is not None)
@@ -216,15 +197,14 @@ class DraftHistory:
         times = self.step_times.for_parts(self._num_parts or self.step_times.num_parts)
         return StepCost(times, settings.max_rows, is_sampled, load)
 
-    def shared(self, owner: str) -> SharedKnowledge | NativeShared:
+    def shared(self, owner: str) -> Any:
         """What one owner's requests share. The owners not seen for longest are forgotten first."""
-        if (shared := self._shared.get(owner)) is None:
-            shared = make_shared() if self._library is None else make_native_shared(self._library)
-            self._shared[owner] = shared
+        if owner not in self._shared:
+            self._shared[owner] = self._drafters.new_shared()
         self._shared.move_to_end(owner)
         if len(self._shared) > MOST_OWNERS:
             self._shared.popitem(last=False)
-        return shared
+        return self._shared[owner]
 
 
 def _regime(temperature: float) -> int:

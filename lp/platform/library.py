@@ -1,6 +1,7 @@
 """The library of what the host does between two steps: growing trees, learning from answers, walking down trees.
 
-It is compiled on first use. Where that cannot be done, the Python code that it replaces runs, and gives the same.
+It is compiled on first use. Where that cannot be done, Python drafts less (lp/drafting/simple.py), and does the rest of
+the library's work, with the same results.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -41,6 +42,18 @@ def library() -> Library | None:
     return None if _is_off else _load()
 
 
+def require_on_all(least: Callable[[int], int]) -> None:
+    """Turns the library off unless all ranks have it, as it makes other drafts than Python does.
+
+    least: finds the least of the numbers that the ranks give.
+    """
+    global _is_off
+    has_it = library() is not None
+    if not least(int(has_it)) and has_it:
+        log.warning("%s: not every rank has a C++ compiler", _SLOWER)
+        _is_off = True
+
+
 @contextmanager
 def python_alone() -> Iterator[None]:
     """Lets the Python code run instead of the library; for comparisons."""
@@ -50,6 +63,9 @@ def python_alone() -> Iterator[None]:
         yield
     finally:
         _is_off = before
+
+
+_SLOWER = "drafts are made by Python code, which is slower and has fewer sources of them"
 
 
 @cache
@@ -62,13 +78,13 @@ def _load() -> Library | None:
         built = build(Source("host", "host", text, SOURCE, FLAGS, "once for this machine"), folder)
         found = load_library(built, ctypes.PyDLL)
     except CannotBuild as error:
-        log.warning("drafts are made by Python code, which is slower: %s", error)
+        log.warning("%s: %s", _SLOWER, error)
         return None
     found.host_functions.argtypes, found.host_functions.restype = [], ctypes.py_object
     functions = Library(**found.host_functions())
     probe = np.zeros(1)
     if functions.array_address(probe) != probe.__array_interface__["data"][0]:
-        log.warning("drafts are made by Python code, which is slower: this Python or numpy lays out arrays differently")
+        log.warning("%s: this Python or numpy lays out arrays differently", _SLOWER)
         return None
     return functions
 

@@ -21,6 +21,7 @@ from torch.distributed import PrefixStore, Store
 from lp.assembly import digests_of, require_same_files, require_same_heads
 from lp.drafting.history import merge
 from lp.engine import Engine
+from lp.platform.library import require_on_all
 from lp.request import Output, Request
 from lp.runner import Runner
 from lp.scheduling.prefixes import Finished
@@ -156,6 +157,7 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
     told = channel.tell({"running": own, "files": digests_of(*files), "heads": engine.checkpoint.heads_digest})
     require_same_files(*files, told["files"])
     require_same_heads(engine.checkpoint, told["heads"])
+    require_on_all(channel.least)
     running = [RunningRequest.from_dict(entry) for entry in told["running"]]
     requests, known = [entry.request for entry in running], [entry.tokens for entry in running]
     tokens = longest(channel, engine.generated(), requests, known)

@@ -14,7 +14,7 @@ import pytest
 
 from examples.extend import decoding_method, draft_source, runner
 from lp import Engine
-from lp.drafting import sources
+from lp.drafting import simple
 from tests.docs.links import ROOT
 
 MODEL = str(ROOT / "demo" / "python-11m")
@@ -22,7 +22,7 @@ WITHIN_S = 240
 
 
 def test_a_draft_source_saves_steps_and_changes_no_token(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sources, "SOURCES", sources.SOURCES)
+    monkeypatch.setattr(simple, "OWN_SOURCES", ())
     monkeypatch.setattr(draft_source.Phrases, "phrases", ())
     without, drafted, before, after = draft_source.main(MODEL)
     assert drafted == without

@@ -15,8 +15,7 @@ from launch.config import engine_settings, process
 from launch.index import IndexSettings
 from lp import Auto, Autoregressive, Engine, Sampling, Stopping
 from lp.assembly import digests_of, find_corpus, require_same_files
-from lp.drafting.corpus.build import build_corpus
-from lp.drafting.corpus.file import Corpus, vocabulary_digest, write_corpus
+from lp.drafting.corpus import Corpus, build_corpus, vocabulary_digest, write_corpus
 from lp.model.beside.check import vocabulary_of
 from tests.launch import commands
 from tests.launch.conftest import Main

@@ -18,7 +18,7 @@ from launch.data.answers import AnswerCollector, line_start
 from launch.index import IndexSettings
 from lp import Auto, Engine
 from lp.drafting.answer_index import FILE_NAME, read_index
-from lp.drafting.contexts import context_of
+from lp.drafting.ngrams import context_of
 from tests.launch import commands
 from tests.launch.conftest import Main
 from tests.models import VOCAB_SIZE

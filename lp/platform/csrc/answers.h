@@ -1,4 +1,4 @@
-// The model's answers by what they followed: lp/drafting/answers.py and lp/drafting/recycled.py.
+// The model's answers by what they followed: lp/drafting/answer_index.py and tests/lp/drafting/reference/sources.py.
 //
 // An answer is its candidates, best first. R rows of a tree, K candidates of each row
 #pragma once

@@ -1,4 +1,4 @@
-// The end of a text, as in lp/drafting/contexts.py: a digit for each of the last LONGEST tokens.
+// The end of a text, as in lp/drafting/ngrams.py: a digit for each of the last LONGEST tokens.
 //
 // Three digits lie in a word, those of the last three tokens in the first word.
 #pragma once

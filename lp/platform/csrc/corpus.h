@@ -1,4 +1,4 @@
-// Drafts from a corpus of texts: lp/drafting/corpus/source.py, whose comments say more.
+// Drafts from a corpus of texts: tests/lp/drafting/reference/sources.py, whose comments say more.
 //
 // N token ids of all texts, P places in them, V tokens of the vocabulary
 #pragma once
@@ -153,7 +153,7 @@ private:
     }
 };
 
-// Says for one sequence whether its corpus rests: lp/drafting/corpus/rest.py.
+// Says for one sequence whether its corpus rests: CorpusRest in tests/lp/drafting/reference/sources.py.
 class CorpusRest {
 public:
     explicit CorpusRest(const Corpus* corpus) : corpus_(corpus) {

@@ -1,4 +1,4 @@
-// The tokens that followed contexts of several lengths: ContextIndex in lp/drafting/contexts.py.
+// The tokens that followed contexts of several lengths: ContextIndex in lp/drafting/ngrams.py.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What Python hands over to make the drafts of a sequence; its counterparts are in lp/drafting/native/structures.py.
+// What Python hands over to make the drafts of a sequence; its counterparts are in lp/drafting/drafter.py.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include "corpus.h"
 #include "followers.h"
 
-// Memory that Python has made and both sides read and write. Its counterpart is in lp/drafting/native/structures.py.
+// Memory that Python has made and both sides read and write. Its counterpart is in lp/drafting/drafter.py.
 struct Shared {
     // [2, 4, capacity] tokens, parents, depths and kinds of the rows of a tree. Each tree is written where the one before
     // the last was.

@@ -1,4 +1,4 @@
-// Grows a tree of drafts best first: lp/drafting/growth.py, whose comments say why.
+// Grows a tree of drafts best first: tests/lp/drafting/reference/growth.py, whose comments say why.
 //
 // Every number is computed by the same operations in the same order as there, so that the trees are the same.
 #pragma once
@@ -91,7 +91,7 @@ private:
     }
 };
 
-// What bounds a tree. See `grow` in lp/drafting/growth.py.
+// What bounds a tree. See `grow` in tests/lp/drafting/reference/growth.py.
 struct Bounds {
     int64_t max_depth, other_rows;
     double limit_s, catch_up_s;
@@ -151,7 +151,7 @@ public:
     }
 
     // Grows a tree of at most `most_rows` rows for others to cut. Writes the probability of each node to `odds`, and
-    // returns the number of nodes. See `grow_offer` in lp/drafting/growth.py.
+    // returns the number of nodes. See `grow_offer` in tests/lp/drafting/reference/growth.py.
     template <class Propose>
     int64_t offer(const Context& context, Propose propose, const double* probabilities, double least, int64_t max_depth,
                   int64_t most_rows, const Rows& rows, double* odds) {

@@ -1,4 +1,4 @@
-// The functions that Python calls: lp/tree.py, lp/drafting/native/ and the forwards.
+// The functions that Python calls: lp/tree.py, lp/drafting/drafter.py and the forwards.
 #include <algorithm>
 #include <cstdint>
 

@@ -36,7 +36,7 @@ public:
     }
 
     // Gives all lists of the row at hand their rivalled kinds but the one that is surest of its best candidate. See
-    // `ranked` in lp/drafting/sources.py.
+    // `ranked` in tests/lp/drafting/reference/sources.py.
     void rank(const double* probabilities, int64_t num_own) {
         const size_t begin = ends_.empty() ? 0 : size_t(ends_.back());
         size_t surest = begin;

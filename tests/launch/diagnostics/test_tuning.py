@@ -10,7 +10,7 @@ from launch.data.workloads import Problem
 from launch.diagnostics.speed import Steps, chosen, curve, expected_tokens_per_s, outlook, speed, windows
 from launch.diagnostics.trial import Trial, make_requests
 from lp import Engine
-from lp.drafting.window_size import Size
+from lp.drafting.account import Size
 from lp.methods import Autoregressive
 from lp.request import Output
 from lp.step_cost import StepTimes

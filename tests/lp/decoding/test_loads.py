@@ -12,7 +12,7 @@ import pytest
 from lp import Engine, Sampling, Stopping
 from lp.decoding.base import Decoder, Offer
 from lp.decoding.make import make_decoder
-from lp.drafting.backoff import Effort
+from lp.drafting.account import Effort
 from lp.drafting.history import DraftHistory, nearest_power
 from lp.generation import RequestState
 from lp.methods import Auto, Autoregressive, DecodeSettings, Jacobi, Lookahead, PromptLookup

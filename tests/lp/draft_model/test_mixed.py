@@ -16,10 +16,12 @@ from lp.draft_model import rounds
 from lp.drafting import history
 from lp.generation import RequestState
 from lp.grammar.settings import Grammar
+from lp.platform.library import python_alone
 from lp.request import Completion
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from tests.lp.draft_model.test_draft_model import GREEDY, NUM_TOKENS, SAMPLED, STOPPING, run_all, tokens_of
+from tests.lp.drafting.reference.drafter import ReferenceDrafters
 from tests.lp.test_lossless import make_prompt
 from tests.models import generate_greedily
 from tests.slow import slow_except
@@ -66,13 +68,18 @@ def test_sampled_tokens_are_those_of_plain_sampling(draft: str, sampling: Sampli
 
 
 def test_drafts_made_in_python(drafting: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library and Python's drafter give the same trees, so the steps are as many."""
+    """The library and its reference give the same trees, so the steps are as many. Without both, texts are the same."""
     prompt, decodes = [*make_prompt(30), *make_prompt(30)], [Auto(), Auto(rows=12)]
     native = [tokens_of(with_cost(drafting("first layers"), 0.1), prompt, decode, GREEDY) for decode in decodes]
-    monkeypatch.setattr(history, "library", lambda: None)
+    monkeypatch.setattr(history, "usual_drafters", ReferenceDrafters)
     for decode, before in zip(decodes, native, strict=True):
         done = tokens_of(with_cost(drafting("first layers"), 0.1), prompt, decode, GREEDY)
         assert (done.token_ids, done.stats.steps) == (before.token_ids, before.stats.steps)
+    monkeypatch.undo()
+    with python_alone():
+        simple = [tokens_of(with_cost(drafting("first layers"), 0.1), prompt, decode, GREEDY) for decode in decodes]
+    assert [one.token_ids for one in simple] == [one.token_ids for one in native]
+    assert all(one.stats.accepted["draft_model"] for one in simple)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, *SAMPLED], ids=range(1 + len(SAMPLED)))

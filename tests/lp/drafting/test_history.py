@@ -9,9 +9,9 @@ from dataclasses import astuple
 import pytest
 
 from lp import Auto
-from lp.drafting.drafter import Estimates
+from lp.drafting.account import Estimates
 from lp.drafting.history import MOST_LEARNT, DraftHistory, Learnt, merge
-from lp.drafting.sources import ranked
+from tests.lp.drafting.reference.sources import ranked
 
 
 def test_estimates_start_as_the_priors() -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from lp.drafting.window_size import TRIAL_STEPS, WindowChoice
+from lp.drafting.account import TRIAL_STEPS, WindowChoice
 from lp.step_cost import StepCost, StepTimes
 
 LEVELS = 4

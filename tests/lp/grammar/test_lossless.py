@@ -16,6 +16,7 @@ from transformers import LogitsProcessor, PreTrainedModel
 from benchmarks.structured.schemas import make_schema
 from lp import Auto, Autoregressive, Engine, Grammar, Jacobi, Lookahead, PromptLookup, Sampling
 from lp.grammar.with_llguidance import JSON_OPTIONS
+from tests.lp.drafting.reference.drafter import ReferenceDrafters
 from tests.models import EOS, generate_greedily
 from tests.slow import slow_except
 
@@ -104,8 +105,10 @@ def test_log_probabilities_are_the_model_s_own(llama: Engine) -> None:
     assert any(entry.token not in [token for token, _ in entry.top] for entry in plain.logprobs)
 
 
-def test_other_drafters_and_captured_forwards(checkpoint_folder: Callable[[str], Any], llama: Engine) -> None:
-    """The drafter in Python drops and keeps drafts as the library's does."""
+def test_other_drafters_and_captured_forwards(
+    checkpoint_folder: Callable[[str], Any], llama: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference drops and keeps drafts as the library does, and the simple drafter gives the same text."""
     from lp.platform.library import python_alone
 
     for seed in range(3):
@@ -113,7 +116,10 @@ def test_other_drafters_and_captured_forwards(checkpoint_folder: Callable[[str],
         settings: dict[str, Any] = {"decode": Auto(rows=20), "grammar": grammar, "temperature": 0.0}
         native = llama.generate("def add", max_new_tokens=80, **settings)
         with python_alone():
+            simple = Engine(llama.checkpoint).generate("def add", max_new_tokens=80, **settings)
+        with monkeypatch.context() as patched:
+            patched.setattr("lp.drafting.history.usual_drafters", ReferenceDrafters)
             python = Engine(llama.checkpoint).generate("def add", max_new_tokens=80, **settings)
-        assert native.token_ids == python.token_ids
+        assert native.token_ids == python.token_ids == simple.token_ids
         fresh = Engine(llama.checkpoint).generate("def add", max_new_tokens=80, **settings)
         assert (fresh.stats.steps, fresh.stats.proposed) == (python.stats.steps, python.stats.proposed)

@@ -12,6 +12,7 @@ from lp.platform.library import library, python_alone
 from lp.request import Request
 from lp.single_device import Pending, SingleDevice
 from lp.step_cost import StepTimes
+from tests.lp.drafting.reference.drafter import ReferenceDrafters
 from tests.slow import slow_except
 
 GREEDY, SAMPLED = Sampling(temperature=0.0, seed=0), Sampling(temperature=0.8, seed=5)
@@ -71,11 +72,12 @@ def test_trees_and_texts_are_those_of_a_device_that_is_waited_for(
         assert found == session(*on(llama, is_asynchronous=False, times=times), seed, temperature)
 
 
-def test_trees_and_texts_are_those_of_python(llama: Engine) -> None:
-    for seed in range(2):
-        found = session(*on(llama), seed, 0.0)
-        with python_alone():
-            assert found == session(*on(llama), seed, 0.0)
+def test_trees_and_texts_are_those_of_python(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's walks and visibility, and the reference of the drafts."""
+    found = [session(*on(llama), seed, 0.0) for seed in range(2)]
+    monkeypatch.setattr("lp.drafting.history.usual_drafters", ReferenceDrafters)
+    with python_alone():
+        assert found == [session(*on(llama), seed, 0.0) for seed in range(2)]
 
 
 def request(engine: Engine, name: str, prompt: list[int], how: Sampling = GREEDY) -> Request:

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from lp import StepTrace
-from lp.drafting.sources import SOURCES
+from lp import Auto, StepTrace
+from lp.drafting.account import priors_of_sources
 from lp.trace.step import LEGEND, LETTERS, OTHER, digit_of
 
 
@@ -83,7 +83,7 @@ def test_ranks_are_renamed() -> None:
 
 
 def test_every_source_has_a_letter() -> None:
-    for source in SOURCES:
-        assert LETTERS[source.name] != OTHER, f"{source.name} needs a letter in lp/trace/step.py"
+    for source in priors_of_sources(Auto()):
+        assert LETTERS[source] != OTHER, f"{source} needs a letter in lp/trace/step.py"
     assert LETTERS["a source from elsewhere"] == OTHER
     assert set(LETTERS.values()) | {OTHER} == LEGEND.keys() and len(set(LEGEND.values())) == len(LEGEND)

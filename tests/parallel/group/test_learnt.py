@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lp import Auto, Engine, Sampling, Stopping
-from lp.drafting.drafter import Estimates
+from lp.drafting.account import Estimates
 from lp.request import Request
 from lp.single_device import SingleDevice
 from parallel.build import share_steps

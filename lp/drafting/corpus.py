@@ -1,7 +1,8 @@
-"""A corpus of texts as token ids with a suffix array, in a file that is mapped into memory.
+"""A corpus of texts as token ids with a suffix array, in a file that is mapped into memory, as in REST (He et al. 2023,
+arXiv 2311.08252).
 
 It is made once from text files (launch/index.py), so that decode=auto can draft what followed the same tokens there.
-Whatever it holds, the output stays the same: it only proposes drafts.
+Whatever it holds, the output stays the same: it only proposes drafts. It never changes, so all requests share it.
 
     N token ids of all texts, P places in them, V tokens of the vocabulary
 """
@@ -10,13 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+
+from lp.drafting.ngrams import LONGEST
 
 # Name of the file beside a checkpoint's weights. It is a safetensors file, but must not be taken for one of weights.
 FILE_NAME = "lookahead.corpus"
@@ -28,6 +31,17 @@ ARRAYS = ("ids", "places", "first")
 LENGTH_BYTES = 8
 # Tokens that are counted at once, which takes 8 bytes of memory for each.
 PART = 1 << 20
+# Tokens by which places are told apart, at least: the longest match and the token after it. A power of two.
+SORTED_BY = 16
+assert SORTED_BY > LONGEST
+# Of a match with more places than these, so many of them, evenly spread, are looked at.
+MOST_PLACES = 64
+# Where a corpus does not help, it rests, so that it is not searched in vain. Steps with drafts of a trial, in one of
+# which it must be the source of an accepted draft. One token in so many steps is about what the searches cost where a
+# step takes a millisecond; it is much more than that on a CPU.
+TRIAL_STEPS = 32
+# Steps with drafts of the first rest. Each rest without a helpful trial in between is twice as long as the one before.
+FIRST_REST, LONGEST_REST = 32, 256
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,38 @@ class Corpus:
     @property
     def vocab_size(self) -> int:
         return len(self.first) - 1
+
+
+def build_corpus(name: str, vocab_size: int, texts: Iterable[Sequence[int] | np.ndarray]) -> Corpus:
+    """A corpus of texts. Raises ValueError if they have no token.
+
+    name: the model's. texts: token ids below `vocab_size` of each text.
+    """
+    kind = np.uint16 if vocab_size <= np.iinfo(np.uint16).max else np.uint32
+    parts = [np.append(np.asarray(text, kind), kind(vocab_size)) for text in texts if len(text)]
+    if not parts:
+        raise ValueError("the corpus has no text")
+    ids = np.concatenate(parts)
+    order = sorted_places(ids)
+    places = order[ids[order] < vocab_size].astype(np.uint32)
+    first = np.searchsorted(ids[places], np.arange(vocab_size + 1)).astype(np.uint32)
+    arrays = {"ids": ids, "places": places, "first": first}
+    return Corpus(name, digest_of_arrays(arrays), ids, places, first)
+
+
+def sorted_places(ids: np.ndarray) -> np.ndarray:
+    """[N] all places in `ids`, sorted by the next SORTED_BY tokens; equal ones in the order of the text.
+
+    Prefix doubling (Manber and Myers 1993): ranks by the next n tokens, in pairs, give ranks by the next 2 n.
+    """
+    ranks, length = ids.astype(np.int64) + 1, 1
+    while length < SORTED_BY:
+        after = np.zeros_like(ranks)  # 0 is beyond the end
+        after[:-length] = ranks[length:]
+        pairs = ranks * (ranks.max() + 1) + after
+        ranks = np.unique(pairs, return_inverse=True)[1].astype(np.int64) + 1
+        length *= 2
+    return np.argsort(ranks, kind="stable")
 
 
 def vocabulary_digest(tokens: Mapping[str, int]) -> str:
@@ -73,26 +119,26 @@ def write_corpus(path: Path, corpus: Corpus, vocabulary: str) -> None:
 
 def read_corpus(path: Path, vocab_size: int, vocabulary: str) -> Corpus:
     """Maps a corpus into memory, for a model with that many tokens. Raises ValueError with a message for the user."""
-    mend = "make it anew with launch/index.py corpus=FILES, or use corpus=off"
+    fix = "make it anew with launch/index.py corpus=FILES, or use corpus=off"
     try:
         with safe_open(path, "np") as file:
             facts = file.metadata() or {}
         arrays = _map(path) if facts.get("format") == FORMAT else {}
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"corpus={path} cannot be read ({error}); {mend}") from None
+        raise ValueError(f"corpus={path} cannot be read ({error}); {fix}") from None
     if set(arrays) != set(ARRAYS) or not _fit(arrays):
-        raise ValueError(f"corpus={path} is not a corpus of this version; {mend}")
+        raise ValueError(f"corpus={path} is not a corpus of this version; {fix}")
     if (facts.get("vocab_size"), facts.get("vocabulary")) != (str(vocab_size), vocabulary):
         raise ValueError(
             f"corpus={path} was made for {facts.get('model')} with {facts.get('vocab_size')} tokens, and this model "
-            f"has another vocabulary ({vocab_size} tokens); {mend}"
+            f"has another vocabulary ({vocab_size} tokens); {fix}"
         )
     if len(arrays["first"]) != vocab_size + 1 or arrays["ids"][-1] != vocab_size:
-        raise ValueError(f"corpus={path} is damaged: it does not have the {vocab_size} tokens that it names; {mend}")
+        raise ValueError(f"corpus={path} is damaged: it does not have the {vocab_size} tokens that it names; {fix}")
     if facts.get("digest") != digest_of_arrays(arrays):
-        raise ValueError(f"corpus={path} is damaged: its checksum does not fit; {mend}")
+        raise ValueError(f"corpus={path} is damaged: its checksum does not fit; {fix}")
     if not _is_sound(arrays, vocab_size):
-        raise ValueError(f"corpus={path} is damaged: its places are not those of its tokens; {mend}")
+        raise ValueError(f"corpus={path} is damaged: its places are not those of its tokens; {fix}")
     return Corpus(facts.get("model", ""), facts["digest"], **arrays)
 
 

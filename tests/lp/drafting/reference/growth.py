@@ -14,14 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 
-from lp.drafting.base import Proposals
-from lp.drafting.contexts import extend, last_token
+from lp.drafting.account import LEAST_PROBABILITY
+from lp.drafting.ngrams import Proposals, extend, last_token
 from lp.step_cost import StepCost
 
 # Tells what may follow a context that ends at a depth below the root.
 Propose = Callable[[int, int], Proposals]
-# Less likely nodes are not worth the work of keeping track of them.
-LEAST_PROBABILITY = 1e-3
 
 
 @dataclass

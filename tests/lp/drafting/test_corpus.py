@@ -12,21 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from lp.drafting.base import SequenceStart
-from lp.drafting.contexts import FOLLOWERS, context_of
-from lp.drafting.corpus.build import SORTED_BY, build_corpus, sorted_places
-from lp.drafting.corpus.file import (
+from lp.drafting.account import CORPUS_LENGTHS
+from lp.drafting.corpus import (
     ARRAYS,
     FORMAT,
+    MOST_PLACES,
+    SORTED_BY,
     Corpus,
+    build_corpus,
     digest_of_arrays,
     read_corpus,
+    sorted_places,
     vocabulary_digest,
     write_corpus,
 )
-from lp.drafting.corpus.source import LENGTHS, MOST_PLACES, CorpusDrafts, find
 from lp.drafting.history import DraftHistory
+from lp.drafting.ngrams import FOLLOWERS, context_of
 from lp.methods import Auto
+from tests.lp.drafting.reference.sources import CorpusDrafts, SequenceStart, find
 from tests.lp.drafting.rule_models import PROMPT, counting, decode
 from tests.lp.drafting.rule_models import VOCAB_SIZE as NUMBERS
 
@@ -38,7 +41,7 @@ TEXTS = st.lists(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=40), min_size
 def by_search(texts: list[list[int]], path: list[int]) -> list[tuple[int, list[int]]]:
     """What the source proposes, found by comparing the path with every place of every text."""
     found: list[tuple[int, list[int]]] = []
-    for number, length in enumerate(LENGTHS):
+    for number, length in enumerate(CORPUS_LENGTHS):
         wanted = path[-length:]
         if len(wanted) < length:
             break

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lp.drafting import recycled
-from lp.drafting.contexts import context_of, pairs
-from lp.drafting.recycled import Match, RecycledAnswers
+from lp.drafting import drafter
+from lp.drafting.ngrams import context_of, pairs
+from tests.lp.drafting.reference.sources import Match, RecycledAnswers
 
 
 def answers(by_place: bool, capacity: int = 100) -> RecycledAnswers:
@@ -60,13 +60,13 @@ def test_the_newest_answer_counts() -> None:
 def test_of_rows_with_equal_keys_a_right_one_is_kept_or_else_the_first() -> None:
     alike, places, best = pairs([1, 1, 1], [2, 2, 2]), [11, 11, 11], [(1, 2), (3, 4), (5, 6)]
     for right_rows, expected in [([], (1, 2)), ([1], (3, 4)), ([1, 2], (5, 6))]:
-        found = RecycledAnswers(2, by_place=True)
+        found = RecycledAnswers(2, by_place=True, capacity=100)
         found.add(alike, best, places, right_rows)
         assert lookup(found, 1, 2, 11) == [(Match.pair_and_place, expected), (Match.pair, expected)]
 
 
 def test_positions_that_the_text_has_passed_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recycled, "MOST_PLACES", 2)
+    monkeypatch.setattr(drafter, "MOST_ANSWERED_PLACES", 2)
     found = answers(by_place=True)
     found.forget(before=20)
     assert lookup(found, 7, 7, 10) == []

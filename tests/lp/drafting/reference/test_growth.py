@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lp.drafting.base import Proposals
-from lp.drafting.contexts import LONGEST, context_of, mask
-from lp.drafting.growth import Growth, grow
+from lp.drafting.ngrams import LONGEST, Proposals, context_of, mask
 from lp.step_cost import StepCost, StepTimes
+from tests.lp.drafting.reference.growth import Growth, grow
 
 FLAT = StepTimes.flat()
 # The first kinds of three sources with two kinds each.

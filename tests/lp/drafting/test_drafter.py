@@ -1,4 +1,4 @@
-"""The library's drafter and the Python one make the same trees, accept the same, and learn the same, bit for bit."""
+"""The library's drafter and its reference make the same trees, accept the same, and learn the same, bit for bit."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ import pytest
 
 from lp.decoding.auto import AutoDecoder
 from lp.decoding.make import make_decoder
-from lp.drafting import answers as answers_module
-from lp.drafting import history, recycled, suffix, window_ngrams
-from lp.drafting.answers import AnswerIndex
-from lp.drafting.backoff import Effort
-from lp.drafting.base import SharedKnowledge
-from lp.drafting.corpus.build import build_corpus
-from lp.drafting.corpus.file import Corpus
-from lp.drafting.drafter import PythonDrafter
+from lp.drafting import drafter
+from lp.drafting.account import Effort
+from lp.drafting.answer_index import AnswerIndex
+from lp.drafting.corpus import Corpus, build_corpus
+from lp.drafting.drafter import NativeDrafter, NativeShared
 from lp.drafting.history import DraftHistory
-from lp.drafting.native.drafter import NativeDrafter
-from lp.drafting.native.knowledge import NativeShared
 from lp.methods import Auto
-from lp.platform.library import library, python_alone
+from lp.platform.library import library
 from lp.step_cost import Extras, StepTimes
 from lp.tree import Answers, TokenTree
+from tests.lp.drafting.reference.drafter import ReferenceDrafter, reference_history
+from tests.lp.drafting.reference.sources import SharedKnowledge
 from tests.slow import slow_except
 
 VOCAB_SIZE = 24
@@ -94,7 +91,7 @@ class World:
 
 
 class Twins:
-    """Two engines' pasts, one of the library and one of Python, that live through the same requests."""
+    """Two engines' pasts, one of the library and one of its reference, that live through the same requests."""
 
     def __init__(
         self,
@@ -104,15 +101,14 @@ class Twins:
         corpus: Corpus | None = None,
     ):
         self.native = DraftHistory(times, num_parts, index, corpus=corpus)
-        with python_alone():
-            self.python = DraftHistory(times, num_parts, index, corpus=corpus)
+        self.reference = reference_history(times, num_parts, index, corpus)
 
     def decoders(self, how: Auto, prompt: list[int], temperature: float, owner: str | None) -> list[AutoDecoder]:
-        made = [make_decoder(how, prompt, 3, temperature, past, owner) for past in (self.native, self.python)]
-        native, python = made
-        assert isinstance(native, AutoDecoder) and isinstance(python, AutoDecoder)
-        assert isinstance(native.drafter, NativeDrafter) and isinstance(python.drafter, PythonDrafter)
-        return [native, python]
+        made = [make_decoder(how, prompt, 3, temperature, past, owner) for past in (self.native, self.reference)]
+        native, reference = made
+        assert isinstance(native, AutoDecoder) and isinstance(reference, AutoDecoder)
+        assert isinstance(native.drafter, NativeDrafter) and isinstance(reference.drafter, ReferenceDrafter)
+        return [native, reference]
 
 
 def step(decoders: list[AutoDecoder], world: World, tokens: list[int], wanted: int, load: int = 0) -> None:
@@ -216,7 +212,7 @@ def test_requests_of_one_owner_that_take_turns_and_ask_for_different_candidates(
         for decoders, tokens in zip(several, texts, strict=True):
             step(decoders, world, tokens, 100)
     (shared,) = (twins.native.shared("ann"),)
-    known = twins.python.shared("ann")
+    known = twins.reference.shared("ann")
     assert len(shared.ngrams) == len(known.ngrams) and len(shared.answers) == len(known.answers)
     assert isinstance(shared, NativeShared) and isinstance(known, SharedKnowledge)
     assert shared.answers.tokens == known.answers.tokens and shared.answers.pairs == known.answers.pairs
@@ -226,13 +222,10 @@ def test_requests_of_one_owner_that_take_turns_and_ask_for_different_candidates(
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_memory_is_bounded_alike(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest contexts and answers go first, and those at positions that the text has passed."""
-    for module, name, bound in (
-        (suffix, "CAPACITY", 70), (window_ngrams, "CAPACITY", 50), (recycled, "MOST_PLACES", 30),
+    for name, bound in (
+        ("TEXT_CAPACITY", 70), ("WINDOW_CAPACITY", 50), ("MOST_ANSWERED_PLACES", 30), ("MOST_ANSWERS", 40),
     ):  # fmt: skip
-        monkeypatch.setattr(module, name, bound)
-    monkeypatch.setattr(answers_module, "CAPACITY", 40)
-    monkeypatch.setattr("lp.drafting.native.drafter.CAPACITY", 40)
-    monkeypatch.setattr(recycled.RecycledAnswers.__init__, "__defaults__", (40,))
+        monkeypatch.setattr(drafter, name, bound)
     twins = Twins(None, None, None)
     for seed in range(4):
         run(twins, Auto(rows=40, max_window=4), seed, 150, temperature, None)
@@ -241,13 +234,8 @@ def test_memory_is_bounded_alike(temperature: float, monkeypatch: pytest.MonkeyP
 def test_plain_steps_are_learnt_when_speculation_begins_anew() -> None:
     twins = Twins(CURVES["slow host"], None, None)
     run(twins, Auto(), 3, 400, 0.0, None)
-    for history_ in (twins.native, twins.python):
+    for history_ in (twins.native, twins.reference):
         assert history_.profile(Auto(), 0.0).account.effort is not None
-
-
-def test_a_source_that_the_library_lacks_is_served_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history.sources, "SOURCES", history.sources.SOURCES[:2])
-    assert isinstance(DraftHistory().drafter(Auto(), [1, 2], 0.0, None), PythonDrafter)
 
 
 @pytest.mark.parametrize("num_rows", [1, 500])

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from lp.drafting.contexts import FOLLOWERS, LONGEST, NO_TOKEN, ContextIndex, context_of, extend, last_token, mask, pairs
+from lp.drafting.ngrams import FOLLOWERS, LONGEST, NO_TOKEN, ContextIndex, context_of, extend, last_token, mask, pairs
 
 LARGEST_TOKEN = 300_000
 

@@ -1,4 +1,4 @@
-"""The library's drafters and the Python ones stay the same, in whatever order requests begin, go on and end."""
+"""The library's drafters and their reference stay the same, in whatever order requests begin, go on and end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from lp.decoding.auto import AutoDecoder
 from lp.methods import Auto
 from lp.platform.library import library
-from tests.lp.drafting.native.test_native_drafter import CURVES, VOCAB_SIZE, Twins, World, make_corpus, make_index, step
+from tests.lp.drafting.test_drafter import CURVES, VOCAB_SIZE, Twins, World, make_corpus, make_index, step
 
 SETTINGS = st.integers(1, 70).flatmap(
     lambda most: st.builds(

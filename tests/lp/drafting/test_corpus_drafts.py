@@ -1,4 +1,4 @@
-"""The library drafts from a corpus as Python does: the same trees, the same rests, the same learnt, bit for bit."""
+"""The library drafts from a corpus as its reference does: the same trees, rests and estimates, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lp.drafting.corpus.source import CorpusDrafts
-from lp.drafting.drafter import PRIOR_TRIALS
-from lp.drafting.sources import Kinds
+from lp.drafting.account import PRIOR_TRIALS, Kinds
 from lp.methods import Auto
 from lp.platform.library import library
-from tests.lp.drafting.native.test_native_drafter import (
+from tests.lp.drafting.test_drafter import (
     CURVES,
     VOCAB_SIZE,
     Twins,
@@ -41,7 +39,7 @@ def test_requests_with_a_corpus(curve: str, seed: int) -> None:
         run(twins, how, seed, 60, temperature, "ann", load)
     profile = twins.native.profile(how, 0.0)
     trials = zip(profile.kinds.sources, profile.estimates.trials, strict=True)
-    assert any(number != PRIOR_TRIALS for source, number in trials if source == CorpusDrafts.name)
+    assert any(number != PRIOR_TRIALS for source, number in trials if source == "corpus")
 
 
 def test_a_corpus_rests_alike() -> None:
@@ -52,7 +50,7 @@ def test_a_corpus_rests_alike() -> None:
     has_proposed = []
     for _ in range(300):
         step(decoders, world, tokens, 1000)
-        has_proposed.append(any(kinds[kind] == CorpusDrafts.name for kind, _ in decoders[0].drafter.propose([3, 4], 0)))
+        has_proposed.append(any(kinds[kind] == "corpus" for kind, _ in decoders[0].drafter.propose([3, 4], 0)))
     assert 10 < has_proposed.count(False) < 290
 
 

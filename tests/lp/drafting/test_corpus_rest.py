@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain, groupby, repeat
 
 import pytest
 
 from lp.decoding.auto import AutoDecoder
-from lp.drafting.corpus.build import build_corpus
-from lp.drafting.corpus.file import Corpus
-from lp.drafting.corpus.rest import FIRST_REST, LONGEST_REST, TRIAL_STEPS, CorpusRest
+from lp.drafting.account import Kinds
+from lp.drafting.corpus import FIRST_REST, LONGEST_REST, TRIAL_STEPS, Corpus, build_corpus
 from lp.drafting.history import DraftHistory
-from lp.drafting.sources import Kinds
 from lp.methods import Auto
-from lp.platform.library import library, python_alone
+from lp.platform.library import library
+from tests.lp.drafting.reference.drafter import reference_history
+from tests.lp.drafting.reference.sources import CorpusRest
 from tests.lp.drafting.rule_models import answers, counting
 
 HOW = Auto(window_drafts=False, recycled_drafts=False, rows=16)
@@ -55,8 +54,7 @@ def test_a_trial_that_helps_makes_the_next_rest_short_again() -> None:
 
 def run(how: Auto, corpus: Corpus, num_steps: int, by_library: bool) -> list[bool]:
     """Counts to 49 over and over; says of each step with drafts whether the corpus proposed something before it."""
-    with nullcontext() if by_library else python_alone():
-        history = DraftHistory(corpus=corpus)
+    history = DraftHistory(corpus=corpus) if by_library else reference_history(corpus=corpus)
     decoder = AutoDecoder(how, PROMPT, 0, 0.0, history)
     kinds, tokens, proposed = Kinds(how).sources, list(PROMPT), []
     for _ in range(num_steps):
@@ -69,7 +67,7 @@ def run(how: Auto, corpus: Corpus, num_steps: int, by_library: bool) -> list[boo
 
 
 @pytest.mark.parametrize("texts", [MISLEADING, [PROMPT]], ids=["misleading", "what the text says itself"])
-@pytest.mark.parametrize("by_library", [False, True], ids=["Python", "library"])
+@pytest.mark.parametrize("by_library", [False, True], ids=["reference", "library"])
 def test_a_corpus_that_adds_nothing_is_not_searched_while_it_rests(texts: list[list[int]], by_library: bool) -> None:
     if by_library and library() is None:
         pytest.skip("there is no C++ compiler")
@@ -79,7 +77,7 @@ def test_a_corpus_that_adds_nothing_is_not_searched_while_it_rests(texts: list[l
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("by_library", [False, True], ids=["Python", "library"])
+@pytest.mark.parametrize("by_library", [False, True], ids=["reference", "library"])
 def test_a_corpus_that_helps_is_searched_in_every_step(by_library: bool) -> None:
     if by_library and library() is None:
         pytest.skip("there is no C++ compiler")

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import weakref
 from array import array
+from typing import Any
 
 import numpy as np
 
-from lp.drafting.native.structures import Handle
 from lp.platform.library import Library, address
 from lp.tree import TokenTree
+
+
+class Handle:
+    """An object of the library, freed with this one. address: its address."""
+
+    def __init__(self, address: int, free: Any):
+        self.address = address
+        weakref.finalize(self, free, address)
 
 
 class PlannedMemory:

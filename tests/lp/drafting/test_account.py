@@ -8,14 +8,17 @@ from collections import Counter
 
 import pytest
 
-from lp.drafting.backoff import (
+from lp.drafting.account import (
     FUNDS_AT_FIRST,
     LARGEST_SHARE_OF_TIME,
     MOST_FUNDS,
     OVERDRAFT,
     Effort,
+    Kinds,
     SpeculationAccount,
+    priors_of_sources,
 )
+from lp.methods import Auto
 from lp.step_cost import Extras, StepCost, StepTimes
 
 CURVE = (1, 2, 64), (0.010, 0.014, 0.060)
@@ -119,3 +122,15 @@ def test_after_a_plain_pause_there_is_enough_for_several_steps() -> None:
             account.took_plain_step()
         last = effort
     assert len(runs) > 3 and min(runs[1:]) >= 3
+
+
+def test_kinds_of_all_sources_are_numbered_side_by_side() -> None:
+    kinds = Kinds(Auto(), {"own": [0.5, 0.4]})
+    assert len(kinds.sources) == len(kinds.priors) == 2 * kinds.num_own
+    for name, priors in (*priors_of_sources(Auto()).items(), ("own", [0.5, 0.4])):
+        first, number = kinds.first[name], len(priors)
+        assert kinds.sources[first : first + number] == [name] * number
+        assert kinds.priors[first : first + number] == priors
+    assert all(0 < prior < 1 for prior in kinds.priors)
+    assert kinds.sources[kinds.num_own :] == kinds.sources[: kinds.num_own]
+    assert all(rivalled < own for own, rivalled in zip(kinds.priors, kinds.priors[kinds.num_own :], strict=False))
