@@ -17,10 +17,9 @@ Each figure is the median over --steps steps, and in brackets the 90th percentil
 at once. `cold`: before each answer, memory of --sweep-mb is read, so that nothing of the host is left in the
 processor's caches; with --forward, a model's forward is run and tokens are chosen from its logits, as on a CPU; with
 --pause, the host sleeps, as it may while a GPU computes: then only what else the machine does takes its caches away.
-The engine starts each step before it tells of the last one, as it does where a device works by itself. A sequence that
-is alone goes on with few calls (lp/scheduling/solo.py): then `schedule` is all from the answers to the runner.
-`library`: the compiled C++ of lp/platform. `Python`: what runs where there is no compiler. Greedy and sampled requests
-differ in what the drafts are kept by.
+The engine starts each step before it tells of the last one, as it does where a device works by itself.
+`library`: the compiled C++ of lp/platform. `Python`: what runs where there is no compiler, which drafts from fewer
+sources. Greedy and sampled requests differ in what the drafts are kept by.
 
 With --sequences, so many sequences share a step, with decode=autoregressive and auto.
 """
