@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from lp import methods
 from lp.grammar.settings import Grammar
 from lp.methods import DecodeSettings
-from lp.sampling.contrast.settings import Contrast
+from lp.sampling.contrast import Contrast
 from lp.sampling.settings import Sampling
 from lp.statistics import EngineCounts, Statistics
 from lp.text.stopping import FinishReason, Stopping

@@ -16,8 +16,8 @@ from lp.model.heads.hidden import run_with_hidden
 from lp.model.kv_cache import KVCache
 from lp.request import Sequence
 from lp.runner import StepInput
-from lp.sampling.fused import KINDS, NUM_BEST, TRUNCATED, can_fuse
-from lp.sampling.together import Asked, launch_all, side_by_side
+from lp.sampling.batch import Asked, launch_all, side_by_side
+from lp.sampling.choosers import KINDS, NUM_BEST, TRUNCATED, can_fuse
 from lp.states.second import SecondModelStates
 from lp.states.sequence_state import SequenceState
 from lp.tree import Answers

@@ -47,11 +47,10 @@ def all_of_lp_but(*allowed: str) -> tuple[str, ...]:
 # By room, what it must not import of its own package.
 INNER = {
     "lp.platform": all_of_lp_but(),
-    "lp.grammar": (
-        "lp.calibration", "lp.decoding", "lp.drafting", "lp.model", "lp.request", "lp.runner", "lp.sampling", *ENGINE
-    ),
+    "lp.grammar": all_of_lp_but("platform", "tree"),
+    "lp.text": all_of_lp_but("grammar", "platform", "tree"),
     "lp.model": ("lp.calibration", "lp.decoding", "lp.drafting", "lp.request", "lp.runner", "lp.sampling", *ENGINE),
-    "lp.sampling": ("lp.calibration", "lp.decoding", "lp.drafting", "lp.model", "lp.request", "lp.runner", *ENGINE),
+    "lp.sampling": all_of_lp_but("grammar", "platform", "tree"),
     "lp.tree": all_of_lp_but("platform"),
     "lp.drafting": all_of_lp_but("methods", "platform", "step_cost", "tree"),
     "lp.decoding": ("lp.calibration", "lp.model", "lp.request", "lp.runner", "lp.sampling", *ENGINE),

@@ -26,8 +26,8 @@ from lp.methods import Autoregressive, DecodeSettings
 from lp.model.causal import CausalModel
 from lp.model.fast import step_tensors
 from lp.runner import StepInput
+from lp.sampling.batch import Asked
 from lp.sampling.sampler import Sampler
-from lp.sampling.together import Asked
 from lp.scheduling import batches
 from lp.single_device import Pending, SingleDevice
 from lp.step_cost import StepTimes

@@ -23,9 +23,9 @@ from benchmarks.shared.options import add_output, add_threads, make_parser, pars
 from benchmarks.shared.report import markdown_table, progress, publish
 from benchmarks.structured.schemas import Schema, faults, make_schema
 from lp import Auto, Autoregressive, Completion, Engine, Grammar, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
-from lp.grammar import masks
-from lp.grammar.state import GrammarState
+from lp.grammar.state import GrammarState, Masks
 from lp.methods import DecodeSettings
+from lp.sampling import batch
 
 METHODS: dict[str, DecodeSettings] = {
     "autoregressive": Autoregressive(),
@@ -180,7 +180,8 @@ def measure(
             free = engine.generate(prompt, **settings)
             with (
                 watching(GrammarState, ("masks",), of_masks),
-                watching(masks, ("apply", "mend"), of_masks),
+                watching(batch, ("apply_masks",), of_masks),
+                watching(Masks, ("fix",), of_masks),
                 watching(GrammarState, ("sure", "legal", "push"), of_drafts),
             ):
                 found = engine.generate(prompt, grammar=grammar, **settings)

@@ -17,15 +17,14 @@ from torch import Tensor
 from lp.decoding.by_model.calibration import WIDTH
 from lp.decoding.by_model.growth import Candidates, Growth
 from lp.model.causal import CausalModel
-from lp.sampling.changes import change
-from lp.sampling.couplings.base import DRAFT_STREAM
-from lp.sampling.fused import can_fuse
+from lp.sampling.batch import Asked
+from lp.sampling.choosers import can_fuse, warp
+from lp.sampling.couplings import DRAFT_STREAM
 from lp.sampling.noise import gumbel_at, noise_of_rows, stream_seed
+from lp.sampling.penalties import change
 from lp.sampling.rows import Rows
 from lp.sampling.sampler import Sampler
 from lp.sampling.settings import Sampling
-from lp.sampling.together import Asked
-from lp.sampling.warping import warp
 from lp.tree import PREFIX, TokenTree
 
 

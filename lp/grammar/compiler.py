@@ -13,12 +13,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from lp.grammar.matcher import Compiler, Matcher
+from lp.grammar.matcher import Matcher
 from lp.grammar.settings import Grammar, GrammarBackend, GrammarError
 from lp.grammar.state import GrammarState
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+    from lp.grammar.with_llguidance import GuidanceCompiler
+    from lp.grammar.with_xgrammar import XGrammarCompiler
 
 MISSING = "structured output needs the package llguidance; install it with pip install 'lookahead-parallel[grammar]'"
 # The extras of this project that install the packages.
@@ -58,7 +61,7 @@ class Grammars:
         """
         self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, list(eos)
         self._backend = pick_backend(backend)
-        self._compiler: Compiler | None = None
+        self._compiler: GuidanceCompiler | XGrammarCompiler | None = None
         self._kept: OrderedDict[Grammar, Matcher] = OrderedDict()
         self._lock, self._making = threading.Lock(), threading.Lock()
 
@@ -94,13 +97,13 @@ class Grammars:
                 self._kept.popitem(last=False)
         return matcher
 
-    def _made(self) -> Compiler:
+    def _made(self) -> GuidanceCompiler | XGrammarCompiler:
         with self._making:
             if self._compiler is None:
                 self._compiler = self._make()
             return self._compiler
 
-    def _make(self) -> Compiler:
+    def _make(self) -> GuidanceCompiler | XGrammarCompiler:
         match self._backend:
             case GrammarBackend.llguidance:
                 from lp.grammar.with_llguidance import GuidanceCompiler

@@ -1,13 +1,10 @@
-"""The face of a package that compiles and follows grammars. Knows neither the packages nor what a request asks for.
-
-The face is the part of llguidance's own that this project uses, so its matchers need nothing around them.
+"""The interface of a package that follows grammars: the part of llguidance's own that this project uses, so that its
+matchers need no wrapper. Knows neither the packages nor what a request asks for.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
-
-from lp.grammar.settings import Grammar
 
 
 class Matcher(Protocol):
@@ -23,15 +20,15 @@ class Matcher(Protocol):
         """Whether nothing may follow."""
         ...
 
-    def consume_token(self, token: int) -> bool:
+    def consume_token(self, token: int, /) -> bool:
         """Goes on with a token. False, and an error, if it may not follow."""
         ...
 
-    def consume_tokens(self, tokens: list[int]) -> bool:
+    def consume_tokens(self, tokens: list[int], /) -> bool:
         """Goes on with tokens. False, and an error, if one may not follow."""
         ...
 
-    def try_consume_tokens(self, tokens: list[int]) -> int:
+    def try_consume_tokens(self, tokens: list[int], /) -> int:
         """Goes on as far as the grammar is kept. Returns how many of the tokens it has taken."""
         ...
 
@@ -39,7 +36,7 @@ class Matcher(Protocol):
         """Goes back by so many tokens."""
         ...
 
-    def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_num_bytes: int) -> None:
+    def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_num_bytes: int, /) -> None:
         """Writes what may follow, a bit for each token of the vocabulary, to memory at that address."""
         ...
 
@@ -60,17 +57,11 @@ class Vocabulary(Protocol):
     def tokenize_bytes(self, utf8bytes: bytes) -> list[int]: ...
 
 
-class Compiler(Protocol):
-    """A package, with what it has made of one tokenizer."""
-
-    @property
-    def vocabulary(self) -> Vocabulary: ...
-
-    def compile(self, grammar: Grammar) -> Matcher:
-        """The matcher of a text that has not begun. Raises GrammarError, which says where the grammar is wrong."""
-        ...
-
-
 def one_line(text: str) -> str:
     """The beginning of a package's message as one line."""
     return " ".join(text.split())[:300]
+
+
+def escaped(name: str) -> str:
+    """A name as part of a JSON pointer."""
+    return str(name).replace("~", "~0").replace("/", "~1")

@@ -1,8 +1,10 @@
-"""Where a text is in its grammar: what may follow, along a tree as well.
+"""Follows the grammar of a text along its sequence and along a tree, and keeps tokens that may not follow from being
+chosen.
 
-It follows from the grammar and the token ids alone, so every rank, and whoever resumes a sequence, reaches the same.
+What may follow is a function of the grammar and the token ids alone, so every rank, and a sequence that is resumed,
+reaches the same.
 
-    R rows of a tree, W words of 32 tokens
+    R rows of a tree, V vocabulary, W words of 32 tokens
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from lp.grammar.matcher import Matcher, Vocabulary
-from lp.tree import TokenTree
+from lp.platform.hardware import upload
+from lp.tree import DEAD_END, Answers, TokenTree
 
 
 class Masks(NamedTuple):
@@ -25,6 +30,44 @@ class Masks(NamedTuple):
 
     words: np.ndarray
     is_bound: np.ndarray
+
+    def forbid(self, banned: Sequence[Sequence[int]]) -> None:
+        """Takes tokens from what may follow. banned: of each row."""
+        for row, tokens in enumerate(banned):
+            for token in tokens if self.is_bound[row] else ():
+                self.words[row, token >> 5] &= np.int32(~np.uint32(1 << (token & 31)).astype(np.int32))
+
+    def fix(self, answers: Answers) -> None:
+        """Corrects the answers of these rows: those of dead ends become DEAD_END, and candidates that may not follow,
+        where fewer may than were asked for, become the target.
+        """
+        targets = answers.targets
+        candidates = targets[:, None] if answers.candidates is None else answers.candidates
+        may_follow = np.take_along_axis(self.words, np.maximum(candidates, 0).astype(np.int64) >> 5, axis=1)
+        may_follow = may_follow >> (np.maximum(candidates, 0) & 31) & 1
+        found = np.where(may_follow | (candidates < 0), candidates, candidates[:, :1])
+        found[~self.words.any(axis=1)] = DEAD_END
+        answers.targets = found[:, 0]
+        answers.candidates = None if answers.candidates is None else found
+
+
+def apply_masks(scores_RV: Tensor, masked: Sequence[tuple[int, Masks]]) -> None:
+    """Sets the scores of all tokens that may not follow to -inf, in place. Rows that are dead ends stay as they are.
+
+    masked: for each sequence, the number of its first row and what may follow its rows. Nothing waits for masks: they
+    are bits until they reach the device, 6 KB for each row of 50,000 tokens, and the host finds them after it has given
+    the device the forward.
+    """
+    for first, masks in masked:
+        words = np.where(masks.words.any(axis=1, keepdims=True), masks.words, np.int32(-1))
+        rows = scores_RV[first : first + len(words)]
+        if rows.device.type == "cpu":
+            bits = np.unpackbits(words.view(np.uint8), axis=1, count=rows.shape[1], bitorder="little")
+            rows.masked_fill_(torch.from_numpy(bits) == 0, -torch.inf)
+        else:
+            shifts = torch.arange(32, dtype=torch.int32, device=rows.device)
+            bits_RV = (upload(words, rows.device)[:, :, None] >> shifts & 1).flatten(1)[:, : rows.shape[1]]
+            rows.masked_fill_(bits_RV == 0, -torch.inf)
 
 
 class Forced(NamedTuple):

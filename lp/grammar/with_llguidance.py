@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 from llguidance.hf import from_tokenizer
 
-from lp.grammar.matcher import one_line
-from lp.grammar.schema_faults import find_fault
+from lp.grammar.matcher import escaped, one_line
 from lp.grammar.settings import ANY_OBJECT, Grammar, GrammarError
 
 if TYPE_CHECKING:
@@ -22,10 +21,19 @@ MOST_LEXER_STATES = 50_000
 # JSON on one line, as json.dumps writes it: a model that may write any white space may never end. A schema's
 # "x-guidance" can say otherwise.
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Keywords whose value is a schema, a list of schemas, or an object with schemas as values.
+ONE = ("additionalProperties", "items", "contains", "not", "if", "then", "else", "propertyNames", "additionalItems")
+SEVERAL = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+# What references point to: a part is tried together with it.
+SHARED = ("$defs", "definitions", "$id", "$schema")
+MOST_TRIES = 500
 
 
 class GuidanceCompiler:
-    """A Compiler. vocabulary: a trie of all tokens, which takes about a second for 100,000 of them."""
+    """Compiles grammars for one tokenizer. vocabulary: a trie of all tokens, which takes about a second for 100,000 of
+    them.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, vocab_size: int, eos: Sequence[int]):
         """eos: none of them means the tokenizer's own. Raises GrammarError for a tokenizer of an unknown kind."""
@@ -35,6 +43,7 @@ class GuidanceCompiler:
             raise GrammarError(f"this model's tokenizer knows no grammars: {one_line(str(error))}") from error
 
     def compile(self, grammar: Grammar) -> LLMatcher:
+        """The matcher of a text that has not begun. Raises GrammarError, which says where the grammar is wrong."""
         matcher = _matcher(self.vocabulary, _in_own_notation(grammar))
         if matcher.is_error():
             raise GrammarError(_reason(self.vocabulary, grammar, matcher.get_error()))
@@ -90,3 +99,39 @@ def _reason(trie: LLTokenizer, grammar: Grammar, error: str) -> str:
         where, error = find_fault(json.loads(grammar.text), fault, error)
         where = f" at {where}"
     return f"the {grammar.kind} cannot be used{where}: {one_line(error)}"
+
+
+def find_fault(schema: Any, fault: Callable[[Any], str], error: str) -> tuple[str, str]:
+    """The JSON pointer of the smallest part that is faulty by itself, such as #/properties/age, and its fault.
+
+    fault: what is wrong with a schema; empty if nothing is. error: the fault of the whole.
+    """
+    shared = {name: schema[name] for name in SHARED if name in schema} if isinstance(schema, dict) else {}
+    pointer, num_tries, is_deeper = "#", 0, True
+    while is_deeper:
+        is_deeper = False
+        for name, part in _parts(schema):
+            num_tries += 1
+            if num_tries > MOST_TRIES:
+                return pointer, error
+            # What is shared may be at fault itself: it is tried where it stands.
+            found = fault(part if any(name.startswith(f"{key}/") for key in SHARED) else {**shared, **part})
+            if found:
+                pointer, error, schema, is_deeper = f"{pointer}/{name}", found, part, True
+                break
+    return pointer, error
+
+
+def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas directly within a schema, those that references point to first, each with its pointer from there."""
+    if not isinstance(schema, dict):
+        return
+    for keyword in (*SHARED, *NAMED):
+        if isinstance(named := schema.get(keyword), dict) and keyword in NAMED:
+            yield from ((f"{keyword}/{escaped(name)}", part) for name, part in named.items() if isinstance(part, dict))
+    for keyword in SEVERAL:
+        if isinstance(several := schema.get(keyword), list):
+            yield from ((f"{keyword}/{at}", part) for at, part in enumerate(several) if isinstance(part, dict))
+    for keyword in ONE:
+        if isinstance(one := schema.get(keyword), dict):
+            yield keyword, one

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lp.sampling.contrast.settings import Contrast
+from lp.sampling.contrast import Contrast
 from lp.sampling.settings import Sampling
 
 

@@ -15,26 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp.grammar import masks
-from lp.grammar.state import GrammarState, Masks
+from lp.grammar.state import GrammarState, Masks, apply_masks
 from lp.platform.library import Library, library
-from lp.sampling.changes import change
-from lp.sampling.contrast.scores import apply as apply_contrast
-from lp.sampling.contrast.settings import Contrast
-from lp.sampling.couplings.chooser import make_chooser
-from lp.sampling.full_vocabulary import FullVocabulary
-from lp.sampling.fused import NUM_BEST, TRUNCATED, WHOLE, FusedChooser, can_fuse
+from lp.sampling.batch import Asked, launch_all
+from lp.sampling.choosers import WHOLE, FullVocabulary, FusedChooser, can_fuse, choosers_for, warp
+from lp.sampling.contrast import Contrast
+from lp.sampling.contrast import apply as apply_contrast
+from lp.sampling.couplings import CoupledChooser
 from lp.sampling.noise import NoiseTable, mixed_seed, row_keys
-from lp.sampling.penalties import Penalties, touches
+from lp.sampling.penalties import Penalties, change, touches
 from lp.sampling.rows import LAYOUT, Chooser, Rows, layout_of
 from lp.sampling.settings import Sampling
-from lp.sampling.shortlist import Shortlist
-from lp.sampling.together import Asked, launch_all
-from lp.sampling.warping import warp
 from lp.tree import Answers, Coupled, TokenTree
-
-# Lengths of the shortlists: the second is used for rows that the first did not settle.
-SHORTLISTS = (NUM_BEST, 4096)
 
 
 class Sampler:
@@ -101,7 +93,7 @@ class Sampler:
     def _ask_coupled(self, coupled: Coupled, tree: TokenTree, tokens: Sequence[int], num_candidates: int) -> Asked:
         """What answers rows whose targets depend on drafts. tree: without that."""
         asked, num_tokens = self.ask(tree, tokens, num_candidates), min(max(1, num_candidates), self.vocab_size)
-        return asked._replace(choosers=(make_chooser(coupled, self._seed, num_tokens, self.noise is None),))
+        return asked._replace(choosers=(CoupledChooser(coupled, self._seed, num_tokens, self.noise is None),))
 
     def _drawn(self, native: Library, tree: TokenTree, length: int, num_candidates: int) -> Asked:
         """What `ask` returns where all rows are drawn without penalties."""
@@ -157,7 +149,7 @@ class Sampler:
         assert self.grammar
         found = self.grammar.masks(tree, tokens)
         if self.penalties and (banned := self.penalties.banned(tree, tokens)):
-            masks.forbid(found, banned)
+            found.forbid(banned)
         return found
 
     def answers(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int], num_candidates: int = 0) -> Answers:
@@ -183,35 +175,5 @@ class Sampler:
         if asked.touch:
             change(scores_RV, [(0, asked.touch())], can_fuse(scores_RV.device))
         if asked.mask:
-            masks.apply(scores_RV, [(0, asked.mask())])
+            apply_masks(scores_RV, [(0, asked.mask())])
         return warp(Rows(scores_RV, asked.choices, asked.dropped, asked.positions, []))
-
-
-def truncates(sampling: Sampling) -> bool:
-    """Whether the settings drop tokens before one is drawn."""
-    return bool(sampling.temperature and (sampling.top_k or sampling.top_p != 1 or sampling.min_p))
-
-
-def choosers_for(sampling: Sampling, vocab_size: int, num_tokens: int, is_fused: bool) -> tuple[Chooser, ...]:
-    """The choosers of K = num_tokens tokens for these settings: shortlists, shortest first, then the full vocabulary.
-
-    is_fused: whether kernels of a GPU may stand for the first.
-    """
-    if not truncates(sampling):
-        return (FusedChooser(WHOLE, num_tokens) if is_fused else FullVocabulary(num_tokens, not sampling.temperature),)
-    short: list[Chooser] = list(_shortlists(sampling, vocab_size, num_tokens))
-    if is_fused and short and short[0] == Shortlist(NUM_BEST, num_tokens, _is_of_all(sampling)):
-        short[0] = FusedChooser(TRUNCATED, num_tokens)
-    return (*short, FullVocabulary(num_tokens, is_greedy=False, is_truncated=True))
-
-
-def _shortlists(sampling: Sampling, vocab_size: int, num_tokens: int) -> list[Shortlist]:
-    """None where the full vocabulary takes no longer."""
-    assert sampling.top_p is not None
-    largest = vocab_size // (2 if sampling.top_p < 1 else 100)  # top-p sorts the vocabulary, so even a long list pays
-    return [Shortlist(size, num_tokens, _is_of_all(sampling)) for size in SHORTLISTS if num_tokens <= size <= largest]
-
-
-def _is_of_all(sampling: Sampling) -> bool:
-    """Whether top-p is a share of the whole vocabulary's probability."""
-    return not sampling.top_k and sampling.top_p != 1

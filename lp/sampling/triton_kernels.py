@@ -173,7 +173,7 @@ def settle(
 @triton.jit
 def penalise(scores, words, floats, row_stride, HEADER: tl.constexpr, BLOCK: tl.constexpr):
     """Programs [rows that are changed, blocks of touched tokens]. Changes scores in place. words, floats: one array, as
-    lp/sampling/changes.py lays it out.
+    lp/sampling/penalties.py lays it out.
     """
     header = words + tl.program_id(0) * HEADER
     num_touched = tl.load(header + 2)

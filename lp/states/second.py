@@ -16,7 +16,7 @@ from lp.model.causal import CausalModel
 from lp.model.fast_forward import SequenceRows
 from lp.request import Sequence as TokenSequence
 from lp.runner import StepInput
-from lp.sampling.together import Asked
+from lp.sampling.batch import Asked
 from lp.states.sequence_state import CachedTokens
 from lp.tree import NO_ROWS
 

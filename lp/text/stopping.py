@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from lp.text.detokenizer import Detokenizer
 from lp.tree import DEAD_END, NOT_A_TOKEN
 
+if TYPE_CHECKING:
+    from lp.grammar.state import GrammarState
+
 # "error" means that the model's logits were not numbers; "no_room", that the request needs more keys and values than
-# there is memory for, as the text says; "dead_end", that the grammar does not let the text end, and nothing that it
+# there is memory for; "dead_end", that the grammar does not let the text end, and nothing that it
 # allows may follow.
 FinishReason = Literal["stop", "length", "cancelled", "error", "no_room", "dead_end"]
 
@@ -23,10 +26,10 @@ FinishReason = Literal["stop", "length", "cancelled", "error", "no_room", "dead_
 class Stopping:
     """When generation stops.
 
-    max_new_tokens: None allows as many as the context has room for; 0 is for a prompt whose log-probabilities are
-    wanted, and nothing else. stop: strings that end the text and are not part of
-    it. stop_token_ids: tokens that end it, as the checkpoint's end-of-sequence tokens do. ignore_eos: the latter do not
-    end it. skip_special_tokens: whether special tokens are left out of the text, in which stop strings are looked for.
+    max_new_tokens: None allows as many as the context holds; 0 is for a prompt whose log-probabilities alone are
+    wanted. stop: strings that end the text and are not part of it. stop_token_ids: tokens that end it, as the
+    checkpoint's end-of-sequence tokens do. ignore_eos: the latter do not end it. skip_special_tokens: whether special
+    tokens are left out of the text, in which stop strings are looked for.
     """
 
     max_new_tokens: int | None = None
@@ -100,21 +103,12 @@ class TextStream:
         return 0
 
 
-class Follows(Protocol):
-    """What a text must keep. is_over: whether nothing may follow."""
-
-    @property
-    def is_over(self) -> bool: ...
-
-    def push(self, token: int) -> bool:
-        """Goes on with a token. Returns False if it may not follow."""
-        ...
-
-
 class StopConditions:
     """Decides, token by token, whether a sequence is over. num_left: how many tokens may still come."""
 
-    def __init__(self, stopping: Stopping, eos: Sequence[int], max_new_tokens: int, grammar: Follows | None = None):
+    def __init__(
+        self, stopping: Stopping, eos: Sequence[int], max_new_tokens: int, grammar: GrammarState | None = None
+    ):
         """grammar: what the text must keep; it gets every token that does not end the text otherwise."""
         self.grammar = grammar
         self.stop_tokens = {*stopping.stop_token_ids, *(() if stopping.ignore_eos else eos)}

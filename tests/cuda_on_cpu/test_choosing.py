@@ -17,9 +17,8 @@ from lp.model.fast_forward import Choosing, SequenceRows
 from lp.request import Sequence
 from lp.runner import StepInput
 from lp.sampling import sampler, together
-from lp.sampling.full_vocabulary import FullVocabulary
+from lp.sampling.choosers import FullVocabulary, Shortlist
 from lp.sampling.rows import Rows
-from lp.sampling.shortlist import Shortlist
 from lp.single_device import SingleDevice
 from lp.tree import NO_ROWS, TokenTree
 from tests.cuda_on_cpu.cuda_api import CUDAGraph

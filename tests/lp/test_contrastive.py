@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 
 from lp import Auto, Beam, BestOf, Contrastive, Engine, Sampling, SecondModel, Stopping
 from lp.methods import INNER, DecodeLimits, check, from_dict, to_dict
-from lp.sampling.contrast.scores import FAR, contrast
-from lp.sampling.contrast.settings import Contrast
+from lp.sampling.contrast import FAR, Contrast, contrast
 from tests.lp.test_lossless import make_prompt
 from tests.slow import slow_except
 

@@ -106,7 +106,7 @@ def test_sequences_that_choose_alike_are_answered_by_one_call(llama: Engine, mon
         rows.append(len(scores))
         return real(scores, num_tokens)
 
-    monkeypatch.setattr("lp.sampling.full_vocabulary.best_tokens", counted)
+    monkeypatch.setattr("lp.sampling.choosers.best_tokens", counted)
     runner = SingleDevice(llama.checkpoint.model)
     steps = []
     for number in range(6):

@@ -3,7 +3,7 @@ trees as in SpecInfer, arXiv 2305.09781, and Sequoia, arXiv 2402.12374).
 
 Verification is that of all methods: a draft counts if it is the target. Under sampling the second model draws with the
 noise of each position, so it draws what the model will draw wherever both agree well enough. With verify=rejection the
-targets are coupled to the drafts instead (lp/sampling/couplings/rejection.py).
+targets are coupled to the drafts instead (lp/sampling/couplings.py).
 """
 
 from __future__ import annotations

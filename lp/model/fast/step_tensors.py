@@ -24,7 +24,7 @@ from lp.platform.hardware import upload_into
 from lp.platform.library import address, library
 from lp.tree import TokenTree
 
-# Numbers of each row that say how its token is chosen. What they mean is in lp/sampling/fused.py.
+# Numbers of each row that say how its token is chosen. What they mean is in lp/sampling/choosers.py.
 NUM_CHOICES = 4
 # The most kinds of choosing that there are.
 MOST_KINDS = 2

@@ -14,7 +14,7 @@ from lp import Auto, Autoregressive, DraftModel, Engine, Lookahead, Sampling, Se
 from lp.draft_model import rounds
 from lp.grammar.settings import Grammar
 from lp.request import Completion
-from lp.sampling.couplings import rejection
+from lp.sampling import couplings
 from lp.single_device import SingleDevice
 from tests.lp.test_lossless import make_prompt
 from tests.models import generate_greedily, save_checkpoint
@@ -184,7 +184,7 @@ def test_rejection_keeps_the_distribution_of_texts(
 ) -> None:
     """Chi square of the first two tokens against exact probabilities. Accepting every draft fails the same test."""
     if with_bias:
-        monkeypatch.setattr(rejection, "decide", lambda model, proposal, row, draws: proposal.tokens[0])
+        monkeypatch.setattr(couplings, "decide", lambda model, proposal, row, draws: proposal.tokens[0])
     prompt, decode, number, top_k = make_prompt(12), DraftModel(depth=2, verify="rejection"), 400, 3
     with torch.no_grad():
         first = llama_reference(torch.tensor([prompt])).logits[0, -1].topk(top_k)

@@ -9,7 +9,6 @@ import pytest
 
 from lp import Grammar
 from lp.grammar.compiler import Grammars
-from lp.grammar.masks import forbid, mend
 from lp.grammar.settings import GrammarBackend
 from lp.grammar.state import GrammarState
 from lp.tree import DEAD_END, Answers, TreeBuilder, chain
@@ -110,8 +109,10 @@ def test_bans_may_leave_nothing(grammars: Grammars) -> None:
     first = allowed(masks.words[0])
     assert first
     answers = Answers(np.array([first[0]], np.int32), np.array([[first[0], 2, 3]], np.int32))
-    mended = mend(answers, masks)
-    assert mended.targets.tolist() == [first[0]] and mended.candidates is not None
-    assert set(mended.candidates[0].tolist()) <= set(first)
-    forbid(masks, [first])
-    assert mend(Answers(np.array([0], np.int32)), masks).targets.tolist() == [DEAD_END]
+    masks.fix(answers)
+    assert answers.targets.tolist() == [first[0]] and answers.candidates is not None
+    assert set(answers.candidates[0].tolist()) <= set(first)
+    masks.forbid([first])
+    dead_end = Answers(np.array([0], np.int32))
+    masks.fix(dead_end)
+    assert dead_end.targets.tolist() == [DEAD_END]

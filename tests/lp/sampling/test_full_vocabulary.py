@@ -13,10 +13,10 @@ from transformers import GenerationConfig
 
 from benchmarks.shared.processors import warpers
 from lp import Sampling
+from lp.sampling.choosers import Shortlist
 from lp.sampling.noise import gumbel
 from lp.sampling.rows import Chooser
 from lp.sampling.sampler import Sampler, choosers_for
-from lp.sampling.shortlist import Shortlist
 from lp.tree import NOT_A_TOKEN, TokenTree, chain
 from tests.slow import slow_except
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from lp import Sampling
-from lp.sampling.full_vocabulary import FullVocabulary
-from lp.sampling.fused import CHUNK, KINDS, TRUNCATED, WHOLE, FusedChooser
+from lp.sampling.choosers import CHUNK, KINDS, TRUNCATED, WHOLE, FullVocabulary, FusedChooser
 from lp.sampling.rows import Rows
 from lp.sampling.sampler import Sampler
 from lp.tree import TokenTree

@@ -13,8 +13,7 @@ import torch
 
 from benchmarks.shared.processors import context_processors
 from lp import Sampling
-from lp.sampling.changes import change
-from lp.sampling.penalties import Penalties, touches
+from lp.sampling.penalties import Penalties, change, touches
 from lp.tree import TokenTree, TreeBuilder, chain
 from tests.lp.model.gpu.fused.interpreter import interpret
 

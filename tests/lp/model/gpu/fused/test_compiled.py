@@ -22,8 +22,8 @@ from lp.model.gpu.fused.stage import Slots
 from lp.model.program.schedule import schedule
 from lp.model.program.steps import Value
 from lp.platform.build import missing_triton
-from lp.sampling.changes import BLOCK, HEADER
-from lp.sampling.fused import CHUNK, MOST_TOKENS, NUM_BEST
+from lp.sampling.choosers import CHUNK, MOST_TOKENS, NUM_BEST
+from lp.sampling.penalties import BLOCK, HEADER
 from tests.lp.model.gpu.fused.resources import ARCHITECTURES, SHARED_MEMORY, compile_for
 from tests.slow import slow_except
 

@@ -4,7 +4,7 @@ How many kernels and copies that takes depends on which kinds of settings there 
 a row's answer does not depend on the rows beside it. Where the settings truncate the distribution, a `Shortlist` comes
 first; `FullVocabulary` settles the rows that remain. Knows nothing of trees, windows or ranks.
 
-    L rows of all sequences, R rows of one, V vocabulary, K best tokens, T alternatives with log-probabilities
+    L rows of all sequences, R rows of one, V vocabulary, K best tokens, T likeliest tokens of a row
 """
 
 from __future__ import annotations
@@ -18,23 +18,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp.grammar import masks
-from lp.grammar.state import Masks
+from lp.grammar.state import Masks, apply_masks
 from lp.platform.hardware import Download, upload
-from lp.sampling.changes import change
-from lp.sampling.contrast.scores import apply as apply_contrast
-from lp.sampling.contrast.scores import as_wide
-from lp.sampling.contrast.settings import Contrast
-from lp.sampling.fused import FusedChooser, can_fuse
-from lp.sampling.logprobs import LogProbabilities
+from lp.sampling.choosers import FusedChooser, can_fuse
+from lp.sampling.contrast import Contrast, as_wide
+from lp.sampling.contrast import apply as apply_contrast
 from lp.sampling.noise import NoiseTable
-from lp.sampling.penalties import Touched
+from lp.sampling.penalties import Touched, change
 from lp.sampling.rows import LAYOUT, Chooser, Rows
+from lp.sampling.top_k import top_tokens
 from lp.tree import Ahead, Answers
 
 # Launches a captured kind of choosing for all rows of a step; returns what it has chosen, as FusedChooser does.
 Replay = Callable[[str], Tensor]
-_NO_ROWS = np.empty(0, np.int64)
+# The most likeliest tokens that a request may ask for; see Sampling.check. As many are always found, so that which of
+# several equally likely ones come first does not depend on how many are asked for. A beam search may need more.
+MOST_LIKELIEST = 20
 
 
 class Asked(NamedTuple):
@@ -128,7 +127,7 @@ def launch_all(
         change(logits_LV, touched, can_fuse(logits_LV.device))
     masked = {number: one.mask() for number, one in enumerate(asked) if one.mask}
     if masked:
-        masks.apply(logits_LV, [(rows[number].start, found) for number, found in masked.items()])
+        apply_masks(logits_LV, [(rows[number].start, found) for number, found in masked.items()])
     groups = _groups(asked)
     late = [rows[number] for group in groups for number in group if asked[number].may_wait]
     kept = _kept(logits_LV, late, not is_lasting)
@@ -263,7 +262,7 @@ def _answers(
             found[number] = Answers(mine[:, 0], _widened(mine, num_candidates) if num_candidates else None)
             late[number] = is_late[own]
     for number, allowed in masked.items():
-        masks.mend(found[number], allowed)
+        allowed.fix(found[number])
     if report:
         report.add_to(found, late, downloaded[end:])
     return found
@@ -276,7 +275,11 @@ def _settled(group: _Group, one: Asked, packed: np.ndarray) -> tuple[np.ndarray,
     """
     num_tokens = int(one.choices.view(LAYOUT)["num_tokens"][0, 0])
     tokens, is_late = packed[:, 1 : 1 + num_tokens].astype(np.int32), packed[:, 0] == 0
-    own = np.concatenate([np.arange(rows.start, rows.stop) for rows in group.rows]) if one.may_wait else _NO_ROWS
+    own = (
+        np.concatenate([np.arange(rows.start, rows.stop) for rows in group.rows])
+        if one.may_wait
+        else np.empty(0, np.int64)
+    )
     left = np.flatnonzero(is_late[own])
     if len(left):
         rows = group.rest().take(left)
@@ -294,3 +297,68 @@ def _widened(tokens_RK: np.ndarray, num_candidates: int) -> np.ndarray:
     """A vocabulary of fewer than K tokens leaves columns to be filled."""
     missing = num_candidates - tokens_RK.shape[1]
     return np.pad(tokens_RK, ((0, 0), (0, missing)), "edge") if missing else tokens_RK
+
+
+def logprobs(logits_RV: Tensor, targets_R1: Tensor, num_likeliest: int) -> Tensor:
+    """int32 [R, 1 + 2T], floats by their bits: the target's log-probability, the T = num_likeliest likeliest tokens,
+    their log-probabilities.
+    """
+    logs_RV = logits_RV.log_softmax(dim=1)
+    of_targets = _bits(logs_RV.gather(1, targets_R1.clamp(min=0)))
+    if not num_likeliest:
+        return of_targets
+    found = top_tokens(logits_RV, min(max(MOST_LIKELIEST, num_likeliest), logits_RV.shape[1]))
+    order = found.values.sort(dim=1, descending=True, stable=True).indices[:, :num_likeliest]
+    tokens_RT = found.tokens.gather(1, order)
+    return torch.cat([of_targets, tokens_RT.int(), _bits(logs_RV.gather(1, tokens_RT))], dim=1)
+
+
+def _bits(values: Tensor) -> Tensor:
+    """The int32 values that have the bits of these floats."""
+    return values.contiguous().view(torch.int32)
+
+
+@dataclass
+class LogProbabilities:
+    """Log-probabilities that a device has been asked for, of the rows of some sequences.
+
+    numbers: of the sequences. num_rows, num_likeliest: of each of them, its rows and T. packed: int32 [all rows, 1 + 2
+    * most] on the device. most: the largest T. logits: [all rows, V].
+    """
+
+    numbers: list[int]
+    num_rows: list[int]
+    num_likeliest: list[int]
+    packed: Tensor
+    most: int
+    logits: Tensor
+
+    @staticmethod
+    def launch(
+        numbers: list[int], num_rows: list[int], num_likeliest: list[int], logits: Tensor, targets: Tensor
+    ) -> LogProbabilities:
+        """Gives the device its work. targets: int [all rows, 1]."""
+        most = max(num_likeliest)
+        return LogProbabilities(
+            numbers, num_rows, num_likeliest, logprobs(logits, targets.long(), most), most, logits
+        )  # fmt: skip
+
+    def add_to(self, answers: list[Answers], late: list[np.ndarray], downloaded: np.ndarray) -> None:
+        """Adds them to the answers of all sequences. late: which rows' targets were not what the device had been given,
+        bool [R] of each sequence. downloaded: what was packed, as integers of any width.
+        """
+        table = downloaded.astype(np.int32).reshape(-1, 1 + 2 * self.most)
+        self._renew(table, answers, late)
+        floats, end = table.view(np.float32), 0
+        for number, size, num in zip(self.numbers, self.num_rows, self.num_likeliest, strict=True):
+            begin, end = end, end + size
+            own = answers[number]
+            own.logprobs, own.top_tokens = floats[begin:end, 0], table[begin:end, 1 : 1 + num]
+            own.top_logprobs = floats[begin:end, 1 + self.most : 1 + self.most + num]
+
+    def _renew(self, table: np.ndarray, answers: list[Answers], late: list[np.ndarray]) -> None:
+        rows = np.flatnonzero(np.concatenate([late[number] for number in self.numbers]))
+        if len(rows):
+            targets = np.concatenate([answers[number].targets for number in self.numbers])[rows].astype(np.int64)
+            logits = self.logits[upload(rows, self.logits.device)]
+            table[rows, :1] = Download(logprobs(logits, upload(targets, logits.device)[:, None], 0)).wait()

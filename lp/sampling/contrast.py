@@ -1,5 +1,5 @@
 """The scores of contrastive decoding: an expert's log-probabilities minus an amateur's (Li et al., arXiv 2210.15097,
-section 3), which take the place of the logits. All arithmetic is a row's own.
+section 3), which take the place of the logits. Knows nothing of where logits come from.
 
     L rows of all sequences, R rows of one, V vocabulary
 """
@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lp.sampling.contrast.settings import Contrast
-
 # Subtracted from the log-probabilities of tokens that are not plausible. They come behind all that are, in their order,
 # so that one of them is chosen only where a grammar or a ban leaves no other. Their probability is 0.
 FAR = 1e4
+
+
+class Contrast(NamedTuple):
+    """How scores are made of two distributions. alpha, weight, temperature (of the amateur): see
+    lp.nested.settings.Contrastive. of_second: whether a second model is the amateur, rather than the model itself.
+    """
+
+    alpha: float
+    weight: float
+    temperature: float
+    of_second: bool
 
 
 def contrast(expert_RV: Tensor, amateur_RV: Tensor, how: Contrast) -> Tensor:

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lp.sampling.couplings import rejection
-from lp.sampling.couplings.base import DRAFT_STREAM, Draws
+from lp.sampling.couplings import DRAFT_STREAM, Draws, decide
 from lp.sampling.noise import gumbel_at, stream_seed
 from lp.sampling.sampler import Sampler
 from lp.sampling.settings import Sampling
@@ -54,7 +53,7 @@ def chosen_with(decide: Decide, draft: Tensor, num_children: int, seed: int = 3)
 @pytest.mark.parametrize("num_children", slow_except([1, 3], 3))
 @pytest.mark.parametrize("name", DRAFTS)
 def test_the_model_decides_how_tokens_are_distributed(name: str, num_children: int) -> None:
-    assert chi_square(chosen_with(rejection.decide, DRAFTS[name], num_children), MODEL) < CRITICAL[4]
+    assert chi_square(chosen_with(decide, DRAFTS[name], num_children), MODEL) < CRITICAL[4]
 
 
 @pytest.mark.parametrize("num_children", [1, 3])
@@ -75,13 +74,13 @@ def test_noise_of_the_draft_must_not_decide_on_it() -> None:
 
     def same_noise(model: Tensor, proposal: Proposal, row: int, draws: Draws) -> int:
         draws = Draws(stream_seed(draws.seed, DRAFT_STREAM), draws.positions)
-        return rejection.decide(model, proposal, row, draws)
+        return decide(model, proposal, row, draws)
 
     assert chi_square(chosen_with(same_noise, DRAFTS["another"], 1), MODEL) > 2 * CRITICAL[4]
 
 
 def test_an_equal_draft_is_always_accepted() -> None:
-    assert chosen_with(rejection.decide, MODEL, 1) == [tokens[0] for tokens in drawn(MODEL, 1, 3)]
+    assert chosen_with(decide, MODEL, 1) == [tokens[0] for tokens in drawn(MODEL, 1, 3)]
 
 
 def sampler(temperature: float, seed: int = 5) -> Sampler:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lp.sampling.couplings.base import Draws, Given
-from lp.sampling.couplings.typical import Typical, thresholds
+from lp.sampling.couplings import Draws, Given, thresholds, typical
 from lp.sampling.sampler import Sampler
 from lp.sampling.settings import Sampling
 from lp.tree import Coupled, Proposal, TreeBuilder
@@ -37,7 +36,7 @@ def test_the_formula(epsilon: float, delta: float) -> None:
     children = [tuple(np.random.default_rng(row).permutation(VOCAB)[: row % 5].tolist()) for row in range(40)]
     usual = probabilities.argmin(dim=1)
     given = Given(probabilities, [Proposal(own) for own in children], usual, Draws(1, np.arange(40)))
-    found = Typical(epsilon, delta).targets(given).tolist()
+    found = typical(given, epsilon, delta).tolist()
     bounds = thresholds(probabilities, epsilon, delta)
     num_accepted = 0
     for row, own in enumerate(probabilities.double().tolist()):

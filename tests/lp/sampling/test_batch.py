@@ -15,8 +15,8 @@ from transformers import GenerationConfig
 
 from lp import Sampling
 from lp.platform.library import python_alone
+from lp.sampling.batch import Asked, launch_all, side_by_side
 from lp.sampling.sampler import Sampler
-from lp.sampling.together import Asked, launch_all, side_by_side
 from lp.tree import Answers, TokenTree, chain
 from tests.lp.test_tree import random_tree
 
