@@ -45,8 +45,8 @@ log = logging.getLogger("lookahead")
 class TalkSettings:
     """The settings of every chat.
 
-    system: the system prompt. max_tokens: the most tokens of an answer; None is all the room. color: whether tokens
-    that one step yielded together have a colour.
+    system: the system prompt. max_tokens: the most tokens of an answer; None is as many as the context allows. color:
+    whether tokens that one step yielded together have a colour.
     """
 
     system: str | None = None

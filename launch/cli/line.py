@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from launch.cli.programs import PROGRAMS, Program, models
-from launch.config.reference import choices_of, settings_of
+from launch.config.reference import RENAMED, choices_of, settings_of
 
 _SETTING = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[A-Za-z_][\w.@/:-]*)(?P<equals>=)?(?P<value>.*)", re.DOTALL)
 # Values in which Hydra's grammar has a meaning of its own; they are not compared with names.
@@ -173,6 +173,7 @@ def _check_settings(name: str, program: Program, settings: Sequence[str]) -> Non
         found = _SETTING.fullmatch(setting)
         assert found
         key, value = found["key"].partition("@")[0], found["value"]
+        key = RENAMED.get(key, key)
         if found["mark"] or key == "hydra" or key.startswith(("hydra.", "hydra/", *open_keys)):
             continue
         if key not in known:

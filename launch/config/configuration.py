@@ -6,6 +6,7 @@ model, so that a command without one starts at once.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
@@ -18,7 +19,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import KeyValidationError, OmegaConfBaseException
 
 from launch.config import resources
+from launch.config.reference import RENAMED
 from launch.config.resources import conf, resource
+
+log = logging.getLogger("lookahead")
 
 # Keys whose values are taken literally: neither Hydra's grammar nor OmegaConf's interpolation applies to them.
 FREE_TEXT = (
@@ -126,6 +130,9 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         key, equals, value = argument.partition("=")
         if not equals:
             raise UsageError(f"{argument!r} is not of the form key=value; --help lists the keys")
+        if new_key := RENAMED.get(key):
+            log.warning("warning: %s is now called %s; the old name works for one more release", key, new_key)
+            key, argument = new_key, f"{new_key}={value}"
         if key in FREE_TEXT:
             texts[key] = value
         else:

@@ -35,6 +35,12 @@ PROGRAMS = {
     "ray_generate": ("launch.cluster.program_settings", "RayGenerateSettings"),
     "ray_serve": ("launch.cluster.program_settings", "RayServeSettings"),
 }
+# The names of settings by the names that they had until the last release, under which they are still accepted.
+RENAMED = {
+    "supervisor.answer_within_s": "supervisor.answer_timeout_s",
+    "supervisor.hang_s": "supervisor.hang_timeout_s",
+    "supervisor.start_within_s": "supervisor.start_timeout_s",
+}
 _METHODS = "lp.methods"
 _BOOLEANS = ("true", "false")
 

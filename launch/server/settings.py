@@ -28,7 +28,7 @@ class ServerSettings:
     api_keys_file: a file with more of them, one a line; the environment variable LOOKAHEAD_API_KEYS may hold more.
     allowed_origins: origins whose pages a browser lets talk to the server, such as https://chat.example.org; `*` is
     every origin. allowed_hosts: names by which the server may be called beyond those of this machine; `*` is every
-    name. See launch/server/safety/hosts.py. tls_certificate, tls_key: PEM files; with them, the server speaks HTTPS.
+    name. See launch/server/access.py. tls_certificate, tls_key: PEM files; with them, the server speaks HTTPS.
 
     head_timeout_s: seconds that a connection has to send the head of a request. body_timeout_s: seconds that a request
     has to send its body. max_connections: open connections beyond which a new one is refused.

@@ -103,7 +103,7 @@ class Membership:
 
     def disconnected(self, rank: int, now: float) -> None:
         """The rank's link has closed. It soon counts as silent, unless its process turns out to have ended."""
-        self.slots[rank].last_sign = now - self.settings.answer_within_s + LOOK_AROUND_S
+        self.slots[rank].last_sign = now - self.settings.answer_timeout_s + LOOK_AROUND_S
 
     def joined(self, rank: int, number: int, now: float) -> list[Action]:
         slot = self.slots[rank]
@@ -175,10 +175,10 @@ class Membership:
             return []
         actions = self._leave_out_the_silent(now)
         for slot in self.slots:
-            if slot.state is State.silent and now - slot.since > self.settings.hang_s:
+            if slot.state is State.silent and now - slot.since > self.settings.hang_timeout_s:
                 actions.append(Kill(slot.rank))
-            elif slot.state in (State.starting, State.loading) and now - slot.since > self.settings.start_within_s:
-                slot.message = f"it was not ready within supervisor.start_within_s={self.settings.start_within_s:g} s"
+            elif slot.state in (State.starting, State.loading) and now - slot.since > self.settings.start_timeout_s:
+                slot.message = f"it was not ready within supervisor.start_timeout_s={self.settings.start_timeout_s:g} s"
                 actions.append(Kill(slot.rank))
             elif slot.state is State.down and now >= slot.start_at:
                 actions.append(self._start(slot, now))
@@ -187,7 +187,7 @@ class Membership:
         return actions
 
     def _leave_out_the_silent(self, now: float) -> list[Action]:
-        limit_s = self.settings.answer_within_s
+        limit_s = self.settings.answer_timeout_s
         silent = [slot for slot in self.slots if slot.state in ABLE and now - slot.last_sign > limit_s]
         for slot in silent:
             self._enter(slot, State.silent, now)

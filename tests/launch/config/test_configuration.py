@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
+from launch.cli.line import read_line
 from launch.config import configuration, engine_settings
 from launch.config.engine_settings import mode_of, num_ranks
+from launch.config.reference import RENAMED, settings_of
 from launch.generate import GenerateSettings
+from launch.serve import ServeSettings
+from launch.server.settings import ServerSettings
+from launch.supervisor.settings import SupervisorSettings
 from parallel.mesh import Mode, ParallelSettings
 
 
@@ -47,6 +54,17 @@ def test_biases_of_tokens(value: str, expected: dict[int, float]) -> None:
 def test_biases_that_cannot_be_used(value: str, message: str) -> None:
     with pytest.raises(configuration.UsageError, match=message):
         load_biases(value)
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_setting_is_accepted_under_its_old_name(old: str, new: str, caplog: pytest.LogCaptureFixture) -> None:
+    engine_settings.register("serve", ServeSettings, server=ServerSettings, supervisor=SupervisorSettings)
+    assert new in {setting.key for setting in settings_of("serve")}
+    with caplog.at_level(logging.WARNING, "lookahead"):
+        settings = configuration.load("serve", ServeSettings, [f"{old}=7.5"])
+    assert getattr(settings.supervisor, new.rpartition(".")[2]) == 7.5
+    assert f"{old} is now called {new}" in caplog.text
+    assert read_line(["serve", f"{old}=7.5"]).arguments == (f"{old}=7.5",)
 
 
 def test_num_ranks() -> None:

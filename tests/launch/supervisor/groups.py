@@ -10,7 +10,9 @@ from launch.supervisor.membership import Membership
 from launch.supervisor.settings import SupervisorSettings
 from parallel.group.epoch import Epoch
 
-SETTINGS = SupervisorSettings(answer_within_s=3, hang_s=60, start_within_s=900, backoff_s=0.5, max_failed_starts=3)
+SETTINGS = SupervisorSettings(
+    answer_timeout_s=3, hang_timeout_s=60, start_timeout_s=900, backoff_s=0.5, max_failed_starts=3
+)
 Kind = TypeVar("Kind", bound=Action)
 
 

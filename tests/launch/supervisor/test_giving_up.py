@@ -115,4 +115,4 @@ def test_a_rank_that_is_not_ready_in_time_is_ended() -> None:
     membership.came(0, 1.0)
     assert membership.tick(902.0) == [Kill(0), Kill(1)]
     (said, *_) = membership.ended(0, "it was ended by SIGKILL", 903.0)
-    assert isinstance(said, Say) and "supervisor.start_within_s=900" in said.message
+    assert isinstance(said, Say) and "supervisor.start_timeout_s=900" in said.message

@@ -50,7 +50,7 @@ def two(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankS
     torch.manual_seed(0)
     save_heads(MedusaHeads(HeadsInfo(config.hidden_size, config.vocab_size, 2, 1, False)), heads)
     beside = [f"draft.path={model}", f"second.path={model}", f"model.heads={heads}"]
-    patient = "supervisor.answer_within_s=60"
+    patient = "supervisor.answer_timeout_s=60"
     with serving(model, 2, "parallel=lp", SLOW, "step_times=off", patient, *beside) as server:
         yield server
 

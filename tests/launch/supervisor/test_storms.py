@@ -22,7 +22,7 @@ from parallel.group.epoch import Epoch
 
 STORM_S, CALM_S = 30.0, 90.0
 TICK_S = 0.05
-SETTINGS = SupervisorSettings(hang_s=10.0, backoff_s=0.1, max_failed_starts=10_000)
+SETTINGS = SupervisorSettings(hang_timeout_s=10.0, backoff_s=0.1, max_failed_starts=10_000)
 
 
 class Rank:

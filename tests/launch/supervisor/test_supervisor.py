@@ -98,7 +98,7 @@ def test_a_request_goes_to_the_leader_and_its_progress_comes_back(
     to_dict = Request.to_dict
     monkeypatch.setattr(Request, "to_dict", lambda request: (encoded.append(request.id), to_dict(request))[1])
     launcher = Pretended()
-    supervisor = Supervisor(settings(model), SupervisorSettings(answer_within_s=WITHIN_S), launcher)
+    supervisor = Supervisor(settings(model), SupervisorSettings(answer_timeout_s=WITHIN_S), launcher)
     first, second = (supervisor.request_builder.build([5, 6], request_id=name) for name in "ab")
     prompts, emitted = PromptQueue([first, second]), list[Output]()
     with running(supervisor, prompts, emitted):
@@ -137,7 +137,7 @@ def test_the_end_waits_for_no_rank_that_cannot_hear_of_it(
     """Rank 1 is being started anew when the group ends, or it is lost while it ends."""
     monkeypatch.setattr("launch.supervisor.supervisor.LEAVE_S", 10 * WITHIN_S)
     launcher = Pretended()
-    supervision = SupervisorSettings(answer_within_s=WITHIN_S, hang_s=WITHIN_S)
+    supervision = SupervisorSettings(answer_timeout_s=WITHIN_S, hang_timeout_s=WITHIN_S)
     supervisor = Supervisor(settings(model, ranks=2), supervision, launcher)
     prompts = PromptQueue([supervisor.request_builder.build([5, 6], request_id="a")])
     with running(supervisor, prompts, []):

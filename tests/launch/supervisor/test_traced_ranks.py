@@ -19,7 +19,7 @@ PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return fib"
 # So many that the text goes on long after a client has seen a step and killed a rank, however busy the machine is.
 TOKENS = 120
 # A rank that is slow to answer, as others compute, is not lost; that a process has ended is seen at once.
-PATIENT = "supervisor.answer_within_s=60"
+PATIENT = "supervisor.answer_timeout_s=60"
 LOOKAHEAD = {"method": "lookahead", "window": 15, "ngram": 5, "guesses": 15}
 BODY: dict[str, Any] = {"prompt": PROMPT, "temperature": 0, "ignore_eos": True, "lookahead_trace": True}
 
