@@ -6,17 +6,14 @@ right with a probability of 0.8, and each further one less often by a tenth.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 
+from benchmarks.shared.result_pages import RESULTS, read_tables
 from docs.pictures import ink
 from docs.pictures.ink import BOLD, END, MIDDLE, text
 from lp.scheduling.budget import best_number
 
-RESULT = "step_time-SmolLM2-135M-Instruct.Q4_1-bfloat16.json"
-FILE = Path(__file__).parents[2] / "benchmarks" / "results" / RESULT
+FILE = RESULTS / "step_time-SmolLM2-135M-Instruct.Q4_1-bfloat16.md"
 WIDTH, HEIGHT = 1020, 400
 LEFT, RIGHT, TOP, BOTTOM = (70, 470), (580, 980), 70, 330
 MOST_ROWS = 64
@@ -27,10 +24,9 @@ TITLE = "A step takes longer the more rows it has, so only as many drafts are ta
 
 def step_times() -> tuple[list[int], list[float]]:
     """Measured rows and seconds of a step with 256 cached tokens, compiled."""
-    points = json.loads(FILE.read_text(encoding="utf-8"))["points"]
-    found = {p["rows"]: p["median_s"] for p in points if p["cached"] == 256 and "compiled" in p["way"]}
-    rows = sorted(found)
-    return rows, [found[one] for one in rows]
+    table = read_tables(FILE)[0]  # milliseconds, each with its quartiles behind it
+    found = {int(row["rows"]): float(row["two_part, compiled"].split()[0]) / 1000 for row in table}
+    return [*found], [*found.values()]
 
 
 def speeds(load: int) -> tuple[np.ndarray, int]:
