@@ -16,7 +16,8 @@ from lp.model.fast import cuda_graphs
 from lp.model.fast_forward import Choosing, SequenceRows
 from lp.request import Sequence
 from lp.runner import StepInput
-from lp.sampling import sampler, together
+from lp.sampling import batch as batch_module
+from lp.sampling import sampler
 from lp.sampling.choosers import FullVocabulary, Shortlist
 from lp.sampling.rows import Rows
 from lp.single_device import SingleDevice
@@ -88,7 +89,7 @@ def test_answers_are_those_of_the_reference(
     sampling = Sampling.greedy().changed({"seed": 3, **SAMPLINGS[name]})
     found = answers(model, sampling, num_candidates)
     captured = CUDAGraph.num_captured
-    for module in (sampler, together):
+    for module in (sampler, batch_module):
         monkeypatch.setattr(module, "can_fuse", lambda *_: False)
     expected = answers(model, sampling, num_candidates)
     assert CUDAGraph.num_captured == captured, "nothing is captured twice"
