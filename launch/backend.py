@@ -37,7 +37,7 @@ class State(StrEnum):
 class BackendFailed(RuntimeError):
     """The backend can no longer serve; the message is for the user.
 
-    exit_code: the exit code of the program; 2 for an error that the user can mend.
+    exit_code: the exit code of the program; 2 for an error that the user can fix.
     """
 
     def __init__(self, message: str, exit_code: int = 1):

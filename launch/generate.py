@@ -113,19 +113,19 @@ class Continuations:
         self._current: tuple[Request, Completion] | None = None
         self._failures: list[str] = []
 
-    def emit(self, progress: Output) -> None:
+    def emit(self, output: Output) -> None:
         """Takes what a step added to the current prompt."""
         assert self._current
         request, completion = self._current
-        completion.extend(progress)
-        self._printer.progress(progress)
-        if progress.finish_reason == "error":
+        completion.extend(output)
+        self._printer.show(output)
+        if output.finish_reason == "error":
             self._fail(request, NOT_A_NUMBER)
-        if progress.finish_reason:
+        if output.finish_reason:
             self._printer.end(completion, _record(self._where, self._prompts[request.id], request, completion))
         if self._printer.error:
             self.queue.stop()
-        self.queue.emit(progress)
+        self.queue.emit(output)
 
     def lose(self, reason: str) -> None:
         """The current prompt has no ranks any more: it is left out, the rest may follow."""

@@ -24,7 +24,7 @@ MULTIRUN = ("-m", "--multirun")
 
 
 def main() -> int:
-    """Returns the exit code of the task, or 2 for what the user can mend."""
+    """Returns the exit code of the task, or 2 for what the user can fix."""
     process.set_logging(rank=0)
     try:
         task, arguments = split(sys.argv[1:])

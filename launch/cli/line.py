@@ -113,8 +113,8 @@ def _name(words: Sequence[str]) -> tuple[str, Sequence[str]]:
     tasks = [name.split()[1] for name in PROGRAMS if name.startswith(f"{words[0]} ")]
     task = words[1] if len(words) > 1 else ""
     if task not in tasks:
-        told = f"there is no {words[0]} {task!r}{_nearest(task, tasks)}" if task else f"{words[0]} what?"
-        raise LineError(f"{told} Use lookahead {words[0]} {'|'.join(tasks)}")
+        message = f"there is no {words[0]} {task!r}{_nearest(task, tasks)}" if task else f"{words[0]} what?"
+        raise LineError(f"{message} Use lookahead {words[0]} {'|'.join(tasks)}")
     return f"{words[0]} {task}", words[2:]
 
 

@@ -142,7 +142,7 @@ class Shown:
             case {"progress": dict(values)}:
                 progress = Output.from_dict(values)
                 self._completion.extend(progress)
-                self._printer.progress(progress)
+                self._printer.show(progress)
             case {"end": dict(record)}:
                 self._end(record)
         if self._printer.error and not self._has_failed:

@@ -101,8 +101,8 @@ class Relay:
     def begin(self, prompt: str) -> None:
         self._show({"begin": prompt})
 
-    def progress(self, progress: Output) -> None:
-        self._show({"progress": progress.to_dict()})
+    def show(self, output: Output) -> None:
+        self._show({"progress": output.to_dict()})
 
     def end(self, completion: Completion, record: dict[str, Any]) -> None:
         self._show({"end": record})

@@ -149,10 +149,10 @@ def _fields(module: str, name: str) -> dict[str, tuple[str, ast.AnnAssign, str]]
         one.target.id: one for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
     }
     own = {key: one for key, one in own.items() if not ast.unparse(one.annotation).startswith("ClassVar")}
-    told = parameters(ast.get_docstring(node) or "", [*fields, *own])
+    meanings = parameters(ast.get_docstring(node) or "", [*fields, *own])
     for key, one in own.items():
         inherited = fields[key][2] if key in fields else ""
-        fields[key] = (here.name, one, told.get(key) or inherited)
+        fields[key] = (here.name, one, meanings.get(key) or inherited)
     return fields
 
 
@@ -201,7 +201,7 @@ def _with_values(meaning: str, docstring: str, values: tuple[str, ...]) -> str:
     """What a setting means, and each of its values. docstring: that of the values' class."""
     if not meaning or meaning.startswith("see "):
         return re.sub(r"\s*\n\s*", " ", docstring)
-    return " ".join([meaning, *(f"{value}: {told}" for value, told in parameters(docstring, list(values)).items())])
+    return " ".join([meaning, *(f"{value}: {text}" for value, text in parameters(docstring, list(values)).items())])
 
 
 def _plain(meaning: str) -> str:

@@ -116,5 +116,5 @@ def report_loaded(settings: RuntimeSettings, mesh: Mesh) -> OnLoaded:
 
 def follow(runtime: Runtime) -> int:
     """Serves as a rank other than 0 until rank 0 tells it to shut down. Returns exit code 0."""
-    loop.serve(runtime.engine, runtime.channel, inbox=None, emit=lambda progress: None)
+    loop.serve(runtime.engine, runtime.channel, inbox=None, emit=lambda output: None)
     return 0

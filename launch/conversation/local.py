@@ -55,7 +55,7 @@ class LocalModel:
         self._backend = backend
         self._inbox = ChatInbox()
         self._current: Request | None = None
-        # What the backend's thread tells of the current request: its progress, or why there is no more.
+        # What the backend's thread tells of the current request: its outputs, or why there is no more.
         self._news: SimpleQueue[Output | str] = SimpleQueue()
         self._failure: Exception | None = None
 
@@ -122,10 +122,10 @@ class LocalModel:
             self._failure = error
             self._news.put("")
 
-    def _emit(self, progress: Output) -> None:
+    def _emit(self, output: Output) -> None:
         current, news = self._current, self._news
-        if current and progress.request_id == current.id:
-            news.put(progress)
+        if current and output.request_id == current.id:
+            news.put(output)
 
     def _lose(self, reason: str) -> None:
         if self._current:

@@ -79,7 +79,7 @@ class AnswerCollector:
         request = engine.request_builder.build(prompt, decode, GREEDY, Stopping(max_new_tokens), owner=OWNER)
         engine.add_request(request)
         while not engine.is_idle:
-            if any(progress.finish_reason == "error" for progress in engine.step()):
+            if any(output.finish_reason == "error" for output in engine.step()):
                 raise ValueError(NOT_A_NUMBER)
         shared = engine.history.shared(OWNER).answers
         self.found.pairs.update(shared.pairs)

@@ -68,11 +68,11 @@ class TextStream:
 
 
 class Display(Protocol):
-    """Shows prompts: for each its beginning, its progress and its result."""
+    """Shows prompts: for each its beginning, its outputs and its result."""
 
     def begin(self, prompt: str) -> None: ...
 
-    def progress(self, progress: Output) -> None: ...
+    def show(self, output: Output) -> None: ...
 
     def end(self, completion: Completion, record: dict[str, Any]) -> None: ...
 
@@ -88,8 +88,8 @@ class TextOutput:
         if self.show_prompt:
             self.stream.write(prompt, "dim")
 
-    def progress(self, progress: Output) -> None:
-        self.stream.write_run(progress.text, len(progress.tokens))
+    def show(self, output: Output) -> None:
+        self.stream.write_run(output.text, len(output.tokens))
 
     def end(self, completion: Completion, record: dict[str, Any]) -> None:
         self.stream.write("\n")
@@ -121,7 +121,7 @@ class JSONOutput:
     def begin(self, prompt: str) -> None:
         pass
 
-    def progress(self, progress: Output) -> None:
+    def show(self, output: Output) -> None:
         pass
 
     def end(self, completion: Completion, record: dict[str, Any]) -> None:
@@ -130,15 +130,15 @@ class JSONOutput:
 
 
 class Printer:
-    """A Display that passes everything on to another `output`, in order and without waiting for it.
+    """A Display that passes everything on to another `display`, in order and without waiting for it.
 
     Leaving its `with` block waits until the rest is shown. error: what ended the writing early; nothing is shown after
     it.
     """
 
-    def __init__(self, output: Display):
+    def __init__(self, display: Display):
         self.error: Exception | None = None
-        self._output = output
+        self._display = display
         self._due: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="printer", daemon=True)
 
@@ -151,13 +151,13 @@ class Printer:
         self._thread.join()
 
     def begin(self, prompt: str) -> None:
-        self._due.put(partial(self._output.begin, prompt))
+        self._due.put(partial(self._display.begin, prompt))
 
-    def progress(self, progress: Output) -> None:
-        self._due.put(partial(self._output.progress, progress))
+    def show(self, output: Output) -> None:
+        self._due.put(partial(self._display.show, output))
 
     def end(self, completion: Completion, record: dict[str, Any]) -> None:
-        self._due.put(partial(self._output.end, completion, record))
+        self._due.put(partial(self._display.end, completion, record))
 
     def _write(self) -> None:
         try:
@@ -184,8 +184,8 @@ class TraceFile:
     lp.StepTrace). Raises ValueError if the file cannot be written.
     """
 
-    def __init__(self, output: Display, path: str):
-        self._output = output
+    def __init__(self, display: Display, path: str):
+        self._display = display
         self._number = -1
         try:
             self._file = Path(path).expanduser().open("w", encoding="utf-8")
@@ -194,14 +194,14 @@ class TraceFile:
 
     def begin(self, prompt: str) -> None:
         self._number += 1
-        self._output.begin(prompt)
+        self._display.begin(prompt)
 
-    def progress(self, progress: Output) -> None:
-        if progress.trace is not None:
-            line = {"prompt": self._number, "text": progress.text, **progress.trace.to_dict()}
+    def show(self, output: Output) -> None:
+        if output.trace is not None:
+            line = {"prompt": self._number, "text": output.text, **output.trace.to_dict()}
             self._file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n")
             self._file.flush()
-        self._output.progress(progress)
+        self._display.show(output)
 
     def end(self, completion: Completion, record: dict[str, Any]) -> None:
-        self._output.end(completion, record)
+        self._display.end(completion, record)

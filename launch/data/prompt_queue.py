@@ -71,11 +71,11 @@ class PromptQueue:
             return len(self._cancelled) < len(self._running) or not self._running
         return self._may_begin() or self._is_over()
 
-    def emit(self, progress: Output) -> None:
+    def emit(self, output: Output) -> None:
         """Takes what a step added to a request; only its end counts here."""
-        if progress.finish_reason:
+        if output.finish_reason:
             with self._changed:
-                self._end(progress.request_id)
+                self._end(output.request_id)
 
     def lose(self) -> list[Request]:
         """Gives up the requests that run, as no rank is left to continue them, and returns them."""

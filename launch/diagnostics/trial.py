@@ -58,20 +58,20 @@ class Trial:
         # Rows and seconds of the current request up to its last step.
         self._before = (0, 0.0)
 
-    def emit(self, progress: Output) -> None:
+    def emit(self, output: Output) -> None:
         """Takes what a step added to the current request."""
         assert self._current
-        stats = progress.stats
-        if stats.steps > 1 and progress.tokens and not self._current.id.startswith(WARM_UP):
+        stats = output.stats
+        if stats.steps > 1 and output.tokens and not self._current.id.startswith(WARM_UP):
             rows, seconds = self._before
             steps = self.steps[self._current.decode.method]
-            steps.add(stats.rows - rows, len(progress.tokens), stats.decode_s - seconds)
+            steps.add(stats.rows - rows, len(output.tokens), stats.decode_s - seconds)
         self._before = stats.rows, stats.decode_s
-        if progress.finish_reason == "error":
+        if output.finish_reason == "error":
             self.failed = True
             self.queue.stop()
-        self.queue.emit(progress)
-        if progress.finish_reason:
+        self.queue.emit(output)
+        if output.finish_reason:
             self._report()
 
     def _begin(self, request: Request) -> None:

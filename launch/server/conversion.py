@@ -254,7 +254,7 @@ def _refusal(error: ValueError, body: GenerationBody) -> ApiError:
 
 
 def _too_long(error: ContextExceeded, context: int, body: GenerationBody) -> ApiError:
-    """Says in OpenAI's words, which programs look for, that a request exceeds the context; names the field to mend."""
+    """Says in OpenAI's words, which programs look for, that a request exceeds the context, and names the field."""
     prompt = "messages" if isinstance(body, ChatBody) else "prompt"
     wanted = 1 if error.wanted is None else error.wanted
     message = (

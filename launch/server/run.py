@@ -82,7 +82,7 @@ class Server:
         )
         if not (self.context.keys or is_loopback(settings.host)):
             log.warning(
-                "warning: whoever reaches %s may use this server, as it has no API keys "
+                "warning: everyone who reaches %s may use this server, as it has no API keys "
                 "(server.api_keys, server.api_keys_file, LOOKAHEAD_API_KEYS)", self.address,
             )  # fmt: skip
         if settings.access_log:

@@ -1,6 +1,6 @@
 """Measures this project's runtime on a workload, as one of its ranks.
 
-Rank 0 submits the first prompt to warm up, then all prompts, `concurrency` at a time. Every rank sees the same progress
+Rank 0 submits the first prompt to warm up, then all prompts, `concurrency` at a time. Every rank sees the same outputs
 at the same steps, so each knows without a message when the measured part begins and ends.
 """
 
@@ -89,17 +89,17 @@ def run(settings: BenchSettings) -> Outcome:
         meter = Meter(runtime)
         queue = _queue(runtime, settings, problems) if runtime.channel.is_leader else None
 
-        def emit(progress: Output) -> None:
-            meter.emit(progress)
+        def emit(output: Output) -> None:
+            meter.emit(output)
             if queue:
-                queue.emit(progress)
+                queue.emit(output)
 
         loop.serve(runtime.engine, runtime.channel, queue, emit)
         return meter.outcome([problem.id for problem in problems])
 
 
 class Meter:
-    """Takes a rank's figures from the progress of all requests."""
+    """Takes a rank's figures from the outputs of all requests."""
 
     def __init__(self, runtime: Runtime):
         self.runtime = runtime
@@ -108,13 +108,13 @@ class Meter:
         self.begin = self.end = time.perf_counter()
         self.traffic = runtime.traffic
 
-    def emit(self, progress: Output) -> None:
-        if progress.finish_reason == "error":
+    def emit(self, output: Output) -> None:
+        if output.finish_reason == "error":
             raise ValueError("the model answered with something that is not a number (NaN); try model.dtype=float32")
         self.cache_bytes = max(self.cache_bytes, self.runtime.engine.runner.cache_bytes)
-        self.completions.setdefault(progress.request_id, Completion()).extend(progress)
+        self.completions.setdefault(output.request_id, Completion()).extend(output)
         self.end = time.perf_counter()
-        if progress.request_id == WARM_UP and progress.finish_reason:
+        if output.request_id == WARM_UP and output.finish_reason:
             self.begin = time.perf_counter()
             self.traffic = self.runtime.traffic
 

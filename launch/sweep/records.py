@@ -157,12 +157,12 @@ class SweepFolder:
             self._runs.touch()
 
     @contextmanager
-    def writing(self, mend: str = KEPT) -> Iterator[None]:
-        """Raises ValueError if the body cannot write. mend: what the user can do about it."""
+    def writing(self, advice: str = KEPT) -> Iterator[None]:
+        """Raises ValueError if the body cannot write. advice: what the user can do about it."""
         try:
             yield
         except OSError as error:
-            raise ValueError(f"output={self.path} cannot be written: {error.strerror or error}; {mend}") from error
+            raise ValueError(f"output={self.path} cannot be written: {error.strerror or error}; {advice}") from error
 
     def write_points(self, points: Sequence[Point]) -> None:
         self.write("points.json", json.dumps([dataclasses.asdict(point) for point in points], indent=1))
