@@ -23,6 +23,8 @@ from tests.docs.links import ROOT
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 WRITTEN = [page for page in PAGES if page.parent.name != "log"]
+# Of how the code decides, for readers who know which method a setting belongs to.
+DETAILS = [page for page in PAGES if page.name in ("choosing-drafts.md", "choosing-tokens.md", "costs.md")]
 BLOCK = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 LINE = re.compile(r"(?:^|`)\s*(lookahead [a-z][^`\n]*)", re.MULTILINE)
 # The commands of the program `lookahead` that have settings of their own.
@@ -175,7 +177,7 @@ def settings_in_text() -> list[tuple[str, str]]:
     """Every `key=value` of a group that a how-to or concept names in a line, with its page."""
     groups = "|".join({key.partition(".")[0] for key in (one.key for one in settings_of("ray_serve")) if "." in key})
     word = rf"(?:{groups})(?:\.\w+)?=[^\s`|]+"
-    pages = [page for page in WRITTEN if page.parent.name in ("how-to", "concepts")]
+    pages = [page for page in WRITTEN if page.parent.name in ("how-to", "concepts") and page not in DETAILS]
     return [
         (name_of(page), line)
         for page in pages
