@@ -20,10 +20,9 @@ from lp.model.checkpoint import Checkpoint, Reader
 from lp.model.fast.cuda_graphs import Capture
 from lp.runner import Runner
 from lp.single_device import SingleDevice
-from parallel.comm.base import Messages
+from parallel.comm.base import Messages, Traffic
 from parallel.comm.channel import Channel
 from parallel.comm.connect import connect, connect_axis
-from parallel.comm.traffic import Traffic
 from parallel.degrees import Mode
 from parallel.mesh import Mesh, ParallelSettings
 from parallel.runners.assignment import AllShare, Assignment, Balanced, Pinned

@@ -17,8 +17,8 @@ from lp.model.kernels import AttentionKind
 from lp.model.kv_cache import PAGE
 from lp.model.memory import num_weight_bytes
 from lp.tree import TokenTree
+from parallel.comm.base import Traffic
 from parallel.comm.channel import HEADER
-from parallel.comm.traffic import Traffic
 from parallel.runners.partition import partition
 from parallel.shards.stages import read_stage
 from parallel.shards.tensor import read_sharded

@@ -19,8 +19,8 @@ from lp.engine import Engine
 from lp.model.checkpoint import Checkpoint, ModelSettings
 from lp.platform.hardware import dtype_name
 from parallel.build import MeshTopology, OnLoaded
+from parallel.comm.base import Traffic
 from parallel.comm.channel import Channel
-from parallel.comm.traffic import Traffic
 from parallel.degrees import Mode, explain
 from parallel.group import commands, loop
 from parallel.mesh import Mesh, ParallelSettings, make_mesh

@@ -1,23 +1,23 @@
 """The ways in which ranks talk: an `Exchange` of integers between all, `Messages` of tensors from one to another, and
 `Collectives` of tensors along one axis.
 
-Here are their protocols and their versions for a single rank. Knows nothing of what is sent, nor of how it travels:
-shared_memory.py, shared_tensors.py and process_group.py do that, and connect.py chooses among them.
+Here are their protocols, their versions for a single rank, and the count of what was sent. Knows nothing of what is
+sent, nor of how it travels: shared_memory.py, shared_tensors.py and process_group.py do that, and connect.py chooses.
 
 Shapes: N ranks, I integers of one rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from parallel.comm.traffic import Traffic
 
 # Says whether the ranks are about to change. A rank that waits for another asks it some fifty times a second, and gives
 # up the wait with EpochOver when the answer is yes.
@@ -193,3 +193,45 @@ class LocalCollectives(WaitsOnHost):
 
     def close(self) -> None:
         """There is nothing to leave."""
+
+
+@dataclass
+class Traffic:
+    """What collectives cost one rank, counted where it is sent.
+
+    num_collectives: collectives that have finished; a message to one rank counts as one, for its sender. bytes_sent:
+    payload that this rank contributed, without headers and copies. seconds: host time spent in them, waiting included.
+    """
+
+    num_collectives: int = 0
+    bytes_sent: int = 0
+    seconds: float = 0.0
+
+    @contextmanager
+    def counted(self, num_bytes: int, num_collectives: int = 1) -> Iterator[None]:
+        """Counts the collective in the body of `with` once it has succeeded."""
+        begin = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - begin
+        self.bytes_sent += num_bytes
+        self.num_collectives += num_collectives
+
+    def add(self, other: Traffic) -> None:
+        """Counts what another has counted as well."""
+        self.num_collectives += other.num_collectives
+        self.bytes_sent += other.bytes_sent
+        self.seconds += other.seconds
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.num_collectives + other.num_collectives,
+            self.bytes_sent + other.bytes_sent,
+            self.seconds + other.seconds,
+        )
+
+    def __sub__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.num_collectives - other.num_collectives,
+            self.bytes_sent - other.bytes_sent,
+            self.seconds - other.seconds,
+        )

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from parallel.comm.base import Exchange, Messages
-from parallel.comm.traffic import Traffic
+from parallel.comm.base import Exchange, Messages, Traffic
 from parallel.errors import StateDiverged
 
 # Integers ahead of the payload: whether commands follow (0 or 1), and the fingerprint.

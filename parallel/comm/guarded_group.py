@@ -5,13 +5,15 @@ It does not touch torch's default group. Knows nothing of what is sent.
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -19,10 +21,7 @@ from torch.distributed import PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
 
 from parallel.comm.base import IsOver, never
-from parallel.comm.gpu.launch_watch import LaunchWatch
-from parallel.comm.peers import find_missing_ranks
-from parallel.comm.spin_wait import wait_for
-from parallel.comm.torch_group import LAST_RESORT_S, Leaving, ProcessGroup, make_group
+from parallel.comm.peers import LIVENESS_S, find_missing_ranks, wait_for
 from parallel.errors import EpochOver, RankLost, name_ranks
 
 _LEAVING_S = 5.0  # how long a rank waits for NCCL to end, which it may not do beside a rank that is lost
@@ -283,3 +282,111 @@ def _fulfil(future: Future[_Result], make: Callable[[], _Result]) -> None:
         future.set_result(make())
     except RuntimeError as error:
         future.set_exception(error)
+
+
+LAST_RESORT_S = 30.0  # how long NCCL's watchdog, which ends the process without a message, waits after us
+
+
+class ProcessGroup(Protocol):
+    """The part of torch's ProcessGroupGloo and ProcessGroupNCCL that is used here; torch's type stubs leave it out.
+
+    A collective of NCCL's that runs on the current stream returns None.
+    """
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any) -> c10d.Work | None: ...
+
+    def _allgather_base(self, output: Tensor, input: Tensor, options: Any) -> c10d.Work | None: ...
+
+    def allreduce(self, tensors: list[Tensor], options: Any) -> c10d.Work | None: ...
+
+    def broadcast(self, tensors: list[Tensor], options: Any) -> c10d.Work | None: ...
+
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> c10d.Work: ...
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> c10d.Work: ...
+
+    def abort(self) -> None: ...
+
+
+def make_group(store: Store, rank: int, num_ranks: int, backend: str, timeout_s: float) -> ProcessGroup:
+    """A group whose collectives wait up to `timeout_s` seconds. backend: "gloo" or "nccl". Raises RuntimeError."""
+    if backend == "gloo":
+        return cast(ProcessGroup, c10d.ProcessGroupGloo(store, rank, num_ranks, timedelta(seconds=timeout_s)))
+    # Failures are noticed here and reported with the rank; without this, NCCL's watchdog would abort the process first.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    options = c10d.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s + LAST_RESORT_S)
+    return cast(ProcessGroup, c10d.ProcessGroupNCCL(store, rank, num_ranks, options))
+
+
+class Leaving:
+    """The last reference to a group, which its thread gives up: there, waiting for the group's end does no harm.
+
+    is_aborted: whether the collectives of a GPU are stopped first.
+    """
+
+    def __init__(self, group: ProcessGroup | None, unsent: deque[tuple[c10d.Work, Tensor]], is_aborted: bool) -> None:
+        self.group, self.unsent, self.is_aborted = group, unsent, is_aborted
+
+    def run(self) -> None:
+        if self.group is not None and self.is_aborted:
+            self.group.abort()
+        self.unsent.clear()
+        self.group = None
+
+
+class LaunchWatch:
+    """Watches that what a rank has launched on its GPU ends in time, in a thread while there is anything to watch.
+
+    The host launches collectives and goes on. If another rank is lost, they never end, and the host comes to stand
+    still in a call of CUDA's: a copy that awaits their result, or a launch, as the queue is full. Those calls leave
+    Python to other threads, so one of them keeps the time. Marks are events: reached once all before them is done.
+
+    failure: why the group was given up; empty as long as it is in order.
+    """
+
+    def __init__(self, give_up: Callable[[], None]):
+        """give_up: ends whatever is under way on the GPU. It is called once, in the thread of the watch."""
+        self.failure = ""
+        self._give_up = give_up
+        self._marks: deque[tuple[torch.cuda.Event, float, float]] = deque()  # with limit and deadline
+        self._wake = threading.Event()
+        self._has_ended = False
+        self._thread: threading.Thread | None = None
+
+    def expect(self, mark: torch.cuda.Event, limit_s: float) -> None:
+        """Expects a mark to be reached within so many seconds."""
+        self._marks.append((mark, limit_s, time.monotonic() + limit_s))
+        if not self._wake.is_set():
+            self._wake.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="launch watch", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """Ends the thread; may be called twice."""
+        self._has_ended = True
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._has_ended and not self.failure:
+            if not self._marks:
+                self._wake.clear()
+                if not self._marks and not self._has_ended:  # `end` may have come just before
+                    self._wake.wait()
+                continue
+            self._look()
+            time.sleep(LIVENESS_S)
+        self._marks.clear()
+
+    def _look(self) -> None:
+        """Drops the marks that have been reached. Gives up if the oldest of the others is late, or the GPU fails."""
+        try:
+            while self._marks and self._marks[0][0].query():
+                self._marks.popleft()
+        except RuntimeError as error:  # such as an illegal memory access, which every later call reports, too
+            self.failure = f"the GPU failed: {error}"
+        if self._marks and not self.failure and time.monotonic() > self._marks[0][2]:
+            self.failure = f"NCCL timed out after {self._marks[0][1]:g} s"
+        if self.failure:
+            self._give_up()

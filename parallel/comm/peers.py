@@ -1,15 +1,18 @@
-"""How a rank finds out which other ranks are there.
+"""How a rank waits for others, and finds out which are still there.
 
-When ranks meet, each waits at a Store for the others' keys (`await_keys`). While they work together on one host, a rank
-that waits looks at the others' processes (`Peers`). When a collective of torch.distributed has failed, the survivors
-call the roll (`find_missing_ranks`).
+A waiting rank spins, then lends its core to others, then naps (`wait_for`). When ranks meet, each waits at a Store for
+the others' keys (`await_keys`). While they work together on one host, a rank that waits looks at the others' processes
+(`Peers`). When a collective of torch.distributed has failed, the survivors call the roll (`find_missing_ranks`).
 """
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import psutil
 from torch.distributed import Store
@@ -17,10 +20,17 @@ from torch.distributed import Store
 from parallel.comm.base import IsOver
 from parallel.errors import EpochOver, RankLost, name_ranks
 
+NUM_SPINS = 500  # some tens of microseconds: ranks that finish a step together meet within that time
+YIELD_S = 0.002  # up to here the core is only lent to others: a nap would cost more than it saves
+NAP_SHARE = 0.05  # a nap lasts this share of the wait so far, so it makes the wait longer by no more than that
+LONGEST_NAP_S = 0.005
+LIVENESS_S = 0.02  # how often a waiting rank looks whether what it waits for can still come
 ROLL_CALL_S = 2.0
 _ROLL_CALL_LOOK_S = 0.02
 _STORE_ANSWER_S = 1.0
 _KEY_LOOK_S = 0.002
+
+_Result = TypeVar("_Result")
 
 
 def await_keys(store: Store, keys: Sequence[str], timeout_s: float, is_over: IsOver) -> list[str]:
@@ -143,3 +153,31 @@ def _call_roll(store: Store, rank: int, num_ranks: int, present: set[int]) -> No
 
 def _roll_call_key(rank: int) -> str:
     return f"roll_call/{rank}"
+
+
+def wait_for(attempt: Callable[[], _Result | None], look: Callable[[], None], timeout_s: float = math.inf) -> _Result:
+    """Calls `attempt` until it returns something true, and returns that. Raises TimeoutError after `timeout_s` seconds.
+
+    look: called every LIVENESS_S seconds; raises if the wait is in vain.
+    """
+    for _ in range(NUM_SPINS):
+        if result := attempt():
+            return result
+    begin, next_look = time.monotonic(), LIVENESS_S
+    while not (result := attempt()):
+        waited = time.monotonic() - begin
+        _pause(waited)
+        if waited > next_look:
+            look()
+            next_look = waited + LIVENESS_S
+        if waited > timeout_s:
+            raise TimeoutError
+    return result
+
+
+def _pause(waited: float) -> None:
+    """Leaves the core to others, for longer if this rank has waited longer (`waited` seconds so far)."""
+    if waited < YIELD_S:
+        os.sched_yield()
+    else:
+        time.sleep(min(waited * NAP_SHARE, LONGEST_NAP_S))

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-from parallel.comm.base import IsOver, Messages, never
-from parallel.comm.gpu.symmetric_memory import SymmetricSum, try_symmetric_memory
+from parallel.comm.base import IsOver, Messages, Traffic, never
 from parallel.comm.guarded_group import GuardedGroup
-from parallel.comm.traffic import Traffic
+from parallel.comm.symmetric_memory import SymmetricSum, try_symmetric_memory
 from parallel.errors import RankLost
 
 

@@ -1,24 +1,28 @@
-"""The exchange between ranks of one host: a mailbox in shared memory (mailbox.py), without process group or threads.
+"""The exchange between ranks of one host: a mailbox in shared memory, without process group or threads.
 
 A collective takes one or more rounds. In each round every rank publishes one message and reads those of all others, so
-a rank can be at most one round ahead and two buffers suffice. Knows nothing of what the integers mean.
+a rank can be at most one round ahead and two buffers suffice. Here is also the file that the processes of a host share.
+Knows nothing of what the integers mean.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from torch.distributed import Store
 
-from parallel.comm.base import IsOver, Messages, never
-from parallel.comm.mailbox import SLOT_BYTES, Mailbox, MailboxMessage
-from parallel.comm.peers import Peers
-from parallel.comm.shared_file import shared_path
-from parallel.comm.spin_wait import wait_for
-from parallel.comm.traffic import Traffic
-from parallel.errors import EpochOver
+from parallel.comm.base import IsOver, Messages, Traffic, never
+from parallel.comm.peers import Peers, await_keys, wait_for
+from parallel.errors import EpochOver, RankLost
 
 _GATHER, _BROADCAST = 1, 2
 _NAMES = {_GATHER: "an all-gather", _BROADCAST: "a broadcast"}
@@ -134,3 +138,150 @@ class SharedMemoryExchange:
                 f"rank {rank} sent {message.total} bytes to an all-gather where rank {self.rank} sent {total}: the "
                 "ranks no longer do the same (parallel.debug=true names the step at which they part)"
             )
+
+
+SLOT_BYTES = 64 * 1024  # payload of one message; a longer payload takes several
+_WORD = 8
+_HEADER_WORDS = 5  # number, checksum, kind, total length, length of this part
+_HEADER_BYTES = _HEADER_WORDS * _WORD
+_STRIDE = _HEADER_BYTES + SLOT_BYTES
+_CHECKED = struct.Struct("=qqq")  # what the checksum covers before the payload: kind, total length, length of this part
+_CHECKED_AT = 2 * _WORD
+_NUM_BUFFERS = 2
+
+
+class MailboxMessage(NamedTuple):
+    """A message as it was read.
+
+    kind: the collective that it belongs to. total: bytes of the whole payload. part: the bytes in this message.
+    """
+
+    kind: int
+    total: int
+    part: memoryview
+
+
+class Mailbox:
+    """The mapped mailbox file of `num_ranks` ranks, as `rank` uses it."""
+
+    def __init__(self, path: str, rank: int, num_ranks: int) -> None:
+        self._rank = rank
+        self._first_slot = num_ranks * _WORD  # before the slots, each rank has a word that says whether it has left
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            self._memory = mmap.mmap(descriptor, _file_bytes(num_ranks))
+        finally:
+            os.close(descriptor)
+        self._bytes = memoryview(self._memory)
+        self._words = self._bytes.cast("q")
+
+    @staticmethod
+    def create(num_ranks: int) -> SharedFile:
+        """Creates the file of an empty mailbox. The caller closes it."""
+        return SharedFile(_file_bytes(num_ranks))
+
+    def publish(self, number: int, kind: int, total: int, part: memoryview) -> None:
+        """Shows this rank's message `number` to all ranks, which must have read its message `number - 2`."""
+        start = self._slot(self._rank, number)
+        end = start + _HEADER_BYTES + len(part)
+        checked = start + _CHECKED_AT
+        _CHECKED.pack_into(self._bytes, checked, kind, total, len(part))
+        self._bytes[start + _HEADER_BYTES : end] = part
+        self._words[start // _WORD + 1] = zlib.crc32(self._bytes[checked:end], number & 0xFFFFFFFF)
+        self._words[start // _WORD] = number
+
+    def read(self, rank: int, number: int) -> MailboxMessage | None:
+        """Returns a copy of that rank's message `number`, or None as long as not all of it is visible."""
+        start = self._slot(rank, number)
+        word = start // _WORD
+        if self._words[word] != number:
+            return None
+        length = self._words[word + 4]
+        if not 0 <= length <= SLOT_BYTES:
+            return None
+        checked = bytes(self._bytes[start + _CHECKED_AT : start + _HEADER_BYTES + length])
+        if zlib.crc32(checked, number & 0xFFFFFFFF) != self._words[word + 1]:
+            return None
+        kind, total, _ = _CHECKED.unpack_from(checked)
+        return MailboxMessage(kind, total, memoryview(checked)[_CHECKED.size :])
+
+    def leave(self) -> None:
+        """Shows the others that this rank will publish nothing more."""
+        self._words[self._rank] = 1
+
+    def has_left(self, rank: int) -> bool:
+        """Says whether that rank will publish nothing more."""
+        return self._words[rank] != 0
+
+    def close(self) -> None:
+        """Unmaps the file."""
+        self._words.release()
+        self._bytes.release()
+        self._memory.close()
+
+    def _slot(self, rank: int, number: int) -> int:
+        return self._first_slot + (rank * _NUM_BUFFERS + number % _NUM_BUFFERS) * _STRIDE
+
+
+def _file_bytes(num_ranks: int) -> int:
+    return num_ranks * (_WORD + _NUM_BUFFERS * _STRIDE)
+
+
+MEMORY_FOLDER = "/dev/shm"
+_PREFIX = "lookahead-parallel-"
+_PATH_KEY = "shared_memory_path"
+
+
+class SharedFile:
+    """A file of zeros in memory, for this user only.
+
+    `path` opens it until `close`; a process that has mapped it keeps it. Raises OSError if there is no room.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self._is_unnamed = hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
+        if self._is_unnamed:
+            self._descriptor = os.memfd_create(_PREFIX + "memory")
+            self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        else:
+            self._descriptor, self.path = tempfile.mkstemp(prefix=_PREFIX, dir=_folder())
+        try:
+            # Written, not only sized: touching a hole later, with memory full, would kill the process with SIGBUS.
+            with open(self._descriptor, "wb", closefd=False) as file:
+                file.write(bytes(num_bytes))
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Takes the path away."""
+        if not self._is_unnamed:
+            os.unlink(self.path)
+        os.close(self._descriptor)
+
+
+@contextmanager
+def shared_path(
+    store: Store, rank: int, leader: int, timeout_s: float, is_over: IsOver, create: Callable[[], SharedFile]
+) -> Iterator[str]:
+    """Gives every rank the path of a file that the leader creates. In the body all ranks map the file and meet.
+
+    The path is taken away when the leader's body ends. rank, leader: as the run counts them. Raises RankLost and
+    EpochOver.
+    """
+    if rank == leader:
+        with closing(create()) as file:
+            store.set(_PATH_KEY, file.path)
+            yield file.path
+    elif await_keys(store, [_PATH_KEY], timeout_s, is_over):
+        raise RankLost(
+            f"rank {leader} did not set up the shared memory within {timeout_s:g} s. See rank {leader}'s own output, "
+            "then start the run again.",
+            (leader,),
+        )
+    else:
+        yield store.get(_PATH_KEY).decode()
+
+
+def _folder() -> str:
+    return MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else tempfile.gettempdir()

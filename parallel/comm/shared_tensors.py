@@ -18,11 +18,9 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-from parallel.comm.base import IsOver, WaitsOnHost, never
-from parallel.comm.peers import Peers
-from parallel.comm.shared_file import SharedFile, shared_path
-from parallel.comm.spin_wait import wait_for
-from parallel.comm.traffic import Traffic
+from parallel.comm.base import IsOver, Traffic, WaitsOnHost, never
+from parallel.comm.peers import Peers, wait_for
+from parallel.comm.shared_memory import SharedFile, shared_path
 from parallel.errors import EpochOver, RankLost
 
 _SLOT_BYTES = 1 << 20  # what a round carries; larger tensors take several

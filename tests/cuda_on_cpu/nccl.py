@@ -14,9 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from parallel.comm import connect, guarded_group
-from parallel.comm.gpu import symmetric_memory
-from parallel.comm.torch_group import make_group
+from parallel.comm import connect, guarded_group, symmetric_memory
+from parallel.comm.guarded_group import make_group
 from tests.cuda_on_cpu import gpu
 from tests.cuda_on_cpu.operators import IMPLEMENTATIONS, LAUNCHES
 

@@ -15,10 +15,9 @@ import torch
 from torch.distributed import HashStore
 
 from parallel.comm import guarded_group
-from parallel.comm.base import IsOver, never
+from parallel.comm.base import IsOver, Traffic, never
 from parallel.comm.guarded_group import GuardedGroup
 from parallel.comm.process_group import ProcessGroupCollectives
-from parallel.comm.traffic import Traffic
 from parallel.errors import EpochOver, RankLost
 
 pytestmark = pytest.mark.usefixtures("cuda")

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed
 
 from parallel.comm.base import LocalExchange
-from parallel.comm.mailbox import SLOT_BYTES, Mailbox
+from parallel.comm.shared_memory import SLOT_BYTES, Mailbox
 from tests.parallel.ranks import run_ranks
 from tests.slow import slow_except
 
@@ -166,7 +166,7 @@ def test_a_mailbox_hides_a_message_whose_bytes_are_not_yet_visible():
 
 def test_where_files_need_a_name_the_file_is_deleted_when_it_is_closed(monkeypatch, tmp_path):
     monkeypatch.delattr("os.memfd_create")
-    monkeypatch.setattr("parallel.comm.shared_file.MEMORY_FOLDER", str(tmp_path / "absent"))
+    monkeypatch.setattr("parallel.comm.shared_memory.MEMORY_FOLDER", str(tmp_path / "absent"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with closing(Mailbox.create(2)) as file:
         assert os.path.dirname(file.path) == str(tmp_path)

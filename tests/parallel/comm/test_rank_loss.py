@@ -133,7 +133,7 @@ def test_ranks_that_do_not_meet_are_told_where_they_should_meet(monkeypatch):
 
 def test_a_rank_lost_while_shared_memory_is_set_up_is_named_and_no_file_is_left(monkeypatch, tmp_path):
     monkeypatch.delattr("os.memfd_create")
-    monkeypatch.setattr("parallel.comm.shared_file.MEMORY_FOLDER", str(tmp_path))
+    monkeypatch.setattr("parallel.comm.shared_memory.MEMORY_FOLDER", str(tmp_path))
     with pytest.raises(RankLost, match=r"rank 1 did not arrive within 0\.3 s \(not yet connected\)") as caught:
         SharedMemoryExchange(HashStore(), 0, 2, 0.3)
     assert caught.value.ranks == (1,)

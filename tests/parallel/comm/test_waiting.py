@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from parallel.comm.spin_wait import LIVENESS_S, NUM_SPINS, wait_for
+from parallel.comm.peers import LIVENESS_S, NUM_SPINS, wait_for
 
 
 class RankGone(Exception):
