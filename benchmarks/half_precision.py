@@ -21,10 +21,10 @@ from benchmarks.shared.inputs import encode, load_engine_and_reference, read_pro
 from benchmarks.shared.options import make_prompts_parser, parse
 from benchmarks.shared.report import markdown_table, progress, publish
 from lp import Autoregressive, Engine, Lookahead, Sampling
-from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES
+from lp.request import DecodingMethod
 
-METHODS: dict[str, DecodeSettings] = {
+METHODS: dict[str, DecodingMethod] = {
     AUTOREGRESSIVE: Autoregressive(),
     "lookahead (7, 5, 7)": Lookahead(7, 5, 7),
     "lookahead (15, 5, 15)": Lookahead(15, 5, 15),

@@ -41,10 +41,10 @@ from launch.data.workloads import WorkloadSettings
 from launch.sweep.settings import BenchSettings
 from lp import Autoregressive, Engine, Lookahead, Sampling
 from lp.calibration.measure import StepTimesSource
-from lp.methods import DecodeSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import DTYPES, ModelSettings, load
 from lp.model.fast.choose import CompileMode
+from lp.request import DecodingMethod
 from parallel.shards.tensor import read_sharded
 
 EXCHANGE_COST = Path(__file__).with_name("results") / "exchange_cost-2-ranks.md"
@@ -125,14 +125,14 @@ def make_arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def make_methods(settings: list[tuple[int, int, int]]) -> dict[str, DecodeSettings]:
+def make_methods(settings: list[tuple[int, int, int]]) -> dict[str, DecodingMethod]:
     """Autoregressive decoding, then lookahead at each setting."""
     lookahead = {str(numbers): Lookahead(*numbers) for numbers in settings}
     return {AUTOREGRESSIVE: Autoregressive(), **lookahead}
 
 
 def check_arguments(
-    parser: argparse.ArgumentParser, arguments: argparse.Namespace, methods: dict[str, DecodeSettings]
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, methods: dict[str, DecodingMethod]
 ) -> None:
     if min(arguments.ranks) < 1 or arguments.repeats < 1:
         parser.error("--ranks and --repeats must be at least 1")
@@ -190,7 +190,7 @@ def pick_clock(device: str, threads: int) -> ReadSeconds:
 
 def project_all(
     engine: Engine,
-    methods: dict[str, DecodeSettings],
+    methods: dict[str, DecodingMethod],
     shards: dict[int, TensorShard],
     prompts: list[list[int]],
     arguments: argparse.Namespace,

@@ -30,10 +30,10 @@ from benchmarks.shared.methods import DecodePrompt, make_methods, sampling_at, t
 from benchmarks.shared.options import make_prompts_parser, parse
 from benchmarks.shared.report import markdown_table, publish
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, Medusa, PromptLookup
-from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES
+from lp.request import DecodingMethod
 
-METHODS: dict[str, DecodeSettings] = {
+METHODS: dict[str, DecodingMethod] = {
     AUTOREGRESSIVE: Autoregressive(),
     "auto": Auto(),
     "auto, 64 rows": Auto(rows=64),
@@ -46,7 +46,7 @@ METHODS: dict[str, DecodeSettings] = {
 }
 
 # For a model with heads.
-WITH_HEADS: dict[str, DecodeSettings] = {"medusa, 16 rows": Medusa(), "medusa, 32 rows": Medusa(max_rows=32)}
+WITH_HEADS: dict[str, DecodingMethod] = {"medusa, 16 rows": Medusa(), "medusa, 32 rows": Medusa(max_rows=32)}
 
 
 @dataclass

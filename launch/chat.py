@@ -32,7 +32,6 @@ from launch.data.output import Color, TextStream, give_up_rest
 from launch.supervisor.local import LocalLauncher
 from launch.supervisor.settings import SupervisorSettings
 from launch.supervisor.supervisor import Supervisor
-from lp import methods
 from lp.request_builder import RequestBuilder
 from lp.sampling.settings import Sampling
 from lp.text import chat_template
@@ -111,7 +110,7 @@ def _converse_locally(settings: ChatSettings, model: LocalModel) -> int:
 
 def run_remotely(settings: RemoteChatSettings) -> int:
     """Chats with a server. Exit code as `converse`. Raises ValueError if there is no server at the URL."""
-    decode = methods.to_dict(settings.decode) if settings.decode else {}
+    decode = settings.decode.to_dict() if settings.decode else {}
     options = Options(settings.system, settings.max_tokens, decode, settings.sampling)
     with _ended_by_sigterm(), connected(settings.url, settings.api_key) as model:
         return converse(model, settings, options)

@@ -27,7 +27,7 @@ from launch.diagnostics import speed
 from launch.diagnostics.trial import Trial, make_requests
 from lp.calibration.measure import StepTimesSource
 from lp.engine import NOT_A_NUMBER
-from lp.methods import Auto
+from lp.methods.auto.method import Auto
 from lp.platform.hardware import dtype_name
 from lp.text.stopping import Stopping
 from parallel.group import loop

@@ -15,10 +15,18 @@ if TYPE_CHECKING:
     from lp.custom_generate.generate import generate
     from lp.engine import Engine
     from lp.grammar.settings import Grammar
-    from lp.methods import Auto, Autoregressive, Beam, DecodeLimits, DraftModel, Jacobi, Lookahead, Medusa, PromptLookup
+    from lp.methods.auto.method import Auto
+    from lp.methods.autoregressive import Autoregressive
+    from lp.methods.beam import Beam
+    from lp.methods.best_of import BestOf
+    from lp.methods.contrastive import Contrastive
+    from lp.methods.draft_model.method import DraftModel
+    from lp.methods.jacobi import Jacobi
+    from lp.methods.lookahead import Lookahead
+    from lp.methods.medusa import Medusa
+    from lp.methods.prompt_lookup import PromptLookup
     from lp.model.beside.settings import SecondModel
-    from lp.nested.settings import BestOf, Contrastive
-    from lp.request import Completion, Output
+    from lp.request import Completion, DecodeLimits, Output
     from lp.sampling.settings import Sampling
     from lp.text.stopping import Stopping
     from lp.trace.step import StepTrace
@@ -51,9 +59,8 @@ __all__ = [
 _CHECKOUT = Path(__file__).resolve().parents[1]
 # The modules of the names that are not settings of a decoding method.
 _MODULES = {
-    "BestOf": "lp.nested.settings",
     "Completion": "lp.request",
-    "Contrastive": "lp.nested.settings",
+    "DecodeLimits": "lp.request",
     "Engine": "lp.engine",
     "Grammar": "lp.grammar.settings",
     "Output": "lp.request",
@@ -70,7 +77,7 @@ def __getattr__(name: str) -> Any:
         return read_version()
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES.get(name, "lp.methods")), name)
+    return getattr(import_module(_MODULES.get(name, "lp.methods.registry")), name)
 
 
 def read_version(package: str = "lookahead-parallel", checkout: Path = _CHECKOUT) -> str:

@@ -13,13 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from lp import methods
 from lp.calibration.calibrate import Tell, resolve_step_times
 from lp.calibration.measure import StepTimesSource
-from lp.decoding.host_time import measure_host
 from lp.drafting.answer_index import FILE_NAME, AnswerIndex, read_index
 from lp.drafting.corpus import Corpus, read_corpus, vocabulary_digest
-from lp.methods import Auto, DecodeLimits, DecodeSettings
+from lp.methods.registry import DEFAULT
 from lp.model.attention import AttentionSettings
 from lp.model.beside.check import vocabulary_of
 from lp.model.beside.load import beside
@@ -29,7 +27,8 @@ from lp.model.checkpoint import Checkpoint, ModelSettings, Reader, load
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.model.fast.cuda_graphs import Capture
 from lp.platform.library import require_on_all
-from lp.request_builder import RequestBuilder, check_second_models
+from lp.request import DecodeLimits, DecodingMethod, ModelTraits
+from lp.request_builder import RequestBuilder
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
 from lp.scheduling.room import KVBudget
@@ -39,6 +38,9 @@ from lp.step_cost import StepTimes
 
 log = logging.getLogger("lookahead")
 
+# Before a checkpoint is read, it may have any heads.
+UNKNOWN_HEADS = (1, 1)
+
 # Measures step times anew and keeps them. All ranks that share steps call it together, with no step under way.
 MeasureTimes = Callable[[], StepTimes | None]
 
@@ -47,7 +49,7 @@ MeasureTimes = Callable[[], StepTimes | None]
 class EngineSettings:
     """The settings of an engine.
 
-    model: the checkpoint, its dtype and its device. decode: the method for requests that choose none; None is `Auto`.
+    model: the checkpoint, its dtype and its device. decode: the method for requests that choose none; None is auto.
     sampling: defaults for what a request leaves open. attention: how attention is computed. limits: the most that a
     request may ask for. step_times: where decode=auto gets its step times from. index: the file of the model's answers
     that launch/index.py made, for decode=auto; auto is the one beside the weights if there is one, off is none.
@@ -57,7 +59,7 @@ class EngineSettings:
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
-    decode: DecodeSettings | None = None
+    decode: DecodingMethod | None = None
     sampling: Sampling = field(default_factory=Sampling)
     attention: AttentionSettings = field(default_factory=AttentionSettings)
     limits: DecodeLimits = field(default_factory=DecodeLimits)
@@ -142,11 +144,11 @@ def find_step_times(
 
     Returns None if the default decoding method does not choose the rows of its steps. mode, tell: see `Topology`.
     """
-    if not methods.chooses_rows(request_builder.decode):
+    decode = request_builder.decode
+    if not decode.row_bounds().by_time:
         return None
-    decode = methods.inner_of(request_builder.decode)
-    decode = decode if isinstance(decode, Auto) else Auto()
-    return resolve_step_times(source, model, runner, decode.max_rows, mode, tell, lambda: measure_host(decode))
+    decode = decode if decode.measures_host else DEFAULT()
+    return resolve_step_times(source, model, runner, decode.most_rows(), mode, tell, decode.measure_host)
 
 
 def check_files(index: str, corpus: str) -> None:
@@ -236,12 +238,13 @@ class EngineParts(NamedTuple):
 def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
     """See `Engine.assemble`."""
     second_models = settings.second_models()
-    methods.check(settings.decode or Auto(), settings.limits)  # at once, not after minutes of loading
-    check_second_models(settings.decode or Auto(), second_models)
+    decode = settings.decode or DEFAULT()
+    decode.check(settings.limits)  # at once, not after minutes of loading
+    decode.check_model(ModelTraits(settings.model.path, second_models, UNKNOWN_HEADS))
     check_files(settings.index, settings.corpus)
     settings.scheduler.check()
-    if lossy := methods.lossy_name(settings.decode or Auto()):
-        log.warning("decode.verify=%s is lossy: texts are not the model's own", lossy)
+    if decode.lossy:
+        log.warning("decode.verify=%s is lossy: texts are not the model's own", decode.lossy)
     kind = settings.attention.kind
     beside_it = {role: beside(one, role, kind) for role, one in second_models.items()}
     checkpoint = load(settings.model, kind, place.reader, place.num_sharing, place.capture, beside_it)

@@ -19,11 +19,10 @@ from lp.drafting.corpus import Corpus
 from lp.drafting.history import DraftHistory, Learnt
 from lp.generation import Committed, RequestState
 from lp.grammar.settings import Grammar, GrammarBackend
-from lp.methods import DecodeLimits, DecodeSettings
 from lp.model.beside.settings import SecondModel
 from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings
 from lp.model.fast.choose import CompileMode
-from lp.request import Completion, Output, Request, Sequence
+from lp.request import Completion, DecodeLimits, DecodingMethod, Output, Request, Sequence
 from lp.request_builder import Prompt, RequestBuilder
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
@@ -89,7 +88,7 @@ class Engine:
         path: str,
         dtype: str = "auto",
         device: str = "auto",
-        decode: DecodeSettings | None = None,
+        decode: DecodingMethod | None = None,
         limits: DecodeLimits | None = None,
         compile: CompileMode | str = CompileMode.auto,
         step_times: StepTimesSource | str = StepTimesSource.auto,
@@ -248,7 +247,7 @@ class Engine:
         prompt: Prompt,
         *,
         max_new_tokens: int | None = 128,
-        decode: DecodeSettings | None = None,
+        decode: DecodingMethod | None = None,
         sampling: Sampling | None = None,
         stopping: Stopping | None = None,
         grammar: Grammar | None = None,

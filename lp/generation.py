@@ -7,26 +7,32 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
-from lp.decoding.base import Decoder, Offer
-from lp.decoding.by_model.settings import REJECTION
-from lp.decoding.constrained import ConstrainedDecoder
-from lp.decoding.make import make_decoder
-from lp.draft_model.rounds import DraftedText
+from lp.decoder import Offer
 from lp.drafting.history import DraftHistory
-from lp.methods import Auto, Autoregressive, DraftModel, Medusa, inner_of, least_rows, lossy_name, most_rows
-from lp.model.beside.settings import DRAFT, SECOND
+from lp.grammar.constrained import ConstrainedDecoder
 from lp.model.checkpoint import Checkpoint
-from lp.nested.settings import Contrastive, contrast_of
-from lp.request import Output, Request, Sequence, TokenLogprob
+from lp.request import (
+    BeamResult,
+    DecodingContext,
+    DraftingModel,
+    ModelTraits,
+    Output,
+    ParentRequest,
+    Request,
+    ScoredText,
+    Sequence,
+    TokenLogprob,
+)
 from lp.scheduling.prompt_scores import PromptScores, token_logprobs
 from lp.statistics import Statistics
 from lp.text.detokenizer import Detokenizer
 from lp.text.stopping import FinishReason, StopConditions, TextStream
 from lp.trace.recorder import RecordedStep, TraceRecorder
 from lp.trace.step import StepTrace
-from lp.tree import NO_ROWS, Ahead, Answers, CountDrafts, TokenTree, chain, no_drafts
+from lp.tree import NO_ROWS, NOT_A_TOKEN, Accepted, Answers, CountDrafts, TokenTree, chain, no_drafts
 
 
 class Committed(NamedTuple):
@@ -49,59 +55,60 @@ class Committed(NamedTuple):
 class RequestState:
     """One request that is being served."""
 
-    def __init__(self, request: Request, checkpoint: Checkpoint, history: DraftHistory, generated: Iterable[int] = ()):
-        """generated: tokens generated earlier, from which drafts may be made. Pass the same tokens to `replay` next."""
-        sampling = request.sampling
+    def __init__(
+        self,
+        request: Request,
+        checkpoint: Checkpoint,
+        history: DraftHistory,
+        generated: Iterable[int] = (),
+        parent: ParentRequest | None = None,
+    ):
+        """generated: tokens generated earlier, from which drafts may be made. Pass the same tokens to `replay` next.
+
+        parent: the request that this is a part of; None if it is whole.
+        """
+        sampling, method, generated = request.sampling, request.decode, [*generated]
         assert request.stopping.max_new_tokens is not None
-        text = [*request.prompt, *generated]
-        self.decoder = self._make_decoder(request, text, checkpoint, history)
-        self._most_rows = most_rows(request.decode, request.grammar is not None)
+        others = {
+            role: DraftingModel(model, checkpoint.relative_cost(role)) for role, model in checkpoint.beside.items()
+        }
+        context = DecodingContext(history, generated, checkpoint.vocab_size, checkpoint.eos, others)
+        self.decoder = method.make_decoder(request, context)
+        assert not generated or not self.decoder.ends_at_once
+        self._most_rows = method.most_rows(request.grammar is not None)
         grammar = request.grammar and checkpoint.grammars.begin(request.grammar, len(request.prompt))
-        if grammar and not isinstance(inner_of(request.decode), Autoregressive):
+        if grammar and method.takes_forced:
             self.decoder = ConstrainedDecoder(self.decoder, grammar)
         self.prompt, prompt = request.prompt, list(request.prompt)
-        ahead, contrast = _ahead(request, checkpoint), None
-        if isinstance(request.decode, Contrastive):
-            contrast = contrast_of(request.decode, SECOND in checkpoint.beside)
-        self.request_id = request.id  # of whom progress is told
+        if self.decoder.num_top is not None:
+            sampling = replace(sampling, logprobs=min(self.decoder.num_top, checkpoint.vocab_size))
+        spec = method.answer_spec(ModelTraits.of(checkpoint, checkpoint.beside))
+        self.parent = parent
+        self.request_id = parent.request.id if parent else request.id  # of whom progress is told
         self.leader: RequestState | None = None  # computes the same prompt for this one
-        self.sequence = Sequence(
-            request.id, prompt, len(prompt), sampling, request.grammar, request.trace, ahead, contrast
-        )
+        self.sequence = Sequence(request.id, prompt, len(prompt), sampling, request.grammar, request.trace, *spec)
         self.recorder = TraceRecorder() if request.trace else None
         # What the prompt's tokens are worth, until that has been told. Whoever has generated tokens has told it.
         self.scores: PromptScores | None = None
-        if sampling.prompt_logprobs is not None and len(text) == len(prompt):
+        if sampling.prompt_logprobs is not None and not generated:
             self.scores = PromptScores(self.prompt, checkpoint.vocab_size)
             del prompt[1:]  # the others are added as they are scored
         stopping = request.stopping
         detokenizer = Detokenizer(checkpoint.tokenizer, request.prompt, stopping.skip_special_tokens)
         self.text = TextStream(detokenizer, stopping.stop)
+        self._tokenizer, self._skips = checkpoint.tokenizer, stopping.skip_special_tokens
         self.stop = StopConditions(stopping, checkpoint.eos, request.stopping.max_new_tokens, grammar)
-        self.stats = Statistics(prompt_tokens=len(request.prompt), lossy=lossy_name(request.decode))
+        self.stats = Statistics(prompt_tokens=len(request.prompt), lossy=method.lossy)
         self.tree = chain([])  # the tree of the step under way
         self.owner, self.priority = request.owner, request.priority
         # How many of the sequence's first tokens have been computed; their keys and values are in a cache.
         self.num_fed = 0
-        self.least_rows = least_rows(request.decode)
-
-    def _make_decoder(
-        self, request: Request, text: list[int], checkpoint: Checkpoint, history: DraftHistory
-    ) -> Decoder:
-        sampling = request.sampling
-        assert sampling.seed is not None and sampling.temperature is not None
-        settings, second = inner_of(request.decode), None
-        mixes = isinstance(settings, Auto) and settings.model_drafts and DRAFT in checkpoint.beside
-        if mixes or isinstance(settings, DraftModel):
-            draft, prompt_length, cost = checkpoint.beside[DRAFT], len(request.prompt), checkpoint.relative_cost(DRAFT)
-            is_drawn = isinstance(settings, DraftModel) and settings.verify == REJECTION
-            second = DraftedText(draft, sampling, prompt_length, checkpoint.vocab_size, cost, is_drawn)
-        return make_decoder(settings, text, sampling.seed, sampling.temperature, history, request.owner, second)
+        self.least_rows = method.row_bounds().least
 
     @property
     def generated(self) -> list[int]:
-        """The tokens from which another engine can go on."""
-        return self.sequence.tokens[self.sequence.prompt_length :]
+        """The tokens from which another engine can go on; none where it must begin anew, from the prompt."""
+        return [] if self.parent or self.decoder.ends_at_once else self.sequence.tokens[self.sequence.prompt_length :]
 
     @property
     def num_missing(self) -> int:
@@ -120,7 +127,7 @@ class RequestState:
     @property
     def num_slots(self) -> int:
         """Tokens of keys and values that the next step needs, the rows of its tree included."""
-        return len(self.sequence.tokens) - 1 + self._num_unscored + self._most_rows
+        return len(self.sequence.tokens) - 1 + self._num_unscored + max(self._most_rows, self.decoder.most_rows)
 
     @property
     def likely_rows(self) -> int:
@@ -176,11 +183,11 @@ class RequestState:
     def offer(self, room: int, load: int) -> Offer:
         """Begins to plan the next step's tree; `take` ends it. room: see `plan`. load: sequences of the step."""
         self.stats.start_step()
-        return self.decoder.offer(self.sequence.tokens, room, self.stop.num_left, load)
+        return self.decoder.propose(self.sequence.tokens, room, self.stop.num_left, load)
 
     def take(self, num_drafts: int) -> TokenTree:
         """The offered tree with so many drafts."""
-        self.tree = self.decoder.take(num_drafts)
+        self.tree = self.decoder.build_tree(num_drafts)
         return self.tree
 
     def settle(self, answers: Answers) -> Committed:
@@ -188,18 +195,32 @@ class RequestState:
 
         That is all that the next step's plan needs; the rest is up to `tell`.
         """
-        step = self._verified(answers)
-        self.sequence.tokens += step.tokens
-        self.num_fed = len(self.sequence.tokens) - 1
-        return step
-
-    def _verified(self, answers: Answers) -> Committed:
         if self.recorder:
             self.recorder.note_tree(self.tree, self.decoder)
         accepted, count_drafts = self.decoder.commit(self.sequence.tokens, answers)
+        if self.decoder.ends_at_once:
+            return self._settle_at_once(accepted, answers)
         tokens, reason = self.stop.take(accepted.tokens, self.text)
+        self.sequence.tokens += tokens
+        self.num_fed = len(self.sequence.tokens) - 1
         recorded = self.recorder and self.recorder.settled(accepted.rows, tokens)
         return Committed(tokens, accepted.rows[: len(tokens)], reason, len(self.tree), answers, count_drafts, recorded)
+
+    def _settle_at_once(self, accepted: Accepted, answers: Answers) -> Committed:
+        """`settle` for a decoder that yields nothing before its end. Its sequence has the tokens with which all texts
+        begin. No row counts as accepted, as the tokens are those of all steps.
+        """
+        tokens, reason = list[int](), None
+        if NOT_A_TOKEN in accepted.tokens:
+            reason = "error"
+        else:
+            self.sequence.tokens += accepted.tokens
+            self.num_fed = len(self.sequence.tokens) - 1
+            if found := self.decoder.result():
+                tokens, reason = self.stop.take(found.texts[0].tokens, self.text)
+        recorded = self.recorder and self.recorder.settled([0], tokens)
+        none = Answers.none()  # whose log-probabilities are not to be told
+        return Committed(tokens, [0] * len(tokens), reason, len(self.tree), none, no_drafts, recorded)
 
     def tell(self, step: Committed) -> Output:
         """What a step has yielded: text, log-probabilities and statistics. Steps must be told in their order."""
@@ -225,24 +246,35 @@ class RequestState:
         scored = None
         if self.scores and not self._num_unscored and (tokens or reason):
             scored, self.scores = self.scores.found, None
-        return Output(self.sequence.id, tokens, text, logprobs, reason, self.stats, prompt_logprobs=scored, trace=trace)
+        output = Output(
+            self.sequence.id, tokens, text, logprobs, reason, self.stats,
+            prompt_logprobs=scored, beams=self._ranked(), trace=trace,
+        )  # fmt: skip
+        return self.parent.output(output) if self.parent else output
+
+    def _ranked(self) -> BeamResult | None:
+        """The texts of a decoder that has ranked them at its end."""
+        if (found := self.decoder.result()) is None:
+            return None
+        ends = self.stop.stop_tokens
+        texts = [(own[:-1] if own[-1] in ends else own, own, score) for own, score in found.texts]
+        return BeamResult(
+            [
+                ScoredText(str(self._tokenizer.decode(list(shown), skip_special_tokens=self._skips)), list(own), score)
+                for shown, own, score in texts
+            ],
+            found.num_calls,
+        )
 
     def cancelled(self) -> Output:
+        if self.parent:
+            return self.parent.cancelled()
         return Output(self.sequence.id, [], self.text.take(final=True), None, "cancelled", self.stats)
 
     def fingerprint(self) -> int:
         """A checksum of the state on which all later tokens depend. It must be equal on all ranks."""
         state = self.sequence.id, self.sequence.tokens, self.sequence.sampling, self.decoder.fingerprint()
         return zlib.crc32(repr(state).encode())
-
-
-def _ahead(request: Request, checkpoint: Checkpoint) -> Ahead | None:
-    """What the steps of a request ask of the checkpoint's heads; None for nothing."""
-    if not isinstance(request.decode, Medusa):
-        return None
-    assert checkpoint.heads is not None, "see RequestBuilder"
-    _, info = checkpoint.heads
-    return Ahead(info.num_heads, min(request.decode.candidates, info.vocab_size))
 
 
 def _logprobs(answers: Answers, tokens: list[int], rows: list[int]) -> list[TokenLogprob] | None:

@@ -1,20 +1,218 @@
-"""Requests, sequences and results, as plain data. Requests and progress are sent to other processes as JSON."""
+"""Requests, the decoding methods that they ask for, sequences and results.
+
+Requests and outputs are sent to other processes as JSON. Knows no method in particular.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from lp import methods
+from lp.decoder import MOST_FORCED, Decoder
+from lp.drafting.history import DraftHistory
 from lp.grammar.settings import Grammar
-from lp.methods import DecodeSettings
 from lp.sampling.contrast import Contrast
 from lp.sampling.settings import Sampling
 from lp.statistics import EngineCounts, Statistics
 from lp.text.stopping import FinishReason, Stopping
 from lp.trace.step import StepTrace
 from lp.tree import Ahead
+
+if TYPE_CHECKING:
+    from lp.model.causal import CausalModel
+    from lp.model.checkpoint_info import CheckpointInfo
+
+
+@dataclass
+class DecodeLimits:
+    """The most that a request may ask for.
+
+    window: columns of a window. ngram: tokens of an n-gram. guesses: n-grams verified per step. pool_size: n-grams kept
+    in all. pool_per_token: n-grams kept that begin with the same token. candidates: best tokens kept from an answer.
+    rows: rows of a step; also bounds (W + G)(N - 1) + 1, the rows that a step of lookahead, Jacobi or prompt lookup can
+    need. num_beams: beams of a search, or samples of decode=best_of. depth: drafts of a second model that follow one
+    another.
+    """
+
+    window: int = 128
+    ngram: int = 32
+    guesses: int = 256
+    pool_size: int = 1_000_000
+    pool_per_token: int = 1024
+    candidates: int = 64
+    rows: int = 4096
+    num_beams: int = 32
+    depth: int = 64
+
+
+# For each setting of a method, its lowest value and the name of the limit for its highest.
+BOUNDS = {
+    "window": (1, "window"),
+    "max_window": (0, "window"),
+    "ngram": (2, "ngram"),
+    "guesses": (1, "guesses"),
+    "pool_size": (1, "pool_size"),
+    "pool_per_token": (1, "pool_per_token"),
+    "candidates": (1, "candidates"),
+    "depth": (1, "depth"),
+    "max_rows": (1, "rows"),
+    "rows": (0, "rows"),
+    "num_beams": (1, "num_beams"),
+    "num_samples": (1, "num_beams"),
+    "num_return_sequences": (1, "num_beams"),
+}
+
+
+class RowBounds(NamedTuple):
+    """How many rows a step of a method has, without a grammar.
+
+    least: however little they are worth. most: that it can have. by_time: whether step times decide.
+    """
+
+    least: int = 1
+    most: int = 1
+    by_time: bool = False
+
+
+class AnswerSpec(NamedTuple):
+    """What a method needs of the answers besides what its decoder asks for.
+
+    ahead: of the model's heads. contrast: what scores are made of; None if they are the model's logits. is_judged:
+    whether log-probabilities are those of the second model.
+    """
+
+    ahead: Ahead | None = None
+    contrast: Contrast | None = None
+    is_judged: bool = False
+
+
+class ModelTraits(NamedTuple):
+    """What methods ask about a model. name: for messages. roles: of the second models. heads: (number, vocabulary) of
+    the model's heads; None without.
+    """
+
+    name: str = ""
+    roles: Collection[str] = ()
+    heads: tuple[int, int] | None = None
+
+    @staticmethod
+    def of(checkpoint: CheckpointInfo, roles: Collection[str]) -> ModelTraits:
+        """Those of a checkpoint. roles: of the models that are loaded with it."""
+        heads = checkpoint.heads and checkpoint.heads[1]
+        return ModelTraits(checkpoint.name, roles, heads and (heads.num_heads, heads.vocab_size))
+
+
+class DraftingModel(NamedTuple):
+    """A second model. relative_cost: seconds of its forward, divided by those of a plain step of the model."""
+
+    model: CausalModel
+    relative_cost: float
+
+
+@dataclass(frozen=True)
+class DecodingContext:
+    """What a decoder is made with besides the request.
+
+    history: what the engine has learnt from earlier requests. generated: tokens that follow the prompt already.
+    vocab_size: of the model. eos: tokens that end its texts. second_models: by role.
+    """
+
+    history: DraftHistory
+    generated: Items[int] = ()
+    vocab_size: int = 0
+    eos: Collection[int] = ()
+    second_models: Mapping[str, DraftingModel] = field(default_factory=dict)
+
+
+@dataclass
+class DecodingMethod(ABC):
+    """The settings of a decoding method, and all that an engine must know of the method.
+
+    method: its name. tells_steps: whether its text grows step by step. needs_engine: whether it needs more than a
+    model's answers.
+    """
+
+    method: ClassVar[str]
+    tells_steps: ClassVar[bool] = True
+    needs_engine: ClassVar[bool] = False
+
+    @property
+    def takes_forced(self) -> bool:
+        """Whether tokens that a grammar leaves no choice about become drafts."""
+        return True
+
+    @property
+    def measures_host(self) -> bool:
+        """Whether step times are measured for its own trees, rather than for those of the default method."""
+        return False
+
+    @property
+    def lossy(self) -> str:
+        """What makes the text another than the model's own, such as "typical"; empty if nothing does."""
+        return ""
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences a request has."""
+        return 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values of the settings, with the method's name, for `lp.methods.registry.from_dict`."""
+        return {"method": self.method, **dataclasses.asdict(self)}
+
+    def check(self, limits: DecodeLimits) -> None:
+        """Raises ValueError naming the first value that is out of range."""
+        values = dataclasses.asdict(self)
+        for key, (smallest, limit) in BOUNDS.items():
+            largest = getattr(limits, limit)
+            if type(values.get(key)) is int and not smallest <= values[key] <= largest:
+                raise ValueError(
+                    f"decode.{key}={values[key]} is out of range for {self.method}: "
+                    f"it must be from {smallest} to {largest}"
+                )
+        self.check_values()
+        bounds = self.row_bounds()
+        if not bounds.by_time and bounds.most > limits.rows:
+            raise ValueError(
+                f"decode settings ask for up to {bounds.most} rows a step, more than the limit of {limits.rows}; "
+                "use a smaller window, ngram or guesses"
+            )
+
+    def check_values(self) -> None:  # noqa: B027
+        """Raises ValueError for values that contradict each other."""
+
+    def check_model(self, model: ModelTraits) -> None:  # noqa: B027
+        """Raises ValueError if the method needs what the model does not have."""
+
+    def check_request(self, request: Request) -> None:  # noqa: B027
+        """Raises ValueError for the first setting of a complete request that the method does not take."""
+
+    @abstractmethod
+    def row_bounds(self) -> RowBounds: ...
+
+    def most_rows(self, has_grammar: bool = False) -> int:
+        """The most rows that a step can have. has_grammar: whether the text must keep a grammar, which adds drafts."""
+        return self.row_bounds().most + (MOST_FORCED if has_grammar and self.takes_forced else 0)
+
+    def answer_spec(self, model: ModelTraits) -> AnswerSpec:
+        """What is needed of the answers; by default nothing but targets and candidates."""
+        return AnswerSpec()
+
+    @abstractmethod
+    def make_decoder(self, request: Request, context: DecodingContext) -> Decoder:
+        """A decoder for one sequence. The request is complete, with a seed and a temperature."""
+
+    def fan_out(self, request: Request) -> ParentRequest | None:
+        """The sequences of a request that has several; None if it has one."""
+        return None
+
+    def measure_host(self) -> tuple[float, float]:
+        """Seconds that the host needs for a step, beyond those of autoregressive decoding, and for each row of it."""
+        return 0.0, 0.0
 
 
 @dataclass
@@ -28,7 +226,7 @@ class Request:
 
     id: str
     prompt: list[int]
-    decode: DecodeSettings
+    decode: DecodingMethod
     sampling: Sampling
     stopping: Stopping
     owner: str | None = None
@@ -37,16 +235,17 @@ class Request:
     trace: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "decode": methods.to_dict(self.decode)}
+        return {**dataclasses.asdict(self), "decode": self.decode.to_dict()}
 
     @staticmethod
-    def from_dict(values: dict[str, Any]) -> Request:
+    def from_dict(values: dict[str, Any], decode: DecodingMethod) -> Request:
+        """The inverse of `to_dict`. decode: made of values["decode"] by `lp.methods.registry.from_dict`."""
         sampling = Sampling(**values["sampling"])
         sampling.logit_bias = {int(token): bias for token, bias in sampling.logit_bias.items()}  # JSON keys are strings
         return Request(
             values["id"],
             values["prompt"],
-            methods.from_dict(values["decode"]),
+            decode,
             sampling,
             Stopping(**values["stopping"]),
             values["owner"],
@@ -54,6 +253,24 @@ class Request:
             values["grammar"] and Grammar(**values["grammar"]),
             values["trace"],
         )
+
+
+class ParentRequest(ABC):
+    """A request whose output is made of those of several sequences.
+
+    request: the whole. requests: one for each sequence; all have the same prompt.
+    """
+
+    request: Request
+    requests: list[Request]
+
+    @abstractmethod
+    def output(self, own: Output) -> Output:
+        """What the whole request has to say once a sequence has said something."""
+
+    @abstractmethod
+    def cancelled(self) -> Output:
+        """The end of the whole request, which was aborted."""
 
 
 @dataclass

@@ -13,14 +13,10 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from lp import methods
-from lp.decoding.by_model.settings import REJECTION
 from lp.grammar.settings import Grammar
-from lp.methods import Auto, Beam, DecodeLimits, DecodeSettings, DraftModel, Medusa
-from lp.model.beside.settings import DRAFT, SECOND
+from lp.methods.registry import DEFAULT, METHODS
 from lp.model.checkpoint_info import CheckpointInfo
-from lp.nested.settings import BestOf, Contrastive, check_beside_best_of, check_second
-from lp.request import Request
+from lp.request import DecodeLimits, DecodingMethod, ModelTraits, Request
 from lp.sampling.settings import Sampling
 from lp.scheduling.room import KVBudget, RequestTooLarge
 from lp.text import chat_template
@@ -30,19 +26,6 @@ from lp.text.stopping import Stopping
 # A text, token ids, or the messages of a conversation.
 Prompt = str | Sequence[int] | Sequence[Message]
 LEAST_PRIORITY, MOST_PRIORITY = 0.01, 100.0
-
-# The values with which a setting changes nothing; the only ones that a beam search takes.
-OFF_IN_A_SEARCH = {
-    "temperature": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "no_repeat_ngram": 0,
-    "logit_bias": {},
-    "min_new_tokens": 0,
-    "logprobs": None,
-    "prompt_logprobs": None,
-}
 
 
 class ContextExceeded(ValueError):
@@ -65,12 +48,12 @@ class RequestBuilder:
     def __init__(
         self,
         checkpoint: CheckpointInfo,
-        decode: DecodeSettings | None = None,
+        decode: DecodingMethod | None = None,
         sampling: Sampling | None = None,
         limits: DecodeLimits | None = None,
         second_models: Collection[str] = (),
     ):
-        """decode, sampling: settings for requests that leave them open; None is `Auto` and the checkpoint's defaults.
+        """decode, sampling: settings for requests that leave them open; None is auto and the checkpoint's defaults.
         limits: the most that a request may ask for. second_models: the roles of those that are loaded. Raises
         ValueError for settings out of range.
         """
@@ -79,10 +62,10 @@ class RequestBuilder:
         self.limits = limits or DecodeLimits()
         # For keys and values; set once it is known how much there is.
         self.room = KVBudget()
-        self.decode = decode or Auto()
+        self.decode = decode or DEFAULT()
         self.sampling = (sampling or Sampling()).with_defaults(checkpoint.generation)
         self._numbers = itertools.count()
-        self._second_models = second_models
+        self._traits = ModelTraits.of(checkpoint, second_models)
         self._check_method(self.decode)
         self.sampling.check(self._vocab_size)
 
@@ -111,7 +94,7 @@ class RequestBuilder:
     def build(
         self,
         prompt: Prompt,
-        decode: DecodeSettings | None = None,
+        decode: DecodingMethod | None = None,
         sampling: Sampling | None = None,
         stopping: Stopping | None = None,
         request_id: str | None = None,
@@ -130,38 +113,29 @@ class RequestBuilder:
         tokens = self.encode(prompt)
         decode = decode or self.decode
         self._check_method(decode)
-        if grammar is not None and isinstance(decode, DraftModel) and decode.verify == REJECTION:
-            raise ValueError("a grammar is not for decode.verify=rejection; use decode.verify=exact")
         stopping = stopping or Stopping()
         is_scored = sampling is not None and sampling.prompt_logprobs is not None
         stopping.check(self._vocab_size, least_tokens=0 if is_scored else 1)
         stopping = self._fit(tokens, stopping, decode, grammar is not None)
         sampling = self._complete(sampling, stopping)
-        if isinstance(decode, Beam):
-            check_beside_beams(sampling, stopping, grammar is not None)
-        if isinstance(decode, BestOf):
-            check_beside_best_of(decode, sampling, trace)
-        request_id = request_id or f"request-{next(self._numbers)}"
+        request = Request("", tokens, decode, sampling, stopping, owner, priority, grammar, trace)
+        decode.check_request(request)
+        request.id = request_id or f"request-{next(self._numbers)}"
         if grammar is not None:
             grammar.check()
             self.checkpoint.grammars.compile(grammar)
-        return Request(request_id, tokens, decode, sampling, stopping, owner, priority, grammar, trace)
+        return request
 
-    def _check_method(self, decode: DecodeSettings) -> None:
+    def _check_method(self, decode: DecodingMethod) -> None:
         """Raises ValueError for a method that is out of range, or that this checkpoint cannot have."""
-        methods.check(decode, self.limits)
-        check_second_models(decode, self._second_models)
-        if isinstance(decode, Medusa) and self.checkpoint.heads is None:
-            raise ValueError(
-                f"decode=medusa needs heads, and none are loaded for {self.checkpoint.name}; start with "
-                "model.heads=FOLDER, or use another method, such as decode=auto"
-            )
+        decode.check(self.limits)
+        decode.check_model(self._traits)
 
     def streamed_methods(self) -> list[str]:
         """The methods whose texts grow step by step, and that requests can have here with their default settings."""
         found = []
-        for name, kind in methods.METHODS.items():
-            if kind not in (Beam, BestOf):
+        for name, kind in METHODS.items():
+            if kind.tells_steps:
                 with suppress(ValueError):
                     self._check_method(kind())
                     found.append(name)
@@ -183,7 +157,7 @@ class RequestBuilder:
         complete.check(self._vocab_size)
         return complete
 
-    def _fit(self, tokens: list[int], stopping: Stopping, decode: DecodeSettings, has_grammar: bool) -> Stopping:
+    def _fit(self, tokens: list[int], stopping: Stopping, decode: DecodingMethod, has_grammar: bool) -> Stopping:
         """Checks that prompt and new tokens fit the context and the memory for keys and values; max_new_tokens None
         becomes all the room there is.
 
@@ -228,31 +202,3 @@ def _utf8(text: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"the prompt is not valid Unicode: character {error.start} is a lone surrogate") from None
     return text
-
-
-def check_second_models(decode: DecodeSettings, second_models: Collection[str]) -> None:
-    """Raises ValueError if a method needs a second model that is not loaded. second_models: the roles of those that
-    are.
-    """
-    if isinstance(decode, DraftModel) and DRAFT not in second_models:
-        raise ValueError(
-            "decode=draft_model needs a second model, and none is loaded: start with draft.path=FOLDER (a model with "
-            "the same vocabulary) or draft.layers=N (the first layers of the model itself)"
-        )
-    if isinstance(decode, BestOf | Contrastive):
-        check_second(decode, SECOND in second_models)
-
-
-def check_beside_beams(sampling: Sampling, stopping: Stopping, has_grammar: bool) -> None:
-    """Raises ValueError naming the first setting that a beam search does not take. The settings must be complete."""
-    for name, off in OFF_IN_A_SEARCH.items():
-        value = getattr(sampling, name)
-        if value != off:
-            mend = f"leave out {name}" if off in (None, {}) else f"set {name}={off}"
-            raise ValueError(f"{name}={value} is not for decode=beam, which scores texts by the model alone; {mend}")
-    if stopping.stop:
-        raise ValueError(
-            f"stop={stopping.stop[0]!r} is not for decode=beam, which stops at tokens alone; use stop_token_ids"
-        )
-    if has_grammar:
-        raise ValueError("a grammar is not for decode=beam; use another decoding method for structured output")

@@ -44,17 +44,40 @@ def all_of_lp_but(*allowed: str) -> tuple[str, ...]:
     return tuple(sorted(parts - {"lp.__init__", "lp.__pycache__"} - {f"lp.{name}" for name in allowed}))
 
 
+# The decoding methods, and what they share.
+SLICES = (
+    "auto", "autoregressive", "beam", "best_of", "contrastive", "draft_model", "jacobi", "lookahead", "medusa",
+    "prompt_lookup",
+)  # fmt: skip
+SHARED = ("inner", "ngram_pool", "window")
+# The other methods that a method may import: auto composes its trees with them.
+COMPOSED = {"auto": ("autoregressive", "draft_model")}
+# The only ones in lp that know which methods there are.
+KNOWS_METHODS = ("lp.assembly", "lp.custom_generate", "lp.request_builder", "lp.methods")
+
+
+def other_slices(name: str) -> tuple[str, ...]:
+    """What a method must not import of lp.methods."""
+    allowed = (name, *COMPOSED.get(name, ()))
+    return tuple(f"lp.methods.{one}" for one in (*SLICES, "registry") if one not in allowed)
+
+
 # By room, what it must not import of its own package.
 INNER = {
     "lp.platform": all_of_lp_but(),
-    "lp.grammar": all_of_lp_but("platform", "tree"),
+    "lp.grammar": all_of_lp_but("decoder", "platform", "tree"),
     "lp.text": all_of_lp_but("grammar", "platform", "tree"),
-    "lp.model": ("lp.calibration", "lp.decoding", "lp.drafting", "lp.request", "lp.runner", "lp.sampling", *ENGINE),
+    "lp.model": (
+        "lp.calibration", "lp.decoder", "lp.drafting", "lp.methods", "lp.request", "lp.runner", "lp.sampling", *ENGINE
+    ),
     "lp.sampling": all_of_lp_but("grammar", "platform", "tree"),
     "lp.tree": all_of_lp_but("platform"),
-    "lp.drafting": all_of_lp_but("methods", "platform", "step_cost", "tree"),
-    "lp.decoding": ("lp.calibration", "lp.model", "lp.request", "lp.runner", "lp.sampling", *ENGINE),
-    "lp.calibration": ("lp.decoding", "lp.drafting", *ENGINE),
+    "lp.decoder": all_of_lp_but("tree"),
+    "lp.drafting": all_of_lp_but("platform", "step_cost", "tree"),
+    "lp.request": ("lp.calibration", "lp.methods", "lp.runner", *ENGINE),
+    "lp.methods": ("lp.calibration", "lp.runner", "lp.states", *ENGINE),
+    **{f"lp.methods.{name}": other_slices(name) for name in SLICES},
+    "lp.calibration": ("lp.decoder", "lp.drafting", "lp.methods", *ENGINE),
     "parallel.comm": ("parallel.build", "parallel.group", "parallel.runners", "parallel.shards", "lp"),
     "parallel.shards": ("parallel.build", "parallel.group", "parallel.runners"),
     "parallel.runners": ("parallel.build", "parallel.group", "parallel.shards"),
@@ -87,6 +110,8 @@ def faults(source: str, module: str, *, is_package: bool = False) -> list[str]:
     rooms = [room for room in INNER if is_within(module, room)]
     inner = [name for room in rooms for name in INNER[room] if not is_within(module, name)]
     forbidden = [*FORBIDDEN.get(module.partition(".")[0], ()), *inner]
+    if module.startswith("lp.") and not any(is_within(module, one) for one in KNOWS_METHODS):
+        forbidden.append("lp.methods")
     found = set()
     safe = lines_of_tensors_alone(tree) if module == READS_TENSORS else set()
     for line, name in used_names(tree, module if is_package else module.rpartition(".")[0]):
@@ -177,6 +202,11 @@ def test_the_rules_name_all_of_launch():
     assert {path.stem for path in (ROOT / "launch").iterdir() if not path.name.startswith("__")} == set(LAUNCH)
 
 
+def test_the_rules_name_all_methods():
+    names = {path.stem for path in (ROOT / "lp" / "methods").iterdir() if not path.name.startswith("__")}
+    assert names == {*SLICES, *SHARED, "registry"}
+
+
 def test_there_are_sources_to_check():
     assert {"lp", "parallel", "launch"} <= {module_of(path).partition(".")[0] for path in SOURCES}
 
@@ -192,7 +222,12 @@ def test_source_keeps_the_rules(path: Path):
     [
         ("lp.engine", "import parallel"),
         ("lp.drafting.simple", "from lp.model.causal import CausalModel"),
-        ("lp.drafting.simple", "from lp.decoding.make import make_decoder"),
+        ("lp.drafting.simple", "from lp.methods.auto.method import Auto"),
+        ("lp.scheduling.planner", "from lp.methods.registry import METHODS"),
+        ("lp.engine", "from lp.methods.beam import Beam"),
+        ("lp.methods.jacobi", "from lp.methods.lookahead import Lookahead"),
+        ("lp.methods.medusa", "from lp.scheduling.planner import plan_together"),
+        ("lp.methods.draft_model.method", "from lp.methods.auto.decoder import AutoDecoder"),
         ("lp.model.causal", "from lp.drafting.history import DraftHistory"),
         ("lp.model.fast.choose", "def late():\n    import lp.engine"),
         ("parallel.comm.channel", "from parallel.runners.lookahead import LookaheadParallel"),
@@ -247,7 +282,7 @@ def test_breach_by_relative_import_is_found():
     ("module", "source"),
     [
         ("lp.engine", "import torch\nfrom lp.tree import TokenTree\nfrom .window import Window"),
-        ("lp.decoding.auto", "from lp.drafting.history import DraftHistory\nfrom lp.tree import TokenTree"),
+        ("lp.methods.auto.decoder", "from lp.drafting.history import DraftHistory\nfrom lp.tree import TokenTree"),
         ("lp.engine", "import raylib, parallelism, hydraulics"),
         ("lp.engine", "'''Knows nothing of RANK, pickle or torch.distributed.'''"),
         ("parallel.mesh", "import os\nrank = int(os.environ['RANK'])"),

@@ -29,8 +29,8 @@ from benchmarks.shared.options import ascending_numbers, make_prompts_parser, pa
 from benchmarks.shared.plots import COLOURS, make_axes
 from benchmarks.shared.report import markdown_table, progress, publish
 from lp import Autoregressive, Engine, Jacobi, Sampling
-from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES
+from lp.request import DecodingMethod
 from lp.request import Sequence as TextSequence
 from lp.runner import StepInput
 from lp.single_device import SingleDevice
@@ -103,7 +103,7 @@ def make_arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def make_methods(windows: Sequence[int]) -> dict[str, DecodeSettings]:
+def make_methods(windows: Sequence[int]) -> dict[str, DecodingMethod]:
     """Autoregressive decoding comes first: the others are compared with it."""
     fixed = {f"jacobi, window={window}": Jacobi(window) for window in windows}
     return {AUTOREGRESSIVE: Autoregressive(), **fixed, "jacobi, window=auto": Jacobi("auto")}

@@ -17,8 +17,7 @@ from enum import Enum
 
 import numpy as np
 
-from lp.decoding.ngrams import NGramPool
-from lp.decoding.tries import merge
+from lp.methods.ngram_pool import NGramPool, merge
 from lp.tree import TokenTree, TreeBuilder, as_guesses, verify
 
 # The model's answers to a tree whose root is the last of the tokens: [R] targets.

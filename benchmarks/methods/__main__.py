@@ -32,7 +32,7 @@ from benchmarks.shared.inputs import encode, find_model
 from benchmarks.shared.options import add_output, add_threads, make_parser, parse
 from benchmarks.shared.report import bullets, markdown_table, publish
 from lp import Engine
-from lp.methods import METHODS
+from lp.methods.registry import METHODS
 from lp.model.checkpoint import DTYPES
 from lp.model.fast.choose import CompileMode
 from lp.model.gguf import checkpoint_folder

@@ -21,9 +21,9 @@ from benchmarks.shared.inputs import encode, find_model, load_engine
 from benchmarks.shared.options import add_output, add_threads, make_parser, parse
 from benchmarks.shared.report import markdown_table, progress, publish
 from lp import Beam, Engine, Stopping
-from lp.methods import DecodeLimits, check
 from lp.model.checkpoint import DTYPES
 from lp.model.fast.choose import CompileMode
+from lp.request import DecodeLimits
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def parse_arguments() -> argparse.Namespace:
     add_output(parser)
     arguments = parse(parser)
     try:
-        check(make_search(arguments, best_first=True), DecodeLimits())
+        make_search(arguments, best_first=True).check(DecodeLimits())
     except ValueError as error:
         parser.error(str(error))
     return arguments

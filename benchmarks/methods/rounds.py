@@ -16,7 +16,7 @@ from benchmarks.methods.ways import REFERENCES, Chosen
 from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, GENERATE, add_up, decode_text, take_turns
 from benchmarks.shared.methods import DecodePrompt, generate_counted, sampling_at, timed
 from lp import Engine
-from lp.methods import DecodeSettings
+from lp.request import DecodingMethod
 
 # New tokens of a text that is not counted: the first text pays for what is made only once.
 WARM_UP = 8
@@ -49,7 +49,7 @@ def make_methods(
 ) -> dict[str, DecodePrompt]:
     """All that take turns, by name: the ways of `generate` that are compared with, then our own."""
 
-    def ours(settings: DecodeSettings, temperature: float) -> DecodePrompt:
+    def ours(settings: DecodingMethod, temperature: float) -> DecodePrompt:
         return lambda prompt, seed: decode_text(
             engine, prompt, settings, sampling_at(temperature, seed), max_new_tokens
         )

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.shared.decoded_texts import GENERATE
-from lp.methods import METHODS, DecodeSettings, from_dict
+from lp.methods.registry import METHODS, from_dict
 from lp.model.beside.settings import SecondModel
+from lp.request import DecodingMethod
 
 
 def second_model(path: str) -> SecondModel:
@@ -47,7 +48,7 @@ class Way:
     why_none: str = ""
     needs: str = ""
 
-    def decode(self, method: str) -> DecodeSettings:
+    def decode(self, method: str) -> DecodingMethod:
         return from_dict({"method": method, **self.settings})
 
     def reason_not_to_run(self, parts: Collection[str]) -> str:
@@ -91,7 +92,7 @@ WAYS: dict[str, list[Way]] = {
 class Chosen:
     """What is run, and what is not. ways: by name. skipped: the reasons, by name."""
 
-    ways: dict[str, tuple[DecodeSettings, Way]]
+    ways: dict[str, tuple[DecodingMethod, Way]]
     skipped: dict[str, str]
 
     @property
@@ -108,7 +109,7 @@ def choose(methods: Collection[str], parts: Collection[str]) -> Chosen:
     """
     if unknown := [name for name in methods if name not in METHODS]:
         raise ValueError(f"--methods {unknown[0]} is unknown; the methods are {', '.join(METHODS)}")
-    ways: dict[str, tuple[DecodeSettings, Way]] = {}
+    ways: dict[str, tuple[DecodingMethod, Way]] = {}
     skipped: dict[str, str] = {}
     for method in sorted(METHODS, key="autoregressive".__ne__):
         if method not in methods and method != "autoregressive":

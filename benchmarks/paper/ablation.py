@@ -27,8 +27,8 @@ from benchmarks.shared.options import make_prompts_parser, pair, parse, triple
 from benchmarks.shared.plots import COLOURS, make_axes
 from benchmarks.shared.report import markdown_table, publish
 from lp import Autoregressive, Lookahead, PromptLookup
-from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES
+from lp.request import DecodingMethod
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class AblationEntry:
 
     method: str
     with_prompt: bool | None
-    decode: DecodeSettings
+    decode: DecodingMethod
 
     @property
     def name(self) -> str:

@@ -22,9 +22,9 @@ from benchmarks.shared.options import make_prompts_parser, parse
 from benchmarks.shared.report import markdown_table, progress, publish
 from launch.data.workloads import OWN, Problem, WorkloadSettings
 from lp import Autoregressive, Engine, Lookahead, Sampling
-from lp.methods import DecodeSettings
+from lp.request import DecodingMethod
 
-OURS: dict[str, DecodeSettings] = {AUTOREGRESSIVE: Autoregressive(), "lookahead (15, 5, 15)": Lookahead(15, 5, 15)}
+OURS: dict[str, DecodingMethod] = {AUTOREGRESSIVE: Autoregressive(), "lookahead (15, 5, 15)": Lookahead(15, 5, 15)}
 
 
 @dataclass

@@ -25,8 +25,8 @@ from benchmarks.shared.options import make_prompts_parser, parse
 from benchmarks.shared.plots import COLOURS, MARKERS, make_axes
 from benchmarks.shared.report import markdown_table, publish
 from lp import Autoregressive, Lookahead
-from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES
+from lp.request import DecodingMethod
 
 SOURCES = ("window", "prompt", "generated")
 
@@ -45,7 +45,7 @@ class ScalingPoint:
 def main() -> None:
     parser = make_arguments()
     arguments = parse(parser)
-    methods: dict[str, DecodeSettings] = {AUTOREGRESSIVE: Autoregressive(), **make_methods(arguments)}
+    methods: dict[str, DecodingMethod] = {AUTOREGRESSIVE: Autoregressive(), **make_methods(arguments)}
     check_methods(parser, methods.values())
     comparison = compare_on_prompts(arguments, methods)
     totals = {name: total for name, total in comparison.totals.items() if name != AUTOREGRESSIVE}
@@ -81,7 +81,7 @@ def make_arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def make_methods(arguments: argparse.Namespace) -> dict[str, DecodeSettings]:
+def make_methods(arguments: argparse.Namespace) -> dict[str, DecodingMethod]:
     """Lookahead decoding at each setting, by the name "(W, N, G)"."""
     feeds = {f"{source}_drafts": source in arguments.sources for source in SOURCES}
     return {
@@ -92,7 +92,7 @@ def make_methods(arguments: argparse.Namespace) -> dict[str, DecodeSettings]:
     }
 
 
-def point_of(decode: DecodeSettings, total: MethodTotals) -> ScalingPoint:
+def point_of(decode: DecodingMethod, total: MethodTotals) -> ScalingPoint:
     assert isinstance(decode, Lookahead)
     return ScalingPoint(decode.window, decode.ngram, decode.guesses, total.tokens_per_step, total.rows_per_step)
 

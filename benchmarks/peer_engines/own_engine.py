@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from benchmarks.peer_engines.base import PeerPrompt, PeerText
 from lp import Auto, Autoregressive, Engine, Lookahead, Sampling, Stopping
-from lp.methods import DecodeSettings
+from lp.request import DecodingMethod
 
 AUTOREGRESSIVE = "ours, autoregressive"
-METHODS: dict[str, DecodeSettings] = {
+METHODS: dict[str, DecodingMethod] = {
     AUTOREGRESSIVE: Autoregressive(),
     "ours, auto": Auto(),
     "ours, lookahead (15, 5, 15)": Lookahead(15, 5, 15),
@@ -17,7 +17,7 @@ METHODS: dict[str, DecodeSettings] = {
 class OwnPeer:
     """One decoding method of an engine, which several of them may share."""
 
-    def __init__(self, name: str, engine: Engine, method: DecodeSettings):
+    def __init__(self, name: str, engine: Engine, method: DecodingMethod):
         self.name = name
         self.engine = engine
         self.method = method

@@ -35,8 +35,8 @@ from benchmarks.shared.shapes import SHAPES, make_llama
 from lp import Engine
 from lp.calibration.calibrate import resolve_step_times
 from lp.calibration.measure import StepTimesSource
-from lp.decoding.host_time import measure_host
-from lp.methods import Auto
+from lp.methods.auto.host_time import measure_host
+from lp.methods.auto.method import Auto
 from lp.model.gguf import checkpoint_folder
 from lp.single_device import SingleDevice
 from lp.step_cost import Extras, StepTimes

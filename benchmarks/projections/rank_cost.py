@@ -17,9 +17,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from lp.decoding.ngrams import Continuation
-from lp.decoding.tries import merge
-from lp.decoding.window import Window
+from lp.methods.ngram_pool import Continuation, merge
+from lp.methods.window import Window
 from lp.tree import TokenTree, TreeBuilder
 from parallel import build
 from parallel.comm.channel import HEADER

@@ -16,13 +16,13 @@ from launch.sweep.points import runtime_point
 from launch.sweep.ranks import measure, usable_cores
 from launch.sweep.records import Run
 from launch.sweep.settings import BenchSettings
-from lp.methods import DecodeSettings
+from lp.request import DecodingMethod
 from parallel.degrees import Mode
 from parallel.mesh import ParallelSettings
 
 
 def measure_all(
-    cases: Iterable[ProjectionCase], methods: Mapping[str, DecodeSettings], settings: BenchSettings
+    cases: Iterable[ProjectionCase], methods: Mapping[str, DecodingMethod], settings: BenchSettings
 ) -> tuple[dict[ProjectionCase, float], list[str]]:
     """Tokens per second of each case, the prefill included, and a line for each case that failed.
 
@@ -40,7 +40,7 @@ def measure_all(
     return measured, failures
 
 
-def measure_once(case: ProjectionCase, methods: Mapping[str, DecodeSettings], settings: BenchSettings) -> Run:
+def measure_once(case: ProjectionCase, methods: Mapping[str, DecodingMethod], settings: BenchSettings) -> Run:
     """One run of a case, or its failure. settings: see `measure_all`."""
     parallel = ParallelSettings(Mode(case.mode), ranks=case.ranks)
     point = runtime_point(replace(settings, decode=methods[case.method], parallel=parallel))

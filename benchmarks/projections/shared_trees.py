@@ -11,10 +11,11 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass
 
 from lp import Engine, Sampling, Stopping
-from lp.methods import Auto, Autoregressive, DecodeSettings
+from lp.methods.auto.method import Auto
+from lp.methods.autoregressive import Autoregressive
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint
-from lp.request import Sequence
+from lp.request import DecodingMethod, Sequence
 from lp.runner import StepInput
 from lp.single_device import Pending, SingleDevice
 from parallel.runners.alone import TreePartitioner
@@ -86,7 +87,7 @@ def record_texts(
     """
     device = SplittingDevice(checkpoint.model, degrees)
     engine = Engine(checkpoint, device)  # one for all texts: it learns from each what drafts are worth
-    decode: DecodeSettings = Auto(rows=rows) if rows > 1 else Autoregressive()
+    decode: DecodingMethod = Auto(rows=rows) if rows > 1 else Autoregressive()
     found = []
     for category, prompt in prompts:
         begin = time.thread_time()

@@ -16,10 +16,9 @@ import numpy as np
 from benchmarks.projections.lone_rank import LoneRank
 from benchmarks.projections.network import Charges, all_gather
 from lp import Engine, Sampling, Stopping
-from lp.methods import DecodeSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint
-from lp.request import Sequence
+from lp.request import DecodingMethod, Sequence
 from lp.runner import StepInput
 from lp.single_device import ForwardRunner, Pending, SingleDevice
 from lp.tree import Answers, TokenTree
@@ -133,7 +132,7 @@ class VirtualLookaheadParallel(ForwardRunner):
 def record(
     checkpoint: Checkpoint,
     num_ranks: int,
-    decode: DecodeSettings,
+    decode: DecodingMethod,
     prompt: list[int],
     max_new_tokens: int,
     clock: ReadSeconds = time.perf_counter,

@@ -22,16 +22,16 @@ from launch.data.workloads import WorkloadSettings
 from launch.sweep.records import Run
 from launch.sweep.settings import BenchSettings
 from lp import Auto, Autoregressive, Lookahead, Sampling
-from lp.methods import DecodeSettings
 from lp.model.checkpoint import ModelSettings
 from lp.model.fast.choose import CompileMode
 from lp.platform.disk_cache import digest
+from lp.request import DecodingMethod
 
 PART = "ranks"
 CATEGORY = "GSM8K, chat"
 NUM_PROMPTS = 6
 DTYPES = ("float32", "bfloat16")
-METHODS: dict[str, DecodeSettings] = {
+METHODS: dict[str, DecodingMethod] = {
     AUTOREGRESSIVE: Autoregressive(),
     "auto": Auto(),
     "lookahead (15, 5, 15)": Lookahead(15, 5, 15),

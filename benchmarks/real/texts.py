@@ -22,15 +22,15 @@ from benchmarks.shared.inputs import encode
 from benchmarks.shared.methods import DecodePrompt, generate_counted, make_methods, timed
 from launch.sweep.measure import digest
 from lp import Auto, Autoregressive, Engine, Lookahead
-from lp.methods import DecodeSettings
 from lp.model.checkpoint import DTYPES
 from lp.platform import disk_cache
+from lp.request import DecodingMethod
 
 PART = "texts"
 AUTO, AUTO_64, LOOKAHEAD = "auto", "auto, 64 rows", "lookahead (15, 5, 15)"
 INDEXED, INDEXED_64, INDEXED_128 = "auto, index", "auto, 64 rows, index", "auto, 128 rows, index"
 OTHER_KERNEL = "transformers generate, eager attention"
-METHODS: dict[str, DecodeSettings] = {
+METHODS: dict[str, DecodingMethod] = {
     AUTOREGRESSIVE: Autoregressive(),
     AUTO: Auto(index_drafts=False),
     AUTO_64: Auto(rows=64, index_drafts=False),

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.shared.report import progress
 from lp import Engine, Sampling, Stopping
-from lp.methods import DecodeSettings
+from lp.request import DecodingMethod
 
 # Names of methods in tables and result files.
 AUTOREGRESSIVE = "autoregressive"
@@ -87,7 +87,7 @@ def take_turns(
 
 
 def decode_text(
-    engine: Engine, prompt: list[int], decode: DecodeSettings, sampling: Sampling, max_new_tokens: int
+    engine: Engine, prompt: list[int], decode: DecodingMethod, sampling: Sampling, max_new_tokens: int
 ) -> DecodedText:
     """One text by the engine, whose own clock gives the seconds."""
     completion = engine.generate(prompt, decode=decode, sampling=sampling, stopping=Stopping(max_new_tokens))

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from benchmarks.shared.report import markdown_table
 from lp import Auto, Engine, Sampling, Stopping
-from lp.decoding.auto import AutoDecoder
 from lp.drafting.history import DraftHistory
 from lp.drafting.ngrams import LONGEST
+from lp.methods.auto.decoder import AutoDecoder
 from lp.request import Request
 from lp.tree import Accepted, Answers, CountDrafts
 

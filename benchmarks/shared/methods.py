@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.shared.decoded_texts import GENERATE, DecodedText, decode_text, generate_tokens
 from lp import Engine, Sampling
-from lp.methods import DecodeSettings
+from lp.request import DecodingMethod
 
 GENERATE_LOOKUP = "transformers prompt lookup (10)"
 LOOKUP_TOKENS = 10
@@ -23,7 +23,7 @@ DecodePrompt = Callable[[list[int], int], DecodedText]
 def make_methods(
     engine: Engine,
     model: PreTrainedModel,
-    settings: Mapping[str, DecodeSettings],
+    settings: Mapping[str, DecodingMethod],
     temperature: float,
     max_new_tokens: int,
 ) -> dict[str, DecodePrompt]:
@@ -35,7 +35,7 @@ def make_methods(
     if temperature:
         generation |= {"temperature": temperature, "top_k": 0}
 
-    def by_engine(decode: DecodeSettings) -> DecodePrompt:
+    def by_engine(decode: DecodingMethod) -> DecodePrompt:
         def decode_prompt(prompt: list[int], seed: int) -> DecodedText:
             return decode_text(engine, prompt, decode, sampling_at(temperature, seed), max_new_tokens)
 

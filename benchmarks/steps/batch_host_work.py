@@ -22,9 +22,10 @@ from benchmarks.shared.made_up_answers import CANDIDATES, NUM_TOKENS, FollowersT
 from benchmarks.shared.report import markdown_table
 from benchmarks.steps.made_up_forward import MadeUpForward, MadeUpGraphs, make_forward
 from lp import Auto, Engine, Sampling, Stopping, single_device
-from lp.methods import Autoregressive, DecodeSettings
+from lp.methods.autoregressive import Autoregressive
 from lp.model.causal import CausalModel
 from lp.model.fast import step_tensors
+from lp.request import DecodingMethod
 from lp.runner import StepInput
 from lp.sampling.batch import Asked
 from lp.sampling.sampler import Sampler
@@ -58,7 +59,7 @@ class BatchSetting:
     is_cold: bool
 
     @property
-    def decode(self) -> DecodeSettings:
+    def decode(self) -> DecodingMethod:
         return Autoregressive() if self.method == METHODS[0] else Auto(candidates=CANDIDATES)
 
 
@@ -147,7 +148,7 @@ def measure_batch(engine: Engine, setting: BatchSetting, num_steps: int, sweep: 
 
 def measure_laps(
     engine: Engine,
-    decode: DecodeSettings,
+    decode: DecodingMethod,
     temperature: float,
     num_sequences: int,
     forward: str,
@@ -199,7 +200,7 @@ def laps_of_texts(
     return device.laps[1:-1]
 
 
-def submit(engine: Engine, decode: DecodeSettings, temperature: float, number: int) -> None:
+def submit(engine: Engine, decode: DecodingMethod, temperature: float, number: int) -> None:
     tokens = [(token * (number + 1)) % NUM_TOKENS for token in range(7, 7 + PROMPT_LENGTH)]
     sampling = Sampling(temperature=temperature, seed=1 + number)
     refusal = engine.add_request(

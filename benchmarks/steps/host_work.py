@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from lp import Engine
-from lp.methods import Auto
+from lp.methods.auto.method import Auto
 from lp.model.checkpoint import Checkpoint
 from lp.request import Output, Request
 from lp.sampling.settings import Sampling

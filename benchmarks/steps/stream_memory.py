@@ -26,7 +26,6 @@ from benchmarks.shared.options import add_output, add_threads, make_parser, pars
 from benchmarks.shared.report import markdown_table, publish
 from launch.config import resources
 from lp import Auto, Engine, Sampling, Stopping
-from lp.methods import most_rows
 from lp.model.checkpoint import DTYPES
 from lp.model.kv_cache import PAGE, pages_of
 from lp.request import Request
@@ -63,7 +62,7 @@ def main() -> None:
     except ValueError as error:
         raise SystemExit(str(error)) from None
     engine = load_engine(path, arguments.dtype, "cpu")
-    bound = arguments.streams * pages_of(arguments.tokens + most_rows(Auto()))
+    bound = arguments.streams * pages_of(arguments.tokens + Auto().most_rows())
     bounds = [bound, int(arguments.share * bound)]
     found = [measure(engine, num_pages, arguments) for num_pages in bounds]
     if len({one.checksum for one in found}) > 1:

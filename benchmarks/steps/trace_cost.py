@@ -31,12 +31,12 @@ from benchmarks.shared.options import add_output, add_threads, make_parser, pars
 from benchmarks.shared.report import markdown_table, progress, publish
 from launch.server.openai_replies import MOST_TRACE_BYTES
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, StepTrace
-from lp.methods import DecodeSettings
+from lp.request import DecodingMethod
 from lp.scheduling.scheduler import StepClock
 from lp.trace.recorder import RecordedStep, TraceRecorder
 
 DEMO = Path(__file__).parents[2] / "demo" / "python-11m"
-METHODS: dict[str, DecodeSettings] = {
+METHODS: dict[str, DecodingMethod] = {
     "autoregressive": Autoregressive(),
     "jacobi (8)": Jacobi(),
     "prompt_lookup (5, 7)": PromptLookup(),

@@ -24,10 +24,10 @@ from benchmarks.shared.report import markdown_table, progress, publish
 from benchmarks.structured.schemas import Schema, faults, make_schema
 from lp import Auto, Autoregressive, Completion, Engine, Grammar, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
 from lp.grammar.state import GrammarState, Masks
-from lp.methods import DecodeSettings
+from lp.request import DecodingMethod
 from lp.sampling import batch
 
-METHODS: dict[str, DecodeSettings] = {
+METHODS: dict[str, DecodingMethod] = {
     "autoregressive": Autoregressive(),
     "auto": Auto(),
     "prompt_lookup": PromptLookup(),

@@ -13,14 +13,20 @@ import numpy as np
 from docs.pictures import ink
 from docs.pictures.ink import BOLD, MIDDLE, text
 from docs.pictures.story import NUM_PROMPT, SEED, TEXT, toy_model
-from lp.decoding.make import make_decoder
 from lp.drafting.history import DraftHistory
-from lp.methods import Auto, Autoregressive, DecodeSettings, Jacobi, Lookahead, PromptLookup
+from lp.methods.auto.method import Auto
+from lp.methods.autoregressive import Autoregressive
+from lp.methods.jacobi import Jacobi
+from lp.methods.lookahead import Lookahead
+from lp.methods.prompt_lookup import PromptLookup
+from lp.request import DecodingContext, DecodingMethod, Request
+from lp.sampling.settings import Sampling
+from lp.text.stopping import Stopping
 from lp.tree import PREFIX, Accepted, Answers, TokenTree
 
 # The place of the text at which all methods are drawn, and what each is set to.
 PLACE = 35
-SHOWN: list[tuple[DecodeSettings, str]] = [
+SHOWN: list[tuple[DecodingMethod, str]] = [
     (Autoregressive(), "nothing under the root"),
     (Jacobi(5), "a chain of guesses"),
     (PromptLookup(4, 3), "n-grams of the text, a trie"),
@@ -58,10 +64,11 @@ def draw() -> str:
     return ink.svg(WIDTH, round(y) + LEGEND_H - 20, TITLE, [*_header(), *shapes, *_legend(y + 4)])
 
 
-def plan(settings: DecodeSettings, story: Sequence[int]) -> Planned:
+def plan(settings: DecodingMethod, story: Sequence[int]) -> Planned:
     """The step of a method at PLACE, where it has come step by step from the prompt."""
     tokens = list(story[:NUM_PROMPT])
-    decoder = make_decoder(settings, tokens, SEED, 0.0, DraftHistory())
+    request = Request("", tokens, settings, Sampling(temperature=0.0, seed=SEED), Stopping(1))
+    decoder = settings.make_decoder(request, DecodingContext(DraftHistory()))
     while True:
         wanted = PLACE - len(tokens) or len(story)
         tree = decoder.plan(tokens, len(story), wanted)

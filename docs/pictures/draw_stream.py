@@ -54,13 +54,13 @@ def record() -> dict[str, Any]:
     """Decodes the answer by both methods."""
     from launch.config import resources
     from lp import Auto, Autoregressive, Engine
-    from lp.methods import DecodeSettings
     from lp.model.gguf import checkpoint_folder
     from lp.platform.hardware import processor_name
+    from lp.request import DecodingMethod
 
     folder = checkpoint_folder(resources.resolve(resources.SMOLLM2))
     engine = Engine.from_pretrained(str(folder), dtype="bfloat16", index="off")
-    methods: tuple[DecodeSettings, ...] = (Autoregressive(), Auto())
+    methods: tuple[DecodingMethod, ...] = (Autoregressive(), Auto())
     best: dict[str, list[Run]] = {}
     for _ in range(ROUNDS):
         for name, decode in zip(METHODS, methods, strict=True):

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lp.decoding.ngrams import NGramPool
-from lp.decoding.tries import merge
-from lp.decoding.window import Window
+from lp.methods.ngram_pool import NGramPool, merge
+from lp.methods.window import Window
 from lp.tree import TokenTree, TreeBuilder, verify
 from parallel.runners.partition import partition
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as Items
 
-from lp.decoding.base import Decoder, WholeTrees
+from lp.decoder import Decoder, WholeTrees
 from lp.model.checkpoint import ModelSettings, load
 from lp.request import Sequence
 from lp.runner import StepInput

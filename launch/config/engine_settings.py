@@ -11,8 +11,7 @@ from omegaconf import MISSING, OmegaConf
 
 from launch.config import configuration
 from launch.config.runtime import RuntimeSettings
-from lp import methods
-from lp.methods import METHODS
+from lp.methods.registry import METHODS, from_dict
 from lp.model.attention import AttentionSettings
 from lp.model.checkpoint import ModelSettings
 from lp.sampling.settings import Sampling
@@ -39,7 +38,7 @@ Settings = TypeVar("Settings", bound=RuntimeSettings)
 def to_json_values(settings: RuntimeSettings, schema: type[RuntimeSettings]) -> dict[str, Any]:
     """Returns those settings that `schema` has, as JSON values."""
     names = {field.name for field in dataclasses.fields(schema)}
-    values = {**dataclasses.asdict(settings), "decode": methods.to_dict(settings.decode)}
+    values = {**dataclasses.asdict(settings), "decode": settings.decode.to_dict()}
     return json.loads(json.dumps({key: value for key, value in values.items() if key in names}))
 
 
@@ -55,7 +54,7 @@ def from_json_values(values: dict[str, Any], schema: type[Settings]) -> Settings
     typed = OmegaConf.merge(OmegaConf.structured(schema), {**values, "sampling": sampling, "decode": None})
     settings = OmegaConf.to_object(typed)
     assert isinstance(settings, schema)
-    settings.decode = methods.from_dict(values["decode"])
+    settings.decode = from_dict(values["decode"])
     return settings
 
 

@@ -41,7 +41,7 @@ RENAMED = {
     "supervisor.hang_s": "supervisor.hang_timeout_s",
     "supervisor.start_within_s": "supervisor.start_timeout_s",
 }
-_METHODS = "lp.methods"
+_METHODS = "lp.methods.registry"
 _BOOLEANS = ("true", "false")
 
 

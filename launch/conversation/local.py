@@ -11,8 +11,8 @@ from queue import SimpleQueue
 
 from launch.backend import Backend
 from launch.conversation.model import AnswerError, Figures, Options, Part
-from lp import methods
 from lp.engine import NOT_A_NUMBER
+from lp.methods.registry import from_dict
 from lp.request import Output, Request
 from lp.request_builder import ContextExceeded
 from lp.statistics import Statistics
@@ -89,7 +89,7 @@ class LocalModel:
 
     def _build(self, prompt: Sequence[Message] | Sequence[int], options: Options) -> Request:
         builder = self._backend.request_builder
-        decode = methods.from_dict({**options.decode}, builder.decode) if options.decode else None
+        decode = from_dict({**options.decode}, builder.decode) if options.decode else None
         return builder.build(prompt, decode, options.sampling, Stopping(options.max_tokens))
 
     def _parts(self, request: Request) -> Generator[Part, None, None]:

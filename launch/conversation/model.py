@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from lp import methods
+from lp.methods.registry import from_dict
 from lp.sampling.settings import Sampling
 from lp.text.chat_template import Message
 
@@ -90,7 +90,7 @@ def _positive(key: str, value: str) -> int:
 
 
 def _method(name: str) -> dict[str, Any]:
-    methods.from_dict({"method": name})  # raises ValueError for an unknown one
+    from_dict({"method": name})  # raises ValueError for an unknown one
     return {"method": name}
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TextIO
 from rich.console import Console
 from tqdm import tqdm
 
-from lp.nested.settings import BestOf
+from lp.methods.best_of import BestOf
 from lp.request import BeamResult, Completion, Output
 
 # The styles, taken in turn, for the text of a step that yielded several tokens. The text of a single token is plain.

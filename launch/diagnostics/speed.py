@@ -10,7 +10,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from lp.drafting.account import Size
-from lp.methods import Autoregressive
+from lp.methods.autoregressive import Autoregressive
 from lp.step_cost import StepTimes
 
 

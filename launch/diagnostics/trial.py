@@ -14,7 +14,8 @@ from launch.data.prompts import naming
 from launch.data.workloads import Problem
 from launch.diagnostics.speed import Steps
 from launch.sweep.measure import fit
-from lp.methods import Auto, Autoregressive
+from lp.methods.auto.method import Auto
+from lp.methods.autoregressive import Autoregressive
 from lp.request import Output, Request
 from lp.request_builder import RequestBuilder
 from lp.text.stopping import Stopping

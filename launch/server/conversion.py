@@ -21,12 +21,10 @@ from launch.server.openai_protocol import (
     StructuredBody,
 )
 from launch.server.tools import Dialect, Reading, schema_of_calls
-from lp import methods
 from lp.grammar.settings import Grammar, GrammarError
-from lp.methods import Beam
+from lp.methods.registry import from_dict
 from lp.model.checkpoint_info import CheckpointInfo
-from lp.nested.settings import BestOf
-from lp.request import Request
+from lp.request import DecodingMethod, Request
 from lp.request_builder import ContextExceeded, RequestBuilder
 from lp.sampling.settings import Sampling
 from lp.text.chat_template import NoChatTemplate
@@ -188,8 +186,8 @@ class Conversion:
         most_tokens = body.most_tokens
         if most_tokens is None and isinstance(body, CompletionBody):
             most_tokens = self._default_max_tokens(tokens)
-        decode = None if body.decode is None else methods.from_dict(body.decode, self.request_builder.decode)
-        if isinstance(wanted := decode or self.request_builder.decode, Beam | BestOf):
+        decode = None if body.decode is None else from_dict(body.decode, self.request_builder.decode)
+        if not (wanted := decode or self.request_builder.decode).tells_steps:
             self._check_ranked(body, wanted)
         skips = body.skip_special_tokens is not False and not (reading and reading.kept)
         stopping = Stopping(most_tokens, body.stop, body.stop_token_ids or [], bool(body.ignore_eos), skips)
@@ -198,16 +196,16 @@ class Conversion:
             tokens, decode, self._sampling(body), stopping, None, owner, priority, grammar, bool(body.lookahead_trace)
         )
 
-    def _check_ranked(self, body: CompletionBody | ChatBody, decode: Beam | BestOf) -> None:
+    def _check_ranked(self, body: CompletionBody | ChatBody, decode: DecodingMethod) -> None:
         """Raises ApiError for ranked texts that are to be streamed, or to be made several times, or are too many."""
-        name = "a beam search" if isinstance(decode, Beam) else f"decode={decode.method}"
+        name = f"decode={decode.method}"
         if body.stream:
             raise errors.bad_request(f"{name} has no text before its end; leave out stream", param="stream")
         if body.num_candidates > 1:
             message = f"{name} yields the same texts each time; use decode.num_return_sequences instead"
             raise errors.bad_request(message, param="n" if body.num_candidates == body.num_choices else "best_of")
-        if isinstance(decode, BestOf):
-            self._check_number(body, decode.num_samples, "decode.num_samples")
+        if decode.num_sequences > 1:
+            self._check_number(body, decode.num_sequences, "decode.num_samples")
 
     def _sampling(self, body: GenerationBody) -> Sampling:
         """Returns the sampling settings of the body; the others are left to the server's defaults."""

@@ -20,7 +20,6 @@ from launch.server.answer import CallPiece, Piece, join, new_call_id
 from launch.server.conversion import Prepared
 from launch.server.errors import ApiError
 from launch.server.tools import Reading
-from lp import methods
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import Completion, Output, Request, TokenLogprob, mean_logprob
 from lp.statistics import Statistics
@@ -45,7 +44,7 @@ class Reply(ABC):
         self.prepared = prepared
         self.names = names
         self._head = {"id": prepared.id, "created": int(time.time()), "model": model_name}
-        if lossy := methods.lossy_name(prepared.requests[0].decode):  # all of a body's requests have the same method
+        if lossy := prepared.requests[0].decode.lossy:  # all of a body's requests have the same method
             self._head["lossy"] = lossy
         # The choices of a stream. Every candidate is one: where not all become choices, nothing can be streamed.
         self._choices: dict[str, Choice] = {}
@@ -153,7 +152,7 @@ def usage(prepared: Prepared, spent: Mapping[str, Statistics]) -> dict[str, Any]
 
 
 def _lookahead(request: Request, stats: Statistics) -> dict[str, Any]:
-    return {"decode": methods.to_dict(request.decode), "seed": request.sampling.seed, **stats.to_dict()}
+    return {"decode": request.decode.to_dict(), "seed": request.sampling.seed, **stats.to_dict()}
 
 
 def _best(prepared: Prepared, completions: Mapping[str, Completion]) -> list[str]:

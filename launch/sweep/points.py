@@ -9,8 +9,10 @@ from typing import cast
 from launch.config.engine_settings import mode_of, num_ranks
 from launch.sweep.records import EngineName, Point
 from launch.sweep.settings import BenchSettings, to_json_values
-from lp.methods import Auto, Autoregressive, DecodeLimits, DecodeSettings
+from lp.methods.auto.method import Auto
+from lp.methods.autoregressive import Autoregressive
 from lp.model.attention import AttentionSettings
+from lp.request import DecodeLimits, DecodingMethod
 from parallel.degrees import Mode, resolve_degrees
 from parallel.mesh import ParallelSettings
 
@@ -70,7 +72,7 @@ def check_ranks(point: Point, num_cores: int) -> None:
     resolve_degrees(Mode(parallel["mode"]), parallel, point.ranks)
 
 
-def method_of(decode: DecodeSettings) -> str:
+def method_of(decode: DecodingMethod) -> str:
     """The method with its window, n-gram and guesses, as papers write it, e.g. lookahead (7, 5, 7)."""
     if isinstance(decode, Auto):
         return f"{decode.method} ({decode.rows} rows)" if decode.rows else decode.method

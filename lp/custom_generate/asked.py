@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from lp.methods import Auto, Beam, BestOf, Contrastive, DecodeSettings, DraftModel, Lookahead
+from lp.methods.auto.method import Auto
+from lp.methods.lookahead import Lookahead
+from lp.request import DecodingMethod
 from lp.sampling.settings import LARGEST_SEED, Sampling
 
 # What these processors of transformers do, `Sampling` says.
@@ -81,15 +83,15 @@ def sampling_of(config: GenerationConfig, prompt_length: int) -> Sampling:
 
 
 def method_of(
-    window: int | None, ngram: int | None, guesses: int | None, decode: DecodeSettings | None
-) -> DecodeSettings:
+    window: int | None, ngram: int | None, guesses: int | None, decode: DecodingMethod | None
+) -> DecodingMethod:
     """The decoding method: that of `decode`, or lookahead with W, N and G, or auto. Raises ValueError."""
     given: dict[str, int | None] = {"window": window, "ngram": ngram, "guesses": guesses}
     sizes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if decode is not None and sizes:
         raise ValueError("W, N and G are sizes of lookahead decoding; give them or decode, not both")
-    if isinstance(decode, Beam | BestOf | Contrastive):
-        raise CannotHonour(f"decode={decode.method}, which is for lp.Engine")
-    if isinstance(decode, DraftModel):
-        raise CannotHonour("decode=draft_model, which is for lp.Engine: a call of generate loads no second model")
+    if decode is not None and decode.needs_engine:
+        raise CannotHonour(
+            f"decode={decode.method}, which is for lp.Engine: a call of generate has one text and loads no second model"
+        )
     return decode or (Lookahead(**sizes) if sizes else Auto())

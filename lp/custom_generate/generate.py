@@ -17,18 +17,17 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from lp import methods
 from lp.custom_generate.asked import check, method_of, sampling_of
-from lp.decoding.make import make_decoder
 from lp.drafting.history import DraftHistory
-from lp.methods import DecodeLimits, DecodeSettings
 from lp.model.causal import CausalModel
 from lp.model.exactness import check_tree
 from lp.model.kernels import AttentionKind
+from lp.request import DecodeLimits, DecodingContext, DecodingMethod, Request
 from lp.request import Sequence as TokenSequence
 from lp.runner import StepInput
 from lp.sampling.settings import Sampling
 from lp.single_device import SingleDevice
+from lp.text.stopping import Stopping
 
 # What was learnt with each model. Those that are here have passed the check of exactness.
 _learnt: WeakKeyDictionary[PreTrainedModel, DraftHistory] = WeakKeyDictionary()
@@ -44,7 +43,7 @@ def generate(
     W: int | None = None,
     N: int | None = None,
     G: int | None = None,
-    decode: DecodeSettings | None = None,
+    decode: DecodingMethod | None = None,
     streamer: Any = None,
     **arguments: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
@@ -52,7 +51,7 @@ def generate(
 
     Greedy text is that of `generate`. Sampled text has the same distribution, with noise of its own, which
     torch.manual_seed repeats. W, N, G: window, n-grams and guesses of lookahead decoding; without them, and without
-    `decode`, the method is auto. decode: any other settings of lp.methods but those of a beam search. The others: as
+    `decode`, the method is auto. decode: any other settings of lp.methods that need no engine. The others: as
     for transformers' own decoding functions.
     Returns the sequences [1, T], or an output that holds them if return_dict_in_generate is set. Raises CannotHonour, a
     ValueError, for what is not done here, and UnsupportedArchitecture for a model that trees cannot be computed with.
@@ -60,7 +59,7 @@ def generate(
     assert generation_config is not None
     check(model, input_ids, generation_config, logits_processor, arguments)
     settings = method_of(W, N, G, decode)
-    methods.check(settings, DecodeLimits())
+    settings.check(DecodeLimits())
     prompt = input_ids[0].tolist()
     sampling = sampling_of(generation_config, len(prompt))
     most = max(0, generation_config.max_length - len(prompt))
@@ -132,14 +131,14 @@ class _Tokens:
 def _decode(
     causal: CausalModel,
     prompt: list[int],
-    settings: DecodeSettings,
+    settings: DecodingMethod,
     sampling: Sampling,
     history: DraftHistory,
     tokens: _Tokens,
 ) -> None:
-    assert sampling.seed is not None and sampling.temperature is not None
     runner, sequence = SingleDevice(causal), TokenSequence("generate", list(prompt), len(prompt), sampling)
-    decoder = make_decoder(settings, prompt, sampling.seed, sampling.temperature, history)
+    request = Request("generate", prompt, settings, sampling, Stopping(tokens.most))
+    decoder = settings.make_decoder(request, DecodingContext(history))
     runner.open(sequence)
     while not tokens.is_over:
         tree = decoder.plan(sequence.tokens, causal.max_length - len(sequence.tokens), tokens.most)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from lp.drafting.ngrams import FOLLOWERS
-from lp.methods import Auto
+from lp.drafting.settings import DraftSettings
 from lp.step_cost import StepCost
 
 # Lengths of the matches that are told apart in the text, among the window's n-grams and in a corpus. In a corpus one
@@ -29,7 +29,7 @@ PRIOR_TRIALS = 3.0
 RIVALLED = 0.5
 
 
-def priors_of_sources(settings: Auto) -> dict[str, list[float]]:
+def priors_of_sources(settings: DraftSettings) -> dict[str, list[float]]:
     """By the name of each source, the probability assumed for the candidates of each of its kinds before any was seen.
 
     The kinds of texts are a length of the match and a rank: longer matches and better ranks are likelier to be right.
@@ -64,7 +64,7 @@ class Kinds:
     not rivalled.
     """
 
-    def __init__(self, settings: Auto, more: Mapping[str, Sequence[float]] | None = None):
+    def __init__(self, settings: DraftSettings, more: Mapping[str, Sequence[float]] | None = None):
         """more: priors of sources that the user has written, by their names."""
         self.first: dict[str, int] = {}
         self.sources: list[str] = []

@@ -33,7 +33,7 @@ from lp.drafting.answer_index import AnswerIndex
 from lp.drafting.corpus import FIRST_REST, LONGEST_REST, MOST_PLACES, TRIAL_STEPS, Corpus
 from lp.drafting.ngrams import FOLLOWERS, LONGEST, Proposals
 from lp.drafting.planned_tree import Handle, PlannedMemory, PlannedTree
-from lp.methods import Auto
+from lp.drafting.settings import DraftSettings
 from lp.platform.library import Library, address, integers
 from lp.tree import Accepted, Answers, TokenTree, TreeBuilder
 
@@ -172,7 +172,7 @@ class Drafters(Protocol):
         ...
 
     def new_drafter(
-        self, profile: DraftProfile, settings: Auto, prompt: Sequence[int], is_sampled: bool, shared: Any
+        self, profile: DraftProfile, settings: DraftSettings, prompt: Sequence[int], is_sampled: bool, shared: Any
     ) -> Drafter:
         """A drafter for a new sequence. shared: None if it shares nothing."""
         ...
@@ -185,7 +185,7 @@ class NativeDrafter:
         self,
         library: Library,
         profile: DraftProfile,
-        settings: Auto,
+        settings: DraftSettings,
         prompt: Sequence[int],
         is_sampled: bool,
         shared: NativeShared | None,
@@ -362,7 +362,7 @@ def _address(numbers: array[float]) -> int:
 
 def _in_use(
     first: dict[str, int],
-    settings: Auto,
+    settings: DraftSettings,
     is_sampled: bool,
     shared: NativeShared | None,
     index: Handle | None,
@@ -380,7 +380,7 @@ def _in_use(
     )  # fmt: skip
 
 
-def _sizes(settings: Auto, capacity: int, num_own_kinds: int) -> Sizes:
+def _sizes(settings: DraftSettings, capacity: int, num_own_kinds: int) -> Sizes:
     window, lengths = WINDOW_LENGTHS[: settings.ngram - 1], c_int64 * LONGEST
     return Sizes(
         capacity, settings.candidates, len(TEXT_LENGTHS), len(window), lengths(*TEXT_LENGTHS), lengths(*window),
@@ -491,7 +491,7 @@ class NativeDrafters:
     def new_drafter(
         self,
         profile: DraftProfile,
-        settings: Auto,
+        settings: DraftSettings,
         prompt: Sequence[int],
         is_sampled: bool,
         shared: NativeShared | None,

@@ -19,7 +19,7 @@ from lp.drafting.account import DraftProfile, Estimates, Kinds, SpeculationAccou
 from lp.drafting.answer_index import AnswerIndex
 from lp.drafting.corpus import Corpus
 from lp.drafting.drafter import Drafter, Drafters, NativeDrafters
-from lp.methods import LONGEST_CHAIN, Auto, DraftModel
+from lp.drafting.settings import DraftSettings
 from lp.platform.library import library
 from lp.step_cost import StepCost, StepTimes
 
@@ -28,6 +28,8 @@ T = TypeVar("T")
 MOST_OWNERS = 64
 # Most rows of a step if step times are not known: so many are nearly free on most machines.
 UNKNOWN_ROWS = 32
+# The most guesses of Jacobi decoding with a window of "auto".
+LONGEST_CHAIN = 32
 # Numbers of guesses that Jacobi decoding tries out.
 CHAIN_LENGTHS = (0, 1, 2, 4, 8, 16, LONGEST_CHAIN)
 # Largest share of the time that trials of one of them may waste. Nothing else yields drafts there, so it may be large.
@@ -136,13 +138,13 @@ class DraftHistory:
             after._shared = self._shared
         return after
 
-    def drafter(self, settings: Auto, prompt: Sequence[int], temperature: float, owner: str | None) -> Drafter:
+    def drafter(self, settings: DraftSettings, prompt: Sequence[int], temperature: float, owner: str | None) -> Drafter:
         """A drafter for a new sequence. owner: who sent the request; None shares with nobody."""
         shared = self.shared(owner) if settings.shared_drafts and owner is not None else None
         profile = self.profile(settings, temperature)
         return self._drafters.new_drafter(profile, settings, prompt, temperature > 0, shared)
 
-    def profile(self, settings: Auto, temperature: float, load: int = 1) -> DraftProfile:
+    def profile(self, settings: DraftSettings, temperature: float, load: int = 1) -> DraftProfile:
         """The profile of requests with these settings and about this temperature. load: sequences of a step."""
         key = (*astuple(settings), _regime(temperature))
         if key not in self._learnt:
@@ -163,17 +165,19 @@ class DraftHistory:
         """The profile of Jacobi decoding's chains at about this temperature."""
         regime = _regime(temperature)
         if regime not in self._chains:
-            cost = self._cost(Auto(max_rows=CHAIN_LENGTHS[-1] + 1), temperature > 0, load=1)
+            cost = self.cost(0, CHAIN_LENGTHS[-1] + 1, temperature)
             lengths = [length for length in CHAIN_LENGTHS if length < cost.most_rows]
             self._chains[regime] = ChainProfile(WindowChoice(lengths, 1, cost, False, CHAIN_SHARE_OF_TIME), cost)
         return self._chains[regime]
 
-    def cost(self, settings: DraftModel, temperature: float) -> StepCost:
-        """The times of steps with drafts of a second model."""
-        return self._cost(settings, temperature > 0, load=1)
+    def cost(self, rows: int, max_rows: int, temperature: float) -> StepCost:
+        """The times of steps of one sequence. rows, max_rows: see DraftSettings."""
+        return self._cost(rows, max_rows, temperature > 0, load=1)
 
-    def _fresh(self, settings: Auto, is_sampled: bool, load: int, kinds: Kinds, estimates: Estimates) -> DraftProfile:
-        cost = self._cost(settings, is_sampled, load)
+    def _fresh(
+        self, settings: DraftSettings, is_sampled: bool, load: int, kinds: Kinds, estimates: Estimates
+    ) -> DraftProfile:
+        cost = self._cost(settings.rows, settings.max_rows, is_sampled, load)
         levels = settings.ngram - 1
         is_unknown = self.step_times is None and not settings.rows
         window_rows = cost.most_rows // (2 * load if is_unknown else 2)
@@ -189,13 +193,13 @@ class DraftHistory:
         windows = WindowChoice(columns, levels, cost, has_rivals)
         return DraftProfile(kinds, cost, estimates, windows, SpeculationAccount(cost))
 
-    def _cost(self, settings: Auto | DraftModel, is_sampled: bool, load: int) -> StepCost:
-        if settings.rows:
-            return StepCost(StepTimes.flat(), settings.rows)
+    def _cost(self, rows: int, max_rows: int, is_sampled: bool, load: int) -> StepCost:
+        if rows:
+            return StepCost(StepTimes.flat(), rows)
         if self.step_times is None:
-            return StepCost(StepTimes.flat(), min(settings.max_rows, UNKNOWN_ROWS))
+            return StepCost(StepTimes.flat(), min(max_rows, UNKNOWN_ROWS))
         times = self.step_times.for_parts(self._num_parts or self.step_times.num_parts)
-        return StepCost(times, settings.max_rows, is_sampled, load)
+        return StepCost(times, max_rows, is_sampled, load)
 
     def shared(self, owner: str) -> Any:
         """What one owner's requests share. The owners not seen for longest are forgotten first."""

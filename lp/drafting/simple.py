@@ -19,7 +19,7 @@ import numpy as np
 from lp.drafting.account import LEAST_PROBABILITY, TEXT_LENGTHS, DraftProfile, SpeculationAccount
 from lp.drafting.answer_index import PAIR, TOKEN, NewestAnswers
 from lp.drafting.ngrams import LONGEST, ContextIndex, Proposals, context_of, extend, last_token, pairs
-from lp.methods import Auto
+from lp.drafting.settings import DraftSettings
 from lp.tree import Accepted, Answers, TokenTree, TreeBuilder, greatest_depth, verify
 
 # Most contexts of the text that are kept.
@@ -34,7 +34,7 @@ class SequenceStart:
     than decoded greedily.
     """
 
-    settings: Auto
+    settings: DraftSettings
     prompt: Sequence[int]
     is_sampled: bool
 
@@ -86,7 +86,7 @@ class DraftSource(Protocol):
     name: str
 
     @staticmethod
-    def kinds(settings: Auto) -> list[float]:
+    def kinds(settings: DraftSettings) -> list[float]:
         """For each kind of this source, the probability assumed for its candidates before any has been seen."""
         ...
 
@@ -149,7 +149,7 @@ class _Recycled:
         self._newest.add(ends, list(map(tuple, candidates.tolist())), right_rows)
 
 
-def own_kinds(settings: Auto) -> dict[str, list[float]]:
+def own_kinds(settings: DraftSettings) -> dict[str, list[float]]:
     """The kinds of the user's sources, by their names."""
     return {source.name: source.kinds(settings) for source in OWN_SOURCES}
 
@@ -348,6 +348,6 @@ class SimpleDrafters:
         return None
 
     def new_drafter(
-        self, profile: DraftProfile, settings: Auto, prompt: Sequence[int], is_sampled: bool, shared: None
+        self, profile: DraftProfile, settings: DraftSettings, prompt: Sequence[int], is_sampled: bool, shared: None
     ) -> SimpleDrafter:
         return SimpleDrafter(profile, SequenceStart(settings, prompt, is_sampled))

@@ -21,7 +21,7 @@ FAR = 1e4
 
 class Contrast(NamedTuple):
     """How scores are made of two distributions. alpha, weight, temperature (of the amateur): see
-    lp.nested.settings.Contrastive. of_second: whether a second model is the amateur, rather than the model itself.
+    lp.methods.contrastive.Contrastive. of_second: whether a second model is the amateur, rather than the model itself.
     """
 
     alpha: float

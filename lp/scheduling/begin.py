@@ -1,4 +1,4 @@
-"""Begins the generations of a request: one, or several for methods that make one text of many."""
+"""Begins the states of a request: one, or several for methods that make one text of many."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ from collections.abc import Sequence
 
 from lp.drafting.history import DraftHistory
 from lp.generation import RequestState
-from lp.methods import Beam
 from lp.model.checkpoint import Checkpoint
-from lp.nested.settings import BestOf
 from lp.request import Request
-from lp.scheduling.beams import BeamGeneration
-from lp.scheduling.best_of import Samples
 
 
 def begin(
     request: Request, checkpoint: Checkpoint, history: DraftHistory, tokens: Sequence[int] = ()
 ) -> list[RequestState]:
-    """The generations of a request, which all tell their progress in its name.
+    """The states of a request's sequences, which all tell their output in its name.
 
-    tokens: generated elsewhere, which must be replayed next. A beam search and decode=best_of begin anew, without any.
+    tokens: generated elsewhere, which must be replayed next; none for methods that begin anew.
     """
-    if isinstance(request.decode, BestOf):
-        assert not tokens
-        return Samples(request, checkpoint, history).generations
-    kind = BeamGeneration if isinstance(request.decode, Beam) else RequestState
-    return [kind(request, checkpoint, history, tokens)]
+    if (parent := request.decode.fan_out(request)) is None:
+        return [RequestState(request, checkpoint, history, tokens)]
+    assert not tokens
+    states = [RequestState(one, checkpoint, history, parent=parent) for one in parent.requests]
+    for one in states[1:]:
+        one.leader = states[0]
+    return states

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from lp.decoding.base import Offer
-from lp.decoding.by_model.base import AsksSecondModel, draft_together
+from lp.decoder import Offer, Waiting
 from lp.drafting.history import UNKNOWN_ROWS
 from lp.generation import RequestState
 from lp.platform.library import address, library
@@ -129,7 +128,7 @@ def plan_together(
     if not generations:
         return []
     load = len(generations)
-    _draft(generations, rooms)
+    _prepare(generations, rooms)
     offers = [generation.offer(room, load) for generation, room in zip(generations, rooms, strict=True)]
     if not any(offer.odds for offer in offers):
         return [generation.take(0) for generation in generations]
@@ -141,15 +140,15 @@ def plan_together(
     return [generation.take(count) for generation, count in zip(generations, counts, strict=True)]
 
 
-def _draft(generations: Sequence[RequestState], rooms: Sequence[int]) -> None:
-    """Has a second model draft for all sequences that want it, in the same forwards."""
-    asked = [
-        (decoder, generation.sequence.tokens, room, generation.stop.num_left)
-        for generation, room in zip(generations, rooms, strict=True)
-        if isinstance(decoder := generation.decoder, AsksSecondModel)
-    ]
-    if asked:
-        draft_together(asked, len(generations))
+def _prepare(generations: Sequence[RequestState], rooms: Sequence[int]) -> None:
+    """Readies the next trees of sequences whose method does so for several of them together."""
+    groups: dict[Callable[[Sequence[Waiting], int], None], list[Waiting]] = {}
+    for state, room in zip(generations, rooms, strict=True):
+        if (prepare := state.decoder.prepare) is not None:
+            waiting = Waiting(state.decoder, state.sequence.tokens, room, state.stop.num_left)
+            groups.setdefault(prepare, []).append(waiting)
+    for prepare, group in groups.items():
+        prepare(group, len(generations))
 
 
 def best_first(offers: Sequence[Offer]) -> Drafts:

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from lp.methods import DecodeSettings, most_rows
 from lp.model.kv_cache import PAGE, pages_of
-from lp.request import Output, Request
+from lp.request import DecodingMethod, Output, Request
 from lp.runner import HasReplicas, Runner
 from lp.scheduling.placement import place_first, place_pinned
 from lp.statistics import Statistics
@@ -97,16 +96,16 @@ class KVBudget:
             f"{num_tokens:,} on each of {self.num_replicas} replicas"
         )
 
-    def most_new_tokens(self, prompt_length: int, decode: DecodeSettings, has_grammar: bool = False) -> int:
+    def most_new_tokens(self, prompt_length: int, decode: DecodingMethod, has_grammar: bool = False) -> int:
         """The most tokens that a request can generate alone; less than 1 if its prompt does not fit."""
-        return self.num_pages * PAGE - most_rows(decode, has_grammar) + 1 - prompt_length
+        return self.num_pages * PAGE - decode.most_rows(has_grammar) + 1 - prompt_length
 
-    def check(self, prompt_length: int, max_new_tokens: int, decode: DecodeSettings, has_grammar: bool = False) -> None:
+    def check(self, prompt_length: int, max_new_tokens: int, decode: DecodingMethod, has_grammar: bool = False) -> None:
         """Raises RequestTooLarge for a request that can never fit."""
         most = self.most_new_tokens(prompt_length, decode, has_grammar)
         if max_new_tokens <= most:
             return
-        rows = most_rows(decode, has_grammar)
+        rows = decode.most_rows(has_grammar)
         mend = f"ask for at most {most} new tokens" if most > 0 else "shorten the prompt"
         raise RequestTooLarge(
             f"a prompt of {prompt_length} tokens and max_new_tokens={max_new_tokens} need more keys and values than "

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lp.decoding.base import Decoder, Described
+from lp.decoder import Decoder, Described
 from lp.trace.step import LETTERS, StepTrace
 from lp.tree import TokenTree
 

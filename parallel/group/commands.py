@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+from lp.methods.registry import from_dict
 from lp.request import Request
 
 
@@ -103,7 +104,7 @@ def decode(data: bytes) -> list[Command]:
 def _read(line: bytes) -> Command:
     match json.loads(line):
         case {"add_request": dict(values), **more}:
-            command = AddRequest(Request.from_dict(values), tuple(more.get("tokens", ())))
+            command = AddRequest(Request.from_dict(values, from_dict(values["decode"])), tuple(more.get("tokens", ())))
         case {"abort": str(request_id)}:
             command = Abort(request_id)
         case {"regroup": True}:

@@ -21,6 +21,7 @@ from torch.distributed import PrefixStore, Store
 from lp.assembly import digests_of, require_same_files, require_same_heads
 from lp.drafting.history import merge
 from lp.engine import Engine
+from lp.methods.registry import from_dict
 from lp.platform.library import require_on_all
 from lp.request import Output, Request
 from lp.runner import Runner
@@ -68,7 +69,8 @@ class RunningRequest:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> RunningRequest:
-        return RunningRequest(Request.from_dict(values["request"]), values["tokens"])
+        request = values["request"]
+        return RunningRequest(Request.from_dict(request, from_dict(request["decode"])), values["tokens"])
 
 
 @dataclass

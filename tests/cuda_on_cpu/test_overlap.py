@@ -11,11 +11,12 @@ import torch
 
 from lp import Auto, Engine, Grammar, Sampling, Stopping
 from lp.generation import RequestState
-from lp.methods import Autoregressive, DecodeSettings, Lookahead
+from lp.methods.autoregressive import Autoregressive
+from lp.methods.lookahead import Lookahead
 from lp.model.checkpoint import Checkpoint, ModelSettings, load
 from lp.model.fast.choose import CompileMode
 from lp.platform.hardware import Download
-from lp.request import Completion
+from lp.request import Completion, DecodingMethod
 from lp.runner import StepInput
 from lp.single_device import SingleDevice
 from lp.tree import Answers
@@ -61,7 +62,7 @@ class Diary(SingleDevice):
         return super().finish()
 
 
-def generate(engine: Engine, decode: DecodeSettings, sampling: Sampling) -> Completion:
+def generate(engine: Engine, decode: DecodingMethod, sampling: Sampling) -> Completion:
     return engine.generate(PROMPT, decode=decode, sampling=sampling, stopping=Stopping(24, ignore_eos=True))
 
 
@@ -115,7 +116,7 @@ def test_a_step_is_told_while_the_next_is_computed(checkpoint: Checkpoint, monke
 )
 @pytest.mark.parametrize("name", slow_except(SAMPLINGS, "greedy", "logprobs"))
 def test_the_text_is_that_of_steps_one_after_the_other(
-    name: str, decode: DecodeSettings, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    name: str, decode: DecodingMethod, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overlapping = generate(Engine(checkpoint), decode, SAMPLINGS[name])
     monkeypatch.setattr(SingleDevice, "is_asynchronous", False)

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.shared.result_pages import read_tables
 from docs.website import methods
-from lp.methods import METHODS
+from lp.methods.registry import METHODS
 from tests.docs.links import ROOT
 
 

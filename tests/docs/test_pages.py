@@ -18,7 +18,7 @@ from launch.config import configuration, engine_settings
 from launch.config.reference import PROGRAMS, choices_of, settings_of
 from launch.server.settings import ServerSettings
 from launch.supervisor.settings import SupervisorSettings
-from lp.methods import METHODS
+from lp.methods.registry import METHODS
 from tests.docs.links import ROOT
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

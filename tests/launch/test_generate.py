@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lp import Engine, assembly
-from lp.methods import METHODS
+from lp.methods.registry import METHODS
 from tests.launch.conftest import Main
 
 KEYS = [

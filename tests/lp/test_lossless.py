@@ -11,8 +11,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
-from lp.methods import DecodeSettings
-from lp.request import Completion
+from lp.request import Completion, DecodingMethod
 from lp.request_builder import RequestBuilder
 from lp.single_device import SingleDevice
 from tests.models import ARCHITECTURES, CONTEXT, SLIDING_WINDOW, VOCAB_SIZE, generate_greedily
@@ -26,9 +25,9 @@ NUM_TOKENS = 32
 QUICK = ("llama", "gemma3", "mixtral")
 
 
-def settings(method: str, size: tuple[int, int, int]) -> DecodeSettings:
+def settings(method: str, size: tuple[int, int, int]) -> DecodingMethod:
     window, ngram, guesses = size
-    kinds: dict[str, DecodeSettings] = {
+    kinds: dict[str, DecodingMethod] = {
         "auto": Auto(rows=1 + 3 * window * (ngram - 1), max_window=window, ngram=ngram),
         "autoregressive": Autoregressive(),
         "jacobi": Jacobi(window),
@@ -45,7 +44,7 @@ def make_prompt(length: int, seed: int = 0) -> list[int]:
     return [token for _ in range(length) for token in rng.choice(pieces)][:length]
 
 
-def decode(engine: Engine, prompt: list[int], how: DecodeSettings, num_tokens: int, **stopping) -> list[int]:
+def decode(engine: Engine, prompt: list[int], how: DecodingMethod, num_tokens: int, **stopping) -> list[int]:
     stop = Stopping(max_new_tokens=num_tokens, **{"ignore_eos": True, **stopping})
     return engine.generate(prompt, decode=how, sampling=GREEDY, stopping=stop).token_ids
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lp import Engine, Output
-from lp.methods import Auto
+from lp.methods.auto.method import Auto
 from lp.request import Request
 from lp.runner import StepInput
 from lp.single_device import SingleDevice

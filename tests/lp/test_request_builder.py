@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from lp import Auto, Autoregressive, DecodeLimits, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping, methods
-from lp.methods import DecodeSettings
-from lp.request import Request
+from lp import Auto, Autoregressive, DecodeLimits, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
+from lp.methods.registry import from_dict
+from lp.request import DecodingMethod, Request
 from lp.request_builder import RequestBuilder
 from lp.sampling.settings import LARGEST_SEED
 from tests.models import BOS, CONTEXT, EOS, VOCAB_SIZE
@@ -137,7 +137,7 @@ def test_sampling_out_of_range_is_refused(request_builder: RequestBuilder, sampl
     ],
 )
 def test_decode_settings_out_of_range_are_refused(
-    request_builder: RequestBuilder, settings: DecodeSettings, message: str
+    request_builder: RequestBuilder, settings: DecodingMethod, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         request_builder.build("a", settings)
@@ -179,11 +179,11 @@ def test_special_tokens_may_be_prompts(llama: Engine) -> None:
     [Autoregressive(), Jacobi(3), Jacobi("auto"), PromptLookup(3, 4, False), Lookahead(3, 4, 5, window_drafts=False)],
     ids=lambda settings: settings.method,
 )
-def test_a_request_crosses_ranks_as_json(request_builder: RequestBuilder, settings: DecodeSettings) -> None:
+def test_a_request_crosses_ranks_as_json(request_builder: RequestBuilder, settings: DecodingMethod) -> None:
     sampling = Sampling(temperature=0.7, logit_bias={3: -1.5, 4: 2.0}, seed=LARGEST_SEED, logprobs=2)
     stopping = Stopping(9, ["é\n", "</x>"], [7], ignore_eos=True)
     request = request_builder.build("héllo 😀", settings, sampling, stopping)
-    assert Request.from_dict(json.loads(json.dumps(request.to_dict()))) == request
+    assert Request.from_dict(json.loads(json.dumps(request.to_dict())), request.decode) == request
 
 
 @pytest.mark.parametrize(
@@ -203,11 +203,11 @@ def test_a_request_crosses_ranks_as_json(request_builder: RequestBuilder, settin
 )
 def test_wrong_decode_settings_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        methods.from_dict(values)
+        from_dict(values)
 
 
 def test_decode_settings_left_out_come_from_the_same_methods_defaults() -> None:
     defaults = Lookahead(window=9, guesses=4)
-    assert methods.from_dict({"guesses": 6}, defaults) == Lookahead(window=9, guesses=6)
-    assert methods.from_dict({"method": "jacobi"}, defaults) == Jacobi()
-    assert methods.from_dict({}) == Auto()
+    assert from_dict({"guesses": 6}, defaults) == Lookahead(window=9, guesses=6)
+    assert from_dict({"method": "jacobi"}, defaults) == Jacobi()
+    assert from_dict({}) == Auto()

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
-from lp.methods import DecodeSettings
-from lp.request import Completion, Output, Request
+from lp.request import Completion, DecodingMethod, Output, Request
 from lp.runner import StepInput
 from lp.single_device import SingleDevice
 from lp.statistics import Statistics
@@ -16,7 +15,7 @@ from tests.slow import slow_except
 
 PROMPT = [5, 9, 5, 9, 5, 7, 30, 31, 32, 5, 9]
 NUM_TOKENS = 40
-METHODS: list[DecodeSettings] = [
+METHODS: list[DecodingMethod] = [
     Auto(rows=24),
     Autoregressive(),
     Jacobi(6),
@@ -35,7 +34,7 @@ def engine(llama: Engine) -> Engine:
     return Engine(llama.checkpoint)
 
 
-def request_of(engine: Engine, decode: DecodeSettings, sampling: Sampling, name: str = "it", **stopping) -> Request:
+def request_of(engine: Engine, decode: DecodingMethod, sampling: Sampling, name: str = "it", **stopping) -> Request:
     stop = Stopping(NUM_TOKENS, **{"ignore_eos": True, **stopping})
     return engine.request_builder.build(PROMPT, decode, sampling, stop, request_id=name)
 
@@ -69,7 +68,7 @@ def completion_of(progress: Output) -> Completion:
     ids=lambda decode: decode.method,
 )
 def test_a_resumed_request_gives_the_same_tokens_and_text(
-    decode: DecodeSettings, sampling: Sampling, engine: Engine
+    decode: DecodingMethod, sampling: Sampling, engine: Engine
 ) -> None:
     request = request_of(engine, decode, sampling)
     expected = whole(engine, request)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from lp import Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
-from lp.methods import DecodeSettings
+from lp.request import DecodingMethod
 from lp.statistics import Statistics
 from lp.tree import Drafted
 
@@ -38,11 +38,11 @@ def test_without_steps_there_is_no_division_by_zero() -> None:
     assert Statistics().to_dict()["tokens_per_step"] == 0.0
 
 
-METHODS: list[DecodeSettings] = [Autoregressive(), Jacobi(5), PromptLookup(4, 3), Lookahead(5, 4, 3)]
+METHODS: list[DecodingMethod] = [Autoregressive(), Jacobi(5), PromptLookup(4, 3), Lookahead(5, 4, 3)]
 
 
 @pytest.mark.parametrize("how", METHODS, ids=lambda how: how.method)
-def test_statistics_of_a_request(how: DecodeSettings, llama: Engine) -> None:
+def test_statistics_of_a_request(how: DecodingMethod, llama: Engine) -> None:
     stop = Stopping(50, ignore_eos=True)
     completion = llama.generate(PROMPT, decode=how, sampling=Sampling(temperature=0.0), stopping=stop)
     stats = completion.stats

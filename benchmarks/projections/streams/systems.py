@@ -16,8 +16,10 @@ from benchmarks.projections.streams.curves import Machine, shared_times, with_ex
 from benchmarks.projections.streams.known_answers import KnownAnswers, KnownText
 from benchmarks.projections.streams.virtual_replicas import VirtualReplicas
 from lp import Engine, Sampling, Stopping
-from lp.methods import Auto, Autoregressive, DecodeSettings
+from lp.methods.auto.method import Auto
+from lp.methods.autoregressive import Autoregressive
 from lp.model.checkpoint import Checkpoint
+from lp.request import DecodingMethod
 from lp.scheduling.room import KVBudget
 from lp.scheduling.settings import SchedulerSettings
 from lp.step_cost import StepTimes
@@ -39,7 +41,7 @@ class System:
     """
 
     name: str
-    decode: DecodeSettings
+    decode: DecodingMethod
     make: Callable[[], Assignment]
     replicas: int
     curve: StepTimes

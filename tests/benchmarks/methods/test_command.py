@@ -11,7 +11,7 @@ import pytest
 from benchmarks.methods import __main__ as command
 from benchmarks.methods import best_first, rounds
 from benchmarks.methods.ways import choose
-from lp.methods import METHODS
+from lp.methods.registry import METHODS
 from tests.benchmarks.results import read
 
 

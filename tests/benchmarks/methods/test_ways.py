@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks.methods import ways
 from benchmarks.methods.ways import PARTS, REFERENCES, WAYS, Way, choose
-from lp.methods import METHODS, DecodeLimits, check
+from lp.methods.registry import METHODS
+from lp.request import DecodeLimits
 
 
 def test_every_method_has_a_way_and_every_way_a_method() -> None:
@@ -18,7 +19,7 @@ def test_every_method_has_a_way_and_every_way_a_method() -> None:
 def test_ways_can_be_asked_for_and_say_what_their_texts_must_be(method: str) -> None:
     names = [f"{method}, {way.label}" for way in WAYS[method]]
     for way in WAYS[method]:
-        check(way.decode(method), DecodeLimits())
+        way.decode(method).check(DecodeLimits())
         assert (way.reference in [*REFERENCES, *names]) != bool(way.why_none)
         assert not way.needs or way.needs in PARTS
 

@@ -13,7 +13,7 @@ from launch import doctor
 from launch.config.runtime import RuntimeSettings
 from launch.diagnostics import choices, findings, links, machine, software
 from launch.diagnostics.findings import Finding
-from lp.methods import Auto
+from lp.methods.auto.method import Auto
 from lp.model.checkpoint import ModelSettings
 from lp.platform import build
 from lp.platform.disk_cache import VARIABLE

@@ -11,7 +11,7 @@ from launch.diagnostics.speed import Steps, chosen, curve, expected_tokens_per_s
 from launch.diagnostics.trial import Trial, make_requests
 from lp import Engine
 from lp.drafting.account import Size
-from lp.methods import Autoregressive
+from lp.methods.autoregressive import Autoregressive
 from lp.request import Output
 from lp.step_cost import StepTimes
 from lp.text.stopping import FinishReason, Stopping

@@ -13,7 +13,8 @@ from transformers.generation.streamers import BaseStreamer
 
 import lp
 from lp.custom_generate.asked import CannotHonour
-from lp.methods import Beam, Jacobi
+from lp.methods.beam import Beam
+from lp.methods.jacobi import Jacobi
 from tests.lp.test_lossless import make_prompt
 from tests.models import EOS, load_reference
 from tests.slow import slow_except

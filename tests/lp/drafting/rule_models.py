@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lp.decoding.base import Decoder
-from lp.decoding.make import make_decoder
+from lp.decoder import Decoder
 from lp.drafting.history import DraftHistory
-from lp.methods import Auto
+from lp.methods.auto.method import Auto
 from lp.step_cost import StepTimes
 from lp.tree import Answers, TokenTree
+from tests.lp.decoders import make_decoder
 
 VOCAB_SIZE = 1000
 CANDIDATES = 8

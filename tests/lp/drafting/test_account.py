@@ -18,7 +18,7 @@ from lp.drafting.account import (
     SpeculationAccount,
     priors_of_sources,
 )
-from lp.methods import Auto
+from lp.methods.auto.method import Auto
 from lp.step_cost import Extras, StepCost, StepTimes
 
 CURVE = (1, 2, 64), (0.010, 0.014, 0.060)

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from lp.drafting.answer_index import FORMAT, NewestAnswers, read_index, write_index
 from lp.drafting.history import DraftHistory
 from lp.drafting.ngrams import NO_TOKEN, context_of, pairs
-from lp.methods import Auto
+from lp.methods.auto.method import Auto
 from tests.lp.drafting.reference.sources import IndexedAnswers, SequenceStart
 from tests.lp.drafting.rule_models import counting, decode
 

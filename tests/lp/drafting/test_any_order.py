@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, rule, run_state_machine_as_test
 
-from lp.decoding.auto import AutoDecoder
-from lp.methods import Auto
+from lp.methods.auto.decoder import AutoDecoder
+from lp.methods.auto.method import Auto
 from lp.platform.library import library
 from tests.lp.drafting.test_drafter import CURVES, VOCAB_SIZE, Twins, World, make_corpus, make_index, step
 

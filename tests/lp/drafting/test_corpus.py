@@ -28,7 +28,7 @@ from lp.drafting.corpus import (
 )
 from lp.drafting.history import DraftHistory
 from lp.drafting.ngrams import FOLLOWERS, context_of
-from lp.methods import Auto
+from lp.methods.auto.method import Auto
 from tests.lp.drafting.reference.sources import CorpusDrafts, SequenceStart, find
 from tests.lp.drafting.rule_models import PROMPT, counting, decode
 from tests.lp.drafting.rule_models import VOCAB_SIZE as NUMBERS

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lp.drafting.account import PRIOR_TRIALS, Kinds
-from lp.methods import Auto
+from lp.methods.auto.method import Auto
 from lp.platform.library import library
 from tests.lp.drafting.test_drafter import (
     CURVES,

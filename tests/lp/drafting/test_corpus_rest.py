@@ -8,11 +8,11 @@ from itertools import chain, groupby, repeat
 
 import pytest
 
-from lp.decoding.auto import AutoDecoder
 from lp.drafting.account import Kinds
 from lp.drafting.corpus import FIRST_REST, LONGEST_REST, TRIAL_STEPS, Corpus, build_corpus
 from lp.drafting.history import DraftHistory
-from lp.methods import Auto
+from lp.methods.auto.decoder import AutoDecoder
+from lp.methods.auto.method import Auto
 from lp.platform.library import library
 from tests.lp.drafting.reference.drafter import reference_history
 from tests.lp.drafting.reference.sources import CorpusRest

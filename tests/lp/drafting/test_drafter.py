@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lp.decoding.auto import AutoDecoder
-from lp.decoding.make import make_decoder
 from lp.drafting import drafter
 from lp.drafting.account import Effort
 from lp.drafting.answer_index import AnswerIndex
 from lp.drafting.corpus import Corpus, build_corpus
 from lp.drafting.drafter import NativeDrafter, NativeShared
 from lp.drafting.history import DraftHistory
-from lp.methods import Auto
+from lp.methods.auto.decoder import AutoDecoder
+from lp.methods.auto.method import Auto
 from lp.platform.library import library
 from lp.step_cost import Extras, StepTimes
 from lp.tree import Answers, TokenTree
+from tests.lp.decoders import make_decoder
 from tests.lp.drafting.reference.drafter import ReferenceDrafter, reference_history
 from tests.lp.drafting.reference.sources import SharedKnowledge
 from tests.slow import slow_except
@@ -145,10 +145,10 @@ def step(decoders: list[AutoDecoder], world: World, tokens: list[int], wanted: i
 def planned(decoders: list[AutoDecoder], tokens: list[int], wanted: int, load: int) -> list[TokenTree]:
     if not load:
         return [decoder.plan(tokens, room=wanted + 9, wanted=wanted) for decoder in decoders]
-    (num_rows, odds), other = (decoder.offer(tokens, wanted + 9, wanted, load) for decoder in decoders)
+    (num_rows, odds), other = (decoder.propose(tokens, wanted + 9, wanted, load) for decoder in decoders)
     assert (num_rows, list(odds)) == (other.num_rows, list(other.odds))
     number = random.Random(f"{load} {len(tokens)}").randint(0, len(odds))
-    trees = [decoder.take(number) for decoder in decoders]
+    trees = [decoder.build_tree(number) for decoder in decoders]
     assert {len(tree) for tree in trees} == {num_rows + number}
     return trees
 

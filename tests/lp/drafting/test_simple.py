@@ -13,7 +13,7 @@ from lp.drafting.drafter import NativeDrafter
 from lp.drafting.history import DraftHistory
 from lp.drafting.ngrams import Proposals, last_token
 from lp.drafting.simple import Observation, SequenceStart, SimpleDrafter
-from lp.methods import Auto
+from lp.methods.auto.method import Auto
 from lp.platform.library import library, python_alone
 from lp.step_cost import StepTimes
 from tests.lp.drafting.rule_models import PROMPT, Model, answers, counting, decode, sums, unguessable
@@ -74,9 +74,9 @@ def test_offers_are_descending_and_drafts_can_be_dropped() -> None:
     tokens = list(PROMPT)
     for _ in range(60):
         decoder.move_to(tokens)
-        odds = decoder.offer(20, 30, 1e-3)
+        odds = decoder.propose(20, 30, 1e-3)
         assert list(odds) == sorted(odds, reverse=True)
-        tree = decoder.take(rng.randint(0, len(odds)), None)
+        tree = decoder.build_tree(rng.randint(0, len(odds)), None)
         assert len(tree) == decoder.num_drafts == len(decoder.kinds)
         if len(tree) > 2:
             tree = decoder.keep(tree.path(len(tree) - 1), None)

@@ -119,7 +119,7 @@ def test_a_schema_may_ask_for_other_white_space(llama: Engine) -> None:
 def test_a_request_s_grammar_travels_between_processes(llama: Engine) -> None:
     grammar = Grammar.json_schema({"enum": ["ä", "\n"]})
     request = llama.request_builder.build("a", grammar=grammar)
-    assert Request.from_dict(json.loads(json.dumps(request.to_dict()))) == request
+    assert Request.from_dict(json.loads(json.dumps(request.to_dict())), request.decode) == request
     (command,) = decode(encode([AddRequest(request, (3, 4))]))
     assert isinstance(command, AddRequest) and command.request.grammar == grammar
-    assert Request.from_dict({**request.to_dict(), "grammar": None}).grammar is None
+    assert Request.from_dict({**request.to_dict(), "grammar": None}, request.decode).grammar is None

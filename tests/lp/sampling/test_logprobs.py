@@ -7,15 +7,15 @@ import torch
 from transformers import PreTrainedModel
 
 from lp import Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
-from lp.methods import DecodeSettings
+from lp.request import DecodingMethod
 
 PROMPT = [5, 90, 31, 7, 200, 14] * 4
-METHODS: list[DecodeSettings] = [Autoregressive(), Jacobi(4), PromptLookup(3, 3), Lookahead(5, 3, 5)]
+METHODS: list[DecodingMethod] = [Autoregressive(), Jacobi(4), PromptLookup(3, 3), Lookahead(5, 3, 5)]
 
 
 @pytest.mark.parametrize("how", METHODS, ids=lambda how: how.method)
 def test_log_probabilities_are_the_models_own(
-    how: DecodeSettings, llama: Engine, llama_reference: PreTrainedModel
+    how: DecodingMethod, llama: Engine, llama_reference: PreTrainedModel
 ) -> None:
     sampling = Sampling(temperature=0.6, top_k=20, logit_bias={9: 3.0}, seed=2, logprobs=4)
     completion = llama.generate(PROMPT, decode=how, sampling=sampling, stopping=Stopping(40, ignore_eos=True))

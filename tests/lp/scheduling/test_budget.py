@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lp.decoding.base import Offer
-from lp.decoding.odds import descending
+from lp.decoder import Offer
+from lp.methods.auto.decoder import descending
 from lp.platform.library import library, python_alone
 from lp.request import Sequence
 from lp.sampling.settings import Sampling
@@ -43,7 +44,7 @@ class Stream:
     length: int = 10
     loads: list[int] = field(default_factory=list)
     taken: int | None = None
-    decoder: Any = None
+    decoder: Any = field(default_factory=lambda: SimpleNamespace(prepare=None))
 
     @property
     def sequence(self) -> Sequence:

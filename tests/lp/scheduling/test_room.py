@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lp import Auto, Autoregressive, Lookahead, methods
+from lp import Auto, Autoregressive, Lookahead
 from lp.model.kv_cache import PAGE
 from lp.scheduling.room import KVBudget, RequestTooLarge
 
@@ -45,9 +45,9 @@ def test_each_lies_whole_on_one_of_several_replicas() -> None:
 
 
 def test_most_rows_of_a_step() -> None:
-    assert methods.most_rows(Autoregressive()) == 1
-    assert methods.most_rows(Lookahead(3, 4, 5)) == 25
-    assert methods.most_rows(Auto(max_rows=16)) == 16 and methods.most_rows(Auto(max_rows=16, rows=40)) == 40
+    assert Autoregressive().most_rows() == 1
+    assert Lookahead(3, 4, 5).most_rows() == 25
+    assert Auto(max_rows=16).most_rows() == 16 and Auto(max_rows=16, rows=40).most_rows() == 40
 
 
 def test_what_can_never_fit_is_refused_with_the_numbers() -> None:

@@ -6,12 +6,11 @@ import pytest
 
 from lp import Auto, Autoregressive, Engine, Grammar, Jacobi, Lookahead, Output, PromptLookup, StepTrace, Stopping
 from lp.generation import RequestState
-from lp.methods import DecodeSettings
-from lp.request import Request
+from lp.request import DecodingMethod, Request
 from lp.step_cost import StepTimes
 
 PROMPT = "def first(x):\n    return x\n\ndef second(x):\n    return"
-METHODS: dict[str, DecodeSettings] = {
+METHODS: dict[str, DecodingMethod] = {
     "auto": Auto(),
     "rows": Auto(rows=30, max_window=6),
     "autoregressive": Autoregressive(),
@@ -138,7 +137,7 @@ def test_nothing_is_recorded_unless_asked_for(llama: Engine, monkeypatch: pytest
 
     monkeypatch.setattr("lp.scheduling.scheduler.StepClock.record", fail)
     monkeypatch.setattr("lp.generation.TraceRecorder", fail)
-    monkeypatch.setattr("lp.decoding.auto.AutoDecoder.described", fail)
+    monkeypatch.setattr("lp.methods.auto.decoder.AutoDecoder.described", fail)
     assert llama.generate(PROMPT, max_new_tokens=8).trace == []
     with pytest.raises(AssertionError, match="nobody has asked"):
         llama.generate(PROMPT, max_new_tokens=8, trace=True)
@@ -146,7 +145,7 @@ def test_nothing_is_recorded_unless_asked_for(llama: Engine, monkeypatch: pytest
 
 def test_requests_travel_with_what_they_ask_for(llama: Engine) -> None:
     request = llama.request_builder.build(PROMPT, trace=True)
-    assert Request.from_dict(request.to_dict()) == request and request.trace
+    assert Request.from_dict(request.to_dict(), request.decode) == request and request.trace
 
 
 def test_a_tree_of_the_library_is_listed_as_its_arrays_are(llama: Engine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lp import Autoregressive, Engine, Lookahead, Output, Sampling, Stopping
-from lp.methods import Auto
+from lp.methods.auto.method import Auto
 from lp.request import Request
 from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel

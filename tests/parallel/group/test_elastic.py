@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 import pytest
 
-from lp.methods import Autoregressive
+from lp.methods.autoregressive import Autoregressive
 from lp.request import Request
 from lp.sampling.settings import Sampling
 from lp.step_cost import Extras, StepTimes

@@ -15,8 +15,8 @@ from torch.distributed import TCPStore
 
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.drafting.answer_index import write_index
-from lp.methods import Auto, DecodeSettings
-from lp.request import Request
+from lp.methods.auto.method import Auto
+from lp.request import DecodingMethod, Request
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from parallel.errors import EpochOver, RankLost
@@ -34,7 +34,7 @@ GREEDY = Sampling(temperature=0.0, seed=3)
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=11)
 
 
-Kinds = list[tuple[DecodeSettings, Sampling]]
+Kinds = list[tuple[DecodingMethod, Sampling]]
 KINDS: Kinds = [(Lookahead(5, 4, 5), GREEDY), (Auto(rows=20), SAMPLED)]
 # All ranks but one rest in most steps of these, by the step times below.
 RESTING: Kinds = [(Autoregressive(), GREEDY), (Auto(), SAMPLED)]

@@ -8,7 +8,7 @@ from itertools import chain
 
 import pytest
 
-from lp.methods import Autoregressive
+from lp.methods.autoregressive import Autoregressive
 from lp.request import Output, Request, TokenLogprob
 from lp.sampling.settings import Sampling
 from lp.statistics import Statistics

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lp import Stopping
-from lp.methods import Auto
+from lp.methods.auto.method import Auto
 from lp.sampling.settings import Sampling
 from lp.step_cost import StepTimes
 from parallel.comm.channel import Channel

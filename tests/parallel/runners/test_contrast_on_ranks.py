@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from lp import BestOf, Contrastive, Engine, Sampling, SecondModel, Stopping
-from lp.methods import DecodeSettings
 from lp.model.beside.load import beside
 from lp.model.beside.settings import SECOND
 from lp.model.checkpoint import ModelSettings, load
+from lp.request import DecodingMethod
 from lp.single_device import SingleDevice
 from parallel.build import share_steps
 from parallel.comm.base import Collectives
@@ -32,7 +32,7 @@ from tests.parallel.runners.test_lookahead_parallel import PROMPTS
 from tests.parallel.runners.test_packed_on_ranks import connect
 from tests.slow import slow_except
 
-DECODES: list[tuple[DecodeSettings, float]] = [
+DECODES: list[tuple[DecodingMethod, float]] = [
     (Contrastive(), 0.0),
     (Contrastive("lookahead", weight=0.5), 0.8),
     (BestOf(num_samples=3, num_return_sequences=3), 0.8),

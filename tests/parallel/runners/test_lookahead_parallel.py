@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling
-from lp.methods import DecodeSettings
 from lp.model.checkpoint import ModelSettings, load
+from lp.request import DecodingMethod
 from lp.single_device import SingleDevice
 from parallel.comm.channel import Channel
 from parallel.errors import StateDiverged
@@ -22,7 +22,7 @@ from tests.parallel.ranks import run_ranks
 from tests.slow import slow_except
 
 WINDOWS = [(1, 2, 1), (3, 3, 3), (5, 4, 5), (7, 5, 7), (15, 5, 15)]
-METHODS: list[DecodeSettings] = [
+METHODS: list[DecodingMethod] = [
     Auto(rows=40, max_window=5, ngram=4),
     Autoregressive(),
     Jacobi(window=6),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lp.decoding.make import make_decoder
 from lp.drafting.history import DraftHistory
-from lp.methods import Lookahead
+from lp.methods.lookahead import Lookahead
 from lp.tree import PREFIX, Answers, TokenTree, TreeBuilder, chain
 from parallel.runners.alone import TreePartitioner
 from parallel.runners.partition import partition
+from tests.lp.decoders import make_decoder
 
 
 def random_tree(num_rows: int, seed: int) -> TokenTree:

@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
-from lp.methods import DecodeSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.memory import num_weight_bytes
-from lp.request import Request, Sequence
+from lp.request import DecodingMethod, Request, Sequence
 from lp.runner import StepInput
 from lp.tree import Answers
 from parallel.comm.base import Collectives
@@ -40,7 +39,7 @@ NUM_LAYERS, HIDDEN = 4, 32
 CHUNK, NEW_TOKENS = 16, 16
 LONG = [(3 + 7 * i) % 41 + 2 for i in range(70)]
 PROMPTS = [[5, 9, 5, 9, 5], LONG]
-METHODS: list[DecodeSettings] = [Autoregressive(), Lookahead(5, 4, 5)]
+METHODS: list[DecodingMethod] = [Autoregressive(), Lookahead(5, 4, 5)]
 GREEDY = Sampling(temperature=0.0, seed=3)
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.1, presence_penalty=0.3, seed=11, logprobs=2)
 # Prompts of requests that are served side by side, by the request's id.
@@ -82,7 +81,7 @@ def stage_engine(channel: Channel, pipeline: Collectives, folder: str) -> tuple[
     return Engine(checkpoint, runner, fingerprints=True), runner
 
 
-def request(engine: Engine, name: str, decode: DecodeSettings = METHODS[1], sampling: Sampling = GREEDY) -> Request:
+def request(engine: Engine, name: str, decode: DecodingMethod = METHODS[1], sampling: Sampling = GREEDY) -> Request:
     stopping = Stopping(NEW_TOKENS, ignore_eos=True)
     return engine.request_builder.build(FIVE[name], decode, sampling, stopping, request_id=name)
 
@@ -109,7 +108,7 @@ class Texts(NamedTuple):
 
 
 def texts_of(engine: Engine) -> Texts:
-    def generate(prompt: list[int], decode: DecodeSettings, sampling: Sampling) -> tuple[list[int], list[float]]:
+    def generate(prompt: list[int], decode: DecodingMethod, sampling: Sampling) -> tuple[list[int], list[float]]:
         stopping = Stopping(NEW_TOKENS, ignore_eos=True)
         done = engine.generate(prompt, decode=decode, sampling=sampling, stopping=stopping)
         return done.token_ids, [entry.logprob for entry in done.logprobs or []]

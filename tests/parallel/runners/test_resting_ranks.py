@@ -12,9 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lp import Auto, Autoregressive, Engine, Lookahead, Sampling
-from lp.methods import DecodeSettings
 from lp.model.checkpoint import ModelSettings, load
-from lp.request import Sequence
+from lp.request import DecodingMethod, Sequence
 from lp.runner import StepInput
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
@@ -28,7 +27,7 @@ from tests.slow import slow_except
 NEW_TOKENS = 40
 PROMPTS = [[5, 9, 5, 9, 5], [(3 + 7 * i) % 41 + 2 for i in range(150)]]
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.1, presence_penalty=0.3, seed=11, logprobs=2)
-METHODS: list[DecodeSettings] = [
+METHODS: list[DecodingMethod] = [
     Auto(window_drafts=False),
     Auto(max_window=5, ngram=4),
     Autoregressive(),

@@ -12,11 +12,11 @@ import torch
 from transformers import AutoConfig
 
 from lp import Autoregressive, Engine, Lookahead, Sampling
-from lp.methods import DecodeSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.exactness import UnsupportedArchitecture
 from lp.model.memory import num_weight_bytes
+from lp.request import DecodingMethod
 from lp.single_device import SingleDevice
 from lp.tree import TreeBuilder
 from parallel.comm.base import Collectives, LocalCollectives
@@ -44,7 +44,7 @@ PROMPT = [(3 + 7 * i) % 41 + 2 for i in range(40)]
 NEW_TOKENS = 12
 GREEDY = Sampling(temperature=0.0, seed=3)
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=11)
-RUNS: list[tuple[DecodeSettings, Sampling]] = [
+RUNS: list[tuple[DecodingMethod, Sampling]] = [
     (Autoregressive(), GREEDY),
     (Lookahead(5, 4, 5), GREEDY),
     (Lookahead(5, 4, 5), SAMPLED),

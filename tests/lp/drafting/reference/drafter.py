@@ -12,7 +12,7 @@ from lp.drafting.drafter import WindowCells
 from lp.drafting.history import DraftHistory
 from lp.drafting.ngrams import LONGEST, Proposals, context_of, last_token
 from lp.drafting.simple import StepAnswers
-from lp.methods import Auto
+from lp.methods.auto.method import Auto
 from lp.step_cost import StepTimes
 from lp.tree import Accepted, Answers, TokenTree, TreeBuilder, chain, greatest_depth, verify
 from tests.lp.drafting.reference.growth import Growth, grow, grow_offer

@@ -16,7 +16,7 @@ from lp.drafting.answer_index import PAIR, TOKEN, AnswerIndex, NewestAnswers, pu
 from lp.drafting.corpus import FIRST_REST, LONGEST_REST, MOST_PLACES, TRIAL_STEPS, Corpus
 from lp.drafting.ngrams import BITS, FOLLOWERS, LONGEST, OFFSET, ContextIndex, Proposals, context_of, extend, pairs
 from lp.drafting.simple import Root, StepAnswers
-from lp.methods import Auto
+from lp.methods.auto.method import Auto
 
 
 @dataclass(frozen=True)

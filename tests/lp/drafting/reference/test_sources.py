@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lp.drafting.account import Kinds
-from lp.methods import Auto
+from lp.methods.auto.method import Auto
 from tests.lp.drafting.reference.sources import SequenceStart, Sources, ranked
 
 

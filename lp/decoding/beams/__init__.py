@@ -1,1 +1,0 @@
-"""Beam search: the hypotheses of one text are branches of one token tree. Knows nothing of runners, ranks or texts."""

@@ -1,0 +1,43 @@
+"""The method auto, which is the default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lp.decoder import Decoder
+from lp.drafting.settings import DraftSettings
+from lp.methods.auto.decoder import AutoDecoder
+from lp.methods.auto.host_time import measure_host
+from lp.methods.auto.with_draft_model import MixedDecoder
+from lp.methods.draft_model.asking import Experience
+from lp.methods.draft_model.method import drafted_text
+from lp.model.beside.settings import DRAFT
+from lp.request import DecodingContext, DecodingMethod, Request, RowBounds
+
+
+@dataclass
+class Auto(DraftSettings, DecodingMethod):
+    """Drafts from all sources in one tree beside a lookahead window. Both are as large as pays off on this machine."""
+
+    method: ClassVar[str] = "auto"
+
+    @property
+    def measures_host(self) -> bool:
+        return True
+
+    def row_bounds(self) -> RowBounds:
+        return RowBounds(max(1, self.rows), max(self.max_rows, self.rows), by_time=not self.rows)
+
+    def make_decoder(self, request: Request, context: DecodingContext) -> Decoder:
+        seed, temperature, history = request.sampling.seed, request.sampling.temperature, context.history
+        assert seed is not None and temperature is not None
+        text = [*request.prompt, *context.generated]
+        decoder = AutoDecoder(self, text, seed, temperature, history, request.owner)
+        if not self.model_drafts or DRAFT not in context.second_models:
+            return decoder
+        experience = history.of_all(self.method, temperature, Experience)
+        return MixedDecoder(decoder, drafted_text(request, context), experience, bool(self.rows))
+
+    def measure_host(self) -> tuple[float, float]:
+        return measure_host(self)

@@ -1,0 +1,197 @@
+"""decode=auto with a second model: its drafts are one more source of the tree.
+
+`auto` plans its tree first. The second model goes on from there: each round asks it what follows the nodes after which
+most is left open, be they its own or other sources', and the likeliest nodes of all stay in the tree. It is asked only
+as long as what it is expected to add is worth its time, so it is not asked where other sources are sure.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from lp.decoder import Described, Offer
+from lp.methods.auto.decoder import AutoDecoder
+from lp.methods.draft_model.asking import Asking, Experience
+from lp.methods.draft_model.growth import Growth
+from lp.methods.draft_model.interface import DraftedDecoder, SecondText, Wish
+from lp.methods.draft_model.method import SOURCE, DraftModel, number_that_pays
+from lp.tree import Accepted, Answers, CountDrafts, Drafted, TokenTree, chain, greatest_depth, verify
+
+
+class MixedDecoder(DraftedDecoder):
+    """Goes on from trees of `auto`. Its trees are [root, drafts of `auto`, drafts of the second model, window].
+
+    `auto` learns from its own rows, and from tokens that were accepted below them as from any text.
+    """
+
+    def __init__(self, inner: AutoDecoder, text: SecondText, experience: Experience, grows_freely: bool):
+        """experience: of such requests. grows_freely: whether the second model is asked whatever it costs, as a fixed
+        number of rows is wanted.
+        """
+        self.inner, self._text, self._grows_freely = inner, text, grows_freely
+        self._calibration, self._asking = experience.calibration, Asking(experience.worth, inner.profile.cost)
+        # What the other decoder has planned, the growth that began with it, and the length of the sequence it is for.
+        self._planned = self.tree = chain([0])
+        self._growth: Growth
+        self._length = -1
+        # For the root and each draft of the tree its node of the growth; how many of them are the other decoder's.
+        self._rows, self._num_own = [0], 1
+        self._expected = 1.0
+
+    @property
+    def num_candidates(self) -> int:
+        return self.inner.num_candidates
+
+    @property
+    def is_shared(self) -> bool:
+        return self.inner.is_shared or self._num_own < len(self._rows)
+
+    @property
+    def expected(self) -> float:
+        return self._expected
+
+    @property
+    def num_drafts(self) -> int:
+        return len(self._rows) - 1
+
+    def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
+        wish = self._wish(self.inner.plan(tokens, room, wanted), tokens, room, wanted)
+        self._text.draft([wish], is_alone=True)
+        if not self._growth.num_rounds:  # then `auto` has chosen the number
+            return self._taken(self.inner.num_drafts)
+        return self._taken(number_that_pays(self._growth, self.inner.profile.cost, self._num_cells))
+
+    def wish(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Wish:
+        offer = self.inner.propose(tokens, room, wanted, load)
+        return self._wish(self.inner.build_tree(len(offer.odds)), tokens, room, wanted)
+
+    def _wish(self, planned: TokenTree, tokens: Sequence[int], room: int, wanted: int) -> Wish:
+        """What is asked of the second model beside the tree that the other decoder has planned."""
+        self._planned, self._length = planned, len(tokens)
+        depth = min(DraftModel.depth, greatest_depth(room, wanted), self._text.max_length - len(tokens))
+        round_cost = 0.0 if self._grows_freely else self._text.relative_cost
+        most = self.inner.profile.cost.most_rows - 1 - self._num_cells
+        self._growth = growth = Growth(tokens[-1], self._calibration, max(0, depth), most, round_cost, False)
+        growth.adopt(*self._own_drafts())
+        self._asking.limit(growth, len(tokens), wanted)
+        return Wish(self._text, tokens, growth)
+
+    @property
+    def _num_cells(self) -> int:
+        return len(self._planned) - 1 - self.inner.num_drafts
+
+    def _own_drafts(self) -> tuple[list[int], list[int], list[float]]:
+        """Tokens, parents and odds of the other decoder's drafts."""
+        first, last = 1, 1 + self.inner.num_drafts
+        if first == last:
+            return [], [], []
+        tokens, parents = self._planned.as_lists()
+        kinds, probabilities = self.inner.drafter.kinds, self.inner.profile.estimates.probabilities
+        odds = [1.0]
+        for row in range(first, last):
+            odds.append(odds[parents[row]] * probabilities[kinds[row]])
+        return tokens[first:last], parents[first:last], odds[first:]
+
+    def propose(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Offer:
+        if self._length != len(tokens):
+            self._text.draft([self.wish(tokens, room, wanted, load)], is_alone=load == 1)
+        self._length = -1
+        best = self._growth.best()
+        if self._grows_freely:
+            return Offer(1 + len(best) + self._num_cells)
+        return Offer(1 + self._num_cells, [self._growth.nodes[number].odds for number in best])
+
+    def build_tree(self, num_drafts: int) -> TokenTree:
+        return self._taken(len(self._growth.best()) if self._grows_freely else num_drafts)
+
+    def _taken(self, num_drafts: int) -> TokenTree:
+        """The tree of the likeliest drafts, whosever they are."""
+        num_planned, nodes = 1 + self.inner.num_drafts, self._growth.nodes
+        self._length, self._rows = -1, [0, *sorted(self._growth.best()[:num_drafts])]
+        own = [number for number in self._rows if number < num_planned]
+        if len(own) < num_planned:
+            self._planned = self.inner.narrow(own)
+        self._num_own, self.tree = len(own), self._planned
+        self._expected = sum(nodes[number].odds for number in self._rows)
+        if added := self._rows[self._num_own :]:
+            places = {number: row for row, number in enumerate(self._rows)}
+            self.tree = _inserted(
+                self._planned,
+                self._num_own,
+                [nodes[number].token for number in added],
+                [places[nodes[number].parent] for number in added],
+                [nodes[number].depth for number in added],
+            )
+        return self.tree
+
+    def keep(self, rows: Sequence[int]) -> TokenTree:
+        cells = range(len(self._rows), len(self.tree))
+        own = [row for row in rows if row < self._num_own]
+        if len(own) < self._num_own:
+            self._planned = self.inner.keep(own)
+        is_own = len(own) == len(rows)
+        self.tree = self._planned if is_own else self.tree.take([*rows, *cells])
+        self._rows, self._num_own = [self._rows[row] for row in rows], len(own)
+        return self.tree
+
+    def follow(self, tokens: Sequence[int], more: Sequence[int]) -> None:
+        self.inner.follow(tokens, more)
+
+    def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
+        if self.tree is self._planned:
+            accepted, count = self.inner.commit(tokens, answers)
+            self._learn(accepted, 0)
+            return accepted, count
+        accepted = verify(self.tree, answers.targets)
+        own = [*range(self._num_own), *range(len(self._rows), len(self.tree))]
+        found, count = self.inner.commit(tokens, answers.part(own))
+        if more := [token for token in accepted.tokens[len(found.tokens) :] if token >= 0]:
+            self.inner.follow([*tokens, *found.tokens], more)
+        num_added, num_right = self._num_added, len(accepted.drafted) - len(found.drafted)
+        self._learn(accepted, num_right)
+
+        def counted() -> Drafted:
+            inner = count()
+            return Drafted(inner.proposed + Counter({SOURCE: num_added}), [*inner.accepted, *[SOURCE] * num_right])
+
+        return accepted, counted
+
+    @property
+    def _num_added(self) -> int:
+        """Drafts of the second model in the tree."""
+        return len(self._rows) - self._num_own
+
+    def _learn(self, accepted: Accepted, num_right: int) -> None:
+        """Learns what the second model was worth, and which candidates were right along the accepted path, as far as
+        drafts go. num_right: how many of its drafts were accepted.
+        """
+        self._asking.learn(len(accepted.tokens), num_right, len(self.tree), self._num_added)
+        for row, target in zip(accepted.rows, accepted.tokens, strict=True):
+            if row >= len(self._rows):
+                return
+            self._growth.learn(self._rows[row], target)
+
+    def described(self) -> Described:
+        inner = self.inner.described()
+        names = [*inner.sources[: self._num_own], *[SOURCE] * self._num_added, *inner.sources[self._num_own :]]
+        return inner._replace(sources=names)
+
+    def fingerprint(self) -> int:
+        state = self.inner.fingerprint(), self._calibration.state(), self._asking.state(), self.tree.as_lists()
+        return zlib.crc32(repr(state).encode()) >> 1
+
+
+def _inserted(
+    tree: TokenTree, at: int, tokens: Sequence[int], parents: Sequence[int], depths: Sequence[int]
+) -> TokenTree:
+    """The tree with further rows from row `at` on. parents: of these rows. No row behind them is above one before."""
+    behind = np.where(tree.parents[at:] >= at, tree.parents[at:] + len(tokens), tree.parents[at:])
+    return TokenTree(
+        np.concatenate([tree.tokens[:at], np.array(tokens), tree.tokens[at:]]),
+        np.concatenate([tree.parents[:at], np.array(parents), behind]),
+        np.concatenate([tree.depths[:at], np.array(depths), tree.depths[at:]]),
+    )

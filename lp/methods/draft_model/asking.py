@@ -1,0 +1,110 @@
+"""Decides for each step of a sequence whether a second model is asked for drafts.
+
+A second model must read a text before it drafts, which takes as long as many of its drafts gain. So what it has been
+worth is learnt from all requests: a text is read if its drafts are likely to gain what that costs. Where they are not,
+a hundredth of the time is spent on trials, to notice when they are. No decision depends on a clock or on a rank.
+"""
+
+from __future__ import annotations
+
+from lp.methods.draft_model.calibration import Calibration
+from lp.methods.draft_model.growth import Growth
+from lp.step_cost import StepCost
+
+# The share of the time that goes into trials where drafts do not pay.
+TRIAL_SHARE = 0.01
+# Before anything is known, each token is believed to gain so much, in plain steps, as if so many tokens had shown it.
+PRIOR_GAIN, PRIOR_TOKENS = 0.5, 32.0
+# Texts often end long before they may: no more tokens than these count as those that a text is going to have.
+LIKELY_TOKENS = 128
+# Tokens after which earlier ones count half.
+MOST_TOKENS = 1024.0
+
+
+class Worth:
+    """What drafts of a second model have gained, in plain steps. trials: what may be spent on trials now."""
+
+    def __init__(self) -> None:
+        self.trials = 0.0
+        self._gained, self._tokens = PRIOR_GAIN * PRIOR_TOKENS, PRIOR_TOKENS
+
+    def repays(self, price: float, wanted: int) -> bool:
+        """Whether drafts are likely to gain what reading a text costs. wanted: tokens that it may go on for."""
+        return price <= max(0.0, self._gained / self._tokens) * min(wanted, LIKELY_TOKENS)
+
+    def learn(self, num_tokens: int, gain: float) -> None:
+        """Learns from a step for which the second model could be asked. gain: what its drafts saved less their cost."""
+        self._tokens, self._gained = self._tokens + num_tokens, self._gained + gain
+        if self._tokens > MOST_TOKENS:
+            self._tokens, self._gained = self._tokens / 2, self._gained / 2
+
+    def state(self) -> tuple[float, ...]:
+        """All that is known, for checksums."""
+        return self.trials, self._gained, self._tokens
+
+
+class Experience:
+    """What requests learn together about the drafts of a second model."""
+
+    def __init__(self) -> None:
+        self.calibration, self.worth = Calibration(), Worth()
+
+
+class Asking:
+    """The decisions for one sequence."""
+
+    def __init__(self, worth: Worth, cost: StepCost):
+        """cost: of the model's steps."""
+        self._worth, self._cost = worth, cost
+        self._growth: Growth
+        self._round_cost = self._price = 0.0
+        # The sequence's tokens, how many of them the second model has read, and whether it has read some of the others.
+        self._num_tokens, self._num_read, self._is_reading = 0, 0, False
+        self._is_trial = False
+
+    def limit(self, growth: Growth, num_tokens: int, wanted: int) -> None:
+        """Leaves a growth without depth if the second model is not to be asked; makes it grow if that is to be tried.
+
+        num_tokens: of the sequence. wanted: see Decoder.plan.
+        """
+        self._growth, self._num_tokens = growth, num_tokens
+        self._round_cost, self._is_trial = growth.round_cost, False
+        if not self._round_cost:  # it is asked whatever it costs
+            return
+        self._price = self._price_of(max(0, num_tokens - 1 - self._num_read))
+        may_try = self._is_reading or self._worth.trials >= self._price + self._round_cost
+        if not may_try and not self._worth.repays(self._price, wanted):
+            growth.max_depth = 0
+        elif may_try and not growth.choose():
+            self._is_trial = growth.entice()
+
+    def _price_of(self, num_tokens: int) -> float:
+        """What it costs to read so many tokens beside the first round, in plain steps."""
+        more_s = self._cost.part_s(1 + num_tokens) - self._cost.part_s(1)
+        return self._round_cost * more_s / self._cost.plain_s
+
+    def learn(self, num_tokens: int, num_right: int, num_rows: int, num_added: int) -> None:
+        """Learns what the step has yielded.
+
+        num_tokens: that were accepted. num_right: of the second model's drafts, those that were. num_rows: of the tree,
+        `num_added` of which are the second model's drafts.
+        """
+        if not self._round_cost:
+            return
+        growth, worth, cost = self._growth, self._worth, self._cost
+        step_s = cost.step_s(num_rows, 0)
+        worth.trials += TRIAL_SHARE * step_s / cost.plain_s
+        self._is_reading = not growth.num_rounds and bool(growth.choose())
+        if not growth.max_depth:
+            return
+        spent = growth.num_rounds * self._round_cost
+        rows_s = step_s - cost.step_s(num_rows - num_added, 0)
+        worth.learn(num_tokens, num_right - spent - rows_s / cost.plain_s)
+        if growth.num_rounds:
+            self._num_read = self._num_tokens + num_right
+            if self._is_trial:
+                worth.trials = min(0.0, worth.trials - spent - self._price)
+
+    def state(self) -> tuple[object, ...]:
+        """The whole state, for checksums."""
+        return self._worth.state(), self._num_read, self._is_reading

@@ -1,0 +1,123 @@
+"""What a second model proposes, from its logits: the likeliest tokens, or those that the noise of a position draws.
+
+N nodes of a round, R nodes with those above them, V vocabulary, W candidates
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lp.methods.draft_model.calibration import WIDTH
+from lp.methods.draft_model.growth import Candidates, Growth
+from lp.model.causal import CausalModel
+from lp.sampling.batch import Asked
+from lp.sampling.choosers import can_fuse, warp
+from lp.sampling.couplings import DRAFT_STREAM
+from lp.sampling.noise import gumbel_at, noise_of_rows, stream_seed
+from lp.sampling.penalties import change
+from lp.sampling.rows import Rows
+from lp.sampling.sampler import Sampler
+from lp.sampling.settings import Sampling
+from lp.tree import PREFIX, TokenTree
+
+
+class Chosen(NamedTuple):
+    """The candidates of some nodes on the device.
+
+    scores: float32 [N, W], logarithms of their priors. tokens: int64 [N, W]. distributions: float32 [N, V] from which
+    they were drawn; None if they were not.
+    """
+
+    scores: Tensor
+    tokens: Tensor
+    distributions: Tensor | None
+
+
+class CandidateChooser:
+    """Chooses candidates for one sequence, with the request's own temperature, penalties and noise."""
+
+    def __init__(self, model: CausalModel, sampling: Sampling, prompt_length: int, vocab_size: int, is_drawn: bool):
+        """vocab_size: of the model that the drafts are for. is_drawn: see DraftText."""
+        self._vocab_size = min(model.vocab_size, vocab_size)
+        biases = {token: bias for token, bias in sampling.logit_bias.items() if token < self._vocab_size}
+        settings = replace(sampling, logit_bias=biases, logprobs=None, prompt_logprobs=None)
+        self._sampler = Sampler(settings, prompt_length, model.eos, self._vocab_size, str(model.device))
+        self._is_drawn, self._seed = is_drawn, sampling.seed or 0
+
+    def choose(self, logits_NV: Tensor, tokens: Sequence[int], growth: Growth, nodes: Sequence[int]) -> Chosen:
+        """The candidates of some nodes. tokens: the sequence."""
+        numbers = sorted({number for node in nodes for number in growth.lineage(node)})
+        places = np.array([numbers.index(node) for node in nodes])
+        asked = self._sampler.ask(_tree(growth, numbers), tokens)
+        logits_NV = self._changed(logits_NV[:, : self._vocab_size].contiguous(), asked, places)
+        rows = Rows(logits_NV, asked.choices[places], asked.dropped[places], asked.positions[places], [])
+        noise = self._sampler.noise
+        if self._is_drawn:
+            return self._drawn(logits_NV if noise is None else warp(rows), rows.positions)
+        scores = (logits_NV if noise is None else warp(rows)).log_softmax(dim=1)
+        if noise is not None:
+            drawn = np.ones(len(nodes), bool)
+            scores = scores + noise_of_rows([noise] * len(nodes), rows.positions, drawn)
+        best = scores.topk(min(WIDTH, self._vocab_size), dim=1)
+        return Chosen(best.values if noise is None else best.values.log_softmax(dim=1), best.indices, None)
+
+    def _changed(self, logits_NV: Tensor, asked: Asked, places: np.ndarray) -> Tensor:
+        """The logits after penalties and biases, which look at all nodes above."""
+        if asked.touch is None:
+            return logits_NV
+        scores_RV = logits_NV.new_zeros(len(asked.choices), logits_NV.shape[1])
+        index = torch.as_tensor(places, device=logits_NV.device)
+        scores_RV[index] = logits_NV
+        change(scores_RV, [(0, asked.touch())], can_fuse(scores_RV.device))
+        return scores_RV[index]
+
+    def _drawn(self, scores_NV: Tensor, positions: np.ndarray) -> Chosen:
+        """One token of each row, drawn with noise that decides nothing else."""
+        if self._sampler.noise is None:
+            best = scores_NV.argmax(dim=1, keepdim=True)
+            distributions = torch.zeros_like(scores_NV).scatter_(1, best, 1.0)
+            return Chosen(scores_NV.gather(1, best) * 0.0, best, distributions)
+        every = torch.arange(self._vocab_size, device=scores_NV.device).expand(len(scores_NV), -1)
+        noise = gumbel_at(stream_seed(self._seed, DRAFT_STREAM), positions.tolist(), every)
+        best = (scores_NV.log_softmax(dim=1) + noise).argmax(dim=1, keepdim=True)
+        return Chosen(scores_NV.gather(1, best) * 0.0, best, scores_NV.softmax(dim=1))  # NaN stays NaN
+
+
+def _tree(growth: Growth, numbers: Sequence[int]) -> TokenTree:
+    places = {number: place for place, number in enumerate(numbers)}
+    nodes = [growth.nodes[number] for number in numbers]
+    parents = [PREFIX, *(places[node.parent] for node in nodes[1:])]
+    return TokenTree(np.array([one.token for one in nodes]), np.array(parents), np.array([one.depth for one in nodes]))
+
+
+def download(chosen: Sequence[Chosen]) -> list[list[Candidates]]:
+    """The candidates of each sequence's nodes, in one transfer for all. Tokens that cannot follow are left out."""
+    width = max(one.tokens.shape[1] for one in chosen)
+    padded = [
+        torch.nn.functional.pad(
+            torch.stack([one.scores.double(), one.tokens.double()]), (0, width - one.tokens.shape[1])
+        )
+        for one in chosen
+    ]  # token ids are exact in float64
+    scores, tokens = torch.cat(padded, dim=1).cpu().tolist()
+    found, begin = list[list[Candidates]](), 0
+    for one in chosen:
+        rows = range(begin, begin + len(one.tokens))
+        own = [_candidates(scores[row], tokens[row], one.tokens.shape[1]) for row in rows]
+        if one.distributions is not None:
+            own = [each._replace(distribution=each_V) for each, each_V in zip(own, one.distributions, strict=True)]
+        found.append(own)
+        begin = rows.stop
+    return found
+
+
+def _candidates(scores: list[float], tokens: list[float], width: int) -> Candidates:
+    known = [(int(token), math.exp(score)) for score, token in zip(scores[:width], tokens, strict=False) if score > -60]
+    return Candidates([token for token, _ in known], [min(1.0, prior) for _, prior in known])

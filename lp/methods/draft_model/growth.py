@@ -1,0 +1,156 @@
+"""One tree of a second model's drafts while it grows, best first, in rounds of one forward each.
+
+A round asks for what follows the likeliest nodes. It is worth its time as long as the tokens that it is expected to add
+come faster than the step yields tokens without it. No decision depends on a clock or on a rank.
+
+The tree may begin with drafts of other sources. Then a round is worth what they leave open, and a token that is there
+already gets no node of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lp.methods.draft_model.calibration import AGREED, ALONE, RIVALLED, Calibration
+
+# The most nodes whose continuations one round asks for, and how much less likely than the best one they may be.
+MOST_AT_ONCE, LEAST_SHARE = 4, 0.3
+
+
+class Candidates(NamedTuple):
+    """What the second model proposes after a node.
+
+    tokens: best first. priors: for each, about the probability that it is the target, as far as the second model knows.
+    distribution: tensor [V] from which the tokens were drawn; None if they were not.
+    """
+
+    tokens: list[int]
+    priors: list[float]
+    distribution: Any = None
+
+
+@dataclass
+class Node:
+    """A draft, or the root. parent: its number; -1 for the root. odds: that its path is accepted. beside: for each of
+    its candidates, what other sources had proposed there (see Calibration).
+    """
+
+    token: int
+    parent: int
+    depth: int
+    odds: float
+    children: list[int] = field(default_factory=list)
+    candidates: Candidates | None = None
+    beside: list[int] = field(default_factory=list)
+
+
+class Growth:
+    """Nodes in the order in which they came: parents before children; node 0 is the root.
+
+    is_chain: whether each node gets one child, whatever it is worth, as rejection sampling needs: what is drafted
+    further down may depend on a draft, but whether the draft is used must not.
+    """
+
+    def __init__(
+        self, root: int, calibration: Calibration, max_depth: int, most_drafts: int, round_cost: float, is_chain: bool
+    ):
+        """most_drafts: nodes that the step can take. round_cost: of a round, in plain steps; 0 grows the tree as far
+        as it can be.
+        """
+        self.nodes = [Node(root, -1, 0, 1.0)]
+        self.calibration = calibration
+        self.max_depth, self.most_drafts = max_depth, most_drafts
+        self.round_cost, self.is_chain = round_cost, is_chain
+        self.num_rounds = 0
+
+    def adopt(self, tokens: Sequence[int], parents: Sequence[int], odds: Sequence[float]) -> None:
+        """Begins with drafts of other sources, whose numbers go on from the root's. parents: numbers."""
+        for token, parent, one in zip(tokens, parents, odds, strict=True):
+            self._hang(token, parent, one)
+
+    def _hang(self, token: int, parent: int, odds: float) -> None:
+        above = self.nodes[parent]
+        above.children.append(len(self.nodes))
+        self.nodes.append(Node(token, parent, above.depth + 1, odds))
+
+    def best(self) -> list[int]:
+        """The drafts that the step may take, likeliest first; parents come before their children."""
+        order = sorted(range(1, len(self.nodes)), key=lambda number: -self.nodes[number].odds)  # stable
+        return order[: self.most_drafts]
+
+    def choose(self) -> list[int]:
+        """The nodes whose continuations the next round asks for; none if the tree is grown."""
+        best = self.best()
+        open_nodes = [number for number in (0, *best) if self._is_open(self.nodes[number])]
+        if not open_nodes or (len(best) >= self.most_drafts and self.is_chain):
+            return []
+        open_nodes.sort(key=self.left_open, reverse=True)  # stable
+        least = LEAST_SHARE * self.left_open(open_nodes[0])
+        chosen = [number for number in open_nodes[:MOST_AT_ONCE] if self.left_open(number) >= least]
+        return sorted(chosen) if self._pays(chosen, best) else []
+
+    def left_open(self, number: int) -> float:
+        """The probability that a node's path is accepted and that what follows it is none of its children."""
+        node = self.nodes[number]
+        return max(0.0, node.odds - sum(self.nodes[child].odds for child in node.children))
+
+    def _is_open(self, node: Node) -> bool:
+        return node.candidates is None and node.depth < self.max_depth
+
+    def _pays(self, chosen: Sequence[int], best: Sequence[int]) -> bool:
+        if self.is_chain or not self.round_cost:
+            return True
+        gain = self.calibration.rate * sum(self.left_open(number) for number in chosen)
+        expected = 1.0 + sum(self.nodes[number].odds for number in best)
+        return gain > expected / (1.0 + self.num_rounds * self.round_cost) * self.round_cost
+
+    def entice(self) -> bool:
+        """Lowers the cost of a round, so that one is asked for. Returns whether that is so."""
+        expected = 1.0 + sum(node.odds for node in self.nodes[1:])
+        enticing = self.calibration.rate * self.left_open(0) / expected / 2
+        if enticing <= 0:
+            return False
+        self.round_cost = min(self.round_cost, enticing)
+        return bool(self.choose())
+
+    def add(self, number: int, candidates: Candidates) -> None:
+        """Adds what may follow a node."""
+        node = self.nodes[number]
+        node.candidates = candidates
+        others = {self.nodes[child].token: child for child in node.children}
+        left_to_it = self.left_open(number) / node.odds if node.odds else 0.0
+        left = node.odds
+        for place, (token, prior) in enumerate(zip(candidates.tokens, candidates.priors, strict=True)):
+            beside = ALONE if not others else AGREED if token in others else RIVALLED
+            node.beside.append(beside)
+            odds = 1.0 if self.is_chain else node.odds * self.calibration.odds(place, prior, beside, left_to_it)
+            left -= odds
+            if token not in others:
+                self._hang(token, number, odds)
+            elif odds > self.nodes[child := others.pop(token)].odds:
+                self._change(child, odds)
+        for child in others.values():  # at most one token can follow
+            self._change(child, min(self.nodes[child].odds, max(0.0, left)))
+
+    def _change(self, number: int, odds: float) -> None:
+        """Gives a node other odds, and those below it in proportion."""
+        node = self.nodes[number]
+        factor, node.odds = odds / node.odds if node.odds else 0.0, odds
+        for child in node.children:
+            self._change(child, min(odds, factor * self.nodes[child].odds))
+
+    def lineage(self, number: int) -> list[int]:
+        """The nodes from the root down to this one, both included."""
+        line = [number]
+        while (parent := self.nodes[line[-1]].parent) >= 0:
+            line.append(parent)
+        return line[::-1]
+
+    def learn(self, number: int, target: int) -> None:
+        """Learns what followed a node whose path was accepted."""
+        node, candidates = self.nodes[number], self.nodes[number].candidates
+        if candidates is not None and not self.is_chain:
+            right = candidates.tokens.index(target) if target in candidates.tokens else None
+            self.calibration.learn(candidates.priors, right, node.beside)

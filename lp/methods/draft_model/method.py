@@ -1,0 +1,227 @@
+"""decode=draft_model: a tree of drafts from a second model, as large as pays off (Leviathan et al., arXiv 2211.17192;
+trees as in SpecInfer, arXiv 2305.09781, and Sequoia, arXiv 2402.12374).
+
+Verification is that of all methods: a draft counts if it is the target. Under sampling the second model draws with the
+noise of each position, so it draws what the model will draw wherever both agree well enough. With verify=rejection the
+targets are coupled to the drafts instead (lp/sampling/couplings.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lp.decoder import Described, Offer
+from lp.methods.draft_model.asking import Asking, Experience
+from lp.methods.draft_model.growth import Growth
+from lp.methods.draft_model.interface import DraftedDecoder, SecondText, Wish
+from lp.methods.draft_model.rounds import DraftedText
+from lp.model.beside.settings import DRAFT
+from lp.request import DecodingContext, DecodingMethod, ModelTraits, Request, RowBounds
+from lp.step_cost import StepCost
+from lp.tree import (
+    Accepted,
+    Answers,
+    CountDrafts,
+    Coupled,
+    Drafted,
+    Proposal,
+    TokenTree,
+    TreeBuilder,
+    chain,
+    greatest_depth,
+    verify,
+)
+
+SOURCE = "draft_model"
+# How drafts are verified.
+EXACT, REJECTION = "exact", "rejection"
+
+
+@dataclass
+class DraftModel(DecodingMethod):
+    """Drafts from a second model (arXiv 2211.17192) in a tree, as large as pays off. The engine's setting `draft` says
+    which model.
+
+    depth: the most drafts that follow one another. max_rows: the most rows of a step. rows: use this many rows whatever
+    they cost; 0 takes as many as pay off. verify: "exact" accepts a draft if the model chooses the same token, so that
+    the text is the same as without drafts; "rejection" is classical rejection sampling of a chain of drafts, whose text
+    is distributed alike, but is another one than plain sampling gives with the same seed.
+    """
+
+    method: ClassVar[str] = "draft_model"
+    needs_engine: ClassVar[bool] = True
+    depth: int = 8
+    max_rows: int = 32
+    rows: int = 0
+    verify: str = EXACT
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether drafts are verified by rejection sampling."""
+        return self.verify == REJECTION
+
+    def check_values(self) -> None:
+        if self.verify not in (EXACT, REJECTION):
+            raise ValueError(f"decode.verify={self.verify} must be {EXACT} or {REJECTION}")
+
+    def check_model(self, model: ModelTraits) -> None:
+        if DRAFT not in model.roles:
+            raise ValueError(
+                "decode=draft_model needs a second model, and none is loaded: start with draft.path=FOLDER (a model "
+                "with the same vocabulary) or draft.layers=N (the first layers of the model itself)"
+            )
+
+    def check_request(self, request: Request) -> None:
+        if request.grammar is not None and self.is_chain:
+            raise ValueError("a grammar is not for decode.verify=rejection; use decode.verify=exact")
+
+    def row_bounds(self) -> RowBounds:
+        if self.is_chain:
+            return RowBounds(self.depth + 1, self.depth + 1)
+        return RowBounds(max(1, self.rows), max(self.max_rows, self.rows), by_time=not self.rows)
+
+    def make_decoder(self, request: Request, context: DecodingContext) -> ModelDecoder:
+        temperature = request.sampling.temperature
+        assert temperature is not None
+        cost = context.history.cost(self.rows, self.max_rows, temperature)
+        experience = context.history.of_all(self.method, temperature, Experience)
+        return ModelDecoder(self, drafted_text(request, context, self.is_chain), cost, experience)
+
+
+def drafted_text(request: Request, context: DecodingContext, is_drawn: bool = False) -> DraftedText:
+    """What the draft model holds of a request's sequence. is_drawn: see DraftText."""
+    model, cost = context.second_models[DRAFT]
+    return DraftedText(model, request.sampling, len(request.prompt), context.vocab_size, cost, is_drawn)
+
+
+class ModelDecoder(DraftedDecoder):
+    """Drafts with a second model alone."""
+
+    def __init__(self, settings: DraftModel, text: SecondText, cost: StepCost, experience: Experience):
+        """cost: of the model's steps; all decisions about rows are made by it and by the second model's share of it.
+        experience: of such requests.
+        """
+        self._settings, self._text, self._cost = settings, text, cost
+        self._calibration, self._asking = experience.calibration, Asking(experience.worth, cost)
+        self._is_chain = settings.is_chain
+        self._expected = 1.0
+        self._growth: Growth | None = None  # drafted for the step that is planned next
+        # The tree planned last, and for each of its rows the node of the growth.
+        self.tree, self._rows = chain([0]), [0]
+        self._grown: Growth | None = None
+
+    @property
+    def expected(self) -> float:
+        return self._expected
+
+    @property
+    def num_drafts(self) -> int:
+        return len(self.tree) - 1
+
+    def wish(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Wish:
+        settings = self._settings
+        depth = min(settings.depth, greatest_depth(room, wanted), self._text.max_length - len(tokens))
+        most = settings.depth if self._is_chain else (settings.rows or settings.max_rows) - 1
+        round_cost = 0.0 if settings.rows or self._is_chain else self._text.relative_cost
+        self._growth = Growth(tokens[-1], self._calibration, max(0, depth), most, round_cost, self._is_chain)
+        self._asking.limit(self._growth, len(tokens), wanted)
+        return Wish(self._text, tokens, self._growth)
+
+    def _drafted(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Growth:
+        """What has been drafted for this step, or is drafted now."""
+        if self._growth is None or self._growth.nodes[0].token != tokens[-1]:
+            self._text.draft([self.wish(tokens, room, wanted, load)], is_alone=load == 1)
+        growth, self._growth = self._growth, None
+        assert growth is not None
+        self._grown = growth
+        return growth
+
+    def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
+        growth = self._drafted(tokens, room, wanted, 1)
+        return self._taken(self._best_number(growth))
+
+    def _best_number(self, growth: Growth) -> int:
+        """The number of drafts that the tree gets."""
+        if self._is_chain or self._settings.rows:
+            return len(growth.best())
+        return number_that_pays(growth, self._cost)
+
+    def propose(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Offer:
+        growth = self._drafted(tokens, room, wanted, load)
+        best = growth.best()
+        if self._is_chain or self._settings.rows:
+            return Offer(1 + len(best))
+        return Offer(1, [growth.nodes[number].odds for number in best])
+
+    def build_tree(self, num_drafts: int) -> TokenTree:
+        assert self._grown is not None
+        is_whole = self._is_chain or self._settings.rows
+        return self._taken(len(self._grown.best()) if is_whole else num_drafts)
+
+    def _taken(self, num_drafts: int) -> TokenTree:
+        """The tree of the likeliest drafts."""
+        growth = self._grown
+        assert growth is not None
+        builder, self._rows = TreeBuilder(growth.nodes[0].token), [0]
+        places = {0: 0}
+        for number in growth.best()[:num_drafts]:
+            node = growth.nodes[number]
+            places[number] = builder.add(node.token, places[node.parent])
+            self._rows.append(number)
+        self._expected = 1.0 if self._is_chain else 1.0 + sum(growth.nodes[number].odds for number in self._rows[1:])
+        self.tree = builder.build()
+        if self._is_chain:
+            proposals = [self._proposal(growth, number) for number in self._rows]
+            self.tree = dataclasses.replace(self.tree, coupled=Coupled(REJECTION, proposals))
+        return self.tree
+
+    def _proposal(self, growth: Growth, number: int) -> Proposal:
+        """What was drawn after a node of a chain, if the tree has it."""
+        candidates = growth.nodes[number].candidates
+        if candidates is None or number == self._rows[-1]:
+            return Proposal()
+        return Proposal(tuple(candidates.tokens), candidates.distribution)
+
+    def keep(self, rows: Sequence[int]) -> TokenTree:
+        self.tree = self.tree.take(rows)
+        self._rows = [self._rows[row] for row in rows]
+        return self.tree
+
+    def follow(self, tokens: Sequence[int], more: Sequence[int]) -> None:
+        """Nothing to do: the second model compares what it holds with the sequence when it is asked next."""
+
+    def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
+        accepted = verify(self.tree, answers.targets)
+        assert self._grown is not None
+        for row, target in zip(accepted.rows, accepted.tokens, strict=True):
+            self._grown.learn(self._rows[row], target)
+        self._asking.learn(len(accepted.tokens), len(accepted.drafted), len(self.tree), self.num_drafts)
+        drafted = Drafted(Counter({SOURCE: self.num_drafts}), [SOURCE] * len(accepted.drafted))
+        return accepted, lambda: drafted
+
+    def described(self) -> Described:
+        return Described(["root", *[SOURCE] * self.num_drafts])
+
+    def fingerprint(self) -> int:
+        tokens, parents = self.tree.as_lists()
+        return zlib.crc32(repr((tokens, parents, self._calibration.state(), self._asking.state())).encode()) >> 1
+
+
+def number_that_pays(growth: Growth, cost: StepCost, other_rows: int = 0) -> int:
+    """The number of the best drafts with the most expected tokens per second, the time of the rounds included.
+
+    other_rows: rows of the step besides the root and the drafts.
+    """
+    spent_s = growth.num_rounds * growth.round_cost * cost.step_s(1, 0)
+    first = 1 + other_rows
+    expected, depth, speeds = 1.0, 0, [1.0 / (spent_s + cost.step_s(first, 0))]
+    for number in growth.best()[: cost.most_rows - first]:
+        node = growth.nodes[number]
+        expected, depth = expected + node.odds, max(depth, node.depth)
+        speeds.append(expected / (spent_s + cost.step_s(len(speeds) + first, depth)))
+    return len(speeds) - 1 - speeds[::-1].index(max(speeds))

@@ -1,0 +1,103 @@
+"""What a second model holds of one sequence, and the rows with which it continues it.
+
+N nodes of a round, V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lp.methods.draft_model.candidates import CandidateChooser
+from lp.methods.draft_model.growth import Growth
+from lp.model.causal import CausalModel
+from lp.model.fast_forward import SequenceRows
+from lp.sampling.settings import Sampling
+from lp.tree import NO_ROWS, PREFIX, TokenTree, chain
+
+
+class Round(NamedTuple):
+    """What one round computes of a sequence. nodes: those that are continued. places: of each, its row in the forward's
+    tree, among those whose logits are asked for.
+    """
+
+    rows: SequenceRows
+    nodes: list[int]
+    places: list[int]
+
+
+class DraftText:
+    """A SecondText but for its rounds. Its cache holds the sequence's first tokens and those of a path of drafts."""
+
+    def __init__(
+        self, model: CausalModel, sampling: Sampling, prompt_length: int, vocab_size: int, cost: float, is_drawn: bool
+    ):
+        """vocab_size: of the model that the drafts are for. cost: see SecondText.relative_cost. is_drawn: whether
+        drafts are drawn with noise of their own, as rejection sampling needs.
+        """
+        self.model = model
+        self.relative_cost, self.max_length = cost, model.max_length
+        self.chooser = CandidateChooser(model, sampling, prompt_length, vocab_size, is_drawn)
+        self._cache = model.make_cache()
+        self._held: list[int] = []  # the tokens whose keys and values the cache keeps
+        self._last = NO_ROWS  # the rows of the last forward, which lie behind them
+        self._num_checked = 0  # tokens of the sequence that the second model knows
+
+    def knows(self, tokens: Sequence[int]) -> bool:
+        """Whether the second model has weights for all tokens of the sequence."""
+        if all(token < self.model.vocab_size for token in tokens[self._num_checked :]):
+            self._num_checked = len(tokens)
+        return self._num_checked == len(tokens)
+
+    def num_missing(self, tokens: Sequence[int]) -> int:
+        """Tokens before the last one that must be computed. What is held is brought to the sequence."""
+        self._keep(list(tokens))
+        return len(tokens) - 1 - len(self._held)
+
+    def feed(self, tokens: Sequence[int], most_rows: int) -> Iterator[SequenceRows]:
+        """Yields the tokens that are missing but for the last `most_rows` of them, in chunks of so many. The caller
+        computes each before the next.
+        """
+        while self.num_missing(tokens) > most_rows:
+            self._last = chain(tokens[len(self._held) :][:most_rows])
+            yield SequenceRows(self._last, self._cache, 0)
+
+    def round(self, tokens: Sequence[int], growth: Growth, nodes: list[int]) -> Round:
+        """The forward that continues some nodes. Nodes above them that are not in the cache are computed again."""
+        lines = [growth.lineage(number) for number in nodes]
+        shared = 0
+        while all(len(line) > shared + 1 and line[shared + 1] == lines[0][shared + 1] for line in lines):
+            shared += 1
+        top = lines[0][: shared + 1]
+        path = [*tokens, *(growth.nodes[number].token for number in top[1:])]
+        self._keep(path)
+        numbers = [top[-1], *sorted({number for line in lines for number in line[shared + 1 :]})]
+        own = tree_of(growth, numbers)
+        self._last = own.under(path[len(self._held) : -1])
+        rows = SequenceRows(self._last, self._cache, len(own))
+        return Round(rows, nodes, [numbers.index(number) for number in nodes])
+
+    def _keep(self, path: list[int]) -> None:
+        """Keeps what was computed of a path but for its last token, and drops all else."""
+        cache, held = self._cache, self._held
+        if cache.was_evicted and cache.take_eviction():
+            held, self._last = [], NO_ROWS
+        most = min(len(held), len(path) - 1)
+        if held[:most] != path[:most]:
+            most = next(place for place in range(most) if held[place] != path[place])
+        if most < len(held):
+            held, self._last, cache.length = held[:most], NO_ROWS, most
+        rows = self._last.path_along(path[most:-1])
+        cache.keep(rows)
+        self._held, self._last = [*held, *path[most : most + len(rows)]], NO_ROWS
+
+
+def tree_of(growth: Growth, numbers: Sequence[int]) -> TokenTree:
+    """The tree of some nodes in ascending order, the first of which is above all others."""
+    places = {number: place for place, number in enumerate(numbers)}
+    nodes = [growth.nodes[number] for number in numbers]
+    parents = [PREFIX, *(places[node.parent] for node in nodes[1:])]
+    depths = [node.depth - nodes[0].depth for node in nodes]
+    return TokenTree(np.array([node.token for node in nodes]), np.array(parents), np.array(depths))

@@ -1,1 +1,0 @@
-"""Tests of lp/decoding/by_model."""

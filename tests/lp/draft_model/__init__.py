@@ -1,1 +1,0 @@
-"""Tests of lp/draft_model."""

@@ -1,0 +1,1 @@
+"""Tests of lp/methods/draft_model."""
