@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as Items
 
-from lp.decoder import Decoder, WholeTrees
+from lp.decoder import Decoder
 from lp.model.checkpoint import ModelSettings, load
 from lp.request import Sequence
 from lp.runner import StepInput
@@ -20,11 +20,8 @@ from lp.single_device import SingleDevice
 from lp.tree import Accepted, Answers, CountDrafts, Drafted, TokenTree, TreeBuilder, greatest_depth, verify
 
 
-class PeriodicDecoder(WholeTrees):
+class PeriodicDecoder(Decoder):
     """A chain of the tokens that came `period` tokens earlier."""
-
-    num_candidates = 0
-    is_shared = True
 
     def __init__(self, period: int):
         self.period = period
@@ -40,9 +37,6 @@ class PeriodicDecoder(WholeTrees):
         accepted = verify(self.tree, answers.targets)
         drafted = Drafted(Counter(periodic=len(self.tree) - 1), ["periodic"] * len(accepted.drafted))
         return accepted, lambda: drafted
-
-    def follow(self, tokens: Items[int], more: Items[int]) -> None:
-        """There is nothing to learn."""
 
     def fingerprint(self) -> int:
         return self.period
