@@ -261,7 +261,7 @@ private:
     }
 
     // Adds the window's cells: the first level is a chain under the root, the cells of the others are children of those
-    // above them (lp/decoding/window.py).
+    // above them (lp/methods/window.py).
     void add_window(int64_t num_levels, int64_t num_columns) {
         for (int64_t level = 0; level < num_levels; ++level)
             for (int64_t column = 0; column < num_columns; ++column) {
