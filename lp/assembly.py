@@ -31,7 +31,7 @@ from lp.request import DecodeLimits, DecodingMethod, ModelTraits
 from lp.request_builder import RequestBuilder
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
-from lp.scheduling.room import KVBudget
+from lp.scheduling.kv_budget import KVBudget
 from lp.scheduling.settings import SchedulerSettings
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
@@ -229,7 +229,7 @@ class EngineParts(NamedTuple):
     fingerprints: bool
     step_times: StepTimes | None
     index: AnswerIndex | None
-    room: KVBudget
+    budget: KVBudget
     scheduler: SchedulerSettings
     measure_times: MeasureTimes | None
     corpus: Corpus | None
@@ -253,11 +253,11 @@ def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
     place.on_loaded(checkpoint)
     runner = place.runner(checkpoint.model, settings.attention.prefill_chunk)
     models = [checkpoint.model, *checkpoint.beside.values()]
-    room = KVBudget.of(runner, place.least(min(model.memory.num_pages for model in models)))
+    budget = KVBudget.of(runner, place.least(min(model.memory.num_pages for model in models)))
     if runner.num_replicas > 1:
-        log.info("%s", room.describe())
+        log.info("%s", budget.describe())
     for model in models:
-        model.memory.limit(room.num_pages)  # ranks of one replica must evict alike
+        model.memory.limit(budget.num_pages)  # ranks of one replica must evict alike
     for role in checkpoint.beside:
         thousandths = place.least(max(1, round(1000 * checkpoint.relative_cost(role))))
         checkpoint.relative_costs[role] = thousandths / 1000
@@ -269,5 +269,5 @@ def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
     times = find(settings.step_times, *where)
     again = partial(find, StepTimesSource.measure, *where) if times else None
     return EngineParts(
-        checkpoint, runner, request_builder, place.fingerprints, times, index, room, settings.scheduler, again, corpus
+        checkpoint, runner, request_builder, place.fingerprints, times, index, budget, settings.scheduler, again, corpus
     )

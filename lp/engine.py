@@ -1,11 +1,13 @@
-"""The engine: it takes requests and yields their tokens. It knows nothing of HTTP, configuration files or ranks.
+"""The engine takes requests and returns their outputs. It knows nothing of HTTP, configuration files or ranks.
 
-Its loop is `step`: schedule, plan, run, commit. Given the same requests in the same order, the engines of all ranks go
-through the same states.
+Its loop is `step`: schedule, plan, start, finish, commit, output. Given the same requests in the same order, engines in
+several processes go through the same states.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
@@ -17,7 +19,6 @@ from lp.calibration.measure import StepTimesSource
 from lp.drafting.answer_index import AnswerIndex
 from lp.drafting.corpus import Corpus
 from lp.drafting.history import DraftHistory, Learnt
-from lp.generation import Committed, RequestState
 from lp.grammar.settings import Grammar, GrammarBackend
 from lp.model.beside.settings import SecondModel
 from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings
@@ -26,15 +27,19 @@ from lp.request import Completion, DecodeLimits, DecodingMethod, Output, Request
 from lp.request_builder import Prompt, RequestBuilder
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
-from lp.scheduling.batches import Batches
-from lp.scheduling.begin import begin
-from lp.scheduling.prefixes import Finished
-from lp.scheduling.room import KVBudget, RequestTooLarge
+from lp.scheduling.batch import Batch
+from lp.scheduling.begin import make_states
+from lp.scheduling.kv_budget import KVBudget, RequestTooLarge
+from lp.scheduling.planner import Planner
+from lp.scheduling.prefix_cache import FinishedSequence
+from lp.scheduling.request_state import Committed
 from lp.scheduling.scheduler import Scheduler
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from lp.text.stopping import Stopping
+
+log = logging.getLogger("lookahead")
 
 NOT_A_NUMBER = "the model answered with something that is not a number (NaN); try dtype=float32 or bfloat16"
 
@@ -53,25 +58,32 @@ class Engine:
         fingerprints: bool = False,
         step_times: StepTimes | None = None,
         index: AnswerIndex | None = None,
-        room: KVBudget | None = None,
+        budget: KVBudget | None = None,
         scheduler: SchedulerSettings | None = None,
         measure_times: MeasureTimes | None = None,
         corpus: Corpus | None = None,
     ):
-        """fingerprints: whether steps carry a checksum of their state, which ranks compare. step_times: the runner's;
-        None if unknown. index, corpus: for decode=auto. room: for keys and values. All of these are the same on all
-        ranks. scheduler: how steps are filled. measure_times: see MeasureTimes.
+        """fingerprints: whether steps carry a checksum of their state. step_times: of the runner; None if unknown.
+        index, corpus: for decode=auto. budget: the memory for keys and values. scheduler: how steps are filled.
+
+        Engines that share steps with others get the same values of all of these.
         """
         self.checkpoint, runner = checkpoint, runner or SingleDevice(checkpoint.model)
         self.request_builder = request_builder or RequestBuilder(checkpoint, second_models=checkpoint.beside)
         self.fingerprints, self.measure_times = fingerprints, measure_times
         self.history = DraftHistory(step_times, runner.num_parts, index, corpus=corpus)
         self._settings = scheduler or SchedulerSettings()
-        self.scheduler = Scheduler(room or KVBudget(checkpoint.model.memory.num_pages))
-        self.request_builder.room = self.scheduler.room
-        self.batches = self._make_batches(runner, step_times)
-        self._failure: Exception | None = None  # why steps could not be started ahead
-        self._streams: dict[str, deque[Output]] = {}
+        self._outputs_of_streams: dict[str, deque[Output]] = {}
+        self._serve_with(runner, step_times, budget or KVBudget(checkpoint.model.memory.num_pages))
+
+    def _serve_with(self, runner: Runner, step_times: StepTimes | None, budget: KVBudget) -> None:
+        """Begins to serve with a runner, without any request."""
+        self.runner, self.request_builder.budget = runner, budget
+        self.scheduler = Scheduler(runner, self._settings, budget, step_times)
+        self.planner = Planner(step_times, runner.num_replicas, self.checkpoint.max_length, self.fingerprints)
+        self.in_flight: deque[Batch] = deque()
+        # Results of batches whose outputs have not been returned yet: a later start has failed.
+        self.committed: list[Committed] = []
 
     @classmethod
     def assemble(cls, settings: EngineSettings, place: Topology | None = None) -> Engine:
@@ -122,125 +134,144 @@ class Engine:
         return cls.assemble(settings)
 
     @property
-    def runner(self) -> Runner:
-        return self.batches.runner
-
-    @property
     def is_idle(self) -> bool:
-        return not len(self.batches) and not len(self.scheduler)
+        """Whether there is nothing to do for `step`."""
+        return not (self.in_flight or self.committed or len(self.scheduler))
 
     @property
     def num_running(self) -> int:
-        return sum(1 for _ in self.generations())
-
-    def generations(self) -> Iterator[RequestState]:
-        """All generations: first those that wait for their next step, then those with a step under way."""
-        yield from self.scheduler
-        yield from self.batches.generations()
-
-    def _make_batches(self, runner: Runner, times: StepTimes | None) -> Batches:
-        return Batches(self.scheduler, self._settings, runner, self.checkpoint.max_length, times, self.fingerprints)
+        return sum(1 for _ in self.scheduler)
 
     def add_request(self, request: Request, tokens: Items[int] = ()) -> Output | None:
-        """Adds a request, or one that goes on after tokens which another engine has generated.
+        """Adds a request, or one that continues after tokens which another engine has generated.
 
-        Returns its end if there can never be room for it, and all that it has so far if it goes on.
+        Returns its end if it can never fit into memory, and all that it has so far if it continues.
         """
-        if refusal := self.scheduler.room.refusal(request):
+        if refusal := self.scheduler.budget.refusal(request):
             return refusal
-        progress = None
-        for generation in begin(request, self.checkpoint, self.history, tokens):
-            progress = generation.replay(tokens) if tokens else None
-            if progress is None or not progress.finish_reason:
-                self.batches.open(generation)
-        return progress
+        output = None
+        for state in make_states(request, self.checkpoint, self.history, tokens):
+            output = state.replay(tokens) if tokens else None
+            if output is None or not output.finish_reason:
+                self.scheduler.add(state)
+        return output
 
     def abort(self, request_id: str) -> Output | None:
-        """Ends a request at once. Returns None if it is not running."""
-        found = [generation for generation in self.generations() if generation.request_id == request_id]
-        for generation in found:
-            if generation not in self.scheduler:
-                self.batches.withdraw(generation)
-            self.batches.end(generation)
-        if self.is_idle:  # what could not be started is not wanted any more
-            self._failure = None
-        return found[-1].cancelled() if found else None
+        """Ends a request. Returns its end, or None if it is not running."""
+        found = [state for state in self.scheduler if state.request_id == request_id]
+        for state in found:
+            self.scheduler.abort(state)
+        return found[-1].aborted() if found else None
 
     def generated(self) -> dict[str, list[int]]:
         """The tokens generated so far for every running request, by the request's id."""
-        return {generation.request_id: generation.generated for generation in self.generations()}
+        return {state.request_id: state.generated for state in self.scheduler}
 
     def resume(
         self,
         runner: Runner,
         requests: Iterable[tuple[Request, list[int]]],
         step_times: StepTimes | None,
-        room: KVBudget | None = None,
-        finished: Iterable[Finished] = (),
+        budget: KVBudget | None = None,
+        finished: Iterable[FinishedSequence] = (),
         learnt: Items[Learnt] = (),
-        keeps_shared: bool = False,
+        keep_shared: bool = False,
     ) -> list[Output]:
-        """Continues the given requests from their token ids, and drops all steps under way and all other requests.
+        """Drops all requests and all steps in flight, and continues with the given requests from their token ids.
 
         runner: the present one, or another that holds the same sequences; KV caches that it holds are used again.
-        requests: all that run from now on, each with the tokens generated so far. step_times: the runner's, or those of
-        one like it. room: None is the present one. finished: sequences from which requests may begin, held here or not,
-        none of them of such a request. learnt: about drafts, the same on all ranks; all else known of them is forgotten
-        but, if keeps_shared, what requests of one owner share. Returns each request's whole output so far.
+        requests: each with the tokens generated so far. step_times: of the runner, or of one like it. budget: None is
+        the present one. finished: sequences that requests may begin from, open here or not. learnt: acceptance
+        statistics of drafts, identical in all engines that share steps. Other draft state is dropped; keep_shared keeps
+        the drafts that requests of one owner share. Returns each request's whole output so far.
         """
-        sequences = [generation.sequence for generation in self.generations()]
-        held = {sequence.id: sequence for sequence in (*self.batches.prefixes.take_all(), *sequences)}
+        open_sequences = self.scheduler.clear()
         self.runner.abandon()
-        self.scheduler.clear()
-        self.scheduler.room = self.request_builder.room = room or self.scheduler.room
-        self._failure = None
-        self.history = self.history.following(step_times, runner.num_parts, learnt, keeps_shared)
-        self.batches = self._make_batches(runner, step_times)
-        replayed = [self._resume_one(request, tokens, held) for request, tokens in requests]
-        self.batches.keep(finished, held)
-        return replayed
+        self.history = self.history.following(step_times, runner.num_parts, learnt, keep_shared)
+        self._serve_with(runner, step_times, budget or self.scheduler.budget)
+        outputs = [self._resume_request(request, tokens, open_sequences) for request, tokens in requests]
+        self.scheduler.keep_finished(finished, open_sequences)
+        return outputs
 
-    def _resume_one(self, request: Request, tokens: list[int], held: dict[str, Sequence]) -> Output:
-        """held: the sequences that the runner has open, by their ids. Those of this request are taken out."""
-        if refusal := self.scheduler.room.refusal(request):
+    def _resume_request(self, request: Request, tokens: list[int], open_sequences: dict[str, Sequence]) -> Output:
+        """open_sequences: those that the runner has open, by their ids. Those of this request are taken out."""
+        if refusal := self.scheduler.budget.refusal(request):
             return refusal
-        for generation in begin(request, self.checkpoint, self.history, tokens):
-            known = held.pop(generation.sequence.id, None)
-            if known is None or not known.has_settings_of(generation.sequence):
+        for state in make_states(request, self.checkpoint, self.history, tokens):
+            known = open_sequences.pop(state.sequence.id, None)
+            if known is None or not known.has_settings_of(state.sequence):
                 if known is not None:
                     self.runner.close(known)
-                self.runner.open(generation.sequence)
-            progress = generation.replay(tokens)
-            if progress.finish_reason:
-                self.runner.close(generation.sequence)
+                self.runner.open(state.sequence)
+            output = state.replay(tokens)
+            if output.finish_reason:
+                self.runner.close(state.sequence)
             else:
-                self.scheduler.add(generation)
-        return progress
+                self.scheduler.add_open(state)
+        return output
 
     def step(self) -> list[Output]:
-        """Starts as many batches of steps as the runner takes, then finishes the oldest one.
+        """Schedules, plans and starts batches, then finishes the oldest one. Returns what it has added to each request.
 
-        Where the device works by itself, the next batches are started before anything is made of what this one has
-        yielded. If that fails, the next call raises the error, so that nothing of what this batch has yielded is lost.
+        A device that works by itself gets its next batch before texts are made of this one's tokens. If that start
+        fails, `committed` keeps the tokens, and the next call returns them.
         """
-        if self._failure:
-            failure, self._failure = self._failure, None
-            raise failure
-        told = [generation.tell(step) for generation, step in self._settle_and_start()]
-        if told:
-            told[0] = replace(told[0], engine=self.batches.take_counts())
-        return told
+        if not self.committed:
+            self._start_batches()
+            if not self.in_flight:
+                return []
+            self.committed = self._finish_oldest()
+            if self.runner.is_asynchronous:
+                self._start_batches()
+        return self._make_outputs()
 
-    def _settle_and_start(self) -> list[tuple[RequestState, Committed]]:
-        """Adds the tokens of the oldest batch, and starts the next ones if the device works by itself."""
-        self.batches.start()
-        settled = self.batches.finish()
-        if self.batches.runner.is_asynchronous:
+    def _start_batches(self) -> None:
+        """Starts batches until the runner takes no more, or no request is ready for a step."""
+        while len(self.in_flight) < self.runner.depth:
+            if (batch := self.scheduler.schedule()) is None:
+                return
             try:
-                self.batches.start()
-            except Exception as error:
-                self._failure = error
-        return settled
+                steps = self.planner.plan(batch)
+                batch.started_at = time.perf_counter()
+                self.runner.start(steps)
+            except BaseException:
+                self.scheduler.release(batch)
+                raise
+            self.in_flight.append(batch)
+
+    def _finish_oldest(self) -> list[Committed]:
+        """Waits for the oldest batch and adds its tokens to their sequences."""
+        batch = self.in_flight.popleft()
+        try:
+            self.planner.draft_ahead(batch)
+            answers = self.runner.finish()
+        finally:  # if that fails, the requests may still continue with another runner
+            self.scheduler.release(batch)
+        return self.scheduler.commit(batch, answers)
+
+    def _make_outputs(self) -> list[Output]:
+        """Makes the outputs of what has been committed. The first one carries the engine's counts."""
+        committed, self.committed = self.committed, []
+        outputs = [one.state.output(one) for one in committed if not one.state.is_aborted]
+        if outputs:
+            outputs[0] = replace(outputs[0], engine=self.scheduler.take_counts())
+        return outputs
+
+    @property
+    def should_measure(self) -> bool:
+        """Whether the step times are far from what steps take, and now is an occasion to measure them anew."""
+        watch = self.scheduler.clock.watch
+        return watch is not None and bool(self.measure_times) and not self.in_flight and watch.is_due(self.is_idle)
+
+    def measure_again(self) -> None:
+        """Measures the step times anew, in all processes that share steps together, and decides by them from now on."""
+        if self.measure_times is None or (watch := self.scheduler.clock.watch) is None:
+            return
+        log.info("steps took %.2g times as long as was measured before: measuring again", watch.measured())
+        if (times := self.measure_times()) is not None:
+            self.history.take_times(times)  # requests that have begun keep what they began with
+            self.scheduler.set_step_times(times)
+            self.planner.step_times = times
 
     def stream(
         self,
@@ -270,13 +301,13 @@ class Engine:
     def _steps(self, request: Request) -> Iterator[Output]:
         if refusal := self.add_request(request):
             raise RequestTooLarge(refusal.text)
-        unread = self._streams[request.id] = deque()
+        unread = self._outputs_of_streams[request.id] = deque()
         try:
             while True:
                 while not unread:
                     for progress in self.step():
-                        if progress.request_id in self._streams:  # it may belong to another stream
-                            self._streams[progress.request_id].append(progress)
+                        if progress.request_id in self._outputs_of_streams:  # it may belong to another stream
+                            self._outputs_of_streams[progress.request_id].append(progress)
                 progress = unread.popleft()
                 if progress.finish_reason == "error":
                     raise FloatingPointError(f"after {progress.stats.tokens} tokens {NOT_A_NUMBER}")
@@ -284,7 +315,7 @@ class Engine:
                 if progress.finish_reason:
                     return
         finally:
-            del self._streams[request.id]
+            del self._outputs_of_streams[request.id]
             self.abort(request.id)
 
     def generate(self, prompt: Prompt, **settings: Any) -> Completion:

@@ -269,7 +269,7 @@ class ParentRequest(ABC):
         """What the whole request has to say once a sequence has said something."""
 
     @abstractmethod
-    def cancelled(self) -> Output:
+    def aborted(self) -> Output:
         """The end of the whole request, which was aborted."""
 
 

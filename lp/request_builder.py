@@ -18,7 +18,7 @@ from lp.methods.registry import DEFAULT, METHODS
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import DecodeLimits, DecodingMethod, ModelTraits, Request
 from lp.sampling.settings import Sampling
-from lp.scheduling.room import KVBudget, RequestTooLarge
+from lp.scheduling.kv_budget import KVBudget, RequestTooLarge
 from lp.text import chat_template
 from lp.text.chat_template import Message, Rendering
 from lp.text.stopping import Stopping
@@ -61,7 +61,7 @@ class RequestBuilder:
         self._vocab_size = checkpoint.vocab_size
         self.limits = limits or DecodeLimits()
         # For keys and values; set once it is known how much there is.
-        self.room = KVBudget()
+        self.budget = KVBudget()
         self.decode = decode or DEFAULT()
         self.sampling = (sampling or Sampling()).with_defaults(checkpoint.generation)
         self._numbers = itertools.count()
@@ -182,9 +182,9 @@ class RequestBuilder:
                 context,
             )
         if wanted is None:
-            wanted = max(1, min(room, self.room.most_new_tokens(len(tokens), decode, has_grammar)))
+            wanted = max(1, min(room, self.budget.most_new_tokens(len(tokens), decode, has_grammar)))
         try:
-            self.room.check(len(tokens), wanted, decode, has_grammar)
+            self.budget.check(len(tokens), wanted, decode, has_grammar)
         except RequestTooLarge as error:
             raise ContextExceeded(str(error), len(tokens), stopping.max_new_tokens, None) from None
         return dataclasses.replace(stopping, max_new_tokens=wanted)

@@ -22,8 +22,8 @@ class StepInput:
     """One step of one sequence: rows to answer, or a part of the sequence that is only computed, for rows to follow.
 
     sequence: a sequence that the runner has opened. tree: the rows to answer; its root is the sequence's last token. An
-    empty tree answers nothing. num_fed: how many of the sequence's first tokens have been computed after this step;
-    with a tree, all but the last.
+    empty tree answers nothing. num_computed: how many of the sequence's first tokens have been computed after this
+    step; with a tree, all but the last.
     num_candidates: K, how many of the best tokens to return for each row; 0 is the target alone. fingerprint: checksum
     of the sequence's and the decoder's state, for ranks to compare; 0 if they do not. is_shared: whether all parts
     share the tree; False lets one part compute it while the others rest.
@@ -31,7 +31,7 @@ class StepInput:
 
     sequence: Sequence
     tree: TokenTree
-    num_fed: int
+    num_computed: int
     num_candidates: int = 0
     fingerprint: int = 0
     is_shared: bool = True

@@ -123,7 +123,7 @@ class SingleDevice(ForwardRunner):
         """What `launch` does, for a single step that is answered."""
         state, sequence = self.states[step.sequence.id], step.sequence
         state.keep_accepted(sequence.tokens)
-        if step.num_fed - state.cache.length > self.prefill_chunk:
+        if step.num_computed - state.cache.length > self.prefill_chunk:
             self.make_room([step])
         return self._compute([self._rows(step)], self.asked_all([step]))
 
@@ -145,9 +145,9 @@ class SingleDevice(ForwardRunner):
             return heads.add_to(self.answer(asked, logits), asked, hidden)
         if can_choose(type(self.model.fast)):
             choosing = [one.captured and Choosing(*one.captured) for one in asked]
-            num_fed = len(given) - len(asked)
-            if computed := self.model.compute(given, [*[None] * num_fed, *choosing]):
-                rows = computed.rows[num_fed:]
+            num_computed = len(given) - len(asked)
+            if computed := self.model.compute(given, [*[None] * num_computed, *choosing]):
+                rows = computed.rows[num_computed:]
                 return self.answer(asked, computed.logits, rows, computed.choose, computed.is_lasting)
         return self.answer(asked, self.logits_of(given))
 
@@ -172,12 +172,12 @@ class SingleDevice(ForwardRunner):
         for step in steps:
             state, sequence = self.states[step.sequence.id], step.sequence
             state.keep_accepted(sequence.tokens)
-            longest = max(longest, step.num_fed - state.cache.length)
+            longest = max(longest, step.num_computed - state.cache.length)
         return longest
 
     def _rows(self, step: StepInput) -> SequenceRows:
         state = self.states[step.sequence.id]
-        if step.num_fed - state.cache.length > self.prefill_chunk:
+        if step.num_computed - state.cache.length > self.prefill_chunk:
             for part in state.prefill(step, self.prefill_chunk):
                 self.logits_of([SequenceRows(part, state.cache, 0)])
         return SequenceRows(state.attach(step), state.cache, len(step.tree))
@@ -202,7 +202,9 @@ class SingleDevice(ForwardRunner):
         """Makes room for all that these steps compute, so that nothing of one is evicted for another."""
         caches = [self.settled_cache(step.sequence) for step in steps]
         pairs = zip(caches, steps, strict=True)
-        self.model.memory.reserve([(cache, max(0, one.num_fed - cache.length) + len(one.tree)) for cache, one in pairs])
+        self.model.memory.reserve(
+            [(cache, max(0, one.num_computed - cache.length) + len(one.tree)) for cache, one in pairs]
+        )
 
     def num_cached(self, sequence_id: str, tokens: list[int]) -> int:
         """How many of a sequence's first tokens have keys and values here; 0 if the sequence is not open."""

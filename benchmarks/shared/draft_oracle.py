@@ -92,8 +92,8 @@ def tally_oracle(
     """
     request = engine.request_builder.build(prompt, decode, sampling, Stopping(len(text), ignore_eos=True))
     engine.add_request(request)
-    *_, generation = engine.scheduler
-    generation.decoder = WatchedDecoder(request, engine.history, text, tally)
+    *_, state = engine.scheduler
+    state.decoder = WatchedDecoder(request, engine.history, text, tally)
     while not engine.is_idle:
         engine.step()
 

@@ -29,7 +29,6 @@ from lp.request import DecodingMethod
 from lp.runner import StepInput
 from lp.sampling.batch import Asked
 from lp.sampling.sampler import Sampler
-from lp.scheduling import batches
 from lp.single_device import Pending, SingleDevice
 from lp.step_cost import StepTimes
 from lp.tree import Answers
@@ -37,7 +36,7 @@ from lp.tree import Answers
 # Parts of a step, in their order: verifying and learning; offers, the budget and trees; the order of turns, room,
 # prefixes and counts; what the runner does for each sequence; what the forward reads (up to the launch of a
 # GPU's first graph); text, statistics and results. All but the last keep a device waiting.
-PARTS = ("settle", "plan", "schedule", "runner", "fill", "text")
+PARTS = ("commit", "plan", "schedule", "runner", "fill", "text")
 BETWEEN = PARTS[:-1]
 METHODS = ("autoregressive", "auto")
 FORWARDS = ("GPU", "CPU")
@@ -105,9 +104,9 @@ class BatchDevice(SingleDevice):
 
     def _note_lap(self, begin: float) -> None:
         """begin: when the runner was called."""
-        settle, plan = (sum(self.watch.seconds.pop(part, ())) for part in PARTS[:2])
-        schedule, forward = begin - self._answered - settle - plan, self.forward
-        seconds = settle, plan, schedule, forward.began - begin, forward.started - forward.began, 0.0
+        commit, plan = (sum(self.watch.seconds.pop(part, ())) for part in PARTS[:2])
+        schedule, forward = begin - self._answered - commit - plan, self.forward
+        seconds = commit, plan, schedule, forward.began - begin, forward.started - forward.began, 0.0
         self.laps.append({**dict(zip(PARTS, seconds, strict=True)), "rows": forward.num_rows})
 
     def asked(self, step: StepInput) -> Asked:
@@ -161,23 +160,22 @@ def measure_laps(
     """The seconds of each step by part, and its rows, of texts that are decoded together.
 
     forward: see BatchSetting. sweep: is called before each answer; None leaves the caches warm. first_steps: that are
-    not measured. is_watched: whether settling and planning are told apart, which takes some microseconds; otherwise
+    not measured. is_watched: whether committing and planning are told apart, which takes some microseconds; otherwise
     `schedule` contains them.
     """
     laps: list[dict[str, float]] = []
     while len(laps) < num_steps:  # texts that grow by many tokens a step fill their context before that
         watch = Stopwatch()
-        with around_the_device(watch, num_sequences, forward):
+        with around_the_device(forward):
             model, made_up = make_forward(engine.checkpoint.model, forward, num_sequences)
             device = BatchDevice(model, made_up, watch)
             checkpoint = replace(engine.checkpoint, model=model)
             timed = Engine(checkpoint, device, engine.request_builder, step_times=step_times)
             for number in range(num_sequences):
                 submit(timed, decode, temperature, number)
-            for generation in timed.scheduler if is_watched else ():
-                watch.watch(generation, "settle", PARTS[0])
-                if num_sequences == 1:
-                    watch.watch(generation, "plan", PARTS[1])
+            if is_watched:
+                watch.watch(timed.scheduler, "commit", PARTS[0])
+                watch.watch(timed.planner, "plan", PARTS[1])
             laps += laps_of_texts(timed, device, first_steps, num_steps - len(laps), sweep)
     return laps
 
@@ -186,8 +184,8 @@ def laps_of_texts(
     engine: Engine, device: BatchDevice, first_steps: int, num_steps: int, sweep: Callable[[], object] | None
 ) -> list[dict[str, float]]:
     """What `measure_laps` returns, up to where the first of the submitted texts ends."""
-    generations = list(engine.scheduler)
-    while any(not generation.stats.steps for generation in generations):
+    states = list(engine.scheduler)
+    while any(not state.stats.steps for state in states):
         engine.step()
     for _ in range(first_steps):
         engine.step()
@@ -210,12 +208,9 @@ def submit(engine: Engine, decode: DecodingMethod, temperature: float, number: i
 
 
 @contextmanager
-def around_the_device(watch: Stopwatch, num_sequences: int, forward: str) -> Iterator[None]:
-    """Watches the planning of many. Has a GPU's choosers asked for, and leaves the copies to the device out."""
+def around_the_device(forward: str) -> Iterator[None]:
+    """Has a GPU's choosers asked for, and leaves the copies to the device out."""
     with ExitStack() as patches:
-        if num_sequences > 1:
-            patches.enter_context(patch.object(batches, "plan_together", batches.plan_together))
-            watch.watch(batches, "plan_together", PARTS[1])
         if forward == "GPU":
             patches.enter_context(patch.object(single_device, "can_fuse", lambda *_: True))
             patches.enter_context(patch.object(Sampler, "_can_fuse", lambda *_: True))

@@ -62,10 +62,10 @@ class TimedEngine(Engine):
     def add_request(self, request: Request) -> Output | None:
         if refusal := super().add_request(request):
             return refusal
-        *_, generation = self.scheduler
-        self._watch(generation.decoder, "plan", "planning")
-        self._watch(generation.decoder, "commit", "verifying")
-        self._watch(generation, "tell", "text")
+        *_, state = self.scheduler
+        self._watch(state.decoder, "plan", "planning")
+        self._watch(state.decoder, "commit", "verifying")
+        self._watch(state, "output", "text")
         return None
 
     def _watch(self, owner: Any, method: str, part: str) -> None:

@@ -29,7 +29,7 @@ from lp import Auto, Engine, Sampling, Stopping
 from lp.model.checkpoint import DTYPES
 from lp.model.kv_cache import PAGE, pages_of
 from lp.request import Request
-from lp.scheduling.room import KVBudget
+from lp.scheduling.kv_budget import KVBudget
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 
 COLUMNS = (
@@ -102,7 +102,9 @@ def measure(engine: Engine, num_pages: int, arguments: argparse.Namespace) -> Pe
     if memory.num_pages < num_pages:
         raise SystemExit(f"there is memory for {memory.num_pages} pages, and the streams need {num_pages}")
     reuse = SchedulerSettings(prefix_reuse=PrefixReuse.all)
-    bounded = Engine(engine.checkpoint, step_times=engine.history.step_times, room=KVBudget(num_pages), scheduler=reuse)
+    bounded = Engine(
+        engine.checkpoint, step_times=engine.history.step_times, budget=KVBudget(num_pages), scheduler=reuse
+    )
     return serve(bounded, make_requests(bounded, arguments.streams, arguments.tokens, arguments.max_new_tokens))
 
 

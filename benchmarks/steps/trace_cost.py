@@ -32,7 +32,7 @@ from benchmarks.shared.report import markdown_table, progress, publish
 from launch.server.openai_replies import MOST_TRACE_BYTES
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, StepTrace
 from lp.request import DecodingMethod
-from lp.scheduling.scheduler import StepClock
+from lp.scheduling.step_clock import StepClock
 from lp.trace.recorder import RecordedStep, TraceRecorder
 
 DEMO = Path(__file__).parents[2] / "demo" / "python-11m"
@@ -47,7 +47,7 @@ METHODS: dict[str, DecodingMethod] = {
 }
 REPETITIONS = 5
 # What a step with a trace calls beyond one without, before the next step starts and after that.
-BEFORE = [(StepClock, "record"), (TraceRecorder, "note_tree"), (TraceRecorder, "settled")]
+BEFORE = [(StepClock, "record"), (TraceRecorder, "note_tree"), (TraceRecorder, "committed")]
 AFTER = [(RecordedStep, "trace")]
 
 
@@ -164,15 +164,15 @@ def middle_and_high(values: list[float]) -> tuple[float, float]:
 
 def time_off(num_sequences: int) -> float:
     """Microseconds that a step of so many requests without traces pays: the comparisons of lp/ that find none."""
-    generations = [SimpleNamespace(recorder=None) for _ in range(num_sequences)]
+    states = [SimpleNamespace(recorder=None) for _ in range(num_sequences)]
 
     def compare() -> None:
-        for generation in generations:
-            if generation.recorder:  # in Batches._settle, and twice in RequestState.settle
+        for state in states:
+            if state.recorder:  # in Scheduler.commit, and twice in RequestState.commit
                 raise AssertionError
-            if generation.recorder:
+            if state.recorder:
                 raise AssertionError
-            if generation.recorder:
+            if state.recorder:
                 raise AssertionError
 
     number = 2000

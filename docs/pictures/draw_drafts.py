@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.shared.result_pages import RESULTS, read_tables
 from docs.pictures import ink
 from docs.pictures.ink import BOLD, END, MIDDLE, text
-from lp.scheduling.budget import best_number
+from lp.scheduling.planner import best_number
 
 FILE = RESULTS / "step_time-SmolLM2-135M-Instruct.Q4_1-bfloat16.md"
 WIDTH, HEIGHT = 1020, 400

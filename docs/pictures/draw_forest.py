@@ -56,7 +56,7 @@ def placed() -> Placed:
         for share in shares
     ]
     lacked = [
-        {rank: inputs[number].num_fed - known[number][rank] for rank in share.rows}
+        {rank: inputs[number].num_computed - known[number][rank] for rank in share.rows}
         for number, share in enumerate(shares)
     ]
     return Placed(inputs, where.loads, taken, lacked)
@@ -86,8 +86,8 @@ def _request(number: int, step: StepInput, x: float) -> list[str]:
     """A request's tree, or the chunk of its prompt as a row of squares."""
     tint = TINTS[number]
     if not len(step.tree):
-        head, detail = f"Request {number + 1} begins", f"{step.num_fed} tokens of its prompt"
-        body = [ink.box(x + 12 + 20 * (k % 7), 120 + 20 * (k // 7), CELL, CELL, tint) for k in range(step.num_fed)]
+        head, detail = f"Request {number + 1} begins", f"{step.num_computed} tokens of its prompt"
+        body = [ink.box(x + 12 + 20 * (k % 7), 120 + 20 * (k // 7), CELL, CELL, tint) for k in range(step.num_computed)]
     else:
         head, detail = f"Request {number + 1} decodes", f"a tree of {len(step.tree)} rows"
         body = _tree(step.tree, x + 14, 100, tint)

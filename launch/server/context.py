@@ -46,7 +46,7 @@ class Context:
         self.metrics.watch(
             lambda: self.service.num_running,
             lambda: self.service.num_waiting,
-            lambda: backend.request_builder.room.usage(self.service.lengths),
+            lambda: backend.request_builder.budget.usage(self.service.lengths),
         )
         self.metrics.watch_ranks(backend.status, lambda: backend.num_losses)
         self.conversion = Conversion(

@@ -3,7 +3,7 @@
 At most `max_running` requests are in the engine at a time; the others wait. What was submitted together, such as a list
 of prompts, gets one turn in each round, so it does not hold up what others submit; single requests are handed out in
 the order of their arrival. Of those in the engine, some may wait there for room for their keys and values, as every
-rank decides alike (lp/scheduling/room.py). The engine's thread uses the service as the `Inbox` of
+rank decides alike (lp/scheduling/kv_budget.py). The engine's thread uses the service as the `Inbox` of
 `parallel.group.commands`. The service knows nothing of HTTP."""
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from lp.model.beside.check import check_second
 from lp.model.checkpoint_info import read_checkpoint_info
 from lp.request import Output
 from lp.request_builder import RequestBuilder
-from lp.scheduling.room import KVBudget
+from lp.scheduling.kv_budget import KVBudget
 from lp.step_cost import StepTimes
 from parallel import build
 from parallel.degrees import Mode
@@ -264,8 +264,8 @@ class Supervisor:
                 case messages.Ready(device, num_pages):
                     self._places[rank].device = device
                     if num_pages:  # a request must fit every rank
-                        least = min(num_pages, self.request_builder.room.num_pages)
-                        self.request_builder.room, self._dispatcher.num_pages = KVBudget(least), least
+                        least = min(num_pages, self.request_builder.budget.num_pages)
+                        self.request_builder.budget, self._dispatcher.num_pages = KVBudget(least), least
                     self._do(self._group.is_ready(rank, now))
                 case messages.Joined(number):
                     self._do(self._group.joined(rank, number, now))

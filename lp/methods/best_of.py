@@ -124,7 +124,7 @@ class Samples(ParentRequest):
             beams=BeamResult(texts, stats.steps),
         )  # fmt: skip
 
-    def cancelled(self) -> Output:
+    def aborted(self) -> Output:
         return Output(self.request.id, [], "", None, "cancelled", self.stats())
 
     def stats(self) -> Statistics:

@@ -1,19 +1,19 @@
-"""Begins the states of a request: one, or several for methods that make one text of many."""
+"""Makes the states of a request: one, or several for methods that make one text of many."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from lp.drafting.history import DraftHistory
-from lp.generation import RequestState
 from lp.model.checkpoint import Checkpoint
 from lp.request import Request
+from lp.scheduling.request_state import RequestState
 
 
-def begin(
+def make_states(
     request: Request, checkpoint: Checkpoint, history: DraftHistory, tokens: Sequence[int] = ()
 ) -> list[RequestState]:
-    """The states of a request's sequences, which all tell their output in its name.
+    """The states of a request's sequences, whose outputs all carry its id.
 
     tokens: generated elsewhere, which must be replayed next; none for methods that begin anew.
     """

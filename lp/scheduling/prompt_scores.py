@@ -32,7 +32,7 @@ class PromptScores:
         return len(self.found)
 
     @property
-    def num_missing(self) -> int:
+    def num_uncomputed(self) -> int:
         """The number of tokens that have not been scored yet."""
         return len(self._prompt) - 1 - len(self.found)
 
@@ -42,9 +42,9 @@ class PromptScores:
         scored = np.array(self._prompt[begin + 1 : end + 1], np.int64)
         return chain(self._prompt[begin:end], scored)
 
-    def take(self, answers: Answers) -> list[int]:
-        """Takes the answers to a chunk; returns the tokens that have been scored by them. Raises FloatingPointError if
-        one of them is not a number.
+    def commit(self, answers: Answers) -> list[int]:
+        """Returns the tokens that the answers to a chunk have scored. Raises FloatingPointError if a score is not a
+        number.
         """
         if (answers.targets == NOT_A_TOKEN).any():
             raise FloatingPointError

@@ -1,294 +1,400 @@
-"""Decides which requests take part in the next step: those that decode, and those whose prompts are fed.
+"""Decides which requests take part in the next step: those that decode, and those whose prompts are prefilled.
 
-All that have room (lp/scheduling/room.py) decode in every step, as long as a step can hold their rows. If they cannot,
-turns are taken by stride scheduling (Waldspurger and Weihl, 1995): a request of twice the priority gets twice as many,
-and none starves. Prompts are fed in chunks, which share steps with decoding, so that a long prompt holds no stream up.
-Which prompt comes first is decided by weighted fair queueing (Demers et al., 1989).
+All requests that fit the memory for keys and values (kv_budget.py) decode in every step, as long as a step can hold
+their rows. If it cannot, turns are taken by stride scheduling (Waldspurger and Weihl, 1995): a request of twice the
+priority gets twice as many, and none starves. Prompts are prefilled in chunks that share steps with decoding, so a long
+prompt delays no stream. Which prompt comes first is decided by weighted fair queueing (Demers et al., 1989).
 
-The same requests in the same order give the same schedule on every rank, as no decision depends on a clock.
+The same requests in the same order give the same schedule in every process: no decision depends on a clock.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from lp.calibration.watch import StepWatch
-from lp.generation import RequestState
 from lp.model.kv_cache import pages_of
-from lp.runner import Runner, SharedBy, SharesSteps
-from lp.scheduling.budget import StepRows
-from lp.scheduling.room import KVBudget
-from lp.step_cost import StepTimes
-from lp.trace.recorder import BatchFigures
+from lp.request import Sequence as TokenSequence
+from lp.runner import HasReplicas, Home, Runner
+from lp.sampling.settings import Sampling
+from lp.scheduling.batch import Batch, Turn
+from lp.scheduling.kv_budget import KVBudget
+from lp.scheduling.prefix_cache import FinishedSequence, PrefixCache, waiting_for_prefixes
+from lp.scheduling.request_state import Committed, RequestState
+from lp.scheduling.settings import SchedulerSettings
+from lp.scheduling.step_clock import StepClock
+from lp.statistics import EngineCounts
+from lp.step_cost import USUAL_ROWS, StepTimes
 from lp.tree import Answers
 
-# The share of a step's rows that prompts have while there are any, however many requests decode.
-FEEDING_SHARE = 0.25
+# The share of a step's rows that prompts get while there are any, however many requests decode.
+PREFILL_SHARE = 0.25
+# A step that prefills a prompt while others decode takes at most this many times as long as a usual step.
+LARGEST_SLOWDOWN = 1.6
+# It may have up to this many times as many rows if more prompts wait than requests decode.
+LARGEST_CROWDING = 2.0
+# The step-time curve is extrapolated up to this many times its largest number of rows.
+FARTHEST = 8
 
 
-class Turn(NamedTuple):
-    """What a generation does in a step. num_fed: how many of its first tokens have been computed after it. decodes:
-    whether it has a tree; if not, it is only fed.
+@dataclass(frozen=True)
+class StepRows:
+    """How many rows a step may have.
+
+    beside: together with those of prompts, if a request decodes in it, so that it does not take much longer than
+    others. most: in a step of one prompt. Both are for each of the replicas that share the rows. per_thousand: by how
+    much of its time a row takes longer for each thousand tokens before it. crowding: how many times `beside` a step may
+    have if many prompts wait.
     """
 
-    generation: RequestState
-    num_fed: int
-    decodes: bool
+    beside: int = 64
+    most: int = 512
+    num_replicas: int = 1
+    per_thousand: float = 0.0
+    crowding: float = 1.0
+
+    @staticmethod
+    def of(max_step_rows: int | None, times: StepTimes | None, num_replicas: int) -> StepRows:
+        """max_step_rows: see SchedulerSettings. times: of the runner's steps; None if they are unknown."""
+        crowding, per_thousand = 1.0, times.row_per_thousand if times else 0.0
+        if max_step_rows is None:
+            crowding = LARGEST_CROWDING if times else 1.0
+            max_step_rows = most_rows_within(times, LARGEST_SLOWDOWN) if times else StepRows.beside
+        return StepRows(max_step_rows, max(max_step_rows, StepRows.most), num_replicas, per_thousand, crowding)
+
+    def per_replica(self, num_prompts: int, num_decoding: int) -> int:
+        """Rows of each replica in a step in which `num_decoding` requests decode and `num_prompts` prompts wait.
+
+        One prompt delays the decoding requests as little as possible. The more prompts wait for each of them, the more
+        is gained by larger chunks. If no request decodes, a single prompt gets all rows. Several prompts get as many as
+        beside one decoding request if step times are known: the first of them soon decodes beside the others.
+        """
+        if not num_decoding and (num_prompts < 2 or self.crowding == 1.0):
+            return self.most
+        factor = min(self.crowding, 1 + max(0, num_prompts - 1) / max(1, num_decoding))
+        return min(int(self.beside * factor), self.most)
+
+
+def most_rows_within(times: StepTimes, factor: float) -> int:
+    """The largest number of rows of one rank whose step takes at most `factor` times as long as a usual step.
+
+    It is at least `USUAL_ROWS`, and at most `FARTHEST` times the largest number that was measured.
+    """
+    curve = times.by_part()
+    limit_s = factor * curve.at(USUAL_ROWS)
+    numbers = range(USUAL_ROWS, max(USUAL_ROWS, FARTHEST * times.rows[-1]) + 1)
+    return numbers[max(1, bisect_right(numbers, limit_s, key=curve.at)) - 1]
 
 
 @dataclass
-class Batch:
-    """Generations whose steps were started together.
+class _Pass:
+    """When a request's next turn is due.
 
-    answers: one for each of them; None until the runner has finished the batch. watched: if its time is compared with
-    the measured one, its rows and whether all parts share them. started_at: in seconds of time.perf_counter().
-    num_fed: rows of prompts in it.
+    decode: its virtual time, which grows by 1 / priority with each turn. prefill: the time at which its prompt would be
+    done if all prompts were prefilled at once, each at the rate of its priority.
     """
 
-    turns: list[Turn]
-    answers: list[Answers] | None = None
-    watched: tuple[int, bool] | None = None
-    started_at: float = 0.0
-    num_fed: int = 0
-
-    def __contains__(self, generation: RequestState) -> bool:
-        return any(turn.generation is generation for turn in self.turns)
-
-    def remove(self, generation: RequestState) -> None:
-        """Removes a generation and its answers, which must be there already."""
-        assert self.answers is not None
-        at = next(at for at, turn in enumerate(self.turns) if turn.generation is generation)
-        del self.turns[at], self.answers[at]
-
-
-class StepClock:
-    """Times batches from their start, or from the end of the one before, to their end.
-
-    watch: compares the times with measured ones; None if there are none.
-    """
-
-    def __init__(self, step_times: StepTimes | None, runner: Runner):
-        self.watch = step_times and StepWatch(step_times, runner.num_replicas)
-        self._shares = runner if isinstance(runner, SharesSteps) else None
-        self._finished_at = 0.0
-        # The batch that ended last, its seconds, and what traces say of it if that was asked for.
-        self._batch, self._seconds = Batch([]), 0.0
-        self._figures: BatchFigures | None = None
-
-    def end(self, batch: Batch, finished_at: float) -> None:
-        """Notes that a batch has ended."""
-        began_at, self._finished_at = max(batch.started_at, self._finished_at), finished_at
-        self._batch, self._seconds, self._figures = batch, finished_at - began_at, None
-        if self.watch is not None and batch.watched is not None:
-            num_rows, is_shared = batch.watched
-            self.watch.note(num_rows, len(batch.turns), _num_cached(batch), self._seconds, is_shared)
-
-    def record(self, generation: RequestState) -> None:
-        """Tells a generation that is traced what the batch was that ended last. Nothing of it may be settled."""
-        recorder, shared = generation.recorder, self._shares and self._shares.shared_by
-        assert recorder
-        if self._figures is None:
-            self._figures = self._described(shared)
-        recorder.figures = self._figures
-        if shared:
-            recorder.ranks = shared.ranks.get(generation.sequence.id)
-
-    def _described(self, shared: SharedBy | None) -> BatchFigures:
-        batch, expected_s = self._batch, None
-        num_sequences, num_rows = len(batch.turns), batch.num_fed
-        for turn in batch.turns:
-            num_rows += len(turn.generation.tree)
-        if self.watch is not None:
-            is_shared = batch.turns[0].generation.decoder.is_shared
-            expected_s = self.watch.expected_s(num_rows, num_sequences, _num_cached(batch), is_shared)
-        return BatchFigures(shared.most_rows if shared else num_rows, num_sequences, self._seconds, expected_s)
-
-
-def _num_cached(batch: Batch) -> int:
-    """Tokens in the caches of a batch's sequences."""
-    return sum(len(turn.generation.sequence.tokens) for turn in batch.turns)
-
-
-@dataclass
-class _Place:
-    """A generation's place in the order of turns.
-
-    decoding: its next turn's time, which grows by 1 / priority with each turn. feeding: the time at which its prompt
-    would be done if all were fed at once, each at the rate of its priority.
-    """
-
-    decoding: float
-    feeding: float
+    decode: float
+    prefill: float
 
 
 class Scheduler:
-    """The generations that have not ended, and which of them wait for their next step.
+    """All requests that have not ended: their order, their memory, and which of them have a step in flight.
 
-    room: for the keys and values of all of them. rows: how many a step may have. owner_of: the replica that holds most
-    of a sequence, by its id (see HasReplicas). homes: where those have room that had it last time `fitting` was called.
+    budget: the memory for keys and values of all requests. prefixes: finished sequences that requests may begin from.
+    clock: times batches. counts: what has been done since `take_counts`.
     """
 
-    def __init__(self, room: KVBudget | None = None, rows: StepRows | None = None):
-        """room: None is without a bound."""
-        self.room = room or KVBudget()
-        self.rows = rows or StepRows()
-        self.owner_of: Callable[[str], int | None] = lambda _: None
+    def __init__(
+        self,
+        runner: Runner,
+        settings: SchedulerSettings | None = None,
+        budget: KVBudget | None = None,
+        step_times: StepTimes | None = None,
+    ):
+        """budget: None is without a bound. step_times: of the runner; None if they are unknown."""
+        settings = settings or SchedulerSettings()
+        self.runner, self.budget = runner, budget or KVBudget()
+        self.prefixes = PrefixCache(settings)
+        self.clock = StepClock(step_times, runner)
+        self.counts = EngineCounts()
+        self.rows = StepRows.of(settings.max_step_rows, step_times, runner.num_replicas)
         self.homes: dict[RequestState, int] = {}
-        # All that have not ended, in the order of their arrival.
-        self._running: dict[RequestState, _Place] = {}
-        self._under_way: set[RequestState] = set()
-        # The least time of those who decoded last, and the largest of those who were fed.
-        self._decoding_time = self._feeding_time = 0.0
-
-    def __iter__(self) -> Iterator[RequestState]:
-        """Those that wait for their next step."""
-        return (generation for generation in self._running if generation not in self._under_way)
+        self._max_step_rows = settings.max_step_rows
+        self._replicas = runner if self.budget.num_replicas > 1 and isinstance(runner, HasReplicas) else None
+        # All requests that have not ended, in the order of their arrival.
+        self._running: dict[RequestState, _Pass] = {}
+        self._in_flight: set[RequestState] = set()
+        # Requests with no cached prefix. Rechecked when a request finishes.
+        self._without_prefix: set[RequestState] = set()
+        # Requests whose prompt begins like an earlier, running one: that one, and the number of tokens they share.
+        self._shares_with: dict[RequestState, tuple[RequestState, int]] = {}
+        # The virtual times: the least of the requests that decoded last, and the largest of those that were prefilled.
+        self._decode_time = self._prefill_time = 0.0
 
     def __len__(self) -> int:
-        return len(self._running) - len(self._under_way)
+        return len(self._running)
 
-    def add(self, generation: RequestState) -> None:
-        """Adds a new generation."""
-        assert generation not in self._running
-        feeding = self._feeding_time + generation.num_missing / generation.priority
-        self._running[generation] = _Place(self._decoding_time, feeding)
+    def __iter__(self) -> Iterator[RequestState]:
+        """All requests that have not ended, in the order of their arrival, without aborted ones."""
+        return (state for state in self._running if not state.is_aborted)
 
-    def alone(self) -> RequestState | None:
-        """The only generation there is, if it is about to decode. It always has room, and a turn."""
-        if len(self._running) != 1 or self._under_way or self.room.num_replicas > 1:
-            return None
-        (generation,) = self._running
-        return None if generation.num_missing else generation
+    def set_step_times(self, step_times: StepTimes) -> None:
+        """Schedules by other step times from now on."""
+        self.rows = StepRows.of(self._max_step_rows, step_times, self.runner.num_replicas)
+        self.clock.set_step_times(step_times)
 
-    def fitting(self) -> list[RequestState]:
-        """Those that have room, in the order of their arrival."""
-        if self.room.num_replicas == 1:
-            self.homes = dict.fromkeys(found := self.room.first(self._running), 0)
+    def take_counts(self) -> EngineCounts:
+        counts, self.counts = self.counts, EngineCounts()
+        return counts
+
+    # Requests
+
+    def add(self, state: RequestState) -> None:
+        """Adds a new request, whose sequence the runner does not know yet."""
+        if same := self.prefixes.take(state.sequence.id):
+            self.runner.close(same)
+        running = ((one, one.prompt, one.owner) for one in self)
+        if found := self.prefixes.find_running(state.sequence.tokens, state.owner, running, state.leader):
+            self._shares_with[state] = found
+        self.runner.open(state.sequence)
+        self.add_open(state)
+
+    def add_open(self, state: RequestState) -> None:
+        """Adds a request whose sequence the runner has open."""
+        assert state not in self._running
+        prefill = self._prefill_time + state.num_uncomputed / state.priority
+        self._running[state] = _Pass(self._decode_time, prefill)
+
+    def abort(self, state: RequestState) -> None:
+        """Ends a request at once, or, if a step of it is in flight, when the step is committed."""
+        state.is_aborted = True
+        if state not in self._in_flight:
+            self._end(state)
+
+    def _end(self, state: RequestState) -> None:
+        """Forgets a request, and frees its memory or keeps it as a prefix of later requests."""
+        del self._running[state]
+        self._without_prefix.clear()
+        self._shares_with.pop(state, None)
+        if self.prefixes.keeps(state.sequence) and not state.num_uncomputed:
+            self.prefixes.add(state.sequence, state.owner)
+        else:
+            self.runner.close(state.sequence)
+
+    def clear(self) -> dict[str, TokenSequence]:
+        """Forgets all requests and prefixes. Returns the sequences that the runner has open, by their ids."""
+        sequences = *self.prefixes.take_all(), *(state.sequence for state in self._running)
+        self._running.clear()
+        self._in_flight.clear()
+        return {sequence.id: sequence for sequence in sequences}
+
+    def keep_finished(self, finished: Iterable[FinishedSequence], open_sequences: dict[str, TokenSequence]) -> None:
+        """Keeps finished sequences, so that requests may begin from them.
+
+        open_sequences: those that the runner has open, by their ids. The ones that are not kept are closed.
+        """
+        for name, tokens, owner in finished:
+            if (sequence := open_sequences.pop(name, None)) is None:
+                sequence = TokenSequence(name, tokens, len(tokens), Sampling(0.0, seed=0))
+                self.runner.open(sequence)
+            sequence.tokens = tokens  # another rank may have computed more of it
+            self.prefixes.add(sequence, owner)
+        for sequence in open_sequences.values():
+            self.runner.close(sequence)
+
+    # Schedule
+
+    def schedule(self) -> Batch | None:
+        """The next step: who decodes, and what is prefilled. None if no request is ready for a step."""
+        turns = self.next_turns(self._admit())
+        return self.start(turns) if turns else None
+
+    def _admit(self) -> list[RequestState]:
+        """Preempts requests that have lost their memory, and lets new ones begin from computed prefixes.
+
+        Returns those that may have a turn, with or without a step in flight, in the order of their arrival.
+        """
+        admitted = self.admitted()
+        for state in self.preempted(admitted):
+            self.runner.drop(state.sequence)
+            state.forget_computed()
+            self.counts.preemptions += 1
+        if self._replicas is not None:
+            homes = self.homes.items()
+            self._replicas.arrange({one.sequence.id: Home(place, pages_of(one.num_slots)) for one, place in homes})
+        if not len(self.prefixes) and not self._shares_with:
+            return admitted
+        return self._reuse_prefixes(admitted)
+
+    def admitted(self) -> list[RequestState]:
+        """The requests whose keys and values fit into memory together, in the order of their arrival."""
+        if self.budget.num_replicas == 1:
+            self.homes = dict.fromkeys(found := self.budget.first(self._running), 0)
             return found
-        placed = self.room.placed(self._running, lambda generation: self.owner_of(generation.sequence.id))
+        placed = self.budget.placed(self._running, lambda state: self._owner_of(state.sequence.id))
         self.homes = dict(placed)
         return list(self.homes)
 
+    def _owner_of(self, sequence_id: str) -> int | None:
+        return None if self._replicas is None else self._replicas.owner_of(sequence_id)
+
+    def preempted(self, admitted: Sequence[RequestState]) -> list[RequestState]:
+        """The requests that have lost their memory to earlier ones: what was computed of them must be dropped."""
+        if len(admitted) == len(self._running):
+            return []
+        safe = set(admitted)
+        return [one for one in self._running if one not in safe and one not in self._in_flight and one.num_computed]
+
     def free_pages(self) -> list[int]:
-        """The pages of each replica that are left beside those that have room."""
-        free = [self.room.num_pages] * self.room.num_replicas
-        for generation, replica in self.homes.items():
-            free[replica] -= pages_of(generation.num_slots)
+        """The pages of each replica that are left beside those of admitted requests."""
+        free = [self.budget.num_pages] * self.budget.num_replicas
+        for state, replica in self.homes.items():
+            free[replica] -= pages_of(state.num_slots)
         return [max(0, left) for left in free]
 
-    def preempted(self, fitting: Sequence[RequestState]) -> list[RequestState]:
-        """Those that have lost their room to earlier ones: what they have computed must be dropped."""
-        if len(fitting) == len(self._running):
-            return []
-        safe = set(fitting)
-        return [generation for generation in self if generation not in safe and generation.num_fed]
-
-    def next_batch(self, num_batches: int = 1, fitting: Sequence[RequestState] | None = None) -> list[Turn]:
-        """The turns of the next step, in the order of arrival; none if nobody waits that has room.
-
-        They count once `start` is called. num_batches: the number of batches that the runner wants under way at the
-        same time, of other generations each. fitting: what `fitting` returns, if that is known.
+    def _reuse_prefixes(self, admitted: list[RequestState]) -> list[RequestState]:
+        """Copies computed prefixes to new requests. Returns the admitted ones without those that wait for a prefix that
+        a running request is computing.
         """
-        fitting = self.fitting() if fitting is None else fitting
-        waiting = [generation for generation in fitting if generation not in self._under_way]
+        new = [
+            one for one in admitted if not one.num_computed and one.num_uncomputed and one not in self._without_prefix
+        ]
+        waiting = waiting_for_prefixes(self._shares_with, new, admitted)
+        found = [(one, self.prefixes.find(one.sequence.tokens, one.owner)) for one in new if one not in waiting]
+        self._without_prefix.update(one for one, prefix in found if prefix is None)
+        for sequence in self.prefixes.take_surplus(self.free_pages(), self._owner_of):
+            self.runner.close(sequence)
+        for state, prefix in found:
+            if prefix and prefix.sequence in self.prefixes:
+                self._copy_prefix(prefix.sequence, state, prefix.length)
+        for state, (earlier, length) in waiting.items():
+            if earlier.num_computed >= length and earlier not in self._in_flight:
+                self._copy_prefix(earlier.sequence, state, length)
+        return [one for one in admitted if one not in waiting or one.num_computed] if waiting else admitted
+
+    def _copy_prefix(self, source: TokenSequence, state: RequestState, length: int) -> None:
+        self.runner.copy(source, state.sequence, length)
+        state.reuse_prefix(length)
+
+    def next_turns(self, ready: Sequence[RequestState]) -> list[Turn]:
+        """The turns of the next step, in the order of arrival; none if nobody of `ready` waits for one."""
+        waiting = [state for state in ready if state not in self._in_flight]
         if not waiting:
             return []
-        feeding = [one for one in waiting if one.num_missing]
+        prefilling = [one for one in waiting if one.num_uncomputed]
         most = self.rows.most * self.rows.num_replicas
-        share = math.ceil(len(self._running) / num_batches)
-        if not feeding and len(waiting) <= share and len(turns := _decoding_turns(waiting, most)) == len(waiting):
-            return turns  # where all have a turn, nothing needs to be in the order of turns
-        feeding.sort(key=lambda one: self._running[one].feeding)
-        decoding = sorted((one for one in waiting if not one.num_missing), key=self._decoding_time_of)
-        turns = _decoding_turns(decoding[:share], most)
+        share = math.ceil(len(self._running) / self.runner.depth)  # a runner of several stages gets several batches
+        if not prefilling and len(waiting) <= share and len(turns := _decode_turns(waiting, most)) == len(waiting):
+            return turns  # all have a turn, so their order does not matter
+        prefilling.sort(key=lambda one: self._running[one].prefill)
+        decoding = sorted((one for one in waiting if not one.num_uncomputed), key=self._decode_time_of)
+        turns = _decode_turns(decoding[:share], most)
         left, most_each, per_thousand = most, self.rows.most, 0.0
-        if turns or len(feeding) > 1:
-            most_each, per_thousand = self.rows.of_each(len(feeding), len(turns)), self.rows.per_thousand
-            beside = most_each * self.rows.num_replicas
-            left = max(beside - _rows_beside(turns, len(feeding)), math.ceil(beside * FEEDING_SHARE))
-        chosen = {
-            turn.generation: turn
-            for turn in (*turns, *_feeding_turns(feeding[: share - len(turns)], left, most_each, per_thousand))
-        }
-        return [chosen[one] for one in waiting if one in chosen]
+        if turns or len(prefilling) > 1:
+            most_each, per_thousand = self.rows.per_replica(len(prefilling), len(turns)), self.rows.per_thousand
+            in_step = most_each * self.rows.num_replicas
+            left = max(in_step - _rows_of(turns, len(prefilling)), math.ceil(in_step * PREFILL_SHARE))
+        turns += _prefill_turns(prefilling[: share - len(turns)], left, most_each, per_thousand)
+        by_state = {turn.state: turn for turn in turns}
+        return [by_state[one] for one in waiting if one in by_state]
 
-    def _decoding_time_of(self, generation: RequestState) -> float:
-        """The time of its next turn; the present one for those who had no room for a while, or have just come."""
-        return max(self._running[generation].decoding, self._decoding_time)
+    def _decode_time_of(self, state: RequestState) -> float:
+        """The virtual time of its next turn; the present one for requests that had no memory, or have just come."""
+        return max(self._running[state].decode, self._decode_time)
 
-    def start(self, turns: Sequence[Turn]) -> None:
-        """Notes that these steps have been started."""
-        times: list[float] = []
-        for generation, _, decodes in turns:
-            self._under_way.add(generation)
-            place = self._running[generation]
+    def start(self, turns: list[Turn]) -> Batch:
+        """Notes that these turns are taken."""
+        decode_times: list[float] = []
+        num_prefill, num_prompts = 0, sum(1 for state in self.homes if state.num_uncomputed)
+        for state, num_computed, decodes in turns:
+            self._in_flight.add(state)
+            num_prefill += num_computed - state.num_computed
+            entry = self._running[state]
             if decodes:
-                times.append(max(place.decoding, self._decoding_time))
-                place.decoding = times[-1] + 1 / generation.priority
+                num_prompts -= state.num_uncomputed > 0
+                decode_times.append(self._decode_time_of(state))
+                entry.decode = decode_times[-1] + 1 / state.priority
             else:
-                self._feeding_time = max(self._feeding_time, place.feeding)
-        self._decoding_time = min(times, default=self._decoding_time)
+                self._prefill_time = max(self._prefill_time, entry.prefill)
+        self._decode_time = min(decode_times, default=self._decode_time)
+        return Batch(turns, num_prefill, num_prompts)
 
-    def finish(self, generation: RequestState) -> None:
-        """Lets a generation wait for its next step, as the one under way is done."""
-        self._under_way.remove(generation)
+    def release(self, batch: Batch) -> None:
+        """Lets the requests of a batch wait for their next step, as the batch is no longer in flight."""
+        self._in_flight.difference_update(turn.state for turn in batch.turns)
 
-    def end(self, generation: RequestState) -> None:
-        """Forgets a generation that has ended, and frees its room."""
-        del self._running[generation]
-        self._under_way.discard(generation)
+    # Commit
 
-    def clear(self) -> None:
-        self._running.clear()
-        self._under_way.clear()
-        self.homes = {}
+    def commit(self, batch: Batch, answers: Sequence[Answers]) -> list[Committed]:
+        """Adds the tokens that a batch has yielded, and ends the requests that are over.
+
+        Steps that only prefill yield nothing, and neither do those of aborted requests.
+        """
+        self.clock.end(batch, time.perf_counter())
+        self.counts.add(len(batch.turns), batch.num_rows, batch.expected)
+        committed: list[Committed] = []
+        for turn, of_turn in zip(batch.turns, answers, strict=True):
+            state = turn.state
+            if state.is_aborted:
+                self._end(state)
+                continue
+            if turn.decodes and state.recorder:
+                self.clock.record(state)
+            step = state.commit(of_turn) if turn.decodes else state.commit_prefill(of_turn)
+            if step is None:
+                continue
+            if step.reason:
+                self._end(state)
+            committed.append(step)
+        return committed
 
 
-def _decoding_turns(decoding: Iterable[RequestState], most_rows: int) -> list[Turn]:
-    """Turns of the first ones, as many as have at most so many rows together, and always of the first."""
+def _decode_turns(decoding: Iterable[RequestState], most_rows: int) -> list[Turn]:
+    """Turns of the first requests, as many as have at most `most_rows` together, and always of the first."""
     turns: list[Turn] = []
-    for generation in decoding:
-        most_rows -= generation.least_rows
+    for state in decoding:
+        most_rows -= state.least_rows
         if turns and most_rows < 0:
             break
-        turns.append(Turn(generation, len(generation.sequence.tokens) - 1, decodes=True))
+        turns.append(Turn(state, len(state.sequence.tokens) - 1, decodes=True))
     return turns
 
 
-def _rows_beside(turns: Sequence[Turn], num_prompts: int) -> int:
-    """The rows that turns which decode leave to nobody else, in a step beside so many prompts.
+def _rows_of(turns: Sequence[Turn], num_prompts: int) -> int:
+    """The rows that decoding turns take from the prompts of their step.
 
-    Drafts count in full beside a single prompt, so that it holds nobody up for long. The more prompts wait, the less
-    they count: then more is gained by letting more requests decode soon.
+    Drafts count in full beside a single prompt, so that it delays nobody for long. The more prompts wait, the less they
+    count: then more is gained by letting more requests decode soon.
     """
-    least = sum(turn.generation.least_rows for turn in turns)
-    drafts = sum(turn.generation.likely_rows for turn in turns) - least
+    least = sum(turn.state.least_rows for turn in turns)
+    drafts = sum(turn.state.likely_rows for turn in turns) - least
     return least + drafts // max(1, num_prompts)
 
 
-def _feeding_turns(
-    feeding: Iterable[RequestState], num_rows: float, most_each: int, per_thousand: float = 0.0
+def _prefill_turns(
+    prefilling: Iterable[RequestState], num_rows: float, most_each: int, per_thousand: float
 ) -> list[Turn]:
-    """Turns of the first ones until the rows are used up. The step that feeds the last of a prompt decodes as well,
-    unless it scores the prompt.
+    """Turns of the first prompts until the rows are used up. The step that prefills the last of a prompt decodes as
+    well, unless it scores the prompt.
 
-    num_rows: of the usual length. most_each: of them for one turn, as one replica computes all of it. per_thousand: see
-    StepRows; a row after many tokens counts for more than one.
+    num_rows: of the usual length; a row after many tokens counts for more than one (see StepRows). most_each: rows of
+    one turn, as one replica computes all of it.
     """
     turns: list[Turn] = []
-    for generation in feeding:
+    for state in prefilling:
         if num_rows <= 0:
             break
-        missing = generation.num_missing
-        price = 1 + per_thousand * generation.num_fed / 1000
+        missing = state.num_uncomputed
+        price = 1 + per_thousand * state.num_computed / 1000
         most = max(1, int(min(num_rows, most_each) / price))
-        if scored := generation.most_scored:
+        if scored := state.most_scored:
             most = min(most, scored)
-        decodes = not scored and missing + generation.least_rows <= most
-        fed = missing if decodes else min(missing, most)
-        turns.append(Turn(generation, generation.num_fed + fed, decodes))
-        num_rows -= price * (fed + (generation.least_rows if decodes else 0))
+        decodes = not scored and missing + state.least_rows <= most
+        chunk = missing if decodes else min(missing, most)
+        turns.append(Turn(state, state.num_computed + chunk, decodes))
+        num_rows -= price * (chunk + (state.least_rows if decodes else 0))
     return turns

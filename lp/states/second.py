@@ -73,7 +73,7 @@ class SecondModelStates:
         for step in steps:
             state = self.states[step.sequence.id]
             state.keep_accepted(step.sequence.tokens)
-            needs.append((state.cache, max(0, step.num_fed - state.cache.length) + len(step.tree)))
+            needs.append((state.cache, max(0, step.num_computed - state.cache.length) + len(step.tree)))
         self.model.memory.reserve(needs)
 
     def _rows(self, step: StepInput) -> SequenceRows:

@@ -67,16 +67,20 @@ class CachedTokens:
         the step's tree.
         """
         tokens = step.sequence.tokens
-        if step.num_fed - self.cache.length > most_rows:
-            self.cache.reserve(step.num_fed + 1 - self.cache.length)  # at once, rather than once for each chain
-        while len(trunk := tokens[self.cache.length : step.num_fed]) > most_rows:
+        if step.num_computed - self.cache.length > most_rows:
+            self.cache.reserve(step.num_computed + 1 - self.cache.length)  # at once, rather than once for each chain
+        while len(trunk := tokens[self.cache.length : step.num_computed]) > most_rows:
             yield chain(trunk[:most_rows])
             self.cache.keep(range(most_rows))
 
     def attach(self, step: StepInput) -> TokenTree:
         """The tree under a trunk of the tokens that the cache still lacks: all rows of the step's last forward."""
         cached = self.cache.length
-        self.last = step.tree.under(step.sequence.tokens[cached : step.num_fed]) if cached < step.num_fed else step.tree
+        self.last = (
+            step.tree.under(step.sequence.tokens[cached : step.num_computed])
+            if cached < step.num_computed
+            else step.tree
+        )
         return self.last
 
 

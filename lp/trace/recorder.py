@@ -1,7 +1,7 @@
 """Records the steps of one request that asks for it. Costs a request that does not ask one comparison a step.
 
 A step is recorded in three moments: when its answers have come (who computed what, and how long it took), before the
-decoder learns from them (the tree and its sources), and when it is told, which nobody waits for.
+decoder learns from them (the tree and its sources), and when its output is made, which nobody waits for.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RecordedStep:
 class TraceRecorder:
     """Records one request's steps, in their order.
 
-    figures: what the batch of the next step took. ranks: see RecordedStep. Both are set before the step is settled.
+    figures: what the batch of the next step took. ranks: see RecordedStep. Both are set before the step is committed.
     """
 
     def __init__(self) -> None:
@@ -72,6 +72,6 @@ class TraceRecorder:
         """Notes what the decoder has planned, before it learns from the answers."""
         self._tree, self._described = tree, decoder.described()
 
-    def settled(self, rows: list[int], emitted: list[int]) -> RecordedStep:
+    def committed(self, rows: list[int], emitted: list[int]) -> RecordedStep:
         """rows: for each accepted token the row whose target it is. emitted: those of the tokens that count."""
         return RecordedStep(self._tree, self._described, self.figures, self.ranks, rows, emitted)

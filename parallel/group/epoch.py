@@ -25,8 +25,8 @@ from lp.methods.registry import from_dict
 from lp.platform.library import require_on_all
 from lp.request import Output, Request
 from lp.runner import Runner
-from lp.scheduling.prefixes import Finished
-from lp.scheduling.room import KVBudget
+from lp.scheduling.kv_budget import KVBudget
+from lp.scheduling.prefix_cache import FinishedSequence
 from lp.step_cost import StepTimes
 from parallel.comm.base import IsOver
 from parallel.comm.channel import Channel
@@ -164,17 +164,17 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
     requests, known = [entry.request for entry in running], [entry.tokens for entry in running]
     tokens = longest(channel, engine.generated(), requests, known)
     names = {request.id for request in requests}  # one whose end the front end has not heard of runs again
-    finished = [one for one in still_held(channel, engine.batches.prefixes.finished(), runner) if one.id not in names]
+    finished = [one for one in still_held(channel, engine.scheduler.prefixes.finished(), runner) if one.id not in names]
     learnt = merge(channel.collect(engine.history.learnt()))
     is_alone = channel.num_ranks == 1
     progress = engine.resume(
-        runner, zip(requests, tokens, strict=True), times, room, finished, learnt, keeps_shared=is_alone
+        runner, zip(requests, tokens, strict=True), times, room, finished, learnt, keep_shared=is_alone
     )
     cached = channel.collect([number for _, number in _cached(engine)])
-    for one, several in zip(engine.generations(), zip(*cached, strict=True), strict=True):
-        one.hold(max(several))
+    for one, several in zip(engine.scheduler, zip(*cached, strict=True), strict=True):
+        one.reuse_cached(max(several))
     if isinstance(runner, ComparesCaches):
-        running = [(one.sequence.id, [*one.prompt, *one.generated]) for one in engine.generations()]
+        running = [(one.sequence.id, [*one.prompt, *one.generated]) for one in engine.scheduler]
         runner.compare_caches([*running, *((one.id, one.tokens) for one in finished)])
     return progress
 
@@ -190,23 +190,23 @@ def num_cached(engine: Engine) -> dict[str, int]:
 def _cached(engine: Engine) -> Iterator[tuple[str, int]]:
     """For each running sequence, its request's id, and how many of its tokens have keys and values on this rank."""
     runner = engine.runner
-    for one in engine.generations():
+    for one in engine.scheduler:
         is_known = isinstance(runner, HoldsCaches)
         yield one.request_id, runner.num_cached(one.sequence.id, one.sequence.tokens) if is_known else 0
 
 
-def still_held(channel: Channel, own: list[Finished], runner: Runner) -> list[Finished]:
+def still_held(channel: Channel, own: list[FinishedSequence], runner: Runner) -> list[FinishedSequence]:
     """The finished sequences that one of the ranks sharing steps holds almost whole; equal on all of them.
 
     own: those of this rank. Those that were used last on any rank are last.
     """
     held = [runner.num_cached(one.id, one.tokens) if isinstance(runner, HoldsCaches) else 0 for one in own]
     told = channel.collect([[*one, number] for one, number in zip(own, held, strict=True)])
-    found: dict[str, Finished] = {}
+    found: dict[str, FinishedSequence] = {}
     for several in zip_longest(*(reversed(of_rank) for of_rank in told)):
         for name, tokens, owner, number in filter(None, several):
             if len(tokens) - 1 - number <= MOST_LACKING:
-                found.setdefault(name, Finished(name, tokens, owner))
+                found.setdefault(name, FinishedSequence(name, tokens, owner))
     return list(reversed(found.values()))
 
 

@@ -49,39 +49,20 @@ def serve(
                     case Shutdown():
                         return
                     case Measure():
-                        measure_again(engine)
+                        engine.measure_again()
         if not engine.is_idle:
             if inbox and channel.num_ranks > 1:
-                channel.announce(inbox.has_waiting() or should_measure(engine))
+                channel.announce(inbox.has_waiting() or engine.should_measure)
             for progress in engine.step():
                 emit(progress)
         flush()
-
-
-def should_measure(engine: Engine) -> bool:
-    """Whether the step times are far from what steps take, and now is an occasion to measure them anew.
-
-    Ranks answer by their own clocks, so rank 0 decides for all.
-    """
-    watch = engine.batches.clock.watch
-    return watch is not None and bool(engine.measure_times) and not engine.batches and watch.is_due(engine.is_idle)
-
-
-def measure_again(engine: Engine) -> None:
-    """Measures the step times anew, on all ranks together, and lets the engine decide by them."""
-    if engine.measure_times is None or (watch := engine.batches.clock.watch) is None:
-        return
-    log.info("steps took %.2g times as long as was measured before: measuring again", watch.measured())
-    if (times := engine.measure_times()) is not None:
-        engine.history.take_times(times)  # sequences that have begun keep what they began with
-        engine.batches.take_times(times)
 
 
 def _commands_due(engine: Engine, channel: Channel, inbox: Inbox | None) -> bool:
     """Whether commands follow, as the last exchange said; a single rank asks its inbox instead."""
     if channel.num_ranks > 1:
         return channel.commands_due
-    return inbox is not None and (inbox.has_waiting() or should_measure(engine))
+    return inbox is not None and (inbox.has_waiting() or engine.should_measure)
 
 
 def _next_commands(engine: Engine, channel: Channel, inbox: Inbox | None) -> list[Command]:
@@ -96,4 +77,4 @@ def _next_commands(engine: Engine, channel: Channel, inbox: Inbox | None) -> lis
 def _taken(engine: Engine, inbox: Inbox) -> list[Command]:
     """What the inbox holds. An engine that waits for requests, or that has waited too long, may measure meanwhile."""
     taken = inbox.take(IDLE_S if engine.is_idle else 0.0)
-    return [Measure()] if not taken and should_measure(engine) else taken
+    return [Measure()] if not taken and engine.should_measure else taken

@@ -56,7 +56,7 @@ class Balanced(Assignment):
 
     def assign(self, steps: Sequence[StepInput], numbers: Numbers) -> list[Shares]:
         if len(steps) == 1 and len(steps[0].tree) and min(numbers[0]) >= 0:
-            trunk = steps[0].num_fed - max(numbers[0])
+            trunk = steps[0].num_computed - max(numbers[0])
             all_shares, loads = _lone(steps[0], numbers[0], self.copy_cost)
             if self.copy_cost.splits(trunk, len(loads)):
                 owner = numbers[0].index(max(numbers[0]))
@@ -74,7 +74,7 @@ class Balanced(Assignment):
 def _lone(step: StepInput, numbers: Sequence[int], copy_cost: CopyCost) -> tuple[list[Shares], list[int]]:
     """Shares a lone tree, except with replicas whose lag is longer than the others' parts; and the loads."""
     shares = share_tree(step.tree, numbers, step.is_shared, copy_cost)
-    lags, loads = copy_cost.lags(step.num_fed, numbers), [0] * len(numbers)
+    lags, loads = copy_cost.lags(step.num_computed, numbers), [0] * len(numbers)
     for replica, rows in shares.rows.items():
         loads[replica] = len(rows) + lags[replica]
     least = min(loads[replica] for replica in shares.rows)
@@ -97,7 +97,7 @@ class AllShare(Assignment):
         if len(step.tree):
             return share_tree(step.tree, numbers, step.is_shared)
         replicas = range(len(numbers)) if step.is_shared else [numbers.index(max(numbers))]
-        return Shares({}, dict.fromkeys(replicas, step.num_fed))
+        return Shares({}, dict.fromkeys(replicas, step.num_computed))
 
 
 class Pinned(Assignment):

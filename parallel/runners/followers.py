@@ -38,26 +38,33 @@ def catch_up(
     idle = [replica for replica, rows in enumerate(loads) if most - rows > spare]
     if not idle:
         return
-    works = [len(step.tree) + max(0, step.num_fed - max(known)) for step, known in zip(steps, numbers, strict=True)]
+    works = [
+        len(step.tree) + max(0, step.num_computed - max(known)) for step, known in zip(steps, numbers, strict=True)
+    ]
     for replica in idle:
         spare = most - loads[replica]
         found: list[tuple[float, int, int, int, int]] = []  # worth, lag, number, tokens afterwards, rows
         for number, (step, shares) in enumerate(zip(steps, all_shares, strict=True)):
             own = numbers[number][replica]
-            if not step.is_shared or replica in shares.rows or replica in shares.feeds or not 0 <= own < step.num_fed:
+            if (
+                not step.is_shared
+                or replica in shares.rows
+                or replica in shares.feeds
+                or not 0 <= own < step.num_computed
+            ):
                 continue
             if not len(step.tree) and loads[replica]:
                 continue
-            num_fed, num_rows = copy_cost.reach(step, own, max(numbers[number]), spare)
-            if num_fed > own:
+            num_computed, num_rows = copy_cost.reach(step, own, max(numbers[number]), spare)
+            if num_computed > own:
                 worth = works[number] / (len(shares.rows) + len(shares.feeds))
-                found.append((worth, step.num_fed - own, number, num_fed, num_rows))
+                found.append((worth, step.num_computed - own, number, num_computed, num_rows))
         largest = max(found)[0] if found else 0
         if largest > 0:  # a prompt that is fed again may be held by its owner already
-            *_, number, num_fed, num_rows = min(
+            *_, number, num_computed, num_rows = min(
                 (entry for entry in found if entry[0] * 2 > largest), key=lambda entry: entry[1:]
             )
-            all_shares[number].feeds[replica] = num_fed
+            all_shares[number].feeds[replica] = num_computed
             loads[replica] += num_rows
 
 

@@ -51,7 +51,7 @@ class Forest:
         self._numbers = numbers
         self._copy_cost = copy_cost
         for step, size, known in zip(steps, self.sizes, numbers, strict=True):
-            lag = step.num_fed - (most := max(known))
+            lag = step.num_computed - (most := max(known))
             self.owners.append(known.index(most) if most > min(known) else -1)
             self.works.append(size + lag if lag > 0 else size)
         # The largest first; of equal ones, the first in the batch.
@@ -85,7 +85,7 @@ class Forest:
     def _lags_of(self, number: int) -> list[int]:
         """Returns the rows that each replica pays for the tokens that it lacks for a step."""
         if number not in self._lags:
-            self._lags[number] = self._copy_cost.lags(self.steps[number].num_fed, self._numbers[number])
+            self._lags[number] = self._copy_cost.lags(self.steps[number].num_computed, self._numbers[number])
         return self._lags[number]
 
     def _first_free(self, loads: list[int], number: int) -> tuple[int, int]:

@@ -37,7 +37,7 @@ def split_prefill(
     """
     if cost.per_split == math.inf:
         return
-    trunks = [step.num_fed - max(known) for step, known in zip(steps, numbers, strict=True)]
+    trunks = [step.num_computed - max(known) for step, known in zip(steps, numbers, strict=True)]
     number = max(range(len(steps)), key=trunks.__getitem__)
     known, shares, trunk = numbers[number], all_shares[number], trunks[number]
     takers, start = [*shares.rows, *shares.feeds], max(known)

@@ -1,7 +1,7 @@
 """On which replicas the sequences of a batch may be computed, as far as their memory goes.
 
-The engine says on which replica each running sequence has room, its home (lp/scheduling/room.py). What the homes leave
-is lent to others: to those that take parts of trees, follow, or have moved there because there were fewer rows.
+The engine says on which replica each running sequence has room, its home (lp/scheduling/kv_budget.py). What the homes
+leave is lent to others: to those that take parts of trees, follow, or have moved there because there were fewer rows.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Shares:
     def whole(step: StepInput, replica: int) -> Shares:
         """One replica computes all of a step."""
         num_rows = len(step.tree)
-        return Shares({replica: range(num_rows)}, {}) if num_rows else Shares({}, {replica: step.num_fed})
+        return Shares({replica: range(num_rows)}, {}) if num_rows else Shares({}, {replica: step.num_computed})
 
     def part(self, step: StepInput, replica: int) -> StepInput | None:
         """What a replica computes of the step; None if it takes no part."""
@@ -52,7 +52,7 @@ class Shares:
             rows = self.rows[replica]
             return step if len(rows) == len(step.tree) else replace(step, tree=step.tree.take(rows))
         if replica in self.feeds:
-            return replace(step, tree=NO_ROWS, num_fed=self.feeds[replica])
+            return replace(step, tree=NO_ROWS, num_computed=self.feeds[replica])
         return None
 
 
@@ -78,8 +78,8 @@ class KnownTokens:
 
     def note(self, tree: TokenTree, num_tokens: int, shares: Shares) -> None:
         """Notes who computes what of a step. num_tokens: length of the sequence before the step."""
-        for replica, num_fed in shares.feeds.items():
-            self.numbers[replica] = max(self.numbers[replica], num_fed)
+        for replica, num_computed in shares.feeds.items():
+            self.numbers[replica] = max(self.numbers[replica], num_computed)
         self._rows, self._tree, self._length = shares.rows, tree, num_tokens
 
     def count(self, tokens: Sequence[int]) -> list[int]:
@@ -124,11 +124,11 @@ def shared_by(
     ranks: dict[str, str] = {}
     loads = [0] * len(numbers[0])
     for step, known, shares in zip(steps, numbers, all_shares, strict=True):
-        for replica, num_fed in shares.feeds.items():
-            loads[replica] += max(0, num_fed - known[replica])
+        for replica, num_computed in shares.feeds.items():
+            loads[replica] += max(0, num_computed - known[replica])
         digits = [""] * len(step.tree)
         for replica, rows in sorted(shares.rows.items(), reverse=True):  # the lowest replica's answers count
-            loads[replica] += len(rows) + max(0, step.num_fed - known[replica])
+            loads[replica] += len(rows) + max(0, step.num_computed - known[replica])
             for row in rows:
                 digits[row] = digit_of(replica * ranks_per_replica)
         if step.sequence.is_traced:

@@ -48,9 +48,9 @@ def test_an_arena_that_is_too_small_for_all_changes_no_text(
     kv_memory = str(5.5 * PAGE_BYTES / 1e9)  # five pages, one of them for padding
     engine = Engine.from_pretrained(str(folders["llama"]), device="cuda", step_times="off", kv_memory=kv_memory)
     memory = engine.checkpoint.model.memory
-    assert isinstance(memory, Arena) and memory.num_pages == engine.scheduler.room.num_pages == 4
+    assert isinstance(memory, Arena) and memory.num_pages == engine.scheduler.budget.num_pages == 4
     if one_by_one:  # with a scheduler that knows nothing of room
-        engine.scheduler = engine.batches.scheduler = OneByOne()
+        engine.scheduler = OneByOne(engine.runner)
     tokens: dict[str, list[int]] = {}
     for number, (prompt, decode) in enumerate(zip(PROMPTS, METHODS, strict=True)):
         stopping = Stopping(NUM_TOKENS, ignore_eos=True)
@@ -82,7 +82,7 @@ def test_an_arena_that_does_not_fit_is_refused_before_anything_is_loaded(
 def test_auto_is_what_the_weights_leave(folders: Folders, cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (3_000_000_000, 10_000_000_000))
     engine = Engine.from_pretrained(str(folders["llama"]), device="cuda", step_times="off")
-    assert engine.scheduler.room.num_pages == (3_000_000_000 - 600_000_000) // PAGE_BYTES - 1
+    assert engine.scheduler.budget.num_pages == (3_000_000_000 - 600_000_000) // PAGE_BYTES - 1
     monkeypatch.setattr("lp.model.checkpoint.check_fits", lambda *_: None)  # the graphs of another program, meanwhile
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (600_100_000, 10_000_000_000))
     with pytest.raises(

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from lp import Auto, Engine, Grammar, Sampling, Stopping
-from lp.generation import RequestState
 from lp.methods.autoregressive import Autoregressive
 from lp.methods.lookahead import Lookahead
 from lp.model.checkpoint import Checkpoint, ModelSettings, load
@@ -18,6 +17,7 @@ from lp.model.fast.choose import CompileMode
 from lp.platform.hardware import Download
 from lp.request import Completion, DecodingMethod
 from lp.runner import StepInput
+from lp.scheduling.request_state import RequestState
 from lp.single_device import SingleDevice
 from lp.tree import Answers
 from tests.cuda_on_cpu.launches import Launches, observed
@@ -97,7 +97,7 @@ def test_starting_a_step_of_a_graph_does_not_wait(folders: Folders) -> None:
 def test_a_step_is_told_while_the_next_is_computed(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Diary(checkpoint)
     engine = Engine(checkpoint, runner)
-    for name in ("settle", "tell"):
+    for name in ("commit", "output"):
         call: Any = getattr(RequestState, name)
         monkeypatch.setattr(
             RequestState,
@@ -105,8 +105,8 @@ def test_a_step_is_told_while_the_next_is_computed(checkpoint: Checkpoint, monke
             lambda self, given, name=name, call=call: (runner.events.append(name), call(self, given))[1],
         )
     steps = generate(engine, Auto(rows=12), SAMPLINGS["greedy"]).stats.steps
-    between = ["finish", "settle", "start", "tell"]
-    assert runner.events == ["start", *between * (steps - 1), "finish", "settle", "tell"]
+    between = ["finish", "commit", "start", "output"]
+    assert runner.events == ["start", *between * (steps - 1), "finish", "commit", "output"]
 
 
 @pytest.mark.parametrize(
@@ -189,21 +189,30 @@ class FailsOnce(SingleDevice):
         super().start(steps)
 
 
-def test_what_a_step_has_yielded_is_told_before_the_next_one_fails(checkpoint: Checkpoint) -> None:
+def test_what_a_step_has_yielded_outlives_a_failed_start(checkpoint: Checkpoint) -> None:
     engine = Engine(checkpoint, FailsOnce(checkpoint.model))
-    stream = engine.stream(PROMPT, decode=Autoregressive(), sampling=SAMPLINGS["greedy"], max_new_tokens=9)
-    assert len([next(stream), next(stream)]) == 2
+    for name in ("a", "b"):
+        stopping = Stopping(9, ignore_eos=True)
+        request = engine.request_builder.build(PROMPT, Autoregressive(), SAMPLINGS["greedy"], stopping, name)
+        engine.add_request(request)
+    found = {name: list[int]() for name in ("a", "b")}
+    for output in engine.step():
+        found[output.request_id] += output.tokens
     with pytest.raises(MemoryError, match="no room"):
-        next(stream)
-    assert engine.is_idle
-    assert len(generate(engine, Autoregressive(), SAMPLINGS["greedy"]).token_ids) == 24
+        engine.step()
+    assert not engine.is_idle
+    while not engine.is_idle:
+        for output in engine.step():
+            found[output.request_id] += output.tokens
+    expected = generate(Engine(checkpoint), Autoregressive(), SAMPLINGS["greedy"]).token_ids[:9]
+    assert found == {"a": expected, "b": expected}
 
 
-def test_a_request_that_is_cancelled_takes_its_failure_with_it(checkpoint: Checkpoint) -> None:
+def test_a_stream_whose_start_fails_ends(checkpoint: Checkpoint) -> None:
     engine = Engine(checkpoint, FailsOnce(checkpoint.model))
     stream = engine.stream(PROMPT, decode=Autoregressive(), sampling=SAMPLINGS["greedy"], max_new_tokens=9)
-    next(stream)
-    next(stream)
-    stream.close()  # type: ignore[attr-defined]
+    with pytest.raises(MemoryError, match="no room"):
+        list(stream)
+    assert engine.step() == []
     assert engine.is_idle
     assert len(generate(engine, Autoregressive(), SAMPLINGS["greedy"]).token_ids) == 24

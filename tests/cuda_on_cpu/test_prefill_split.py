@@ -71,11 +71,11 @@ def feed(mesh: Mesh, channel: Channel, folder: str) -> tuple[list[float], int, i
             runner.open(together)
             runner.inner.open(alone)
             errors = []
-            for num_fed in (90, 280, 329):
-                runner.launch([StepInput(together, NO_ROWS, num_fed)])()
-                runner.inner.launch([StepInput(alone, NO_ROWS, num_fed)])()
+            for num_computed in (90, 280, 329):
+                runner.launch([StepInput(together, NO_ROWS, num_computed)])()
+                runner.inner.launch([StepInput(alone, NO_ROWS, num_computed)])()
                 one, other = (runner.inner.settled_cache(each) for each in (together, alone))
-                assert isinstance(one, PagedCache) and 0 < one.length <= num_fed
+                assert isinstance(one, PagedCache) and 0 < one.length <= num_computed
                 found, expected = (cache.export(0, one.length).cpu().float() for cache in (one, other))
                 errors.append(float((found - expected).norm() / expected.norm()))
             return errors, len(recorded.splits), rank.network.asked["send"] + rank.network.asked["receive"]

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from lp import Auto, Autoregressive, Engine, Lookahead, Sampling, Stopping
-from lp.generation import RequestState
 from lp.model.kv import bound
 from lp.model.kv.contiguous import ContiguousCache, ContiguousMemory
 from lp.model.kv_cache import PAGE
-from lp.scheduling.room import KVBudget
-from lp.scheduling.scheduler import Scheduler, Turn
+from lp.scheduling.batch import Turn
+from lp.scheduling.kv_budget import KVBudget
+from lp.scheduling.request_state import RequestState
+from lp.scheduling.scheduler import Scheduler
 from lp.states.sequence_state import SequenceState
 from tests.slow import slow_except
 
@@ -31,14 +32,17 @@ def load(folder: Path, num_pages: int) -> Engine:
 
 
 class OneByOne(Scheduler):
-    """Gives one turn in each step, and knows nothing of room."""
+    """Gives one turn in each step, and knows nothing of memory."""
 
-    def preempted(self, fitting: Iterable[RequestState]) -> list[RequestState]:
+    def admitted(self) -> list[RequestState]:
+        return list(self)
+
+    def preempted(self, admitted: Iterable[RequestState]) -> list[RequestState]:
         return []
 
-    def next_batch(self, num_batches: int = 1, fitting: Sequence[RequestState] | None = None) -> list[Turn]:
-        waiting = sorted(self, key=lambda generation: generation.stats.steps)
-        return [Turn(waiting[0], len(waiting[0].sequence.tokens) - 1, decodes=True)]
+    def next_turns(self, ready: Sequence[RequestState]) -> list[Turn]:
+        waiting = sorted(set(ready) - self._in_flight, key=lambda state: (state.stats.steps, state.request_id))
+        return [Turn(one, len(one.sequence.tokens) - 1, decodes=True) for one in waiting[:1]]
 
 
 @pytest.fixture
@@ -86,7 +90,7 @@ def run(engine: Engine, most_at_once: list[int] | None = None) -> dict[str, list
 def test_the_number_of_tokens_is_said_at_start(checkpoint_folder: Callable[[str], Path], caplog: Any) -> None:
     with caplog.at_level(logging.INFO, "lookahead"):
         engine = load(checkpoint_folder("llama"), 9)
-    assert engine.checkpoint.model.memory.num_pages == engine.scheduler.room.num_pages == 9
+    assert engine.checkpoint.model.memory.num_pages == engine.scheduler.budget.num_pages == 9
     assert "for 2,304 tokens: 3 sequence(s) of the whole context of 640 tokens" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.INFO, "lookahead"):
@@ -111,13 +115,13 @@ def test_sequences_that_are_evicted_in_every_turn_continue_as_if_nothing_had_hap
     """Memory looks after itself, whatever a scheduler does."""
     engine = load(checkpoint_folder("llama"), 4)
     engine.checkpoint.model.memory = ContiguousMemory(3, num_pages)
-    engine.scheduler = engine.batches.scheduler = OneByOne()
+    engine.scheduler = OneByOne(engine.runner)
     assert run(engine) == run(Engine(llama.checkpoint))
     assert len(evicted) > 20
 
 
 def test_a_request_that_ends_or_is_cancelled_frees_its_room(llama: Engine) -> None:
-    engine = Engine(llama.checkpoint, room=KVBudget(2))
+    engine = Engine(llama.checkpoint, budget=KVBudget(2))
     for name in ("first", "second"):
         stopping = Stopping(200, ignore_eos=True)
         engine.add_request(
@@ -134,7 +138,7 @@ def test_a_request_that_ends_or_is_cancelled_frees_its_room(llama: Engine) -> No
 
 
 def test_a_request_that_can_never_fit_is_refused(llama: Engine) -> None:
-    engine = Engine(llama.checkpoint, room=KVBudget(2))
+    engine = Engine(llama.checkpoint, budget=KVBudget(2))
     message = (
         r"prompt of 200 tokens and max_new_tokens=400 .* holds 512 tokens, 1 of them .* at most 312 new tokens, or"
     )
@@ -144,14 +148,14 @@ def test_a_request_that_can_never_fit_is_refused(llama: Engine) -> None:
         engine.generate(PROMPTS[0] * 3, max_new_tokens=None, decode=Autoregressive())
     fits = engine.request_builder.build(PROMPTS[0], Autoregressive(), GREEDY, Stopping(None))
     assert fits.stopping.max_new_tokens == 312
-    engine.scheduler.room = KVBudget(1)  # less than the builder knows, as with ranks that others have started
+    engine.scheduler.budget = KVBudget(1)  # less than the builder knows, as with ranks that others have started
     refusal = engine.add_request(fits)
     assert refusal and refusal.finish_reason == "no_room" and "holds 256 tokens" in refusal.text
     assert engine.is_idle
 
 
 def test_a_request_that_no_longer_fits_ends_when_ranks_change(llama: Engine) -> None:
-    engine = Engine(llama.checkpoint, room=KVBudget(2))
+    engine = Engine(llama.checkpoint, budget=KVBudget(2))
     request = engine.request_builder.build(PROMPTS[0], Autoregressive(), GREEDY, Stopping(200), request_id="a")
     engine.add_request(request)
     engine.step()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lp import Engine
-from lp.scheduling.room import KVBudget
+from lp.scheduling.kv_budget import KVBudget
 from lp.scheduling.settings import SchedulerSettings
 from tests.mixture import check_mixture, make_mixture, run_mixture
 from tests.models import ARCHITECTURES
@@ -26,7 +26,7 @@ def test_a_mixture_of_requests_yields_what_each_yields_alone(seed: int, llama: E
 @pytest.mark.slow
 @pytest.mark.parametrize("num_pages", [3, 7])
 def test_preempted_requests_continue_as_if_nothing_had_happened(num_pages: int, llama: Engine) -> None:
-    engine, dropped = Engine(llama.checkpoint, room=KVBudget(num_pages)), []
+    engine, dropped = Engine(llama.checkpoint, budget=KVBudget(num_pages)), []
     drop = engine.runner.drop
     engine.runner.drop = lambda sequence: (dropped.append(sequence.id), drop(sequence))[1]  # type: ignore[method-assign]
     mixture = run_mixture(engine, make_mixture(engine, 16, 5, most_prompt=120, most_tokens=190))

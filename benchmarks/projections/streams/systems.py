@@ -20,7 +20,7 @@ from lp.methods.auto.method import Auto
 from lp.methods.autoregressive import Autoregressive
 from lp.model.checkpoint import Checkpoint
 from lp.request import DecodingMethod
-from lp.scheduling.room import KVBudget
+from lp.scheduling.kv_budget import KVBudget
 from lp.scheduling.settings import SchedulerSettings
 from lp.step_cost import StepTimes
 from parallel.runners.assignment import AllShare, Assignment, Balanced, Pinned
@@ -129,7 +129,7 @@ def run(checkpoint: Checkpoint, answers: KnownAnswers, system: System, streams: 
         checkpoint,
         runner,
         step_times=system.times,
-        room=KVBudget(),
+        budget=KVBudget(),
         scheduler=SchedulerSettings(max_step_rows=ANY_ROWS),
     )
     speed = Speed(system.name, streams, 0, 0, 0, 0, 0.0, 0.0)

@@ -111,9 +111,9 @@ def played(steps: list[StepInput], numbers: list[list[int]], all_shares: list[Sh
     for step, known, shares in zip(steps, numbers, all_shares, strict=True):
         length = len(step.sequence.tokens)
         for replica, rows in shares.rows.items():
-            loads[replica].add(len(rows) + max(0, step.num_fed - known[replica]), length)
+            loads[replica].add(len(rows) + max(0, step.num_computed - known[replica]), length)
             sent[replica] += len(rows) * step.num_columns
-        for replica, num_fed in shares.feeds.items():
-            if num_fed > known[replica]:
-                loads[replica].add(num_fed - known[replica], length)
+        for replica, num_computed in shares.feeds.items():
+            if num_computed > known[replica]:
+                loads[replica].add(num_computed - known[replica], length)
     return PlayedStep(loads, max(sent))

@@ -1,7 +1,7 @@
 """Memory for the keys and values of many sequences, with a bound.
 
 A sequence is nothing but its token ids, so the memory of one that waits can be given to another: it is evicted, and its
-tokens are computed again when it goes on. Who goes on at the same time is decided in lp/scheduling/room.py.
+tokens are computed again when it goes on. Who goes on at the same time is decided in lp/scheduling/kv_budget.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// How many drafts a step takes that several sequences share: lp/scheduling/budget.py, whose comments say why.
+// How many drafts a step takes that several sequences share: lp/scheduling/planner.py, whose comments say why.
 //
 // Every number is computed by the same operations in the same order as there. B sequences, D drafts that they offer
 #pragma once

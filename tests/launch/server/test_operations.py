@@ -12,7 +12,7 @@ import uvicorn
 
 from launch.server.metrics import SHORT_S
 from lp.model.kv_cache import pages_of
-from lp.scheduling.room import KVBudget
+from lp.scheduling.kv_budget import KVBudget
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from tests.launch.server.harness import AUTOREGRESSIVE, Running, assert_error, eventually, serving
 
@@ -184,7 +184,7 @@ def test_refused_requests_are_counted_by_reason(checkpoint):
 
 def test_use_of_the_room_for_keys_and_values(checkpoint):
     with serving(checkpoint) as running:
-        running.server.context.backend.request_builder.room = KVBudget(num_pages=100)
+        running.server.context.backend.request_builder.budget = KVBudget(num_pages=100)
         running.gate.open_gate.clear()
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             answer = pool.submit(running.post, "/v1/completions", prompt=[1] * 300, max_tokens=2)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lp.model.checkpoint import Checkpoint
-from lp.scheduling.room import KVBudget
+from lp.scheduling.kv_budget import KVBudget
 from tests.launch.server.harness import AUTOREGRESSIVE, assert_error, serving
 
 PROMPT = list(range(20, 220))
@@ -17,7 +17,7 @@ PROMPT = list(range(20, 220))
 def test_requests_wait_until_there_is_room(checkpoint: Checkpoint) -> None:
     with serving(checkpoint) as running:
         alone = running.post("/v1/completions", prompt=PROMPT, max_tokens=150, temperature=0, **AUTOREGRESSIVE).json()
-        running.engine.scheduler.room = KVBudget(2)  # three of these need six pages in the end
+        running.engine.scheduler.budget = KVBudget(2)  # three of these need six pages in the end
         with ThreadPoolExecutor(3) as pool:
             body = {"prompt": PROMPT, "max_tokens": 150, "temperature": 0, **AUTOREGRESSIVE}
             answers = [pool.submit(running.post, "/v1/completions", **body) for _ in range(3)]
@@ -31,9 +31,9 @@ def test_requests_wait_until_there_is_room(checkpoint: Checkpoint) -> None:
 def test_what_can_never_fit_is_refused(is_told_in_time: bool, stream: bool, checkpoint: Checkpoint) -> None:
     """The front end may not know yet how much room the ranks have: then they refuse the request."""
     with serving(checkpoint) as running:
-        running.engine.scheduler.room = KVBudget(2)
+        running.engine.scheduler.budget = KVBudget(2)
         if is_told_in_time:
-            running.engine.request_builder.room = KVBudget(2)
+            running.engine.request_builder.budget = KVBudget(2)
         answer = running.post("/v1/completions", prompt=PROMPT, max_tokens=400, stream=stream, **AUTOREGRESSIVE)
         words = "200 tokens", "=400", "model.kv_memory holds 512 tokens", "at most 312 new tokens"
         if stream and not is_told_in_time:
@@ -49,4 +49,4 @@ def test_what_can_never_fit_is_refused(is_told_in_time: bool, stream: bool, chec
 
 def test_the_bound_is_that_of_the_model(checkpoint: Checkpoint) -> None:
     with serving(replace(checkpoint)) as running:
-        assert running.engine.request_builder.room.num_pages == checkpoint.model.memory.num_pages
+        assert running.engine.request_builder.budget.num_pages == checkpoint.model.memory.num_pages

@@ -56,7 +56,7 @@ class Played:
             with joining as channel:
                 resume(epoch, channel)
                 times = engine.history.step_times
-                assert times == engine.batches._step_times, "decoders and batches plan by the same times"
+                assert times == engine.planner.step_times, "decoders and batches plan by the same times"
                 self.planned[epoch.number] = times and times.seconds[0]
 
 

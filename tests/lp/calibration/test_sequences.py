@@ -43,9 +43,9 @@ class Machine:
         rows = cached = 0
         for step in steps:
             assert step.sequence.id in self.open_ids and step.tree.tokens[0] == step.sequence.tokens[-1]
-            rows += len(step.tree) + step.num_fed - self.computed[step.sequence.id]
-            self.computed[step.sequence.id] = step.num_fed
-            cached += step.num_fed
+            rows += len(step.tree) + step.num_computed - self.computed[step.sequence.id]
+            self.computed[step.sequence.id] = step.num_computed
+            cached += step.num_computed
             self.longest = max(self.longest, len(step.sequence.tokens))
         parts = min(self.num_parts, len(steps))
         seconds = STEP + (ROW * rows + SEQUENCE * len(steps) + CACHED * cached) / parts

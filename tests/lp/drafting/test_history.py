@@ -80,7 +80,7 @@ def told(history: DraftHistory) -> list[Learnt]:
 
 def test_another_history_goes_on_with_what_was_learnt() -> None:
     before = history_after((AUTO, 50, 50), (WITHOUT_WINDOW, 50, 0))
-    after = DraftHistory().following(None, 1, merge([told(before)]), keeps_shared=False)
+    after = DraftHistory().following(None, 1, merge([told(before)]), keep_shared=False)
     for settings in (AUTO, WITHOUT_WINDOW):
         ends = [list(history.profile(settings, 0.0).estimates.probabilities) for history in (before, after)]
         assert ends[1] == pytest.approx(ends[0], rel=1e-12)
@@ -92,7 +92,7 @@ def test_another_history_goes_on_with_what_was_learnt() -> None:
 
 def test_what_nobody_uses_goes_on_all_the_same() -> None:
     learnt = merge([told(history_after((AUTO, 50, 50)))])
-    idle = DraftHistory().following(None, 1, learnt, keeps_shared=False)
+    idle = DraftHistory().following(None, 1, learnt, keep_shared=False)
     assert merge([told(idle)]) == learnt
 
 

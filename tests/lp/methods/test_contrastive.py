@@ -125,7 +125,7 @@ def test_what_is_lost_is_computed_again(engine: Engine) -> None:
         for generation in engine.scheduler:
             if len(found) % 3 == 0:
                 engine.runner.drop(generation.sequence)
-                generation.forget()
+                generation.forget_computed()
     assert found == expected
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from lp import Autoregressive, Engine, Sampling, Stopping
 from lp.request import Completion, Request
-from lp.scheduling.prefixes import LEAST_TOKENS
-from lp.scheduling.room import KVBudget
+from lp.scheduling.kv_budget import KVBudget
+from lp.scheduling.prefix_cache import LEAST_TOKENS
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from tests.mixture import check_mixture, make_mixture, run_mixture
 from tests.slow import slow_except
@@ -114,7 +114,7 @@ def test_a_kept_sequence_that_has_more_is_taken(llama: Engine) -> None:
 @pytest.mark.parametrize(("num_pages", "max_step_rows"), slow_except([(3, 8), (7, None), (100, 24)], (3, 8)))
 def test_a_mixture_with_common_beginnings(llama: Engine, num_pages: int, max_step_rows: int | None) -> None:
     settings = SchedulerSettings(max_step_rows=max_step_rows, prefix_reuse=PrefixReuse.all)
-    engine = Engine(llama.checkpoint, room=KVBudget(num_pages), scheduler=settings)
+    engine = Engine(llama.checkpoint, budget=KVBudget(num_pages), scheduler=settings)
     mixture = run_mixture(engine, make_mixture(engine, 24, 11, beginning=TEXT[:40]))
     check_mixture(mixture, llama)
     assert num_pages == 3 or any(cached >= 40 for cached in mixture.cached.values())

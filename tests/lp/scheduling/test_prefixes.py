@@ -12,8 +12,8 @@ from lp import Auto, Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.model.kv_cache import PAGE
 from lp.request import Completion
 from lp.request import Sequence as TokenSequence
-from lp.scheduling.prefixes import LEAST_TOKENS, Prefixes
-from lp.scheduling.room import KVBudget
+from lp.scheduling.kv_budget import KVBudget
+from lp.scheduling.prefix_cache import LEAST_TOKENS, PrefixCache
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from tests.mixture import check_mixture, make_mixture, run_mixture
 
@@ -39,7 +39,7 @@ def ask(engine: Engine, prompt: list[int], owner: str | None = None, **settings:
 
 
 def test_the_longest_beginning_is_found() -> None:
-    prefixes = Prefixes(OWNER)
+    prefixes = PrefixCache(OWNER)
     prefixes.add(sequence_of("a", [*TEXT[:40], 1, 1]), None)
     prefixes.add(sequence_of("b", [*TEXT[:60], 1]), None)
     prefixes.add(sequence_of("c", [*TEXT[:90], 1]), "somebody")
@@ -52,7 +52,7 @@ def test_the_longest_beginning_is_found() -> None:
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    prefixes = Prefixes(SchedulerSettings(prefix_reuse=PrefixReuse.owner, max_prefixes=3))
+    prefixes = PrefixCache(SchedulerSettings(prefix_reuse=PrefixReuse.owner, max_prefixes=3))
     for name in "abcd":
         prefixes.add(sequence_of(name, [ord(name), *TEXT[:50]]), None)
     assert [one.id for one in prefixes.take_surplus([100])] == ["a"]
@@ -62,7 +62,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 def test_pages_count_where_a_kept_sequence_lies() -> None:
-    prefixes, places = Prefixes(OWNER), {"a": 0, "b": 1, "c": 0, "d": None}
+    prefixes, places = PrefixCache(OWNER), {"a": 0, "b": 1, "c": 0, "d": None}
     for name in places:
         prefixes.add(sequence_of(name, [ord(name), *TEXT[:50]]), None)
     assert [one.id for one in prefixes.take_surplus([3, 1], places.get)] == []
@@ -91,10 +91,10 @@ def test_keys_and_values_are_shared_by_one_owner_alone_unless_allowed(llama: Eng
 
 
 def test_running_requests_take_the_room_of_finished_ones(llama: Engine) -> None:
-    engine = Engine(llama.checkpoint, room=KVBudget(4), scheduler=OWNER)
+    engine = Engine(llama.checkpoint, budget=KVBudget(4), scheduler=OWNER)
     for number in range(6):
         ask(engine, [number + 2, *TEXT], decode=Autoregressive())
-    kept = engine.batches.prefixes
+    kept = engine.scheduler.prefixes
     assert len(kept) == 4
     ask(engine, [50, *TEXT], decode=Autoregressive(), tokens=2 * PAGE)
     assert len(kept) == 2 and ask(engine, [50, *TEXT]).stats.cached_tokens == 120
@@ -106,7 +106,7 @@ def test_a_cancelled_prompt_keeps_nothing_that_was_not_computed(llama: Engine) -
     engine.step()
     engine.add_request(engine.request_builder.build(TEXT, None, GREEDY, Stopping(4), "late"))
     engine.step()
-    assert engine.abort("late") and not len(engine.batches.prefixes)
+    assert engine.abort("late") and not len(engine.scheduler.prefixes)
     engine.abort("long")
     assert ask(engine, TEXT).stats.cached_tokens == 0
 
@@ -118,9 +118,9 @@ def test_a_name_that_is_used_again_and_resuming_leave_nothing_behind(llama: Engi
         engine.add_request(request)
         while not engine.is_idle:
             engine.step()
-    assert len(engine.batches.prefixes) == 1 == len(engine.runner.states)  # type: ignore[attr-defined]
+    assert len(engine.scheduler.prefixes) == 1 == len(engine.runner.states)  # type: ignore[attr-defined]
     engine.resume(engine.runner, [], None)
-    assert not len(engine.batches.prefixes) and not engine.runner.states  # type: ignore[attr-defined]
+    assert not len(engine.scheduler.prefixes) and not engine.runner.states  # type: ignore[attr-defined]
 
 
 def test_a_mixture_that_begins_alike_yields_what_each_yields_alone(

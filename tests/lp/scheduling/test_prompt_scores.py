@@ -12,7 +12,7 @@ from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sa
 from lp.model.kv_cache import PAGE
 from lp.request import Completion, Output, Request, TokenLogprob
 from lp.scheduling import prompt_scores
-from lp.scheduling.room import KVBudget
+from lp.scheduling.kv_budget import KVBudget
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from tests.models import load_reference
 
@@ -124,7 +124,7 @@ def test_streams_go_on_beside_a_prompt_that_is_scored(llama: Engine, expected: t
 
 def test_a_prompt_that_loses_its_room_is_scored_anew(llama: Engine, expected: torch.Tensor):
     """The first request grows until the second one, whose prompt is being scored, has no room."""
-    engine = Engine(llama.checkpoint, room=KVBudget(2), scheduler=SchedulerSettings(max_step_rows=2))
+    engine = Engine(llama.checkpoint, budget=KVBudget(2), scheduler=SchedulerSettings(max_step_rows=2))
     dropped: list[str] = []
     drop = engine.runner.drop
     engine.runner.drop = lambda sequence: (dropped.append(sequence.id), drop(sequence))[1]  # type: ignore[method-assign]

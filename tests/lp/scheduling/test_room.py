@@ -8,7 +8,7 @@ import pytest
 
 from lp import Auto, Autoregressive, Lookahead
 from lp.model.kv_cache import PAGE
-from lp.scheduling.room import KVBudget, RequestTooLarge
+from lp.scheduling.kv_budget import KVBudget, RequestTooLarge
 
 
 @dataclass

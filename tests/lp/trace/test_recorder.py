@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lp import Auto, Autoregressive, Engine, Grammar, Jacobi, Lookahead, Output, PromptLookup, StepTrace, Stopping
-from lp.generation import RequestState
 from lp.request import DecodingMethod, Request
+from lp.scheduling.request_state import RequestState
 from lp.step_cost import StepTimes
 
 PROMPT = "def first(x):\n    return x\n\ndef second(x):\n    return"
@@ -135,8 +135,8 @@ def test_nothing_is_recorded_unless_asked_for(llama: Engine, monkeypatch: pytest
     def fail(*arguments: object) -> None:
         raise AssertionError("nobody has asked for a trace")
 
-    monkeypatch.setattr("lp.scheduling.scheduler.StepClock.record", fail)
-    monkeypatch.setattr("lp.generation.TraceRecorder", fail)
+    monkeypatch.setattr("lp.scheduling.step_clock.StepClock.record", fail)
+    monkeypatch.setattr("lp.scheduling.request_state.TraceRecorder", fail)
     monkeypatch.setattr("lp.methods.auto.decoder.AutoDecoder.described", fail)
     assert llama.generate(PROMPT, max_new_tokens=8).trace == []
     with pytest.raises(AssertionError, match="nobody has asked"):

@@ -9,7 +9,7 @@ import pytest
 
 from lp import Autoregressive, Engine, Lookahead, Stopping
 from lp.request import Request
-from lp.scheduling.prefixes import Finished
+from lp.scheduling.prefix_cache import FinishedSequence
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from lp.single_device import SingleDevice
 from parallel.build import share_steps
@@ -148,11 +148,19 @@ class Holds:
         self.num_cached = lambda name, tokens: numbers[name]
 
 
-def merge(mesh: Mesh, channel: Channel) -> list[Finished]:
+def merge(mesh: Mesh, channel: Channel) -> list[FinishedSequence]:
     long = list(range(200))
     own = [
-        [Finished("a", long, None), Finished("lost", long, None), Finished("c", [1] * 40, "me")],
-        [Finished("b", long, "me"), Finished("a", long[:150], None), Finished("lost", long, None)],
+        [
+            FinishedSequence("a", long, None),
+            FinishedSequence("lost", long, None),
+            FinishedSequence("c", [1] * 40, "me"),
+        ],
+        [
+            FinishedSequence("b", long, "me"),
+            FinishedSequence("a", long[:150], None),
+            FinishedSequence("lost", long, None),
+        ],
     ]
     held = [{"a": 199 - MOST_LACKING, "lost": 150 - MOST_LACKING, "c": 39}, {"b": 199, "a": 149, "lost": 0}]
     return still_held(channel, own[mesh.rank], Holds(held[mesh.rank]))  # type: ignore[arg-type]

@@ -58,7 +58,7 @@ def divide(mesh: Mesh, channel: Channel, folder: str, mode: Mode) -> tuple[dict[
         with joined(epoch, mesh.rank, mesh, settings_of("shm"), store, lambda: False) as joint:
             for progress in resume(engine, share_steps(alone, joint, mode), joint, epoch, None):
                 tokens[progress.request_id] = progress.tokens
-            missing += [one.num_missing for one in engine.generations()]
+            missing += [one.num_uncomputed for one in engine.scheduler]
             while min(len(tokens[request.id]) for request in own) < 10 * number:
                 step(engine, tokens)
             cached = num_cached(engine) if number == 1 else cached
@@ -108,7 +108,7 @@ def change_size(mesh: Mesh, channel: Channel, folder: str) -> tuple[Tokens, list
             assert joint.num_ranks == size
             for progress in resume(engine, share_steps(alone, joint, Mode.auto), joint, epoch, None):
                 tokens[progress.request_id] = progress.tokens
-            missing.append([one.num_missing for one in engine.generations()])
+            missing.append([one.num_uncomputed for one in engine.scheduler])
             while min(len(tokens[request.id]) for request in own) < 8 * number:
                 step(engine, tokens)
     return tokens, missing

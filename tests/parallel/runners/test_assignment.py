@@ -49,13 +49,13 @@ def batches(draw: st.DrawFn, most_steps: int = 12) -> tuple[list[StepInput], lis
     for name in range(draw(st.integers(1, most_steps))):
         num_tokens = draw(st.integers(2, 60))
         num_rows = draw(st.integers(0, 20))
-        num_fed = num_tokens - 1 if num_rows else draw(st.integers(1, num_tokens - 1))
+        num_computed = num_tokens - 1 if num_rows else draw(st.integers(1, num_tokens - 1))
         tree = tree_of(num_rows, draw(st.integers(0, 99))) if num_rows else NO_ROWS
         known = st.one_of(
             st.just(0), st.integers(0, num_tokens - 1), st.integers(max(0, num_tokens - 4), num_tokens - 1)
         )
         numbers.append(draw(st.lists(known, min_size=num_replicas, max_size=num_replicas)))
-        steps.append(StepInput(sequence(name, num_tokens), tree, num_fed, is_shared=draw(st.booleans())))
+        steps.append(StepInput(sequence(name, num_tokens), tree, num_computed, is_shared=draw(st.booleans())))
     return steps, numbers
 
 
@@ -66,18 +66,18 @@ def check_cover(step: StepInput, known: list[int], shares: Shares) -> None:
         assert set(step.tree.parents[list(rows)].tolist()) - {PREFIX} <= set(rows)
     assert set().union(*shares.rows.values()) == set(range(len(step.tree)))
     assert not set(shares.rows) & set(shares.feeds)
-    assert all(num_fed <= step.num_fed for num_fed in shares.feeds.values())
+    assert all(num_computed <= step.num_computed for num_computed in shares.feeds.values())
     if not len(step.tree):
-        assert max(shares.feeds.values()) == step.num_fed
+        assert max(shares.feeds.values()) == step.num_computed
 
 
 def loads_of(steps: list[StepInput], numbers: list[list[int]], all_shares: list[Shares]) -> list[int]:
     loads = [0] * len(numbers[0])
     for step, known, shares in zip(steps, numbers, all_shares, strict=True):
         for replica, rows in shares.rows.items():
-            loads[replica] += len(rows) + max(0, step.num_fed - known[replica])
-        for replica, num_fed in shares.feeds.items():
-            loads[replica] += max(0, num_fed - known[replica])
+            loads[replica] += len(rows) + max(0, step.num_computed - known[replica])
+        for replica, num_computed in shares.feeds.items():
+            loads[replica] += max(0, num_computed - known[replica])
     return loads
 
 
@@ -121,7 +121,7 @@ def test_a_lone_tree_is_shared_as_by_lookahead_parallelism_but_for_long_lags(
     largest = max(loads_of([step], [known], shares))
     if step.is_shared:
         parts = partition(step.tree, len(known), [max(known) - number for number in known])
-        work = [len(part) + step.num_fed - number for part, number in zip(parts, known, strict=True)]
+        work = [len(part) + step.num_computed - number for part, number in zip(parts, known, strict=True)]
         assert largest <= max(work)
     else:
         assert shares[0] == Shares({known.index(max(known)): range(len(step.tree))})

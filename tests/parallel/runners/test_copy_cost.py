@@ -79,7 +79,7 @@ def test_every_row_is_computed_whatever_copies_cost(
     for copy in plan_copies(steps, numbers, all_shares, cost):
         known, shares = numbers[copy.step], all_shares[copy.step]
         assert known[copy.target] == copy.begin < copy.end <= known[copy.source]
-        assert copy.end <= shares.feeds.get(copy.target, steps[copy.step].num_fed)
+        assert copy.end <= shares.feeds.get(copy.target, steps[copy.step].num_computed)
         assert cost.rows(copy.end - copy.begin) < copy.end - copy.begin >= least
 
 
@@ -96,8 +96,8 @@ def test_a_replica_without_rows_follows_by_a_copy_at_once_or_row_by_row() -> Non
 
 def test_a_prompt_is_computed_by_one_replica_and_copied_by_the_others() -> None:
     known, fed = KnownTokens(3), []
-    for num_fed in (64, 128, 192):
-        step = StepInput(sequence("a", 200), NO_ROWS, num_fed)
+    for num_computed in (64, 128, 192):
+        step = StepInput(sequence("a", 200), NO_ROWS, num_computed)
         (shares,) = balanced(CHEAP).assign([step], [known.count(step.sequence.tokens)])
         fed.append(shares.feeds)
         known.note(step.tree, 200, shares)

@@ -61,8 +61,8 @@ def runner_of(
 
 def decode(runner: LookaheadParallel, sequence: Sequence, num_steps: int) -> None:
     """Takes turns at a sequence that has been opened: its prompt in chunks, then a token a step."""
-    for num_fed in range(30, len(sequence.tokens) - 1, 30):
-        runner.launch([StepInput(sequence, NO_ROWS, num_fed)])()
+    for num_computed in range(30, len(sequence.tokens) - 1, 30):
+        runner.launch([StepInput(sequence, NO_ROWS, num_computed)])()
     for _ in range(num_steps):
         (answers,) = runner.launch([StepInput.of(sequence, chain(sequence.tokens[-1:]))])()
         sequence.tokens.append(int(answers.targets[0]))

@@ -61,7 +61,7 @@ class Drawn(Assignment):
             shares.rows[replica] = sorted(part)
         for replica in range(num_replicas):
             if replica not in shares.rows and random.random() < 0.5:
-                shares.feeds[replica] = int(random.integers(0, step.num_fed + 1))
+                shares.feeds[replica] = int(random.integers(0, step.num_computed + 1))
         return shares
 
 
@@ -87,7 +87,7 @@ class Stream:
     def __init__(self, name: str, text: Text):
         self.text = text
         self.sequence = TokenSequence(name, list(text.prompt), len(text.prompt), text.sampling)
-        self.num_fed = 0
+        self.num_computed = 0
         self.logprobs: list[float] = []
 
     @property
@@ -100,9 +100,9 @@ class Stream:
 
     def plan(self, random: np.random.Generator) -> StepInput:
         num_tokens = len(self.sequence.tokens)
-        if self.num_fed < num_tokens - 1 and not self.generated and random.random() < 0.8:
-            self.num_fed = min(num_tokens - 1, self.num_fed + int(random.integers(1, 30)))
-            return StepInput(self.sequence, NO_ROWS, self.num_fed)
+        if self.num_computed < num_tokens - 1 and not self.generated and random.random() < 0.8:
+            self.num_computed = min(num_tokens - 1, self.num_computed + int(random.integers(1, 30)))
+            return StepInput(self.sequence, NO_ROWS, self.num_computed)
         step = StepInput.of(self.sequence, self._tree(random), int(random.integers(3)), bool(random.random() < 0.7))
         step.fingerprint = num_tokens
         return step

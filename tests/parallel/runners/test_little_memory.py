@@ -10,7 +10,7 @@ import pytest
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.kv.contiguous import ContiguousMemory
-from lp.scheduling.room import KVBudget
+from lp.scheduling.kv_budget import KVBudget
 from lp.single_device import SingleDevice
 from parallel.comm.channel import Channel
 from parallel.mesh import Mesh
@@ -44,7 +44,7 @@ def serve_with_replicas(
     memory = checkpoint.model.memory = ContiguousMemory(3, 4 + mesh.rank)
     room = KVBudget(channel.least(memory.num_pages))
     runner = LookaheadParallel(SingleDevice(checkpoint.model), channel)
-    engine = Engine(checkpoint, runner, fingerprints=True, room=KVBudget() if all_at_once else room)
+    engine = Engine(checkpoint, runner, fingerprints=True, budget=KVBudget() if all_at_once else room)
     return serve(engine), room.num_pages
 
 
@@ -54,7 +54,7 @@ def serve_with_stages(mesh: Mesh, channel: Channel, folder: str) -> dict[str, li
         memory = checkpoint.model.memory = ContiguousMemory(3, 4 + 2 * mesh.rank)  # a step has two sequences
         memory.limit(channel.least(memory.num_pages))  # stages must lack the same tokens
         runner = PipelineParallel(checkpoint.model, pipeline, channel)
-        return serve(Engine(checkpoint, runner, fingerprints=True, room=KVBudget()))
+        return serve(Engine(checkpoint, runner, fingerprints=True, budget=KVBudget()))
 
 
 @pytest.fixture(scope="module")

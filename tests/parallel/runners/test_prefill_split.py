@@ -39,7 +39,7 @@ def test_replicas_without_rows_take_the_first_parts_of_a_prompt() -> None:
     assert balanced(CHEAP).assign([fed], [[0, 0, 0]]) == [
         Shares({}, {0: 90, 1: 30, 2: 60}, Split((1, 2, 0), (0, 30, 60, 90)))
     ]
-    fed.num_fed = 180
+    fed.num_computed = 180
     assert balanced(CHEAP).assign([fed], [[90, 30, 60]]) == [
         Shares({}, {0: 180, 1: 120, 2: 150}, Split((1, 2, 0), (90, 120, 150, 180)))
     ]
@@ -58,7 +58,7 @@ def test_a_prompt_is_not_split_where_that_does_not_pay() -> None:
         assert balanced(cost).assign([fed], [[0, 0]])[0].split is None
     fed_beside = balanced(CHEAP).assign([fed, busy], [[0, 0, 0], [0, 8, 0]])
     assert fed_beside[0].split == Split((2, 0), (0, 45, 90)) and fed_beside[1] == Shares({1: range(4)})
-    fed.num_fed = 6
+    fed.num_computed = 6
     assert balanced(CHEAP).assign([fed], [[0, 0]])[0].split is None
     far = StepInput(sequence("far", 9000), NO_ROWS, 8090)
     assert balanced(CHEAP).assign([far], [[8000, 0]])[0].split is None, "to copy what is before it takes longer"
@@ -90,11 +90,11 @@ def feed(mesh: Mesh, channel: Channel, folder: str, dtype: str) -> tuple[bool, i
     runner.open(together)
     runner.inner.open(alone)
     is_same = True
-    for number, num_fed in enumerate((48, 100, 101, 160, 229)):
+    for number, num_computed in enumerate((48, 100, 101, 160, 229)):
         if number == 3 and mesh.rank == 0:
             runner.inner.settled_cache(together).evict()
-        runner.launch([StepInput(together, NO_ROWS, num_fed)])()
-        runner.inner.launch([StepInput(alone, NO_ROWS, num_fed)])()
+        runner.launch([StepInput(together, NO_ROWS, num_computed)])()
+        runner.inner.launch([StepInput(alone, NO_ROWS, num_computed)])()
         one, other = (runner.inner.settled_cache(each) for each in (together, alone))
         is_same &= one.length > 0 and bool((one.export(0, one.length) == other.export(0, one.length)).all())
     return is_same, len(recorded.splits)

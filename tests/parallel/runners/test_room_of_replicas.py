@@ -11,7 +11,7 @@ import pytest
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.kv.contiguous import ContiguousMemory
-from lp.scheduling.room import KVBudget
+from lp.scheduling.kv_budget import KVBudget
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from lp.single_device import SingleDevice
 from parallel.build import share_steps
@@ -32,8 +32,8 @@ def engine_of(channel: Channel, folder: str, mode: str, num_pages: int, **settin
     checkpoint = load(ModelSettings(folder, device="cpu"))
     memory = checkpoint.model.memory = ContiguousMemory(3, num_pages)
     runner = share_steps(SingleDevice(checkpoint.model, prefill_chunk=64), channel, mode)  # type: ignore[arg-type]
-    room = KVBudget.of(runner, channel.least(memory.num_pages))
-    return Engine(checkpoint, runner, fingerprints=True, room=room, **settings)
+    budget = KVBudget.of(runner, channel.least(memory.num_pages))
+    return Engine(checkpoint, runner, fingerprints=True, budget=budget, **settings)
 
 
 def serve(engine: Engine) -> tuple[dict[str, list[int]], int, int]:
@@ -91,7 +91,7 @@ def serve_mixture(
     run_mixture(engine, mixture, look)
     if mesh.rank == 0:
         check_mixture(mixture, alone)
-    return max(homes), engine.scheduler.room.num_pages, mixture.tokens
+    return max(homes), engine.scheduler.budget.num_pages, mixture.tokens
 
 
 @pytest.mark.slow

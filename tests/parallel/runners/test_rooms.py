@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lp.model.kv_cache import PAGE, pages_of
 from lp.runner import Home, StepInput
-from lp.scheduling.room import KVBudget
+from lp.scheduling.kv_budget import KVBudget
 from lp.tree import NO_ROWS
 from parallel.runners.assignment import Assignment, Balanced, Pinned
 from parallel.runners.followers import drop_most_lagging
@@ -84,7 +84,7 @@ def test_what_is_admitted_is_placed_within_the_pages_of_each_replica(
     taken = list(rooms.reserved)
     for one, step, shares in zip(with_turn, steps, all_shares, strict=True):
         check_cover(step, one.numbers, shares)
-        assert all(num_fed >= 0 for num_fed in shares.feeds.values())
+        assert all(num_computed >= 0 for num_computed in shares.feeds.values())
         for replica in {*shares.rows, *shares.feeds} - {rooms.homes[one.name].replica}:
             taken[replica] += rooms.homes[one.name].num_pages
     if sum(rooms.reserved) > num_pages:

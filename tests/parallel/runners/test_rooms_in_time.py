@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lp.model.kv_cache import PAGE, pages_of
 from lp.runner import Home, StepInput
-from lp.scheduling.room import KVBudget
+from lp.scheduling.kv_budget import KVBudget
 from lp.tree import NO_ROWS
 from parallel.runners.assignment import Assignment, Balanced, Pinned
 from parallel.runners.followers import drop_most_lagging
@@ -27,7 +27,7 @@ class Growing:
     """A request: its sequence, which grows up to a length, and how much of it has been computed."""
 
     def __init__(self, name: str, num_tokens: int, most: int):
-        self.sequence, self.most, self.num_fed = sequence(name, num_tokens), most, 0
+        self.sequence, self.most, self.num_computed = sequence(name, num_tokens), most, 0
 
     @property
     def num_slots(self) -> int:
@@ -64,9 +64,9 @@ class Replicas:
         for one, step, shares in zip(known, steps, all_shares, strict=True):
             one.note(step.tree, len(step.sequence.tokens), shares)
             for replica, rows in shares.rows.items():
-                needed[replica] += pages_of(step.num_fed + len(rows))
-            for replica, num_fed in shares.feeds.items():
-                needed[replica] += pages_of(num_fed)
+                needed[replica] += pages_of(step.num_computed + len(rows))
+            for replica, num_computed in shares.feeds.items():
+                needed[replica] += pages_of(num_computed)
         assert max(needed.values()) <= self.num_pages, "a step has no room"
         busy = {step.sequence.id: shares for step, shares in zip(steps, all_shares, strict=True)}
         drop_most_lagging(self.known, busy, self.rooms)
@@ -93,19 +93,19 @@ def serve(replicas: Replicas, rng: random.Random, number: int, most_turns: int) 
         fitting = replicas.place(running)
         most = max(most, len(fitting))
         for one in running:
-            if one not in fitting and one.num_fed:
+            if one not in fitting and one.num_computed:
                 replicas.drop(one.sequence.id)
-                one.num_fed, num_lost = 0, num_lost + 1
+                one.num_computed, num_lost = 0, num_lost + 1
         fitting = replicas.place(running)
         taking = rng.sample(fitting, min(len(fitting), most_turns))
         steps = [_step(one, rng) for one in sorted(taking, key=running.index)]
         if steps:
             replicas.start(steps)
         for one, step in zip(sorted(taking, key=running.index), steps, strict=True):
-            one.num_fed = step.num_fed
+            one.num_computed = step.num_computed
             if len(step.tree):
                 one.sequence.tokens += [1] * rng.randrange(1, 12)
-                one.num_fed = len(one.sequence.tokens) - 1
+                one.num_computed = len(one.sequence.tokens) - 1
             if len(one.sequence.tokens) >= one.most:
                 running.remove(one)
                 replicas.drop(one.sequence.id)
@@ -114,9 +114,9 @@ def serve(replicas: Replicas, rng: random.Random, number: int, most_turns: int) 
 
 def _step(one: Growing, rng: random.Random) -> StepInput:
     tokens = one.sequence.tokens
-    num_fed = min(len(tokens) - 1, one.num_fed + CHUNK)
-    tree = tree_of(rng.randrange(1, MOST_ROWS + 1), 3) if num_fed == len(tokens) - 1 else NO_ROWS
-    return StepInput(one.sequence, tree, num_fed, is_shared=rng.random() < 0.8)
+    num_computed = min(len(tokens) - 1, one.num_computed + CHUNK)
+    tree = tree_of(rng.randrange(1, MOST_ROWS + 1), 3) if num_computed == len(tokens) - 1 else NO_ROWS
+    return StepInput(one.sequence, tree, num_computed, is_shared=rng.random() < 0.8)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6), st.integers(2, 4), st.sampled_from([Balanced, Pinned]), st.booleans())

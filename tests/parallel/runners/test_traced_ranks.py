@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, StepTrace
-from lp.generation import RequestState
 from lp.model.checkpoint import ModelSettings, load
 from lp.runner import StepInput
+from lp.scheduling.request_state import RequestState
 from lp.single_device import SingleDevice
 from lp.states.sequence_state import SequenceState
 from lp.tree import TokenTree, chain

@@ -13,7 +13,6 @@ from lp import Engine, Sampling, Stopping
 from lp.decoder import Decoder, Offer
 from lp.drafting.account import Effort
 from lp.drafting.history import DraftHistory, nearest_power
-from lp.generation import RequestState
 from lp.methods.auto.method import Auto
 from lp.methods.autoregressive import Autoregressive
 from lp.methods.jacobi import Jacobi
@@ -21,7 +20,8 @@ from lp.methods.lookahead import Lookahead
 from lp.methods.prompt_lookup import PromptLookup
 from lp.request import DecodingMethod, Sequence
 from lp.runner import StepInput
-from lp.scheduling.budget import Fed, plan_together
+from lp.scheduling.planner import Prefill, plan_trees
+from lp.scheduling.request_state import RequestState
 from lp.step_cost import Extras, StepTimes
 from lp.tree import TokenTree
 from tests.lp.decoders import make_decoder
@@ -59,10 +59,10 @@ class Stream:
     def plan(self, room: int) -> TokenTree:
         return self.decoder.plan(self.tokens, room, self.left)
 
-    def offer(self, room: int, load: int) -> Offer:
+    def propose(self, room: int, load: int) -> Offer:
         return self.decoder.propose(self.tokens, room, self.left, load)
 
-    def take(self, num_drafts: int) -> TokenTree:
+    def build_tree(self, num_drafts: int) -> TokenTree:
         self.num_drafts = num_drafts
         return self.decoder.build_tree(num_drafts)
 
@@ -78,11 +78,11 @@ class Stream:
         return len(accepted.tokens)
 
 
-def step(streams: list[Stream], times: StepTimes | None = CPU, num_fed: int = 0) -> tuple[int, float]:
+def step(streams: list[Stream], times: StepTimes | None = CPU, num_computed: int = 0) -> tuple[int, float]:
     """A step of all streams. Returns the number of new tokens and the modelled seconds."""
-    generations: Any = streams
-    trees = plan_together(generations, [500] * len(streams), times, 1, Fed(num_fed))
-    rows = sum(map(len, trees)) + num_fed
+    states: Any = streams
+    trees = plan_trees(states, [500] * len(streams), times, 1, Prefill(num_computed))
+    rows = sum(map(len, trees)) + num_computed
     times = times or CPU
     seconds = times.at(rows) + times.of_sequences(len(streams))
     seconds += times.extras.host_step * sum(stream.decoder.num_candidates > 0 for stream in streams)
@@ -133,7 +133,7 @@ def test_loads_may_follow_each_other_in_any_order() -> None:
     models = [counting, sums, unguessable, counting, sums, counting]
     streams = [Stream.begin(model, history, number) for number, model in enumerate(models)]
     for _ in range(120):
-        step(rng.sample(streams, rng.randint(1, len(streams))), num_fed=rng.choice([0, 0, 0, 40]))
+        step(rng.sample(streams, rng.randint(1, len(streams))), num_computed=rng.choice([0, 0, 0, 40]))
     before = len(streams[0].tokens)
     for _ in range(20):
         step(streams[:1])
@@ -172,10 +172,10 @@ def test_a_fixed_number_of_rows_is_kept_under_load() -> None:
     history = DraftHistory(CPU)
     decoders = [make_decoder(Auto(rows=12, max_rows=12), PROMPT, 0, 0.0, history) for _ in range(8)]
     streams = [Stream(counting, decoder, list(PROMPT), 10**9) for decoder in decoders]
-    generations: Any = streams
+    states: Any = streams
     sizes = set[int]()
     for _ in range(20):
-        trees = plan_together(generations, [500] * 8, CPU, 1, Fed())
+        trees = plan_trees(states, [500] * 8, CPU, 1, Prefill())
         sizes |= {len(tree) for tree in trees}
         for stream, tree in zip(streams, trees, strict=True):
             stream.settle(tree)
@@ -188,10 +188,10 @@ def test_the_last_token_needs_no_draft() -> None:
     for _ in range(70):
         step(streams)
     streams[0].left = 1
-    assert not streams[0].offer(500, 2).odds and streams[1].offer(500, 2).odds
+    assert not streams[0].propose(500, 2).odds and streams[1].propose(500, 2).odds
     streams[1].left = 3
-    streams[1].offer(500, 2)
-    assert streams[1].take(1).depths.max() <= 2
+    streams[1].propose(500, 2)
+    assert streams[1].build_tree(1).depths.max() <= 2
 
 
 @pytest.mark.parametrize("times", [None, CPU], ids=["unknown times", "known times"])
@@ -200,10 +200,10 @@ def test_an_offer_comes_best_first_and_any_number_of_it_can_be_taken(times: Step
     streams = [Stream.begin(model, history, number) for number, model in enumerate([counting, sums, counting])]
     for _ in range(40):
         for stream in streams:
-            num_rows, odds = stream.offer(500, 3)
+            num_rows, odds = stream.propose(500, 3)
             assert list(odds) == sorted(odds, reverse=True) and all(0 < probability <= 1 for probability in odds)
             number = rng.randint(0, len(odds))
-            tree = stream.take(number)
+            tree = stream.build_tree(number)
             assert len(tree) == num_rows + number
             assert (tree.parents[1:] < range(1, len(tree))).all() and tree.tokens[0] == stream.tokens[-1]
             stream.settle(tree)
@@ -225,7 +225,7 @@ def test_methods_without_a_choice_offer_the_tree_that_they_plan(method: Decoding
 def test_one_stream_with_a_prompt_beside_it_speculates_as_alone() -> None:
     history = DraftHistory(CPU)
     stream = Stream.begin(counting, history)
-    yields = [step([stream], num_fed=100 if number % 5 == 0 else 0)[0] for number in range(100)]
+    yields = [step([stream], num_computed=100 if number % 5 == 0 else 0)[0] for number in range(100)]
     assert sum(yields) > 250 and stream.decoder.is_shared
 
 
@@ -242,14 +242,14 @@ def decode_together() -> Callable[..., dict[str, list[int]]]:
         while waiting:
             batch = rng.sample(waiting, rng.randint(1, len(waiting)))
             rooms = [engine.checkpoint.max_length - len(generation.sequence.tokens) for generation in batch]
-            trees = plan_together(batch, rooms, times, 1, Fed())
+            trees = plan_trees(batch, rooms, times, 1, Prefill())
             runner.start([
                 StepInput.of(generation.sequence, tree, generation.decoder.num_candidates)
                 for generation, tree in zip(batch, trees, strict=True)
             ])  # fmt: skip
             for generation, found in zip(batch, runner.finish(), strict=True):
-                settled = generation.settle(found)
-                generation.tell(settled)
+                settled = generation.commit(found)
+                generation.output(settled)
                 if settled.reason:
                     texts[generation.sequence.id] = generation.sequence.tokens
                     runner.close(generation.sequence)

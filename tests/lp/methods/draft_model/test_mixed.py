@@ -11,13 +11,13 @@ from transformers import PreTrainedModel
 
 from lp import Auto, Autoregressive, BestOf, Contrastive, DraftModel, Engine, Sampling, Stopping
 from lp.drafting import history
-from lp.generation import RequestState
 from lp.grammar.settings import Grammar
 from lp.methods.auto.decoder import AutoDecoder
 from lp.methods.auto.with_draft_model import MixedDecoder
 from lp.methods.draft_model import rounds
 from lp.platform.library import python_alone
 from lp.request import Completion
+from lp.scheduling.request_state import RequestState
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from tests.lp.drafting.reference.drafter import ReferenceDrafters

@@ -1,8 +1,8 @@
 """Finished sequences whose keys and values are kept, so that a request that begins like one of them need not compute
 its beginning again.
 
-All ranks keep the same ones, as nothing but the order of events and the numbers of tokens counts. Knows nothing of
-where keys and values lie.
+Which ones are kept follows from the order of events and the numbers of tokens alone. Knows nothing of where keys and
+values lie.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Prefix(NamedTuple):
     length: int
 
 
-class Finished(NamedTuple):
-    """A finished sequence as ranks tell each other of it. tokens: all of them. owner: of its request."""
+class FinishedSequence(NamedTuple):
+    """A finished sequence whose keys and values are kept. owner: of its request."""
 
     id: str
     tokens: list[int]
@@ -52,7 +52,7 @@ class _Kept:
         return pages_of(len(self.tokens))
 
 
-class Prefixes:
+class PrefixCache:
     """The sequences that are kept; the one that was used least recently is first."""
 
     def __init__(self, settings: SchedulerSettings):
@@ -66,9 +66,9 @@ class Prefixes:
     def __contains__(self, sequence: TokenSequence) -> bool:
         return sequence.id in self._kept
 
-    def finished(self) -> list[Finished]:
+    def finished(self) -> list[FinishedSequence]:
         """All that are kept, in their order."""
-        return [Finished(name, kept.sequence.tokens, kept.owner) for name, kept in self._kept.items()]
+        return [FinishedSequence(name, kept.sequence.tokens, kept.owner) for name, kept in self._kept.items()]
 
     def keeps(self, sequence: TokenSequence) -> bool:
         """Whether it is worth keeping a sequence that has ended."""
@@ -158,16 +158,16 @@ def _num_shared(one: np.ndarray, other: np.ndarray) -> int:
     return int(differing[0]) if len(differing) else length
 
 
-def followers(
-    followed: Mapping[T, tuple[T, int]], beginning: Iterable[T], fitting: Iterable[T]
+def waiting_for_prefixes(
+    shares_with: Mapping[T, tuple[T, int]], new: Iterable[T], admitted: Iterable[T]
 ) -> dict[T, tuple[T, int]]:
-    """Those that wait until an earlier one has computed what both begin with, such as the choices of one prompt.
+    """The new requests that wait until an earlier one has computed what both begin with, as choices of one prompt do.
 
-    followed: for each of them, the earlier one and the number of tokens they share. beginning: those that are about to
-    begin. fitting: those that have room; only one of them is waited for.
+    shares_with: for each of them, the earlier request and the number of tokens they share. admitted: requests that have
+    memory; only one of them is waited for.
     """
-    if not followed:
+    if not shares_with:
         return {}
-    safe = set(fitting)
-    found = {one: followed[one] for one in beginning if one in followed}
+    safe = set(admitted)
+    found = {one: shares_with[one] for one in new if one in shares_with}
     return {one: earlier for one, earlier in found.items() if earlier[0] in safe}

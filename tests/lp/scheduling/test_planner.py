@@ -18,20 +18,19 @@ from lp.methods.auto.decoder import descending
 from lp.platform.library import library, python_alone
 from lp.request import Sequence
 from lp.sampling.settings import Sampling
-from lp.scheduling.budget import (
-    FARTHEST,
-    Fed,
+from lp.scheduling.planner import (
+    Prefill,
     StepTime,
     best_counts,
     best_first,
     best_number,
-    most_rows_within,
-    plan_together,
+    plan_trees,
 )  # fmt: skip
+from lp.scheduling.scheduler import FARTHEST, most_rows_within
 from lp.step_cost import CACHED, USUAL_ROWS, Extras, StepTimes
 
 ODDS = st.lists(st.sampled_from([0.05, 0.1, 0.25, 0.3, 0.5, 0.75, 0.8, 1.0]), max_size=4)
-NO_PROMPTS = Fed()
+NO_PROMPTS = Prefill()
 TIMES = StepTimes((1, 4, 16, 64), (0.010, 0.011, 0.015, 0.047))
 
 
@@ -53,18 +52,20 @@ class Stream:
     def plan(self, room: int) -> Any:
         return "planned alone"
 
-    def offer(self, room: int, load: int) -> Offer:
+    def propose(self, room: int, load: int) -> Offer:
         self.loads.append(load)
         return self.offered
 
-    def take(self, num_drafts: int) -> Any:
+    def build_tree(self, num_drafts: int) -> Any:
         self.taken = num_drafts
         return num_drafts
 
 
-def together(streams: list[Stream], times: StepTimes | None, num_parts: int = 1, fed: Fed = NO_PROMPTS) -> list[Any]:
+def together(
+    streams: list[Stream], times: StepTimes | None, num_parts: int = 1, prefill: Prefill = NO_PROMPTS
+) -> list[Any]:
     generations: list[Any] = list(streams)
-    return list(plan_together(generations, [99] * len(streams), times, num_parts, fed))
+    return list(plan_trees(generations, [99] * len(streams), times, num_parts, prefill))
 
 
 def offer(*odds: float, num_rows: int = 1) -> Stream:
@@ -176,8 +177,8 @@ def test_four_sequences_share_twelve_rows_better_than_three_for_each() -> None:
 def test_a_single_sequence_plans_by_itself() -> None:
     streams = [offer(0.9)]
     assert together(streams, TIMES) == ["planned alone"] and not streams[0].loads
-    assert together(streams, TIMES, fed=Fed(4)) == [1] and streams[0].loads == [1]
-    assert together([], TIMES, fed=Fed(8)) == []
+    assert together(streams, TIMES, prefill=Prefill(4)) == [1] and streams[0].loads == [1]
+    assert together([], TIMES, prefill=Prefill(8)) == []
 
 
 def test_every_sequence_is_told_how_many_there_are() -> None:
@@ -202,24 +203,26 @@ def test_drafts_that_are_unlikely_are_left_out_under_load() -> None:
 def test_prompts_rows_count() -> None:
     stairs = StepTimes((1, 16, 17, 32), (1.0, 1.0, 4.0, 4.0))
     assert together([offer(0.5, 0.4), offer(0.5, 0.4)], stairs) == [2, 2]
-    assert together([offer(0.5, 0.4), offer(0.5, 0.4)], stairs, fed=Fed(12)) == [1, 1]
+    assert together([offer(0.5, 0.4), offer(0.5, 0.4)], stairs, prefill=Prefill(12)) == [1, 1]
 
 
 def test_prompts_do_not_make_drafts_look_cheap() -> None:
     linear = StepTimes((1, 512), (0.011, 0.522))  # 10 ms and 1 ms a row
     odds = (0.3, 0.2, 0.15, 0.12, 0.06, 0.04)
     assert together([offer(*odds), offer(*odds)], linear) == [2, 2]
-    for num_fed in (16, 200):
-        assert together([offer(*odds), offer(*odds)], linear, fed=Fed(num_fed)) == [2, 2]
-        assert together([offer(0.3, 0.05)], linear, fed=Fed(num_fed)) == [1]
+    for num_computed in (16, 200):
+        assert together([offer(*odds), offer(*odds)], linear, prefill=Prefill(num_computed)) == [2, 2]
+        assert together([offer(0.3, 0.05)], linear, prefill=Prefill(num_computed)) == [1]
     steeper = StepTimes((1, 8, 108), (0.010, 0.010, 1.010))  # rows that are free until a prompt takes their place
-    assert together([offer(0.9, 0.9)], steeper, fed=Fed(20)) == [0]
+    assert together([offer(0.9, 0.9)], steeper, prefill=Prefill(20)) == [0]
 
 
 def test_prompts_that_wait_leave_fewer_drafts() -> None:
     linear = StepTimes((1, 512), (0.011, 0.522))  # 10 ms and 1 ms a row
     odds = [0.9**depth for depth in range(1, 20)]
-    totals = [sum(together([offer(*odds) for _ in range(4)], linear, fed=Fed(16, waiting))) for waiting in range(7)]
+    totals = [
+        sum(together([offer(*odds) for _ in range(4)], linear, prefill=Prefill(16, waiting))) for waiting in range(7)
+    ]
     assert totals[0] == totals[1] == sum(together([offer(*odds) for _ in range(4)], linear)), "one prompt is fed soon"
     assert totals == sorted(totals, reverse=True) and totals[5] < totals[1] / 2
     assert totals[5] == totals[6] > 0, "all rows pay the same: 1.3 ms, and a token of a plain step costs 1.3 ms as well"

@@ -40,7 +40,7 @@ def nobody(one: NeedsRoom) -> int | None:
 
 @dataclass(frozen=True)
 class KVBudget:
-    """KVBudget for the keys and values of all sequences.
+    """The memory for the keys and values of all sequences.
 
     num_pages: of each replica, the least that any rank has. num_replicas: that have room for different sequences.
     may_move: whether a sequence may go on at another replica, which computes it again.
@@ -106,11 +106,11 @@ class KVBudget:
         if max_new_tokens <= most:
             return
         rows = decode.most_rows(has_grammar)
-        mend = f"ask for at most {most} new tokens" if most > 0 else "shorten the prompt"
+        remedy = f"ask for at most {most} new tokens" if most > 0 else "shorten the prompt"
         raise RequestTooLarge(
             f"a prompt of {prompt_length} tokens and max_new_tokens={max_new_tokens} need more keys and values than "
             f"there is memory for: model.kv_memory holds {self.num_pages * PAGE} tokens, {rows} of them for "
-            f"the rows of a step; {mend}, or raise model.kv_memory"
+            f"the rows of a step; {remedy}, or raise model.kv_memory"
         )
 
     def refusal(self, request: Request) -> Output | None:

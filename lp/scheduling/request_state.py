@@ -36,13 +36,13 @@ from lp.tree import NO_ROWS, NOT_A_TOKEN, Accepted, Answers, CountDrafts, TokenT
 
 
 class Committed(NamedTuple):
-    """What a step has added to a sequence.
+    """What a step has added to a request, before its text is made.
 
     tokens: up to the one that ends the sequence. rows: for each of them, the row whose target it is. reason: why the
-    sequence ends; None if it does not. num_rows: of the step's tree. answers: to all of them. recorded: for its trace;
-    None if the request does not ask for one.
+    sequence ends; None if it does not. num_rows: of the step's tree. recorded: for its trace, if one is asked for.
     """
 
+    state: RequestState
     tokens: list[int]
     rows: list[int]
     reason: FinishReason | None
@@ -84,11 +84,12 @@ class RequestState:
             sampling = replace(sampling, logprobs=min(self.decoder.num_top, checkpoint.vocab_size))
         spec = method.answer_spec(ModelTraits.of(checkpoint, checkpoint.beside))
         self.parent = parent
-        self.request_id = parent.request.id if parent else request.id  # of whom progress is told
+        self.request_id = parent.request.id if parent else request.id  # the name under which outputs are reported
+        self.is_aborted = False
         self.leader: RequestState | None = None  # computes the same prompt for this one
         self.sequence = Sequence(request.id, prompt, len(prompt), sampling, request.grammar, request.trace, *spec)
         self.recorder = TraceRecorder() if request.trace else None
-        # What the prompt's tokens are worth, until that has been told. Whoever has generated tokens has told it.
+        # The log-probabilities of the prompt's tokens, until an output has them; a resumed request has reported them.
         self.scores: PromptScores | None = None
         if sampling.prompt_logprobs is not None and not generated:
             self.scores = PromptScores(self.prompt, checkpoint.vocab_size)
@@ -101,8 +102,8 @@ class RequestState:
         self.stats = Statistics(prompt_tokens=len(request.prompt), lossy=method.lossy)
         self.tree = chain([])  # the tree of the step under way
         self.owner, self.priority = request.owner, request.priority
-        # How many of the sequence's first tokens have been computed; their keys and values are in a cache.
-        self.num_fed = 0
+        # How many of the sequence's first tokens have keys and values in a cache.
+        self.num_computed = 0
         self.least_rows = method.row_bounds().least
 
     @property
@@ -111,9 +112,9 @@ class RequestState:
         return [] if self.parent or self.decoder.ends_at_once else self.sequence.tokens[self.sequence.prompt_length :]
 
     @property
-    def num_missing(self) -> int:
+    def num_uncomputed(self) -> int:
         """Tokens that must be computed before the next step's tree, or with it."""
-        return len(self.sequence.tokens) - 1 - self.num_fed + self._num_unscored
+        return len(self.sequence.tokens) - 1 - self.num_computed + self._num_unscored
 
     @property
     def most_scored(self) -> int:
@@ -122,7 +123,7 @@ class RequestState:
 
     @property
     def _num_unscored(self) -> int:
-        return self.scores.num_missing if self.scores else 0
+        return self.scores.num_uncomputed if self.scores else 0
 
     @property
     def num_slots(self) -> int:
@@ -134,43 +135,46 @@ class RequestState:
         """Rows that the next step's tree is likely to have: those of the last one."""
         return max(self.least_rows, len(self.tree))
 
-    def reuse(self, num_tokens: int) -> None:
-        """Notes that the first tokens need not be computed, as that was done for another sequence."""
-        self.num_fed = num_tokens
+    def reuse_prefix(self, num_tokens: int) -> None:
+        """Notes that the first tokens have been computed for another sequence."""
+        self.num_computed = num_tokens
         self.stats.cached_tokens = min(num_tokens, self.stats.prompt_tokens)
 
-    def hold(self, num_tokens: int) -> None:
+    def reuse_cached(self, num_tokens: int) -> None:
         """Notes that the first tokens are in a cache already, as the sequence has run before."""
         if not self._num_unscored:
-            self.num_fed = num_tokens
+            self.num_computed = num_tokens
 
-    def forget(self) -> None:
+    def forget_computed(self) -> None:
         """Notes that nothing of the sequence is in a cache any more. A prompt that is being scored is scored anew."""
-        self.num_fed = 0
+        self.num_computed = 0
         if self.scores and self._num_unscored:
             self.scores.forget()
             del self.sequence.tokens[1:]
 
-    def feed(self, num_fed: int) -> TokenTree:
-        """Notes that a step is going to compute the first tokens, up to so many of them, and decodes nothing. Returns
-        its tree: no rows, or those that score these tokens.
+    def prefill(self, num_computed: int) -> TokenTree:
+        """Notes that a step computes the first tokens, up to this number, and decodes nothing.
+
+        Returns the step's tree: no rows, or those that score these tokens.
         """
         self.stats.start_step()
         if self.scores and self._num_unscored:
-            self.tree = self.scores.chunk(num_fed)
+            self.tree = self.scores.chunk(num_computed)
         else:
-            self.num_fed, self.tree = num_fed, NO_ROWS
+            self.num_computed, self.tree = num_computed, NO_ROWS
         return self.tree
 
-    def score(self, answers: Answers) -> Committed | None:
-        """Takes what a step has scored. Returns the sequence's end if that is not a number."""
+    def commit_prefill(self, answers: Answers) -> Committed | None:
+        """Adds the prompt's tokens that a step has scored. Returns the sequence's end if a score is not a number."""
+        if not len(answers.targets):
+            return None
         assert self.scores
         try:
-            tokens = self.scores.take(answers)
+            tokens = self.scores.commit(answers)
         except FloatingPointError:
-            return Committed([], [], "error", 0, Answers.none(), no_drafts)
+            return Committed(self, [], [], "error", 0, Answers.none(), no_drafts)
         self.sequence.tokens += tokens
-        self.num_fed = len(self.sequence.tokens) - 1
+        self.num_computed = len(self.sequence.tokens) - 1
         return None
 
     def plan(self, room: int) -> TokenTree:
@@ -180,62 +184,63 @@ class RequestState:
         self.tree = self.decoder.plan(self.sequence.tokens, room, self.stop.num_left)
         return self.tree
 
-    def offer(self, room: int, load: int) -> Offer:
-        """Begins to plan the next step's tree; `take` ends it. room: see `plan`. load: sequences of the step."""
+    def propose(self, room: int, load: int) -> Offer:
+        """Proposes drafts for the next step; `build_tree` follows. room: see `plan`. load: sequences of the step."""
         self.stats.start_step()
         return self.decoder.propose(self.sequence.tokens, room, self.stop.num_left, load)
 
-    def take(self, num_drafts: int) -> TokenTree:
-        """The offered tree with so many drafts."""
+    def build_tree(self, num_drafts: int) -> TokenTree:
+        """Builds the next step's tree with the first `num_drafts` of the proposed drafts."""
         self.tree = self.decoder.build_tree(num_drafts)
         return self.tree
 
-    def settle(self, answers: Answers) -> Committed:
+    def commit(self, answers: Answers) -> Committed:
         """Verifies the step's tree and adds the accepted tokens, up to the one that ends the sequence.
 
-        That is all that the next step's plan needs; the rest is up to `tell`.
+        That is all that the next step's plan needs; `output` does the rest.
         """
         if self.recorder:
             self.recorder.note_tree(self.tree, self.decoder)
         accepted, count_drafts = self.decoder.commit(self.sequence.tokens, answers)
         if self.decoder.ends_at_once:
-            return self._settle_at_once(accepted, answers)
+            return self._commit_at_once(accepted)
         tokens, reason = self.stop.take(accepted.tokens, self.text)
         self.sequence.tokens += tokens
-        self.num_fed = len(self.sequence.tokens) - 1
-        recorded = self.recorder and self.recorder.settled(accepted.rows, tokens)
-        return Committed(tokens, accepted.rows[: len(tokens)], reason, len(self.tree), answers, count_drafts, recorded)
+        self.num_computed = len(self.sequence.tokens) - 1
+        recorded = self.recorder and self.recorder.committed(accepted.rows, tokens)
+        rows = accepted.rows[: len(tokens)]
+        return Committed(self, tokens, rows, reason, len(self.tree), answers, count_drafts, recorded)
 
-    def _settle_at_once(self, accepted: Accepted, answers: Answers) -> Committed:
-        """`settle` for a decoder that yields nothing before its end. Its sequence has the tokens with which all texts
-        begin. No row counts as accepted, as the tokens are those of all steps.
+    def _commit_at_once(self, accepted: Accepted) -> Committed:
+        """Commits a step of a decoder that yields nothing before its end, whose sequence has the tokens with which all
+        its texts begin. No row counts as accepted, as the tokens are those of all steps.
         """
         tokens, reason = list[int](), None
         if NOT_A_TOKEN in accepted.tokens:
             reason = "error"
         else:
             self.sequence.tokens += accepted.tokens
-            self.num_fed = len(self.sequence.tokens) - 1
+            self.num_computed = len(self.sequence.tokens) - 1
             if found := self.decoder.result():
                 tokens, reason = self.stop.take(found.texts[0].tokens, self.text)
-        recorded = self.recorder and self.recorder.settled([0], tokens)
-        none = Answers.none()  # whose log-probabilities are not to be told
-        return Committed(tokens, [0] * len(tokens), reason, len(self.tree), none, no_drafts, recorded)
+        recorded = self.recorder and self.recorder.committed([0], tokens)
+        none = Answers.none()  # the output has no log-probabilities
+        return Committed(self, tokens, [0] * len(tokens), reason, len(self.tree), none, no_drafts, recorded)
 
-    def tell(self, step: Committed) -> Output:
-        """What a step has yielded: text, log-probabilities and statistics. Steps must be told in their order."""
+    def output(self, step: Committed) -> Output:
+        """Makes a step's output: text, log-probabilities and statistics. Steps come in their order."""
         self.stats.end_step(step.num_rows, len(step.tokens), step.count_drafts())
         trace = step.recorded and step.recorded.trace(self.stats.steps - 1)
-        return self._progress(step.tokens, _logprobs(step.answers, step.tokens, step.rows), step.reason, trace)
+        return self._output(step.tokens, _logprobs(step.answers, step.tokens, step.rows), step.reason, trace)
 
     def replay(self, tokens: Iterable[int]) -> Output:
         """Adds tokens that were generated earlier, perhaps on other ranks."""
         taken, reason = self.stop.take(tokens, self.text)
         self.sequence.tokens += taken
         self.stats.tokens = len(taken)
-        return self._progress(taken, None, reason)
+        return self._output(taken, None, reason)
 
-    def _progress(
+    def _output(
         self,
         tokens: list[int],
         logprobs: list[TokenLogprob] | None,
@@ -266,9 +271,9 @@ class RequestState:
             found.num_calls,
         )
 
-    def cancelled(self) -> Output:
+    def aborted(self) -> Output:
         if self.parent:
-            return self.parent.cancelled()
+            return self.parent.aborted()
         return Output(self.sequence.id, [], self.text.take(final=True), None, "cancelled", self.stats)
 
     def fingerprint(self) -> int:

@@ -1,0 +1,219 @@
+"""Plans the steps of a batch: each request's tree, whose drafts share one budget of rows.
+
+The drafts that are likeliest to be accepted come first, whatever sequence they belong to. Their number is the one with
+the most expected tokens per second, by the step-time curve. No decision depends on a clock.
+
+    B sequences, D drafts that they propose, K drafts that are chosen
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from lp.decoder import Offer, Waiting
+from lp.drafting.history import UNKNOWN_ROWS
+from lp.platform.library import address, library
+from lp.runner import StepInput
+from lp.scheduling.batch import Batch, Turn
+from lp.scheduling.request_state import RequestState
+from lp.step_cost import StepTimes
+from lp.tree import TokenTree
+
+
+class Prefill(NamedTuple):
+    """Prompts that share a step. num_rows: theirs in it. num_left: prompts that have tokens to prefill after it."""
+
+    num_rows: int = 0
+    num_left: int = 0
+
+    def seconds_of(self, step_s: float, without_s: float, num_rows: int, load: int) -> float:
+        """The seconds of a step that its prompts pay for; the rest is the price of the tokens that it decodes.
+
+        step_s: of the step without drafts, which has `num_rows` rows. without_s: without prompts either. load:
+        sequences that decode.
+
+        Where a prompt is prefilled soon, the others pay for all of a step without prompts, and drafts are worth as much
+        as then. The more prompts wait, the more a draft takes the place of a row that would let another sequence
+        decode: in the end all rows pay the same, so only likely drafts are worth theirs.
+        """
+        longer_s = step_s - without_s
+        waiting = min(1.0, max(0, self.num_left - 1) / load)
+        return longer_s + waiting * max(0.0, step_s * self.num_rows / num_rows - longer_s)
+
+
+class Drafts(NamedTuple):
+    """odds: [D] float64 probabilities that drafts are accepted, in descending order. owners: [D] whose they are, by the
+    number of the sequence.
+    """
+
+    odds: np.ndarray
+    owners: np.ndarray
+
+
+class Planner:
+    """Turns batches into the steps of a runner."""
+
+    def __init__(self, step_times: StepTimes | None, num_parts: int, max_length: int, has_fingerprints: bool = False):
+        """step_times: of the runner; without them, a step has a moderate number of rows. num_parts: parts that share
+        the rows of a step. max_length: most tokens of a sequence. has_fingerprints: whether steps carry a checksum of
+        their request's state.
+        """
+        self.step_times, self.num_parts = step_times, num_parts
+        self._max_length, self._has_fingerprints = max_length, has_fingerprints
+
+    def plan(self, batch: Batch) -> list[StepInput]:
+        """Plans the steps of a batch: the trees of all requests together, as they share its time."""
+        states = batch.decoding
+        rooms = [self._max_length - len(state.sequence.tokens) for state in states]
+        prefill = Prefill(batch.num_prefill, batch.num_waiting)
+        trees = iter(plan_trees(states, rooms, self.step_times, self.num_parts, prefill))
+        steps = [self._decode_step(turn, next(trees)) if turn.decodes else _prefill_step(turn) for turn in batch.turns]
+        batch.num_rows = batch.num_prefill + sum(len(step.tree) for step in steps if step.tree.scored is None)
+        batch.expected = sum(state.decoder.expected for state in states)
+        batch.is_shared = steps[0].is_shared
+        return steps
+
+    def draft_ahead(self, batch: Batch) -> None:
+        """Called while the batch is in flight: the place for drafts from its likely outcomes. No method has any yet."""
+
+    def _decode_step(self, turn: Turn, tree: TokenTree) -> StepInput:
+        state, decoder = turn.state, turn.state.decoder
+        fingerprint = state.fingerprint() if self._has_fingerprints else 0
+        return StepInput(
+            state.sequence, tree, turn.num_computed, decoder.num_candidates, fingerprint, decoder.is_shared
+        )
+
+
+def _prefill_step(turn: Turn) -> StepInput:
+    state = turn.state
+    tree = state.prefill(turn.num_computed)
+    return StepInput(state.sequence, tree, state.num_computed, is_shared=not len(tree))
+
+
+def plan_trees(
+    states: Sequence[RequestState], rooms: Sequence[int], times: StepTimes | None, num_parts: int, prefill: Prefill
+) -> list[TokenTree]:
+    """The next trees of requests that share a step. rooms: positions that the model has after each one's last token."""
+    if len(states) == 1 and not prefill.num_rows:
+        return [states[0].plan(rooms[0])]
+    if not states:
+        return []
+    _prepare(states, rooms)
+    offers = [state.propose(room, len(states)) for state, room in zip(states, rooms, strict=True)]
+    counts = share_drafts(states, offers, times, num_parts, prefill)
+    return [state.build_tree(count) for state, count in zip(states, counts, strict=True)]
+
+
+def _prepare(states: Sequence[RequestState], rooms: Sequence[int]) -> None:
+    """Prepares the next trees of requests whose method does so for several of them together (draft models run here)."""
+    groups: dict[Callable[[Sequence[Waiting], int], None], list[Waiting]] = {}
+    for state, room in zip(states, rooms, strict=True):
+        if (prepare := state.decoder.prepare) is not None:
+            waiting = Waiting(state.decoder, state.sequence.tokens, room, state.stop.num_left)
+            groups.setdefault(prepare, []).append(waiting)
+    for prepare, group in groups.items():
+        prepare(group, len(states))
+
+
+def share_drafts(
+    states: Sequence[RequestState],
+    offers: Sequence[Offer],
+    times: StepTimes | None,
+    num_parts: int,
+    prefill: Prefill,
+) -> list[int]:
+    """[B] how many of its proposed drafts each request verifies."""
+    if not any(offer.odds for offer in offers):
+        return [0] * len(offers)
+    if times is None:
+        number = max(0, UNKNOWN_ROWS - sum(offer.num_rows for offer in offers))
+        return np.bincount(best_first(offers).owners[:number], minlength=len(offers)).tolist()
+    return best_counts(offers, step_time(times.for_parts(num_parts), num_parts, prefill, states, offers))
+
+
+def best_first(offers: Sequence[Offer]) -> Drafts:
+    """All offered drafts, the likeliest first.
+
+    Of equally likely ones, those of the sequence that stands first come first, in the order of its offer.
+    """
+    odds = np.array([one for offer in offers for one in offer.odds], np.float64)
+    owners = np.repeat(np.arange(len(offers)), [len(offer.odds) for offer in offers])
+    order = np.argsort(-odds, kind="stable")  # which keeps the order of equal ones
+    return Drafts(odds[order], owners[order])
+
+
+def best_number(load: int, odds: Sequence[float] | np.ndarray, seconds: Sequence[float] | np.ndarray) -> int:
+    """K, the number of drafts with the most expected tokens per second; of equally good ones, the largest.
+
+    load: B. odds: [D] best first. seconds: [D + 1] of a step with none, one, ... and all of them. The speed may fall
+    and rise again, as where graphs are captured for a few numbers of rows.
+    """
+    expected = np.cumsum(np.concatenate([[float(load)], odds]))
+    speeds = expected / np.asarray(seconds)[: len(expected)]
+    return len(odds) - int(np.argmax(speeds[::-1]))
+
+
+class StepTime(NamedTuple):
+    """Seconds of a step by the drafts that it takes.
+
+    curve: [D + 1] by the number of rows alone. host_s: what is added to that without drafts. row_s: [B] what is added
+    for each draft of a sequence.
+    """
+
+    curve: np.ndarray
+    host_s: float
+    row_s: list[float]
+
+
+def step_time(
+    times: StepTimes, num_parts: int, prefill: Prefill, states: Sequence[RequestState], offers: Sequence[Offer]
+) -> StepTime:
+    """The seconds of a step with some of the offered drafts. Rows count as shared evenly by the parts."""
+    extras, load = times.extras, len(offers)
+    trees = -(-load // num_parts)  # of a part
+    num_rows, num_drafts, num_cached, host_s, row_s = prefill.num_rows, 0, 0, 0.0, list[float]()
+    for state, offer in zip(states, offers, strict=True):
+        sequence = state.sequence
+        is_sampled = sequence.sampling.temperature != 0
+        # Seconds of the step and of each of its rows that the curve does not contain.
+        row_s.append(extras.host_row + is_sampled * extras.sampled_row / num_parts)
+        host_s += extras.host_step + is_sampled * extras.sampled_step / load + offer.num_rows * row_s[-1]
+        num_rows += offer.num_rows
+        num_drafts += len(offer.odds)
+        num_cached += len(sequence.tokens)
+    host_s += times.of_sequences(trees, num_cached // num_parts)
+    most_rows = num_rows + num_drafts
+    curve = _by_rows(times, num_parts, 1 << most_rows.bit_length())
+    prefill_s = prefill.seconds_of(curve[num_rows], curve[num_rows - prefill.num_rows], num_rows, load)
+    return StepTime(curve[num_rows : most_rows + 1] - prefill_s, host_s, row_s)
+
+
+def best_counts(offers: Sequence[Offer], time: StepTime) -> list[int]:
+    """[B] how many drafts of each sequence are taken, so that tokens per second are the most."""
+    load = len(offers)
+    if (native := library()) is None:
+        drafts = best_first(offers)
+        seconds = time.curve + np.cumsum(np.append(time.host_s, np.array(time.row_s)[drafts.owners]))
+        number = best_number(load, drafts.odds, seconds)
+        return np.bincount(drafts.owners[:number], minlength=load).tolist()
+    odds, sizes, row_s, counts = array("d"), array("q"), array("d", time.row_s), array("q", bytes(8 * load))
+    for offer in offers:
+        odds.extend(offer.odds)
+        sizes.append(len(offer.odds))
+    native.budget_share_out(
+        odds.buffer_info()[0], sizes.buffer_info()[0], load, row_s.buffer_info()[0], address(time.curve), time.host_s,
+        counts.buffer_info()[0],
+    )  # fmt: skip
+    return counts.tolist()
+
+
+@lru_cache(maxsize=32)
+def _by_rows(times: StepTimes, num_parts: int, most_rows: int) -> np.ndarray:
+    """[M + 1] seconds of a step of 0, 1, ... `most_rows` rows."""
+    curve = times.by_part()
+    return np.array([curve.at(-(-num_rows // num_parts)) for num_rows in range(most_rows + 1)])
