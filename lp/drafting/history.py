@@ -127,14 +127,14 @@ class DraftHistory:
         return list(found.values())[-MOST_LEARNT:]
 
     def following(
-        self, step_times: StepTimes | None, num_parts: int, learnt: Sequence[Learnt], keeps_shared: bool
+        self, step_times: StepTimes | None, num_parts: int, learnt: Sequence[Learnt], keep_shared: bool
     ) -> DraftHistory:
         """A history for another runner, which begins with what was learnt.
 
-        keeps_shared: whether it also begins with what the requests of an owner share.
+        keep_shared: whether it also begins with what the requests of an owner share.
         """
         after = DraftHistory(step_times, num_parts, self.index, learnt, self.corpus, self._make_drafters)
-        if keeps_shared:
+        if keep_shared:
             after._shared = self._shared
         return after
 

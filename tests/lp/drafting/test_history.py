@@ -112,8 +112,8 @@ def test_only_the_newest_settings_are_told() -> None:
     assert told(history)[-1][0] == [*astuple(Auto(candidates=MOST_LEARNT + 3)), 0]
 
 
-@pytest.mark.parametrize("keeps_shared", [True, False])
-def test_what_an_owner_shares_goes_on_where_it_may(keeps_shared: bool) -> None:
+@pytest.mark.parametrize("keep_shared", [True, False])
+def test_what_an_owner_shares_goes_on_where_it_may(keep_shared: bool) -> None:
     before = DraftHistory()
     shared = before.shared("me")
-    assert (before.following(None, 1, [], keeps_shared).shared("me") is shared) == keeps_shared
+    assert (before.following(None, 1, [], keep_shared).shared("me") is shared) == keep_shared

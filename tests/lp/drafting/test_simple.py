@@ -74,9 +74,9 @@ def test_offers_are_descending_and_drafts_can_be_dropped() -> None:
     tokens = list(PROMPT)
     for _ in range(60):
         decoder.move_to(tokens)
-        odds = decoder.propose(20, 30, 1e-3)
+        odds = decoder.offer(20, 30, 1e-3)
         assert list(odds) == sorted(odds, reverse=True)
-        tree = decoder.build_tree(rng.randint(0, len(odds)), None)
+        tree = decoder.take(rng.randint(0, len(odds)), None)
         assert len(tree) == decoder.num_drafts == len(decoder.kinds)
         if len(tree) > 2:
             tree = decoder.keep(tree.path(len(tree) - 1), None)
