@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from launch.config.process import keep_memory as keep_freed_memory
+from launch.config.memory import keep_memory as keep_freed_memory
 from lp.model.checkpoint import DTYPES
 
 FOLDER = Path(__file__).resolve().parents[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
 import logging
 import os
@@ -20,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from launch import USUAL_THRESHOLDS
 from launch.config import configuration
 from launch.config.configuration import UsageError
+from launch.config.memory import keep_memory
 from parallel.errors import RankLost, StateDiverged
 from parallel.mesh import Mesh, ParallelSettings, read_rank
 
@@ -184,20 +184,3 @@ def _cores(text: str) -> set[int]:
         first, _, last = part.partition("-")
         found |= set(range(int(first), int(last or first) + 1))
     return found
-
-
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
-_KEPT_BYTES = 256 << 20
-
-
-def keep_memory() -> None:
-    """Tells glibc to keep freed memory.
-
-    Returning it to the system and faulting it in again would cost more than the work of a step.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return  # not glibc
-    for option, value in ((_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, _KEPT_BYTES), (_M_MMAP_MAX, 0)):
-        mallopt(option, value)
