@@ -160,8 +160,9 @@ def serve_five(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, lis
     while not engine.is_idle:
         for progress in engine.step():
             tokens[progress.request_id] += progress.tokens
-        if any("1" in batch for batch in runner.under_way) and len(tokens["1"]) >= 3:
-            assert engine.abort("1")
+        in_flight = any("1" in batch for batch in runner.under_way)
+        if in_flight and len(tokens["1"]) >= 3 and "1" in engine.generated():
+            assert engine.abort("1") and engine.abort("1") is None
     assert not runner.states and not runner.under_way
     return tokens, runner.most, channel.num_steps
 
