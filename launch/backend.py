@@ -13,8 +13,8 @@ from lp.request import Output
 from lp.request_builder import RequestBuilder
 from lp.step_cost import StepTimes
 from parallel.comm.channel import Channel
-from parallel.group import loop
-from parallel.group.commands import Inbox
+from parallel.groups import loop
+from parallel.groups.commands import Inbox
 
 
 class State(StrEnum):
@@ -98,7 +98,7 @@ class Backend(Protocol):
 
 
 class EngineBackend:
-    """Answers requests with the engine of rank 0. The other ranks run `parallel.group.loop.serve`.
+    """Answers requests with the engine of rank 0. The other ranks run `parallel.groups.loop.serve`.
 
     If one rank is lost, all end.
     """

@@ -29,7 +29,7 @@ from lp.request import Completion, Output, Request
 from lp.request_builder import RequestBuilder
 from lp.text.stopping import Stopping
 from parallel.degrees import name_mode
-from parallel.group import loop
+from parallel.groups import loop
 
 log = logging.getLogger("lookahead")
 

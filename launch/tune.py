@@ -30,7 +30,7 @@ from lp.engine import NOT_A_NUMBER
 from lp.methods.auto.method import Auto
 from lp.platform.hardware import dtype_name
 from lp.text.stopping import Stopping
-from parallel.group import loop
+from parallel.groups import loop
 
 log = logging.getLogger("lookahead")
 

@@ -177,7 +177,7 @@ class MeshTopology:
 
 
 class EpochTopology(SingleProcess):
-    """A rank that holds a whole model. It decodes alone until it joins an epoch (see parallel/group)."""
+    """A rank that holds a whole model. It decodes alone until it joins an epoch (see parallel/groups)."""
 
     def __init__(self, settings: ParallelSettings, on_loaded: OnLoaded = ignore, num_sharing: int = 1):
         """on_loaded: called when the weights are loaded. num_sharing: see `Topology`."""

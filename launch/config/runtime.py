@@ -22,7 +22,7 @@ from parallel.build import MeshTopology, OnLoaded
 from parallel.comm.base import Traffic
 from parallel.comm.channel import Channel
 from parallel.degrees import Mode, explain
-from parallel.group import commands, loop
+from parallel.groups import commands, loop
 from parallel.mesh import Mesh, ParallelSettings, make_mesh
 
 log = logging.getLogger("lookahead")

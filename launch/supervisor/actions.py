@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from parallel.group.epoch import Epoch
+from parallel.groups.epoch import Epoch
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from launch.backend import State
 from launch.supervisor.actions import Action, AskToRegroup, Begin, Fail, GiveUp, Kill, Say, Start
 from launch.supervisor.settings import SupervisorSettings
-from parallel.group.elastic import fitting_size
-from parallel.group.epoch import Epoch
+from parallel.groups.elastic import fitting_size
+from parallel.groups.epoch import Epoch
 
 # Seconds between a failed collective and the next epoch, so that the end of a process can be noticed first.
 LOOK_AROUND_S = 0.1

@@ -7,8 +7,8 @@ import socket
 
 from torch.distributed import TCPStore
 
-from parallel.group import messages
-from parallel.group.link import Link
+from parallel.groups import messages
+from parallel.groups.link import Link
 
 log = logging.getLogger("lookahead")
 

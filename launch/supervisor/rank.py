@@ -34,11 +34,11 @@ from parallel.build import EpochTopology, describe_mode, share_steps
 from parallel.comm.channel import Channel
 from parallel.degrees import Mode
 from parallel.errors import EpochOver, RankLost, StateDiverged
-from parallel.group.elastic import sizes_of
-from parallel.group.epoch import Epoch, joined, resume
-from parallel.group.link import Link
-from parallel.group.member import Fenced, FrontEndGone, Member
-from parallel.group.messages import Failed, Measured, Ready
+from parallel.groups.elastic import sizes_of
+from parallel.groups.epoch import Epoch, joined, resume
+from parallel.groups.link import Link
+from parallel.groups.messages import Failed, Measured, Ready
+from parallel.groups.worker import Fenced, FrontEndGone, Worker
 from parallel.mesh import Mesh, choose_device
 
 FENCED = 3
@@ -60,27 +60,27 @@ def serve_rank(spec: RankSpec, key: bytes) -> int:
         process.log.error("error: %s", error)
         return 1
     with closing(link):
-        member = Member(link, spec.rank)
+        worker = Worker(link, spec.rank)
         try:
-            _Rank(spec, member).serve()
+            _Rank(spec, worker).serve()
             return 0
         except Fenced as error:
             process.log.info("leaving: %s", error)
             return FENCED
         except (FrontEndGone, RankLost, StateDiverged, OSError) as error:
-            return _failed(member, str(error), 1)
+            return _failed(worker, str(error), 1)
         except torch.cuda.OutOfMemoryError as error:
-            return _failed(member, process.out_of_memory(error), 2)
+            return _failed(worker, process.out_of_memory(error), 2)
         except ValueError as error:
-            return _failed(member, str(error), 2)
+            return _failed(worker, str(error), 2)
         except Exception as error:
-            member.send(Failed(f"{type(error).__name__}: {error}", is_final=False))
+            worker.send(Failed(f"{type(error).__name__}: {error}", is_final=False))
             raise
 
 
-def _failed(member: Member, message: str, code: int) -> int:
+def _failed(worker: Worker, message: str, code: int) -> int:
     """Says why the rank ends. code: the exit code; 2 if the next try would end in the same way."""
-    member.send(Failed(message, is_final=code == 2))
+    worker.send(Failed(message, is_final=code == 2))
     process.log.error("error: %s", message)
     return code
 
@@ -91,8 +91,8 @@ class _Rank:
     times: what steps take, by the number of ranks that share them; empty if it is not known.
     """
 
-    def __init__(self, spec: RankSpec, member: Member) -> None:
-        self.spec, self.member = spec, member
+    def __init__(self, spec: RankSpec, worker: Worker) -> None:
+        self.spec, self.worker = spec, worker
         self.settings = from_json_values(spec.settings, RuntimeSettings)
         self.mesh = _mesh(spec, self.settings)
         self.times: dict[int, StepTimes] = {}
@@ -115,10 +115,10 @@ class _Rank:
         engine = Engine.assemble(replace(settings, step_times=StepTimesSource.off), place)
         alone, model = cast(SingleDevice, engine.runner), engine.checkpoint.model
         engine.checkpoint.grammars.warm_up()
-        self.member.send(Ready(str(self.mesh.device), model.memory.num_pages))
+        self.worker.send(Ready(str(self.mesh.device), model.memory.num_pages))
 
         def join(epoch: Epoch) -> AbstractContextManager[Channel]:
-            return joined(epoch, self.spec.rank, self.mesh, settings.parallel, self.store, self.member.is_over)
+            return joined(epoch, self.spec.rank, self.mesh, settings.parallel, self.store, self.worker.is_over)
 
         def resume_in(epoch: Epoch, channel: Channel) -> list[Output]:
             runner = share_steps(alone, channel, settings.parallel.mode)
@@ -139,7 +139,7 @@ class _Rank:
             self._report(channel)
             return resume(engine, runner, channel, epoch, self._times_for(runner.num_parts))
 
-        self.member.serve(engine, join, resume_in)
+        self.worker.serve(engine, join, resume_in)
 
     def _find_times(
         self, engine: Engine, epoch: Epoch, channel: Channel, alone: SingleDevice, source: StepTimesSource
@@ -163,7 +163,7 @@ class _Rank:
             else:
                 groups = replace(epoch, group_size=size)
                 store = PrefixStore(f"measured after {channel.num_steps}", self.store)
-                with joined(groups, self.spec.rank, self.mesh, settings, store, self.member.is_over) as part:
+                with joined(groups, self.spec.rank, self.mesh, settings, store, self.worker.is_over) as part:
                     times = find(share_steps(alone, part, settings.mode), [*mode, "in groups of", size])
             if times is None:
                 return {}
@@ -180,12 +180,12 @@ class _Rank:
     def _report(self, channel: Channel) -> None:
         """Sends the front end what steps take."""
         if self.times and channel.is_leader:
-            self.member.send(Measured({str(size): times.to_dict() for size, times in self.times.items()}))
+            self.worker.send(Measured({str(size): times.to_dict() for size, times in self.times.items()}))
 
     def _serve_part(self) -> None:
         """Without all its ranks, such a group can do nothing: it serves in one epoch and ends with it."""
-        self.member.send(Ready(str(self.mesh.device)))
-        epoch = self.member.next_epoch()
+        self.worker.send(Ready(str(self.mesh.device)))
+        epoch = self.worker.next_epoch()
         with runtime.running(self.settings, self.mesh, epoch.store(self.store, self.spec.rank)) as running:
             engine, channel = running.engine, running.channel
             engine.checkpoint.grammars.warm_up()
@@ -194,9 +194,9 @@ class _Rank:
             self._report(channel)
             waiting = resume(engine, engine.runner, channel, epoch, engine.history.step_times)
             try:
-                self.member.serve_in(epoch, engine, channel, waiting)
+                self.worker.serve_in(epoch, engine, channel, waiting)
             except EpochOver:
-                self.member.next_epoch()  # raises why this rank has to leave
+                self.worker.next_epoch()  # raises why this rank has to leave
                 raise
 
 

@@ -32,13 +32,13 @@ from lp.scheduling.kv_budget import KVBudget
 from lp.step_cost import StepTimes
 from parallel import build
 from parallel.degrees import Mode
-from parallel.group import commands, messages
-from parallel.group.commands import Command, Inbox
-from parallel.group.dispatcher import Dispatcher
-from parallel.group.elastic import ElasticGroups
-from parallel.group.epoch import Epoch
-from parallel.group.link import Link, LinkClosed, Listener
-from parallel.group.loop import IDLE_S
+from parallel.groups import commands, messages
+from parallel.groups.commands import Command, Inbox
+from parallel.groups.dispatcher import Dispatcher
+from parallel.groups.elastic import ElasticGroups
+from parallel.groups.epoch import Epoch
+from parallel.groups.link import Link, LinkClosed, Listener
+from parallel.groups.loop import IDLE_S
 
 log = logging.getLogger("lookahead")
 

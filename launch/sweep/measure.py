@@ -25,7 +25,7 @@ from launch.sweep.records import RankFigures, TextRecord
 from launch.sweep.settings import BenchSettings
 from lp.request import Completion, Output, Request
 from lp.text.stopping import Stopping
-from parallel.group import loop
+from parallel.groups import loop
 
 
 @dataclass

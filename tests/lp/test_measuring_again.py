@@ -15,8 +15,8 @@ from lp.step_cost import StepTimes
 from lp.text.stopping import Stopping
 from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
-from parallel.group import loop
-from parallel.group.commands import AddRequest, Command, Measure, Shutdown, decode, encode
+from parallel.groups import loop
+from parallel.groups.commands import AddRequest, Command, Measure, Shutdown, decode, encode
 
 # A busy machine: a step of one row seemed to take more than a second, and one of many rows no longer.
 BUSY = StepTimes((1, 64), (1.169, 1.170))

@@ -12,7 +12,7 @@ import psutil  # noqa: F401
 import pytest  # noqa: F401
 
 import parallel.build
-import parallel.group.epoch  # noqa: F401
+import parallel.groups.epoch  # noqa: F401
 from tests.models import load_reference, save_checkpoint
 
 with tempfile.TemporaryDirectory() as _folder:

@@ -8,7 +8,7 @@ from launch.config import configuration, engine_settings, runtime
 from launch.generate import GenerateSettings
 from parallel import build
 from parallel.comm.base import LocalExchange
-from parallel.group.commands import Shutdown, encode
+from parallel.groups.commands import Shutdown, encode
 
 
 @pytest.mark.parametrize("has_begun", [False, True])

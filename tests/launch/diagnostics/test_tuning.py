@@ -17,8 +17,8 @@ from lp.step_cost import StepTimes
 from lp.text.stopping import FinishReason, Stopping
 from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
-from parallel.group import loop
-from parallel.group.commands import Shutdown
+from parallel.groups import loop
+from parallel.groups.commands import Shutdown
 
 TIMES = StepTimes((1, 11), (0.010, 0.020))
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from launch.supervisor.actions import Action, Begin, Start
 from launch.supervisor.membership import Membership
 from launch.supervisor.settings import SupervisorSettings
-from parallel.group.epoch import Epoch
+from parallel.groups.epoch import Epoch
 
 SETTINGS = SupervisorSettings(
     answer_timeout_s=3, hang_timeout_s=60, start_timeout_s=900, backoff_s=0.5, max_failed_starts=3

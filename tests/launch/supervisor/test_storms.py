@@ -17,8 +17,8 @@ from launch.backend import State
 from launch.supervisor.actions import Action, AskToRegroup, Begin, GiveUp, Kill, Start
 from launch.supervisor.membership import Membership
 from launch.supervisor.settings import SupervisorSettings
-from parallel.group.elastic import fitting_size
-from parallel.group.epoch import Epoch
+from parallel.groups.elastic import fitting_size
+from parallel.groups.epoch import Epoch
 
 STORM_S, CALM_S = 30.0, 90.0
 TICK_S = 0.05

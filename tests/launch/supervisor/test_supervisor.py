@@ -21,11 +21,11 @@ from lp import Autoregressive, Output
 from lp.model.checkpoint import ModelSettings
 from lp.request import Request
 from lp.statistics import Statistics
-from parallel.group import messages
-from parallel.group.commands import AddRequest, Shutdown
-from parallel.group.epoch import Epoch, RunningRequest
-from parallel.group.link import Link, LinkClosed
-from parallel.group.messages import (
+from parallel.groups import messages
+from parallel.groups.commands import AddRequest, Shutdown
+from parallel.groups.epoch import Epoch, RunningRequest
+from parallel.groups.link import Link, LinkClosed
+from parallel.groups.messages import (
     BeginEpoch,
     Commands,
     FrontEndMessage,

@@ -20,8 +20,8 @@ from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from parallel.comm.channel import Channel
 from parallel.degrees import Mode
-from parallel.group.epoch import Epoch
-from parallel.group.member import Join, Resume
+from parallel.groups.epoch import Epoch
+from parallel.groups.worker import Join, Resume
 from parallel.mesh import Mesh, ParallelSettings
 from tests.parallel.ranks import run_ranks
 
@@ -37,7 +37,7 @@ SHARED_S, APART_S = 0.02, 0.03
 
 
 class Played:
-    """A Member without a front end: its epochs are given. planned: by what the engine plans in each, in seconds."""
+    """A Worker without a front end: its epochs are given. planned: by what the engine plans in each, in seconds."""
 
     def __init__(self, number: int):
         self.number = number
@@ -81,9 +81,9 @@ def play(
     store = "127.0.0.1", int(os.environ["MASTER_PORT"])
     values = to_json_values(settings, RuntimeSettings)
     spec = RankSpec(mesh.rank, 3, mesh.rank, 3, values, ("127.0.0.1", 1), store)
-    member = Played(mesh.rank)
-    _Rank(spec, member).serve()  # type: ignore[arg-type]
-    return member.planned, measured
+    worker = Played(mesh.rank)
+    _Rank(spec, worker).serve()  # type: ignore[arg-type]
+    return worker.planned, measured
 
 
 def test_ranks_that_are_divided_plan_by_what_their_own_steps_take(model: Path) -> None:

@@ -14,7 +14,7 @@ from lp.grammar import compiler, with_llguidance
 from lp.grammar.compiler import Grammars, pick_backend
 from lp.grammar.settings import MOST_CHARACTERS, GrammarBackend, GrammarError
 from lp.request import Request
-from parallel.group.commands import AddRequest, decode, encode
+from parallel.groups.commands import AddRequest, decode, encode
 from tests.models import EOS, VOCAB_SIZE, build_tokenizer
 
 

@@ -16,7 +16,7 @@ from lp.model.checkpoint import ModelSettings
 from lp.platform import library
 from lp.single_device import SingleDevice
 from parallel.build import MeshTopology
-from parallel.group.epoch import Epoch, resume
+from parallel.groups.epoch import Epoch, resume
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
 from parallel.runners.lookahead import LookaheadParallel
 from tests.parallel.ranks import run_ranks

@@ -17,11 +17,11 @@ from parallel.build import share_steps
 from parallel.comm.channel import Channel
 from parallel.degrees import Mode
 from parallel.errors import RankLost
-from parallel.group.epoch import Epoch, RunningRequest, joined, resume
+from parallel.groups.epoch import Epoch, RunningRequest, joined, resume
 from parallel.mesh import Mesh
 from parallel.runners import copying
 from parallel.runners.lookahead import LookaheadParallel
-from tests.parallel.group.test_epoch import client, settings_of
+from tests.parallel.groups.test_epoch import client, settings_of
 from tests.parallel.ranks import run_ranks_to_end
 from tests.parallel.runners.test_copying_on_ranks import GREEDY, MESSAGE_BYTES, PROMPT, InTurn, decode, runner_of
 

@@ -25,13 +25,13 @@ from parallel.comm.base import Collectives
 from parallel.comm.channel import Channel
 from parallel.comm.connect import connect_axis
 from parallel.errors import RankLost, StateDiverged
-from parallel.group import loop
-from parallel.group.commands import Abort, AddRequest
+from parallel.groups import loop
+from parallel.groups.commands import Abort, AddRequest
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 from parallel.runners.pipeline import PipelineParallel
 from parallel.shards.stages import read_stage
 from tests.models import generate_greedily, load_reference, save_checkpoint
-from tests.parallel.group.test_loop import Script
+from tests.parallel.groups.test_loop import Script
 from tests.parallel.ranks import run_ranks, run_ranks_to_end
 
 ARCHITECTURES = ["llama", "qwen3", "mistral", "gemma2"]

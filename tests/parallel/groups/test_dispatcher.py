@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from parallel.degrees import Mode
-from parallel.group.commands import Abort, AddRequest, Command, Regroup, Shutdown
-from parallel.group.dispatcher import Dispatcher
-from parallel.group.elastic import ElasticGroups
-from parallel.group.epoch import Epoch
-from tests.parallel.group.test_ledger import submit, told
+from parallel.groups.commands import Abort, AddRequest, Command, Regroup, Shutdown
+from parallel.groups.dispatcher import Dispatcher
+from parallel.groups.elastic import ElasticGroups
+from parallel.groups.epoch import Epoch
+from tests.parallel.groups.test_ledger import submit, told
 
 Sent = list[tuple[int, int, Command]]
 

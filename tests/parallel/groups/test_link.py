@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from parallel.group.link import Link, LinkClosed, Listener
+from parallel.groups.link import Link, LinkClosed, Listener
 
 KEY = b"a key that both know"
 LIMIT_S = 60.0

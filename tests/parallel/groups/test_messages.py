@@ -13,12 +13,11 @@ from lp.request import Request, TokenLogprob
 from lp.statistics import Statistics
 from lp.step_cost import StepTimes
 from parallel.errors import EpochOver
-from parallel.group import messages
-from parallel.group.commands import Abort, AddRequest, Shutdown
-from parallel.group.epoch import Epoch, RunningRequest
-from parallel.group.link import Link, Listener
-from parallel.group.member import Fenced, Member
-from parallel.group.messages import (
+from parallel.groups import messages
+from parallel.groups.commands import Abort, AddRequest, Shutdown
+from parallel.groups.epoch import Epoch, RunningRequest
+from parallel.groups.link import Link, Listener
+from parallel.groups.messages import (
     Alive,
     BeginEpoch,
     Commands,
@@ -34,6 +33,7 @@ from parallel.group.messages import (
     RankMessage,
     Ready,
 )
+from parallel.groups.worker import Fenced, Worker
 
 REQUEST = Request("a", [5, 9], Autoregressive(), Sampling(seed=1, logit_bias={3: 1.0}), Stopping(8, ["ü\n"]))
 PROGRESS = Output("a", [7], "ü", [TokenLogprob(7, -0.5, [(7, -0.5)])], None, Statistics(submitted_at=0.0))
@@ -119,15 +119,15 @@ def test_what_no_front_end_says_is_refused(data: bytes) -> None:
 
 
 @pytest.fixture
-def front_end() -> Iterator[Callable[[], tuple[Member, Link]]]:
+def front_end() -> Iterator[Callable[[], tuple[Worker, Link]]]:
     """Makes rank 1 and a pretended front end's link to it."""
     arrived: queue.Queue[Link] = queue.Queue()
     links: list[Link] = []
 
-    def connect() -> tuple[Member, Link]:
+    def connect() -> tuple[Worker, Link]:
         links.append(Link.connect(listener.address, b"key"))
         links.append(arrived.get(timeout=60))
-        return Member(links[0], 1), links[1]
+        return Worker(links[0], 1), links[1]
 
     with closing(Listener("127.0.0.1", b"key", arrived.put)) as listener:
         yield connect
@@ -136,7 +136,7 @@ def front_end() -> Iterator[Callable[[], tuple[Member, Link]]]:
 
 
 def test_a_member_introduces_itself_and_takes_what_it_is_told(
-    front_end: Callable[[], tuple[Member, Link]], caplog: pytest.LogCaptureFixture
+    front_end: Callable[[], tuple[Worker, Link]], caplog: pytest.LogCaptureFixture
 ) -> None:
     member, link = front_end()
     hello = messages.from_rank(link.receive())

@@ -11,9 +11,9 @@ from lp.request import Request
 from lp.single_device import SingleDevice
 from parallel.build import share_steps
 from parallel.comm.channel import Channel
-from parallel.group.epoch import Epoch, RunningRequest, joined, resume
+from parallel.groups.epoch import Epoch, RunningRequest, joined, resume
 from parallel.mesh import Mesh
-from tests.parallel.group.test_epoch import client, settings_of
+from tests.parallel.groups.test_epoch import client, settings_of
 from tests.parallel.ranks import run_ranks
 
 DECODE = Auto(rows=12)

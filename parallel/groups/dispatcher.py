@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from lp.request import Output, Request
 from lp.step_cost import StepTimes
-from parallel.group import commands
-from parallel.group.commands import Abort, AddRequest, Command
-from parallel.group.elastic import BY_ROWS, ElasticGroups
-from parallel.group.epoch import Epoch
-from parallel.group.ledger import Ledger
+from parallel.groups import commands
+from parallel.groups.commands import Abort, AddRequest, Command
+from parallel.groups.elastic import BY_ROWS, ElasticGroups
+from parallel.groups.epoch import Epoch
+from parallel.groups.ledger import Ledger
 
 # Sends commands to the leader of an epoch. What is sent to a rank that has gone is lost.
 Send = Callable[[int, Epoch, list[Command]], None]

@@ -13,8 +13,8 @@ from lp.engine import Engine
 from lp.request import Output
 from parallel.comm.channel import Channel
 from parallel.errors import EpochOver
-from parallel.group import commands
-from parallel.group.commands import Abort, AddRequest, Command, Inbox, Measure, Regroup, Shutdown
+from parallel.groups import commands
+from parallel.groups.commands import Abort, AddRequest, Command, Inbox, Measure, Regroup, Shutdown
 
 log = logging.getLogger("lookahead")
 

@@ -12,8 +12,8 @@ from lp.methods.auto.method import Auto
 from lp.sampling.settings import Sampling
 from lp.step_cost import StepTimes
 from parallel.comm.channel import Channel
-from parallel.group import loop
-from parallel.group.commands import AddRequest, Command, Shutdown
+from parallel.groups import loop
+from parallel.groups.commands import AddRequest, Command, Shutdown
 from parallel.mesh import Mesh
 from tests.parallel.ranks import run_ranks
 from tests.parallel.runners.test_lookahead_parallel import parallel_engine

@@ -16,10 +16,10 @@ from lp.single_device import SingleDevice
 from parallel.build import share_steps
 from parallel.degrees import Mode
 from parallel.errors import RankLost
-from parallel.group.epoch import Epoch, RunningRequest, joined, resume
+from parallel.groups.epoch import Epoch, RunningRequest, joined, resume
 from parallel.mesh import Mesh
 from parallel.runners.lookahead import LookaheadParallel
-from tests.parallel.group.test_epoch import GREEDY, SAMPLED, client, settings_of
+from tests.parallel.groups.test_epoch import GREEDY, SAMPLED, client, settings_of
 from tests.parallel.ranks import run_ranks_to_end
 
 NUM_TOKENS = 24

@@ -15,9 +15,9 @@ from lp.single_device import SingleDevice
 from parallel.build import share_steps
 from parallel.comm.channel import Channel
 from parallel.degrees import Mode
-from parallel.group.epoch import MOST_LACKING, Epoch, RunningRequest, joined, resume, still_held
+from parallel.groups.epoch import MOST_LACKING, Epoch, RunningRequest, joined, resume, still_held
 from parallel.mesh import Mesh
-from tests.parallel.group.test_epoch import GREEDY, SAMPLED, client, settings_of
+from tests.parallel.groups.test_epoch import GREEDY, SAMPLED, client, settings_of
 from tests.parallel.ranks import run_ranks
 
 NUM_TOKENS = 12

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 from lp.request import Output
-from parallel.group import commands
-from parallel.group.commands import Command
-from parallel.group.epoch import Epoch
+from parallel.groups import commands
+from parallel.groups.commands import Command
+from parallel.groups.epoch import Epoch
 
 
 @dataclass(frozen=True)

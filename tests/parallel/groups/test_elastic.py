@@ -13,7 +13,7 @@ from lp.sampling.settings import Sampling
 from lp.step_cost import Extras, StepTimes
 from lp.text.stopping import Stopping
 from parallel.degrees import Mode
-from parallel.group.elastic import (
+from parallel.groups.elastic import (
     BY_ROWS,
     CALM_S,
     LEAST_LEFT,

@@ -9,8 +9,8 @@ from lp.methods.auto.method import Auto
 from lp.request import Request
 from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
-from parallel.group import loop
-from parallel.group.commands import Abort, AddRequest, Command, Regroup, Shutdown, decode, encode
+from parallel.groups import loop
+from parallel.groups.commands import Abort, AddRequest, Command, Regroup, Shutdown, decode, encode
 
 NUM_TOKENS = 4
 

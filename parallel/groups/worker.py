@@ -20,10 +20,10 @@ from lp.engine import Engine
 from lp.request import Output
 from parallel.comm.channel import Channel
 from parallel.errors import EpochOver, RankLost
-from parallel.group import loop, messages
-from parallel.group.commands import Command
-from parallel.group.epoch import Epoch, num_cached
-from parallel.group.link import Link, LinkClosed
+from parallel.groups import loop, messages
+from parallel.groups.commands import Command
+from parallel.groups.epoch import Epoch, num_cached
+from parallel.groups.link import Link, LinkClosed
 
 log = logging.getLogger("lookahead")
 
@@ -43,7 +43,7 @@ Join = Callable[[Epoch], AbstractContextManager[Channel]]
 Resume = Callable[[Epoch, Channel], list[Output]]
 
 
-class Member:
+class Worker:
     """One rank's end of the link, and its loop."""
 
     def __init__(self, link: Link, rank: int) -> None:
@@ -56,7 +56,7 @@ class Member:
         self._end: Exception | None = None
         self.send(messages.Hello(rank, socket.gethostname(), os.getpid()))
         for run in (self._listen, self._say_alive):
-            threading.Thread(target=run, name=f"member {run.__name__}", daemon=True).start()
+            threading.Thread(target=run, name=f"worker {run.__name__}", daemon=True).start()
 
     def send(self, message: messages.RankMessage) -> None:
         self._link.send(messages.encode(message))

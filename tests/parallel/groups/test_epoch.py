@@ -20,7 +20,7 @@ from lp.request import DecodingMethod, Request
 from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from parallel.errors import EpochOver, RankLost
-from parallel.group.epoch import Epoch, RunningRequest, joined, resume
+from parallel.groups.epoch import Epoch, RunningRequest, joined, resume
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 from parallel.runners.lookahead import LookaheadParallel
 from tests.models import VOCAB_SIZE
@@ -164,7 +164,7 @@ def test_a_member_that_never_comes_is_given_up_as_soon_as_the_epoch_is_over(exch
 
 
 def compare_lengths(mesh: Mesh, channel) -> list[list[int]]:
-    from parallel.group.epoch import longest
+    from parallel.groups.epoch import longest
 
     plain = Request("a", [2], Autoregressive(), GREEDY, Stopping(9))
     told = Request("b", [2], Autoregressive(), Sampling(temperature=0.0, seed=0, logprobs=1), Stopping(9))

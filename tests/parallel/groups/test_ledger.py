@@ -14,10 +14,10 @@ from lp.sampling.settings import Sampling
 from lp.statistics import Statistics
 from lp.text.stopping import FinishReason, Stopping
 from lp.trace.step import StepTrace
-from parallel.group.commands import Abort, AddRequest
-from parallel.group.elastic import Load
-from parallel.group.epoch import RunningRequest
-from parallel.group.ledger import Ledger
+from parallel.groups.commands import Abort, AddRequest
+from parallel.groups.elastic import Load
+from parallel.groups.epoch import RunningRequest
+from parallel.groups.ledger import Ledger
 
 
 def submit(name: str) -> AddRequest:

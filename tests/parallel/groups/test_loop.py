@@ -10,8 +10,8 @@ import pytest
 from lp import Engine, Lookahead, Output, Sampling, Stopping
 from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
-from parallel.group import loop
-from parallel.group.commands import Abort, AddRequest, Command, Shutdown
+from parallel.groups import loop
+from parallel.groups.commands import Abort, AddRequest, Command, Shutdown
 from parallel.mesh import Mesh
 from tests.parallel.ranks import run_ranks
 from tests.parallel.runners.test_lookahead_parallel import parallel_engine

@@ -14,9 +14,9 @@ from lp.single_device import SingleDevice
 from parallel.build import share_steps
 from parallel.comm.channel import Channel
 from parallel.degrees import Mode
-from parallel.group.epoch import Epoch, RunningRequest, joined, num_cached, resume
+from parallel.groups.epoch import Epoch, RunningRequest, joined, num_cached, resume
 from parallel.mesh import Mesh
-from tests.parallel.group.test_epoch import GREEDY, client, settings_of
+from tests.parallel.groups.test_epoch import GREEDY, client, settings_of
 from tests.parallel.ranks import run_ranks
 
 NUM_TOKENS, LENGTH = 40, 150
