@@ -13,8 +13,8 @@ from lp.request import Output
 from lp.request_builder import RequestBuilder
 from lp.step_cost import StepTimes
 from parallel.comm.channel import Channel
-from parallel.groups import loop
-from parallel.groups.commands import Inbox
+from parallel.groups.messages import Inbox
+from parallel.groups.worker import run_engine
 
 
 class State(StrEnum):
@@ -130,4 +130,4 @@ class EngineBackend:
         raise AssertionError("without this rank, all would end")
 
     def run(self, inbox: Inbox, emit: Callable[[Output], None], fail: Callable[[str], None]) -> None:
-        loop.serve(self._engine, self._channel, inbox, emit)
+        run_engine(self._engine, self._channel, inbox, emit)

@@ -29,7 +29,7 @@ from lp.request import Completion, Output, Request
 from lp.request_builder import RequestBuilder
 from lp.text.stopping import Stopping
 from parallel.degrees import name_mode
-from parallel.groups import loop
+from parallel.groups.worker import run_engine
 
 log = logging.getLogger("lookahead")
 
@@ -206,7 +206,7 @@ def run(settings: GenerateSettings) -> int:
             texts = Continuations(runtime.engine.request_builder, where, named, settings, printer)
             signal.signal(signal.SIGINT, texts.queue.interrupt)
             signal.signal(signal.SIGTERM, texts.queue.interrupt)
-            loop.serve(runtime.engine, runtime.channel, texts.queue, texts.emit)
+            run_engine(runtime.engine, runtime.channel, texts.queue, texts.emit)
     if isinstance(printer.error, BrokenPipeError):
         return 128 + signal.SIGPIPE
     if printer.error:

@@ -30,7 +30,7 @@ from lp.engine import NOT_A_NUMBER
 from lp.methods.auto.method import Auto
 from lp.platform.hardware import dtype_name
 from lp.text.stopping import Stopping
-from parallel.groups import loop
+from parallel.groups.worker import run_engine
 
 log = logging.getLogger("lookahead")
 
@@ -71,7 +71,7 @@ def run(settings: TuneSettings) -> int:
             trial = Trial(requests, bar.update)
             signal.signal(signal.SIGINT, trial.queue.interrupt)
             signal.signal(signal.SIGTERM, trial.queue.interrupt)
-            loop.serve(runtime.engine, runtime.channel, trial.queue, trial.emit)
+            run_engine(runtime.engine, runtime.channel, trial.queue, trial.emit)
     if trial.queue.interrupted_by:
         return 128 + trial.queue.interrupted_by
     if trial.failed:

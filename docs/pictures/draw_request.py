@@ -12,7 +12,7 @@ LEFT_X, RIGHT_X = 226, 794
 WAY = (
     ("launch/server/generation.py", "conversion.py: a body becomes a Request"),
     ("launch/server/service.py", "the queue before the engine"),
-    ("parallel/groups/loop.py", "the worker loop"),
+    ("parallel/groups/worker.py", "the worker loop"),
     ("lp/engine.py", "schedule, plan, run, commit"),
     ("parallel/runners/lookahead.py", "this rank's part of the tree"),
     ("lp/single_device.py", "model, KV cache, sampler"),

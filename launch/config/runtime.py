@@ -22,7 +22,8 @@ from parallel.build import MeshTopology, OnLoaded
 from parallel.comm.base import Traffic
 from parallel.comm.channel import Channel
 from parallel.degrees import Mode, explain
-from parallel.groups import commands, loop
+from parallel.groups.messages import Shutdown, encode_commands
+from parallel.groups.worker import run_engine
 from parallel.mesh import Mesh, ParallelSettings, make_mesh
 
 log = logging.getLogger("lookahead")
@@ -87,7 +88,7 @@ def running(settings: RuntimeSettings, mesh: Mesh | None = None, store: Store | 
             yield Runtime(place, Engine.assemble(settings.on(mesh), place))
         except (ValueError, OSError):
             if place.has_met and place.channel.is_leader and not place.channel.has_shared:
-                place.channel.share(commands.encode([commands.Shutdown()]))  # the others still wait for a first command
+                place.channel.share(encode_commands([Shutdown()]))  # the others still wait for a first command
             raise
 
 
@@ -116,5 +117,5 @@ def report_loaded(settings: RuntimeSettings, mesh: Mesh) -> OnLoaded:
 
 def follow(runtime: Runtime) -> int:
     """Serves as a rank other than 0 until rank 0 tells it to shut down. Returns exit code 0."""
-    loop.serve(runtime.engine, runtime.channel, inbox=None, emit=lambda output: None)
+    run_engine(runtime.engine, runtime.channel, inbox=None, emit=lambda output: None)
     return 0

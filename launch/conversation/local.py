@@ -18,14 +18,14 @@ from lp.request_builder import ContextExceeded
 from lp.statistics import Statistics
 from lp.text.chat_template import Message
 from lp.text.stopping import Stopping
-from parallel.groups.commands import Abort, AddRequest, Command, Shutdown
+from parallel.groups.messages import Abort, AddRequest, Command, Shutdown
 
 # Seconds that the backend gets to end.
 LEAVE_S = 10.0
 
 
 class ChatInbox:
-    """An Inbox (see parallel.groups.commands) into which the thread of the chat puts commands."""
+    """An Inbox (see parallel.groups.messages) into which the thread of the chat puts commands."""
 
     def __init__(self) -> None:
         self._due: deque[Command] = deque()

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from lp.request import Output, Request
-from parallel.groups.commands import Abort, AddRequest, Command, Shutdown
+from parallel.groups.messages import Abort, AddRequest, Command, Shutdown
 
 
 class PromptQueue:
-    """An Inbox (see parallel.groups.commands) that hands out requests and, when the last has ended, the shutdown.
+    """An Inbox (see parallel.groups.messages) that hands out requests and, when the last has ended, the shutdown.
 
     It serves the loop of a rank, which asks between two steps, and a supervisor, which asks from another thread than it
     calls `emit` and `lose` from. interrupted_by: the signal that ended it early, if one did.

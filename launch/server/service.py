@@ -4,7 +4,7 @@ At most `max_running` requests are in the engine at a time; the others wait. Wha
 of prompts, gets one turn in each round, so it does not hold up what others submit; single requests are handed out in
 the order of their arrival. Of those in the engine, some may wait there for room for their keys and values, as every
 rank decides alike (lp/scheduling/kv_budget.py). The engine's thread uses the service as the `Inbox` of
-`parallel.groups.commands`. The service knows nothing of HTTP."""
+`parallel.groups.messages`. The service knows nothing of HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from launch.server.metrics import Clock, Metrics
 from lp.engine import NOT_A_NUMBER
 from lp.request import Output, Request
 from lp.statistics import Statistics
-from parallel.groups.commands import Abort, AddRequest, Command, Shutdown
+from parallel.groups.messages import Abort, AddRequest, Command, Shutdown
 
 
 class ServiceError(Exception):

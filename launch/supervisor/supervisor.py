@@ -32,13 +32,13 @@ from lp.scheduling.kv_budget import KVBudget
 from lp.step_cost import StepTimes
 from parallel import build
 from parallel.degrees import Mode
-from parallel.groups import commands, messages
-from parallel.groups.commands import Command, Inbox
+from parallel.groups import messages
 from parallel.groups.dispatcher import Dispatcher
 from parallel.groups.elastic import ElasticGroups
 from parallel.groups.epoch import Epoch
 from parallel.groups.link import Link, LinkClosed, Listener
-from parallel.groups.loop import IDLE_S
+from parallel.groups.messages import Command, Inbox
+from parallel.groups.worker import IDLE_S
 
 log = logging.getLogger("lookahead")
 
@@ -139,8 +139,8 @@ class Supervisor:
             with self._changed:
                 if self._gave_up:
                     raise self._gave_up
-                self._shutting_down |= any(isinstance(command, commands.Shutdown) for command in taken)
-                self._resize(sum(isinstance(command, commands.AddRequest) for command in taken))
+                self._shutting_down |= any(isinstance(command, messages.Shutdown) for command in taken)
+                self._resize(sum(isinstance(command, messages.AddRequest) for command in taken))
                 self._emit_all(self._dispatcher.hand_out(taken))
 
     def _command(self, rank: int, epoch: Epoch, issued: list[Command]) -> None:
@@ -175,7 +175,7 @@ class Supervisor:
                 case Kill(rank):
                     self._launcher.kill(rank)
                 case AskToRegroup():
-                    self._dispatcher.hand_out([commands.Regroup()])
+                    self._dispatcher.hand_out([messages.Regroup()])
                 case Begin(epoch):
                     self._begin(epoch)
                 case Fail(message):

@@ -25,7 +25,7 @@ from launch.sweep.records import RankFigures, TextRecord
 from launch.sweep.settings import BenchSettings
 from lp.request import Completion, Output, Request
 from lp.text.stopping import Stopping
-from parallel.groups import loop
+from parallel.groups.worker import run_engine
 
 
 @dataclass
@@ -94,7 +94,7 @@ def run(settings: BenchSettings) -> Outcome:
             if queue:
                 queue.emit(output)
 
-        loop.serve(runtime.engine, runtime.channel, queue, emit)
+        run_engine(runtime.engine, runtime.channel, queue, emit)
         return meter.outcome([problem.id for problem in problems])
 
 

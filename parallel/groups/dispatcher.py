@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from lp.request import Output, Request
 from lp.step_cost import StepTimes
-from parallel.groups import commands
-from parallel.groups.commands import Abort, AddRequest, Command
+from parallel.groups import messages
 from parallel.groups.elastic import BY_ROWS, ElasticGroups
 from parallel.groups.epoch import Epoch
 from parallel.groups.ledger import Ledger
+from parallel.groups.messages import Abort, AddRequest, Command
 
 # Sends commands to the leader of an epoch. What is sent to a rank that has gone is lost.
 Send = Callable[[int, Epoch, list[Command]], None]
@@ -81,10 +81,10 @@ class Dispatcher:
             case Abort(request_id):
                 rank = self._ledger.rank_of(request_id)
                 return [] if rank is None else [rank]
-            case commands.Regroup():
+            case messages.Regroup():
                 self.is_ending = True
                 return epoch.leaders
-            case commands.Shutdown() | commands.Measure():
+            case messages.Shutdown() | messages.Measure():
                 return epoch.leaders
 
     def _assign(self, request: Request, epoch: Epoch, share: int = 0) -> int:

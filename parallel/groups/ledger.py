@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from lp.model.kv_cache import pages_of
 from lp.request import Output, Request
 from lp.statistics import Statistics
-from parallel.groups.commands import Abort, AddRequest, Command
 from parallel.groups.elastic import Load, Movable
 from parallel.groups.epoch import RunningRequest
+from parallel.groups.messages import Abort, AddRequest, Command
 
 
 @dataclass

@@ -15,8 +15,8 @@ from lp.step_cost import StepTimes
 from lp.text.stopping import Stopping
 from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
-from parallel.groups import loop
-from parallel.groups.commands import AddRequest, Command, Measure, Shutdown, decode, encode
+from parallel.groups.messages import AddRequest, Command, Measure, Shutdown, decode_commands, encode_commands
+from parallel.groups.worker import run_engine
 
 # A busy machine: a step of one row seemed to take more than a second, and one of many rows no longer.
 BUSY = StepTimes((1, 64), (1.169, 1.170))
@@ -81,7 +81,7 @@ def test_figures_of_a_busy_machine_do_not_decide_for_ever(engine: tuple[Engine, 
         return TRUE
 
     made.measure_times = measure
-    loop.serve(made, Channel(LocalExchange()), script, script.emit)
+    run_engine(made, Channel(LocalExchange()), script, script.emit)
     assert made.history.step_times is TRUE
     assert wide and max(runner.rows) < max(wide), "rows that seemed to cost nothing are not computed any more"
     assert script.texts["one"] == script.texts["two"]
@@ -91,9 +91,9 @@ def test_figures_that_hold_stay(engine: tuple[Engine, Rows]):
     made, _ = engine
     script = Script(requests(made), num_empty=1)
     made.measure_times = None
-    loop.serve(made, Channel(LocalExchange()), script, script.emit)
+    run_engine(made, Channel(LocalExchange()), script, script.emit)
     assert made.history.step_times is BUSY, "an engine that cannot measure keeps what it has"
 
 
 def test_the_command_travels():
-    assert decode(encode([Measure()])) == [Measure()]
+    assert decode_commands(encode_commands([Measure()])) == [Measure()]

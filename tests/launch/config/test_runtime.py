@@ -8,7 +8,7 @@ from launch.config import configuration, engine_settings, runtime
 from launch.generate import GenerateSettings
 from parallel import build
 from parallel.comm.base import LocalExchange
-from parallel.groups.commands import Shutdown, encode
+from parallel.groups.messages import Shutdown, encode_commands
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
@@ -28,4 +28,4 @@ def test_only_a_failure_before_the_first_command_shuts_the_others_down(
         if has_begun:
             running.channel.share(b"a command")
         raise OSError("lost")
-    assert sent[-1] == (b"a command" if has_begun else encode([Shutdown()]))
+    assert sent[-1] == (b"a command" if has_begun else encode_commands([Shutdown()]))

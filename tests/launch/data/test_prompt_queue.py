@@ -12,7 +12,7 @@ from launch.data.prompt_queue import PromptQueue
 from lp import Autoregressive, Output, Sampling, Stopping
 from lp.request import Request
 from lp.statistics import Statistics
-from parallel.groups.commands import Abort, AddRequest, Command, Shutdown
+from parallel.groups.messages import Abort, AddRequest, Command, Shutdown
 
 
 def request(name: str) -> Request:

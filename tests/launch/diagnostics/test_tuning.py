@@ -17,8 +17,8 @@ from lp.step_cost import StepTimes
 from lp.text.stopping import FinishReason, Stopping
 from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
-from parallel.groups import loop
-from parallel.groups.commands import Shutdown
+from parallel.groups.messages import Shutdown
+from parallel.groups.worker import run_engine
 
 TIMES = StepTimes((1, 11), (0.010, 0.020))
 
@@ -87,7 +87,7 @@ def test_a_prompt_that_cannot_be_used_is_named(llama: Engine) -> None:
 
 def serve(trial: Trial, engine: Engine) -> None:
     """Serves the trial's requests as rank 0 does."""
-    loop.serve(engine, Channel(LocalExchange()), trial.queue, trial.emit)
+    run_engine(engine, Channel(LocalExchange()), trial.queue, trial.emit)
 
 
 def test_steps_that_hold_a_prompt_do_not_count(llama: Engine) -> None:

@@ -12,7 +12,7 @@ from launch.server.service import EngineFailed, QueueFull, Service, ShuttingDown
 from lp import Autoregressive, Output, Sampling, Stopping
 from lp.request import Request
 from lp.statistics import Statistics
-from parallel.groups.commands import Abort, AddRequest, Command, Shutdown
+from parallel.groups.messages import Abort, AddRequest, Command, Shutdown
 
 
 def service(max_running: int = 1, max_waiting: int = 2) -> Service:

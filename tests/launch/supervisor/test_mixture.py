@@ -17,7 +17,7 @@ from launch.supervisor.supervisor import Supervisor
 from lp import Auto, Engine, Output
 from lp.calibration.measure import StepTimesSource
 from lp.model.checkpoint import ModelSettings
-from parallel.groups.commands import Abort, AddRequest, Command, Shutdown
+from parallel.groups.messages import Abort, AddRequest, Command, Shutdown
 from parallel.mesh import ParallelSettings
 from tests.mixture import Mixture, check_mixture, make_mixture
 

@@ -22,10 +22,10 @@ from lp.model.checkpoint import ModelSettings
 from lp.request import Request
 from lp.statistics import Statistics
 from parallel.groups import messages
-from parallel.groups.commands import AddRequest, Shutdown
 from parallel.groups.epoch import Epoch, RunningRequest
 from parallel.groups.link import Link, LinkClosed
 from parallel.groups.messages import (
+    AddRequest,
     BeginEpoch,
     Commands,
     FrontEndMessage,
@@ -35,6 +35,7 @@ from parallel.groups.messages import (
     Progressed,
     RankMessage,
     Ready,
+    Shutdown,
 )
 from parallel.mesh import ParallelSettings
 

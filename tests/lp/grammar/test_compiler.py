@@ -14,7 +14,7 @@ from lp.grammar import compiler, with_llguidance
 from lp.grammar.compiler import Grammars, pick_backend
 from lp.grammar.settings import MOST_CHARACTERS, GrammarBackend, GrammarError
 from lp.request import Request
-from parallel.groups.commands import AddRequest, decode, encode
+from parallel.groups.messages import AddRequest, decode_commands, encode_commands
 from tests.models import EOS, VOCAB_SIZE, build_tokenizer
 
 
@@ -120,6 +120,6 @@ def test_a_request_s_grammar_travels_between_processes(llama: Engine) -> None:
     grammar = Grammar.json_schema({"enum": ["ä", "\n"]})
     request = llama.request_builder.build("a", grammar=grammar)
     assert Request.from_dict(json.loads(json.dumps(request.to_dict())), request.decode) == request
-    (command,) = decode(encode([AddRequest(request, (3, 4))]))
+    (command,) = decode_commands(encode_commands([AddRequest(request, (3, 4))]))
     assert isinstance(command, AddRequest) and command.request.grammar == grammar
     assert Request.from_dict({**request.to_dict(), "grammar": None}, request.decode).grammar is None

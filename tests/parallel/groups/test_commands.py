@@ -9,8 +9,8 @@ from lp.methods.auto.method import Auto
 from lp.request import Request
 from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
-from parallel.groups import loop
-from parallel.groups.commands import Abort, AddRequest, Command, Regroup, Shutdown, decode, encode
+from parallel.groups.messages import Abort, AddRequest, Command, Regroup, Shutdown, decode_commands, encode_commands
+from parallel.groups.worker import run_engine
 
 NUM_TOKENS = 4
 
@@ -32,20 +32,20 @@ COMMANDS: list[Command] = [
 
 @pytest.mark.parametrize("number", range(len(COMMANDS) + 1))
 def test_commands_are_read_back_as_they_were(number: int) -> None:
-    data = encode(COMMANDS[:number])
-    assert decode(data) == COMMANDS[:number]
+    data = encode_commands(COMMANDS[:number])
+    assert decode_commands(data) == COMMANDS[:number]
     assert len(data.splitlines()) == number
 
 
 def test_a_command_that_was_read_keeps_its_line() -> None:
     lines = b'{"abort":   "a"}\n{"shutdown" : true}'
-    assert encode(decode(lines)) == lines
+    assert encode_commands(decode_commands(lines)) == lines
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"[]", b"null", b'{"abort": 3}', b'{"shutdown": false}', b'{"other": 1}'])
 def test_what_is_no_command_is_refused(line: bytes) -> None:
     with pytest.raises(ValueError):
-        decode(b'{"shutdown": true}\n' + line)
+        decode_commands(b'{"shutdown": true}\n' + line)
 
 
 class Once:
@@ -91,7 +91,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def serve(engine: Engine, exchange: Recorded, commands: list[Command]) -> list[Output]:
     emitted: list[Output] = []
-    loop.serve(engine, Channel(exchange), Once(commands), emitted.append)
+    run_engine(engine, Channel(exchange), Once(commands), emitted.append)
     return emitted
 
 
@@ -106,21 +106,21 @@ def test_several_ranks_encode_a_request_once(llama: Engine, encoded: list[str]) 
     exchange = Recorded(num_ranks=2)
     serve(llama, exchange, [AddRequest(request()), Shutdown()])
     assert encoded == ["a"]
-    assert decode(exchange.sent[0]) == [AddRequest(request()), Shutdown()]
+    assert decode_commands(exchange.sent[0]) == [AddRequest(request()), Shutdown()]
     llama.abort("a")
 
 
 def test_a_leader_passes_on_the_lines_that_it_was_sent(llama: Engine, encoded: list[str]) -> None:
-    lines = encode([AddRequest(request())]) + b'\n{"shutdown" :  true}'
+    lines = encode_commands([AddRequest(request())]) + b'\n{"shutdown" :  true}'
     encoded.clear()
     exchange = Recorded(num_ranks=2)
-    serve(llama, exchange, decode(lines))
+    serve(llama, exchange, decode_commands(lines))
     assert exchange.sent == [lines] and encoded == []
     llama.abort("a")
 
 
 def test_a_request_handed_over_by_reference_is_not_changed(llama: Engine) -> None:
     handed = Request("a", [5, 9], Autoregressive(), Sampling(temperature=0.0, seed=1), Stopping(NUM_TOKENS))
-    before = decode(encode([AddRequest(handed)]))
+    before = decode_commands(encode_commands([AddRequest(handed)]))
     serve(llama, Recorded(num_ranks=1), [AddRequest(handed)])
     assert before == [AddRequest(handed)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from parallel.degrees import Mode
-from parallel.groups.commands import Abort, AddRequest, Command, Regroup, Shutdown
 from parallel.groups.dispatcher import Dispatcher
 from parallel.groups.elastic import ElasticGroups
 from parallel.groups.epoch import Epoch
+from parallel.groups.messages import Abort, AddRequest, Command, Regroup, Shutdown
 from tests.parallel.groups.test_ledger import submit, told
 
 Sent = list[tuple[int, int, Command]]

@@ -14,10 +14,10 @@ from lp.sampling.settings import Sampling
 from lp.statistics import Statistics
 from lp.text.stopping import FinishReason, Stopping
 from lp.trace.step import StepTrace
-from parallel.groups.commands import Abort, AddRequest
 from parallel.groups.elastic import Load
 from parallel.groups.epoch import RunningRequest
 from parallel.groups.ledger import Ledger
+from parallel.groups.messages import Abort, AddRequest
 
 
 def submit(name: str) -> AddRequest:

@@ -12,8 +12,8 @@ from lp.methods.auto.method import Auto
 from lp.sampling.settings import Sampling
 from lp.step_cost import StepTimes
 from parallel.comm.channel import Channel
-from parallel.groups import loop
-from parallel.groups.commands import AddRequest, Command, Shutdown
+from parallel.groups.messages import AddRequest, Command, Shutdown
+from parallel.groups.worker import run_engine
 from parallel.mesh import Mesh
 from tests.parallel.ranks import run_ranks
 from tests.parallel.runners.test_lookahead_parallel import parallel_engine
@@ -56,7 +56,7 @@ def serve(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, list[int
         for name in ("one", "two")
     )
     script = Script([first, None, second])
-    loop.serve(
+    run_engine(
         engine,
         channel,
         script if mesh.rank == 0 else None,

@@ -14,10 +14,11 @@ from lp.statistics import Statistics
 from lp.step_cost import StepTimes
 from parallel.errors import EpochOver
 from parallel.groups import messages
-from parallel.groups.commands import Abort, AddRequest, Shutdown
 from parallel.groups.epoch import Epoch, RunningRequest
 from parallel.groups.link import Link, Listener
 from parallel.groups.messages import (
+    Abort,
+    AddRequest,
     Alive,
     BeginEpoch,
     Commands,
@@ -32,6 +33,7 @@ from parallel.groups.messages import (
     Progressed,
     RankMessage,
     Ready,
+    Shutdown,
 )
 from parallel.groups.worker import Fenced, Worker
 

@@ -25,8 +25,8 @@ from parallel.comm.base import Collectives
 from parallel.comm.channel import Channel
 from parallel.comm.connect import connect_axis
 from parallel.errors import RankLost, StateDiverged
-from parallel.groups import loop
-from parallel.groups.commands import Abort, AddRequest
+from parallel.groups.messages import Abort, AddRequest
+from parallel.groups.worker import run_engine
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 from parallel.runners.pipeline import PipelineParallel
 from parallel.shards.stages import read_stage
@@ -243,7 +243,7 @@ def serve_commands(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str,
     )
     inbox = script if mesh.rank == 0 else None
     record = script if inbox else Script([])
-    loop.serve(engine, channel, inbox, record.emit)
+    run_engine(engine, channel, inbox, record.emit)
     tokens: dict[str, list[int]] = {}
     endings: dict[str, str] = {}
     for progress in record.emitted:

@@ -10,8 +10,8 @@ import pytest
 from lp import Engine, Lookahead, Output, Sampling, Stopping
 from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
-from parallel.groups import loop
-from parallel.groups.commands import Abort, AddRequest, Command, Shutdown
+from parallel.groups.messages import Abort, AddRequest, Command, Shutdown
+from parallel.groups.worker import run_engine
 from parallel.mesh import Mesh
 from tests.parallel.ranks import run_ranks
 from tests.parallel.runners.test_lookahead_parallel import parallel_engine
@@ -56,7 +56,7 @@ def serve(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, list[int
     )
     record = Script([])
     inbox = script if mesh.rank == 0 else None
-    loop.serve(engine, channel, inbox, script.emit if inbox else record.emit)
+    run_engine(engine, channel, inbox, script.emit if inbox else record.emit)
     tokens: dict[str, list[int]] = {}
     endings: dict[str, str] = {}
     for progress in (script if inbox else record).emitted:
@@ -96,5 +96,5 @@ def test_the_end_of_the_last_request_is_told_before_more_is_awaited(llama: Engin
     def flush() -> None:
         told[:] = emitted
 
-    loop.serve(llama, Channel(LocalExchange()), Inbox(), emitted.append, flush)
+    run_engine(llama, Channel(LocalExchange()), Inbox(), emitted.append, flush)
     assert told[-1].finish_reason == "cancelled"
