@@ -98,7 +98,7 @@ class Backend(Protocol):
 
 
 class EngineBackend:
-    """Answers requests with the engine of rank 0. The other ranks run `parallel.groups.loop.serve`.
+    """Answers requests with the engine of rank 0. The other ranks run `parallel.groups.worker.run_engine`.
 
     If one rank is lost, all end.
     """

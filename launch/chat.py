@@ -29,8 +29,8 @@ from launch.conversation.model import ChatModel, Options
 from launch.conversation.remote import connected
 from launch.conversation.session import COMMANDS, Session
 from launch.data.output import Color, TextStream, give_up_rest
-from launch.supervisor.local import LocalLauncher
-from launch.supervisor.settings import SupervisorSettings
+from launch.supervisor.launcher import LocalLauncher
+from launch.supervisor.membership import SupervisorSettings
 from launch.supervisor.supervisor import Supervisor
 from lp.request_builder import RequestBuilder
 from lp.sampling.settings import Sampling

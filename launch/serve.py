@@ -20,8 +20,8 @@ from launch.config import engine_settings, process
 from launch.config.runtime import RuntimeSettings, follow, running
 from launch.server.run import bind, serve
 from launch.server.settings import ServerSettings
-from launch.supervisor.local import LocalLauncher
-from launch.supervisor.settings import SupervisorSettings
+from launch.supervisor.launcher import LocalLauncher
+from launch.supervisor.membership import SupervisorSettings
 from launch.supervisor.supervisor import Supervisor
 from parallel.mesh import is_rank, read_rank
 
@@ -40,7 +40,7 @@ class ServeLauncher(StrEnum):
 class ServeSettings(RuntimeSettings):
     """The settings of the program, in addition to those of every program.
 
-    launcher: what starts the ranks. server: see launch.server.settings. supervisor: see launch.supervisor.settings;
+    launcher: what starts the ranks. server: see launch.server.settings. supervisor: see launch.supervisor.membership;
     only launcher=local uses it.
     """
 

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 
 from docs.pictures import ink
 from docs.pictures.ink import BOLD, MIDDLE, text
-from launch.supervisor.actions import Action, Begin
-from launch.supervisor.membership import Membership
-from launch.supervisor.settings import SupervisorSettings
+from launch.supervisor.membership import Action, Begin, Membership, SupervisorSettings
 
 WIDTH, HEIGHT = 1020, 380
 LEFT, PER_SECOND, END_S = 130, 82, 10.6

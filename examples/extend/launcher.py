@@ -17,9 +17,8 @@ from launch.config import engine_settings, process
 from launch.serve import ServeSettings
 from launch.server.run import bind, serve
 from launch.server.settings import ServerSettings
-from launch.supervisor.launcher import OnExit
-from launch.supervisor.rank_spec import KEY_VARIABLE, RankSpec
-from launch.supervisor.settings import SupervisorSettings
+from launch.supervisor.launcher import KEY_VARIABLE, OnExit, RankSpec
+from launch.supervisor.membership import SupervisorSettings
 from launch.supervisor.supervisor import Supervisor
 
 

@@ -15,9 +15,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from launch.cluster.connect import join_cluster
-from launch.cluster.errors import shorten_ray_error
 from launch.cluster.front_end import FrontEnd
+from launch.cluster.nodes import join_cluster, shorten_ray_error
 from launch.cluster.program_settings import RayGenerateSettings, RayServeSettings, resolve_settings
 from launch.cluster.task import Event
 from launch.config.engine_settings import to_json_values

@@ -10,11 +10,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
-from launch.cluster.errors import shorten_ray_error
-from launch.cluster.nodes import is_alive
-from launch.cluster.reservation import Reservation
-from launch.supervisor.launcher import OnExit
-from launch.supervisor.rank_spec import RankSpec
+from launch.cluster.nodes import Reservation, is_alive, shorten_ray_error
+from launch.supervisor.launcher import OnExit, RankSpec
 
 # Seconds between two attempts to start a rank whose node has just died.
 RETRY_S = 0.5

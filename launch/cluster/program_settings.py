@@ -1,15 +1,24 @@
-"""Settings of the programs of launch/ray_job.py that have a front end: task=serve and task=generate."""
+"""Settings of the programs that run on a Ray cluster: of any group, and of task=serve and task=generate."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from launch.cluster.group import RayRuntimeSettings
 from launch.cluster.nodes import absolute_name
+from launch.cluster.settings import RaySettings
 from launch.config import engine_settings
+from launch.config.runtime import RuntimeSettings
 from launch.generate import GenerateSettings
 from launch.server.settings import ServerSettings
-from launch.supervisor.settings import SupervisorSettings
+from launch.supervisor.membership import SupervisorSettings
+
+
+@dataclass
+class RayRuntimeSettings(RuntimeSettings):
+    """Settings of a group on a cluster. ray: where its ranks run. supervisor: see SupervisorSettings."""
+
+    ray: RaySettings = field(default_factory=RaySettings)
+    supervisor: SupervisorSettings = field(default_factory=SupervisorSettings)
 
 
 @dataclass

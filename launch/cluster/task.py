@@ -1,18 +1,21 @@
-"""The tasks that a front end can run: serve HTTP, or continue prompts."""
+"""The tasks that a front end can run (serve HTTP, or continue prompts), and the group of ranks that each opens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from launch.cluster.group import open_group
-from launch.cluster.program_settings import RayGenerateSettings, RayServeSettings
+from launch.cluster.demand import resolve_demand
+from launch.cluster.launcher import RayLauncher
+from launch.cluster.nodes import Reservation, check_nodes, read_resources
+from launch.cluster.program_settings import RayGenerateSettings, RayRuntimeSettings, RayServeSettings
 from launch.config.engine_settings import from_json_values, mode_of, num_ranks
 from launch.data.output import Printer
 from launch.data.prompt_queue import PromptQueue
 from launch.data.prompts import NamedPrompt
 from launch.generate import Continuations
 from launch.server.run import Server, bind
+from launch.supervisor.supervisor import Supervisor
 from lp.request import Completion, Output
 
 # A JSON object that a task gives to its driver, see front_end.py.
@@ -37,6 +40,24 @@ def make_task(kind: str, spec: dict[str, Any]) -> Task:
         return ServeTask(from_json_values(spec["settings"], RayServeSettings))
     named = [NamedPrompt(*prompt) for prompt in spec["prompts"]]
     return GenerateTask(from_json_values(spec["settings"], RayGenerateSettings), named)
+
+
+def open_group(settings: RayRuntimeSettings) -> Supervisor:
+    """Waits for the resources, checks the nodes, and returns the Supervisor that will start the ranks.
+
+    Raises ValueError with one message for the user, and then leaves nothing reserved.
+    """
+    wanted, ranks = settings.ray, num_ranks(settings.parallel)
+    available = read_resources().nodes
+    demand = resolve_demand(ranks, wanted.cpus_per_rank, wanted.placement, settings.model.device, available)
+    reservation = Reservation(demand)
+    try:
+        reservation.wait(wanted.ready_s)
+        check_nodes(reservation, settings.model.path, wanted.ready_s)
+        return Supervisor(settings, settings.supervisor, RayLauncher(reservation))
+    except BaseException:
+        reservation.release()
+        raise
 
 
 class ServeTask:

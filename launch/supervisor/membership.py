@@ -7,12 +7,11 @@ actions to take.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from launch.backend import State
-from launch.supervisor.actions import Action, AskToRegroup, Begin, Fail, GiveUp, Kill, Say, Start
-from launch.supervisor.settings import SupervisorSettings
 from parallel.groups.elastic import fitting_size
 from parallel.groups.epoch import Epoch
 
@@ -27,6 +26,76 @@ ALL = sys.maxsize
 
 RUNNING = (State.starting, State.loading, State.ready, State.serving, State.silent)
 ABLE = (State.ready, State.serving)
+
+
+@dataclass
+class SupervisorSettings:
+    """When a rank is given up, and how often it is started again. Names that end in _s are seconds.
+
+    answer_timeout_s: a rank that is silent for longer is left out. hang_timeout_s: a rank that has been left out for
+    longer is killed. start_timeout_s: the time that a rank gets to load its model. backoff_s: the wait before a rank is
+    started again that failed to start, or ended soon after; it doubles with each failure in a row. max_failed_starts:
+    the number of starts in a row after which a rank is given up if none of them led to its serving.
+    """
+
+    answer_timeout_s: float = 3.0
+    hang_timeout_s: float = 60.0
+    start_timeout_s: float = 900.0
+    backoff_s: float = 0.5
+    max_failed_starts: int = 3
+
+    def check(self) -> None:
+        """Raises ValueError naming the first setting that is out of range."""
+        for name in ("answer_timeout_s", "hang_timeout_s", "start_timeout_s", "backoff_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"supervisor.{name}={getattr(self, name):g} must be a positive number of seconds")
+        if self.max_failed_starts < 1:
+            raise ValueError(f"supervisor.max_failed_starts={self.max_failed_starts} must be at least 1")
+
+
+@dataclass(frozen=True)
+class Start:
+    rank: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    rank: int
+
+
+@dataclass(frozen=True)
+class AskToRegroup:
+    """Let the members finish their step and wait for another epoch. leaders: the ranks to be told."""
+
+    leaders: list[int]
+
+
+@dataclass(frozen=True)
+class Begin:
+    epoch: Epoch
+
+
+@dataclass(frozen=True)
+class Fail:
+    """The running requests are lost."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """No rank is left to serve, and none will come. is_final: the user has to fix something first."""
+
+    message: str
+    is_final: bool
+
+
+@dataclass(frozen=True)
+class Say:
+    message: str
+
+
+Action = Start | Kill | AskToRegroup | Begin | Fail | GiveUp | Say
 
 
 @dataclass
@@ -283,3 +352,25 @@ class Membership:
         if slot.state is not state:
             slot.state, slot.since = state, now
         slot.last_sign = now if state is not State.silent else slot.last_sign
+
+
+@dataclass
+class Place:
+    """Where a rank runs, as it said itself; None where it has not said it yet."""
+
+    host: str | None = None
+    pid: int | None = None
+    device: str | None = None
+
+
+def describe_ranks(slots: Iterable[Slot], places: Mapping[int, Place], now: float) -> list[dict[str, Any]]:
+    """What Backend.status says of the ranks."""
+    return [
+        {
+            "rank": slot.rank,
+            **asdict(places.get(slot.rank, Place())),
+            "state": slot.state.value,
+            "last_sign_s": round(now - slot.last_sign, 3),
+        }
+        for slot in slots
+    ]

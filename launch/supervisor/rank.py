@@ -1,7 +1,7 @@
 """One rank of a group that has a front end: `python -m launch.supervisor.rank`, with a RankSpec on standard input.
 
-Started by launchers (launch/supervisor/local.py, Ray's actors call `serve_rank`), not by users. Exit codes: 0 when the
-group is shut down, 2 for what a user can mend, 3 if the group goes on without this rank, else 1.
+Started by launchers, not by users (Ray's actors call `serve_rank`). Exit codes: 0 when the group is shut down, 2 for
+what a user can fix, 3 if the group goes on without this rank, else 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from launch.config import process, runtime
 from launch.config.engine_settings import from_json_values
 from launch.config.process import take_cores
 from launch.config.runtime import RuntimeSettings
-from launch.supervisor.rank_spec import KEY_VARIABLE, RankSpec
+from launch.supervisor.launcher import KEY_VARIABLE, RankSpec
 from lp.assembly import find_step_times
 from lp.calibration.measure import StepTimesSource
 from lp.engine import Engine

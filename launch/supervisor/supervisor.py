@@ -8,22 +8,34 @@ from __future__ import annotations
 
 import logging
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+from torch.distributed import TCPStore
+
 from launch.backend import BackendFailed
 from launch.config.engine_settings import to_json_values
 from launch.config.runtime import RuntimeSettings
-from launch.supervisor.actions import Action, AskToRegroup, Begin, Fail, GiveUp, Kill, Say, Start
-from launch.supervisor.launcher import Launcher
-from launch.supervisor.membership import ABLE, Membership
-from launch.supervisor.network import open_store, read, send
-from launch.supervisor.places import Place, describe_ranks
-from launch.supervisor.rank_spec import RankSpec
-from launch.supervisor.settings import SupervisorSettings
+from launch.supervisor.launcher import Launcher, RankSpec
+from launch.supervisor.membership import (
+    ABLE,
+    Action,
+    AskToRegroup,
+    Begin,
+    Fail,
+    GiveUp,
+    Kill,
+    Membership,
+    Place,
+    Say,
+    Start,
+    SupervisorSettings,
+    describe_ranks,
+)
 from lp.model.beside.check import check_second
 from lp.model.checkpoint_info import read_checkpoint_info
 from lp.request import Output
@@ -300,3 +312,25 @@ class Supervisor:
         self._ended.set()
         self._listener.close()
         self._launcher.close()
+
+
+def send(link: Link, message: messages.FrontEndMessage) -> None:
+    link.send(messages.encode(message))
+
+
+def read(data: bytes, sender: str) -> messages.RankMessage | None:
+    """The message; None, and an error in the log, if it is not one that a rank sends."""
+    try:
+        return messages.from_rank(data)
+    except ValueError as error:
+        log.error("%s sent something that is %s", sender, error)
+        return None
+
+
+def open_store(host: str) -> TCPStore:
+    """A store that listens on this address only; a TCPStore that opens its port itself listens on all addresses."""
+    listener = socket.create_server((host, 0), backlog=128)
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
+    )

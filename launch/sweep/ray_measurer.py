@@ -25,11 +25,15 @@ from ray.exceptions import RayError
 from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from launch.cluster.connect import join_cluster, read_resources
 from launch.cluster.demand import resolve_demand
-from launch.cluster.errors import shorten_ray_error
-from launch.cluster.nodes import absolute_name, check_nodes
-from launch.cluster.reservation import Reservation
+from launch.cluster.nodes import (
+    Reservation,
+    absolute_name,
+    check_nodes,
+    join_cluster,
+    read_resources,
+    shorten_ray_error,
+)
 from launch.cluster.settings import RaySettings
 from launch.sweep.points import check_ranks
 from launch.sweep.rank import Handover, JobSpec

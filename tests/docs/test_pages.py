@@ -17,7 +17,7 @@ from docs.website.pages import GENERATED, place_pages, render
 from launch.config import configuration, engine_settings
 from launch.config.reference import PROGRAMS, choices_of, settings_of
 from launch.server.settings import ServerSettings
-from launch.supervisor.settings import SupervisorSettings
+from launch.supervisor.membership import SupervisorSettings
 from lp.methods.registry import METHODS
 from tests.docs.links import ROOT
 

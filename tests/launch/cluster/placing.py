@@ -14,10 +14,8 @@ from typing import Any
 
 import ray
 
-from launch.cluster.connect import join_cluster
 from launch.cluster.demand import Demand
-from launch.cluster.nodes import check_nodes
-from launch.cluster.reservation import Reservation
+from launch.cluster.nodes import Reservation, check_nodes, join_cluster
 from launch.cluster.settings import Placement
 
 READY_S = 2.0

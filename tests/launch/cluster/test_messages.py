@@ -15,10 +15,15 @@ from tests.parallel.ranks import free_port
 
 ray = pytest.importorskip("ray")
 
-from launch.cluster import connect  # noqa: E402
-from launch.cluster.connect import join_cluster  # noqa: E402
-from launch.cluster.errors import shorten_ray_error  # noqa: E402
-from launch.cluster.nodes import Node, absolute_name, compare_nodes, inspect_node  # noqa: E402
+from launch.cluster import nodes  # noqa: E402
+from launch.cluster.nodes import (  # noqa: E402
+    Node,
+    absolute_name,
+    compare_nodes,
+    inspect_node,
+    join_cluster,
+    shorten_ray_error,
+)
 
 LAUNCH = Path(ray_job.__file__).parent
 VERSIONS = {"Python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0+cpu"}
@@ -75,7 +80,7 @@ def test_a_cluster_of_other_versions_is_reported_with_its_versions(monkeypatch: 
     def refuse(**options: object) -> None:
         raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.59.0\n    Python: 3.12.1\n")
 
-    monkeypatch.setattr(connect, "_check_answers", lambda address: None)
+    monkeypatch.setattr(nodes, "_check_answers", lambda address: None)
     monkeypatch.setattr(ray, "init", refuse)
     with pytest.raises(ValueError, match=r"runs other versions: .*Ray: 2\.59\.0 Python: 3\.12\.1"):
         join_cluster("10.0.0.1:6379")
@@ -85,7 +90,7 @@ def test_a_refused_driver_is_told_of_tokens(monkeypatch: pytest.MonkeyPatch):
     def refuse(**options: object) -> None:
         raise ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
 
-    monkeypatch.setattr(connect, "_check_answers", lambda address: None)
+    monkeypatch.setattr(nodes, "_check_answers", lambda address: None)
     monkeypatch.setattr(ray, "init", refuse)
     with pytest.raises(ValueError, match=r"RAY_AUTH_MODE=token.*RAY_AUTH_TOKEN"):
         join_cluster("10.0.0.1:6379")

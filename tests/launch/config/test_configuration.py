@@ -13,7 +13,7 @@ from launch.config.reference import RENAMED, settings_of
 from launch.generate import GenerateSettings
 from launch.serve import ServeSettings
 from launch.server.settings import ServerSettings
-from launch.supervisor.settings import SupervisorSettings
+from launch.supervisor.membership import SupervisorSettings
 from parallel.mesh import Mode, ParallelSettings
 
 

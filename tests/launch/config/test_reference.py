@@ -15,7 +15,7 @@ from launch.config import engine_settings, reference
 from launch.config.reference import PROGRAMS, choices_of, parameters, settings_of
 from launch.data.workloads import WorkloadSettings
 from launch.server.settings import ServerSettings
-from launch.supervisor.settings import SupervisorSettings
+from launch.supervisor.membership import SupervisorSettings
 
 program_settings: Any = pytest.importorskip("launch.cluster.program_settings", exc_type=ImportError)  # needs Ray
 

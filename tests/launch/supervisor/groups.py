@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from launch.supervisor.actions import Action, Begin, Start
-from launch.supervisor.membership import Membership
-from launch.supervisor.settings import SupervisorSettings
+from launch.supervisor.membership import Action, Begin, Membership, Start, SupervisorSettings
 from parallel.groups.epoch import Epoch
 
 SETTINGS = SupervisorSettings(

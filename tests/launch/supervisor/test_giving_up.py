@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from launch.backend import State
-from launch.supervisor.actions import Action, AskToRegroup, Fail, GiveUp, Kill, Say, Start
-from launch.supervisor.membership import LONGEST_BACKOFF_S, LOOK_AROUND_S, STEADY_S, Membership
+from launch.supervisor.membership import (
+    LONGEST_BACKOFF_S,
+    LOOK_AROUND_S,
+    STEADY_S,
+    Action,
+    AskToRegroup,
+    Fail,
+    GiveUp,
+    Kill,
+    Membership,
+    Say,
+    Start,
+)
 from tests.launch.supervisor.groups import SETTINGS, group, hear, join, only, restart, serving
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launch.backend import State
-from launch.supervisor.actions import AskToRegroup, Fail, Kill, Say, Start
-from launch.supervisor.membership import LOOK_AROUND_S, Membership
+from launch.supervisor.membership import LOOK_AROUND_S, AskToRegroup, Fail, Kill, Membership, Say, Start
 from tests.launch.supervisor.groups import SETTINGS, epoch_of, hear, join, only, restart, serving
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from launch.backend import State
 from launch.config.runtime import RuntimeSettings
-from launch.supervisor.local import LocalLauncher
-from launch.supervisor.settings import SupervisorSettings
+from launch.supervisor.launcher import LocalLauncher
+from launch.supervisor.membership import SupervisorSettings
 from launch.supervisor.supervisor import Supervisor
 from lp import Auto, Engine, Output
 from lp.calibration.measure import StepTimesSource

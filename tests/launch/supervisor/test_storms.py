@@ -14,9 +14,16 @@ from itertools import count
 import pytest
 
 from launch.backend import State
-from launch.supervisor.actions import Action, AskToRegroup, Begin, GiveUp, Kill, Start
-from launch.supervisor.membership import Membership
-from launch.supervisor.settings import SupervisorSettings
+from launch.supervisor.membership import (
+    Action,
+    AskToRegroup,
+    Begin,
+    GiveUp,
+    Kill,
+    Membership,
+    Start,
+    SupervisorSettings,
+)
 from parallel.groups.elastic import fitting_size
 from parallel.groups.epoch import Epoch
 

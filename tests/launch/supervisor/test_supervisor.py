@@ -13,9 +13,8 @@ import pytest
 
 from launch.config.runtime import RuntimeSettings
 from launch.data.prompt_queue import PromptQueue
-from launch.supervisor.launcher import OnExit
-from launch.supervisor.rank_spec import RankSpec
-from launch.supervisor.settings import SupervisorSettings
+from launch.supervisor.launcher import OnExit, RankSpec
+from launch.supervisor.membership import SupervisorSettings
 from launch.supervisor.supervisor import Supervisor
 from lp import Autoregressive, Output
 from lp.model.checkpoint import ModelSettings

@@ -10,8 +10,8 @@ from typing import Any
 from launch.config.engine_settings import to_json_values
 from launch.config.runtime import RuntimeSettings
 from launch.supervisor import rank as rank_module
+from launch.supervisor.launcher import RankSpec
 from launch.supervisor.rank import _Rank
-from launch.supervisor.rank_spec import RankSpec
 from lp import Auto, Engine
 from lp.calibration.measure import StepTimesSource
 from lp.model.checkpoint import ModelSettings
