@@ -8,9 +8,9 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Protocol
 
-from lp.engine import Engine
+from lp.engine.engine import Engine
+from lp.engine.input import RequestBuilder
 from lp.request import Output
-from lp.request_builder import RequestBuilder
 from lp.step_cost import StepTimes
 from parallel.comm.channel import Channel
 from parallel.groups.messages import Inbox

@@ -32,7 +32,7 @@ from launch.data.output import Color, TextStream, give_up_rest
 from launch.supervisor.launcher import LocalLauncher
 from launch.supervisor.membership import SupervisorSettings
 from launch.supervisor.supervisor import Supervisor
-from lp.request_builder import RequestBuilder
+from lp.engine.input import RequestBuilder
 from lp.sampling.settings import Sampling
 from lp.text import chat_template
 from parallel.mesh import is_rank

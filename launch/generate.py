@@ -23,10 +23,10 @@ from launch.config.runtime import RuntimeSettings, follow, running
 from launch.data.output import Color, Display, JSONOutput, Printer, TextOutput, TraceFile
 from launch.data.prompt_queue import PromptQueue
 from launch.data.prompts import NamedPrompt, PromptSettings, collect, naming
-from lp.engine import NOT_A_NUMBER
+from lp.engine.engine import NOT_A_NUMBER
+from lp.engine.input import RequestBuilder
 from lp.grammar.settings import KINDS, Grammar, GrammarKind
 from lp.request import Completion, Output, Request
-from lp.request_builder import RequestBuilder
 from lp.text.stopping import Stopping
 from parallel.degrees import name_mode
 from parallel.groups.worker import run_engine

@@ -31,11 +31,11 @@ from launch.config.process import set_threads
 from launch.data.answers import MOST_PAIRS, AnswerCollector
 from launch.data.corpus import read_texts
 from launch.data.prompts import NamedPrompt, PromptSettings, collect, naming
-from lp.assembly import EngineSettings
 from lp.calibration.measure import StepTimesSource
 from lp.drafting import corpus as corpus_file
 from lp.drafting.answer_index import FILE_NAME, NewestAnswers, read_index, write_index
-from lp.engine import Engine
+from lp.engine.builder import EngineSettings
+from lp.engine.engine import Engine
 from lp.model.attention import AttentionSettings
 from lp.model.beside.check import vocabulary_of
 from lp.model.checkpoint import Checkpoint, ModelSettings

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM
 from launch.config import engine_settings, process
 from launch.data.prompts import collect
 from launch.generate import GenerateSettings
+from lp.engine.input import RequestBuilder
 from lp.model.checkpoint import pick_device, pick_dtype
 from lp.model.checkpoint_info import read_checkpoint_info
-from lp.request_builder import RequestBuilder
 
 
 def run(settings: GenerateSettings) -> int:

@@ -26,7 +26,7 @@ from launch.data.workloads import WorkloadSettings
 from launch.diagnostics import speed
 from launch.diagnostics.trial import Trial, make_requests
 from lp.calibration.measure import StepTimesSource
-from lp.engine import NOT_A_NUMBER
+from lp.engine.engine import NOT_A_NUMBER
 from lp.methods.auto.method import Auto
 from lp.platform.hardware import dtype_name
 from lp.text.stopping import Stopping

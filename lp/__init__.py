@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lp.custom_generate.generate import generate
-    from lp.engine import Engine
+    from lp.engine.engine import Engine
     from lp.grammar.settings import Grammar
     from lp.methods.auto.method import Auto
     from lp.methods.autoregressive import Autoregressive
@@ -61,7 +61,7 @@ _CHECKOUT = Path(__file__).resolve().parents[1]
 _MODULES = {
     "Completion": "lp.request",
     "DecodeLimits": "lp.request",
-    "Engine": "lp.engine",
+    "Engine": "lp.engine.engine",
     "Grammar": "lp.grammar.settings",
     "Output": "lp.request",
     "Sampling": "lp.sampling.settings",

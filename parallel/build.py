@@ -14,7 +14,7 @@ import numpy as np
 from torch.distributed import Store
 from transformers import PreTrainedConfig
 
-from lp.assembly import SingleProcess
+from lp.engine.builder import SingleProcess
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint, Reader
 from lp.model.fast.cuda_graphs import Capture

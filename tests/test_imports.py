@@ -22,9 +22,7 @@ FORBIDDEN = {
     "parallel": ("launch", "hydra", "omegaconf", "ray", *WEB),
 }
 # What assembles and drives the parts of lp: no room of lp knows it.
-ENGINE = tuple(
-    f"lp.{name}" for name in ("assembly", "engine", "generation", "request_builder", "scheduling", "single_device")
-)
+ENGINE = tuple(f"lp.{name}" for name in ("engine", "scheduling", "single_device"))
 LAUNCH = (
     "backend", "bench", "cache", "chat", "cli", "cluster", "config", "conversation", "data", "demo", "diagnostics",
     "doctor", "generate", "index", "plain_generate", "ray_job", "real_model", "serve", "server", "supervisor", "sweep",
@@ -53,7 +51,7 @@ SHARED = ("inner", "ngram_pool", "window")
 # The other methods that a method may import: auto composes its trees with them.
 COMPOSED = {"auto": ("autoregressive", "draft_model")}
 # The only ones in lp that know which methods there are.
-KNOWS_METHODS = ("lp.assembly", "lp.custom_generate", "lp.request_builder", "lp.methods")
+KNOWS_METHODS = ("lp.custom_generate", "lp.engine.builder", "lp.engine.input", "lp.methods")
 
 
 def other_slices(name: str) -> tuple[str, ...]:
@@ -220,11 +218,11 @@ def test_source_keeps_the_rules(path: Path):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("lp.engine", "import parallel"),
+        ("lp.engine.engine", "import parallel"),
         ("lp.drafting.simple", "from lp.model.causal import CausalModel"),
         ("lp.drafting.simple", "from lp.methods.auto.method import Auto"),
         ("lp.scheduling.planner", "from lp.methods.registry import METHODS"),
-        ("lp.engine", "from lp.methods.beam import Beam"),
+        ("lp.engine.engine", "from lp.methods.beam import Beam"),
         ("lp.methods.jacobi", "from lp.methods.lookahead import Lookahead"),
         ("lp.methods.medusa", "from lp.scheduling.planner import plan_together"),
         ("lp.methods.draft_model.method", "from lp.methods.auto.decoder import AutoDecoder"),
@@ -234,20 +232,20 @@ def test_source_keeps_the_rules(path: Path):
         ("parallel.comm.channel", "from lp.request import Request"),
         ("launch.server.run", "from launch.sweep.points import make_points"),
         ("launch.server.run", "import ray"),
-        ("lp.engine", "from parallel.mesh import Mesh"),
-        ("lp.engine", "from launch import serve"),
-        ("lp.engine", "def late():\n    import launch.serve"),
-        ("lp.engine", "import torch.distributed as dist"),
-        ("lp.engine", "from torch import distributed"),
-        ("lp.engine", "import torch\ntorch.distributed.barrier()"),
-        ("lp.engine", "import torch as t\nt.distributed.barrier()"),
-        ("lp.engine", "import hydra"),
-        ("lp.engine", "from omegaconf import OmegaConf"),
-        ("lp.engine", "import ray.util"),
-        ("lp.engine", "from fastapi import FastAPI"),
-        ("lp.engine", "import uvicorn"),
-        ("lp.engine", "import importlib\nimportlib.import_module('launch.serve')"),
-        ("lp.engine", "__import__('ray')"),
+        ("lp.engine.engine", "from parallel.mesh import Mesh"),
+        ("lp.engine.engine", "from launch import serve"),
+        ("lp.engine.engine", "def late():\n    import launch.serve"),
+        ("lp.engine.engine", "import torch.distributed as dist"),
+        ("lp.engine.engine", "from torch import distributed"),
+        ("lp.engine.engine", "import torch\ntorch.distributed.barrier()"),
+        ("lp.engine.engine", "import torch as t\nt.distributed.barrier()"),
+        ("lp.engine.engine", "import hydra"),
+        ("lp.engine.engine", "from omegaconf import OmegaConf"),
+        ("lp.engine.engine", "import ray.util"),
+        ("lp.engine.engine", "from fastapi import FastAPI"),
+        ("lp.engine.engine", "import uvicorn"),
+        ("lp.engine.engine", "import importlib\nimportlib.import_module('launch.serve')"),
+        ("lp.engine.engine", "__import__('ray')"),
         ("parallel.runner", "from launch.serve import app"),
         ("parallel.runner", "import hydra.core"),
         ("parallel.runner", "import ray"),
@@ -263,7 +261,7 @@ def test_source_keeps_the_rules(path: Path):
         ("launch.serve", "import os\nrank = os.environ.get('LOCAL_RANK', 0)"),
         ("launch.serve", "from os import getenv\nalone = getenv('WORLD_SIZE') is None"),
         ("launch.serve", "import os\nif 'MASTER_ADDR' in os.environ: pass"),
-        ("lp.engine", "import os\nport = dict(os.environ).pop('MASTER_PORT')"),
+        ("lp.engine.engine", "import os\nport = dict(os.environ).pop('MASTER_PORT')"),
         ("parallel.runner", "import torch.distributed as dist\ndist.init_process_group('gloo', init_method='env://')"),
     ],
 )
@@ -281,10 +279,10 @@ def test_breach_by_relative_import_is_found():
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("lp.engine", "import torch\nfrom lp.tree import TokenTree\nfrom .window import Window"),
+        ("lp.engine.engine", "import torch\nfrom lp.tree import TokenTree\nfrom .window import Window"),
         ("lp.methods.auto.decoder", "from lp.drafting.history import DraftHistory\nfrom lp.tree import TokenTree"),
-        ("lp.engine", "import raylib, parallelism, hydraulics"),
-        ("lp.engine", "'''Knows nothing of RANK, pickle or torch.distributed.'''"),
+        ("lp.engine.engine", "import raylib, parallelism, hydraulics"),
+        ("lp.engine.engine", "'''Knows nothing of RANK, pickle or torch.distributed.'''"),
         ("parallel.mesh", "import os\nrank = int(os.environ['RANK'])"),
         (
             "parallel.runner",

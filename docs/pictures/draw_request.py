@@ -13,7 +13,7 @@ WAY = (
     ("launch/server/generation.py", "conversion.py: a body becomes a Request"),
     ("launch/server/service.py", "the queue before the engine"),
     ("parallel/groups/worker.py", "the worker loop"),
-    ("lp/engine.py", "schedule, plan, run, commit"),
+    ("lp/engine/engine.py", "schedule, plan, start, finish, commit"),
     ("parallel/runners/lookahead.py", "this rank's part of the tree"),
     ("lp/single_device.py", "model, KV cache, sampler"),
 )

@@ -43,7 +43,7 @@ class PeriodicDecoder(Decoder):
 
 
 def decode(path: str, decoder: Decoder, prompt: str, num_new: int) -> tuple[list[int], int]:
-    """Decodes greedily with a method, in the loop that lp/engine.py runs. Returns the new tokens and the steps."""
+    """Decodes greedily with a method, in the loop of lp/engine/engine.py. Returns the new tokens and the steps."""
     checkpoint = load(ModelSettings(path))
     tokens = checkpoint.tokenizer(prompt)["input_ids"]
     sequence = Sequence("0", list(tokens), len(tokens), Sampling.greedy())

@@ -14,8 +14,8 @@ from torch.distributed import Store
 
 from launch.config import process
 from launch.config.process import take_cores
-from lp.assembly import EngineSettings
-from lp.engine import Engine
+from lp.engine.builder import EngineSettings
+from lp.engine.engine import Engine
 from lp.model.checkpoint import Checkpoint, ModelSettings
 from lp.platform.hardware import dtype_name
 from parallel.build import MeshTopology, OnLoaded

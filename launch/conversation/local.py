@@ -11,10 +11,10 @@ from queue import SimpleQueue
 
 from launch.backend import Backend
 from launch.conversation.model import AnswerError, Figures, Options, Part
-from lp.engine import NOT_A_NUMBER
+from lp.engine.engine import NOT_A_NUMBER
+from lp.engine.input import ContextExceeded
 from lp.methods.registry import from_dict
 from lp.request import Output, Request
-from lp.request_builder import ContextExceeded
 from lp.statistics import Statistics
 from lp.text.chat_template import Message
 from lp.text.stopping import Stopping

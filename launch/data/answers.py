@@ -12,7 +12,7 @@ import numpy as np
 
 from lp.drafting.answer_index import NewestAnswers
 from lp.drafting.ngrams import OFFSET
-from lp.engine import NOT_A_NUMBER, Engine
+from lp.engine.engine import NOT_A_NUMBER, Engine
 from lp.methods.auto.method import Auto
 from lp.request import Sequence as TokenSequence
 from lp.runner import StepInput

@@ -14,10 +14,10 @@ from launch.data.prompts import naming
 from launch.data.workloads import Problem
 from launch.diagnostics.speed import Steps
 from launch.sweep.measure import fit
+from lp.engine.input import RequestBuilder
 from lp.methods.auto.method import Auto
 from lp.methods.autoregressive import Autoregressive
 from lp.request import Output, Request
-from lp.request_builder import RequestBuilder
 from lp.text.stopping import Stopping
 
 # The ids of requests whose steps are not counted begin with this.

@@ -21,11 +21,11 @@ from launch.server.openai_protocol import (
     StructuredBody,
 )
 from launch.server.tools import Dialect, Reading, schema_of_calls
+from lp.engine.input import ContextExceeded, RequestBuilder
 from lp.grammar.settings import Grammar, GrammarError
 from lp.methods.registry import from_dict
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import DecodingMethod, Request
-from lp.request_builder import ContextExceeded, RequestBuilder
 from lp.sampling.settings import Sampling
 from lp.text.chat_template import NoChatTemplate
 from lp.text.stopping import Stopping

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from launch.server.metrics import Clock, Metrics
-from lp.engine import NOT_A_NUMBER
+from lp.engine.engine import NOT_A_NUMBER
 from lp.request import Output, Request
 from lp.statistics import Statistics
 from parallel.groups.messages import Abort, AddRequest, Command, Shutdown

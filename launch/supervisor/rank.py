@@ -22,9 +22,9 @@ from launch.config.engine_settings import from_json_values
 from launch.config.process import take_cores
 from launch.config.runtime import RuntimeSettings
 from launch.supervisor.launcher import KEY_VARIABLE, RankSpec
-from lp.assembly import find_step_times
 from lp.calibration.measure import StepTimesSource
-from lp.engine import Engine
+from lp.engine.builder import find_step_times
+from lp.engine.engine import Engine
 from lp.platform.hardware import why_no_gpu
 from lp.request import Output
 from lp.runner import Runner

@@ -36,10 +36,10 @@ from launch.supervisor.membership import (
     SupervisorSettings,
     describe_ranks,
 )
+from lp.engine.input import RequestBuilder
 from lp.model.beside.check import check_second
 from lp.model.checkpoint_info import read_checkpoint_info
 from lp.request import Output
-from lp.request_builder import RequestBuilder
 from lp.scheduling.kv_budget import KVBudget
 from lp.step_cost import StepTimes
 from parallel import build

@@ -18,9 +18,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.distributed import PrefixStore, Store
 
-from lp.assembly import digests_of, require_same_files, require_same_heads
 from lp.drafting.history import merge
-from lp.engine import Engine
+from lp.engine.builder import digests_of, require_same_files, require_same_heads
+from lp.engine.engine import Engine
 from lp.methods.registry import from_dict
 from lp.platform.library import require_on_all
 from lp.request import Output, Request

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
-from lp.engine import Engine
+from lp.engine.engine import Engine
 from lp.request import Output
 from parallel.comm.channel import Channel
 from parallel.errors import EpochOver, RankLost

@@ -15,8 +15,8 @@ import torch
 from torch.distributed import PrefixStore
 
 from lp import Autoregressive, Engine, Lookahead, Sampling
-from lp.assembly import EngineSettings
 from lp.calibration.measure import StepTimesSource
+from lp.engine.builder import EngineSettings
 from lp.model.checkpoint import ModelSettings
 from lp.model.fast.choose import CompileMode
 from parallel.build import MeshTopology

@@ -47,7 +47,7 @@ def test_what_is_missing_is_found(text: str):
     "text",
     [
         "[a guide](docs/design.md#one-idea), [the paper](https://arxiv.org/abs/2402.02057)",
-        "# A title\n[up](#a-title), `lp/engine.py`, `launch/ser*.py`, `benchmarks/results/`",
+        "# A title\n[up](#a-title), `lp/engine/engine.py`, `launch/ser*.py`, `benchmarks/results/`",
         "`/v1/completions`, tokens/s, and/or, https://docs.ray.io/docs/none.html, /opt/lp/none.py, `constraints.txt`",
     ],
 )

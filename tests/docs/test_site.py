@@ -20,7 +20,7 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere():
     assert find_faults(ROOT / "site") == []
     for page in ("index.html", "reference/settings/index.html", "reference/python/index.html"):
         assert (ROOT / "site" / page).stat().st_size > 10_000
-    assert 'id="lp.engine.Engine"' in (ROOT / "site" / "reference" / "python" / "index.html").read_text(
+    assert 'id="lp.engine.engine.Engine"' in (ROOT / "site" / "reference" / "python" / "index.html").read_text(
         encoding="utf-8"
     )
 

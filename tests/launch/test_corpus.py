@@ -14,8 +14,8 @@ from launch import index as program
 from launch.config import engine_settings, process
 from launch.index import IndexSettings
 from lp import Auto, Autoregressive, Engine, Sampling, Stopping
-from lp.assembly import digests_of, find_corpus, require_same_files
 from lp.drafting.corpus import Corpus, build_corpus, vocabulary_digest, write_corpus
+from lp.engine.builder import digests_of, find_corpus, require_same_files
 from lp.model.beside.check import vocabulary_of
 from tests.launch import commands
 from tests.launch.conftest import Main

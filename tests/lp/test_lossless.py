@@ -11,8 +11,8 @@ import pytest
 from transformers import PreTrainedModel
 
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
+from lp.engine.input import RequestBuilder
 from lp.request import Completion, DecodingMethod
-from lp.request_builder import RequestBuilder
 from lp.single_device import SingleDevice
 from tests.models import ARCHITECTURES, CONTEXT, SLIDING_WINDOW, VOCAB_SIZE, generate_greedily
 from tests.slow import slow_except

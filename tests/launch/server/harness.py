@@ -16,8 +16,8 @@ from launch.backend import EngineBackend
 from launch.server.run import Server, bind
 from launch.server.settings import ServerSettings
 from lp import Engine
+from lp.engine.input import RequestBuilder
 from lp.model.checkpoint import Checkpoint
-from lp.request_builder import RequestBuilder
 from lp.runner import StepInput
 from lp.scheduling.settings import SchedulerSettings
 from lp.single_device import Pending, SingleDevice

@@ -13,9 +13,9 @@ import pytest
 from launch.server.conversion import Conversion
 from launch.server.openai_protocol import ChatBody, CompletionBody
 from launch.server.openai_replies import ChatReply, CompletionReply, TokenNames
+from lp.engine.input import RequestBuilder
 from lp.model.checkpoint import Checkpoint
 from lp.request import Output
-from lp.request_builder import RequestBuilder
 from lp.statistics import Statistics
 from lp.trace.step import LEGEND
 from tests.launch.server.harness import LIMIT_S, Running, assert_error, serving

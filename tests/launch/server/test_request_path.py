@@ -38,5 +38,5 @@ def test_a_prompt_passes_few_files(checkpoint: Checkpoint) -> None:
     finally:
         threading.setprofile(None)
         sys.setprofile(None)
-    assert {"launch/server/generation.py", "lp/engine.py", "lp/model/causal.py"} <= passed
+    assert {"launch/server/generation.py", "lp/engine/engine.py", "lp/model/causal.py"} <= passed
     assert len(passed - NOT_ON_THE_WAY) <= MOST_FILES, "\n".join(sorted(passed))

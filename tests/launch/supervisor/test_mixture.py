@@ -22,16 +22,18 @@ from parallel.mesh import ParallelSettings
 from tests.mixture import Mixture, check_mixture, make_mixture
 
 NUM_REQUESTS, NUM_RANKS, WITHIN_S = 32, 3, 600.0
+LARGEST_BURST, LEAST_KILLS = 14, 2
 
 
 class Client:
     """An Inbox that hands out a mixture in bursts with calm between them, and the shutdown once all have ended.
 
-    Each burst waits until most of the requests before it have ended.
+    Each burst waits until most of the requests before it have ended, and the last one for enough killed ranks.
     """
 
     def __init__(self, mixture: Mixture, seed: int):
         self.mixture = mixture
+        self.num_kills = 0
         self._draw = random.Random(seed)
         self._changed = threading.Condition()
         self._waiting = list(mixture.requests)
@@ -52,7 +54,7 @@ class Client:
             self._changed.notify_all()
 
     def has_waiting(self) -> bool:
-        return bool(self.failure or self._cancelled & self._running or len(self._running) <= self._calm())
+        return bool(self.failure or self._cancelled & self._running or self._is_calm())
 
     def take(self, wait_s: float) -> list[Command]:
         with self._changed:
@@ -63,15 +65,23 @@ class Client:
             # A request may be cancelled before it has yielded anything.
             due: list[Command] = [Abort(name) for name in sorted(self._cancelled & self._running)]
             self._cancelled -= self._running
-            if len(self._running) <= self._calm():
-                burst = [self._waiting.pop(0) for _ in range(min(len(self._waiting), self._draw.choice([1, 9, 14])))]
+            if self._is_calm():
+                size = min(len(self._waiting), self._draw.choice([1, 9, LARGEST_BURST]))
+                burst = [self._waiting.pop(0) for _ in range(size)]
                 self._running.update(request.id for request in burst)
                 due += map(AddRequest, burst)
             return due
 
-    def _calm(self) -> int:
-        """How many requests still run when the next burst begins."""
-        return 2 if self._waiting else 0
+    def note_kill(self) -> None:
+        with self._changed:
+            self.num_kills += 1
+            self._changed.notify_all()
+
+    def _is_calm(self) -> bool:
+        """Whether the next burst begins, or the shutdown if none is left."""
+        if not self._waiting:
+            return not self._running
+        return len(self._running) <= 2 and (len(self._waiting) > LARGEST_BURST or self.num_kills >= LEAST_KILLS)
 
 
 def find_serving(supervisor: Supervisor) -> list[int]:
@@ -92,18 +102,18 @@ def test_each_request_yields_what_it_yields_alone(model: Path, seed: int, caplog
     client = Client(mixture, seed)
     running = threading.Thread(target=supervisor.run, args=(client, client.emit, client.fail), daemon=True)
     running.start()
-    draw, num_kills = random.Random(seed), 0
-    while running.is_alive() and num_kills < 4:
+    draw = random.Random(seed)
+    while running.is_alive() and client.num_kills < 4:
         running.join(draw.uniform(0.2, 1.5))
         serving = find_serving(supervisor)
-        if len(serving) > 1 and len(mixture.tokens) > 3 + 5 * num_kills:
+        if len(serving) > 1 and len(mixture.tokens) > 3 + 5 * client.num_kills:
             lost = draw.choice(serving)
             launcher.kill(lost)
-            num_kills += 1
+            client.note_kill()
             while lost in find_serving(supervisor) and running.is_alive():
                 time.sleep(0.01)
     running.join(WITHIN_S)
     assert not running.is_alive() and not client.failure, client.failure
     check_mixture(mixture, alone)
     divided = caplog.text.count("each with requests of its own")
-    assert num_kills >= 2 and divided >= 1 and supervisor.num_losses >= 1, (num_kills, divided)
+    assert client.num_kills >= LEAST_KILLS and divided >= 1 and supervisor.num_losses >= 1, (client.num_kills, divided)

@@ -10,8 +10,8 @@ import torch
 from torch.distributed import PrefixStore
 
 from lp import Auto, Engine
-from lp.assembly import EngineSettings
 from lp.drafting.simple import SimpleDrafter
+from lp.engine.builder import EngineSettings
 from lp.model.checkpoint import ModelSettings
 from lp.platform import library
 from lp.single_device import SingleDevice

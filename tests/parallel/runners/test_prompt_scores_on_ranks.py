@@ -10,7 +10,7 @@ import torch
 from torch.distributed import PrefixStore
 
 from lp import Engine
-from lp.assembly import EngineSettings
+from lp.engine.builder import EngineSettings
 from lp.model.checkpoint import ModelSettings
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from parallel.build import MeshTopology

@@ -12,7 +12,7 @@ from torch.distributed import PrefixStore
 from transformers import AutoConfig
 
 from lp import Engine, Lookahead, Sampling, Stopping
-from lp.assembly import EngineSettings
+from lp.engine.builder import EngineSettings
 from lp.model.checkpoint import ModelSettings
 from lp.model.exactness import UnsupportedArchitecture
 from lp.model.kv.contiguous import ContiguousCache

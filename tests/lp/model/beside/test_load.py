@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lp import Engine
-from lp.assembly import EngineSettings
+from lp.engine.builder import EngineSettings
 from lp.model.beside.load import beside
 from lp.model.beside.settings import SecondModel
 from lp.model.checkpoint import Checkpoint, ModelSettings, load

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lp import Engine, Lookahead, Sampling
-from lp.engine import SingleDevice
+from lp.engine.engine import SingleDevice
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.fast import ahead_of_time, choose

@@ -17,6 +17,7 @@ from lp.calibration.calibrate import Tell, resolve_step_times
 from lp.calibration.measure import StepTimesSource
 from lp.drafting.answer_index import FILE_NAME, AnswerIndex, read_index
 from lp.drafting.corpus import Corpus, read_corpus, vocabulary_digest
+from lp.engine.input import RequestBuilder
 from lp.methods.registry import DEFAULT
 from lp.model.attention import AttentionSettings
 from lp.model.beside.check import vocabulary_of
@@ -28,7 +29,6 @@ from lp.model.checkpoint_info import CheckpointInfo
 from lp.model.fast.cuda_graphs import Capture
 from lp.platform.library import require_on_all
 from lp.request import DecodeLimits, DecodingMethod, ModelTraits
-from lp.request_builder import RequestBuilder
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
 from lp.scheduling.kv_budget import KVBudget

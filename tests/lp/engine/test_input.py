@@ -11,9 +11,9 @@ import pytest
 from transformers import GenerationConfig
 
 from lp import Auto, Autoregressive, DecodeLimits, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
+from lp.engine.input import RequestBuilder
 from lp.methods.registry import from_dict
 from lp.request import DecodingMethod, Request
-from lp.request_builder import RequestBuilder
 from lp.sampling.settings import LARGEST_SEED
 from tests.models import BOS, CONTEXT, EOS, VOCAB_SIZE
 

@@ -14,17 +14,17 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 from typing import Any
 
-from lp.assembly import EngineSettings, MeasureTimes, SingleProcess, Topology, make_parts
 from lp.calibration.measure import StepTimesSource
 from lp.drafting.answer_index import AnswerIndex
 from lp.drafting.corpus import Corpus
 from lp.drafting.history import DraftHistory, Learnt
+from lp.engine.builder import EngineSettings, MeasureTimes, SingleProcess, Topology, make_parts
+from lp.engine.input import Prompt, RequestBuilder
 from lp.grammar.settings import Grammar, GrammarBackend
 from lp.model.beside.settings import SecondModel
 from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings
 from lp.model.fast.choose import CompileMode
 from lp.request import Completion, DecodeLimits, DecodingMethod, Output, Request, Sequence
-from lp.request_builder import Prompt, RequestBuilder
 from lp.runner import Runner
 from lp.sampling.settings import Sampling
 from lp.scheduling.batch import Batch
