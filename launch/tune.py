@@ -27,8 +27,9 @@ from launch.diagnostics import speed
 from launch.diagnostics.trial import Trial, make_requests
 from lp.calibration.measure import StepTimesSource
 from lp.engine.engine import NOT_A_NUMBER
-from lp.methods.auto.method import Auto
+from lp.methods.registry import DEFAULT
 from lp.platform.hardware import dtype_name
+from lp.request import DecodingMethod
 from lp.text.stopping import Stopping
 from parallel.groups.worker import run_engine
 
@@ -44,13 +45,13 @@ class TuneSettings(RuntimeSettings):
     step_times: StepTimesSource = StepTimesSource.measure
 
 
-def check(settings: TuneSettings) -> Auto:
+def check(settings: TuneSettings) -> DecodingMethod:
     """The method to tune. Raises ValueError for settings that leave nothing to choose or to compare."""
     decode = settings.decode
-    if not isinstance(decode, Auto):
-        raise ValueError(f"decode={decode.method} has a fixed size; leave it out: what is tuned is decode=auto")
-    if decode.rows:
-        raise ValueError(f"decode.rows={decode.rows} leaves no choice; leave it out, or bound it by decode.max_rows")
+    if rows := decode.to_dict().get("rows"):
+        raise ValueError(f"decode.rows={rows} leaves no choice; leave it out, or bound it by decode.max_rows")
+    if not decode.row_bounds().by_time or not decode.tells_steps:
+        raise ValueError(f"decode={decode.method} has a fixed size; leave it out to tune decode={DEFAULT.method}")
     if settings.step_times is StepTimesSource.off:
         raise ValueError("step_times=off leaves nothing to choose by; use step_times=measure or auto")
     if settings.workload.max_new_tokens == 1:
@@ -81,7 +82,7 @@ def run(settings: TuneSettings) -> int:
     return 0
 
 
-def show(runtime: Runtime, decode: Auto, trial: Trial) -> None:
+def show(runtime: Runtime, decode: DecodingMethod, trial: Trial) -> None:
     """Prints what was found. Raises ValueError if no text went beyond its first step."""
     if not all(steps.rows for steps in trial.steps.values()):
         raise ValueError("all texts ended with their first step; use other prompts, or ignore_eos=true")
@@ -97,8 +98,8 @@ def show(runtime: Runtime, decode: Auto, trial: Trial) -> None:
     )
     console.print(speed.curve(times))
     console.print(speed.rows_chosen(trial.steps[decode.method]), highlight=False)
-    windows = engine.history.profile(decode, temperature).windows
-    console.print(speed.windows(windows.sizes, decode.ngram - 1))
+    if windows := decode.windows_tried(engine.history, temperature):
+        console.print(speed.windows(windows.sizes, windows.levels))
     console.print(speed.outlook(times, trial.steps))
     console.print(
         "Of steps after the prompt's. Expected: by the times above, at the tokens per step of this run; measured: by "

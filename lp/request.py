@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from lp.decoder import MOST_FORCED, Decoder
+from lp.drafting.account import WindowChoice
 from lp.drafting.history import DraftHistory
 from lp.grammar.settings import Grammar
 from lp.sampling.contrast import Contrast
@@ -133,12 +134,13 @@ class DecodingMethod(ABC):
     """The settings of a decoding method, and all that an engine must know of the method.
 
     method: its name. tells_steps: whether its text grows step by step. needs_engine: whether it needs more than a
-    model's answers.
+    model's answers. calls: what `BeamResult.num_calls` counts.
     """
 
     method: ClassVar[str]
     tells_steps: ClassVar[bool] = True
     needs_engine: ClassVar[bool] = False
+    calls: ClassVar[str] = "hypotheses that the model continued"
 
     @property
     def takes_forced(self) -> bool:
@@ -159,6 +161,13 @@ class DecodingMethod(ABC):
     def num_sequences(self) -> int:
         """How many sequences a request has."""
         return 1
+
+    @property
+    def label(self) -> str:
+        """The method with its window, n-gram and guesses, as papers write it: lookahead (7, 5, 7)."""
+        values = dataclasses.asdict(self)
+        sizes = [str(values[key]) for key in ("window", "ngram", "guesses") if key in values]
+        return f"{self.method} ({', '.join(sizes)})" if sizes else self.method
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values of the settings, with the method's name, for `lp.methods.registry.from_dict`."""
@@ -208,6 +217,10 @@ class DecodingMethod(ABC):
 
     def fan_out(self, request: Request) -> ParentRequest | None:
         """The sequences of a request that has several; None if it has one."""
+        return None
+
+    def windows_tried(self, history: DraftHistory, temperature: float) -> WindowChoice | None:
+        """How the sizes of its window have done so far; None if its size is not a matter of choice."""
         return None
 
     def measure_host(self) -> tuple[float, float]:

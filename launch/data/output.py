@@ -16,7 +16,7 @@ from typing import Any, Protocol, TextIO
 from rich.console import Console
 from tqdm import tqdm
 
-from lp.methods.best_of import BestOf
+from lp.methods.registry import METHODS
 from lp.request import BeamResult, Completion, Output
 
 # The styles, taken in turn, for the text of a step that yielded several tokens. The text of a single token is plain.
@@ -106,10 +106,7 @@ class TextOutput:
     def _show_beams(self, beams: BeamResult, method: str) -> None:
         for place, text in enumerate(beams.texts[1:], start=2):
             self.stream.note(f"{place}. (score {text.score:.4f}) {text.text}")
-        calls = f"the model was asked to continue {beams.num_calls} hypotheses"
-        if method == BestOf.method:
-            calls = f"all samples took {beams.num_calls} steps"
-        self.stream.note(f"score {beams.texts[0].score:.4f}; {calls}")
+        self.stream.note(f"score {beams.texts[0].score:.4f}; {beams.num_calls} {METHODS[method].calls}")
 
 
 class JSONOutput:

@@ -10,7 +10,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from lp.drafting.account import Size
-from lp.methods.autoregressive import Autoregressive
+from lp.methods.registry import BASELINE
 from lp.step_cost import StepTimes
 
 
@@ -118,9 +118,9 @@ def windows(sizes: Sequence[Size], levels: int) -> Table:
 def outlook(times: StepTimes, steps: Mapping[str, Steps]) -> Table:
     """Shows the expected and the measured speed of each method.
 
-    steps: the steps by the name of the method; Autoregressive must be among them.
+    steps: the steps by the name of the method; BASELINE must be among them.
     """
-    plain = steps[Autoregressive.method]
+    plain = steps[BASELINE.method]
     columns: list[list[str]] = []
     for taken in steps.values():
         expected = speed(taken.expected_s(times), taken.tokens_per_step, plain.expected_s(times))

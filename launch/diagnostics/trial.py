@@ -1,4 +1,4 @@
-"""A trial run: each prompt is continued twice, with decode=auto and with autoregressive steps.
+"""A trial run: each prompt is continued twice, with the method to tune and with autoregressive steps.
 
 The two follow each other, so that a machine that is busy for a while slows both.
 """
@@ -15,8 +15,7 @@ from launch.data.workloads import Problem
 from launch.diagnostics.speed import Steps
 from launch.sweep.measure import fit
 from lp.engine.input import RequestBuilder
-from lp.methods.auto.method import Auto
-from lp.methods.autoregressive import Autoregressive
+from lp.methods.registry import BASELINE
 from lp.request import Output, Request
 from lp.text.stopping import Stopping
 
@@ -32,12 +31,13 @@ def make_requests(request_builder: RequestBuilder, problems: Sequence[Problem], 
     """
     assert stopping.max_new_tokens is not None
     context = request_builder.checkpoint.max_length
+    tuned = request_builder.decode.method
     requests: list[Request] = []
     for name, problem in [(WARM_UP, problems[0]), *((problem.id, problem) for problem in problems)]:
         with naming(problem.where):
             tokens = fit(request_builder.encode(problem.prompt), context, stopping.max_new_tokens)
-            request = request_builder.build(tokens, stopping=stopping, request_id=f"{name} {Auto.method}")
-        plain = dataclasses.replace(request, id=f"{name} {Autoregressive.method}", decode=Autoregressive())
+            request = request_builder.build(tokens, stopping=stopping, request_id=f"{name} {tuned}")
+        plain = dataclasses.replace(request, id=f"{name} {BASELINE.method}", decode=BASELINE())
         requests += [request, plain]
     return requests
 
@@ -52,7 +52,7 @@ class Trial:
     def __init__(self, requests: list[Request], report: Callable[[], Any]):
         """report: called at the end of each request."""
         self.queue = PromptQueue(requests, on_begin=self._begin)
-        self.steps = {Auto.method: Steps(), Autoregressive.method: Steps()}
+        self.steps = {request.decode.method: Steps() for request in requests}
         self.failed = False
         self._report = report
         self._current: Request | None = None

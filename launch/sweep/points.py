@@ -9,10 +9,9 @@ from typing import cast
 from launch.config.engine_settings import mode_of, num_ranks
 from launch.sweep.records import EngineName, Point
 from launch.sweep.settings import BenchSettings, to_json_values
-from lp.methods.auto.method import Auto
-from lp.methods.autoregressive import Autoregressive
+from lp.methods.registry import BASELINE
 from lp.model.attention import AttentionSettings
-from lp.request import DecodeLimits, DecodingMethod
+from lp.request import DecodeLimits
 from parallel.degrees import Mode, resolve_degrees
 from parallel.mesh import ParallelSettings
 
@@ -36,9 +35,7 @@ def make_points(spanned: Sequence[BenchSettings]) -> list[Point]:
     for settings in spanned:
         for point in [baseline_point(settings, cast(EngineName, name)) for name in settings.baselines]:
             bases.setdefault(point.key, point)
-        alone = dataclasses.replace(
-            settings, decode=Autoregressive(), parallel=ParallelSettings(Mode.single), concurrency=1
-        )
+        alone = dataclasses.replace(settings, decode=BASELINE(), parallel=ParallelSettings(Mode.single), concurrency=1)
         bases.setdefault((point := runtime_point(alone)).key, point)
     return list({point.key: point for point in [*bases.values(), *asked]}.values())
 
@@ -50,13 +47,13 @@ def runtime_point(settings: BenchSettings) -> Point:
     if parallel.mode is Mode.single:  # how ranks communicate makes no difference
         parallel = ParallelSettings(Mode.single, parallel.lp, parallel.tp, parallel.pp, ranks)
     decisive = to_json_values(dataclasses.replace(settings, parallel=parallel, assistant=None))
-    return Point("runtime", mode_of(parallel, ranks), ranks, method_of(settings.decode), decisive)
+    return Point("runtime", mode_of(parallel, ranks), ranks, settings.decode.label, decisive)
 
 
 def baseline_point(settings: BenchSettings, name: EngineName) -> Point:
     """Makes a point of transformers: one rank, one request at a time, no settings that only this project has."""
     assistant = settings.assistant if name == "assisted" else None
-    plain = dataclasses.replace(settings, decode=Autoregressive(), parallel=ParallelSettings(), concurrency=1)
+    plain = dataclasses.replace(settings, decode=BASELINE(), parallel=ParallelSettings(), concurrency=1)
     plain = dataclasses.replace(plain, attention=AttentionSettings(), limits=DecodeLimits(), assistant=assistant)
     return Point(name, "single", 1, NAMES[name], to_json_values(plain))
 
@@ -70,15 +67,6 @@ def check_ranks(point: Point, num_cores: int) -> None:
             f"{point.ranks} ranks are too many for {num_cores} core(s): use parallel.ranks={most} or fewer"
         )
     resolve_degrees(Mode(parallel["mode"]), parallel, point.ranks)
-
-
-def method_of(decode: DecodingMethod) -> str:
-    """The method with its window, n-gram and guesses, as papers write it, e.g. lookahead (7, 5, 7)."""
-    if isinstance(decode, Auto):
-        return f"{decode.method} ({decode.rows} rows)" if decode.rows else decode.method
-    values = dataclasses.asdict(decode)
-    sizes = [str(values[key]) for key in ("window", "ngram", "guesses") if key in values]
-    return f"{decode.method} ({', '.join(sizes)})" if sizes else decode.method
 
 
 def schedule(points: Sequence[Point], rounds: int, done: set[tuple[str, int]]) -> Iterator[tuple[int, Point]]:

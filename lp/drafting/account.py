@@ -283,7 +283,7 @@ class WindowChoice:
         seconds of a step by its rows. has_rivals: whether there are drafts that could use the window's rows.
         share_of_time: the most that trials of one size may waste.
         """
-        self._share_of_time = share_of_time
+        self.levels, self._share_of_time = levels, share_of_time
         seconds = [cost.step_s(1 + number * levels, number and number + levels - 1) for number in columns]
         costs = [of_size / seconds[0] - 1 for of_size in seconds]
         if has_rivals and cost.is_flat:

@@ -44,6 +44,7 @@ class BestOf(AroundAnother):
     method: ClassVar[str] = "best_of"
     tells_steps: ClassVar[bool] = False
     needs_engine: ClassVar[bool] = True
+    calls: ClassVar[str] = "steps of all samples"
     inner: str = "auto"
     num_samples: int = 4
     num_return_sequences: int = 1

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lp.decoder import Decoder, Described
-from lp.drafting.account import WindowTrial
-from lp.drafting.history import LONGEST_CHAIN, ChainProfile
+from lp.drafting.account import WindowChoice, WindowTrial
+from lp.drafting.history import LONGEST_CHAIN, ChainProfile, DraftHistory
 from lp.request import DecodingContext, DecodingMethod, Request, RowBounds
 from lp.tree import Accepted, Answers, CountDrafts, Drafted, TokenTree, as_guesses, chain, greatest_depth, verify
 
@@ -36,6 +36,9 @@ class Jacobi(DecodingMethod):
     def row_bounds(self) -> RowBounds:
         num_rows = 1 + (self.window if isinstance(self.window, int) else LONGEST_CHAIN)
         return RowBounds(num_rows, num_rows, by_time=self.window == AUTO)
+
+    def windows_tried(self, history: DraftHistory, temperature: float) -> WindowChoice | None:
+        return history.chains(temperature).lengths if self.window == AUTO else None
 
     def make_decoder(self, request: Request, context: DecodingContext) -> JacobiDecoder:
         assert request.sampling.seed is not None and request.sampling.temperature is not None

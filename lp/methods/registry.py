@@ -33,6 +33,8 @@ METHODS: dict[str, type[DecodingMethod]] = {
     )
 }
 DEFAULT = Auto
+# What the speed of others is compared with.
+BASELINE = Autoregressive
 
 
 def from_dict(values: dict[str, Any], defaults: DecodingMethod | None = None) -> DecodingMethod:

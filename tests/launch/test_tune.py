@@ -66,6 +66,12 @@ def test_curve_choice_and_speed_are_shown(main: Main, arguments: list[str], tmp_
     assert "measuring the time of a step" in err
 
 
+def test_another_method_that_chooses_its_size_is_tuned(main: Main, arguments: list[str]) -> None:
+    code, out, err = main(*arguments, "decode=jacobi", "decode.window=auto")
+    assert code == 0, err
+    assert "rows chosen: " in out and "window of 1 levels" in out
+
+
 @pytest.mark.slow
 def test_it_measures_again_unless_told_otherwise(
     main: Main, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

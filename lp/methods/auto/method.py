@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lp.decoder import Decoder
+from lp.drafting.account import WindowChoice
+from lp.drafting.history import DraftHistory
 from lp.drafting.settings import DraftSettings
 from lp.methods.auto.decoder import AutoDecoder
 from lp.methods.auto.host_time import measure_host
@@ -26,6 +28,10 @@ class Auto(DraftSettings, DecodingMethod):
     def measures_host(self) -> bool:
         return True
 
+    @property
+    def label(self) -> str:
+        return f"{self.method} ({self.rows} rows)" if self.rows else self.method
+
     def row_bounds(self) -> RowBounds:
         return RowBounds(max(1, self.rows), max(self.max_rows, self.rows), by_time=not self.rows)
 
@@ -38,6 +44,9 @@ class Auto(DraftSettings, DecodingMethod):
             return decoder
         experience = history.of_all(self.method, temperature, Experience)
         return MixedDecoder(decoder, drafted_text(request, context), experience, bool(self.rows))
+
+    def windows_tried(self, history: DraftHistory, temperature: float) -> WindowChoice:
+        return history.profile(self, temperature).windows
 
     def measure_host(self) -> tuple[float, float]:
         return measure_host(self)
