@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lp.custom_generate.generate import generate
+    from lp.custom_generate import generate
     from lp.engine.engine import Engine
     from lp.grammar.settings import Grammar
     from lp.methods.auto.method import Auto
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lp.request import Completion, DecodeLimits, Output
     from lp.sampling.settings import Sampling
     from lp.text.stopping import Stopping
-    from lp.trace.step import StepTrace
+    from lp.trace import StepTrace
 
     __version__: str
 
@@ -66,9 +66,9 @@ _MODULES = {
     "Output": "lp.request",
     "Sampling": "lp.sampling.settings",
     "SecondModel": "lp.model.beside.settings",
-    "StepTrace": "lp.trace.step",
+    "StepTrace": "lp.trace",
     "Stopping": "lp.text.stopping",
-    "generate": "lp.custom_generate.generate",
+    "generate": "lp.custom_generate",
 }
 
 

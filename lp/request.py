@@ -20,7 +20,7 @@ from lp.sampling.contrast import Contrast
 from lp.sampling.settings import Sampling
 from lp.statistics import EngineCounts, Statistics
 from lp.text.stopping import FinishReason, Stopping
-from lp.trace.step import StepTrace
+from lp.trace import StepTrace
 from lp.tree import Ahead
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from launch.server.openai_replies import MOST_TRACE_BYTES
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, StepTrace
 from lp.request import DecodingMethod
 from lp.scheduling.step_clock import StepClock
-from lp.trace.recorder import RecordedStep, TraceRecorder
+from lp.trace import RecordedStep, TraceRecorder
 
 DEMO = Path(__file__).parents[2] / "demo" / "python-11m"
 METHODS: dict[str, DecodingMethod] = {

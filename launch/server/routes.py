@@ -18,7 +18,7 @@ from launch.server.context import Context, authorise, context
 from launch.server.errors import ApiError
 from launch.server.openai_protocol import DetokenizeBody, TokenizeBody
 from launch.server.service import EngineFailed, ShuttingDown
-from lp.trace.step import LEGEND
+from lp.trace import LEGEND
 
 # Routes that ask for an API key, if the server has any, and routes that do not.
 with_key = APIRouter(dependencies=[Depends(authorise)])

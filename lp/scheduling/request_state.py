@@ -30,8 +30,7 @@ from lp.scheduling.prompt_scores import PromptScores, token_logprobs
 from lp.statistics import Statistics
 from lp.text.detokenizer import Detokenizer
 from lp.text.stopping import FinishReason, StopConditions, TextStream
-from lp.trace.recorder import RecordedStep, TraceRecorder
-from lp.trace.step import StepTrace
+from lp.trace import RecordedStep, StepTrace, TraceRecorder
 from lp.tree import NO_ROWS, NOT_A_TOKEN, Accepted, Answers, CountDrafts, TokenTree, chain, no_drafts
 
 

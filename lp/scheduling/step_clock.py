@@ -7,7 +7,7 @@ from lp.runner import Runner, SharedBy, SharesSteps
 from lp.scheduling.batch import Batch
 from lp.scheduling.request_state import RequestState
 from lp.step_cost import StepTimes
-from lp.trace.recorder import BatchFigures
+from lp.trace import BatchFigures
 
 
 class StepClock:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from lp.runner import SharedBy, StepInput
-from lp.trace.step import digit_of
+from lp.trace import digit_of
 from lp.tree import NO_ROWS, TokenTree, descend
 
 

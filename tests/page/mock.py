@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from launch.server.page_files import page
-from lp.trace.step import LEGEND
+from lp.trace import LEGEND
 from tests.page import recording
 
 LOST_S = 5.0  # for which a killed rank is gone

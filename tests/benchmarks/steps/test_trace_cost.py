@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.steps import trace_cost
-from lp.trace.recorder import RecordedStep
+from lp.trace import RecordedStep
 
 
 def test_methods_have_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from lp.engine.input import RequestBuilder
 from lp.model.checkpoint import Checkpoint
 from lp.request import Output
 from lp.statistics import Statistics
-from lp.trace.step import LEGEND
+from lp.trace import LEGEND
 from tests.launch.server.harness import LIMIT_S, Running, assert_error, serving
 
 PROMPT = "def fibonacci(n):\n    return n\n\ndef fib"

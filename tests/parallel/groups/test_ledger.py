@@ -13,7 +13,7 @@ from lp.request import Output, Request, TokenLogprob
 from lp.sampling.settings import Sampling
 from lp.statistics import Statistics
 from lp.text.stopping import FinishReason, Stopping
-from lp.trace.step import StepTrace
+from lp.trace import StepTrace
 from parallel.groups.elastic import Load
 from parallel.groups.epoch import RunningRequest
 from parallel.groups.ledger import Ledger

@@ -12,7 +12,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 import lp
-from lp.custom_generate.asked import CannotHonour
+from lp.custom_generate import CannotHonour
 from lp.methods.beam import Beam
 from lp.methods.jacobi import Jacobi
 from tests.lp.test_lossless import make_prompt
@@ -20,7 +20,7 @@ from tests.models import EOS, load_reference
 from tests.slow import slow_except
 
 METHODS: list[dict[str, Any]] = [{}, {"W": 5, "N": 4, "G": 5}, {"decode": Jacobi(4)}]
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "custom_generate"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "custom_generate"
 
 
 @pytest.fixture
