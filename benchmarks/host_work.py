@@ -9,7 +9,7 @@ table, so that trees are as large as --rows allows and some drafts are right. Fr
 has all that it reads, a device waits for the host: that is `between`. The parts before it in the table are measured by
 themselves, as telling them apart takes some microseconds.
 `fill` makes what a forward reads of memory: that of the native forward of a CPU, or of the code that runs a GPU's
-graphs, up to the launch of the first one (lp/model/fast/cuda_graphs.py). `text` is the work that is done while the
+graphs, up to the launch of the first one (lp/model/gpu/cuda_graphs.py). `text` is the work that is done while the
 device computes the next step: text, statistics, results. Copies to a device and the launch of its work are not part of
 it, nor is the choice of tokens from logits.
 
@@ -54,9 +54,9 @@ from benchmarks.steps.batch_host_work import (
 )
 from launch.config.process import freeze_heap
 from lp import Auto, Engine, Sampling
-from lp.calibration.measure import StepTimesSource
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 from lp.platform.library import python_alone
+from lp.runner.step_times.measure import StepTimesSource
 from lp.sampling.sampler import Sampler
 from lp.tree import chain
 

@@ -40,7 +40,7 @@ from launch.config import resources
 from lp import Engine
 from lp.model.checkpoint import DTYPES
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 from lp.platform.hardware import processor_name
 
 TRANSFORMERS = "transformers"

@@ -40,12 +40,12 @@ from benchmarks.shared.result_pages import read_tables
 from launch.data.workloads import WorkloadSettings
 from launch.sweep.settings import BenchSettings
 from lp import Autoregressive, Engine, Lookahead, Sampling
-from lp.calibration.measure import StepTimesSource
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import DTYPES, ModelSettings, load
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 from lp.request import DecodingMethod
-from parallel.shards.tensor import read_sharded
+from lp.runner.step_times.measure import StepTimesSource
+from parallel.sharding.tensor import read_sharded
 
 EXCHANGE_COST = Path(__file__).with_name("results") / "exchange_cost-2-ranks.md"
 

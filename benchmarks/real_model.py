@@ -30,7 +30,7 @@ from benchmarks.shared.categories import read_categories
 from benchmarks.shared.options import add_output, add_threads, make_parser, parse
 from benchmarks.shared.report import bullets, publish
 from launch.config import resources
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 from lp.model.gguf import checkpoint_folder
 from lp.platform.hardware import processor_name
 

@@ -35,11 +35,11 @@ from benchmarks.steps.step_curve import fastest_variant, make_tree, measure_curv
 from benchmarks.steps.step_floor import StepFloor
 from benchmarks.steps.step_time_report import StepTimeResults, describe, plot
 from benchmarks.steps.variants import ModelVariant, make_variant, with_marks
+from lp.kv_cache.cache import KVCache
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import DTYPES, Checkpoint
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 from lp.model.kernels import AttentionKind
-from lp.model.kv_cache import KVCache
 from parallel.comm.channel import HEADER
 
 # Numbers of rows at which a forward pass is taken apart.

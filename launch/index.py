@@ -31,7 +31,6 @@ from launch.config.process import set_threads
 from launch.data.answers import MOST_PAIRS, AnswerCollector
 from launch.data.corpus import read_texts
 from launch.data.prompts import NamedPrompt, PromptSettings, collect, naming
-from lp.calibration.measure import StepTimesSource
 from lp.drafting import corpus as corpus_file
 from lp.drafting.answer_index import FILE_NAME, NewestAnswers, read_index, write_index
 from lp.engine.builder import EngineSettings
@@ -40,6 +39,7 @@ from lp.model.attention import AttentionSettings
 from lp.model.beside.check import vocabulary_of
 from lp.model.checkpoint import Checkpoint, ModelSettings
 from lp.model.checkpoint_info import read_checkpoint_info
+from lp.runner.step_times.measure import StepTimesSource
 from lp.text.stopping import Stopping
 from parallel.mesh import Mesh, is_rank
 

@@ -25,11 +25,11 @@ from launch.data import workloads
 from launch.data.workloads import WorkloadSettings
 from launch.diagnostics import speed
 from launch.diagnostics.trial import Trial, make_requests
-from lp.calibration.measure import StepTimesSource
 from lp.engine.engine import NOT_A_NUMBER
 from lp.methods.registry import DEFAULT
 from lp.platform.hardware import dtype_name
 from lp.request import DecodingMethod
+from lp.runner.step_times.measure import StepTimesSource
 from lp.text.stopping import Stopping
 from parallel.groups.worker import run_engine
 

@@ -25,9 +25,9 @@ from lp.model.exactness import check_tree
 from lp.model.kernels import AttentionKind
 from lp.request import DecodeLimits, DecodingContext, DecodingMethod, Request
 from lp.request import Sequence as TokenSequence
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
+from lp.runner.single_device import SingleDevice
 from lp.sampling.settings import LARGEST_SEED, Sampling
-from lp.single_device import SingleDevice
 from lp.text.stopping import Stopping
 
 # What these processors of transformers do, `Sampling` says.

@@ -1,6 +1,6 @@
 """The seconds that a step takes, by the rows of its tree. They depend on the model, the machine and the mode.
 
-They are measured once (lp/calibration/). Decoders choose by them and never by the clock, as all ranks must choose
+They are measured once (lp/runner/step_times/). Decoders choose by them and never by the clock, as all ranks must choose
 alike.
 
     P measured numbers of rows

@@ -17,9 +17,9 @@ from transformers import PreTrainedConfig
 from lp.engine.builder import SingleProcess
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint, Reader
-from lp.model.fast.cuda_graphs import Capture
-from lp.runner import Runner
-from lp.single_device import SingleDevice
+from lp.model.gpu.cuda_graphs import Capture
+from lp.runner.runner import Runner
+from lp.runner.single_device import SingleDevice
 from parallel.comm.base import Messages, Traffic
 from parallel.comm.channel import Channel
 from parallel.comm.connect import connect, connect_axis
@@ -30,9 +30,9 @@ from parallel.runners.copying import checksum_of_caches
 from parallel.runners.lookahead import LookaheadParallel
 from parallel.runners.pipeline import PipelineParallel
 from parallel.runners.tensor import TensorParallel
-from parallel.shards.capture import capture_together
-from parallel.shards.stages import check_stages, read_stage
-from parallel.shards.tensor import check_degree, read_sharded
+from parallel.sharding.capture import capture_together
+from parallel.sharding.stages import check_stages, read_stage
+from parallel.sharding.tensor import check_degree, read_sharded
 
 
 def check(config: PreTrainedConfig, degrees: Mapping[str, int]) -> None:

@@ -22,7 +22,7 @@ FORBIDDEN = {
     "parallel": ("launch", "hydra", "omegaconf", "ray", *WEB),
 }
 # What assembles and drives the parts of lp: no room of lp knows it.
-ENGINE = tuple(f"lp.{name}" for name in ("engine", "scheduling", "single_device"))
+ENGINE = ("lp.engine", "lp.scheduling")
 LAUNCH = (
     "backend", "bench", "cache", "chat", "cli", "cluster", "config", "conversation", "data", "demo", "diagnostics",
     "doctor", "generate", "index", "plain_generate", "ray_job", "real_model", "serve", "server", "supervisor", "sweep",
@@ -65,21 +65,20 @@ INNER = {
     "lp.platform": all_of_lp_but(),
     "lp.grammar": all_of_lp_but("decoder", "platform", "tree"),
     "lp.text": all_of_lp_but("grammar", "platform", "tree"),
-    "lp.model": (
-        "lp.calibration", "lp.decoder", "lp.drafting", "lp.methods", "lp.request", "lp.runner", "lp.sampling", *ENGINE
-    ),
+    "lp.kv_cache": all_of_lp_but("platform"),
+    "lp.model": ("lp.decoder", "lp.drafting", "lp.methods", "lp.request", "lp.runner", "lp.sampling", *ENGINE),
     "lp.sampling": all_of_lp_but("grammar", "platform", "tree"),
     "lp.tree": all_of_lp_but("platform"),
     "lp.decoder": all_of_lp_but("tree"),
     "lp.drafting": all_of_lp_but("platform", "step_cost", "tree"),
-    "lp.request": ("lp.calibration", "lp.methods", "lp.runner", *ENGINE),
-    "lp.methods": ("lp.calibration", "lp.runner", "lp.states", *ENGINE),
+    "lp.request": ("lp.methods", "lp.runner", *ENGINE),
+    "lp.methods": ("lp.runner", *ENGINE),
     **{f"lp.methods.{name}": other_slices(name) for name in SLICES},
-    "lp.calibration": ("lp.decoder", "lp.drafting", "lp.methods", *ENGINE),
-    "parallel.comm": ("parallel.build", "parallel.groups", "parallel.runners", "parallel.shards", "lp"),
-    "parallel.shards": ("parallel.build", "parallel.groups", "parallel.runners"),
-    "parallel.runners": ("parallel.build", "parallel.groups", "parallel.shards"),
-    "parallel.groups": ("parallel.build", "parallel.runners", "parallel.shards"),
+    "lp.runner": ("lp.decoder", "lp.drafting", "lp.methods", *ENGINE),
+    "parallel.comm": ("parallel.build", "parallel.groups", "parallel.runners", "parallel.sharding", "lp"),
+    "parallel.sharding": ("parallel.build", "parallel.groups", "parallel.runners"),
+    "parallel.runners": ("parallel.build", "parallel.groups", "parallel.sharding"),
+    "parallel.groups": ("parallel.build", "parallel.runners", "parallel.sharding"),
     "launch.config": (*all_of_launch_but(), "ray"),
     "launch.data": (*all_of_launch_but(), "ray"),
     "launch.server": (*all_of_launch_but("backend"), "ray"),
@@ -227,7 +226,8 @@ def test_source_keeps_the_rules(path: Path):
         ("lp.methods.medusa", "from lp.scheduling.planner import plan_together"),
         ("lp.methods.draft_model.method", "from lp.methods.auto.decoder import AutoDecoder"),
         ("lp.model.causal", "from lp.drafting.history import DraftHistory"),
-        ("lp.model.fast.choose", "def late():\n    import lp.engine"),
+        ("lp.kv_cache.arena", "from lp.model.causal import CausalModel"),
+        ("lp.model.compilation", "def late():\n    import lp.engine"),
         ("parallel.comm.channel", "from parallel.runners.lookahead import LookaheadParallel"),
         ("parallel.comm.channel", "from lp.request import Request"),
         ("launch.server.run", "from launch.sweep.points import make_points"),
@@ -304,4 +304,4 @@ def test_relative_imports_are_resolved():
 
     assert names("from . import tree", "lp.engine") == ["lp.tree"]
     assert names("from . import tree", "lp", is_package=True) == ["lp.tree"]
-    assert names("from ..tree import TokenTree", "lp.model.kv_cache") == ["lp.tree.TokenTree"]
+    assert names("from ..tree import TokenTree", "lp.kv_cache.cache") == ["lp.tree.TokenTree"]

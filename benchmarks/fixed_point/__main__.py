@@ -32,8 +32,8 @@ from lp import Autoregressive, Engine, Jacobi, Sampling
 from lp.model.checkpoint import DTYPES
 from lp.request import DecodingMethod
 from lp.request import Sequence as TextSequence
-from lp.runner import StepInput
-from lp.single_device import SingleDevice
+from lp.runner.runner import StepInput
+from lp.runner.single_device import SingleDevice
 from lp.tree import TokenTree
 
 # Calls after which the table says how many tokens are right.

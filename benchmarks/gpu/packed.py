@@ -21,11 +21,11 @@ from benchmarks.steps.machine_rates import time_once
 from benchmarks.steps.measured_model import make_measured
 from benchmarks.steps.step_curve import make_tree
 from benchmarks.steps.variants import ModelVariant, make_variant
+from lp.kv_cache.cache import KVCache
 from lp.model.causal import CausalModel
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 from lp.model.fast_forward import SequenceRows
 from lp.model.kernels import AttentionKind
-from lp.model.kv_cache import KVCache
 
 
 @dataclass

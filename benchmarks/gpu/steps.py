@@ -29,7 +29,7 @@ from benchmarks.steps.step_curve import StepTimeSample, make_tree, measure_curve
 from benchmarks.steps.step_floor import StepFloor
 from benchmarks.steps.variants import ModelVariant, make_variant
 from lp.model.causal import CausalModel
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 from lp.model.kernels import AttentionKind
 
 MILLI = 1e3

@@ -34,7 +34,7 @@ from benchmarks.shared.report import bullets, markdown_table, publish
 from lp import Engine
 from lp.methods.registry import METHODS
 from lp.model.checkpoint import DTYPES
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 from lp.model.gguf import checkpoint_folder
 from lp.platform.disk_cache import digest
 from lp.platform.hardware import processor_name

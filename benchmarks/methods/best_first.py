@@ -22,7 +22,7 @@ from benchmarks.shared.options import add_output, add_threads, make_parser, pars
 from benchmarks.shared.report import markdown_table, progress, publish
 from lp import Beam, Engine, Stopping
 from lp.model.checkpoint import DTYPES
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 from lp.request import DecodeLimits
 
 

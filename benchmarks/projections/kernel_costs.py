@@ -19,10 +19,10 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from benchmarks.projections.gpus import SHARE_OF_BANDWIDTH, SHARE_OF_FLOPS, Gpu
 from lp.model.causal import CausalModel
-from lp.model.gpu.fused.attention import num_splits
-from lp.model.gpu.fused.make import make_program
-from lp.model.gpu.fused.plan import Instruction, RunAttention, RunProduct, RunStage, make_plan
-from lp.model.gpu.fused.sinks import Store
+from lp.model.gpu.attention import num_splits
+from lp.model.gpu.make import make_program
+from lp.model.gpu.plan import Instruction, RunAttention, RunProduct, RunStage, make_plan
+from lp.model.gpu.sinks import Store
 from lp.model.kernels import AttentionKind
 from lp.model.program.schedule import schedule
 from lp.model.program.steps import Value

@@ -33,12 +33,12 @@ from benchmarks.shared.options import add_decoded_texts, add_output, add_threads
 from benchmarks.shared.report import publish
 from benchmarks.shared.shapes import SHAPES, make_llama
 from lp import Engine
-from lp.calibration.calibrate import resolve_step_times
-from lp.calibration.measure import StepTimesSource
 from lp.methods.auto.host_time import measure_host
 from lp.methods.auto.method import Auto
 from lp.model.gguf import checkpoint_folder
-from lp.single_device import SingleDevice
+from lp.runner.single_device import SingleDevice
+from lp.runner.step_times.calibrate import resolve_step_times
+from lp.runner.step_times.measure import StepTimesSource
 from lp.step_cost import Extras, StepTimes
 
 HERE = "here"

@@ -10,18 +10,18 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.projections.lone_rank import LoneRank
 from benchmarks.projections.rank_cost import RankCost
 from benchmarks.shared.filled_cache import fill_cache
+from lp.kv_cache.cache import PAGE
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 from lp.model.kernels import AttentionKind
-from lp.model.kv_cache import PAGE
 from lp.model.memory import num_weight_bytes
 from lp.tree import TokenTree
 from parallel.comm.base import Traffic
 from parallel.comm.channel import HEADER
 from parallel.runners.partition import partition
-from parallel.shards.stages import read_stage
-from parallel.shards.tensor import read_sharded
+from parallel.sharding.stages import read_stage
+from parallel.sharding.tensor import read_sharded
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a rank holds, computes and sends in each mode of parallelism, from a model's configuration alone.
 
-The model is built without memory for its weights and cut by the plans of parallel/shards/tensor.py and
-parallel/shards/stages.py; the rest is counting. Where ranks differ, the highest cost is given. A row costs two
+The model is built without memory for its weights and cut by the plans of parallel/sharding/tensor.py and
+parallel/sharding/stages.py; the rest is counting. Where ranks differ, the highest cost is given. A row costs two
 operations for each weight that it is multiplied with and, for each layer, query head and key that it may see, four
 operations for each element of a head.
 """
@@ -24,10 +24,10 @@ from parallel import build
 from parallel.comm.channel import HEADER
 from parallel.degrees import Mode, resolve_degrees
 from parallel.runners.partition import partition
-from parallel.shards.slices import COLUMN, COLUMN_WHOLE_OUTPUT, Slices, own_heads, shards, slices
-from parallel.shards.stages import cut_stage
-from parallel.shards.tensor import plan
-from parallel.shards.weights import empty_model
+from parallel.sharding.slices import COLUMN, COLUMN_WHOLE_OUTPUT, Slices, own_heads, shards, slices
+from parallel.sharding.stages import cut_stage
+from parallel.sharding.tensor import plan
+from parallel.sharding.weights import empty_model
 
 
 @dataclass(frozen=True)

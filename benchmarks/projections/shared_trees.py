@@ -16,8 +16,8 @@ from lp.methods.autoregressive import Autoregressive
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint
 from lp.request import DecodingMethod, Sequence
-from lp.runner import StepInput
-from lp.single_device import Pending, SingleDevice
+from lp.runner.runner import StepInput
+from lp.runner.single_device import Pending, SingleDevice
 from parallel.runners.alone import TreePartitioner
 
 

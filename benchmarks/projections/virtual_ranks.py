@@ -19,8 +19,8 @@ from lp import Engine, Sampling, Stopping
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint
 from lp.request import DecodingMethod, Sequence
-from lp.runner import StepInput
-from lp.single_device import ForwardRunner, Pending, SingleDevice
+from lp.runner.runner import StepInput
+from lp.runner.single_device import ForwardRunner, Pending, SingleDevice
 from lp.tree import Answers, TokenTree
 from parallel.comm.channel import HEADER
 from parallel.runners.alone import TreePartitioner

@@ -23,7 +23,7 @@ from launch.sweep.records import Run
 from launch.sweep.settings import BenchSettings
 from lp import Auto, Autoregressive, Lookahead, Sampling
 from lp.model.checkpoint import ModelSettings
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 from lp.platform.disk_cache import digest
 from lp.request import DecodingMethod
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lp.kv_cache.cache import KVCache
 from lp.model.causal import CausalModel
-from lp.model.kv_cache import KVCache
 from lp.tree import chain
 
 PREFILL_CHUNK = 512

@@ -10,9 +10,9 @@ from launch.config import resources
 from launch.data import workloads
 from launch.data.workloads import Problem, WorkloadSettings
 from lp import Engine
-from lp.calibration.measure import StepTimesSource
 from lp.model.checkpoint import DTYPES
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
+from lp.runner.step_times.measure import StepTimesSource
 
 
 def read_problems(settings: WorkloadSettings) -> list[Problem]:

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from benchmarks.shared.shapes import describe_shape, num_parameters
 from lp.model.memory import MARGIN, cache_bytes
-from parallel.shards.weights import empty_model
+from parallel.sharding.weights import empty_model
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "demo/python-11m"
 

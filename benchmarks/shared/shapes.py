@@ -8,7 +8,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, LlamaConfig, PreTrainedConfig
 
-from parallel.shards.weights import empty_model
+from parallel.sharding.weights import empty_model
 
 # Llamas as large as GPT-2's smallest, TinyLlama, Llama 2 and Llama 3.1.
 SHAPES: dict[str, dict[str, Any]] = {

@@ -21,15 +21,16 @@ from torch import Tensor
 from benchmarks.shared.made_up_answers import CANDIDATES, NUM_TOKENS, FollowersTable, Stopwatch
 from benchmarks.shared.report import markdown_table
 from benchmarks.steps.made_up_forward import MadeUpForward, MadeUpGraphs, make_forward
-from lp import Auto, Engine, Sampling, Stopping, single_device
+from lp import Auto, Engine, Sampling, Stopping
 from lp.methods.autoregressive import Autoregressive
 from lp.model.causal import CausalModel
-from lp.model.fast import step_tensors
+from lp.model.gpu import step_tensors
 from lp.request import DecodingMethod
-from lp.runner import StepInput
+from lp.runner import single_device
+from lp.runner.runner import StepInput
+from lp.runner.single_device import Pending, SingleDevice
 from lp.sampling.batch import Asked
 from lp.sampling.sampler import Sampler
-from lp.single_device import Pending, SingleDevice
 from lp.step_cost import StepTimes
 from lp.tree import Answers
 

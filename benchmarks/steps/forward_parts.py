@@ -21,13 +21,13 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.steps.machine_rates import time_once
+from lp.kv_cache.cache import KVCache, RowsOnly
 from lp.model.attention import TreeStep
 from lp.model.causal import CausalModel
+from lp.model.cpu.forward import NativeForward
+from lp.model.cpu.source import ATTENTION, PRODUCT
 from lp.model.fast_forward import SequenceRows
 from lp.model.kernels import LayerAttention
-from lp.model.kv_cache import KVCache, RowsOnly
-from lp.model.native.forward import NativeForward
-from lp.model.native.source import ATTENTION, PRODUCT
 from lp.tree import TokenTree
 
 # The profiler's names of products with weights. Attention's own products have other names.

@@ -19,8 +19,8 @@ from lp import Engine
 from lp.methods.auto.method import Auto
 from lp.model.checkpoint import Checkpoint
 from lp.request import Output, Request
+from lp.runner.single_device import SingleDevice
 from lp.sampling.settings import Sampling
-from lp.single_device import SingleDevice
 from lp.text.stopping import Stopping
 from lp.tree import TokenTree
 

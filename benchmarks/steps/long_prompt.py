@@ -27,11 +27,11 @@ from benchmarks.shared.options import add_output, make_parser, parse
 from benchmarks.shared.report import markdown_table, publish
 from launch.config import resources
 from lp import Autoregressive, Engine, Sampling
-from lp.calibration.calibrate import resolve_step_times
-from lp.calibration.measure import StepTimesSource
 from lp.model.checkpoint import DTYPES, Checkpoint, ModelSettings, load
 from lp.model.gguf import checkpoint_folder
-from lp.single_device import SingleDevice
+from lp.runner.single_device import SingleDevice
+from lp.runner.step_times.calibrate import resolve_step_times
+from lp.runner.step_times.measure import StepTimesSource
 from lp.step_cost import StepTimes
 from parallel.build import share_steps
 from parallel.comm.channel import Channel

@@ -15,12 +15,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from lp.kv_cache.arena import Arena, LayerShape
 from lp.model.causal import CausalModel
-from lp.model.fast import cuda_graphs
-from lp.model.fast.cuda_graphs import CapturedForward
+from lp.model.cpu.forward import NativeForward
 from lp.model.fast_forward import Choose, Choosing, Computed, SequenceRows
-from lp.model.kv.arena import Arena, LayerShape
-from lp.model.native.forward import NativeForward
+from lp.model.gpu import cuda_graphs
+from lp.model.gpu.cuda_graphs import CapturedForward
 
 NO_LOGITS = torch.empty(0, 0)
 PAGES_OF_A_SEQUENCE = 9

@@ -15,9 +15,9 @@ from benchmarks.shared.shapes import read_config
 from lp.grammar.settings import GrammarBackend
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import DTYPES, Checkpoint, ModelSettings, load, pick_device
+from lp.model.compilation import CompileMode
 from lp.model.exactness import check_config, check_tree
-from lp.model.fast.choose import CompileMode
-from lp.model.kv.bound import AUTO, find_bound
+from lp.model.kv_bound import AUTO, find_bound
 from lp.platform import disk_cache
 
 

@@ -8,9 +8,9 @@ from statistics import median, quantiles
 
 from benchmarks.shared.report import progress
 from benchmarks.steps.machine_rates import MachineRates, RateGauge, time_once
-from lp.calibration.measure import bushy_tree
+from lp.kv_cache.cache import KVCache
 from lp.model.causal import CausalModel
-from lp.model.kv_cache import KVCache
+from lp.runner.step_times.measure import bushy_tree
 from lp.tree import TokenTree
 
 # Forwards that are timed in a row, after one that is not: in a generation, steps also follow similar steps.

@@ -26,8 +26,8 @@ from benchmarks.shared.options import add_output, add_threads, make_parser, pars
 from benchmarks.shared.report import markdown_table, publish
 from launch.config import resources
 from lp import Auto, Engine, Sampling, Stopping
+from lp.kv_cache.cache import PAGE, pages_of
 from lp.model.checkpoint import DTYPES
-from lp.model.kv_cache import PAGE, pages_of
 from lp.request import Request
 from lp.scheduling.kv_budget import KVBudget
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings

@@ -8,9 +8,9 @@ from pathlib import Path
 from torch._inductor import config as inductor
 
 from lp.model.causal import CausalModel
-from lp.model.fast.choose import CompileMode, make_fast
+from lp.model.compilation import CompileMode, make_fast
+from lp.model.cpu.forward import NativeForward
 from lp.model.kernels import AttentionKind
-from lp.model.native.forward import NativeForward
 
 
 @dataclass(frozen=True)

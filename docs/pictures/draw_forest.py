@@ -8,7 +8,7 @@ from docs.pictures import ink
 from docs.pictures.ink import BOLD, MIDDLE, text
 from docs.pictures.story import steps
 from lp.request import Sequence
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
 from lp.sampling.settings import Sampling
 from lp.tree import NO_ROWS, TokenTree
 from parallel.runners.forest import Forest

@@ -15,7 +15,7 @@ WAY = (
     ("parallel/groups/worker.py", "the worker loop"),
     ("lp/engine/engine.py", "schedule, plan, start, finish, commit"),
     ("parallel/runners/lookahead.py", "this rank's part of the tree"),
-    ("lp/single_device.py", "model, KV cache, sampler"),
+    ("lp/runner/single_device.py", "model, KV cache, sampler"),
 )
 HANDED = ("", "AddRequest, Abort", "", "StepInput", "")
 FIRST_SHARED = 2

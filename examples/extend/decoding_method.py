@@ -14,9 +14,9 @@ from collections.abc import Sequence as Items
 from lp.decoder import Decoder
 from lp.model.checkpoint import ModelSettings, load
 from lp.request import Sequence
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
+from lp.runner.single_device import SingleDevice
 from lp.sampling.settings import Sampling
-from lp.single_device import SingleDevice
 from lp.tree import Accepted, Answers, CountDrafts, Drafted, TokenTree, TreeBuilder, greatest_depth, verify
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from lp import Engine
 from lp.request import Sequence
-from lp.runner import Runner, StepInput
-from lp.single_device import SingleDevice
+from lp.runner.runner import Runner, StepInput
+from lp.runner.single_device import SingleDevice
 from lp.tree import Answers
 
 

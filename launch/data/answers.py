@@ -15,7 +15,7 @@ from lp.drafting.ngrams import OFFSET
 from lp.engine.engine import NOT_A_NUMBER, Engine
 from lp.methods.auto.method import Auto
 from lp.request import Sequence as TokenSequence
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
 from lp.sampling.settings import Sampling
 from lp.text.stopping import Stopping
 from lp.tree import TokenTree, TreeBuilder

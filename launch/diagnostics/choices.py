@@ -12,8 +12,8 @@ from launch.config.runtime import RuntimeSettings
 from launch.diagnostics.findings import Finding
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import AUTO, Checkpoint, load
-from lp.model.fast.choose import WORTHWHILE, CompileMode
-from lp.model.native.forward import NativeForward
+from lp.model.compilation import WORTHWHILE, CompileMode
+from lp.model.cpu.forward import NativeForward
 from lp.platform.hardware import dtype_name
 from parallel.degrees import Mode, explain
 from parallel.mesh import ParallelSettings

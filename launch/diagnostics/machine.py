@@ -15,7 +15,7 @@ from launch.sweep.ranks import usable_cores
 from lp.platform.hardware import processor_name, why_no_gpu
 
 SECTION = "machine"
-# What the kernels for a CPU are compiled for (lp/model/native/kernels), the best last, by the names in /proc/cpuinfo.
+# What the kernels for a CPU are compiled for (lp/model/cpu/kernels), the best last, by the names in /proc/cpuinfo.
 INSTRUCTIONS = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 BF16", "amx_bf16": "AMX BF16"}
 # Bytes that are read to measure a memory's speed: more than a cache holds. Seconds that are spent on it.
 READ_BYTES, MEASURE_S = 256 << 20, 0.4

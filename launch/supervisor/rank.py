@@ -22,13 +22,13 @@ from launch.config.engine_settings import from_json_values
 from launch.config.process import take_cores
 from launch.config.runtime import RuntimeSettings
 from launch.supervisor.launcher import KEY_VARIABLE, RankSpec
-from lp.calibration.measure import StepTimesSource
 from lp.engine.builder import find_step_times
 from lp.engine.engine import Engine
 from lp.platform.hardware import why_no_gpu
 from lp.request import Output
-from lp.runner import Runner
-from lp.single_device import SingleDevice
+from lp.runner.runner import Runner
+from lp.runner.single_device import SingleDevice
+from lp.runner.step_times.measure import StepTimesSource
 from lp.step_cost import StepTimes
 from parallel.build import EpochTopology, describe_mode, share_steps
 from parallel.comm.channel import Channel

@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from lp.calibration.calibrate import Tell, resolve_step_times
-from lp.calibration.measure import StepTimesSource
 from lp.drafting.answer_index import FILE_NAME, AnswerIndex, read_index
 from lp.drafting.corpus import Corpus, read_corpus, vocabulary_digest
 from lp.engine.input import RequestBuilder
@@ -26,14 +24,16 @@ from lp.model.beside.settings import DRAFT, SECOND, SecondModel
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint, ModelSettings, Reader, load
 from lp.model.checkpoint_info import CheckpointInfo
-from lp.model.fast.cuda_graphs import Capture
+from lp.model.gpu.cuda_graphs import Capture
 from lp.platform.library import require_on_all
 from lp.request import DecodeLimits, DecodingMethod, ModelTraits
-from lp.runner import Runner
+from lp.runner.runner import Runner
+from lp.runner.single_device import SingleDevice
+from lp.runner.step_times.calibrate import Tell, resolve_step_times
+from lp.runner.step_times.measure import StepTimesSource
 from lp.sampling.settings import Sampling
 from lp.scheduling.kv_budget import KVBudget
 from lp.scheduling.settings import SchedulerSettings
-from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 
 log = logging.getLogger("lookahead")

@@ -14,7 +14,6 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 from typing import Any
 
-from lp.calibration.measure import StepTimesSource
 from lp.drafting.answer_index import AnswerIndex
 from lp.drafting.corpus import Corpus
 from lp.drafting.history import DraftHistory, Learnt
@@ -23,9 +22,11 @@ from lp.engine.input import Prompt, RequestBuilder
 from lp.grammar.settings import Grammar, GrammarBackend
 from lp.model.beside.settings import SecondModel
 from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 from lp.request import Completion, DecodeLimits, DecodingMethod, Output, Request, Sequence
-from lp.runner import Runner
+from lp.runner.runner import Runner
+from lp.runner.single_device import SingleDevice
+from lp.runner.step_times.measure import StepTimesSource
 from lp.sampling.settings import Sampling
 from lp.scheduling.batch import Batch
 from lp.scheduling.begin import make_states
@@ -35,7 +36,6 @@ from lp.scheduling.prefix_cache import FinishedSequence
 from lp.scheduling.request_state import Committed
 from lp.scheduling.scheduler import Scheduler
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
-from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from lp.text.stopping import Stopping
 

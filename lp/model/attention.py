@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from lp.kv_cache.cache import KVCache
 from lp.model.kernels import AttentionKind, LayerAttention, UnsupportedAttention, attend
-from lp.model.kv_cache import KVCache
 
 NAME = "token_tree"
 # Arguments that models pass to an attention function and that tree attention may ignore.

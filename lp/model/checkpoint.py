@@ -20,13 +20,13 @@ from lp.grammar.settings import GrammarBackend
 from lp.model.beside.settings import SECOND
 from lp.model.causal import CausalModel
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
+from lp.model.compilation import CompileMode, make_fast
 from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_tree
-from lp.model.fast.choose import CompileMode, make_fast
-from lp.model.fast.cuda_graphs import Capture
+from lp.model.gpu.cuda_graphs import Capture
 from lp.model.heads.attach import attach_heads
 from lp.model.kernels import AttentionKind
-from lp.model.kv.bound import find_bound, parse_bound
+from lp.model.kv_bound import find_bound, parse_bound
 from lp.model.memory import check_fits
 from lp.model.probes import text_probes
 from lp.model.reference import Reference
@@ -59,7 +59,7 @@ class ModelSettings:
     path: folder, GGUF file or hub id. dtype: float32, bfloat16, float16 or auto (see pick_dtype). device: auto, cpu,
     cuda or cuda:N.
     max_length: the most tokens of a sequence; None means the model's own limit. compile: see CompileMode.
-    invariant: see Invariance. kv_memory: the most memory for keys and values in GB, or auto (see lp/model/kv/bound.py).
+    invariant: see Invariance. kv_memory: the most memory for keys and values in GB, or auto (see lp/model/kv_bound.py).
     grammar_backend: see GrammarBackend. heads: the folder of the heads for decode=medusa; auto is `heads` beside the
     weights if there is one, off is none.
     """

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from lp.model.kv_cache import KVCache
+from lp.kv_cache.cache import KVCache
 from lp.tree import TokenTree
 
 

@@ -2,7 +2,7 @@
 
 With several replicas, each sequence needs room on one of them alone, its home. Every rank decides alike, as nothing but
 the numbers of tokens, the order of arrival and who holds what already counts. Knows nothing of where keys and values
-lie in a replica: a sequence that has no room waits, and its memory may be taken (lp/model/kv/memory.py).
+lie in a replica: a sequence that has no room waits, and its memory may be taken (lp/kv_cache/memory.py).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from lp.model.kv_cache import PAGE, pages_of
+from lp.kv_cache.cache import PAGE, pages_of
 from lp.request import DecodingMethod, Output, Request
-from lp.runner import HasReplicas, Runner
+from lp.runner.runner import HasReplicas, Runner
 from lp.scheduling.placement import place_first, place_pinned
 from lp.statistics import Statistics
 

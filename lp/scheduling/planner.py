@@ -18,7 +18,7 @@ import numpy as np
 from lp.decoder import Offer, Waiting
 from lp.drafting.history import UNKNOWN_ROWS
 from lp.platform.library import address, library
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
 from lp.scheduling.batch import Batch, Turn
 from lp.scheduling.request_state import RequestState
 from lp.step_cost import StepTimes

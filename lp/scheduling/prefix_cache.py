@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from lp.model.kv_cache import pages_of
+from lp.kv_cache.cache import pages_of
 from lp.request import Sequence as TokenSequence
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 

@@ -16,9 +16,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from lp.model.kv_cache import pages_of
+from lp.kv_cache.cache import pages_of
 from lp.request import Sequence as TokenSequence
-from lp.runner import HasReplicas, Home, Runner
+from lp.runner.runner import HasReplicas, Home, Runner
 from lp.sampling.settings import Sampling
 from lp.scheduling.batch import Batch, Turn
 from lp.scheduling.kv_budget import KVBudget

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lp.calibration.watch import StepWatch
-from lp.runner import Runner, SharedBy, SharesSteps
+from lp.runner.runner import Runner, SharedBy, SharesSteps
+from lp.runner.step_times.watch import StepWatch
 from lp.scheduling.batch import Batch
 from lp.scheduling.request_state import RequestState
 from lp.step_cost import StepTimes

@@ -24,7 +24,7 @@ from lp.engine.engine import Engine
 from lp.methods.registry import from_dict
 from lp.platform.library import require_on_all
 from lp.request import Output, Request
-from lp.runner import Runner
+from lp.runner.runner import Runner
 from lp.scheduling.kv_budget import KVBudget
 from lp.scheduling.prefix_cache import FinishedSequence
 from lp.step_cost import StepTimes

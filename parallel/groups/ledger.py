@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from lp.model.kv_cache import pages_of
+from lp.kv_cache.cache import pages_of
 from lp.request import Output, Request
 from lp.statistics import Statistics
 from parallel.groups.elastic import Load, Movable

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
 from parallel.runners.alone import share_tree
 from parallel.runners.copy_cost import NO_COPIES, CopyCost
 from parallel.runners.followers import catch_up

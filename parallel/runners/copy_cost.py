@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
 from lp.step_cost import LEAST_COPIED, USUAL_ROWS, StepTimes
 from parallel.runners.shares import Shares
 

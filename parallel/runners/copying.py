@@ -10,10 +10,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 
-from lp.model.kv_cache import KVCache
+from lp.kv_cache.cache import KVCache
 from lp.request import Sequence as TokenSequence
-from lp.runner import StepInput
-from lp.single_device import SingleDevice
+from lp.runner.runner import StepInput
+from lp.runner.single_device import SingleDevice
 from lp.tree import NO_ROWS
 from parallel.comm.base import Messages
 from parallel.runners.copy_cost import Copy

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lp.model.kv_cache import pages_of
-from lp.runner import StepInput
+from lp.kv_cache.cache import pages_of
+from lp.runner.runner import StepInput
 from parallel.runners.copy_cost import NO_COPIES, CopyCost
 from parallel.runners.rooms import Rooms
 from parallel.runners.shares import KnownTokens, Shares

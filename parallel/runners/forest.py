@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from operator import add
 from typing import NamedTuple
 
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
 from parallel.runners.copy_cost import NO_COPIES, CopyCost
 from parallel.runners.partition import Leaves, Run, closure, leaves_of, runs
 from parallel.runners.shares import Shares

@@ -19,8 +19,8 @@ from functools import partial
 import numpy as np
 
 from lp.request import Sequence
-from lp.runner import Home, SharedBy, StepInput
-from lp.single_device import ForwardRunner, Pending, SingleDevice
+from lp.runner.runner import Home, SharedBy, StepInput
+from lp.runner.single_device import ForwardRunner, Pending, SingleDevice
 from lp.step_cost import StepTimes
 from lp.tree import Answers
 from parallel.comm.base import Messages

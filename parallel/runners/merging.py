@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
 from lp.tree import Answers
 from parallel.runners.shares import Shares
 

@@ -29,8 +29,8 @@ from lp.model.causal import CausalModel
 from lp.model.fast_forward import SequenceRows
 from lp.model.heads.hidden import collected
 from lp.platform.hardware import upload
-from lp.runner import StepInput
-from lp.single_device import Pending, SingleDevice
+from lp.runner.runner import StepInput
+from lp.runner.single_device import Pending, SingleDevice
 from lp.tree import Answers
 from parallel.comm.base import Collectives
 from parallel.comm.channel import HEADER, Channel

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 import torch
 
-from lp.model.kv.contiguous import ContiguousCache
-from lp.model.kv_cache import KVCache
+from lp.kv_cache.cache import KVCache
+from lp.kv_cache.contiguous import ContiguousCache
 from lp.request import Sequence as TokenSequence
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
 from lp.tree import NO_ROWS, chain
 from parallel.runners.copy_cost import CopyCost
 from parallel.runners.copying import Copying

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lp.runner import Home, StepInput
+from lp.runner.runner import Home, StepInput
 
 # The number of tokens that a replica is said to have computed of a sequence for which it has no room: its lag is then
 # longer than any work.

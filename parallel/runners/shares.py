@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from lp.runner import SharedBy, StepInput
+from lp.runner.runner import SharedBy, StepInput
 from lp.trace import digit_of
 from lp.tree import NO_ROWS, TokenTree, descend
 

@@ -1,12 +1,12 @@
-"""Tensor parallelism: every rank computes every step with its part of each layer (see parallel/shards/tensor.py)."""
+"""Tensor parallelism: every rank computes every step with its part of each layer (see parallel/sharding/tensor.py)."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from lp.model.causal import CausalModel
-from lp.runner import StepInput
-from lp.single_device import Pending, SingleDevice
+from lp.runner.runner import StepInput
+from lp.runner.single_device import Pending, SingleDevice
 from lp.tree import Answers
 from parallel.comm.base import Collectives
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from lp.model.fast import cuda_graphs
-from lp.model.gpu import prefix
+from lp.model.gpu import cuda_graphs, prefix
 from tests.cuda_on_cpu import cuda_api, device_guard, flash_package, triton_kernels
 from tests.cuda_on_cpu.gpu import MakesGpuTensors
 from tests.cuda_on_cpu.models import ARCHITECTURES, LADDER

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from lp.kv_cache.cache import KVCache
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 from lp.model.fast_forward import SequenceRows
-from lp.model.kv_cache import KVCache
 from lp.model.reference import relative_error
 from lp.tree import chain
 from tests.lp.test_tree import random_tree

@@ -12,12 +12,12 @@ import torch
 from transformers import PreTrainedModel
 
 from lp import Auto, Autoregressive, Engine, Lookahead, Sampling
-from lp.model.fast.choose import CompileMode
-from lp.model.fast.cuda_graphs import CapturedForward
-from lp.model.fast.paged import PagedForward
-from lp.model.fast.step_tensors import StepBuffer
+from lp.kv_cache.arena import Arena, PagedCache
+from lp.model.compilation import CompileMode
 from lp.model.fast_forward import SequenceRows
-from lp.model.kv.arena import Arena, PagedCache
+from lp.model.gpu.cuda_graphs import CapturedForward
+from lp.model.gpu.paged import PagedForward
+from lp.model.gpu.step_tensors import StepBuffer
 from tests.cuda_on_cpu.launches import NoHostAccess, observed
 from tests.cuda_on_cpu.models import ARCHITECTURES, ROUNDING, error_of_graphs, fill_cache, load_on_gpu
 from tests.lp.test_tree import random_tree

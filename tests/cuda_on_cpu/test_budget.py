@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from lp import Sampling
+from lp.kv_cache.arena import Arena
 from lp.model.causal import CausalModel
-from lp.model.fast import cuda_graphs
-from lp.model.fast.choose import CompileMode
-from lp.model.fast.cuda_graphs import CapturedForward
-from lp.model.gpu.fused.make import make_fused
-from lp.model.kv.arena import Arena
+from lp.model.compilation import CompileMode
+from lp.model.gpu import cuda_graphs
+from lp.model.gpu.cuda_graphs import CapturedForward
+from lp.model.gpu.make import make_fused
 from lp.request import Sequence
-from lp.runner import StepInput
-from lp.single_device import SingleDevice
+from lp.runner.runner import StepInput
+from lp.runner.single_device import SingleDevice
 from lp.tree import TokenTree, TreeBuilder
 from tests.cuda_on_cpu import triton_kernels
 from tests.cuda_on_cpu.cuda_api import CUDAGraph
 from tests.cuda_on_cpu.launches import Launches, observed
 from tests.cuda_on_cpu.models import load_on_gpu
-from tests.lp.model.gpu.fused import interpreter
+from tests.lp.model.gpu import interpreter
 from tests.models import save_checkpoint
 from tests.slow import slow_except
 

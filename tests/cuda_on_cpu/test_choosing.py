@@ -12,15 +12,15 @@ from torch import Tensor
 
 from lp import Sampling
 from lp.model.causal import CausalModel
-from lp.model.fast import cuda_graphs
 from lp.model.fast_forward import Choosing, SequenceRows
+from lp.model.gpu import cuda_graphs
 from lp.request import Sequence
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
+from lp.runner.single_device import SingleDevice
 from lp.sampling import batch as batch_module
 from lp.sampling import sampler
 from lp.sampling.choosers import FullVocabulary, Shortlist
 from lp.sampling.rows import Rows
-from lp.single_device import SingleDevice
 from lp.tree import NO_ROWS, TokenTree
 from tests.cuda_on_cpu.cuda_api import CUDAGraph
 from tests.cuda_on_cpu.models import load_on_gpu

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from lp.kv_cache.arena import PagedCache
 from lp.model import causal
-from lp.model.fast.choose import CompileMode
-from lp.model.kv.arena import PagedCache
+from lp.model.compilation import CompileMode
 from parallel.comm.channel import Channel
 from parallel.comm.process_group import ProcessGroupCollectives
 from parallel.mesh import Mesh

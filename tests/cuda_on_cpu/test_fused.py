@@ -14,23 +14,22 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lp import Engine, Lookahead, Sampling
+from lp.kv_cache.arena import Arena
 from lp.model.causal import CausalModel
-from lp.model.fast import cuda_graphs
-from lp.model.fast.choose import CompileMode, make_fast
-from lp.model.fast.cuda_graphs import CapturedForward
-from lp.model.fast.paged import PagedForward
-from lp.model.gpu.fused import attention, stage
-from lp.model.gpu.fused.formula import in_triton
-from lp.model.gpu.fused.forward import FusedForward
+from lp.model.compilation import CompileMode, make_fast
+from lp.model.gpu import attention, cuda_graphs, stage
+from lp.model.gpu.cuda_graphs import CapturedForward
+from lp.model.gpu.formula import in_triton
+from lp.model.gpu.forward import FusedForward
+from lp.model.gpu.paged import PagedForward
 from lp.model.kernels import LayerAttention
-from lp.model.kv.arena import Arena
 from tests.cuda_on_cpu.models import ARCHITECTURES, ROUNDING, error_of_graphs, fill_cache, load_on_gpu
 from tests.models import EOS, SLIDING_WINDOW, generate_greedily
 from tests.slow import slow_except
 
 Folders = dict[str, Path]
 FUSED = [name for name in ARCHITECTURES if name != "qwen3_moe"]
-# The interpreter takes long; all architectures are run without graphs in tests/lp/model/gpu/fused/test_forward.py.
+# The interpreter takes long; all architectures are run without graphs in tests/lp/model/gpu/test_forward.py.
 QUICK = "mistral"
 
 
@@ -105,7 +104,7 @@ def change(patch: pytest.MonkeyPatch, changed: Callable[[LayerAttention], LayerA
     def faulty(step: Any, *others: Any) -> None:
         attend(replace(step, how=changed(step.how)), *others)
 
-    patch.setattr("lp.model.gpu.fused.forward.attend", faulty)
+    patch.setattr("lp.model.gpu.forward.attend", faulty)
 
 
 @pytest.mark.parametrize(

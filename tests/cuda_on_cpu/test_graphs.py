@@ -12,19 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from lp.kv_cache.arena import Arena, LayerShape, PagedCache
+from lp.kv_cache.cache import PAGE, KVCache
+from lp.model import compilation
 from lp.model.attention import MaskKey
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
-from lp.model.fast import choose
-from lp.model.fast.choose import CompileMode
-from lp.model.fast.cuda_graphs import CapturedForward
-from lp.model.fast.paged import PagedForward, PagedStep
-from lp.model.fast.step_tensors import StepBuffer
+from lp.model.compilation import CompileMode
 from lp.model.fast_forward import ForwardFailed, SequenceRows
 from lp.model.gpu import prefix
+from lp.model.gpu.cuda_graphs import CapturedForward
+from lp.model.gpu.paged import PagedForward, PagedStep
+from lp.model.gpu.step_tensors import StepBuffer
 from lp.model.kernels import AttentionKind, LayerAttention, UnsupportedAttention
-from lp.model.kv.arena import Arena, LayerShape, PagedCache
-from lp.model.kv_cache import PAGE, KVCache
 from lp.model.reference import relative_error
 from lp.tree import TreeBuilder, chain
 from tests.cuda_on_cpu.cuda_api import CUDAGraph
@@ -201,7 +201,7 @@ def test_a_capture_that_fails_is_said_once_when_the_model_is_loaded(
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch.cuda, "graph", fail)
-    monkeypatch.setattr(choose, "WORTHWHILE", 0)
+    monkeypatch.setattr(compilation, "WORTHWHILE", 0)
     with caplog.at_level(logging.WARNING, "lookahead"):
         model = load_on_gpu(folders["llama"], CompileMode.auto)
         fill_cache(model, model.make_cache(), 300)

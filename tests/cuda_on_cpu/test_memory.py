@@ -10,9 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
+from lp.kv_cache.arena import Arena, PagedCache
+from lp.kv_cache.cache import PAGE
 from lp.model import causal
-from lp.model.kv.arena import Arena, PagedCache
-from lp.model.kv_cache import PAGE
 from lp.model.memory import DoesNotFit
 from tests.lp.test_kv_memory import OneByOne
 from tests.models import generate_greedily

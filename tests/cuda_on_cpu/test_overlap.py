@@ -13,12 +13,12 @@ from lp import Auto, Engine, Grammar, Sampling, Stopping
 from lp.methods.autoregressive import Autoregressive
 from lp.methods.lookahead import Lookahead
 from lp.model.checkpoint import Checkpoint, ModelSettings, load
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 from lp.platform.hardware import Download
 from lp.request import Completion, DecodingMethod
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
+from lp.runner.single_device import SingleDevice
 from lp.scheduling.request_state import RequestState
-from lp.single_device import SingleDevice
 from lp.tree import Answers
 from tests.cuda_on_cpu.launches import Launches, observed
 from tests.slow import slow_except

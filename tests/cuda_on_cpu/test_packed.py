@@ -11,14 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from lp.kv_cache.cache import KVCache
 from lp.model.causal import CausalModel
-from lp.model.fast import cuda_graphs
-from lp.model.fast.cuda_graphs import CapturedForward
 from lp.model.fast_forward import SequenceRows
-from lp.model.gpu import prefix
-from lp.model.gpu.fused.forward import FusedForward
+from lp.model.gpu import cuda_graphs, prefix
+from lp.model.gpu.cuda_graphs import CapturedForward
+from lp.model.gpu.forward import FusedForward
 from lp.model.kernels import AttentionKind
-from lp.model.kv_cache import KVCache
 from lp.model.reference import relative_error
 from lp.tree import chain
 from tests.cuda_on_cpu.cuda_api import CUDAGraph

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from lp.model.fast.choose import CompileMode
-from lp.model.fast.cuda_graphs import CapturedForward
-from lp.model.kv.arena import PagedCache
+from lp.kv_cache.arena import PagedCache
+from lp.model.compilation import CompileMode
+from lp.model.gpu.cuda_graphs import CapturedForward
 from lp.request import Sequence
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
 from lp.sampling.settings import Sampling
 from lp.tree import NO_ROWS, chain
 from parallel.comm.channel import Channel

@@ -15,10 +15,10 @@ import torch
 from torch.distributed import PrefixStore
 
 from lp import Autoregressive, Engine, Lookahead, Sampling
-from lp.calibration.measure import StepTimesSource
 from lp.engine.builder import EngineSettings
 from lp.model.checkpoint import ModelSettings
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
+from lp.runner.step_times.measure import StepTimesSource
 from parallel.build import MeshTopology
 from parallel.comm.channel import Channel
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store

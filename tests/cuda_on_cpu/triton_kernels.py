@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lp.platform import build as kernels
 from tests.cuda_on_cpu import gpu
 from tests.cuda_on_cpu.gpu import Access, GpuTensor, Operation
-from tests.lp.model.gpu.fused import interpreter
+from tests.lp.model.gpu import interpreter
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:

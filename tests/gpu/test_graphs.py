@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from lp.kv_cache.cache import KVCache
 from lp.model.causal import CausalModel
-from lp.model.kv_cache import KVCache
 from tests.cuda_on_cpu.models import ROUNDING, error_of_graphs, fill_cache, load_on_gpu
 
 pytestmark = pytest.mark.gpu

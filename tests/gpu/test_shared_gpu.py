@@ -10,7 +10,7 @@ import torch
 
 from lp import Auto, Engine, Lookahead, Sampling
 from lp.model.checkpoint import ModelSettings, load
-from lp.single_device import SingleDevice
+from lp.runner.single_device import SingleDevice
 from parallel.comm.channel import Channel
 from parallel.mesh import Mesh
 from parallel.runners.lookahead import LookaheadParallel

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lp import Engine, Lookahead
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 
 pytestmark = pytest.mark.gpu
 PROMPT = [(3 + 7 * i) % 41 + 2 for i in range(60)]

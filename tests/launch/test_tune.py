@@ -14,8 +14,8 @@ from launch import tune
 from launch.config import engine_settings, process
 from launch.data.workloads import WorkloadSettings
 from launch.tune import TuneSettings
-from lp.calibration import measure
 from lp.platform.disk_cache import VARIABLE
+from lp.runner.step_times import measure
 from tests.launch import commands
 from tests.models import VOCAB_SIZE, save_checkpoint
 

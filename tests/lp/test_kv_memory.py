@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from lp import Auto, Autoregressive, Engine, Lookahead, Sampling, Stopping
-from lp.model.kv import bound
-from lp.model.kv.contiguous import ContiguousCache, ContiguousMemory
-from lp.model.kv_cache import PAGE
+from lp.kv_cache.cache import PAGE
+from lp.kv_cache.contiguous import ContiguousCache, ContiguousMemory
+from lp.model import kv_bound
+from lp.runner.sequence_state import SequenceState
 from lp.scheduling.batch import Turn
 from lp.scheduling.kv_budget import KVBudget
 from lp.scheduling.request_state import RequestState
 from lp.scheduling.scheduler import Scheduler
-from lp.states.sequence_state import SequenceState
 from tests.slow import slow_except
 
 GREEDY = Sampling(temperature=0.0, seed=0)
@@ -180,7 +180,7 @@ def test_room_for_less_than_one_sequence_is_refused(
     )
     with pytest.raises(ValueError, match=message):
         load(checkpoint_folder("llama"), 3)
-    monkeypatch.setattr(bound, "LIKELY_TOKENS", 256)  # a context that is longer than most texts may be cut
+    monkeypatch.setattr(kv_bound, "LIKELY_TOKENS", 256)  # a context that is longer than most texts may be cut
     engine = load(checkpoint_folder("llama"), 2)
     with pytest.raises(ValueError, match=r"model\.kv_memory holds 512 tokens"):
         engine.generate(PROMPTS[0], max_new_tokens=400)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
 from lp.engine.input import RequestBuilder
 from lp.request import Completion, DecodingMethod
-from lp.single_device import SingleDevice
+from lp.runner.single_device import SingleDevice
 from tests.models import ARCHITECTURES, CONTEXT, SLIDING_WINDOW, VOCAB_SIZE, generate_greedily
 from tests.slow import slow_except
 

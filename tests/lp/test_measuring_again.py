@@ -9,8 +9,8 @@ import pytest
 from lp import Engine, Output
 from lp.methods.auto.method import Auto
 from lp.request import Request
-from lp.runner import StepInput
-from lp.single_device import SingleDevice
+from lp.runner.runner import StepInput
+from lp.runner.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from lp.text.stopping import Stopping
 from parallel.comm.base import LocalExchange

@@ -8,8 +8,8 @@ import pytest
 
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
 from lp.request import Completion, DecodingMethod, Output, Request
-from lp.runner import StepInput
-from lp.single_device import SingleDevice
+from lp.runner.runner import StepInput
+from lp.runner.single_device import SingleDevice
 from lp.statistics import Statistics
 from tests.slow import slow_except
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lp.calibration.measure import bushy_tree
+from lp.runner.step_times.measure import bushy_tree
 from lp.step_cost import CACHED, Extras, StepCost, StepTimes
 from lp.tree import TokenTree, chain
 from parallel.runners.partition import partition

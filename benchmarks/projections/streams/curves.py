@@ -14,7 +14,7 @@ from benchmarks.projections.gpus import SHARE_OF_BANDWIDTH, Gpu
 from benchmarks.projections.modelled_step import ITEMSIZE, Setting, shares_of, step_seconds
 from benchmarks.projections.network import Charges, Network
 from benchmarks.projections.rank_cost import share_of
-from lp.calibration.measure import ACCEPTED
+from lp.runner.step_times.measure import ACCEPTED
 from lp.step_cost import CACHED, DEPTH, Extras, StepTimes
 
 # The numbers of rows of a modelled curve.

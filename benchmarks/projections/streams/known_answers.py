@@ -15,9 +15,9 @@ import numpy as np
 
 from lp.model.checkpoint import Checkpoint
 from lp.request import Sequence
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
+from lp.runner.single_device import SingleDevice
 from lp.sampling.settings import Sampling
-from lp.single_device import SingleDevice
 from lp.tree import Answers, TokenTree, chain
 from parallel.runners.partition import closure
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from benchmarks.projections.network import Network, all_gather
 from benchmarks.projections.streams.known_answers import KnownAnswers, KnownText
 from lp.request import Sequence
-from lp.runner import StepInput
-from lp.single_device import ForwardRunner, Pending
+from lp.runner.runner import StepInput
+from lp.runner.single_device import ForwardRunner, Pending
 from lp.step_cost import StepTimes
 from parallel.comm.channel import HEADER
 from parallel.runners.assignment import Assignment

@@ -7,10 +7,10 @@ from itertools import islice
 
 import torch
 
+from lp.kv_cache.cache import pages_of
 from lp.methods.draft_model.candidates import Chosen, download
 from lp.methods.draft_model.interface import Wish
 from lp.methods.draft_model.text import DraftText
-from lp.model.kv_cache import pages_of
 
 # Rows of a text that the second model reads in one forward. If other requests wait, it reads no more in a step.
 CHUNK = 512

@@ -1,4 +1,5 @@
-"""What only a GPU needs: operators that torch or other packages have for it.
+"""A model's forward on a GPU: its program over rows as a few fused Triton kernels, captured as CUDA graphs.
 
-This package knows nothing of models, trees or caches.
+All statements between two products become one kernel; attention has kernels of its own, and products are cuBLAS's.
+This package knows nothing of any architecture. Triton is imported only where kernels are made.
 """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from lp.kv_cache.cache import RowsOnly
 from lp.model.causal import CausalModel
-from lp.model.kv_cache import RowsOnly
 from lp.model.program.lower import Lowering
 from lp.model.program.record import Inexpressible, RecordedStep, Recorder, Recording
 from lp.model.program.steps import Keep, Program

@@ -1,5 +1,5 @@
-// What a forward reads of the sequences of a step: the memory of a GPU's graphs (lp/model/fast/step_tensors.py), and the
-// rows of the native forward (lp/model/native/forward.py).
+// What a forward reads of the sequences of a step: the memory of a GPU's graphs (lp/model/gpu/step_tensors.py), and the
+// rows of the native forward (lp/model/cpu/forward.py).
 //
 // R rows of B sequences, M moves at most in G groups, P pages of a sequence at most
 #pragma once
@@ -31,7 +31,7 @@ struct PagedRows {
     int64_t num_pages, num_moves;
 };
 
-// How the tokens of some rows are chosen: `ChoiceOfRows` in lp/model/fast/step_tensors.py.
+// How the tokens of some rows are chosen: `ChoiceOfRows` in lp/model/gpu/step_tensors.py.
 struct RowChoices {
     int64_t kind, first, count;
     const int64_t* choices;
@@ -52,7 +52,7 @@ inline void lay_choices(const StepMemory& to, const RowChoices* given, int64_t c
 }
 
 // Writes the moves of all sequences, each into one of the groups, which are about alike: `group_moves` in
-// lp/model/kv/moves.py. Returns how many there are.
+// lp/kv_cache/moves.py. Returns how many there are.
 inline int64_t lay_moves(const StepMemory& to, const PagedRows* given, int64_t count, const int64_t* pages,
                       const int64_t* moves) {
     int64_t done = 0, total = 0;
@@ -132,7 +132,7 @@ struct StoredRows {
     const int64_t* stores;
 };
 
-// Lays sequences out as the native forward reads them (lp/model/native/kernels/step.h): numbers of each [B, 6], the
+// Lays sequences out as the native forward reads them (lp/model/cpu/kernels/step.h): numbers of each [B, 6], the
 // tokens of all rows, then their parents and depths [3, R], and the addresses of all stores [B, num_stores]. Returns how
 // many rows all rows see, each itself and its ancestors.
 inline int64_t gather(const StoredRows* given, int64_t count, int64_t num_rows, int64_t num_stores, int64_t* numbers,

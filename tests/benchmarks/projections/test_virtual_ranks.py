@@ -14,7 +14,7 @@ from lp import Engine, Lookahead, Sampling, Stopping
 from lp.model.checkpoint import ModelSettings, load
 from parallel.comm.channel import HEADER
 from parallel.runners.alone import TreePartitioner
-from parallel.shards.tensor import read_sharded
+from parallel.sharding.tensor import read_sharded
 
 PROMPT = [(3 + 7 * i) % 41 + 2 for i in range(20)]
 DECODE = Lookahead(5, 4, 5)

@@ -17,7 +17,7 @@ from benchmarks.steps.step_curve import make_tree
 from benchmarks.steps.variants import with_marks
 from lp import Engine
 from lp.model.checkpoint import ModelSettings, load
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 
 
 @pytest.mark.parametrize(("architecture", "products"), [("llama", 7), ("gpt2", 4), ("gemma2", 7), ("phi3", 4)])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.steps import stream_memory
-from lp.model.kv_cache import PAGE
+from lp.kv_cache.cache import PAGE
 from tests.benchmarks.results import read
 
 STREAMS, TOKENS = 16, 330

@@ -9,7 +9,7 @@ import pytest
 
 from lp import Engine
 from lp.model.checkpoint import ModelSettings, load
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 from tests.launch.conversation.conftest import QUICK
 from tests.launch.conversation.terminals import ALT_ENTER, CTRL_C, CTRL_D, ENTER, PROMPT, terminal
 from tests.launch.server.harness import eventually, serving

@@ -18,9 +18,9 @@ from launch.server.settings import ServerSettings
 from lp import Engine
 from lp.engine.input import RequestBuilder
 from lp.model.checkpoint import Checkpoint
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
+from lp.runner.single_device import Pending, SingleDevice
 from lp.scheduling.settings import SchedulerSettings
-from lp.single_device import Pending, SingleDevice
 from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
 

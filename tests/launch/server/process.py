@@ -16,7 +16,7 @@ from launch.backend import EngineBackend
 from launch.server.run import serve
 from launch.server.settings import ServerSettings
 from lp import Engine
-from lp.single_device import SingleDevice
+from lp.runner.single_device import SingleDevice
 from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
 

@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 
 from launch.server.metrics import SHORT_S
-from lp.model.kv_cache import pages_of
+from lp.kv_cache.cache import pages_of
 from lp.scheduling.kv_budget import KVBudget
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from tests.launch.server.harness import AUTOREGRESSIVE, Running, assert_error, eventually, serving

@@ -15,8 +15,8 @@ from launch.supervisor.launcher import LocalLauncher
 from launch.supervisor.membership import SupervisorSettings
 from launch.supervisor.supervisor import Supervisor
 from lp import Auto, Engine, Output
-from lp.calibration.measure import StepTimesSource
 from lp.model.checkpoint import ModelSettings
+from lp.runner.step_times.measure import StepTimesSource
 from parallel.groups.messages import Abort, AddRequest, Command, Shutdown
 from parallel.mesh import ParallelSettings
 from tests.mixture import Mixture, check_mixture, make_mixture

@@ -13,10 +13,10 @@ from launch.supervisor import rank as rank_module
 from launch.supervisor.launcher import RankSpec
 from launch.supervisor.rank import _Rank
 from lp import Auto, Engine
-from lp.calibration.measure import StepTimesSource
 from lp.model.checkpoint import ModelSettings
-from lp.runner import Runner
-from lp.single_device import SingleDevice
+from lp.runner.runner import Runner
+from lp.runner.single_device import SingleDevice
+from lp.runner.step_times.measure import StepTimesSource
 from lp.step_cost import StepTimes
 from parallel.comm.channel import Channel
 from parallel.degrees import Mode

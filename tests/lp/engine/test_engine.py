@@ -11,8 +11,8 @@ import torch
 
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.request import Sequence
-from lp.runner import StepInput
-from lp.single_device import SingleDevice
+from lp.runner.runner import StepInput
+from lp.runner.single_device import SingleDevice
 from lp.tree import Answers
 
 GREEDY = Sampling(temperature=0.0, seed=0)

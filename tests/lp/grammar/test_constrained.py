@@ -7,8 +7,8 @@ import pytest
 from benchmarks.structured.schemas import make_schema
 from lp import Auto, Engine, Grammar, Jacobi, Lookahead, PromptLookup, Sampling
 from lp.request import DecodingMethod
-from lp.runner import StepInput
-from lp.single_device import Pending, SingleDevice
+from lp.runner.runner import StepInput
+from lp.runner.single_device import Pending, SingleDevice
 
 GRAMMAR = Grammar.json_schema(make_schema(3))
 

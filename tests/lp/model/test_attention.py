@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lp.kv_cache.contiguous import ContiguousCache
 from lp.model.attention import TreeRows, TreeStep, tree_attention
 from lp.model.kernels import AttentionKind, UnsupportedAttention
-from lp.model.kv.contiguous import ContiguousCache
 from lp.tree import PREFIX, TokenTree
 from tests.lp.test_tree import random_tree
 

@@ -14,13 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from lp.model import attention
+from lp.model import attention, compilation
 from lp.model.attention import TreeRows, TreeStep
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
+from lp.model.compilation import CompileMode, make_fast
 from lp.model.exactness import UnsupportedArchitecture, check_tree
-from lp.model.fast import choose
-from lp.model.fast.choose import CompileMode, make_fast
 from lp.model.fast_forward import SequenceRows
 from lp.model.kernels import AttentionKind, LayerAttention
 from lp.model.probes import Probes, spread_probes, text_probes
@@ -226,7 +225,7 @@ def test_stale_compiled_code_is_found(
 
     def compiles_to(one_row: CausalModel, any_rows: CausalModel) -> None:
         one_row.memory = any_rows.memory = model.memory
-        monkeypatch.setattr(choose, "make_native", lambda model, folder: Stale(one_row, any_rows))
+        monkeypatch.setattr(compilation, "make_native", lambda model, folder: Stale(one_row, any_rows))
 
     for one_row, any_rows in ((other, other), (other, model), (model, other)):
         compiles_to(one_row, any_rows)

@@ -11,7 +11,7 @@ from lp.sampling.choosers import CHUNK, KINDS, TRUNCATED, WHOLE, FullVocabulary,
 from lp.sampling.rows import Rows
 from lp.sampling.sampler import Sampler
 from lp.tree import TokenTree
-from tests.lp.model.gpu.fused.interpreter import interpret
+from tests.lp.model.gpu.interpreter import interpret
 
 VOCABULARY, NUM_TOKENS, SEED = CHUNK + 900, 3, 5
 

@@ -15,7 +15,7 @@ from benchmarks.shared.processors import context_processors
 from lp import Sampling
 from lp.sampling.penalties import Penalties, change, touches
 from lp.tree import TokenTree, TreeBuilder, chain
-from tests.lp.model.gpu.fused.interpreter import interpret
+from tests.lp.model.gpu.interpreter import interpret
 
 VOCABULARY, EOS, PROMPT = 700, [3, 9], [5, 6, 5, 9, 600, 7]
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ import pytest
 from lp import Auto, Engine, Sampling, Stopping
 from lp.platform.library import library, python_alone
 from lp.request import Request
-from lp.single_device import Pending, SingleDevice
+from lp.runner.single_device import Pending, SingleDevice
 from lp.step_cost import StepTimes
 from tests.lp.drafting.reference.drafter import ReferenceDrafters
 from tests.slow import slow_except

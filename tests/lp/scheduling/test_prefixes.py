@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lp import Auto, Autoregressive, Engine, Lookahead, Sampling, Stopping
-from lp.model.kv_cache import PAGE
+from lp.kv_cache.cache import PAGE
 from lp.request import Completion
 from lp.request import Sequence as TokenSequence
 from lp.scheduling.kv_budget import KVBudget

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling, Stopping
-from lp.model.kv_cache import PAGE
+from lp.kv_cache.cache import PAGE
 from lp.request import Completion, Output, Request, TokenLogprob
 from lp.scheduling import prompt_scores
 from lp.scheduling.kv_budget import KVBudget

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from lp import Auto, Autoregressive, Lookahead
-from lp.model.kv_cache import PAGE
+from lp.kv_cache.cache import PAGE
 from lp.scheduling.kv_budget import KVBudget, RequestTooLarge
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from lp import Auto, Autoregressive, Engine, Lookahead, Sampling, Stopping
-from lp.model.kv_cache import PAGE
+from lp.kv_cache.cache import PAGE
+from lp.runner.single_device import SingleDevice
 from lp.scheduling.batch import Turn
 from lp.scheduling.kv_budget import KVBudget
 from lp.scheduling.request_state import RequestState
 from lp.scheduling.scheduler import Scheduler, StepRows
 from lp.scheduling.settings import SchedulerSettings
-from lp.single_device import SingleDevice
 from lp.step_cost import Extras, StepTimes
 from lp.tree import chain
 

@@ -17,7 +17,7 @@ from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.drafting.answer_index import write_index
 from lp.methods.auto.method import Auto
 from lp.request import DecodingMethod, Request
-from lp.single_device import SingleDevice
+from lp.runner.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from parallel.errors import EpochOver, RankLost
 from parallel.groups.epoch import Epoch, RunningRequest, joined, resume

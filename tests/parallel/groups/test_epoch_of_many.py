@@ -12,7 +12,7 @@ import pytest
 
 from lp import Auto, Autoregressive, Engine, Lookahead, Stopping
 from lp.request import Request
-from lp.single_device import SingleDevice
+from lp.runner.single_device import SingleDevice
 from parallel.build import share_steps
 from parallel.degrees import Mode
 from parallel.errors import RankLost

@@ -9,9 +9,9 @@ import pytest
 
 from lp import Autoregressive, Engine, Lookahead, Stopping
 from lp.request import Request
+from lp.runner.single_device import SingleDevice
 from lp.scheduling.prefix_cache import FinishedSequence
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
-from lp.single_device import SingleDevice
 from parallel.build import share_steps
 from parallel.comm.channel import Channel
 from parallel.degrees import Mode

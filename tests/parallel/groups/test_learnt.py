@@ -8,7 +8,7 @@ from pathlib import Path
 from lp import Auto, Engine, Sampling, Stopping
 from lp.drafting.account import Estimates
 from lp.request import Request
-from lp.single_device import SingleDevice
+from lp.runner.single_device import SingleDevice
 from parallel.build import share_steps
 from parallel.comm.channel import Channel
 from parallel.groups.epoch import Epoch, RunningRequest, joined, resume

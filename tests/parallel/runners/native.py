@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lp.model.checkpoint import Checkpoint, ModelSettings, load
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 
 
 def load_native(folder: str, dtype: str) -> Checkpoint:

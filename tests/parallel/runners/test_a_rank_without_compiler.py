@@ -14,7 +14,7 @@ from lp.drafting.simple import SimpleDrafter
 from lp.engine.builder import EngineSettings
 from lp.model.checkpoint import ModelSettings
 from lp.platform import library
-from lp.single_device import SingleDevice
+from lp.runner.single_device import SingleDevice
 from parallel.build import MeshTopology
 from parallel.groups.epoch import Epoch, resume
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store

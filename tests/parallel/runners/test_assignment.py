@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lp.request import Sequence
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
 from lp.sampling.settings import Sampling
 from lp.tree import NO_ROWS, PREFIX, TokenTree, TreeBuilder, chain
 from parallel.runners.alone import TreePartitioner

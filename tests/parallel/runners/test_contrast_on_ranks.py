@@ -17,7 +17,7 @@ from lp.model.beside.load import beside
 from lp.model.beside.settings import SECOND
 from lp.model.checkpoint import ModelSettings, load
 from lp.request import DecodingMethod
-from lp.single_device import SingleDevice
+from lp.runner.single_device import SingleDevice
 from parallel.build import share_steps
 from parallel.comm.base import Collectives
 from parallel.comm.channel import Channel
@@ -25,8 +25,8 @@ from parallel.mesh import Mesh
 from parallel.runners.lookahead import LookaheadParallel
 from parallel.runners.pipeline import PipelineParallel
 from parallel.runners.tensor import TensorParallel
-from parallel.shards.stages import read_stage
-from parallel.shards.tensor import read_sharded
+from parallel.sharding.stages import read_stage
+from parallel.sharding.tensor import read_sharded
 from tests.parallel.ranks import run_ranks
 from tests.parallel.runners.test_lookahead_parallel import PROMPTS
 from tests.parallel.runners.test_packed_on_ranks import connect

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
 from lp.step_cost import LEAST_COPIED, Extras, StepCost, StepTimes
 from lp.tree import NO_ROWS
 from parallel.runners.assignment import Balanced

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from lp import Autoregressive, Engine, Sampling, Stopping
-from lp.calibration.copies import measure_copies
 from lp.model.checkpoint import ModelSettings, load
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 from lp.request import Sequence
-from lp.runner import StepInput
-from lp.single_device import SingleDevice
+from lp.runner.runner import StepInput
+from lp.runner.single_device import SingleDevice
+from lp.runner.step_times.copies import measure_copies
 from lp.step_cost import Extras, StepTimes
 from lp.tree import NO_ROWS, chain
 from parallel.build import find_messages, share_steps

@@ -12,8 +12,8 @@ import pytest
 from lp import Autoregressive, Engine, Sampling, Stopping
 from lp.model.checkpoint import ModelSettings, load
 from lp.request import Sequence as TokenSequence
-from lp.runner import Runner, StepInput
-from lp.single_device import SingleDevice
+from lp.runner.runner import Runner, StepInput
+from lp.runner.single_device import SingleDevice
 from lp.tree import NO_ROWS, Answers, TokenTree, TreeBuilder
 from parallel.comm.channel import Channel
 from parallel.errors import StateDiverged

@@ -13,15 +13,15 @@ from transformers import PreTrainedModel
 
 from lp import Autoregressive, Engine, Medusa, Sampling, Stopping
 from lp.model.checkpoint import ModelSettings, load
-from lp.single_device import SingleDevice
+from lp.runner.single_device import SingleDevice
 from parallel.comm.channel import Channel
 from parallel.comm.connect import connect_axis
 from parallel.mesh import Mesh, ParallelSettings
 from parallel.runners.lookahead import LookaheadParallel
 from parallel.runners.pipeline import PipelineParallel
 from parallel.runners.tensor import TensorParallel
-from parallel.shards.stages import read_stage
-from parallel.shards.tensor import read_sharded
+from parallel.sharding.stages import read_stage
+from parallel.sharding.tensor import read_sharded
 from tests.heads import fit_heads
 from tests.models import generate_greedily
 from tests.parallel.ranks import run_ranks

@@ -8,15 +8,15 @@ from contextlib import closing
 import pytest
 
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
+from lp.kv_cache.contiguous import ContiguousMemory
 from lp.model.checkpoint import ModelSettings, load
-from lp.model.kv.contiguous import ContiguousMemory
+from lp.runner.single_device import SingleDevice
 from lp.scheduling.kv_budget import KVBudget
-from lp.single_device import SingleDevice
 from parallel.comm.channel import Channel
 from parallel.mesh import Mesh
 from parallel.runners.lookahead import LookaheadParallel
 from parallel.runners.pipeline import PipelineParallel
-from parallel.shards.stages import read_stage
+from parallel.sharding.stages import read_stage
 from tests.parallel.ranks import run_ranks
 from tests.parallel.runners.test_pipeline_parallel import connect_stages
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sampling
 from lp.model.checkpoint import ModelSettings, load
 from lp.request import DecodingMethod
-from lp.single_device import SingleDevice
+from lp.runner.single_device import SingleDevice
 from parallel.comm.channel import Channel
 from parallel.errors import StateDiverged
 from parallel.mesh import Mesh

@@ -12,7 +12,7 @@ import pytest
 
 from lp import Autoregressive, Engine, Stopping
 from lp.request import Sequence
-from lp.single_device import SingleDevice
+from lp.runner.single_device import SingleDevice
 from parallel.build import share_steps
 from parallel.comm.channel import Channel
 from parallel.degrees import Mode

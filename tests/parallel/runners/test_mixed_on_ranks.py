@@ -10,7 +10,7 @@ import pytest
 
 from lp import Auto, Autoregressive, DraftModel, Engine, Sampling, Stopping
 from lp.request import Completion
-from lp.single_device import SingleDevice
+from lp.runner.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from parallel.comm.channel import Channel
 from parallel.mesh import Mesh

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lp import Engine
+from lp.runner.single_device import SingleDevice
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
-from lp.single_device import SingleDevice
 from parallel.comm.channel import Channel
 from parallel.mesh import Mesh
 from parallel.runners.lookahead import LookaheadParallel

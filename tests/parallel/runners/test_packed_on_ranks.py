@@ -20,8 +20,8 @@ from parallel.comm.connect import connect_axis
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 from parallel.runners.pipeline import PipelineParallel
 from parallel.runners.tensor import TensorParallel
-from parallel.shards.stages import read_stage
-from parallel.shards.tensor import read_sharded
+from parallel.sharding.stages import read_stage
+from parallel.sharding.tensor import read_sharded
 from tests.mixture import Mixture, check_mixture, make_mixture, run_mixture
 from tests.models import ARCHITECTURES
 from tests.parallel.ranks import run_ranks

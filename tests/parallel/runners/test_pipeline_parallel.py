@@ -19,7 +19,7 @@ from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.memory import num_weight_bytes
 from lp.request import DecodingMethod, Request, Sequence
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
 from lp.tree import Answers
 from parallel.comm.base import Collectives
 from parallel.comm.channel import Channel
@@ -29,7 +29,7 @@ from parallel.groups.messages import Abort, AddRequest
 from parallel.groups.worker import run_engine
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 from parallel.runners.pipeline import PipelineParallel
-from parallel.shards.stages import read_stage
+from parallel.sharding.stages import read_stage
 from tests.models import generate_greedily, load_reference, save_checkpoint
 from tests.parallel.groups.test_loop import Script
 from tests.parallel.ranks import run_ranks, run_ranks_to_end

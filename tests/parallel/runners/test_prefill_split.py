@@ -10,9 +10,9 @@ import pytest
 
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.request import Sequence
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
+from lp.runner.single_device import SingleDevice
 from lp.scheduling.settings import SchedulerSettings
-from lp.single_device import SingleDevice
 from lp.tree import NO_ROWS
 from parallel.build import find_messages
 from parallel.comm.channel import Channel

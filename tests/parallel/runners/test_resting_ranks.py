@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from lp import Auto, Autoregressive, Engine, Lookahead, Sampling
 from lp.model.checkpoint import ModelSettings, load
 from lp.request import DecodingMethod, Sequence
-from lp.runner import StepInput
-from lp.single_device import SingleDevice
+from lp.runner.runner import StepInput
+from lp.runner.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from lp.tree import TreeBuilder, chain
 from parallel.comm.channel import Channel

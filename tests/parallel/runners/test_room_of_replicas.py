@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
+from lp.kv_cache.contiguous import ContiguousMemory
 from lp.model.checkpoint import ModelSettings, load
-from lp.model.kv.contiguous import ContiguousMemory
+from lp.runner.single_device import SingleDevice
 from lp.scheduling.kv_budget import KVBudget
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
-from lp.single_device import SingleDevice
 from parallel.build import share_steps
 from parallel.comm.channel import Channel
 from parallel.mesh import Mesh

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lp.model.kv_cache import PAGE, pages_of
-from lp.runner import Home, StepInput
+from lp.kv_cache.cache import PAGE, pages_of
+from lp.runner.runner import Home, StepInput
 from lp.scheduling.kv_budget import KVBudget
 from lp.tree import NO_ROWS
 from parallel.runners.assignment import Assignment, Balanced, Pinned

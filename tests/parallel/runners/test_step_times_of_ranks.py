@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from lp.calibration import measure
-from lp.calibration.calibrate import resolve_step_times
-from lp.calibration.measure import StepTimesSource
 from lp.model.checkpoint import ModelSettings, load
 from lp.platform.disk_cache import VARIABLE
-from lp.single_device import SingleDevice
+from lp.runner.single_device import SingleDevice
+from lp.runner.step_times import measure
+from lp.runner.step_times.calibrate import resolve_step_times
+from lp.runner.step_times.measure import StepTimesSource
 from parallel.runners.lookahead import LookaheadParallel
 from tests.parallel.ranks import run_ranks
 

@@ -10,10 +10,10 @@ import pytest
 
 from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, StepTrace
 from lp.model.checkpoint import ModelSettings, load
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
+from lp.runner.sequence_state import SequenceState
+from lp.runner.single_device import SingleDevice
 from lp.scheduling.request_state import RequestState
-from lp.single_device import SingleDevice
-from lp.states.sequence_state import SequenceState
 from lp.tree import TokenTree, chain
 from parallel.comm.channel import Channel
 from parallel.mesh import Mesh

@@ -8,9 +8,9 @@ import pytest
 from benchmarks.projections.streams.known_answers import KnownAnswers
 from lp import Autoregressive, Engine, Stopping
 from lp.request import Sequence
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
+from lp.runner.single_device import SingleDevice
 from lp.sampling.settings import Sampling
-from lp.single_device import SingleDevice
 from lp.tree import NO_ROWS, TreeBuilder
 
 PROMPTS = [[(3 + 7 * i) % 41 + 2 for i in range(20)], [(5 + 3 * i) % 37 + 2 for i in range(30)]]

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.projections.network import Network
 from benchmarks.projections.streams.virtual_replicas import Load, PlayedStep, played
 from lp.request import Sequence
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
 from lp.sampling.settings import Sampling
 from lp.step_cost import Extras, StepTimes
 from lp.tree import NO_ROWS, chain

@@ -19,7 +19,7 @@ from lp.methods.jacobi import Jacobi
 from lp.methods.lookahead import Lookahead
 from lp.methods.prompt_lookup import PromptLookup
 from lp.request import DecodingMethod, Sequence
-from lp.runner import StepInput
+from lp.runner.runner import StepInput
 from lp.scheduling.planner import Prefill, plan_trees
 from lp.scheduling.request_state import RequestState
 from lp.step_cost import Extras, StepTimes

@@ -14,8 +14,8 @@ from lp import Auto, Autoregressive, DraftModel, Engine, Lookahead, Sampling, Se
 from lp.grammar.settings import Grammar
 from lp.methods.draft_model import rounds
 from lp.request import Completion
+from lp.runner.single_device import SingleDevice
 from lp.sampling import couplings
-from lp.single_device import SingleDevice
 from tests.lp.test_lossless import make_prompt
 from tests.models import generate_greedily, save_checkpoint
 from tests.slow import slow_except

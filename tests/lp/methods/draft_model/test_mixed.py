@@ -17,8 +17,8 @@ from lp.methods.auto.with_draft_model import MixedDecoder
 from lp.methods.draft_model import rounds
 from lp.platform.library import python_alone
 from lp.request import Completion
+from lp.runner.single_device import SingleDevice
 from lp.scheduling.request_state import RequestState
-from lp.single_device import SingleDevice
 from lp.step_cost import StepTimes
 from tests.lp.drafting.reference.drafter import ReferenceDrafters
 from tests.lp.methods.draft_model.test_draft_model import GREEDY, NUM_TOKENS, SAMPLED, STOPPING, run_all, tokens_of

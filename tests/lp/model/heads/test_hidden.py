@@ -10,7 +10,7 @@ import torch
 
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
-from lp.model.fast.choose import CompileMode
+from lp.model.compilation import CompileMode
 from lp.model.fast_forward import SequenceRows
 from lp.model.heads.hidden import GivesHidden, run_with_hidden
 from lp.tree import chain

@@ -1,0 +1,176 @@
+"""The face of a KV cache: the keys and values of one sequence, with room behind it for the rows of a step.
+
+A step writes its rows behind the cached tokens. The rows that became part of the sequence are then kept, in order, and
+the next step overwrites the others. Knows nothing of why a row is kept, or of where keys and values lie: that is in
+lp/kv_cache/.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+# Tokens of a page, in which memory is counted. FlashAttention-2 takes pages of multiples of 256 tokens.
+PAGE = 256
+
+
+def pages_of(num_tokens: int) -> int:
+    """The number of pages that so many tokens need."""
+    return -(-num_tokens // PAGE)
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A layer's heads, and the dimensions of a key and of a value."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def numbers(self) -> int:
+        """The numbers of one token."""
+        return self.heads * (self.key_dim + self.value_dim)
+
+
+class KVCache(ABC):
+    """Keys and values of one sequence in all layers.
+
+    length: the number of cached tokens; the rows of the step at hand lie behind them. It may be set to less.
+    was_evicted: whether the memory was given to another sequence, since `take_eviction` was last called. stores_at:
+    where the library finds the addresses of all layers' memory; 0 while they are not known.
+    """
+
+    def __init__(self) -> None:
+        self.length = self.stores_at = 0
+        self.was_evicted = False
+
+    @property
+    @abstractmethod
+    def num_pages(self) -> int:
+        """The number of pages that are held for this sequence."""
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """The memory that is held for this sequence."""
+
+    @property
+    @abstractmethod
+    def is_written(self) -> bool:
+        """Whether the memory of every layer is there."""
+
+    @abstractmethod
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether a step may write up to so many tokens without anything being done before it."""
+
+    @abstractmethod
+    def reserve(self, num_rows: int) -> None:
+        """Makes room for a step of `num_rows` rows, which must be done before each step.
+
+        Sequences that were used least recently are evicted for it. Raises OutOfRoom if that is not enough.
+        """
+
+    @abstractmethod
+    def shrink(self, num_pages: int) -> None:
+        """Gives back what is held beyond so many pages, which must be enough for the cached tokens."""
+
+    @abstractmethod
+    def update(self, key_states: Tensor, value_states: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Writes a layer's R rows [1, heads, R, head_dim], for which there must be room.
+
+        Returns its keys and values [1, heads, length + R, head_dim], which are to be read only.
+        """
+
+    @abstractmethod
+    def keep(self, rows: Sequence[int]) -> None:
+        """Appends rows of the last step, given in ascending order, to the cached sequence."""
+
+    @abstractmethod
+    def fork(self, length: int | None = None) -> KVCache:
+        """Another cache with the first `length` cached tokens, or all. From then on, each of the two changes by itself.
+
+        Raises OutOfRoom.
+        """
+
+    @abstractmethod
+    def export(self, begin: int, end: int) -> Tensor:
+        """A copy of the keys and values of the cached tokens [begin, end), one behind the other, for `append`."""
+
+    @torch.inference_mode()
+    def append(self, numbers: Tensor, shapes: Mapping[int, LayerShape]) -> None:
+        """Adds tokens that a cache of the same kind and model has exported; they must be those that come next.
+
+        shapes: of the layers, by their indices. Raises OutOfRoom.
+        """
+        num_tokens = numbers.numel() // sum(shape.numbers for shape in shapes.values())
+        self.reserve(num_tokens)
+        self._write(numbers, num_tokens, shapes)
+        self.length += num_tokens
+
+    @abstractmethod
+    def _write(self, numbers: Tensor, num_tokens: int, shapes: Mapping[int, LayerShape]) -> None:
+        """Writes exported tokens behind the cached ones, for which there is room."""
+
+    @abstractmethod
+    def read_layer(self, layer: int, begin: int, end: int) -> Tensor:
+        """A copy of one layer's keys and values of the tokens [begin, end), some of which may lie behind the cached
+        ones, for `write_layer`.
+        """
+
+    @abstractmethod
+    def write_layer(self, layer: int, begin: int, end: int, numbers: Tensor) -> None:
+        """Writes what a cache of the same kind and model has read, for which there must be room."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Gives the memory back; the cache is empty then. Nothing happens if it holds none."""
+
+    def evict(self) -> None:
+        """Gives the memory back for another sequence. The tokens must be computed again."""
+        self.release()
+        self.was_evicted = True
+
+    def take_eviction(self) -> bool:
+        """Whether the cache has been evicted since this was last asked."""
+        was_evicted, self.was_evicted = self.was_evicted, False
+        return was_evicted
+
+
+class RowsOnly(Cache):
+    """What a transformers model is given as its cache: it returns a layer's own rows alone.
+
+    Attention writes them to the sequences' own caches, and reads the prefixes there.
+    """
+
+    def __init__(self, num_layers: int):
+        super().__init__(layers=[])
+        self.num_layers = num_layers
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+    # Models may call the rest. Little of it matters, as positions and masks are passed to them.
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return self.num_layers
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return query_length, 0

@@ -1,0 +1,228 @@
+"""Gives a model a fast forward, if that is wanted, worthwhile and possible.
+
+If it is not possible, one warning is logged and the model keeps its own forward. Knows nothing of how the fast forwards
+work.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+
+import psutil
+from torch import Tensor
+
+from lp.kv_cache.arena import Arena
+from lp.kv_cache.cache import KVCache
+from lp.model.attention import MaskKey
+from lp.model.causal import CausalModel
+from lp.model.cpu.ahead_of_time import CompilationFailed, compile_ahead
+from lp.model.cpu.make import make_native
+from lp.model.fast_forward import FastForward, ForwardFailed, SequenceRows
+from lp.model.gpu.cuda_graphs import ArenaForward, Capture, CapturedForward, capture_on_gpu
+from lp.model.gpu.device import current
+from lp.model.gpu.make import make_fused
+from lp.model.gpu.paged import PagedForward
+from lp.model.kernels import GPU_KINDS, HALF, reads_block_tables
+from lp.model.program.record import Inexpressible
+from lp.model.reference import Probe, Reference, make_references
+from lp.platform.build import CannotBuild, find_compiler
+from lp.tree import chain
+
+log = logging.getLogger("lookahead")
+
+# The number of parameters from which compiling pays: a smaller model's step takes a millisecond or two anyway.
+WORTHWHILE = 4_000_000
+
+
+class CompileMode(StrEnum):
+    """Whether to compile the forward.
+
+    auto: if the model is large enough for it to pay and it can be done. on: whatever the model's size, and a failure is
+    an error. off: never.
+    """
+
+    auto = "auto"
+    on = "on"
+    off = "off"
+
+
+def make_fast(
+    model: CausalModel,
+    mode: CompileMode,
+    folder: Path | None,
+    references: list[Reference] | None = None,
+    capture: Capture | None = None,
+    is_invariant: bool = False,
+) -> None:
+    """Gives a model, of which this rank holds all layers, a fast forward.
+
+    folder: where compiled code is kept; None if nothing can be kept. references: what the fast forward is compared
+    with; None makes them. capture: captures the forward of one of several ranks that hold parts of every layer: all of
+    them have graphs, or none has; None is for a rank that holds the whole model. is_invariant: whether each row must be
+    computed alike, whatever the others are: on a GPU that takes longer. Raises ValueError if the mode is `on` and the
+    forward cannot be compiled as demanded.
+    """
+    num_parameters = sum(weight.numel() for weight in model.model.parameters())
+    is_small = num_parameters < WORTHWHILE and capture is None
+    if mode is CompileMode.off or (mode is CompileMode.auto and is_small):
+        return
+    try:
+        model.fast = _make(model, folder, references, capture, is_invariant)
+    except CompilationFailed as error:
+        if is_invariant:
+            how = "in fused kernels" if model.device.type == "cuda" else "natively"
+            name = type(model.model).__name__
+            raise ValueError(
+                f"model.invariant=on: {name} cannot be compiled {how}: {error}; use model.invariant=auto"
+            ) from error
+        if mode is CompileMode.on:
+            raise ValueError(f"model.compile=on: {error}; use model.compile=off") from error
+        log.warning("the forward is not compiled: %s (model.compile=off does not try it)", error)
+
+
+def _make(
+    model: CausalModel,
+    folder: Path | None,
+    references: list[Reference] | None,
+    capture: Capture | None,
+    is_invariant: bool,
+) -> FastForward:
+    """The first fast forward that gives the references' logits. Raises CompilationFailed."""
+    started = time.monotonic()
+    references = references or make_references(model)
+    trunk = references[-1].probes[0].trunk
+    cache = model.make_cache(capacity=2 * len(trunk))
+    fault = ""
+    for fast in _candidates(model, trunk, cache, folder, capture, is_invariant):
+        try:
+            with current(model.device):
+                fault = _find_fault(model, fast, cache, references)
+        except ForwardFailed as error:
+            raise CompilationFailed(str(error)) from error
+        if not fault:
+            log.info("the forward is compiled (%.1f s)", time.monotonic() - started)
+            return fast
+        log.info("a forward is not used: %s", fault)
+    raise CompilationFailed(fault)
+
+
+def _candidates(
+    model: CausalModel,
+    trunk: list[int],
+    cache: KVCache,
+    folder: Path | None,
+    capture: Capture | None,
+    is_invariant: bool,
+) -> Iterator[FastForward]:
+    """The fast forwards that can be made here, the best first. Raises CompilationFailed if there is none.
+
+    trunk: what is written to the cache where a forward is made from a cache that has been written. is_invariant: see
+    make_fast. PyTorch's compiler and transformers' operations promise nothing of the kind, so they are not tried then.
+    """
+    if model.device.type == "cuda":
+        yield from _captured(model, trunk, cache, capture, is_invariant)
+        return
+    try:
+        kept = _check_can_compile(model, folder)
+        yield make_native(model, kept)
+    except CannotBuild as error:
+        raise CompilationFailed(str(error)) from error
+    except Inexpressible as error:
+        if is_invariant:
+            raise CompilationFailed(f"it has no native form: {error}") from error
+        log.info("compiled by PyTorch, which takes minutes, as the model has no native form: %s", error)
+        for fresh in (False, True):  # what was found on disk may belong to another model in spite of its digest
+            yield compile_ahead(model, kept, fresh)
+
+
+def _write(model: CausalModel, trunk: list[int], cache: KVCache) -> list[MaskKey]:
+    """Runs the trunk into the cache; returns the masks that the layers have asked for."""
+    _, step = model.forward_eager([SequenceRows(chain(trunk), cache, 1)])
+    return list(step.parts[0].masks)
+
+
+def _find_fault(model: CausalModel, fast: FastForward, cache: KVCache, references: list[Reference]) -> str:
+    """What is wrong with a fast forward; empty if it gives the references' logits but for rounding."""
+    for reference in references:
+        answers = [_fast_logits(model, fast, cache, probe) for probe in reference.probes]
+        error = max(reference.error(logits) for logits in zip(*answers, strict=True))
+        if error > reference.allowed:
+            return (
+                f"compiled, {type(model.model).__name__} gives other logits than the model itself (relative error "
+                f"{error:.2g}; rounding explains up to {reference.allowed:.2g})"
+            )
+    return ""
+
+
+def _fast_logits(model: CausalModel, fast: FastForward, cache: KVCache, probe: Probe) -> tuple[Tensor, Tensor]:
+    """Logits of a probe's root alone and of its whole tree by a fast forward, both after its trunk."""
+    cache.length = 0
+    model.forward_eager([SequenceRows(chain(probe.trunk), cache, 1)])
+    cache.keep(range(len(probe.trunk)))
+    cache.reserve(len(probe.tree))
+    root = chain(probe.tree.tokens[:1].tolist())
+    trees = root, probe.tree
+    one, many = (fast([SequenceRows(tree, cache, len(tree))]) for tree in trees)
+    return one, many
+
+
+def _check_can_compile(model: CausalModel, folder: Path | None) -> Path:
+    """The folder for compiled code.
+
+    Raises CompilationFailed or CannotBuild if nothing can be compiled for the CPU here.
+    """
+    if folder is None:
+        raise CompilationFailed("there is no folder to keep it in")
+    find_compiler()
+    needed = model.weight_bytes
+    if needed > (free := psutil.virtual_memory().available):
+        raise CompilationFailed(
+            f"its packed weights take {needed / 1e9:.1f} GB beside the model, and {free / 1e9:.1f} GB are free"
+        )
+    return folder
+
+
+def _captured(
+    model: CausalModel, trunk: list[int], cache: KVCache, capture: Capture | None, is_invariant: bool
+) -> Iterator[FastForward]:
+    """A GPU's forwards as graphs: of fused kernels if that can be, else of transformers' own operations.
+
+    A model whose ranks hold parts of every layer has collectives, for which there are no fused kernels.
+    """
+    assert isinstance(model.memory, Arena), "a GPU has an arena"
+    if capture is None:
+        try:
+            with current(model.device):
+                fused = make_fused(model, model.memory, is_invariant)
+            yield _capture(model, fused, capture_on_gpu)
+        except (Inexpressible, CompilationFailed) as error:
+            if is_invariant:
+                raise CompilationFailed(str(error)) from error
+            log.info("the forward on the GPU has no fused kernels: %s", error)
+        if is_invariant:
+            return
+    traced = _traced(model, _write(model, trunk, cache), model.memory)
+    yield _capture(model, traced, capture or capture_on_gpu)
+
+
+def _traced(model: CausalModel, mask_keys: list[MaskKey], arena: Arena) -> PagedForward:
+    if model.attention_kind not in GPU_KINDS:
+        half = "" if model.dtype in HALF else ", which need model.dtype=bfloat16 or float16"
+        raise CompilationFailed(f"CUDA graphs need attention=flash or varlen{half}, and this is {model.attention_kind}")
+    if any(window is not None for window, _ in mask_keys):
+        raise CompilationFailed("CUDA graphs do not support sliding windows, and this model has them")
+    if not (arena.allocator.in_runs or reads_block_tables(model.attention_kind)):
+        raise CompilationFailed(f"{model.attention_kind} reads consecutive pages only, and this arena scatters them")
+    return PagedForward(model.model, arena, model.attention_kind, mask_keys)
+
+
+def _capture(model: CausalModel, forward: ArenaForward, capture: Capture) -> FastForward:
+    try:
+        with current(model.device):
+            return CapturedForward(forward, model.max_length, capture=capture)
+    except ForwardFailed as error:
+        raise CompilationFailed(str(error)) from error

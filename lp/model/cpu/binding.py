@@ -1,0 +1,72 @@
+"""Binds a program's instructions to weights: packs those of products, and copies all other constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lp.model.cpu.emit import Layer
+from lp.model.cpu.source import Instruction
+from lp.model.cpu.weights import Arena, pack, packed_shape
+from lp.model.program.steps import Constant, Product, Value, WeightKey, table_key, weight_key
+
+# What an argument of the native code is: memory for rows, a constant's or a weight's numbers, or a number.
+Bound = Value | Tensor | int
+
+
+@dataclass(frozen=True)
+class BoundInstruction:
+    """An Instruction whose arguments need nothing of the model any more."""
+
+    kind: int
+    number: int
+    stage: int
+    is_last: bool
+    arguments: tuple[Bound, ...]
+
+
+def bind(instructions: list[Instruction], width: int) -> list[BoundInstruction]:
+    """Packs every weight once. width: outputs of a panel."""
+    weights = _pack_all(instructions, width)
+    constants: dict[int, Tensor] = {}
+
+    def bound(argument: object) -> Bound:
+        match argument:
+            case Layer():
+                return argument.number
+            case Product():
+                return weights[weight_key(argument.weight)]
+            case Constant(is_table=True) if table_key(argument.tensor) in weights:
+                return weights[table_key(argument.tensor)]
+            case Constant():
+                if id(argument) not in constants:
+                    constants[id(argument)] = _as_read(argument)
+                return constants[id(argument)]
+            case Value() | int():
+                return argument
+        raise AssertionError(argument)
+
+    return [
+        BoundInstruction(one.kind, one.number, one.stage, one.is_last, tuple(bound(each) for each in one.arguments))
+        for one in instructions
+    ]
+
+
+def _pack_all(instructions: list[Instruction], width: int) -> dict[WeightKey, Tensor]:
+    products = [each for one in instructions for each in one.arguments if isinstance(each, Product)]
+    weights = {weight_key(product.weight): product.weight.detach() for product in products}
+    shapes = {key: packed_shape(weight, width) for key, weight in weights.items()}
+    arena = Arena(sum(Arena.space(shapes[key], weight.dtype) for key, weight in weights.items()))
+    packed = {}
+    for key, weight in weights.items():
+        packed[key] = arena.take(shapes[key], weight.dtype)
+        pack(weight, packed[key])
+    return packed
+
+
+def _as_read(constant: Constant) -> Tensor:
+    """A table in its own format, other constants in float32. A copy, so that the model's memory can be freed."""
+    tensor = constant.tensor.detach()
+    return (tensor if constant.is_table else tensor.float()).clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,171 @@
+"""The native forward of a model: instructions bound to packed weights, and memory for the rows of a step.
+
+B sequences, R rows of all of them, V vocabulary
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lp.kv_cache.cache import KVCache
+from lp.kv_cache.contiguous import ContiguousCache
+from lp.model.cpu.binding import Bound, BoundInstruction
+from lp.model.cpu.layout import StepLayout
+from lp.model.cpu.memory import Output, RowMemory
+from lp.model.cpu.source import ATTENTION
+from lp.model.fast_forward import SequenceRows
+from lp.model.program.steps import Program, Value
+from lp.platform.library import address
+from lp.tree import TokenTree
+
+# MOST_QUERIES and KEYS in kernels/attention_task.h.
+MOST_QUERIES, KEYS = 48, 64
+BYTES_OF_A_LOGIT = 4
+# Of the function `forward` that source.py writes.
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_long
+_ARGUMENTS = [_POINTER, _POINTER, _NUMBER, _POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER]
+
+
+class NativeForward:
+    """A FastForward for the CPU, which runs all rows of a step at once. Each row's logits are the same to the last bit
+    whatever rows and sequences are beside it and however much of its path is cached.
+    """
+
+    begins_caches = True
+    owns_weights = True
+    is_invariant = True
+
+    def __init__(
+        self,
+        program: Program,
+        instructions: list[BoundInstruction],
+        memory: RowMemory,
+        library: ctypes.CDLL,
+        cache_shapes: list[tuple[int, int]],
+        dtype: torch.dtype,
+    ):
+        """cache_shapes: heads and head dimension of each layer's keys and values. dtype: the cache's."""
+        self._tokens, self._positions, self._logits = program.tokens, program.positions, program.logits
+        self._hidden = program.hidden  # if it is known, its values are there after each step
+        self._instructions = instructions
+        self._memory = memory
+        self._library = library
+        self._cache_shapes = cache_shapes
+        self._dtype = dtype
+        library.forward.argtypes, library.forward.restype = _ARGUMENTS, None
+        self._table = np.zeros((len(instructions), 5), np.int64)
+        self._arguments = np.zeros(sum(len(one.arguments) for one in instructions), np.int64)
+        self._table_at, self._arguments_at = address(self._table), address(self._arguments)
+        self._logits_at: list[int] = []
+        self._scores, self._scores_at = np.empty(0, np.float32), 0
+        self._output, self._layout = Output(), StepLayout(len(cache_shapes))
+        self._fill_table()
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._cache_shapes)
+
+    @property
+    def gives_hidden(self) -> bool:
+        """See GivesHidden."""
+        return self._hidden is not None
+
+    def with_hidden(self, given: Sequence[SequenceRows]) -> tuple[Tensor, Tensor]:
+        """See GivesHidden. The hidden states are in the format that the product with the output embedding reads."""
+        assert self._hidden is not None
+        logits, num_rows = self(given), self._layout.num_rows
+        answered = range(num_rows - self._layout.num_answered, num_rows)
+        return logits, self._memory.read(self._hidden, answered, self._dtype)
+
+    def run_by_layer(self, rows: SequenceRows, before_attention: Callable[[int], None]) -> None:
+        """See RunsByLayer."""
+        self([rows], None, before_attention)
+
+    def times(self, tree: TokenTree, cache: KVCache, num_logits: int) -> list[tuple[int, float]]:
+        """Runs a step; returns kind (see source.py) and seconds of each instruction, the wait for other threads
+        included.
+        """
+        times = np.zeros(len(self._instructions) + 1)
+        self([SequenceRows(tree, cache, num_logits)], times)
+        return list(zip([one.kind for one in self._instructions], np.diff(times).tolist(), strict=True))
+
+    def __call__(
+        self,
+        given: Sequence[SequenceRows],
+        times: np.ndarray | None = None,
+        before_attention: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """See FastForward. times: see `times`. before_attention: see RunsByLayer."""
+        layout = self._layout
+        caches: Any = [rows.cache if rows.cache.stores_at else self._written(rows.cache) for rows in given]
+        layout.write(given, caches)
+        if layout.num_rows > self._memory.capacity:
+            self._reserve(layout.num_rows)
+        width = self._logits.width
+        logits, logits_at = self._output.take(layout.num_answered, width)
+        first = logits_at - (layout.num_rows - layout.num_answered) * width * BYTES_OF_A_LOGIT
+        for at in self._logits_at:
+            self._arguments[at] = first
+        self._run(times, before_attention)
+        return torch.from_numpy(logits)
+
+    def _written(self, cache: KVCache) -> ContiguousCache:
+        """The cache, with memory for every layer whose addresses are known."""
+        assert isinstance(cache, ContiguousCache), "the native code reads a layer's tokens as one piece of memory"
+        if not cache.is_written:
+            cache.allocate(self._cache_shapes, self._dtype)
+        cache.addresses()
+        return cache
+
+    def _run(self, times: np.ndarray | None, before_attention: Callable[[int], None] | None) -> None:
+        """Runs the step that was laid out."""
+        num_threads = torch.get_num_threads()
+        num_scores = MOST_QUERIES * -(-self._layout.longest // KEYS) * KEYS
+        if len(self._scores) < num_threads * num_scores:
+            self._scores = np.empty(2 * num_threads * num_scores, np.float32)
+            self._scores_at = address(self._scores)
+        for begin, end, layer in [(0, len(self._table), None)] if before_attention is None else self._segments():
+            if before_attention is not None and layer is not None:
+                before_attention(layer)
+            self._library.forward(
+                self._layout.address, self._table_at + begin * self._table.strides[0], end - begin, self._arguments_at,
+                self._scores_at, num_scores, num_threads, None if times is None else address(times),
+            )  # fmt: skip
+
+    def _segments(self) -> Iterator[tuple[int, int, int | None]]:
+        """The instructions [begin, end) from one attention to the next, each with the layer whose attention is its
+        first; None for those before the first attention.
+        """
+        begin, layer = 0, None
+        for number, one in enumerate(self._instructions):
+            if one.kind == ATTENTION:
+                yield begin, number, layer
+                begin, layer = number, one.arguments[-1]
+                assert isinstance(layer, int)
+        yield begin, len(self._instructions), layer
+
+    def _fill_table(self) -> None:
+        """Writes Instruction of kernels/run.h for each instruction."""
+        first, stage = 0, 0
+        for number, one in enumerate(self._instructions):
+            self._table[number] = one.kind, one.number, one.is_last, one.stage != stage, first
+            stage, first = one.stage, first + len(one.arguments)
+
+    def _reserve(self, num_rows: int) -> None:
+        """Makes memory for more rows, and writes all addresses into the arguments."""
+        self._memory.reserve(num_rows)
+        arguments = [argument for one in self._instructions for argument in one.arguments]
+        self._logits_at = [at for at, argument in enumerate(arguments) if argument is self._logits]
+        self._arguments[:] = [self._number(argument) for argument in arguments]
+        self._layout.place(self._memory.address(self._tokens), self._memory.address(self._positions))
+
+    def _number(self, argument: Bound) -> int:
+        if isinstance(argument, Value):
+            return self._memory.address(argument)
+        return argument.data_ptr() if isinstance(argument, Tensor) else argument

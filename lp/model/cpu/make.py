@@ -1,0 +1,61 @@
+"""Makes a model's native forward: turns it into a program, compiles that and binds it to the weights."""
+
+from __future__ import annotations
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch.nn import Linear
+
+from lp.model.causal import CausalModel
+from lp.model.cpu.binding import BoundInstruction, bind
+from lp.model.cpu.build import build
+from lp.model.cpu.forward import NativeForward
+from lp.model.cpu.memory import RowMemory
+from lp.model.cpu.source import Source, write
+from lp.model.cpu.weights import MULTIPLE
+from lp.model.program.record import Inexpressible
+from lp.model.program.schedule import round_inputs, schedule
+from lp.model.program.steps import Program, table_key
+from lp.model.program.translate import FEW_ROWS, MORE_ROWS, cache_shapes, translate
+
+
+def make_native(model: CausalModel, folder: Path) -> NativeForward:
+    """Raises Inexpressible for a model that has no native form, and CannotBuild if it cannot be compiled here.
+
+    folder: where the compiled library is kept.
+    """
+    program, source = _write(model, MORE_ROWS)
+    with ThreadPoolExecutor(1) as beside:  # most of the work is a compiler's or copying, which lets Python go on
+        made = beside.submit(_build_and_bind, source, folder)
+        _check_general(model, source)
+        library, instructions = made.result()
+    shapes = cache_shapes(program, model.num_layers)
+    return NativeForward(program, instructions, RowMemory(source.shared), library, shapes, model.dtype)
+
+
+def _check_general(model: CausalModel, source: Source) -> None:
+    """Records the model anew. Raises Inexpressible if its program depends on the number of rows, tokens or positions.
+
+    source: of the first recording.
+    """
+    _, other = _write(model, FEW_ROWS)
+    if source.text != other.text or len(source.instructions) != len(other.instructions):
+        raise Inexpressible("what it does depends on the number of rows, on tokens or on positions")
+
+
+def _build_and_bind(source: Source, folder: Path) -> tuple[ctypes.CDLL, list[BoundInstruction]]:
+    """The library of a source, and its instructions with packed weights. Raises CannotBuild."""
+    library = build(source.text, folder)
+    return library, bind(source.instructions, library.panel())
+
+
+def _write(model: CausalModel, num_rows: int) -> tuple[Program, Source]:
+    program = translate(model, num_rows)
+    if model.dtype != torch.float32:
+        round_inputs(program, MULTIPLE)
+    if isinstance(output := model.model.get_output_embeddings(), Linear):
+        program.keep_hidden(table_key(output.weight))
+    return program, write(program, schedule(program), model.dtype)

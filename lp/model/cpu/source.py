@@ -1,0 +1,142 @@
+"""A program as one C++ source and the table by which it is run.
+
+R rows
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lp.model.cpu.emit import Argument, StageWriter
+from lp.model.program.record import Inexpressible
+from lp.model.program.schedule import Stage
+from lp.model.program.steps import Attention, Product, Program, Value, reads, weight_key, written
+
+FUNCTION, PRODUCT, ATTENTION = range(3)
+FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# The most query heads that may share a key/value head: MOST_QUERIES in kernels/attention_task.h.
+MOST_GROUPS = 48
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One entry of the table that the native code runs.
+
+    kind: FUNCTION, PRODUCT or ATTENTION. number: of the function or of the kind of attention. stage: of the schedule.
+    is_last: only rows whose logits are wanted are computed. arguments: what the native code is given, in its order.
+    """
+
+    kind: int
+    number: int
+    stage: int
+    is_last: bool
+    arguments: tuple[Argument | Product | int, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """text: C++. instructions: in the order in which they run. shared: values with memory of their own, and the first
+    and last stage that need it.
+    """
+
+    text: str
+    instructions: list[Instruction]
+    shared: list[tuple[Value, int, int]]
+
+
+def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
+    """Raises Inexpressible for a model of a format that kernels do not have."""
+    if dtype not in FORMATS:
+        raise Inexpressible(f"weights of {dtype}")
+    lives = _lives(program, stages)
+    shared = {key for key, (_, first, last) in lives.items() if first != last}
+    functions: dict[str, int] = {}
+    attentions: dict[str, int] = {}
+    instructions: list[Instruction] = []
+    packed = {weight_key(step.weight) for step in program.steps if isinstance(step, Product)}
+    last_attention = max(n for n, stage in enumerate(stages) if any(isinstance(one, Attention) for one in stage.shared))
+    for number, stage in enumerate(stages):
+        is_last = number >= last_attention
+        if stage.statements:
+            function = StageWriter(stage.statements, shared, packed).write()
+            at = functions.setdefault(function.body, len(functions))
+            instructions.append(Instruction(FUNCTION, at, number, is_last, tuple(function.arguments)))
+        for step in stage.shared:
+            if isinstance(step, Product):
+                assert isinstance(step.x.source, Value)
+                arguments = (step.x.source, step.x.start, step.x.source.width, step, step.bias or 0, step.out)
+                size = step.x.source.width if step.x.source.is_half else step.weight.shape[0]
+                instructions.append(Instruction(PRODUCT, 0, number, is_last, (*arguments, size, step.weight.shape[1])))
+            else:
+                at = attentions.setdefault(_attention(step), len(attentions))
+                assert isinstance(step.query.source, Value)
+                values = step.query.source, step.query.start, step.query.source.width, step.out, step.layer
+                instructions.append(Instruction(ATTENTION, at, number, is_last, values))
+    text = _text(list(functions), list(attentions), FORMATS[dtype])
+    return Source(text, instructions, [lives[key] for key in lives if key in shared])
+
+
+def _lives(program: Program, stages: list[Stage]) -> dict[int, tuple[Value, int, int]]:
+    """Each value with the first and the last stage that writes or reads it. Inputs and logits live all the time, and
+    hidden states that are kept until the end.
+    """
+    lives: dict[int, tuple[Value, int, int]] = {}
+    for value in (program.tokens, program.positions, program.logits):
+        lives[id(value)] = value, -1, len(stages)
+    for number, stage in enumerate(stages):
+        for step in (*stage.statements, *stage.shared):
+            for value in [one.source for one in reads(step)] + [written(step)]:
+                if isinstance(value, Value):
+                    _, first, last = lives.get(id(value), (value, number, number))
+                    lives[id(value)] = value, first, max(last, number)
+    if program.hidden is not None:
+        value = program.hidden.value
+        lives[id(value)] = value, lives[id(value)][1], len(stages)
+    return lives
+
+
+def _attention(step: Attention) -> str:
+    """The text of a call of the kernel."""
+    if step.num_groups > MOST_GROUPS:
+        raise Inexpressible(f"attention with {step.num_groups} query heads for each key/value head")
+    how = step.how
+    stride = step.query.strides[0] if step.query.strides else 0
+    return (
+        f"attend<{step.head_dim}>((const float*)a[0] + a[1], a[2], {stride}, (float*)a[3], a[4], step, "
+        f"{step.num_heads}, {step.num_groups}, first, {float(how.scale)!r}f, {how.sliding_window or 0}, "
+        f"{float(how.softcap or 0.0)!r}f, room, thread, num_threads);"
+    )
+
+
+def _text(functions: list[str], attentions: list[str], number_format: int) -> str:
+    parts = [f"#define WEIGHT_FORMAT {number_format}", '#include "run.h"', ""]
+    for number, body in enumerate(functions):
+        parts += [
+            f"static void function_{number}(const Step& step, const long* a, long first, long last) {{",
+            "    for (long r = first; r < last; r++) {", body, "    }", "}", "",
+        ]  # fmt: skip
+    for number, call in enumerate(attentions):
+        parts += [
+            f"static void attention_{number}(const Step& step, const long* a, long first, float* room, long thread, "
+            "long num_threads) {", f"    {call}", "}", "",
+        ]  # fmt: skip
+    names = ", ".join(f"function_{number}" for number in range(len(functions)))
+    kinds = ", ".join(f"attention_{number}" for number in range(len(attentions)))
+    parts += [
+        f"static const Function functions[] = {{{names}}};",
+        f"static const Attention attentions[] = {{{kinds}}};",
+        "",
+        'extern "C" long panel() { return PANEL; }',
+        "",
+        'extern "C" void forward(Step* step, const Instruction* program, long num_instructions,',
+        "                        const long* arguments, float* room, long room_size, long num_threads,",
+        "                        double* times) {",
+        "    lay_out(*step);",
+        "    run_program(*step, program, num_instructions, arguments, functions, attentions, room, room_size,",
+        "                num_threads, times);",
+        "}",
+        "",
+    ]
+    return "\n".join(parts)

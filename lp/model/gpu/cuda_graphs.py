@@ -1,0 +1,263 @@
+"""The forward as CUDA graphs, which a GPU replays without the host launching each kernel.
+
+There is a graph for each of a few numbers of rows, the ladder, and a step is padded to the next of them. All graphs are
+captured when the model is loaded. They read keys and values from the arena, where and how many they are from the
+device, so they serve every sequence, however it grows, and the rows of many sequences in one replay.
+
+Tokens are chosen by graphs of their own, a few kernels each, that are replayed behind the forward's: one for each kind
+of choosing that a step's sequences need.
+
+    R rows, P rows with padding, L rows whose logits are wanted, N of them of one sequence
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lp.kv_cache.arena import Arena, PagedCache
+from lp.model.errors import one_line
+from lp.model.fast_forward import BeforeAttention, Choose, Choosing, Computed, ForwardFailed, SequenceRows
+from lp.model.gpu.step_tensors import MOST_KINDS, ChoiceOfRows, StepBuffer, StepTensors
+from lp.model.kernels import UnsupportedAttention
+from lp.platform.hardware import upload
+from lp.tree import TokenTree
+
+log = logging.getLogger("lookahead")
+
+# The numbers of rows for which there are graphs. A step with more rows, as of a prompt, runs without a graph.
+LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+# Captures a function: returns one that replays it, and the tensor into which each replay writes the result. The second
+# argument is the pool of memory that the graphs share.
+Capture = Callable[[Callable[[], Tensor], Any], tuple[Callable[[], None], Tensor]]
+
+
+def capture_on_gpu(run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor]:
+    """Captures a function as a CUDA graph, after two warm-up runs on another stream, as torch asks for."""
+    warm_up = torch.cuda.Stream()
+    warm_up.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warm_up):
+        for _ in range(2):
+            run()
+    torch.cuda.current_stream().wait_stream(warm_up)
+    graph = torch.cuda.CUDAGraph()
+    # Other threads may use the GPU meanwhile: NCCL's own, and the one that watches collectives.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        result = run()
+    return graph.replay, result
+
+
+class ArenaForward(Protocol):
+    """A forward over the arena that a graph can capture: all that changes from step to step is read from the device.
+
+    is_invariant: as in FastForward. skips_absent: whether sequences that are not there cost nothing, so that a graph
+    with room for many sequences is as fast for one.
+    """
+
+    arena: Arena
+    is_invariant: bool
+    skips_absent: bool
+
+    def __call__(
+        self, given: StepTensors, answered: int | Tensor, before_attention: BeforeAttention | None = None
+    ) -> Tensor:
+        """Writes the rows to the arena.
+
+        answered: the rows whose logits are needed: that many of the last ones, or those that int64 [L] names.
+        before_attention: see RunsByLayer. Returns float32 [L, V].
+        """
+        ...
+
+
+@dataclass
+class CapturedChoice:
+    """Captured choosing: replay, and what it writes, int64 [P, K]."""
+
+    replay: Callable[[], None]
+    tokens: Tensor
+
+
+@dataclass
+class Captured:
+    """A captured forward of so many rows: what it reads, which must live as long, and what it writes, logits [P, V].
+
+    choices: by kind, what chooses tokens by these logits.
+    """
+
+    given: StepBuffer
+    replay: Callable[[], None]
+    logits: Tensor
+    choices: dict[str, CapturedChoice] = field(default_factory=dict)
+
+
+class CapturedForward:
+    """The FastForward of a model on a GPU."""
+
+    begins_caches = True
+    owns_weights = False
+
+    def __init__(
+        self,
+        forward: ArenaForward,
+        max_length: int,
+        ladder: Sequence[int] = LADDER,
+        capture: Capture = capture_on_gpu,
+    ):
+        """Captures all graphs. max_length: the most tokens of a sequence. Raises ForwardFailed if one cannot be."""
+        self.ladder = ladder
+        self.is_invariant = forward.is_invariant
+        self._forward = forward
+        self._max_length = max_length
+        self._device = forward.arena.device
+        # By name, the number and the function of each kind of choosing that was captured.
+        self._kinds: dict[str, tuple[int, Choose]] = {}
+        started, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
+        log.info("capturing CUDA graphs of up to %d rows", ladder[-1])
+        pool = self._pool = torch.cuda.graph_pool_handle()
+        # By rows and most sequences. The largest is captured first: the others then find room in its memory.
+        self._captured = {
+            (rows, most): self._capture_rows(rows, most, capture, pool)
+            for rows in sorted(ladder, reverse=True)
+            for most in self._capacities(rows)
+        }
+        taken, seconds = free - torch.cuda.mem_get_info(self._device)[0], time.monotonic() - started
+        log.info("captured %d CUDA graphs in %.1f s; they take %.2f GB", len(self._captured), seconds, taken / 1e9)
+
+    @torch.inference_mode()
+    def __call__(self, given: Sequence[SequenceRows]) -> Tensor:
+        """See FastForward."""
+        computed = self._compute(given)
+        return computed.logits if computed.is_lasting else _gather(computed.logits, computed.rows)
+
+    @torch.inference_mode()
+    def capture_choosing(self, kinds: Mapping[str, Choose]) -> None:
+        """See ChoosesTokens. If one cannot be captured, tokens are chosen without graphs, which is said."""
+        kinds = {kind: choose for kind, choose in kinds.items() if kind not in self._kinds}
+        started, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
+        for kind, choose in kinds.items():
+            number = len(self._kinds)
+            assert number < MOST_KINDS, "a step has no room for the choices of another kind"
+            try:
+                made = {key: self._capture_choice(one, choose, number) for key, one in self._captured.items()}
+            except RuntimeError as error:
+                log.warning("tokens are chosen (%s) without CUDA graphs, which is slower: %s", kind, one_line(error))
+                continue
+            self._kinds[kind] = number, choose
+            for key, choice in made.items():
+                self._captured[key].choices[kind] = choice
+        if kinds:
+            taken, seconds = free - torch.cuda.mem_get_info(self._device)[0], time.monotonic() - started
+            log.info("captured CUDA graphs that choose tokens in %.1f s; they take %.2f GB", seconds, taken / 1e9)
+
+    @torch.inference_mode()
+    def compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None]) -> Computed | None:
+        """See ChoosesTokens."""
+        kinds = dict.fromkeys(one.kind for one in how if one)
+        if not kinds or not kinds.keys() <= self._kinds.keys():
+            return None
+        return self._compute(given, how)
+
+    @torch.inference_mode()
+    def run_by_layer(self, rows: SequenceRows, before_attention: BeforeAttention) -> None:
+        """See RunsByLayer. It runs without a graph, in which nothing could be done between two layers."""
+        buffer = StepBuffer(len(rows.tree), 1, self._max_length, self._device)
+        buffer.fill(_pairs([rows]))
+        self._run(buffer, 0, before_attention)
+
+    def _compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None] = ()) -> Computed:
+        """Runs a step by the graph for it, or without one if it has more rows than any."""
+        ends = [*accumulate([one.tree.num_rows for one in given])]
+        rows = [slice(end - one.num_logits, end) for one, end in zip(given, ends, strict=True)]
+        choices = [
+            ChoiceOfRows(self._kinds[one.kind][0], own, one.choices) for own, one in zip(rows, how, strict=False) if one
+        ]
+        if ends[-1] > self.ladder[-1]:
+            return self._compute_without_graph(given, rows, choices)
+        captured = self._captured_for(ends[-1], len(given))
+        captured.given.fill(_pairs(given), choices)
+        captured.replay()
+        return Computed(captured.logits, rows, lambda kind: _replay(captured.choices[kind]), is_lasting=False)
+
+    def _captured_for(self, num_rows: int, num_sequences: int) -> Captured:
+        """The smallest graph for so many rows, at most the ladder's last number of them."""
+        size = self.ladder[bisect_left(self.ladder, num_rows)]
+        return self._captured[size, next(most for most in self._capacities(size) if most >= num_sequences)]
+
+    def _compute_without_graph(
+        self, given: Sequence[SequenceRows], rows: list[slice], choices: list[ChoiceOfRows]
+    ) -> Computed:
+        """Its logits are those of the wanted rows alone, one sequence's behind the other's."""
+        buffer = StepBuffer(rows[-1].stop, len(given), self._max_length, self._device)
+        buffer.fill(_pairs(given), choices)
+        ends = np.cumsum([one.num_logits for one in given]).tolist()
+        is_last = all(not one.num_logits for one in given[:-1])
+        answered = (
+            ends[-1]
+            if is_last
+            else upload(np.concatenate([np.arange(own.start, own.stop) for own in rows]), self._device)
+        )
+        logits = self._run(buffer, answered)
+
+        def choose(kind: str) -> Tensor:
+            number, chooser = self._kinds[kind]
+            own = rows[-1] if isinstance(answered, int) else answered
+            return chooser(logits, buffer.on_device.choices[number][own])
+
+        compact = [slice(end - one.num_logits, end) for one, end in zip(given, ends, strict=True)]
+        return Computed(logits, compact, choose, is_lasting=True)
+
+    def _capacities(self, num_rows: int) -> list[int]:
+        """Returns, for each graph of so many rows, for how many sequences at most it is."""
+        return [num_rows] if self._forward.skips_absent or num_rows == 1 else [1, num_rows]
+
+    def _capture_choice(self, captured: Captured, choose: Choose, number: int) -> CapturedChoice:
+        choices = captured.given.on_device.choices[number]
+        return CapturedChoice(*capture_on_gpu(lambda: choose(captured.logits, choices), self._pool))
+
+    @torch.inference_mode()
+    def _capture_rows(self, num_rows: int, most: int, capture: Capture, pool: Any) -> Captured:
+        """Captures the forward of so many rows, which are all padding at first, written to no sequence's page."""
+        given = StepBuffer(num_rows, most, self._max_length, self._device)
+        given.fill([])
+        try:
+            replay, logits = capture(lambda: self._run(given, num_rows), pool)
+        except (RuntimeError, UnsupportedAttention) as error:  # such as a model that reads a number on the host
+            raise ForwardFailed(f"a CUDA graph cannot be captured: {one_line(error)}") from error
+        return Captured(given, replay, logits)
+
+    def _run(
+        self, given: StepBuffer, answered: int | Tensor, before_attention: BeforeAttention | None = None
+    ) -> Tensor:
+        """Copies what the steps before have left to be copied, then runs the forward."""
+        self._forward.arena.move_given(given.on_device.moves, given.on_device.move_starts)
+        return self._forward(given.on_device, answered, before_attention)
+
+
+def _pairs(given: Sequence[SequenceRows]) -> list[tuple[TokenTree, PagedCache]]:
+    assert all(isinstance(one.cache, PagedCache) for one in given), "graphs read the arena alone"
+    return [(one.tree, cast(PagedCache, one.cache)) for one in given]
+
+
+def _replay(choice: CapturedChoice) -> Tensor:
+    choice.replay()
+    return choice.tokens
+
+
+def _gather(logits: Tensor, rows: list[slice]) -> Tensor:
+    """A copy of these rows, by one kernel."""
+    runs: list[slice] = []
+    for own in rows:
+        if runs and runs[-1].stop == own.start:
+            own = slice(runs.pop().start, own.stop)
+        runs.append(own)
+    return logits[runs[0]].clone() if len(runs) == 1 else torch.cat([logits[run] for run in runs])

@@ -1,0 +1,143 @@
+"""Runs a plan: the fused forward of a model over a step's rows, all of it on the device.
+
+R rows, V vocabulary
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from lp.kv_cache.arena import Arena
+from lp.model.fast_forward import BeforeAttention
+from lp.model.gpu.attention import attend, attend_in_order, lay_paths
+from lp.model.gpu.plan import Instruction, RunAttention, RunProduct, RunStage
+from lp.model.gpu.product import multiply
+from lp.model.gpu.sinks import Store
+from lp.model.gpu.stage import Slots
+from lp.model.gpu.step_tensors import StepTensors
+from lp.model.program.steps import Operand, Program, Value
+from lp.platform import build as kernels
+
+
+class FusedForward:
+    """A model's forward by kernels of our own and, unless it is invariant, cuBLAS's products.
+
+    arena: holds the keys and values of all its sequences. is_invariant: whether a row's logits are the same to the last
+    bit whatever rows are beside it and however much of its path is cached.
+    """
+
+    skips_absent = True
+
+    def __init__(
+        self, program: Program, plan: list[Instruction], dtype: torch.dtype, arena: Arena, is_invariant: bool = False
+    ):
+        """dtype: of weights, keys and values."""
+        self.plan = plan
+        self.arena = arena
+        self.is_invariant = is_invariant
+        self._program = program
+        self._dtype = dtype
+
+    def __call__(
+        self, given: StepTensors, answered: int | Tensor, before_attention: BeforeAttention | None = None
+    ) -> Tensor:
+        """See ArenaForward."""
+        rows = slice(len(given.tokens) - answered, None) if isinstance(answered, int) else answered
+        run = _Run(self._program, self._dtype, self.is_invariant, given, self.arena, rows, before_attention)
+        return run.run(self.plan)
+
+
+class _Run:
+    """One run. The arrays of values are made when they are first needed, and let go after they are last needed."""
+
+    def __init__(
+        self,
+        program: Program,
+        dtype: torch.dtype,
+        is_invariant: bool,
+        given: StepTensors,
+        arena: Arena,
+        answered: slice | Tensor,
+        before_attention: BeforeAttention | None,
+    ):
+        self._program = program
+        self._dtype = dtype
+        self._given = given
+        self._arena = arena
+        self._answered, self._before_attention = answered, before_attention
+        self._paths = lay_paths(given) if is_invariant else None
+        self._arrays: dict[Value, Tensor] = {program.tokens: given.tokens, program.positions: given.positions}
+
+    def run(self, plan: list[Instruction]) -> Tensor:
+        for one in plan:
+            match one:
+                case RunStage():
+                    self._stage(one)
+                case RunProduct():
+                    self._product(one)
+                case RunAttention():
+                    self._attention(one)
+            for value in one.last_uses:
+                del self._arrays[value]
+        return self._arrays[self._program.logits].float()
+
+    def _stage(self, one: RunStage) -> None:
+        for value in one.outputs:
+            self._arrays[value] = self._new(value)
+        arguments = [self._argument(argument) for argument in one.arguments]
+        kernels.start(one.kernel, (len(self._given.tokens), one.num_programs), *arguments, num_warps=one.num_warps)
+
+    def _argument(self, argument: Value | Store | Slots | Tensor | object) -> Tensor:
+        match argument:
+            case Value():
+                return self._arrays[argument]
+            case Store():
+                return (self._arena.keys if argument.is_key else self._arena.values)[argument.layer]
+            case Slots():
+                return self._given.slots
+            case Tensor():
+                return argument
+        raise AssertionError(argument)
+
+    def _product(self, one: RunProduct) -> None:
+        x = self._read(one.step.x, one.weight.shape[0])
+        if self._paths is not None:
+            out = multiply(x, one.weight, one.bias)
+        elif one.weight.stride(0) == 1:
+            out = linear(x, one.weight.t(), one.bias)
+        else:
+            out = x @ one.weight if one.bias is None else torch.addmm(one.bias, x, one.weight)
+        self._arrays[one.step.out] = out
+
+    def _read(self, operand: Operand, size: int) -> Tensor:
+        assert isinstance(operand.source, Value)
+        return self._arrays[operand.source][:, operand.start : operand.start + size]
+
+    def _attention(self, one: RunAttention) -> None:
+        step = one.step
+        assert isinstance(step.query.source, Value)
+        if self._before_attention is not None:
+            self._before_attention(step.layer)
+        query, out = self._arrays[step.query.source], self._new(step.out)
+        keys, values = self._arena.keys[step.layer], self._arena.values[step.layer]
+        if self._paths is None:
+            attend(step, query, keys, values, self._given, out)
+        else:
+            attend_in_order(step, query, keys, values, self._given, self._paths, out)
+        self._arrays[step.out] = out
+        if one.is_last:
+            self._keep_answered()
+
+    def _keep_answered(self) -> None:
+        """Goes on with the rows whose logits are wanted."""
+        self._arrays = {value: array[self._answered] for value, array in self._arrays.items()}
+        given = self._given
+        self._given = replace(given, tokens=given.tokens[self._answered], positions=given.positions[self._answered])
+
+    def _new(self, value: Value) -> Tensor:
+        dtype = torch.int64 if value.is_integer else self._dtype if value.is_half else torch.float32
+        return torch.empty(len(self._given.tokens), value.width, dtype=dtype, device=self._given.tokens.device)

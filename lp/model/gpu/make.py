@@ -1,0 +1,37 @@
+"""Makes a model's fused forward: its program, with fewer and smaller operations, as a plan of kernels."""
+
+from __future__ import annotations
+
+from lp.kv_cache.arena import Arena
+from lp.model.causal import CausalModel
+from lp.model.gpu.forward import FusedForward
+from lp.model.gpu.passes import choose_formats, merge_products
+from lp.model.gpu.plan import make_plan
+from lp.model.program.record import Inexpressible
+from lp.model.program.schedule import schedule
+from lp.model.program.steps import Program, outline
+from lp.model.program.translate import FEW_ROWS, MORE_ROWS, cache_shapes, translate
+from lp.platform import build as kernels
+
+
+def make_fused(model: CausalModel, arena: Arena, is_invariant: bool = False) -> FusedForward:
+    """Raises Inexpressible for a model that has no fused form, and where there is no Triton."""
+    if missing := kernels.missing_triton():
+        raise Inexpressible(missing)
+    program = make_program(model)
+    plan = make_plan(program, schedule(program), model.dtype)
+    return FusedForward(program, plan, model.dtype, arena, is_invariant)
+
+
+def make_program(model: CausalModel) -> Program:
+    """The model's program as a GPU runs it. Weights that are multiplied with the same rows become one tensor.
+
+    Raises Inexpressible if it depends on the number of rows, on tokens or on positions.
+    """
+    program = translate(model, MORE_ROWS)
+    cache_shapes(program, model.num_layers)
+    if outline(program) != outline(translate(model, FEW_ROWS)):
+        raise Inexpressible("what it does depends on the number of rows, on tokens or on positions")
+    merge_products(program, model.model.parameters())
+    choose_formats(program, model.dtype)
+    return program

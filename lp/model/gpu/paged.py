@@ -1,0 +1,126 @@
+"""The forward on a GPU as a function of a step's tensors alone, over the arena of keys and values.
+
+The host never reads a length or a page, so one captured forward serves every sequence. Attention is in two parts, as in
+lp/model/kernels.py: the prefix in the arena, and the rows' own keys, which are written to the arena beside that.
+
+    R rows, N of them with logits, V vocabulary
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
+
+from lp.kv_cache.arena import Arena
+from lp.kv_cache.cache import PAGE, RowsOnly
+from lp.model.attention import MaskKey, Step
+from lp.model.fast_forward import BeforeAttention
+from lp.model.gpu.prefix import Bounds
+from lp.model.gpu.step_tensors import StepTensors
+from lp.model.kernels import (
+    GPU_KINDS,
+    AttentionKind,
+    LayerAttention,
+    UnsupportedAttention,
+    masked_part,
+    merge,
+    prefix_part,
+    reads_block_tables,
+)
+
+
+@dataclass(kw_only=True)
+class PagedStep(Step):
+    """A step whose keys and values lie in the arena.
+
+    given: its inputs. mask_keys: the masks that the layers need. before_attention: see RunsByLayer.
+    """
+
+    given: StepTensors
+    arena: Arena
+    mask_keys: list[MaskKey]
+    dtype: torch.dtype
+    before_attention: BeforeAttention | None = None
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        given, table = self.given, self.given.block_table
+        most = table.shape[1] * PAGE
+        if not reads_block_tables(self.kind):
+            return Bounds(given.row_starts, given.key_starts, given.lengths, most)
+        keys = given.key_starts
+        if self.kind is AttentionKind.flash and len(given.lengths) > 1:  # which knows lengths from these alone
+            keys = pad(given.lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        return Bounds(given.row_starts, keys, given.lengths, most, table)
+
+    @cached_property
+    def masks(self) -> dict[MaskKey, Tensor]:
+        """Additive masks [G*R, R], as TreeStep makes them. They are made once for all layers."""
+        seen = self.given.visibility
+        mask = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+        return {key: mask.repeat(key[1], 1) for key in self.mask_keys}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
+        if obstacle := _obstacle(key, value, how):
+            raise UnsupportedAttention(obstacle)
+        for store, rows in ((self.arena.keys[layer], key), (self.arena.values[layer], value)):
+            store.flatten(0, 1).index_copy_(0, self.given.slots, rows[0].transpose(0, 1))
+        if self.before_attention is not None:
+            self.before_attention(layer)
+        mask = self.masks[how.sliding_window, query.shape[1] // key.shape[1]]
+        tail = masked_part(query, key, value, mask, how.scale)
+        stores = self.arena.keys[layer], self.arena.values[layer]
+        if self.bounds.table is None:
+            stores = stores[0].flatten(0, 1)[None], stores[1].flatten(0, 1)[None]
+        prefix = prefix_part(query, *stores, self.bounds, self.kind, how.scale)
+        return merge(*prefix, *tail).transpose(1, 2).contiguous()
+
+
+def _obstacle(key: Tensor, value: Tensor, how: LayerAttention) -> str:
+    """Why a GPU's two parts cannot compute a layer's attention; empty if they can."""
+    if how.softcap:
+        return "the scores of a layer are soft-capped"
+    if how.sliding_window is not None:
+        return "a layer has a sliding window"
+    if key.shape[3] != value.shape[3]:
+        return f"a layer's keys have {key.shape[3]} dimensions and its values {value.shape[3]}"
+    return ""
+
+
+class PagedForward:
+    """A model's forward over a step's tensors. arena: holds the keys and values of all its sequences."""
+
+    is_invariant = False
+    skips_absent = False  # FlashAttention starts programs for every sequence
+
+    def __init__(self, model: PreTrainedModel, arena: Arena, kind: AttentionKind, mask_keys: list[MaskKey]):
+        assert kind in GPU_KINDS, "other kinds know no arena"
+        assert all(window is None for window, _ in mask_keys), "a graph cannot know where a window's keys lie"
+        self.model = model
+        self.arena = arena
+        self.kind = kind
+        self.mask_keys = mask_keys
+
+    def __call__(
+        self, given: StepTensors, answered: int | Tensor, before_attention: BeforeAttention | None = None
+    ) -> Tensor:
+        """See ArenaForward."""
+        step = PagedStep(
+            self.kind, given=given, arena=self.arena, mask_keys=self.mask_keys, dtype=self.model.dtype,
+            before_attention=before_attention,
+        )  # fmt: skip
+        output = self.model(
+            input_ids=given.tokens[None],
+            position_ids=given.positions[None],
+            past_key_values=RowsOnly(self.arena.num_layers),
+            use_cache=True,
+            logits_to_keep=max(1, answered) if isinstance(answered, int) else answered,  # 0 would mean all of them
+            step=step,
+        )
+        logits = output.logits[0]
+        return (logits[1:] if isinstance(answered, int) and answered == 0 else logits).float()

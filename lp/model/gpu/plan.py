@@ -1,0 +1,129 @@
+"""A program as a list of things to start on a GPU: stage kernels, products and attention, bound to their weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lp.model.gpu.stage import Argument, StageKernel, write_stage
+from lp.model.program.record import Inexpressible
+from lp.model.program.schedule import Stage
+from lp.model.program.steps import Attention, Constant, Product, Program, Value, reads, written
+from lp.platform.build import compiled
+
+FORMATS = (torch.float32, torch.bfloat16, torch.float16)
+# The largest head dimension for which attention's tiles fit a GPU's shared memory.
+LARGEST_HEAD = 256
+
+
+@dataclass(frozen=True)
+class RunStage:
+    """kernel: compiled. arguments: values, stores, slots, or tensors of constants. outputs: values to make room for."""
+
+    kernel: Any
+    arguments: tuple[Argument | Tensor, ...]
+    num_programs: int
+    num_warps: int
+    outputs: tuple[Value, ...]
+    last_uses: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class RunProduct:
+    """weight: [K, N]. bias: [N]."""
+
+    step: Product
+    weight: Tensor
+    bias: Tensor | None
+    last_uses: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class RunAttention:
+    """is_last: no attention comes after it, so that rows without logits are not needed any more."""
+
+    step: Attention
+    is_last: bool
+    last_uses: tuple[Value, ...]
+
+
+Instruction = RunStage | RunProduct | RunAttention
+
+
+def make_plan(program: Program, stages: list[Stage], dtype: torch.dtype) -> list[Instruction]:
+    """Raises Inexpressible."""
+    if dtype not in FORMATS:
+        raise Inexpressible(f"weights of {dtype}")
+    attentions = [step for step in program.steps if isinstance(step, Attention)]
+    for step in attentions:
+        if step.head_dim > LARGEST_HEAD:
+            raise Inexpressible(f"attention with a head dimension of {step.head_dim}")
+    return _Plan(program, stages, attentions[-1] if attentions else None).make()
+
+
+class _Plan:
+    def __init__(self, program: Program, stages: list[Stage], last: Attention | None):
+        self._program = program
+        self._stages = stages
+        self._last = last
+        self._made = {id(program.tokens), id(program.positions)}
+        self._bound: dict[int, Tensor] = {}
+
+    def make(self) -> list[Instruction]:
+        shared = self._shared()
+        steps: list[StageKernel | Product | Attention] = []
+        for stage in self._stages:
+            kernel = write_stage(stage.statements, shared)
+            steps += [kernel] if kernel else []
+            steps += stage.shared
+        uses = [self._uses(step) for step in steps]
+        dies: dict[int, int] = {id(value): number for number, used in enumerate(uses) for value in used}
+        kept = {id(self._program.tokens), id(self._program.positions), id(self._program.logits)}
+        return [
+            self._instruction(step, tuple(one for one in used if dies[id(one)] == number and id(one) not in kept))
+            for number, (step, used) in enumerate(zip(steps, uses, strict=True))
+        ]
+
+    def _shared(self) -> set[int]:
+        """The values that several stages or instructions need, and so are in memory."""
+        program = self._program
+        shared = {id(value) for value in (program.tokens, program.positions, program.logits)}
+        stage_of: dict[int, int] = {}
+        for number, stage in enumerate(self._stages):
+            for step in (*stage.statements, *stage.shared):
+                for value in [one.source for one in reads(step)] + [written(step)]:
+                    if isinstance(value, Value) and stage_of.setdefault(id(value), number) != number:
+                        shared.add(id(value))
+        return shared
+
+    def _uses(self, step: StageKernel | Product | Attention) -> list[Value]:
+        if isinstance(step, StageKernel):
+            return [one for one in step.arguments if isinstance(one, Value)]
+        used = [reads(step)[0].source, step.out]
+        return [one for one in used if isinstance(one, Value)]
+
+    def _instruction(self, step: StageKernel | Product | Attention, last_uses: tuple[Value, ...]) -> Instruction:
+        match step:
+            case StageKernel():
+                values = [one for one in step.arguments if isinstance(one, Value)]
+                outputs = tuple(value for value in values if id(value) not in self._made)
+                self._made |= {id(value) for value in outputs}
+                arguments = tuple(self._bind(one) for one in step.arguments)
+                return RunStage(compiled(step.text), arguments, step.num_programs, step.num_warps, outputs, last_uses)
+            case Product():
+                self._made.add(id(step.out))
+                bias = None if step.bias is None else step.bias.tensor.detach().reshape(-1)
+                return RunProduct(step, step.weight.detach(), bias, last_uses)
+            case Attention():
+                self._made.add(id(step.out))
+                return RunAttention(step, step is self._last, last_uses)
+
+    def _bind(self, argument: Argument) -> Argument | Tensor:
+        if not isinstance(argument, Constant):
+            return argument
+        if id(argument) not in self._bound:
+            self._bound[id(argument)] = argument.tensor.detach().contiguous()
+        return self._bound[id(argument)]

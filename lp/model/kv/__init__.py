@@ -1,4 +1,0 @@
-"""Where keys and values lie: one arena of pages on a GPU, a piece of memory for each sequence on a CPU, and its bound.
-
-This package knows nothing of models, trees or requests.
-"""

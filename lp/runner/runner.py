@@ -1,0 +1,175 @@
+"""The interface of runners. A runner holds the model and the KV caches, and computes the answers for token trees.
+
+Parallelism is a property of the runner alone: lp/runner/single_device.py has the runner for a single device, and
+`parallel.runners` has those for several ranks. No runner knows what a window or a draft is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from lp.request import Sequence
+from lp.step_cost import StepTimes
+from lp.tree import Ahead, Answers, TokenTree
+
+
+@dataclass(slots=True)
+class StepInput:
+    """One step of one sequence: rows to answer, or a part of the sequence that is only computed, for rows to follow.
+
+    sequence: a sequence that the runner has opened. tree: the rows to answer; its root is the sequence's last token. An
+    empty tree answers nothing. num_computed: how many of the sequence's first tokens have been computed after this
+    step; with a tree, all but the last.
+    num_candidates: K, how many of the best tokens to return for each row; 0 is the target alone. fingerprint: checksum
+    of the sequence's and the decoder's state, for ranks to compare; 0 if they do not. is_shared: whether all parts
+    share the tree; False lets one part compute it while the others rest.
+    """
+
+    sequence: Sequence
+    tree: TokenTree
+    num_computed: int
+    num_candidates: int = 0
+    fingerprint: int = 0
+    is_shared: bool = True
+
+    @staticmethod
+    def of(sequence: Sequence, tree: TokenTree, num_candidates: int = 0, is_shared: bool = True) -> StepInput:
+        """A step that answers the rows of a tree."""
+        return StepInput(sequence, tree, len(sequence.tokens) - 1, num_candidates, is_shared=is_shared)
+
+    @property
+    def num_columns(self) -> int:
+        """The number of columns of the step's packed answers (see Answers.pack)."""
+        sampling, ahead = self.sequence.sampling, self.ahead
+        num_top = sampling.logprobs if self.tree.scored is None else sampling.prompt_logprobs
+        num_first = max(1, self.num_candidates) + (0 if num_top is None else 1 + 2 * num_top)
+        return num_first + (ahead.num_columns if ahead else 0)
+
+    @property
+    def ahead(self) -> Ahead | None:
+        """What is asked of heads for each row; None for nothing."""
+        return self.sequence.ahead if self.tree.scored is None else None
+
+    def unpack(self, packed: np.ndarray) -> Answers:
+        """The answers to all rows, or to some of them, from their packed ones, int32 [rows, columns]."""
+        return Answers.unpack(packed, self.num_candidates, self.ahead)
+
+
+class Runner(Protocol):
+    """Computes batches of steps. They are finished in the order in which they were started.
+
+    depth: most batches that may be under way at the same time. num_parts: number of parts that a tree is split into.
+    num_replicas: number of parts that a batch is split into.
+    is_asynchronous: whether `start` only gives a device its work, so that the host can do something else until
+    `finish`. It must be the same on all ranks. cache_bytes: size of this rank's KV caches.
+    """
+
+    depth: int
+    num_parts: int
+    num_replicas: int
+
+    @property
+    def is_asynchronous(self) -> bool: ...
+
+    @property
+    def cache_bytes(self) -> int: ...
+
+    def open(self, sequence: Sequence) -> None:
+        """Makes a sequence known, so that steps of it can be started."""
+        ...
+
+    def start(self, steps: list[StepInput]) -> None:
+        """Starts a batch of steps, no two of the same sequence."""
+        ...
+
+    def finish(self) -> list[Answers]:
+        """Waits for the oldest batch under way. Returns the answers of each step, for every row of its tree."""
+        ...
+
+    def abandon(self) -> None:
+        """Drops all batches under way; their answers are not needed."""
+        ...
+
+    def copy(self, source: Sequence, target: Sequence, length: int) -> None:
+        """Gives a sequence of which nothing has been computed what was computed of another one with the same first
+        tokens, `length` of them. Both are open and have no step under way. Where that cannot be done, the steps of the
+        target compute it.
+        """
+        ...
+
+    def drop(self, sequence: Sequence) -> None:
+        """Drops what is computed of a sequence, which must have no step under way. Its steps compute it again."""
+        ...
+
+    def close(self, sequence: Sequence) -> None:
+        """Frees what is held of a sequence, which must have no step under way."""
+        ...
+
+
+@runtime_checkable
+class CopiesTokens(Protocol):
+    """A runner whose replicas may copy keys and values from each other. can_copy: whether they can."""
+
+    @property
+    def can_copy(self) -> bool: ...
+
+    def time_copy(self, sequence: Sequence, num_tokens: int) -> float:
+        """Seconds in which the second replica gets the first tokens of a sequence from the first one.
+
+        The first one has computed them; the second one has computed none, and keeps none. All ranks call this together.
+        """
+        ...
+
+
+class SharedBy(NamedTuple):
+    """Who computed what of the batch that was finished last.
+
+    ranks: for each sequence that is traced, by its id, a character for each row of its tree (see StepTrace).
+    most_rows: rows of the rank with the most, prompts and what it lacked of sequences included.
+    """
+
+    ranks: dict[str, str]
+    most_rows: int
+
+
+@runtime_checkable
+class SharesSteps(Protocol):
+    """A runner whose ranks compute different rows. shared_by: None if no sequence of the batch is traced."""
+
+    @property
+    def shared_by(self) -> SharedBy | None: ...
+
+
+class Home(NamedTuple):
+    """Where a sequence has room: the replica, and the pages that its next step needs."""
+
+    replica: int
+    num_pages: int
+
+
+@runtime_checkable
+class HasReplicas(Protocol):
+    """A runner whose replicas have keys and values of different sequences.
+
+    num_memories: number of replicas that have room for different sequences; 1 if all of them hold every sequence.
+    may_move: whether a sequence may go on at another replica, which computes it again.
+    """
+
+    num_memories: int
+    may_move: bool
+
+    def owner_of(self, sequence_id: str) -> int | None:
+        """The replica that holds most of a sequence; None if none holds anything. All ranks answer alike."""
+        ...
+
+    def weigh(self, times: StepTimes) -> None:
+        """Says how long steps and copies take: by that, what a replica lacks is computed or copied."""
+        ...
+
+    def arrange(self, homes: Mapping[str, Home]) -> None:
+        """Says where sequences have room from the next batch on, by their ids. All others only have what is left."""
+        ...

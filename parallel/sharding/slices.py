@@ -1,0 +1,164 @@
+"""Which outputs or inputs of each split module of a model every rank holds.
+
+Attention is split between heads, everything else between columns; parallel/sharding/dealing.py says how many of them a
+rank gets. Knows nothing of how ranks talk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from lp.model.exactness import UnsupportedArchitecture
+from parallel.sharding.dealing import HeadShare, deal, deal_heads
+from parallel.sharding.weight_files import Shard
+
+COLUMN, ROW = "colwise", "rowwise"
+COLUMN_WHOLE_OUTPUT, ROW_WHOLE_INPUT = "colwise_gather_output", "rowwise_split_input"
+STYLES = {COLUMN, ROW, COLUMN_WHOLE_OUTPUT, ROW_WHOLE_INPUT}
+# By the name of each split module: the range of outputs (of a column-parallel module) or inputs of every rank.
+Slices = Mapping[str, list[range]]
+
+
+def head_counts(config: PreTrainedConfig) -> tuple[int, int]:
+    """The numbers of a model's query heads and key/value heads."""
+    text: Any = config.get_text_config(decoder=True)
+    return text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+
+
+def slices(model: PreTrainedModel, styles: Mapping[str, str], degree: int) -> Slices:
+    """What each of `degree` ranks holds of the modules with these styles.
+
+    Raises ValueError for a module with less columns than ranks, and UnsupportedArchitecture if it is not known how the
+    columns of an attention module belong to heads.
+    """
+    return {name: _slices_of(model, name, style, degree) for name, style in styles.items()}
+
+
+def shards(model: nn.Module, styles: Mapping[str, str], cut: Slices, rank: int) -> dict[str, Shard]:
+    """The shard that a rank holds of each parameter of the split modules, by the parameter's name."""
+    found = {}
+    for name, style in styles.items():
+        dim = 0 if _is_column(style) else 1
+        held = cut[name][rank]
+        for parameter, tensor in model.get_submodule(name).named_parameters():
+            if tensor.dim() > dim:  # not the bias of a row-parallel module
+                found[f"{name}.{parameter}"] = Shard(dim, held.start, held.stop)
+    return found
+
+
+def own_heads(config: PreTrainedConfig, styles: Mapping[str, str], rank: int, degree: int) -> HeadShare:
+    """The heads that a rank computes and caches: all of them if the plan gives every rank all queries and keys."""
+    if not _split_attention(styles):
+        rank, degree = 0, 1
+    return deal_heads(*head_counts(config), degree)[rank]
+
+
+def count_own_heads(model: PreTrainedModel, styles: Mapping[str, str], rank: int, degree: int) -> None:
+    """Tells the attention modules how many heads this rank holds, in those attributes that transformers' models use.
+
+    Modules whose projections give every rank the whole output keep the numbers of the whole model. Raises
+    UnsupportedArchitecture for a weight that spans all heads, such as that of a norm over the whole width of queries.
+    """
+    own = own_heads(model.config, styles, rank, degree)
+    for name in _split_attention(styles):
+        attention = model.get_submodule(name)
+        _check_spans(model, name, attention, styles)
+        for attribute, number in _numbers_of(own).items():
+            if hasattr(attention, attribute):
+                setattr(attention, attribute, number)
+
+
+def _split_attention(styles: Mapping[str, str]) -> list[str]:
+    """The names of the modules of attention that compute a part of the heads on each rank."""
+    owners = {name.rpartition(".")[0] for name, style in styles.items() if style == COLUMN}
+    return sorted(filter(_is_attention, owners))
+
+
+def _numbers_of(own: HeadShare) -> dict[str, int]:
+    """The names that transformers' attention modules have for their numbers of heads, with this rank's numbers."""
+    query, key_value = len(own.query), len(own.key_value)
+    return {
+        "num_heads": query,
+        "num_attention_heads": query,
+        "num_key_value_heads": key_value,
+        "num_kv_heads": key_value,
+        "num_key_value_groups": own.group,
+    }
+
+
+def _slices_of(model: PreTrainedModel, name: str, style: str, degree: int) -> list[range]:
+    module: Any = model.get_submodule(name)
+    if isinstance(module, nn.Embedding):
+        size, what = module.num_embeddings, "tokens"
+    else:
+        size, what = (module.out_features, "outputs") if _is_column(style) else (module.in_features, "inputs")
+    if style in (COLUMN, ROW) and _is_attention(name.rpartition(".")[0]):
+        return _slices_by_head(model, name, size, degree)
+    if size < degree:
+        raise ValueError(
+            f"parallel.tp={degree} is more than the {size} {what} of {name}: use parallel.tp={size} or less, or "
+            "parallel=lp"
+        )
+    return deal(size, degree)
+
+
+def _slices_by_head(model: PreTrainedModel, name: str, size: int, degree: int) -> list[range]:
+    """Each rank's outputs or inputs of a module of attention: those of its query heads, or of its key/value heads."""
+    num_query, num_key_value = head_counts(model.config)
+    held = deal_heads(num_query, num_key_value, degree)
+    head_dim = _head_dim(model, model.get_submodule(name.rpartition(".")[0]))
+    if size == num_query * head_dim or (num_query == num_key_value and size % num_query == 0):
+        return _scaled([share.query for share in held], size // num_query)
+    if size == num_key_value * head_dim:
+        return _scaled([share.key_value for share in held], head_dim)
+    if num_query % degree == num_key_value % degree == size % degree == 0:
+        return deal(size, degree)
+    raise UnsupportedArchitecture(
+        f"{type(model).__name__} has {num_query} query heads and {num_key_value} key/value heads of {head_dim}, which "
+        f"parallel.tp={degree} does not divide, and it is not known how the {size} columns of {name} belong to them; "
+        "use parallel=lp, or a degree that divides both"
+    )
+
+
+def _scaled(heads: list[range], width: int) -> list[range]:
+    """The columns of ranges of heads, each of which has `width` columns."""
+    return [range(held.start * width, held.stop * width) for held in heads]
+
+
+def _head_dim(model: PreTrainedModel, attention: nn.Module) -> int:
+    """The width of a head in an attention module."""
+    text: Any = model.config.get_text_config(decoder=True)
+    known = [getattr(attention, "head_dim", None), getattr(attention, "head_size", None), getattr(text, "head_dim", 0)]
+    return next((number for number in known if number), text.hidden_size // text.num_attention_heads)
+
+
+def _check_spans(model: PreTrainedModel, name: str, attention: nn.Module, styles: Mapping[str, str]) -> None:
+    """Raises UnsupportedArchitecture for a weight of a split attention module that is as wide as all heads together."""
+    numbers, head_dim = head_counts(model.config), _head_dim(model, attention)
+    wide = {shape for number in numbers for shape in ((number, head_dim), (number * head_dim,))} - {(head_dim,)}
+    for weight_name, weight in _unsplit(name, attention, styles):
+        if tuple(weight.shape) in wide:
+            raise UnsupportedArchitecture(
+                f"{type(model).__name__} has a weight of all heads, {weight_name}, that its tensor-parallel plan in "
+                "transformers does not split; use parallel=lp, or parallel=single"
+            )
+
+
+def _unsplit(name: str, attention: nn.Module, styles: Mapping[str, str]) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters of an attention module that belong to none of the split modules, with their full names."""
+    for parameter, weight in attention.named_parameters(prefix=name):
+        if parameter.rpartition(".")[0] not in styles:
+            yield parameter, weight
+
+
+def _is_column(style: str) -> bool:
+    return style in (COLUMN, COLUMN_WHOLE_OUTPUT)
+
+
+def _is_attention(name: str) -> bool:
+    """Whether a module is attention, or a part of it, by its dotted name."""
+    return any("attn" in part or "attention" in part for part in name.split("."))

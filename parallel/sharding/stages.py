@@ -1,0 +1,174 @@
+"""Splits a Hugging Face model into the stages of a pipeline. Each stage holds consecutive layers; the first one also
+holds the embedding, and the last one the norm and the head.
+
+The split is applied from outside, by the model's own plan. Modules without weights stand in for the layers of other
+stages, so that the list of layers keeps its length and layer indices, layer types and masks stay right. Hidden states
+come in and go out through the `Step` that every layer is given. Knows nothing of ranks, or of how hidden states travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from lp.model.attention import Step
+from lp.model.checkpoint import Reader
+from lp.model.exactness import UnsupportedArchitecture
+from lp.model.memory import num_weight_bytes
+from parallel.sharding.weights import empty_model, fill
+
+_LAYERS = "layers"
+_NUM_PLACEHOLDERS = 251
+# The scale of untrained embeddings. What the layers add must outweigh it when their exactness is checked.
+_PLACEHOLDER_SCALE = 0.02
+
+
+def read_stage(index: int, num_stages: int) -> Reader:
+    """The Reader of one stage. It raises ValueError if there are more stages than layers."""
+
+    def read(
+        path: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+    ) -> tuple[PreTrainedModel, list[int]]:
+        check_stages(config, num_stages)
+        model = empty_model(config, dtype)
+        layers = cut_stage(model, index, num_stages)
+        fill(model, path, dtype, device)
+        return model, layers
+
+    return read
+
+
+def check_stages(config: PreTrainedConfig, num_stages: int) -> None:
+    """Checks that a model can be split into stages.
+
+    Raises ValueError if it has fewer layers than stages, or UnsupportedArchitecture if it has no plan.
+    """
+    text: Any = config.get_text_config(decoder=True)
+    name = (config.architectures or [config.model_type])[0]
+    if not text.base_model_pp_plan:
+        raise UnsupportedArchitecture(
+            f"{name} has no pipeline-parallel plan in transformers; use parallel=lp, or parallel=single"
+        )
+    if num_stages > text.num_hidden_layers:
+        raise ValueError(
+            f"parallel.pp={num_stages} is more than the {text.num_hidden_layers} layers of {name}: use "
+            f"parallel.pp={text.num_hidden_layers} or less, or parallel=lp"
+        )
+
+
+def cut_stage(model: PreTrainedModel, index: int, num_stages: int) -> list[int]:
+    """Removes from a model, in place, what other stages hold. Returns the indices of the layers that it keeps.
+
+    Raises UnsupportedArchitecture for a model whose plan does not cover all weights.
+    """
+    parts = _find_parts(model)
+    own = share_out(
+        [num_weight_bytes(layer) for layer in parts.layers],
+        num_stages,
+        first=num_weight_bytes(model.get_submodule(parts.embedding)),
+        last=sum(num_weight_bytes(model.get_submodule(name)) for name in parts.ends),
+    )[index]
+    for layer in range(len(parts.layers)):
+        if layer not in own:
+            parts.layers[layer] = EarlierLayer() if layer < own.start else LaterLayer()
+    if index > 0:
+        config: Any = model.config.get_text_config(decoder=True)
+        model.set_submodule(parts.embedding, PlaceholderEmbedding(config.hidden_size, model.dtype))
+    if index < num_stages - 1:
+        for name in parts.ends:
+            model.set_submodule(name, nn.Identity())
+    return list(own)
+
+
+def share_out(sizes: Sequence[int], num_stages: int, first: int = 0, last: int = 0) -> list[range]:
+    """Gives each stage a range of layers, as evenly as possible: the sum of the squares of the stages' sizes is least.
+
+    sizes: size of each layer; there must be at least as many layers as stages. first, last: sizes of what the first and
+    the last stage hold besides layers.
+    """
+    sums = [0, *accumulate(sizes)]
+    # By the number of layers given to the stages so far: the least sum of squares, and where these stages end.
+    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
+    for stage in range(num_stages):
+        besides = (first if stage == 0 else 0) + (last if stage == num_stages - 1 else 0)
+        best = {
+            end: min(
+                (squares + (sums[end] - sums[begin] + besides) ** 2, (*cuts, end))
+                for begin, (squares, cuts) in best.items()
+                if begin < end
+            )
+            for end in range(stage + 1, len(sizes) + 1)
+        }
+    return [range(begin, end) for begin, end in pairwise(best[len(sizes)][1])]
+
+
+class EarlierLayer(nn.Module):
+    """Stands in for a layer of an earlier stage. Its output is what the stage before has computed."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, step: Step | None = None, **kwargs: Any) -> Tensor:
+        return hidden_states if step is None or step.incoming is None else step.incoming
+
+
+class LaterLayer(nn.Module):
+    """Stands in for a layer of a later stage. It hands out what this stage has computed."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, step: Step | None = None, **kwargs: Any) -> Tensor:
+        if step is not None:
+            step.outgoing = hidden_states
+        return hidden_states
+
+
+class PlaceholderEmbedding(nn.Module):
+    """Stands in for the first stage's embedding: a random vector for each token, the same in every run.
+
+    It is needed to check a stage's layers by themselves. In a pipeline its output is replaced by the hidden states of
+    the stage before.
+    """
+
+    def __init__(self, hidden_size: int, dtype: torch.dtype):
+        super().__init__()
+        table = torch.randn(_NUM_PLACEHOLDERS, hidden_size, generator=torch.Generator().manual_seed(0))
+        self.register_buffer("table", (_PLACEHOLDER_SCALE * table).to(dtype), persistent=False)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return nn.functional.embedding(input_ids % _NUM_PLACEHOLDERS, self.get_buffer("table"))
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Parts of a model. embedding: its name. layers: the list itself. ends: names of the norm and the head."""
+
+    embedding: str
+    layers: nn.ModuleList
+    ends: list[str]
+
+
+def _find_parts(model: PreTrainedModel) -> _Parts:
+    config: Any = model.config.get_text_config(decoder=True)
+    base = model.base_model_prefix
+    inputs_of = {f"{base}.{name}": inputs for name, (inputs, _) in config.base_model_pp_plan.items()}
+    inputs_of |= {name: inputs for name, (inputs, _) in (type(model)._pp_plan or {}).items()}
+    embeddings = [name for name, inputs in inputs_of.items() if inputs == ["input_ids"]]
+    ends = [name for name, inputs in inputs_of.items() if inputs == ["hidden_states"]]
+    try:
+        layers = cast(nn.ModuleList, model.get_submodule(f"{base}.{_LAYERS}"))
+        planned = {id(weight) for name in inputs_of for weight in model.get_submodule(name).parameters()}
+    except AttributeError as error:
+        raise _unfit_plan(model, str(error)) from error
+    unplanned = [name for name, weight in model.named_parameters() if id(weight) not in planned]
+    if unplanned:
+        raise _unfit_plan(model, f"it leaves out {', '.join(unplanned[:3])}")
+    return _Parts(embeddings[0], layers, ends)
+
+
+def _unfit_plan(model: PreTrainedModel, reason: str) -> UnsupportedArchitecture:
+    return UnsupportedArchitecture(
+        f"{type(model).__name__} cannot be cut by its pipeline-parallel plan in transformers ({reason}); use "
+        "parallel=lp, or parallel=single"
+    )

@@ -1,0 +1,205 @@
+"""Tensor parallelism: the weights of every layer are split among the ranks (Shoeybi et al., arXiv 1909.08053).
+
+The split is applied from outside to a Hugging Face model, by the model's own plan. A column-parallel module computes a
+slice of its outputs. The row-parallel module after it takes that slice as its inputs, and an all-reduce adds up the
+outputs of the ranks. Most layers need two all-reduces. The vocabulary is split as well: the embedding then needs one
+all-reduce and the logits one all-gather. Every rank gets the whole logits, so it decodes as a single device does.
+
+Slices need not be equal (parallel/sharding/dealing.py): ranks hold whole attention heads, and a key/value head is
+repeated if there are more ranks than key/value heads. A rank's KV cache holds the rank's own key/value heads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from lp.model.checkpoint import Reader
+from lp.model.exactness import UnsupportedArchitecture
+from parallel.comm.base import Collectives
+from parallel.sharding.slices import (
+    COLUMN,
+    COLUMN_WHOLE_OUTPUT,
+    ROW,
+    ROW_WHOLE_INPUT,
+    STYLES,
+    Slices,
+    count_own_heads,
+    head_counts,
+    shards,
+    slices,
+)
+from parallel.sharding.weights import empty_model, fill, name_of
+
+# The names of styles that leave a module whole on every rank begin with this.
+REPLICATED = "replicate"
+
+
+def read_sharded(collectives: Collectives) -> Reader:
+    """The Reader of one rank of a tensor-parallel group. It raises ValueError for a model that cannot be split so."""
+
+    def read(
+        path: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+    ) -> tuple[PreTrainedModel, list[int]]:
+        rank, degree = collectives.rank, collectives.num_ranks
+        check_degree(config, degree)
+        model = empty_model(config, dtype)
+        styles = plan(model)
+        cut = slices(model, styles, degree)
+        count_own_heads(model, styles, rank, degree)
+        fill(model, path, dtype, device, shards(model, styles, cut, rank))
+        connect(model, styles, cut, collectives)
+        return model, list(range(config.get_text_config(decoder=True).num_hidden_layers))
+
+    return read
+
+
+def check_degree(config: PreTrainedConfig, degree: int) -> None:
+    """Checks that a model can be split among `degree` ranks.
+
+    Raises ValueError if a rank would have no attention head, or UnsupportedArchitecture if the model has no plan.
+    """
+    name = (config.architectures or [config.model_type])[0]
+    if not getattr(config.get_text_config(decoder=True), "base_model_tp_plan", None):
+        raise UnsupportedArchitecture(
+            f"{name} has no tensor-parallel plan in transformers; use parallel=lp, or parallel=single"
+        )
+    num_query, num_key_value = head_counts(config)
+    if degree > num_query:
+        raise ValueError(
+            f"parallel.tp={degree} is more than the {num_query} attention heads of {name}, so that a rank would have "
+            f"none: use parallel.tp={num_query} or less, or parallel=lp"
+        )
+    if num_query % num_key_value:
+        raise ValueError(
+            f"{name} has {num_query} attention heads, which its {num_key_value} key/value heads cannot share equally: "
+            "correct num_attention_heads or num_key_value_heads in config.json"
+        )
+
+
+def plan(model: PreTrainedModel) -> dict[str, str]:
+    """The style of each module that is split, by the module's name.
+
+    Raises UnsupportedArchitecture for an unknown style, and for a plan that fits none of the model's modules.
+    """
+    base = model.base_model_prefix
+    text: Any = model.config.get_text_config(decoder=True)
+    patterns = {f"{base}.{name}": style for name, style in text.base_model_tp_plan.items()}
+    patterns |= type(model)._tp_plan or {}
+    parts = {**dict(model.named_modules()), **dict(model.named_parameters())}
+    embedding, _ = _embeddings(model)
+    styles = {}
+    for name, part in parts.items():
+        style = next((patterns[p] for p in patterns if re.fullmatch(_expression(p), name)), REPLICATED)
+        if style.startswith(REPLICATED) or part is embedding:  # the embedding is split with the head, whatever the plan
+            continue
+        if style not in STYLES or not isinstance(part, nn.Linear):
+            raise UnsupportedArchitecture(
+                f"{type(model).__name__} splits {name} in the style {style!r}, which tensor parallelism does not know "
+                "here; use parallel=lp, or parallel=single"
+            )
+        styles[name] = style
+    if not any(name.startswith(f"{base}.") for name in styles):
+        raise UnsupportedArchitecture(
+            f"{type(model).__name__} has none of the modules that its tensor-parallel plan in transformers names; use "
+            "parallel=lp, or parallel=single"
+        )
+    return _with_embedding(model, styles)
+
+
+def _expression(pattern: str) -> str:
+    """A regular expression for a pattern of the plan, in which * is the index of a layer."""
+    return re.escape(pattern).replace(r"\*", r"\d+")
+
+
+def _with_embedding(model: PreTrainedModel, styles: dict[str, str]) -> dict[str, str]:
+    """Adds the embedding if the head is split."""
+    embedding, head = _embeddings(model)
+    return {**styles, name_of(model, embedding): COLUMN} if name_of(model, head) in styles else styles
+
+
+def _embeddings(model: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    assert isinstance(embedding, nn.Embedding) and isinstance(head, nn.Linear)
+    return embedding, head
+
+
+def connect(model: PreTrainedModel, styles: Mapping[str, str], cut: Slices, collectives: Collectives) -> None:
+    """Adds the collectives to the split modules of a model whose weights have been read."""
+    for name, style in styles.items():
+        module = model.get_submodule(name)
+        if isinstance(module, nn.Embedding):
+            _split_vocabulary(model, module, cut[name][collectives.rank].start, collectives)
+        if style == COLUMN_WHOLE_OUTPUT:
+            module.register_forward_hook(_gather(cut[name], collectives))
+        if style == ROW_WHOLE_INPUT:
+            module.register_forward_pre_hook(_take(cut[name][collectives.rank]))
+        if style in (ROW, ROW_WHOLE_INPUT):
+            module.register_forward_hook(_reduce(collectives))
+            if getattr(module, "bias", None) is not None and collectives.rank != 0:
+                module.register_parameter("bias", None)  # rank 0 adds it, once
+    model.register_forward_hook(_settle(collectives))
+
+
+def _split_vocabulary(model: PreTrainedModel, embedding: nn.Embedding, first: int, collectives: Collectives) -> None:
+    """Makes tokens of other ranks look up a row of zeros, so that the sum over the ranks is the embedding.
+
+    first: the first token of this rank. A tied head still shares the embedding's memory: it is all rows except the row
+    of zeros.
+    """
+    size = embedding.weight.shape[0]
+    head = _embeddings(model)[1]
+    is_tied = head.weight is embedding.weight
+    zeros = embedding.weight.new_zeros(1, embedding.weight.shape[1])
+    embedding.weight = nn.Parameter(torch.cat([embedding.weight, zeros]), requires_grad=False)
+    embedding.num_embeddings = size + 1
+    embedding.padding_idx = None  # it may be another rank's token
+    if is_tied:
+        head.weight = nn.Parameter(embedding.weight[:size], requires_grad=False)
+
+    def localise(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        mine = args[0] - first
+        return (torch.where((mine >= 0) & (mine < size), mine, size), *args[1:])
+
+    embedding.register_forward_pre_hook(localise)
+    embedding.register_forward_hook(_reduce(collectives))
+
+
+def _reduce(collectives: Collectives) -> Callable[..., Tensor]:
+    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return collectives.all_reduce(output)
+
+    return hook
+
+
+def _settle(collectives: Collectives) -> Callable[..., None]:
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        collectives.settle()
+
+    return hook
+
+
+def _gather(held: list[range], collectives: Collectives) -> Callable[..., Tensor]:
+    """Joins the outputs of all ranks. Tensors that are gathered have one shape, so the smaller ones are padded."""
+    sizes = [len(own) for own in held]
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        missing = max(sizes) - output.shape[-1]
+        gathered = collectives.all_gather(nn.functional.pad(output, (0, missing)) if missing else output)
+        return torch.cat([part[..., :size] for part, size in zip(gathered, sizes, strict=True)], dim=-1)
+
+    return hook
+
+
+def _take(own: range) -> Callable[..., tuple[Tensor, ...]]:
+    """Leaves a module those of its inputs that this rank holds."""
+
+    def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (args[0][..., own.start : own.stop], *args[1:])
+
+    return hook

@@ -1,0 +1,168 @@
+"""Tree attention over pages, interpreted, against dense attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lp.kv_cache.cache import PAGE
+from lp.model.gpu.attention import attend, attend_in_order, lay_paths, num_splits
+from lp.model.gpu.step_tensors import StepTensors
+from lp.model.kernels import LayerAttention
+from lp.model.program.steps import Attention, Operand, Value
+from lp.tree import TokenTree
+from tests.lp.model.gpu.interpreter import Pages, interpret
+from tests.lp.test_tree import random_tree
+from tests.slow import slow_except
+
+LENGTHS = slow_except([0, 1, 255, 256, 257, 1000], 0, 257)
+
+
+@dataclass(frozen=True)
+class Shape:
+    heads: int = 2
+    groups: int = 1
+    head_dim: int = 64
+    window: int | None = None
+    softcap: float | None = None
+    dtype: torch.dtype = torch.float32
+
+    def step(self) -> Attention:
+        width = self.heads * self.groups * self.head_dim
+        how = LayerAttention(self.head_dim**-0.5, self.window, self.softcap)
+        query = Operand(Value(width + 3), 3, (self.head_dim,))
+        return Attention(Value(width), query, 0, how, self.heads, self.groups, self.head_dim)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step's attention: query [R, 3 + heads * D], the prefix's and the rows' keys and values [S, H, D]."""
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    pages: Pages
+    given: StepTensors
+
+
+def make_case(shape: Shape, tree: TokenTree, length: int, seed: int = 0) -> Case:
+    random = torch.Generator().manual_seed(seed)
+    num_rows, width = len(tree), shape.step().query.source.width  # pyright: ignore[reportAttributeAccessIssue]
+    keys, values = (
+        torch.randn(length + num_rows, shape.heads, shape.head_dim, generator=random).to(shape.dtype) for _ in range(2)
+    )
+    query = torch.randn(num_rows, width, generator=random).to(shape.dtype)
+    pages = Pages([(shape.heads, shape.head_dim)], (length + num_rows) // PAGE + 2, shape.dtype)
+    write(pages, keys, values)
+    pages.cache.length = length
+    return Case(query, keys, values, pages, pages.given(tree))
+
+
+def write(pages: Pages, keys: Tensor, values: Tensor) -> None:
+    """Writes a layer's keys and values [S, H, D] to their places."""
+    slots = torch.from_numpy(pages.slots(0, len(keys)))
+    for store, numbers in ((pages.arena.keys[0], keys), (pages.arena.values[0], values)):
+        store.flatten(0, 1)[slots] = numbers
+
+
+def dense(shape: Shape, case: Case, tree: TokenTree) -> Tensor:
+    """[R, heads * D] by plain products in float32."""
+    num_rows, length = len(tree), case.pages.cache.length
+    query = case.query[:, 3:].float().view(num_rows, shape.heads, shape.groups, shape.head_dim)
+    scores = torch.einsum("rhgd,shd->hgrs", query, case.keys.float()) * shape.head_dim**-0.5
+    if shape.softcap:
+        scores = torch.tanh(scores / shape.softcap) * shape.softcap
+    seen = torch.cat([torch.ones(num_rows, length, dtype=torch.bool), torch.from_numpy(tree.visibility)], dim=1)
+    if shape.window is not None:
+        positions = torch.from_numpy(tree.depths) + length
+        seen &= positions[:, None] - torch.cat([torch.arange(length), positions])[None] < shape.window
+    shares = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
+    return torch.einsum("hgrs,shd->rhgd", shares, case.values.float()).reshape(num_rows, -1)
+
+
+def found(shape: Shape, case: Case) -> Tensor:
+    step = shape.step()
+    arena = case.pages.arena
+    out = torch.empty(len(case.given.tokens), step.out.width, dtype=shape.dtype)
+    attend(step, case.query, arena.keys[0], arena.values[0], case.given, out)
+    return out.float()
+
+
+def found_in_order(shape: Shape, case: Case) -> Tensor:
+    step = shape.step()
+    arena = case.pages.arena
+    out = torch.empty(len(case.given.tokens), step.out.width, dtype=shape.dtype)
+    attend_in_order(step, case.query, arena.keys[0], arena.values[0], case.given, lay_paths(case.given), out)
+    return out.float()
+
+
+SHAPES = [
+    Shape(),
+    Shape(groups=4),
+    Shape(heads=1, groups=8, head_dim=128),
+    Shape(heads=1, groups=3, head_dim=80),
+    Shape(heads=1, groups=2, head_dim=256),
+    Shape(groups=2, softcap=5.0),
+    Shape(window=24),
+    Shape(heads=1, window=300, softcap=8.0),
+    Shape(groups=4, dtype=torch.bfloat16),
+    Shape(heads=1, window=300, dtype=torch.float16),
+]
+QUICK = (Shape(groups=4), Shape(heads=1, window=300, softcap=8.0), Shape(heads=1, window=300, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("shape", slow_except(SHAPES, *QUICK), ids=str)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_attention_is_that_of_dense_products(shape: Shape, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    interpret(monkeypatch)
+    tolerance = 2e-5 if shape.dtype == torch.float32 else 0.03
+    for num_rows in (1, 19):
+        tree = random_tree(np.random.default_rng(length), num_rows)
+        case = make_case(shape, tree, length)
+        expected = dense(shape, case, tree)
+        for result in (found(shape, case), found_in_order(shape, case)):
+            torch.testing.assert_close(result, expected, atol=tolerance, rtol=tolerance)
+
+
+def test_a_prefix_is_split_where_few_programs_would_run() -> None:
+    assert num_splits(1, Shape(heads=8, groups=4).step()) == 16
+    assert num_splits(64, Shape(heads=32).step()) == 4
+    assert num_splits(256, Shape(heads=32).step()) == 1
+    assert num_splits(1, Shape(heads=8, window=24).step()) == 1
+
+
+def test_packed_sequences_see_their_own_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of two sequences in one step get what each gets alone."""
+    interpret(monkeypatch)
+    shape = Shape(groups=2)
+    trees = [random_tree(np.random.default_rng(seed), 7) for seed in (1, 2)]
+    cases = [make_case(shape, tree, length, seed) for tree, length, seed in zip(trees, (300, 40), (1, 2), strict=True)]
+    alone = [found(shape, case) for case in cases]
+    first, second = (case.given for case in cases)
+    behind = len(cases[0].pages.arena.keys[0])  # the second sequence's pages come behind those of the first
+    pairs = [(one.pages.arena.keys[0], one.pages.arena.values[0]) for one in cases]
+    keys, values = (torch.cat(both) for both in zip(*pairs, strict=True))
+    table = torch.zeros(2, first.block_table.shape[1], dtype=torch.int32)
+    table[0], table[1, : second.block_table.shape[1]] = first.block_table, second.block_table + behind
+    packed = StepTensors(
+        tokens=torch.cat([first.tokens, second.tokens]),
+        positions=torch.cat([first.positions, second.positions]),
+        slots=torch.cat([first.slots, second.slots + behind * PAGE]),
+        moves=first.moves,
+        move_starts=first.move_starts,
+        choices=torch.cat([first.choices, second.choices], dim=1),
+        sequence_of=torch.tensor([0] * 7 + [1] * 7, dtype=torch.int32),
+        lengths=torch.cat([first.lengths, second.lengths]),
+        row_starts=torch.tensor([0, 7, 14], dtype=torch.int32),
+        key_starts=torch.zeros(3, dtype=torch.int32),
+        block_table=table,
+        visibility=torch.block_diag(first.visibility.int(), second.visibility.int()).bool(),
+    )
+    step = shape.step()
+    out = torch.empty(14, step.out.width)
+    attend(step, torch.cat([one.query for one in cases]), keys, values, packed, out)
+    torch.testing.assert_close(out, torch.cat(alone), atol=1e-6, rtol=1e-6)

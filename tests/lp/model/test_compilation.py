@@ -1,0 +1,197 @@
+"""Compiled forwards give the model's own logits; a failure to compile and a corrupt file do no harm."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+import torch
+
+from lp import Engine, Lookahead, Sampling
+from lp.engine.engine import SingleDevice
+from lp.model import compilation
+from lp.model.causal import CausalModel
+from lp.model.checkpoint import ModelSettings, load
+from lp.model.compilation import CompileMode, make_fast
+from lp.model.cpu import ahead_of_time
+from lp.model.cpu.ahead_of_time import AheadOfTime
+from lp.model.cpu.forward import NativeForward
+from lp.platform import disk_cache
+from lp.platform.build import CannotBuild
+from tests.lp.test_lossless import GREEDY, NUM_TOKENS, make_prompt
+from tests.lp.test_tree import random_tree
+from tests.models import SLIDING_WINDOW, VOCAB_SIZE
+from tests.slow import slow_except
+
+# llama has full attention; gemma2 has sliding windows in some layers, and a softcap; mixtral has no native form, and
+# PyTorch takes a minute to compile it.
+ARCHITECTURES = slow_except(["llama", "gemma2", "mixtral"], "llama")
+
+
+@pytest.fixture
+def load_plain(checkpoint_folder: Callable[[str], Path]) -> Callable[[str], CausalModel]:
+    return lambda name: load(ModelSettings(str(checkpoint_folder(name)), device="cpu", compile=CompileMode.off)).model
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_trees_get_the_models_own_logits(
+    architecture: str, load_plain: Callable[[str], CausalModel], kept: Path
+) -> None:
+    model = load_plain(architecture)
+    make_fast(model, CompileMode.on, kept)
+    fast, cache = model.fast, model.make_cache(1)
+    assert fast is not None
+    rng = np.random.default_rng(0)
+    for num_rows in (1, 2, 3, SLIDING_WINDOW + 5, 64, 1, 300, 5):  # the cache grows on the way
+        tree = random_tree(rng, num_rows)
+        for num_logits in {1, num_rows}:
+            model.fast = None
+            own = model.forward(tree, cache, num_logits)
+            model.fast = fast
+            torch.testing.assert_close(model.forward(tree, cache, num_logits), own, rtol=1e-3, atol=1e-4)
+        cache.keep(tree.path(num_rows - 1))
+
+
+def test_text_is_the_same_as_without_compiling(
+    load_plain: Callable[[str], CausalModel], llama: Engine, kept: Path
+) -> None:
+    model = load_plain("llama")
+    make_fast(model, CompileMode.on, kept)
+    fast = Engine(llama.checkpoint, SingleDevice(model))
+    for sampling in (GREEDY, Sampling(temperature=1.0, seed=1)):
+        for length in (1, 70):
+            prompt = make_prompt(length)
+            results = [
+                engine.generate(prompt, decode=Lookahead(5, 4, 5), sampling=sampling, max_new_tokens=NUM_TOKENS)
+                for engine in (llama, fast)
+            ]
+            assert results[0].token_ids == results[1].token_ids
+
+
+def test_a_model_is_compiled_once(
+    load_plain: Callable[[str], CausalModel], kept: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_fast(load_plain("llama"), CompileMode.on, kept)
+    with caplog.at_level(logging.INFO, "lookahead"):
+        make_fast(load_plain("llama"), CompileMode.on, kept)
+    assert "compiling" not in caplog.text
+
+
+def test_a_corrupt_library_is_compiled_anew(
+    load_plain: Callable[[str], CausalModel], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_fast(load_plain("llama"), CompileMode.on, tmp_path)
+    (library,) = tmp_path.glob("*/forward.so")
+    library.unlink()  # it is in use
+    library.write_bytes(b"half of it")
+    model = load_plain("llama")
+    make_fast(model, CompileMode.on, tmp_path)
+    assert isinstance(model.fast, NativeForward) and "is corrupt" in caplog.text and library.stat().st_size > 10_000
+
+
+def give_other_weights(library: Path, weight: torch.Tensor) -> None:
+    """Turns a weight around in a library, as if it was compiled for another model."""
+    content, own = library.read_bytes(), weight.detach().numpy().tobytes()
+    assert own in content
+    library.write_bytes(content.replace(own, (-weight).detach().numpy().tobytes()))
+    checksum = disk_cache.checksum(library)
+    for part in (library, library.with_suffix(".json")):
+        part.rename(part.with_stem(checksum))
+
+
+@pytest.mark.slow
+def test_libraries_that_are_corrupt_or_of_another_model_are_compiled_anew(
+    load_plain: Callable[[str], CausalModel], kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Compiling takes long, so what is compiled anew is packed from what was compiled before."""
+    model = load_plain("mixtral")
+    caplog.set_level(logging.INFO, "lookahead")
+    make_fast(model, CompileMode.on, kept)
+    assert isinstance(model.fast, AheadOfTime) and "no native form: the operation _softmax" in caplog.text
+    names = {ahead_of_time.ROWS: "any-rows", 1: "one-row"}
+    right = {num_rows: next(kept.glob(f"MixtralForCausalLM*-{name}")) for num_rows, name in names.items()}
+    of_another, cut_off = (Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in right.values())
+    weights: Any = model.model
+    give_other_weights(next(of_another.glob("*.so")), weights.model.norm.weight)
+    os.truncate(next(cut_off.glob("*.so")), 8192)
+    compiled: list[int] = []
+
+    def compile_(path: Path, traced: object, num_rows: int) -> str:
+        compiled.append(num_rows)
+        with ZipFile(path, "w") as package:
+            for suffix in (".so", ".json"):
+                package.write(next(right[num_rows].glob(f"*{suffix}")), f"forward/one.wrapper{suffix}")
+        return str(path)
+
+    monkeypatch.setattr(ahead_of_time, "_compile", compile_)
+    make_fast(model, CompileMode.on, tmp_path)
+    assert isinstance(model.fast, AheadOfTime)  # so its logits were compared with the model's
+    assert "is corrupt" in caplog.text and "gives other logits than the model itself" in caplog.text
+    assert compiled == [1, ahead_of_time.ROWS, 1], "the corrupt one, and then both"
+    assert next(of_another.glob("*.so")).name == next(right[ahead_of_time.ROWS].glob("*.so")).name
+    # Both libraries are noted as used, so that whoever trims the cache leaves them while this process lives.
+    assert {of_another, cut_off} <= set(disk_cache._held)
+    assert all(path.with_name(f"{path.name}.used").exists() for path in (of_another, cut_off))
+
+
+def test_a_library_of_pytorch_counts_into_the_bound_of_the_cache(
+    load_plain: Callable[[str], CausalModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was used least recently makes room for it; it stays itself, as it is in use."""
+    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(disk_cache.BOUND_VARIABLE, "0")
+    old = disk_cache.folder("gguf/old")
+    assert old is not None
+    (old / "weights").write_bytes(b"some")
+    monkeypatch.setattr(ahead_of_time, "_compile", lambda *inputs: "package")
+    monkeypatch.setattr(ahead_of_time, "_unpack", lambda package, folder: folder.mkdir())
+    monkeypatch.setattr(ahead_of_time, "_load", lambda kept: lambda *inputs: torch.zeros(2))
+    model, compiled = load_plain("mixtral"), disk_cache.folder("compiled")
+    assert compiled is not None
+    ahead_of_time.compile_ahead(model, compiled)
+    assert not old.exists() and len([path for path in compiled.iterdir() if path.is_dir()]) == 2
+
+
+def fail(*arguments: object) -> None:
+    raise CannotBuild("the compiler is out of order")
+
+
+def test_a_failure_is_logged_and_does_no_harm(
+    load_plain: Callable[[str], CausalModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(compilation, "make_native", fail)
+    monkeypatch.setattr(compilation, "WORTHWHILE", 1)
+    model = load_plain("llama")
+    make_fast(model, CompileMode.auto, tmp_path)
+    assert model.fast is None
+    assert [r.message for r in caplog.records if r.levelno == logging.WARNING] == [
+        "the forward is not compiled: the compiler is out of order (model.compile=off does not try it)"
+    ]
+    with pytest.raises(ValueError, match=r"model\.compile=on: the compiler is out of order; use model\.compile=off"):
+        make_fast(model, CompileMode.on, tmp_path)
+
+
+def test_without_a_compiler_or_a_folder(
+    load_plain: Callable[[str], CausalModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_plain("llama")
+    with pytest.raises(ValueError, match="no folder to keep it in"):
+        make_fast(model, CompileMode.on, None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match=r"no C\+\+ compiler; install g\+\+"):
+        make_fast(model, CompileMode.on, tmp_path)
+
+
+def test_small_models_are_left_as_they_are(load_plain: Callable[[str], CausalModel], tmp_path: Path) -> None:
+    model = load_plain("llama")
+    make_fast(model, CompileMode.auto, tmp_path)
+    assert model.fast is None and not list(tmp_path.iterdir()) and model.vocab_size == VOCAB_SIZE
