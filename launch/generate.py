@@ -28,8 +28,8 @@ from lp.engine.input import RequestBuilder
 from lp.grammar.settings import KINDS, Grammar, GrammarKind
 from lp.request import Completion, Output, Request
 from lp.text.stopping import Stopping
-from parallel.degrees import name_mode
 from parallel.groups.worker import run_engine
+from parallel.mesh import name_mode
 
 log = logging.getLogger("lookahead")
 

@@ -23,16 +23,14 @@ from lp.runner.single_device import SingleDevice
 from parallel.comm.base import Messages, Traffic
 from parallel.comm.channel import Channel
 from parallel.comm.connect import connect, connect_axis
-from parallel.degrees import Mode
-from parallel.mesh import Mesh, ParallelSettings
+from parallel.mesh import Mesh, Mode, ParallelSettings
 from parallel.runners.assignment import AllShare, Assignment, Balanced, Pinned
 from parallel.runners.copying import checksum_of_caches
 from parallel.runners.lookahead import LookaheadParallel
 from parallel.runners.pipeline import PipelineParallel
 from parallel.runners.tensor import TensorParallel
-from parallel.sharding.capture import capture_together
 from parallel.sharding.stages import check_stages, read_stage
-from parallel.sharding.tensor import check_degree, read_sharded
+from parallel.sharding.tensor import capture_together, check_degree, read_sharded
 
 
 def check(config: PreTrainedConfig, degrees: Mapping[str, int]) -> None:

@@ -27,7 +27,7 @@ from benchmarks.shared.report import bullets, markdown_table, progress, publish
 from benchmarks.shared.shapes import read_config
 from lp import Lookahead
 from lp.model.checkpoint import DTYPES
-from parallel.degrees import AXES
+from parallel.mesh import AXES
 
 DEGREES = ["single", "lp=2", "lp=4", "lp=8", "tp=2", "tp=4", "tp=8", "pp=2", "pp=4", "pp=8", "lp=2,tp=2", "lp=4,tp=2"]
 

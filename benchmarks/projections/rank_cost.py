@@ -22,7 +22,7 @@ from lp.methods.window import Window
 from lp.tree import TokenTree, TreeBuilder
 from parallel import build
 from parallel.comm.channel import HEADER
-from parallel.degrees import Mode, resolve_degrees
+from parallel.mesh import Mode, resolve_degrees
 from parallel.runners.partition import partition
 from parallel.sharding.slices import COLUMN, COLUMN_WHOLE_OUTPUT, Slices, own_heads, shards, slices
 from parallel.sharding.stages import cut_stage

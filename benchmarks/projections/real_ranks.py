@@ -17,8 +17,7 @@ from launch.sweep.ranks import measure, usable_cores
 from launch.sweep.records import Run
 from launch.sweep.settings import BenchSettings
 from lp.request import DecodingMethod
-from parallel.degrees import Mode
-from parallel.mesh import ParallelSettings
+from parallel.mesh import Mode, ParallelSettings
 
 
 def measure_all(

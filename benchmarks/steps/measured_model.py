@@ -17,7 +17,7 @@ from lp.model.causal import CausalModel
 from lp.model.checkpoint import DTYPES, Checkpoint, ModelSettings, load, pick_device
 from lp.model.compilation import CompileMode
 from lp.model.exactness import check_config, check_tree
-from lp.model.kv_bound import AUTO, find_bound
+from lp.model.memory import AUTO, find_bound
 from lp.platform import disk_cache
 
 

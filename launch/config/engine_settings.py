@@ -15,8 +15,7 @@ from lp.methods.registry import METHODS, from_dict
 from lp.model.attention import AttentionSettings
 from lp.model.checkpoint import ModelSettings
 from lp.sampling.settings import Sampling
-from parallel.degrees import Mode, name_mode
-from parallel.mesh import ParallelSettings
+from parallel.mesh import Mode, ParallelSettings, name_mode
 
 
 def register(name: str, schema: type, **groups: type) -> None:

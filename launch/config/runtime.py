@@ -21,10 +21,9 @@ from lp.platform.hardware import dtype_name
 from parallel.build import MeshTopology, OnLoaded
 from parallel.comm.base import Traffic
 from parallel.comm.channel import Channel
-from parallel.degrees import Mode, explain
 from parallel.groups.messages import Shutdown, encode_commands
 from parallel.groups.worker import run_engine
-from parallel.mesh import Mesh, ParallelSettings, make_mesh
+from parallel.mesh import Mesh, Mode, ParallelSettings, explain, make_mesh
 
 log = logging.getLogger("lookahead")
 

@@ -15,8 +15,7 @@ from lp.model.checkpoint import AUTO, Checkpoint, load
 from lp.model.compilation import WORTHWHILE, CompileMode
 from lp.model.cpu.forward import NativeForward
 from lp.platform.hardware import dtype_name
-from parallel.degrees import Mode, explain
-from parallel.mesh import ParallelSettings
+from parallel.mesh import Mode, ParallelSettings, explain
 
 SECTION = "what is used"
 

@@ -32,14 +32,13 @@ from lp.runner.step_times.measure import StepTimesSource
 from lp.step_cost import StepTimes
 from parallel.build import EpochTopology, describe_mode, share_steps
 from parallel.comm.channel import Channel
-from parallel.degrees import Mode
 from parallel.errors import EpochOver, RankLost, StateDiverged
 from parallel.groups.elastic import sizes_of
 from parallel.groups.epoch import Epoch, joined, resume
 from parallel.groups.link import Link
 from parallel.groups.messages import Failed, Measured, Ready
 from parallel.groups.worker import Fenced, FrontEndGone, Worker
-from parallel.mesh import Mesh, choose_device
+from parallel.mesh import Mesh, Mode, choose_device
 
 FENCED = 3
 

@@ -43,7 +43,6 @@ from lp.request import Output
 from lp.scheduling.kv_budget import KVBudget
 from lp.step_cost import StepTimes
 from parallel import build
-from parallel.degrees import Mode
 from parallel.groups import messages
 from parallel.groups.dispatcher import Dispatcher
 from parallel.groups.elastic import ElasticGroups
@@ -51,6 +50,7 @@ from parallel.groups.epoch import Epoch
 from parallel.groups.link import Link, LinkClosed, Listener
 from parallel.groups.messages import Command, Inbox
 from parallel.groups.worker import IDLE_S
+from parallel.mesh import Mode
 
 log = logging.getLogger("lookahead")
 

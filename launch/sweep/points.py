@@ -12,8 +12,7 @@ from launch.sweep.settings import BenchSettings, to_json_values
 from lp.methods.registry import BASELINE
 from lp.model.attention import AttentionSettings
 from lp.request import DecodeLimits
-from parallel.degrees import Mode, resolve_degrees
-from parallel.mesh import ParallelSettings
+from parallel.mesh import Mode, ParallelSettings, resolve_degrees
 
 # With more ranks per core, steps would spend their time waiting for time slices.
 RANKS_PER_CORE = 8

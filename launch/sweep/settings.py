@@ -12,7 +12,7 @@ from launch.cluster.settings import RaySettings
 from launch.config import engine_settings
 from launch.config.runtime import RuntimeSettings
 from launch.data.workloads import WorkloadSettings
-from parallel.degrees import Mode
+from parallel.mesh import Mode
 
 
 class PointLauncher(StrEnum):

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp.kv_cache.cache import PAGE, KVCache, LayerShape, pages_of
-from lp.kv_cache.memory import KVMemory
+from lp.kv_cache.cache import PAGE, KVCache, KVMemory, LayerShape, pages_of
 from lp.platform.hardware import upload
 from lp.platform.library import address
 

@@ -18,9 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lp.grammar.compiler import Grammars
-from lp.kv_cache.cache import KVCache, LayerShape, RowsOnly
+from lp.kv_cache.cache import KVCache, KVMemory, LayerShape, RowsOnly
 from lp.kv_cache.contiguous import ContiguousCache, ContiguousMemory
-from lp.kv_cache.memory import KVMemory
 from lp.model import attention
 from lp.model.attention import TreeRows, TreeStep
 from lp.model.fast_forward import (
@@ -37,8 +36,7 @@ from lp.model.fast_forward import (
 from lp.model.gpu.device import current
 from lp.model.heads.loaded import LoadedHeads
 from lp.model.kernels import AttentionKind, reads_block_tables, resolve_kind
-from lp.model.kv_bound import Bound, make_memory
-from lp.model.memory import num_weight_bytes
+from lp.model.memory import Bound, make_memory, num_weight_bytes
 from lp.platform.hardware import upload
 from lp.tree import TokenTree
 

@@ -26,8 +26,7 @@ from lp.model.exactness import check_tree
 from lp.model.gpu.cuda_graphs import Capture
 from lp.model.heads.attach import attach_heads
 from lp.model.kernels import AttentionKind
-from lp.model.kv_bound import find_bound, parse_bound
-from lp.model.memory import check_fits
+from lp.model.memory import check_fits, find_bound, parse_bound
 from lp.model.probes import text_probes
 from lp.model.reference import Reference
 from lp.platform.disk_cache import folder
@@ -59,7 +58,7 @@ class ModelSettings:
     path: folder, GGUF file or hub id. dtype: float32, bfloat16, float16 or auto (see pick_dtype). device: auto, cpu,
     cuda or cuda:N.
     max_length: the most tokens of a sequence; None means the model's own limit. compile: see CompileMode.
-    invariant: see Invariance. kv_memory: the most memory for keys and values in GB, or auto (see lp/model/kv_bound.py).
+    invariant: see Invariance. kv_memory: the most memory for keys and values in GB, or auto (see lp/model/memory.py).
     grammar_backend: see GrammarBackend. heads: the folder of the heads for decode=medusa; auto is `heads` beside the
     weights if there is one, off is none.
     """

@@ -1,15 +1,24 @@
-"""Checks that a model fits a GPU before anything is loaded, so that a refusal comes at once and with the numbers."""
+"""Checks that a model fits its device before it is loaded, and finds how much memory keys and values may then take
+(`model.kv_memory`).
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import psutil
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
+
+from lp.kv_cache.arena import Arena
+from lp.kv_cache.cache import PAGE, KVMemory, LayerShape, pages_of
+from lp.kv_cache.contiguous import ContiguousMemory
 
 # There must be room for a cache of this many tokens, or of the whole context if that is shorter.
 LIKELY_TOKENS = 4096
@@ -75,3 +84,108 @@ def cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, num_tokens: int) -
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return 2 * text.num_hidden_layers * heads * head_dim * num_tokens * dtype.itemsize
+
+
+log = logging.getLogger("lookahead")
+
+AUTO = "auto"
+# With "auto" on a CPU: the share of the available memory that keys and values may take.
+CPU_SHARE = 0.5
+
+
+def parse_bound(setting: str) -> float | None:
+    """The bound in bytes; None for "auto". Raises ValueError for anything else than "auto" and a number of GB."""
+    if setting == AUTO:
+        return None
+    try:
+        gigabytes = float(setting)
+    except ValueError:
+        gigabytes = math.nan
+    if not 0 < gigabytes < math.inf:
+        raise ValueError(f"model.kv_memory={setting!r} must be auto, or a number of GB above 0")
+    return gigabytes * 1e9
+
+
+class Bound(NamedTuple):
+    """How much memory keys and values may take.
+
+    setting: as the user gave it. size: in bytes. reason: how it was found, in words that follow the setting.
+    """
+
+    setting: str
+    size: float
+    reason: str
+
+    def shared_by(self, numbers_per_token: Sequence[int]) -> list[Bound]:
+        """A share for each of some models, so that all get the same number of pages.
+
+        numbers_per_token: of each model's keys and values.
+        """
+        if len(numbers_per_token) == 1:
+            return [self]
+        reason, whole = f"{self.reason}, shared with a second model", sum(numbers_per_token)
+        return [Bound(self.setting, self.size * number / whole, reason) for number in numbers_per_token]
+
+
+def find_bound(setting: str, device: torch.device, num_sharing: int = 1) -> Bound:
+    """What a setting means once all weights are loaded. "auto" is on a GPU what is free but for MARGIN of the whole,
+    and on a CPU CPU_SHARE of the memory that is available.
+
+    num_sharing: the number of ranks in this machine's memory. Raises ValueError as `parse_bound` does.
+    """
+    given = parse_bound(setting)
+    size, reason = (given, "") if given is not None else _auto(device, num_sharing)
+    return Bound(setting, size, reason)
+
+
+def make_memory(
+    bound: Bound,
+    shapes: Mapping[int, LayerShape],
+    num_layers: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_length: int,
+    in_runs: bool,
+) -> KVMemory:
+    """The memory that a bound allows, which is logged with numbers. On a GPU it is allocated at once.
+
+    shapes: of the layers that are held here. num_layers: of the model. max_length: the most tokens of a sequence.
+    in_runs: see Arena. Raises ValueError if there is no room for one sequence.
+    """
+    page_bytes = PAGE * dtype.itemsize * sum(shape.numbers for shape in shapes.values())
+    reserved = 1 if device.type == "cuda" else 0  # the page of padding rows
+    num_pages = int(bound.size // page_bytes) - reserved
+    needed = pages_of(min(max_length, LIKELY_TOKENS)) + 1
+    if num_pages < needed:
+        raise DoesNotFit(
+            f"model.kv_memory={bound.setting}{bound.reason} is {bound.size / 1e9:.3g} GB, and the keys and values of "
+            f"one sequence of {min(max_length, LIKELY_TOKENS):,} tokens and the rows of a step need "
+            f"{(needed + reserved) * page_bytes / 1e9:.3g} GB; use a higher model.kv_memory, a lower model.max_length, "
+            "or model.dtype=bfloat16"
+        )
+    log.info("%s", _describe(bound.setting + bound.reason, num_pages, page_bytes, max_length))
+    if device.type == "cuda":
+        return Arena(shapes, num_layers, num_pages, dtype, device, in_runs)
+    return ContiguousMemory(num_layers, num_pages)
+
+
+def _auto(device: torch.device, num_sharing: int) -> tuple[float, str]:
+    """The bytes of "auto", and in words how they are found."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what loading and checking have freed
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0.0, free - MARGIN * total), f" (what is free on {device}, but for {MARGIN:.0%} of it)"
+    size = CPU_SHARE * psutil.virtual_memory().available / num_sharing
+    shared = f", shared by {num_sharing} ranks" if num_sharing > 1 else ""
+    return size, f" ({CPU_SHARE:.0%} of the memory that is available{shared})"
+
+
+def _describe(setting: str, num_pages: int, page_bytes: int, max_length: int) -> str:
+    """How many tokens and sequences fit."""
+    num_tokens = num_pages * PAGE
+    whole = num_pages // pages_of(max_length + 1)
+    sequences = f"{whole:,} sequence(s) of the whole context of {max_length:,} tokens"
+    if not whole:
+        sequences = f"less than the whole context of {max_length:,} tokens"
+    size = num_pages * page_bytes / 1e9
+    return f"keys and values: {size:.3g} GB with model.kv_memory={setting}, for {num_tokens:,} tokens: {sequences}"

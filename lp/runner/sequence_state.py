@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from lp.kv_cache.cache import KVCache
-from lp.kv_cache.memory import OutOfRoom
+from lp.kv_cache.cache import KVCache, OutOfRoom
 from lp.model.causal import CausalModel
 from lp.request import Sequence
 from lp.runner.runner import StepInput

@@ -2,7 +2,7 @@
 
 With several replicas, each sequence needs room on one of them alone, its home. Every rank decides alike, as nothing but
 the numbers of tokens, the order of arrival and who holds what already counts. Knows nothing of where keys and values
-lie in a replica: a sequence that has no room waits, and its memory may be taken (lp/kv_cache/memory.py).
+lie in a replica: a sequence that has no room waits, and its memory may be taken (lp/kv_cache/cache.py).
 """
 
 from __future__ import annotations

@@ -22,9 +22,8 @@ from parallel.comm.peers import await_keys
 from parallel.comm.process_group import ProcessGroupCollectives, ProcessGroupExchange
 from parallel.comm.shared_memory import SharedMemoryExchange
 from parallel.comm.shared_tensors import RING_SLOTS, SharedMemoryCollectives, keeps_order
-from parallel.degrees import Mode
 from parallel.errors import RankLost, name_ranks
-from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
+from parallel.mesh import ExchangeKind, Mesh, Mode, ParallelSettings, open_store
 
 log = logging.getLogger("lookahead")
 

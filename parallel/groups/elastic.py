@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from lp.request import Request
 from lp.step_cost import StepTimes
-from parallel.degrees import Mode
+from parallel.mesh import Mode
 
 # Groups become smaller once there are so many requests for each of the smaller ones.
 MANY = 2

@@ -5,7 +5,7 @@ slice of its outputs. The row-parallel module after it takes that slice as its i
 outputs of the ranks. Most layers need two all-reduces. The vocabulary is split as well: the embedding then needs one
 all-reduce and the logits one all-gather. Every rank gets the whole logits, so it decodes as a single device does.
 
-Slices need not be equal (parallel/sharding/dealing.py): ranks hold whole attention heads, and a key/value head is
+Slices need not be equal (parallel/sharding/slices.py): ranks hold whole attention heads, and a key/value head is
 repeated if there are more ranks than key/value heads. A rank's KV cache holds the rank's own key/value heads.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from lp.model.checkpoint import Reader
 from lp.model.exactness import UnsupportedArchitecture
+from lp.model.gpu.cuda_graphs import Capture, capture_on_gpu
+from lp.model.kernels import UnsupportedAttention
 from parallel.comm.base import Collectives
+from parallel.errors import RankLost
 from parallel.sharding.slices import (
     COLUMN,
     COLUMN_WHOLE_OUTPUT,
@@ -203,3 +207,39 @@ def _take(own: range) -> Callable[..., tuple[Tensor, ...]]:
         return (args[0][..., own.start : own.stop], *args[1:])
 
     return hook
+
+
+def capture_together(collectives: Collectives) -> Capture:
+    """The Capture of one of the ranks that share a model. All of them call it at the same time.
+
+    It raises RuntimeError on all ranks if one cannot capture: the others would wait for it in their next warm-up.
+    """
+
+    def capture(run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor]:
+        traffic = replace(collectives.traffic)
+
+        def counted() -> Tensor:
+            nonlocal traffic
+            before = replace(collectives.traffic)
+            result = run()
+            traffic = collectives.traffic - before  # of the last run, which is the captured one
+            return result
+
+        captured, failure = None, RuntimeError("another of the ranks that share the model cannot capture it")
+        try:
+            captured = capture_on_gpu(counted, pool)
+        except RankLost:
+            raise
+        except (RuntimeError, UnsupportedAttention) as error:
+            failure = error
+        if not collectives.agree(captured is not None) or captured is None:
+            raise failure
+        replay, result = captured
+
+        def replay_with_others() -> None:
+            replay()
+            collectives.replayed(replace(traffic, seconds=0.0))
+
+        return replay_with_others, result
+
+    return capture

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lp import Engine, assembly
+from lp import Engine
+from lp.engine import builder
 from lp.methods.registry import METHODS
 from tests.launch.conftest import Main
 
@@ -231,7 +232,7 @@ def test_how_loading_ends_early(name: str, main: Main, monkeypatch: pytest.Monke
     def load(*settings: object) -> None:
         raise error
 
-    monkeypatch.setattr(assembly, "load", load)
+    monkeypatch.setattr(builder, "load", load)
     assert main("prompt=x") == (code, "", message)
 
 

@@ -12,7 +12,7 @@ import pytest
 from lp import Auto, Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.kv_cache.cache import PAGE
 from lp.kv_cache.contiguous import ContiguousCache, ContiguousMemory
-from lp.model import kv_bound
+from lp.model import memory
 from lp.runner.sequence_state import SequenceState
 from lp.scheduling.batch import Turn
 from lp.scheduling.kv_budget import KVBudget
@@ -180,7 +180,7 @@ def test_room_for_less_than_one_sequence_is_refused(
     )
     with pytest.raises(ValueError, match=message):
         load(checkpoint_folder("llama"), 3)
-    monkeypatch.setattr(kv_bound, "LIKELY_TOKENS", 256)  # a context that is longer than most texts may be cut
+    monkeypatch.setattr(memory, "LIKELY_TOKENS", 256)  # a context that is longer than most texts may be cut
     engine = load(checkpoint_folder("llama"), 2)
     with pytest.raises(ValueError, match=r"model\.kv_memory holds 512 tokens"):
         engine.generate(PROMPTS[0], max_new_tokens=400)

@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from parallel.degrees import Mode, explain, name_mode, resolve_degrees
-from parallel.mesh import Mesh, ParallelSettings, make_mesh
+from parallel.mesh import Mesh, Mode, ParallelSettings, explain, make_mesh, name_mode, resolve_degrees
 
 
 @pytest.mark.parametrize(

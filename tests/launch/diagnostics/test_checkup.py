@@ -17,8 +17,7 @@ from lp.methods.auto.method import Auto
 from lp.model.checkpoint import ModelSettings
 from lp.platform import build
 from lp.platform.disk_cache import VARIABLE
-from parallel.degrees import Mode
-from parallel.mesh import ParallelSettings
+from parallel.mesh import Mode, ParallelSettings
 from tests.models import save_checkpoint
 
 

@@ -19,10 +19,9 @@ from lp.runner.single_device import SingleDevice
 from lp.runner.step_times.measure import StepTimesSource
 from lp.step_cost import StepTimes
 from parallel.comm.channel import Channel
-from parallel.degrees import Mode
 from parallel.groups.epoch import Epoch
 from parallel.groups.worker import Join, Resume
-from parallel.mesh import Mesh, ParallelSettings
+from parallel.mesh import Mesh, Mode, ParallelSettings
 from tests.parallel.ranks import run_ranks
 
 # Rank 2 comes when the others have measured, and each serves requests of its own then; at last all share steps.

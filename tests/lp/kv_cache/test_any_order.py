@@ -26,10 +26,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from lp.kv_cache.arena import Arena, PagedCache
-from lp.kv_cache.cache import PAGE, pages_of
-from lp.kv_cache.memory import OutOfRoom
-from lp.kv_cache.pages import PageAllocator
+from lp.kv_cache.arena import Arena, PageAllocator, PagedCache
+from lp.kv_cache.cache import PAGE, OutOfRoom, pages_of
 from tests.lp.kv_cache.test_arena import SHAPES, make_arena, run_step
 from tests.slow import slow_except
 

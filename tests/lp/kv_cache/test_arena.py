@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from lp.kv_cache.arena import Arena, LayerShape, PagedCache
-from lp.kv_cache.cache import PAGE
-from lp.kv_cache.memory import OutOfRoom
+from lp.kv_cache.cache import PAGE, OutOfRoom
 
 SHAPES = {0: LayerShape(1, 2, 2), 1: LayerShape(1, 2, 2)}
 BOTH = pytest.mark.parametrize("in_runs", [False, True])

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from lp.kv_cache.arena import LayerShape
-from lp.kv_cache.cache import PAGE, KVCache
+from lp.kv_cache.cache import PAGE, KVCache, OutOfRoom
 from lp.kv_cache.contiguous import ContiguousCache, ContiguousMemory
-from lp.kv_cache.memory import OutOfRoom
 from tests.lp.kv_cache.test_arena import BOTH, append, contents, make_arena, run_step
 
 ALIKE = {0: LayerShape(2, 4, 4), 1: LayerShape(2, 4, 4)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lp.kv_cache.pages import PageAllocator
+from lp.kv_cache.arena import PageAllocator
 
 
 def test_a_sequence_grows_in_place_while_it_can() -> None:

@@ -19,9 +19,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from lp.kv_cache.cache import PAGE, pages_of
+from lp.kv_cache.cache import PAGE, OutOfRoom, pages_of
 from lp.kv_cache.contiguous import ContiguousCache, ContiguousMemory
-from lp.kv_cache.memory import OutOfRoom
 from tests.lp.kv_cache.test_any_order import ROWS
 from tests.lp.kv_cache.test_contiguous import LAYERS, contents, rows_of
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from parallel.degrees import Mode
 from parallel.groups.dispatcher import Dispatcher
 from parallel.groups.elastic import ElasticGroups
 from parallel.groups.epoch import Epoch
 from parallel.groups.messages import Abort, AddRequest, Command, Regroup, Shutdown
+from parallel.mesh import Mode
 from tests.parallel.groups.test_ledger import submit, told
 
 Sent = list[tuple[int, int, Command]]

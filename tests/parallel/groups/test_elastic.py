@@ -12,7 +12,6 @@ from lp.request import Request
 from lp.sampling.settings import Sampling
 from lp.step_cost import Extras, StepTimes
 from lp.text.stopping import Stopping
-from parallel.degrees import Mode
 from parallel.groups.elastic import (
     BY_ROWS,
     CALM_S,
@@ -30,6 +29,7 @@ from parallel.groups.elastic import (
     sizes,
     sizes_of,
 )  # fmt: skip
+from parallel.mesh import Mode
 
 # As on a GPU: many rows take hardly longer than one.
 FLAT = StepTimes((1, 64, 128), (10.0, 11.0, 12.0))

@@ -14,10 +14,9 @@ from lp import Auto, Autoregressive, Engine, Lookahead, Stopping
 from lp.request import Request
 from lp.runner.single_device import SingleDevice
 from parallel.build import share_steps
-from parallel.degrees import Mode
 from parallel.errors import RankLost
 from parallel.groups.epoch import Epoch, RunningRequest, joined, resume
-from parallel.mesh import Mesh
+from parallel.mesh import Mesh, Mode
 from parallel.runners.lookahead import LookaheadParallel
 from tests.parallel.groups.test_epoch import GREEDY, SAMPLED, client, settings_of
 from tests.parallel.ranks import run_ranks_to_end

@@ -14,9 +14,8 @@ from lp.scheduling.prefix_cache import FinishedSequence
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from parallel.build import share_steps
 from parallel.comm.channel import Channel
-from parallel.degrees import Mode
 from parallel.groups.epoch import MOST_LACKING, Epoch, RunningRequest, joined, resume, still_held
-from parallel.mesh import Mesh
+from parallel.mesh import Mesh, Mode
 from tests.parallel.groups.test_epoch import GREEDY, SAMPLED, client, settings_of
 from tests.parallel.ranks import run_ranks
 

@@ -13,9 +13,8 @@ from lp.request import Request
 from lp.runner.single_device import SingleDevice
 from parallel.build import share_steps
 from parallel.comm.channel import Channel
-from parallel.degrees import Mode
 from parallel.groups.epoch import Epoch, RunningRequest, joined, num_cached, resume
-from parallel.mesh import Mesh
+from parallel.mesh import Mesh, Mode
 from tests.parallel.groups.test_epoch import GREEDY, client, settings_of
 from tests.parallel.ranks import run_ranks
 

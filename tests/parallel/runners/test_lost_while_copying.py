@@ -15,10 +15,9 @@ from lp.request import Sequence
 from lp.runner.single_device import SingleDevice
 from parallel.build import share_steps
 from parallel.comm.channel import Channel
-from parallel.degrees import Mode
 from parallel.errors import RankLost
 from parallel.groups.epoch import Epoch, RunningRequest, joined, resume
-from parallel.mesh import Mesh
+from parallel.mesh import Mesh, Mode
 from parallel.runners import copying
 from parallel.runners.lookahead import LookaheadParallel
 from tests.parallel.groups.test_epoch import client, settings_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parallel.sharding.dealing import HeadShare, deal, deal_heads
+from parallel.sharding.slices import HeadShare, deal, deal_heads
 
 COUNTS = [(9, 3), (6, 2), (3, 1), (4, 1), (5, 5), (7, 7), (32, 8), (40, 10), (71, 1), (14, 2)]
 

@@ -26,8 +26,7 @@ from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 from parallel.runners.lookahead import LookaheadParallel
 from parallel.sharding.slices import shards, slices
 from parallel.sharding.tensor import check_degree, plan, read_sharded
-from parallel.sharding.weight_files import Shard
-from parallel.sharding.weights import empty_model
+from parallel.sharding.weights import Shard, empty_model
 from tests.models import SIZES, generate_greedily, load_reference, save_checkpoint
 from tests.parallel.ranks import run_ranks
 

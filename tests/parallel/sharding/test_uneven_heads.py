@@ -20,8 +20,7 @@ from lp.tree import chain
 from parallel.build import MeshTopology
 from parallel.comm.channel import Channel
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
-from parallel.sharding.dealing import deal_heads
-from parallel.sharding.slices import count_own_heads, shards, slices
+from parallel.sharding.slices import count_own_heads, deal_heads, shards, slices
 from parallel.sharding.tensor import plan
 from parallel.sharding.weights import empty_model
 from tests.models import generate_greedily, load_reference, save_checkpoint

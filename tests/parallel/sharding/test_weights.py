@@ -18,8 +18,7 @@ from lp.model.errors import CheckpointError
 from lp.model.memory import num_weight_bytes
 from parallel.comm.channel import Channel
 from parallel.mesh import Mesh
-from parallel.sharding.weight_files import Shard
-from parallel.sharding.weights import empty_model, fill
+from parallel.sharding.weights import Shard, empty_model, fill
 from tests.models import load_reference, save_checkpoint
 from tests.parallel.ranks import run_ranks
 
