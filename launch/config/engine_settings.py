@@ -21,7 +21,7 @@ from parallel.mesh import Mode, ParallelSettings, name_mode
 def register(name: str, schema: type, **groups: type) -> None:
     """Tells Hydra the types of a program's config, of the groups of its engine and of its own groups."""
     for method, kind in METHODS.items():
-        ConfigStore.instance().store(group="decode", name=f"{method}_schema", node=kind)
+        ConfigStore.instance().store(group="decode", name=method, node=kind)
     shared = {
         "model": ModelSettings(path=MISSING),
         "sampling": Sampling,

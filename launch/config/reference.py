@@ -1,8 +1,8 @@
 """Says what every setting of a command is: its key, type, values, default and meaning.
 
 All of it is read from the sources, without importing them, so that a help text needs no PyTorch and nothing can go
-stale: fields and defaults come from the dataclasses, meanings from their docstrings, other defaults and choices from
-conf/.
+stale: fields and defaults come from the dataclasses, meanings from their docstrings, decoding methods from their
+registry, other defaults and choices from conf/.
 """
 
 from __future__ import annotations
@@ -76,10 +76,16 @@ def settings_of(program: str) -> list[Setting]:
 
 
 def choices_of(program: str) -> dict[str, dict[str, str]]:
-    """The groups whose files a command can choose from, as model=demo: for each the files, and what each is for."""
+    """The groups that a command can choose from, as model=demo: for each its names, and what each is for."""
     named = [entry for entry in _read(conf() / f"{program}.yaml").get("defaults", []) if isinstance(entry, dict)]
-    groups = [name for entry in named for name in entry if (conf() / name).is_dir()]
-    return {group: {file.stem: _comment(file) for file in sorted((conf() / group).glob("*.yaml"))} for group in groups}
+    groups = [name for entry in named for name in entry if name == "decode" or (conf() / name).is_dir()]
+    return {group: _choices(group) for group in groups}
+
+
+def _choices(group: str) -> dict[str, str]:
+    if group == "decode":
+        return {method: _summary(node) for method, node in _methods().values()}
+    return {file.stem: _comment(file) for file in sorted((conf() / group).glob("*.yaml"))}
 
 
 @dataclass(frozen=True)
@@ -166,14 +172,24 @@ def _nested(module: str, annotation: str) -> tuple[str, str] | None:
 
 def _of_methods(key: str, owner: str) -> Iterator[Setting]:
     """The setting `decode`, and those of all decoding methods."""
-    known = _module(_METHODS)
-    found = {name: _find(_METHODS, name) for name in (*known.classes, *known.origins)}
-    kinds = {name: one[1] for name, one in found.items() if one and _method(one[1])}
-    names = tuple(str(_method(node)) for node in kinds.values())
+    methods = _methods()
+    names = tuple(method for method, _ in methods.values())
     meaning = "The decoding method. Each has settings of its own."
     yield Setting(key, "method", names, "auto", meaning, f"{owner}:decode")
-    for name, node in kinds.items():
-        yield from (replace(one, method=_method(node)) for one in _settings(_METHODS, name, f"{key}."))
+    for name, (method, _) in methods.items():
+        yield from (replace(one, method=method) for one in _settings(_METHODS, name, f"{key}."))
+
+
+def _methods() -> dict[str, tuple[str, ast.ClassDef]]:
+    """The registered decoding methods by their classes' names: what a user calls each, and its class."""
+    known = _module(_METHODS)
+    found = {name: _find(_METHODS, name) for name in (*known.classes, *known.origins)}
+    return {name: (method, one[1]) for name, one in found.items() if one and (method := _method(one[1]))}
+
+
+def _summary(node: ast.ClassDef) -> str:
+    """The first paragraph of a class's docstring."""
+    return re.sub(r"\s*\n\s*", " ", (ast.get_docstring(node) or "").partition("\n\n")[0])
 
 
 def _method(node: ast.ClassDef) -> str | None:
@@ -265,7 +281,7 @@ def _own_defaults(program: str) -> dict[str, Any]:
     for entry in config.pop("defaults", []):
         for group, name in entry.items() if isinstance(entry, dict) else ():
             file = conf() / group / f"{name}.yaml"
-            if group != "decode" and file.exists():
+            if file.exists():
                 chosen[group] = {key: value for key, value in _read(file).items() if key != "defaults"}
     config.pop("hydra", None)
     return {**chosen, **config}

@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from examples.extend import decoding_method, draft_source, runner
-from lp import Engine
+from examples.extend import draft_source, runner
 from lp.drafting import simple
 from tests.docs.links import ROOT
 
@@ -27,14 +26,6 @@ def test_a_draft_source_saves_steps_and_changes_no_token(monkeypatch: pytest.Mon
     without, drafted, before, after = draft_source.main(MODEL)
     assert drafted == without
     assert after > 1.2 * before
-
-
-def test_a_decoding_method_saves_steps_and_changes_no_token():
-    prompt, num_new = "x = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,", 48
-    new, num_steps = decoding_method.main(MODEL, num_new)
-    engine = Engine.from_pretrained(MODEL, step_times="off")
-    assert new == engine.generate(prompt, max_new_tokens=num_new).token_ids
-    assert num_steps < num_new / 2
 
 
 def test_a_runner_sees_every_batch_and_changes_no_token():

@@ -58,7 +58,7 @@ def test_examples_of_help_are_lines_that_are_understood() -> None:
 def test_help_shows_what_choosing_a_group_means() -> None:
     shown = programs.describe("serve")
     assert "parallel=NAME" in shown and "attention=auto|eager|flash" in shown
-    assert " ".join(["lookahead", "Lookahead", "decoding", "(arXiv", "2402.02057)"]) in " ".join(shown.split())
+    assert " ".join(["lookahead", "Lookahead", "decoding", "(arXiv", "2402.02057,"]) in " ".join(shown.split())
 
 
 @pytest.mark.parametrize("words", [["--version"], ["--help"], ["serve", "--help"], ["serve", "sever.port=1"]])
