@@ -168,7 +168,7 @@ def _with_trees(model: PreTrainedModel) -> Iterator[CausalModel]:
         causal = CausalModel(model, limit, ends, kind)
         if model not in _learnt:
             check_tree(causal, [])
-            _learnt[model] = DraftHistory()
+            _learnt[model] = DraftHistory(vocab_size=causal.vocab_size)
         yield causal
     finally:
         model.set_attn_implementation(before)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from lp.drafting import simple
@@ -76,10 +77,10 @@ class ChainProfile(NamedTuple):
     cost: StepCost
 
 
-def usual_drafters(index: AnswerIndex | None, corpus: Corpus | None) -> Drafters:
+def usual_drafters(index: AnswerIndex | None, corpus: Corpus | None, vocab_size: int | None = None) -> Drafters:
     """The library's drafters; Python's where there is no library, or the user has written sources."""
     found = None if simple.OWN_SOURCES else library()
-    return simple.SimpleDrafters() if found is None else NativeDrafters(found, index, corpus)
+    return simple.SimpleDrafters(vocab_size) if found is None else NativeDrafters(found, index, corpus)
 
 
 class DraftHistory:
@@ -97,8 +98,11 @@ class DraftHistory:
         learnt: Sequence[Learnt] = (),
         corpus: Corpus | None = None,
         make_drafters: Callable[[AnswerIndex | None, Corpus | None], Drafters] | None = None,
+        vocab_size: int | None = None,
     ):
-        """learnt: by engines before this one. make_drafters: for an index and a corpus; None is `usual_drafters`."""
+        """learnt: by engines before this one. make_drafters: for an index and a corpus; None is `usual_drafters`.
+        vocab_size: of the model; None if it is not known.
+        """
         self.step_times = step_times
         self.index, self.corpus = index, corpus
         self._num_parts = num_parts
@@ -109,7 +113,7 @@ class DraftHistory:
         self._others: dict[tuple[str, int], Any] = {}
         self._before = {tuple(one.key): one for one in learnt}
         self._shared: OrderedDict[str, Any] = OrderedDict()
-        self._make_drafters = make_drafters or usual_drafters
+        self._make_drafters = make_drafters or partial(usual_drafters, vocab_size=vocab_size)
         self._drafters = self._make_drafters(index, corpus)
 
     def take_times(self, step_times: StepTimes) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from lp.drafting.account import LEAST_PROBABILITY, TEXT_LENGTHS, DraftProfile, SpeculationAccount
+from lp.drafting.account import LEAST_PROBABILITY, TEXT_LENGTHS, DraftProfile, SpeculationAccount, priors_of_sources
 from lp.drafting.answer_index import PAIR, TOKEN, NewestAnswers
 from lp.drafting.ngrams import LONGEST, ContextIndex, Proposals, context_of, extend, last_token, pairs
 from lp.drafting.settings import DraftSettings
@@ -149,9 +149,47 @@ class _Recycled:
         self._newest.add(ends, list(map(tuple, candidates.tolist())), right_rows)
 
 
+# What a source must have.
+_PARTS = ("name", "kinds", "begin", "propose", "learn")
+
+
 def own_kinds(settings: DraftSettings) -> dict[str, list[float]]:
-    """The kinds of the user's sources, by their names."""
-    return {source.name: source.kinds(settings) for source in OWN_SOURCES}
+    """The kinds of the user's sources, by their names. Raises ValueError for a source that is not as it must be."""
+    kinds: dict[str, list[float]] = {}
+    for source in OWN_SOURCES:
+        if missing := [part for part in _PARTS if not hasattr(source, part)]:
+            raise ValueError(f"the draft source {source.__name__} has no {', '.join(missing)}")
+        if source.name in kinds or source.name in priors_of_sources(settings):
+            raise ValueError(f"the draft source {source.__name__} needs another name: {source.name!r} is taken")
+        kinds[source.name] = priors = list(source.kinds(settings))
+        if not priors or not all(0 <= prior <= 1 for prior in priors):
+            raise ValueError(f"the kinds of the draft source {source.name!r} must be probabilities, not {priors}")
+    return kinds
+
+
+class _Checked:
+    """A source of the user. What it proposes is checked before it reaches the model."""
+
+    def __init__(self, source: DraftSource, num_kinds: int, vocab_size: int | None):
+        self._source, self._num_kinds, self._vocab_size = source, num_kinds, vocab_size
+        self.learn = source.learn
+
+    def propose(self, path: int, position: int) -> Proposals:
+        """Raises ValueError for a kind or a token that there is not."""
+        proposals, name = self._source.propose(path, position), self._source.name
+        for kind, candidates in proposals:
+            if not 0 <= kind <= self._num_kinds - len(candidates):
+                raise ValueError(
+                    f"the draft source {name!r} proposed {len(candidates)} candidates of kinds from {kind} on; "
+                    f"it has the kinds 0 to {self._num_kinds - 1}"
+                )
+            for token in candidates:
+                if token < 0 or (self._vocab_size is not None and token >= self._vocab_size):
+                    raise ValueError(
+                        f"the draft source {name!r} proposed token {token}; "
+                        f"the model has the tokens 0 to {(self._vocab_size or 0) - 1}"
+                    )
+        return proposals
 
 
 @dataclass
@@ -172,17 +210,18 @@ class _Node:
 class SimpleDrafter:
     """See Drafter."""
 
-    def __init__(self, profile: DraftProfile, start: SequenceStart):
+    def __init__(self, profile: DraftProfile, start: SequenceStart, vocab_size: int | None):
         self._estimates, self._cost = profile.estimates, profile.cost
         first, settings = profile.kinds.first, start.settings
-        self._sources: list[tuple[int, _Text | _Recycled | DraftSource]] = []
+        self._sources: list[tuple[int, _Text | _Recycled | _Checked]] = []
         if settings.suffix_drafts:
             self._sources.append((first["suffix"], _Text(start)))
         if settings.recycled_drafts:
             self._sources.append((first["recycled"], _Recycled(start)))
         for kind in OWN_SOURCES:
             if (source := kind.begin(start)) is not None:
-                self._sources.append((first[source.name], source))
+                num_kinds = profile.kinds.sources.count(source.name) // 2  # each is there twice
+                self._sources.append((first[source.name], _Checked(source, num_kinds, vocab_size)))
         self._root = Root(0, context_of([]))
         if start.prompt:
             self.move_to(start.prompt)
@@ -344,10 +383,15 @@ class SimpleDrafters:
 
     has_window = False
 
+    def __init__(self, vocab_size: int | None = None):
+        """vocab_size: of the model; None if it is not known. Raises ValueError for sources that cannot be used."""
+        own_kinds(DraftSettings())
+        self._vocab_size = vocab_size
+
     def new_shared(self) -> None:
         return None
 
     def new_drafter(
         self, profile: DraftProfile, settings: DraftSettings, prompt: Sequence[int], is_sampled: bool, shared: None
     ) -> SimpleDrafter:
-        return SimpleDrafter(profile, SequenceStart(settings, prompt, is_sampled))
+        return SimpleDrafter(profile, SequenceStart(settings, prompt, is_sampled), self._vocab_size)

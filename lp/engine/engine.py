@@ -71,7 +71,9 @@ class Engine:
         self.checkpoint, runner = checkpoint, runner or SingleDevice(checkpoint.model)
         self.request_builder = request_builder or RequestBuilder(checkpoint, second_models=checkpoint.beside)
         self.fingerprints, self.measure_times = fingerprints, measure_times
-        self.history = DraftHistory(step_times, runner.num_parts, index, corpus=corpus)
+        self.history = DraftHistory(
+            step_times, runner.num_parts, index, corpus=corpus, vocab_size=checkpoint.vocab_size
+        )
         self._settings = scheduler or SchedulerSettings()
         self._outputs_of_streams: dict[str, deque[Output]] = {}
         self._serve_with(runner, step_times, budget or KVBudget(checkpoint.model.memory.num_pages))
