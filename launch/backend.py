@@ -98,7 +98,7 @@ class Backend(Protocol):
 
 
 class EngineBackend:
-    """Answers requests with the engine of rank 0. The other ranks run `parallel.groups.worker.run_engine`.
+    """Answers requests with the engine of this process. Other ranks of a mesh run `parallel.groups.worker.run_engine`.
 
     If one rank is lost, all end.
     """

@@ -5,8 +5,8 @@
     torchrun --nproc-per-node 2 launch/serve.py model=checkpoint model.path=FOLDER
 
 With launcher=local the program starts the ranks itself, apart from the HTTP server. It restarts a rank that is lost,
-and under lookahead parallelism no request is lost with the rank. Under torchrun, rank 0 answers HTTP, and a lost rank
-ends the program.
+and under lookahead parallelism no request is lost with the rank. Under torchrun, rank 0 answers HTTP too, and a lost
+rank ends the program. Either way ranks that hold the whole model form smaller groups while there are many requests.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from launch.config import engine_settings, process
 from launch.config.runtime import RuntimeSettings, follow, running
 from launch.server.run import bind, serve
 from launch.server.settings import ServerSettings
+from launch.supervisor import torchrun
 from launch.supervisor.launcher import LocalLauncher
 from launch.supervisor.membership import SupervisorSettings
 from launch.supervisor.supervisor import Supervisor
-from parallel.mesh import is_rank, read_rank
+from parallel.mesh import is_rank, make_mesh, read_rank
 
 
 class ServeLauncher(StrEnum):
@@ -57,7 +58,12 @@ def run(settings: ServeSettings) -> int:
     if settings.launcher is ServeLauncher.local:
         return _supervise(settings)
     listener = bind(settings.server) if read_rank() == 0 else None  # reports a busy port before it loads a model
-    with running(settings) as runtime:
+    mesh = make_mesh(settings.parallel, settings.model.device)
+    if mesh.num_ranks > 1 and mesh.is_replicated:
+        if not listener:
+            return torchrun.follow(settings, mesh)
+        return serve(torchrun.lead(settings, mesh), settings.server, listener)
+    with running(settings, mesh) as runtime:
         if not runtime.channel.is_leader:
             runtime.engine.checkpoint.grammars.warm_up()  # rank 0 does it while it opens its server
             return follow(runtime)

@@ -1,6 +1,6 @@
 """What a mode of parallelism means for one rank: which weights it reads, and the runner that it decodes with.
 
-`MeshTopology` is the topology of a run whose ranks all take part from beginning to end, as under torchrun.
+`MeshTopology` is the topology of a run whose ranks all take part from beginning to end.
 `EpochTopology` is that of a rank that holds a whole model and joins one epoch after another. See `Engine.assemble`.
 """
 

@@ -29,7 +29,7 @@ class Mode(StrEnum):
     """The axis that takes all ranks that the given degrees leave over, and how replicas share batches.
 
     auto: pp if its given degree is above 1, otherwise lp; along lp, replicas share a batch so that the one with the
-    most rows has as few as possible, and under a supervisor they do not share batches while there are many requests.
+    most rows has as few as possible, and the groups of a server become smaller while there are many requests.
     lp: every tree is shared by all replicas. dp: every request is computed by one replica; these lie along lp as well.
     single: there is one rank.
     """
@@ -231,6 +231,11 @@ class Mesh:
         return math.prod(self.degree(inner) for inner in AXES[AXES.index(axis) + 1 :])
 
     @property
+    def is_replicated(self) -> bool:
+        """Whether each rank holds the whole model."""
+        return self.degree("tp") * self.degree("pp") == 1
+
+    @property
     def mode(self) -> str:
         """The name of the parallelism in use: single, lp, tp, pp or lp x tp."""
         return name_mode(self.axes)
@@ -355,6 +360,11 @@ def _check_ranks(settings: ParallelSettings, num_ranks: int) -> None:
             f"parallel.ranks={settings.ranks}, but {num_ranks} were started (WORLD_SIZE={num_ranks}): start "
             f"{settings.ranks} (torchrun --nproc-per-node {settings.ranks}), or leave the setting out"
         )
+
+
+def read_master(environment: Mapping[str, str] = os.environ) -> str:
+    """Returns the address of rank 0's host, as the other ranks reach it."""
+    return environment["MASTER_ADDR"]
 
 
 def is_rank(environment: Mapping[str, str] = os.environ) -> bool:

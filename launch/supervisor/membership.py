@@ -129,7 +129,8 @@ class Slot:
 class Membership:
     """The state of the group.
 
-    can_shrink: whether each rank can serve by itself, as under lookahead parallelism. group_size: how many members of
+    can_shrink: whether each rank can serve by itself, as under lookahead parallelism. restarts: whether a lost rank is
+    started again; without, the loss of one ends the group. group_size: how many members of
     an epoch are to share their steps, if that divides their number. number: the last epoch that has begun. regrouping:
     whether the leaders were told to end the epoch after their step. reform_at: when the ranks that are left begin
     another epoch, after a failed collective.
@@ -138,6 +139,7 @@ class Membership:
     num_ranks: int
     settings: SupervisorSettings
     can_shrink: bool = True
+    restarts: bool = True
     group_size: int = ALL
     epoch: Epoch | None = None
     number: int = 0
@@ -201,7 +203,7 @@ class Membership:
         """The rank says why it ends. is_final: it would say the same if it were started again."""
         slot = self.slots[rank]
         slot.message, slot.is_final = message, is_final
-        is_useless = is_final and not slot.has_served and slot.state in RUNNING and not self.is_over
+        is_useless = self.restarts and is_final and not slot.has_served and slot.state in RUNNING and not self.is_over
         return self._lose(slot, now, "it would fail again") if is_useless else []
 
     def ended(self, rank: int, how: str, now: float) -> list[Action]:
@@ -209,6 +211,9 @@ class Membership:
         slot = self.slots[rank]
         if slot.state not in RUNNING or self.is_over:
             return []
+        if not self.restarts:
+            self._enter(slot, State.failed, now)
+            return self._give_up(slot.message or f"rank {rank} was lost: {how}", slot.is_final)
         slot.message = slot.message or how
         if slot.is_dismissed:
             self._enter(slot, State.down, now)
@@ -266,6 +271,8 @@ class Membership:
         return said + (self._after_loss(lost, silent[0].message or f"it {unheard}", now) if silent else [])
 
     def _after_loss(self, ranks: list[int], message: str, now: float) -> list[Action]:
+        if not self.restarts:
+            return self._give_up(f"rank {ranks[0]} was lost: {message}", is_final=False)
         if all(slot.state is State.failed for slot in self.slots) or self._is_hopeless():
             return self._give_up(f"rank {ranks[0]} cannot be started: {message}", self.slots[ranks[0]].is_final)
         if not self.epoch or not set(ranks) & set(self.epoch.members):

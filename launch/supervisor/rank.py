@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from datetime import timedelta
@@ -58,49 +60,66 @@ def serve_rank(spec: RankSpec, key: bytes) -> int:
     except ConnectionError as error:
         process.log.error("error: %s", error)
         return 1
+    try:
+        run_worker(link, spec.rank, partial(Rank.of, spec))
+        return 0
+    except Fenced as error:
+        process.log.info("leaving: %s", error)
+        return FENCED
+    except (FrontEndGone, RankLost, StateDiverged, OSError, ValueError, torch.cuda.OutOfMemoryError) as error:
+        failure = _failure_of(error)
+        process.log.error("error: %s", failure.reason)
+        return 2 if failure.is_final else 1
+
+
+def run_worker(link: Link, rank: int, make: Callable[[Worker], Rank]) -> None:
+    """Serves as a rank over a link until it is shut down.
+
+    Raises Fenced, FrontEndGone, and what ends the rank otherwise, once it has told the front end.
+    """
     with closing(link):
-        worker = Worker(link, spec.rank)
+        worker = Worker(link, rank)
         try:
-            _Rank(spec, worker).serve()
-            return 0
-        except Fenced as error:
-            process.log.info("leaving: %s", error)
-            return FENCED
-        except (FrontEndGone, RankLost, StateDiverged, OSError) as error:
-            return _failed(worker, str(error), 1)
-        except torch.cuda.OutOfMemoryError as error:
-            return _failed(worker, process.out_of_memory(error), 2)
-        except ValueError as error:
-            return _failed(worker, str(error), 2)
+            make(worker).serve()
+        except Fenced:
+            raise
         except Exception as error:
-            worker.send(Failed(f"{type(error).__name__}: {error}", is_final=False))
+            worker.send(_failure_of(error))
             raise
 
 
-def _failed(worker: Worker, message: str, code: int) -> int:
-    """Says why the rank ends. code: the exit code; 2 if the next try would end in the same way."""
-    worker.send(Failed(message, is_final=code == 2))
-    process.log.error("error: %s", message)
-    return code
+def _failure_of(error: Exception) -> Failed:
+    """What the front end is told. It is final if the next try would end in the same way."""
+    match error:
+        case torch.cuda.OutOfMemoryError():
+            return Failed(process.out_of_memory(error), is_final=True)
+        case FrontEndGone() | RankLost() | StateDiverged() | OSError() | ValueError():
+            return Failed(str(error), is_final=isinstance(error, ValueError))
+        case _:
+            return Failed(f"{type(error).__name__}: {error}", is_final=False)
 
 
-class _Rank:
+class Rank:
     """The model and the group of one rank.
 
     times: what steps take, by the number of ranks that share them; empty if it is not known.
     """
 
-    def __init__(self, spec: RankSpec, worker: Worker) -> None:
-        self.spec, self.worker = spec, worker
-        self.settings = from_json_values(spec.settings, RuntimeSettings)
-        self.mesh = _mesh(spec, self.settings)
+    def __init__(self, settings: RuntimeSettings, mesh: Mesh, store: Store, worker: Worker) -> None:
+        """mesh: the rank's place among all ranks. store: where the ranks of an epoch meet."""
+        self.settings, self.mesh, self.store, self.worker = settings, mesh, store, worker
         self.times: dict[int, StepTimes] = {}
-        take_cores(self.mesh, self.settings.parallel)
-        timeout = timedelta(seconds=self.settings.parallel.timeout_s)
-        self.store: Store = TCPStore(*spec.store, is_master=False, wait_for_workers=False, timeout=timeout)
+        take_cores(mesh, settings.parallel)
+
+    @staticmethod
+    def of(spec: RankSpec, worker: Worker) -> Rank:
+        settings = from_json_values(spec.settings, RuntimeSettings)
+        timeout = timedelta(seconds=settings.parallel.timeout_s)
+        store = TCPStore(*spec.store, is_master=False, wait_for_workers=False, timeout=timeout)
+        return Rank(settings, _mesh(spec, settings), store, worker)
 
     def serve(self) -> None:
-        if self.mesh.degree("tp") * self.mesh.degree("pp") == 1:
+        if self.mesh.is_replicated:
             self._serve_whole()
         else:
             self._serve_part()
@@ -117,7 +136,9 @@ class _Rank:
         self.worker.send(Ready(str(self.mesh.device), model.memory.num_pages))
 
         def join(epoch: Epoch) -> AbstractContextManager[Channel]:
-            return joined(epoch, self.spec.rank, self.mesh, settings.parallel, self.store, self.worker.is_over)
+            if threading.current_thread() is threading.main_thread():
+                process.follow_quietly()  # until the ranks have met, a signal must be able to end this one
+            return joined(epoch, self.mesh.rank, self.mesh, settings.parallel, self.store, self.worker.is_over)
 
         def resume_in(epoch: Epoch, channel: Channel) -> list[Output]:
             runner = share_steps(alone, channel, settings.parallel.mode)
@@ -148,7 +169,7 @@ class _Rank:
         Ranks that share a processor slow each other down, so all groups of a size time their steps side by side.
         """
         settings, found = self.settings.parallel, dict[int, StepTimes]()
-        mode = describe_mode(settings, epoch.mesh(self.mesh, self.spec.rank))
+        mode = describe_mode(settings, epoch.mesh(self.mesh, self.mesh.rank))
 
         def find(runner: Runner, described: list[Any]) -> StepTimes | None:
             model = alone.model
@@ -162,7 +183,7 @@ class _Rank:
             else:
                 groups = replace(epoch, group_size=size)
                 store = PrefixStore(f"measured after {channel.num_steps}", self.store)
-                with joined(groups, self.spec.rank, self.mesh, settings, store, self.worker.is_over) as part:
+                with joined(groups, self.mesh.rank, self.mesh, settings, store, self.worker.is_over) as part:
                     times = find(share_steps(alone, part, settings.mode), [*mode, "in groups of", size])
             if times is None:
                 return {}
@@ -185,7 +206,7 @@ class _Rank:
         """Without all its ranks, such a group can do nothing: it serves in one epoch and ends with it."""
         self.worker.send(Ready(str(self.mesh.device)))
         epoch = self.worker.next_epoch()
-        with runtime.running(self.settings, self.mesh, epoch.store(self.store, self.spec.rank)) as running:
+        with runtime.running(self.settings, self.mesh, epoch.store(self.store, self.mesh.rank)) as running:
             engine, channel = running.engine, running.channel
             engine.checkpoint.grammars.warm_up()
             if engine.history.step_times:

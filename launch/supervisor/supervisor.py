@@ -72,7 +72,10 @@ class Supervisor:
     ranks.
     """
 
-    def __init__(self, settings: RuntimeSettings, supervision: SupervisorSettings, launcher: Launcher) -> None:
+    def __init__(
+        self, settings: RuntimeSettings, supervision: SupervisorSettings, launcher: Launcher, restarts: bool = True
+    ) -> None:
+        """restarts: whether a lost rank is started again; without, the loss of one ends the group."""
         supervision.check()
         num_ranks = settings.parallel.wanted_ranks
         degrees = settings.parallel.resolve_degrees(num_ranks)
@@ -87,7 +90,8 @@ class Supervisor:
         self._emit: Callable[[Output], None]
         self._fail: Callable[[str], None]
         self._changed = threading.Condition(threading.RLock())
-        self._group = Membership(num_ranks, supervision, can_shrink=degrees.get("tp", 1) * degrees.get("pp", 1) == 1)
+        is_whole = degrees.get("tp", 1) * degrees.get("pp", 1) == 1
+        self._group = Membership(num_ranks, supervision, can_shrink=is_whole, restarts=restarts)
         self._dispatcher = Dispatcher(self._command, ElasticGroups(Mode(settings.parallel.mode)))
         self._links: dict[int, Link] = {}
         self._places: dict[int, Place] = {}
@@ -125,7 +129,7 @@ class Supervisor:
 
     @property
     def outlives_ranks(self) -> bool:
-        return self._group.can_shrink and len(self._group.slots) > 1
+        return self._group.can_shrink and self._group.restarts and len(self._group.slots) > 1
 
     def kill(self, rank: int) -> str | None:
         """See Backend."""
@@ -258,6 +262,8 @@ class Supervisor:
                     if message := read(link.receive(), f"rank {rank}"):
                         self._on_message(rank, link, message)
             heard.set()
+            if not self._group.restarts:
+                return self._on_exit(rank, "its process has ended")
             with self._changed:
                 if self._links.get(rank) is link:
                     self._group.disconnected(rank, time.monotonic())

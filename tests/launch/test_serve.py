@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 
-from lp import Autoregressive, Engine, Sampling
+from lp import Autoregressive, Engine, Sampling, Stopping
 from lp.platform.disk_cache import VARIABLE
 from tests.gguf_files import write_gguf
 from tests.launch import commands
@@ -159,6 +159,33 @@ def test_a_client_that_leaves_frees_its_place_on_all_ranks(two_ranks: Served) ->
         time.sleep(0.05)
     assert two_ranks.metric("vllm:num_requests_running") == 0
     assert two_ranks.client.completions.create(model=folder_name(two_ranks), prompt="a", max_tokens=3).choices
+
+
+def wait_for(holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 20
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return held
+
+
+@pytest.mark.parametrize("mode", ["auto", "lp", "dp"])
+@pytest.mark.slow
+def test_groups_of_ranks_change_their_size_with_the_requests(
+    mode: str, folder: Path, tmp_path: Path, engine: Engine
+) -> None:
+    """With auto, eight requests at a time are many for two ranks; each then serves requests of its own."""
+    served = start(folder, tmp_path, f"parallel={mode}")
+    prompts = [f"def f{number}(x):" for number in range(8)]
+    bodies = [{"prompt": prompt, "max_tokens": 400, "ignore_eos": True} for prompt in prompts]
+    with httpx.Client(base_url=served.url, timeout=60) as client, ThreadPoolExecutor(9) as pool:
+        replies = pool.map(lambda body: client.post("/v1/completions", json=body).json(), bodies)
+        assert wait_for(lambda: served.metric("lookahead:divided") == (mode != "lp"))
+        texts = [reply["choices"][0]["text"] for reply in replies]
+        alone = {"decode": Autoregressive(), "stopping": Stopping(400, ignore_eos=True)}
+        assert texts == [engine.generate(prompt, **alone).text for prompt in prompts]
+        assert wait_for(lambda: served.metric("lookahead:divided") == (mode == "dp"))
+    os.kill(served.rank_pids()[0], signal.SIGTERM)
+    assert served.process.wait(timeout=60) == 0, served.log.read_text()
 
 
 @pytest.mark.slow

@@ -88,6 +88,29 @@ def test_what_a_serving_rank_cannot_mend_ends_it_once_its_process_does() -> None
     assert membership.slots[1].state is State.down
 
 
+def test_the_loss_of_a_rank_that_is_not_started_again_ends_the_group() -> None:
+    membership = Membership(2, SETTINGS, restarts=False)
+    membership.start(0.0)
+    for rank in range(2):
+        membership.came(rank, 0.5)
+        membership.is_ready(rank, 1.0)
+    join(membership, [0, 1], 1.0)
+    assert only(membership.resize(1, 2.0), AskToRegroup).leaders == [0], "groups change their size all the same"
+    gave_up = only(membership.ended(1, "its process has ended", 3.0), GiveUp)
+    assert gave_up == GiveUp("rank 1 was lost: its process has ended", is_final=False)
+    assert membership.tick(4.0) == []
+
+
+def test_a_rank_that_is_not_started_again_says_itself_why_the_group_ends() -> None:
+    membership = Membership(2, SETTINGS, restarts=False)
+    membership.start(0.0)
+    membership.came(1, 0.5)
+    assert membership.failed(1, "the weights are gone", is_final=True, now=1.0) == []
+    assert only(membership.ended(1, "its process has ended", 1.1), GiveUp) == GiveUp(
+        "the weights are gone", is_final=True
+    )
+
+
 def failing_in_the_epoch(membership: Membership, rank: int, now: float) -> list[Action]:
     """All ranks of a split model come. This one ends before it has joined, and so the others are ended."""
     for other in range(membership.num_ranks):

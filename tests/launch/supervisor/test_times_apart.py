@@ -11,7 +11,7 @@ from launch.config.engine_settings import to_json_values
 from launch.config.runtime import RuntimeSettings
 from launch.supervisor import rank as rank_module
 from launch.supervisor.launcher import RankSpec
-from launch.supervisor.rank import _Rank
+from launch.supervisor.rank import Rank
 from lp import Auto, Engine
 from lp.model.checkpoint import ModelSettings
 from lp.runner.runner import Runner
@@ -81,7 +81,7 @@ def play(
     values = to_json_values(settings, RuntimeSettings)
     spec = RankSpec(mesh.rank, 3, mesh.rank, 3, values, ("127.0.0.1", 1), store)
     worker = Played(mesh.rank)
-    _Rank(spec, worker).serve()  # type: ignore[arg-type]
+    Rank.of(spec, worker).serve()  # type: ignore[arg-type]
     return worker.planned, measured
 
 
