@@ -36,9 +36,9 @@ from lp.drafting.answer_index import FILE_NAME, NewestAnswers, read_index, write
 from lp.engine.builder import EngineSettings
 from lp.engine.engine import Engine
 from lp.model.attention import AttentionSettings
-from lp.model.beside.check import vocabulary_of
 from lp.model.checkpoint import Checkpoint, ModelSettings
 from lp.model.checkpoint_info import read_checkpoint_info
+from lp.model.second_model import vocabulary_of
 from lp.runner.step_times.measure import StepTimesSource
 from lp.text.stopping import Stopping
 from parallel.mesh import Mesh, is_rank

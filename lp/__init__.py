@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lp.methods.lookahead import Lookahead
     from lp.methods.medusa import Medusa
     from lp.methods.prompt_lookup import PromptLookup
-    from lp.model.beside.settings import SecondModel
+    from lp.model.second_model import SecondModel
     from lp.request import Completion, DecodeLimits, Output
     from lp.sampling.settings import Sampling
     from lp.text.stopping import Stopping
@@ -65,7 +65,7 @@ _MODULES = {
     "Grammar": "lp.grammar.settings",
     "Output": "lp.request",
     "Sampling": "lp.sampling.settings",
-    "SecondModel": "lp.model.beside.settings",
+    "SecondModel": "lp.model.second_model",
     "StepTrace": "lp.trace",
     "Stopping": "lp.text.stopping",
     "generate": "lp.custom_generate",

@@ -24,8 +24,8 @@ from lp.trace import StepTrace
 from lp.tree import Ahead
 
 if TYPE_CHECKING:
-    from lp.model.causal import CausalModel
     from lp.model.checkpoint_info import CheckpointInfo
+    from lp.model.extensions import Extension
 
 
 @dataclass
@@ -107,26 +107,19 @@ class ModelTraits(NamedTuple):
         return ModelTraits(checkpoint.name, roles, heads and (heads.num_heads, heads.vocab_size))
 
 
-class DraftingModel(NamedTuple):
-    """A second model. relative_cost: seconds of its forward, divided by those of a plain step of the model."""
-
-    model: CausalModel
-    relative_cost: float
-
-
 @dataclass(frozen=True)
 class DecodingContext:
     """What a decoder is made with besides the request.
 
     history: what the engine has learnt from earlier requests. generated: tokens that follow the prompt already.
-    vocab_size: of the model. eos: tokens that end its texts. second_models: by role.
+    vocab_size: of the model. eos: tokens that end its texts. extensions: of the model, by role.
     """
 
     history: DraftHistory
     generated: Items[int] = ()
     vocab_size: int = 0
     eos: Collection[int] = ()
-    second_models: Mapping[str, DraftingModel] = field(default_factory=dict)
+    extensions: Mapping[str, Extension] = field(default_factory=dict)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.shared.decoded_texts import GENERATE
 from lp.methods.registry import METHODS, from_dict
-from lp.model.beside.settings import SecondModel
+from lp.model.second_model import SecondModel
 from lp.request import DecodingMethod
 
 

@@ -37,7 +37,6 @@ from launch.supervisor.membership import (
     describe_ranks,
 )
 from lp.engine.input import RequestBuilder
-from lp.model.beside.check import check_second
 from lp.model.checkpoint_info import read_checkpoint_info
 from lp.request import Output
 from lp.scheduling.kv_budget import KVBudget
@@ -83,9 +82,10 @@ class Supervisor:
         known = read_checkpoint_info(model.path, model.max_length, model.grammar_backend, model.heads)
         build.check(known.config, degrees)
         second = settings.second_models()
-        for role, model in second.items():
-            check_second(model, role, known)
-        self.request_builder = RequestBuilder(known, settings.decode, settings.sampling, settings.limits, second)
+        for extension in second:
+            extension.check(known)
+        roles = [extension.role for extension in second]
+        self.request_builder = RequestBuilder(known, settings.decode, settings.sampling, settings.limits, roles)
         self._settings, self._launcher = settings, launcher
         self._emit: Callable[[Output], None]
         self._fail: Callable[[str], None]

@@ -18,13 +18,11 @@ from lp.drafting.corpus import Corpus, read_corpus, vocabulary_digest
 from lp.engine.input import RequestBuilder
 from lp.methods.registry import DEFAULT
 from lp.model.attention import AttentionSettings
-from lp.model.beside.check import vocabulary_of
-from lp.model.beside.load import beside
-from lp.model.beside.settings import DRAFT, SECOND, SecondModel
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint, ModelSettings, Reader, load
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.model.gpu.cuda_graphs import Capture
+from lp.model.second_model import DRAFT, SECOND, SecondModel, SecondModelExtension, vocabulary_of
 from lp.platform.library import require_on_all
 from lp.request import DecodeLimits, DecodingMethod, ModelTraits
 from lp.runner.runner import Runner
@@ -70,9 +68,10 @@ class EngineSettings:
     draft: SecondModel = field(default_factory=SecondModel)
     second: SecondModel = field(default_factory=SecondModel)
 
-    def second_models(self) -> dict[str, SecondModel]:
-        """The models that are loaded beside the first one, by their roles: the names of their settings."""
-        return {role: one for role, one in {DRAFT: self.draft, SECOND: self.second}.items() if one.is_there}
+    def second_models(self) -> list[SecondModelExtension]:
+        """Those that are to be loaded. Their roles are the names of their settings."""
+        named, kind = {DRAFT: self.draft, SECOND: self.second}, self.attention.kind
+        return [SecondModelExtension(role, one, kind) for role, one in named.items() if one.is_there]
 
 
 class Topology(Protocol):
@@ -238,29 +237,27 @@ class EngineParts(NamedTuple):
 def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
     """See `Engine.assemble`."""
     second_models = settings.second_models()
+    roles = [one.role for one in second_models]
     decode = settings.decode or DEFAULT()
     decode.check(settings.limits)  # at once, not after minutes of loading
-    decode.check_model(ModelTraits(settings.model.path, second_models, UNKNOWN_HEADS))
+    decode.check_model(ModelTraits(settings.model.path, roles, UNKNOWN_HEADS))
     check_files(settings.index, settings.corpus)
     settings.scheduler.check()
     if decode.lossy:
         log.warning("decode.verify=%s is lossy: texts are not the model's own", decode.lossy)
     kind = settings.attention.kind
-    beside_it = {role: beside(one, role, kind) for role, one in second_models.items()}
-    checkpoint = load(settings.model, kind, place.reader, place.num_sharing, place.capture, beside_it)
-    request_builder = RequestBuilder(checkpoint, settings.decode, settings.sampling, settings.limits, second_models)
+    checkpoint = load(settings.model, kind, place.reader, place.num_sharing, place.capture, second_models)
+    request_builder = RequestBuilder(checkpoint, settings.decode, settings.sampling, settings.limits, roles)
     index, corpus = find_index(settings.index, checkpoint), find_corpus(settings.corpus, checkpoint)
     place.on_loaded(checkpoint)
     runner = place.runner(checkpoint.model, settings.attention.prefill_chunk)
-    models = [checkpoint.model, *checkpoint.beside.values()]
-    budget = KVBudget.of(runner, place.least(min(model.memory.num_pages for model in models)))
+    budget = KVBudget.of(runner, place.least(min(model.memory.num_pages for model in checkpoint.models)))
     if runner.num_replicas > 1:
         log.info("%s", budget.describe())
-    for model in models:
+    for model in checkpoint.models:
         model.memory.limit(budget.num_pages)  # ranks of one replica must evict alike
-    for role in checkpoint.beside:
-        thousandths = place.least(max(1, round(1000 * checkpoint.relative_cost(role))))
-        checkpoint.relative_costs[role] = thousandths / 1000
+    for second in second_models:
+        second.relative_cost = place.least(max(1, round(1000 * second.relative_cost))) / 1000
     require_same_files(index, corpus, place.tell(digests_of(index, corpus)))
     require_same_heads(checkpoint, place.tell(checkpoint.heads_digest))
     require_on_all(place.least)

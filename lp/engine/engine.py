@@ -20,9 +20,9 @@ from lp.drafting.history import DraftHistory, Learnt
 from lp.engine.builder import EngineSettings, MeasureTimes, SingleProcess, Topology, make_parts
 from lp.engine.input import Prompt, RequestBuilder
 from lp.grammar.settings import Grammar, GrammarBackend
-from lp.model.beside.settings import SecondModel
 from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings
 from lp.model.compilation import CompileMode
+from lp.model.second_model import SecondModel
 from lp.request import Completion, DecodeLimits, DecodingMethod, Output, Request, Sequence
 from lp.runner.runner import Runner
 from lp.runner.single_device import SingleDevice
@@ -69,7 +69,7 @@ class Engine:
         Engines that share steps with others get the same values of all of these.
         """
         self.checkpoint, runner = checkpoint, runner or SingleDevice(checkpoint.model)
-        self.request_builder = request_builder or RequestBuilder(checkpoint, second_models=checkpoint.beside)
+        self.request_builder = request_builder or RequestBuilder(checkpoint, roles=checkpoint.extensions)
         self.fingerprints, self.measure_times = fingerprints, measure_times
         self.history = DraftHistory(
             step_times, runner.num_parts, index, corpus=corpus, vocab_size=checkpoint.vocab_size

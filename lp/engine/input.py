@@ -51,11 +51,11 @@ class RequestBuilder:
         decode: DecodingMethod | None = None,
         sampling: Sampling | None = None,
         limits: DecodeLimits | None = None,
-        second_models: Collection[str] = (),
+        roles: Collection[str] = (),
     ):
         """decode, sampling: settings for requests that leave them open; None is auto and the checkpoint's defaults.
-        limits: the most that a request may ask for. second_models: the roles of those that are loaded. Raises
-        ValueError for settings out of range.
+        limits: the most that a request may ask for. roles: of the second models. Raises ValueError for
+        settings out of range.
         """
         self.checkpoint = checkpoint
         self._vocab_size = checkpoint.vocab_size
@@ -65,7 +65,7 @@ class RequestBuilder:
         self.decode = decode or DEFAULT()
         self.sampling = (sampling or Sampling()).with_defaults(checkpoint.generation)
         self._numbers = itertools.count()
-        self._traits = ModelTraits.of(checkpoint, second_models)
+        self._traits = ModelTraits.of(checkpoint, roles)
         self._check_method(self.decode)
         self.sampling.check(self._vocab_size)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from lp.methods.inner import AroundAnother
-from lp.model.beside.settings import SECOND
+from lp.model.second_model import SECOND
 from lp.request import (
     AnswerSpec,
     BeamResult,

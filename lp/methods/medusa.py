@@ -41,7 +41,7 @@ EXACT, TYPICAL = "exact", "typical"
 
 @dataclass
 class Medusa(DecodingMethod):
-    """Drafts from the heads of the model (Medusa, arXiv 2401.10774), which model.heads names.
+    """Drafts from the heads that model.heads names (Medusa, arXiv 2401.10774); lossy with verify=typical.
 
     max_rows: the most rows of a step; the tree's are the likeliest by the heads' probabilities. candidates: the best
     tokens taken from each head. verify: "exact" accepts a draft if it is the model's own token; "typical" is lossy:

@@ -7,24 +7,24 @@ model passes a `Reader` of its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lp.grammar.settings import GrammarBackend
-from lp.model.beside.settings import SECOND
 from lp.model.causal import CausalModel
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
 from lp.model.compilation import CompileMode, make_fast
 from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_tree
+from lp.model.extensions import Extension
 from lp.model.gpu.cuda_graphs import Capture
-from lp.model.heads.attach import attach_heads
+from lp.model.heads.extension import HeadsExtension
 from lp.model.kernels import AttentionKind
 from lp.model.memory import check_fits, find_bound, parse_bound
 from lp.model.probes import text_probes
@@ -78,21 +78,16 @@ class ModelSettings:
 class Checkpoint(CheckpointInfo):
     """A checkpoint with its model, which has passed the check that tree attention is exact for it.
 
-    beside: further models with the same vocabulary, by their roles, such as draft. relative_costs: see `relative_cost`.
+    extensions: heads and second models, by their roles.
     """
 
     model: CausalModel = field(kw_only=True)
-    beside: dict[str, CausalModel] = field(default_factory=dict)
-    relative_costs: dict[str, float] = field(default_factory=dict)
+    extensions: dict[str, Extension] = field(default_factory=dict)
 
-    def relative_cost(self, role: str) -> float:
-        """About the seconds of a forward of a model beside the first one, divided by those of this rank's own forward:
-        the ratio of their weights, as a forward of few rows takes the time of reading them. The ranks of a run agree on
-        the least of them.
-        """
-        if role not in self.relative_costs:
-            self.relative_costs[role] = self.beside[role].weight_bytes / self.model.weight_bytes
-        return self.relative_costs[role]
+    @property
+    def models(self) -> list[CausalModel]:
+        """The main model, and all others that have keys and values."""
+        return [self.model, *(one.model for one in self.extensions.values() if one.model)]
 
 
 def pick_device(device: str) -> torch.device:
@@ -143,31 +138,19 @@ def _tell_dtype(chosen: torch.dtype, settings: ModelSettings) -> None:
 Reader = Callable[[str, PreTrainedConfig, torch.dtype, torch.device], tuple[PreTrainedModel, list[int]]]
 
 
-class Beside(NamedTuple):
-    """A model that is loaded beside the first one. references: see `check_tree`."""
-
-    model: CausalModel
-    references: list[Reference]
-
-
-# Reads a model beside the one of a checkpoint, on the same device and in the same dtype; see lp.model.beside.load.
-ReadBeside = Callable[[CheckpointInfo, torch.dtype, torch.device], Beside]
-
-
 def load(
     settings: ModelSettings,
     attention: AttentionKind = AttentionKind.auto,
     reader: Reader | None = None,
     num_sharing: int = 1,
     capture: Capture | None = None,
-    beside: Mapping[str, ReadBeside] | None = None,
+    extensions: Iterable[Extension] = (),
 ) -> Checkpoint:
     """Loads a checkpoint, checks that tree attention is exact for it, and makes its forward fast if that pays.
 
     reader: reads the weights, for a rank that holds only a part of the model; None reads the whole model. num_sharing:
     the number of ranks that share this machine's memory. capture: makes CUDA graphs of the forward of a rank with a
-    part of the model; None makes none. beside: what reads further models, by their roles; all of them share the memory
-    for keys and values.
+    part of the model; None makes none. extensions: besides the heads that the settings name.
     Raises CheckpointError, UnsupportedArchitecture or ValueError, each with a message of one line for the user.
     """
     kv_bytes = parse_bound(settings.kv_memory)
@@ -177,23 +160,24 @@ def load(
     known = read_checkpoint_info(settings.path, settings.max_length, settings.grammar_backend, settings.heads)
     dtype = pick_dtype(settings.dtype, device, known.config)
     _tell_dtype(dtype, settings)
+    extensions = [*extensions, *([HeadsExtension(*known.heads)] if known.heads else [])]
+    for extension in extensions:
+        extension.check(known)
     if reader is None:
         check_fits(known.path, known.config, dtype, device, known.max_length, kv_bytes)
     model, layers = (reader or read_whole)(known.path, known.config, dtype, device)
     causal = CausalModel(model, known.max_length, known.eos, attention, layers)
     references = check_tree(causal, text_probes(known.tokenizer))
-    others = {role: read(known, dtype, device) for role, read in (beside or {}).items()}
-    _bound_memory([causal, *(other.model for other in others.values())], settings.kv_memory, num_sharing)
+    for extension in extensions:
+        extension.load(causal, known)
+    checkpoint = Checkpoint(**vars(known), model=causal, extensions={one.role: one for one in extensions})
+    _bound_memory(checkpoint.models, settings.kv_memory, num_sharing)
     if reader is None or has_graphs:
         _make_fast(causal, settings, references, capture)
-    for other in others.values():
-        make_fast(other.model, settings.compile, folder("compiled"), other.references, None, False)
-        other.model.free_weights()
-    if known.heads is not None:
-        attach_heads(causal, *known.heads)
+    for extension in extensions:
+        extension.attach(causal, settings.compile)
     causal.free_weights()
-    checkpoint = Checkpoint(**vars(known), model=causal, beside={role: one.model for role, one in others.items()})
-    causal.grammars, causal.second = checkpoint.grammars, checkpoint.beside.get(SECOND)
+    causal.grammars = checkpoint.grammars
     return checkpoint
 
 

@@ -16,7 +16,7 @@ from lp.model.gpu.device import current
 from lp.model.heads.hidden import run_with_hidden
 from lp.request import Sequence
 from lp.runner.runner import StepInput
-from lp.runner.second import SecondModelStates
+from lp.runner.second_model import SecondModelStates
 from lp.runner.sequence_state import SequenceState
 from lp.sampling.batch import Asked, launch_all, side_by_side
 from lp.sampling.choosers import KINDS, NUM_BEST, TRUNCATED, can_fuse

@@ -17,7 +17,6 @@ from lp.model.checkpoint import Checkpoint
 from lp.request import (
     BeamResult,
     DecodingContext,
-    DraftingModel,
     ModelTraits,
     Output,
     ParentRequest,
@@ -68,10 +67,8 @@ class RequestState:
         """
         sampling, method, generated = request.sampling, request.decode, [*generated]
         assert request.stopping.max_new_tokens is not None
-        others = {
-            role: DraftingModel(model, checkpoint.relative_cost(role)) for role, model in checkpoint.beside.items()
-        }
-        context = DecodingContext(history, generated, checkpoint.vocab_size, checkpoint.eos, others)
+        extensions = checkpoint.extensions
+        context = DecodingContext(history, generated, checkpoint.vocab_size, checkpoint.eos, extensions)
         self.decoder = method.make_decoder(request, context)
         assert not generated or not self.decoder.ends_at_once
         self._most_rows = method.most_rows(request.grammar is not None)
@@ -81,7 +78,7 @@ class RequestState:
         self.prompt, prompt = request.prompt, list(request.prompt)
         if self.decoder.num_top is not None:
             sampling = replace(sampling, logprobs=min(self.decoder.num_top, checkpoint.vocab_size))
-        spec = method.answer_spec(ModelTraits.of(checkpoint, checkpoint.beside))
+        spec = method.answer_spec(ModelTraits.of(checkpoint, extensions))
         self.parent = parent
         self.request_id = parent.request.id if parent else request.id  # the name under which outputs are reported
         self.is_aborted = False

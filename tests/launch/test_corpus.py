@@ -16,7 +16,7 @@ from launch.index import IndexSettings
 from lp import Auto, Autoregressive, Engine, Sampling, Stopping
 from lp.drafting.corpus import Corpus, build_corpus, vocabulary_digest, write_corpus
 from lp.engine.builder import digests_of, find_corpus, require_same_files
-from lp.model.beside.check import vocabulary_of
+from lp.model.second_model import vocabulary_of
 from tests.launch import commands
 from tests.launch.conftest import Main
 from tests.models import VOCAB_SIZE, generate_greedily

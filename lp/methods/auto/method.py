@@ -14,7 +14,7 @@ from lp.methods.auto.host_time import measure_host
 from lp.methods.auto.with_draft_model import MixedDecoder
 from lp.methods.draft_model.asking import Experience
 from lp.methods.draft_model.method import drafted_text
-from lp.model.beside.settings import DRAFT
+from lp.model.second_model import DRAFT
 from lp.request import DecodingContext, DecodingMethod, Request, RowBounds
 
 
@@ -40,7 +40,7 @@ class Auto(DraftSettings, DecodingMethod):
         assert seed is not None and temperature is not None
         text = [*request.prompt, *context.generated]
         decoder = AutoDecoder(self, text, seed, temperature, history, request.owner)
-        if not self.model_drafts or DRAFT not in context.second_models:
+        if not self.model_drafts or DRAFT not in context.extensions:
             return decoder
         experience = history.of_all(self.method, temperature, Experience)
         return MixedDecoder(decoder, drafted_text(request, context), experience, bool(self.rows))

@@ -20,7 +20,7 @@ from lp.methods.draft_model.asking import Asking, Experience
 from lp.methods.draft_model.growth import Growth
 from lp.methods.draft_model.interface import DraftedDecoder, SecondText, Wish
 from lp.methods.draft_model.rounds import DraftedText
-from lp.model.beside.settings import DRAFT
+from lp.model.second_model import DRAFT
 from lp.request import DecodingContext, DecodingMethod, ModelTraits, Request, RowBounds
 from lp.step_cost import StepCost
 from lp.tree import (
@@ -95,8 +95,10 @@ class DraftModel(DecodingMethod):
 
 def drafted_text(request: Request, context: DecodingContext, is_drawn: bool = False) -> DraftedText:
     """What the draft model holds of a request's sequence. is_drawn: see DraftText."""
-    model, cost = context.second_models[DRAFT]
-    return DraftedText(model, request.sampling, len(request.prompt), context.vocab_size, cost, is_drawn)
+    second, prompt_length = context.extensions[DRAFT], len(request.prompt)
+    assert second.model is not None, "it is a second model"
+    cost = second.relative_cost
+    return DraftedText(second.model, request.sampling, prompt_length, context.vocab_size, cost, is_drawn)
 
 
 class ModelDecoder(DraftedDecoder):

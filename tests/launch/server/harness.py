@@ -88,7 +88,7 @@ class Running:
 @contextmanager
 def serving(checkpoint: Checkpoint, scheduler: SchedulerSettings | None = None, **settings) -> Iterator[Running]:
     gate = Gate(checkpoint)
-    engine = Engine(checkpoint, gate, RequestBuilder(checkpoint, second_models=checkpoint.beside), scheduler=scheduler)
+    engine = Engine(checkpoint, gate, RequestBuilder(checkpoint, roles=checkpoint.extensions), scheduler=scheduler)
     typed = ServerSettings(**{"port": 0, **settings})
     server = Server(EngineBackend(engine, Channel(LocalExchange())), typed, bind(typed))
     exit_code: list[int] = []

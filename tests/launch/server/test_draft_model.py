@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lp.model.beside.load import beside
-from lp.model.beside.settings import SecondModel
 from lp.model.checkpoint import ModelSettings, load
+from lp.model.second_model import SecondModel, SecondModelExtension
 from tests.launch.server.harness import Running, assert_error, serving
 
 BODY = {"prompt": "def f(", "max_tokens": 16, "temperature": 0}
@@ -19,8 +18,8 @@ DRAFT = {"method": "draft_model", "rows": 8}
 @pytest.fixture(scope="module")
 def drafting(folder: Path) -> Iterator[Running]:
     """A server whose model drafts for itself."""
-    second = {"draft": beside(SecondModel(str(folder)), "draft")}
-    with serving(load(ModelSettings(str(folder), device="cpu"), beside=second)) as running:
+    second = [SecondModelExtension("draft", SecondModel(str(folder)))]
+    with serving(load(ModelSettings(str(folder), device="cpu"), extensions=second)) as running:
         yield running
 
 

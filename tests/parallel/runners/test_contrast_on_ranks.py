@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from lp import BestOf, Contrastive, Engine, Sampling, SecondModel, Stopping
-from lp.model.beside.load import beside
-from lp.model.beside.settings import SECOND
 from lp.model.checkpoint import ModelSettings, load
+from lp.model.second_model import SECOND, SecondModelExtension
 from lp.request import DecodingMethod
 from lp.runner.single_device import SingleDevice
 from parallel.build import share_steps
@@ -69,8 +68,8 @@ def make_engine(channel: Channel, axis: str, parts: Collectives | None, folders:
     reader = None
     if parts is not None:
         reader = read_sharded(parts) if axis == "tp" else read_stage(parts.rank, parts.num_ranks)
-    other = {SECOND: beside(SecondModel(second), SECOND)}
-    checkpoint = load(ModelSettings(model, device="cpu"), reader=reader, beside=other)
+    other = [SecondModelExtension(SECOND, SecondModel(second))]
+    checkpoint = load(ModelSettings(model, device="cpu"), reader=reader, extensions=other)
     runner: Any
     if parts is None:
         runner = LookaheadParallel(SingleDevice(checkpoint.model, prefill_chunk=64), channel)

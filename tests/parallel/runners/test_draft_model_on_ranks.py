@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from lp import Autoregressive, DraftModel, Engine, Sampling, SecondModel, Stopping
-from lp.model.beside.load import beside
 from lp.model.checkpoint import ModelSettings, load
+from lp.model.second_model import SecondModelExtension
 from lp.request import Completion
 from lp.runner.single_device import SingleDevice
 from parallel.comm.base import Collectives
@@ -39,8 +39,8 @@ def make_engine(channel: Channel | None, axis: str, parts: Collectives | None, f
     settings, reader = ModelSettings(folder, device="cpu"), None
     if parts is not None:
         reader = read_sharded(parts) if axis == "tp" else read_stage(parts.rank, parts.num_ranks)
-    checkpoint = load(settings, reader=reader, beside={"draft": beside(SecondModel(layers=2), "draft")})
-    checkpoint.relative_costs["draft"] = 0.2  # ranks agree on it when they are assembled
+    checkpoint = load(settings, reader=reader, extensions=[SecondModelExtension("draft", SecondModel(layers=2))])
+    checkpoint.extensions["draft"].relative_cost = 0.2  # ranks agree on it when they are assembled
     if channel is None:
         return Engine(checkpoint)
     if parts is None:

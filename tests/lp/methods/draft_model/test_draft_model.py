@@ -103,7 +103,7 @@ def test_mixed_batches(sampling: Sampling, drafting: EngineOf, monkeypatch: pyte
 
 def test_sequences_of_a_step_draft_in_the_same_forwards(drafting: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(drafting("itself").checkpoint)
-    second, sizes = engine.checkpoint.beside["draft"], list[int]()
+    second, sizes = engine.checkpoint.extensions["draft"].model, list[int]()
     real = second.forward_many
     monkeypatch.setattr(second, "forward_many", lambda given: (sizes.append(len(given)), real(given))[1])
     run_all(engine, [make_prompt(20, seed) for seed in range(3)], GREEDY, [DraftModel(rows=8)] * 3)
@@ -113,10 +113,10 @@ def test_sequences_of_a_step_draft_in_the_same_forwards(drafting: EngineOf, monk
 def test_a_draft_that_costs_as_much_as_the_model_is_used_rarely(drafting: EngineOf) -> None:
     """Its forwards take as long as steps, so even right drafts gain nothing."""
     checkpoint = drafting("itself").checkpoint
-    assert checkpoint.relative_cost("draft") == 1.0
+    assert checkpoint.extensions["draft"].relative_cost == 1.0
     stats = tokens_of(Engine(checkpoint), make_prompt(20), DraftModel(), GREEDY).stats
     assert stats.proposed["draft_model"] <= 8
-    cheap = replace(checkpoint, relative_costs={"draft": 0.05})
+    cheap = replace(checkpoint, extensions={"draft": replace(checkpoint.extensions["draft"], relative_cost=0.05)})
     assert tokens_of(Engine(cheap), make_prompt(20), DraftModel(), GREEDY).stats.tokens_per_step > 4
 
 
@@ -125,7 +125,7 @@ def test_little_memory_for_the_drafts_keys_and_values(drafting: EngineOf, monkey
     engine = Engine(drafting("itself").checkpoint)
     prompts, decodes = [make_prompt(60, seed) for seed in range(4)], [DraftModel(rows=8)] * 4
     expected = run_all(engine, prompts, GREEDY, decodes)
-    monkeypatch.setattr(engine.checkpoint.beside["draft"].memory, "num_pages", 12)
+    monkeypatch.setattr(engine.checkpoint.extensions["draft"].model.memory, "num_pages", 12)
     assert run_all(engine, prompts, GREEDY, decodes) == expected
 
 

@@ -38,7 +38,8 @@ CURVES = {
 
 def with_cost(engine: Engine, cost: float, times: StepTimes | None = None) -> Engine:
     """Another engine with the same models. cost: of the second model, in plain steps."""
-    return Engine(replace(engine.checkpoint, relative_costs={"draft": cost}), step_times=times)
+    draft = replace(engine.checkpoint.extensions["draft"], relative_cost=cost)  # type: ignore[type-var]
+    return Engine(replace(engine.checkpoint, extensions={"draft": draft}), step_times=times)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_mixed_batches(sampling: Sampling, curve: str, drafting: EngineOf, monke
 
 def test_sequences_of_a_step_draft_in_the_same_forwards(drafting: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = with_cost(drafting("itself"), 0.05)
-    second, sizes = engine.checkpoint.beside["draft"], list[int]()
+    second, sizes = engine.checkpoint.extensions["draft"].model, list[int]()
     real = second.forward_many
     monkeypatch.setattr(second, "forward_many", lambda given: (sizes.append(len(given)), real(given))[1])
     run_all(engine, [make_prompt(20, seed) for seed in range(3)], GREEDY, [Auto(rows=8)] * 3)

@@ -1,4 +1,4 @@
-"""A second model beside the first one: what is loaded, what both may hold, and which models are refused."""
+"""A second model with the main one: what is loaded, what both may hold, and which models are refused."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import torch
 
 from lp import Engine
 from lp.engine.builder import EngineSettings
-from lp.model.beside.load import beside
-from lp.model.beside.settings import SecondModel
 from lp.model.checkpoint import Checkpoint, ModelSettings, load
 from lp.model.errors import CheckpointError
+from lp.model.second_model import SecondModel, SecondModelExtension
 from lp.tree import chain
 from tests.models import SIZES, build_tokenizer, generate_greedily, load_reference, save_checkpoint
 
@@ -24,17 +23,18 @@ PROMPT = [5, 9, 11, 7]
 
 def load_both(first: Path, second: SecondModel, kv_memory: str = "auto") -> Checkpoint:
     settings = ModelSettings(str(first), device="cpu", kv_memory=kv_memory)
-    return load(settings, beside={"draft": beside(second, "draft")})
+    return load(settings, extensions=[SecondModelExtension("draft", second)])
 
 
 def best_token(checkpoint: Checkpoint, role: str) -> int:
-    model = checkpoint.beside[role]
+    model = checkpoint.extensions[role].model
+    assert model is not None
     return int(model.forward(chain(PROMPT), model.make_cache(8), 1).argmax())
 
 
-def test_second_checkpoint_is_run_beside_the_first(checkpoint_folder: FolderOf) -> None:
+def test_second_checkpoint_is_run_with_the_main_one(checkpoint_folder: FolderOf) -> None:
     checkpoint = load_both(checkpoint_folder("llama"), SecondModel(str(checkpoint_folder("qwen2"))))
-    second = checkpoint.beside["draft"]
+    second = checkpoint.extensions["draft"].model
     assert (second.device, second.dtype) == (checkpoint.model.device, checkpoint.model.dtype)
     expected = generate_greedily(load_reference(checkpoint_folder("qwen2")), PROMPT, 1)
     assert best_token(checkpoint, "draft") == expected[0]
@@ -48,7 +48,7 @@ def test_first_layers_of_the_model_itself(checkpoint_folder: FolderOf, architect
     setattr(inner, name, getattr(inner, name)[:1])
     reference.config.num_hidden_layers = 1
     checkpoint = load_both(checkpoint_folder(architecture), SecondModel(layers=1))
-    assert len(checkpoint.beside["draft"].layers) == 1 < len(checkpoint.model.layers)
+    assert len(checkpoint.extensions["draft"].model.layers) == 1 < len(checkpoint.model.layers)
     with torch.no_grad():
         expected = reference(torch.tensor([PROMPT])).logits[0, -1].argmax()
     assert best_token(checkpoint, "draft") == int(expected)
@@ -58,7 +58,7 @@ def test_both_hold_as_many_tokens_within_one_bound(checkpoint_folder: FolderOf) 
     folder = checkpoint_folder("llama")
     alone = load(ModelSettings(str(folder), device="cpu", kv_memory="0.002")).model
     both = load_both(folder, SecondModel(layers=1), "0.002")
-    draft = both.beside["draft"]
+    draft = both.extensions["draft"].model
     assert draft.memory.num_pages == both.model.memory.num_pages
     own, of_draft = both.model.numbers_per_token, draft.numbers_per_token
     assert abs(both.model.memory.num_pages - alone.memory.num_pages * own / (own + of_draft)) <= 1
@@ -67,7 +67,7 @@ def test_both_hold_as_many_tokens_within_one_bound(checkpoint_folder: FolderOf) 
 def test_padded_weights_are_the_same_vocabulary(checkpoint_folder: FolderOf, tmp_path: Path) -> None:
     padded = save_checkpoint(tmp_path / "padded", vocab_size=SIZES["vocab_size"] + 20)
     checkpoint = load_both(checkpoint_folder("llama"), SecondModel(str(padded)))
-    assert checkpoint.beside["draft"].vocab_size == SIZES["vocab_size"] + 20
+    assert checkpoint.extensions["draft"].model.vocab_size == SIZES["vocab_size"] + 20
 
 
 def test_another_vocabulary_is_refused_by_the_names_of_both(checkpoint_folder: FolderOf, tmp_path: Path) -> None:
@@ -94,5 +94,5 @@ def test_what_cannot_be_loaded_is_refused(checkpoint_folder: FolderOf, second: S
 
 
 def test_an_engine_without_one_loads_none(llama: Engine) -> None:
-    assert not llama.checkpoint.beside
+    assert not llama.checkpoint.extensions
     assert not EngineSettings().second_models()

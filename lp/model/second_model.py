@@ -1,0 +1,133 @@
+"""A second causal model with the main model's vocabulary: its settings, what is refused, and how it is loaded.
+
+What it is for (drafts, a comparison of its probabilities) is not known here.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+from transformers import PreTrainedConfig
+
+from lp.model.causal import CausalModel
+from lp.model.checkpoint import read_whole
+from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
+from lp.model.compilation import CompileMode, make_fast
+from lp.model.errors import CheckpointError
+from lp.model.exactness import check_tree
+from lp.model.extensions import Extension
+from lp.model.kernels import AttentionKind
+from lp.model.memory import check_fits
+from lp.model.probes import text_probes
+from lp.model.reference import Reference
+from lp.platform.disk_cache import folder
+
+# The role of the model that drafts, and the name of its settings.
+DRAFT = "draft"
+# The role of the model with which decode=contrastive and decode=best_of compare: the name of its settings.
+SECOND = "second"
+
+
+@dataclass
+class SecondModel:
+    """The settings of a second model.
+
+    path: folder, GGUF file or hub id of a model with the main model's vocabulary; empty is none. layers: instead of
+    another model, so many first layers of the main model; 0 is none.
+    """
+
+    path: str = ""
+    layers: int = 0
+
+    @property
+    def is_there(self) -> bool:
+        return bool(self.path or self.layers)
+
+
+@dataclass
+class SecondModelExtension(Extension):
+    """A second model. role: DRAFT or SECOND."""
+
+    role: str
+    settings: SecondModel
+    attention: AttentionKind = AttentionKind.auto
+    model: CausalModel | None = None
+    relative_cost: float = 0.0
+    _own: CheckpointInfo | None = None
+    _references: list[Reference] = field(default_factory=list)
+
+    def check(self, known: CheckpointInfo) -> None:
+        self._own = self._read_info(known)
+
+    def load(self, main: CausalModel, known: CheckpointInfo) -> None:
+        own = self._own
+        assert own is not None, "it is checked first"
+        config = own.config if self.settings.path else with_first_layers(own.config, self.settings.layers, self.role)
+        check_fits(own.path, config, main.dtype, main.device, own.max_length)
+        model, layers = read_whole(own.path, config, main.dtype, main.device)
+        self.model = CausalModel(model, min(own.max_length, known.max_length), known.eos, self.attention, layers)
+        self._references = check_tree(self.model, text_probes(own.tokenizer))
+        # A forward of few rows takes the time of reading the weights.
+        self.relative_cost = self.model.weight_bytes / main.weight_bytes
+
+    def attach(self, main: CausalModel, mode: CompileMode) -> None:
+        assert self.model is not None, "it is loaded first"
+        make_fast(self.model, mode, folder("compiled"), self._references)
+        self.model.free_weights()
+        if self.role == SECOND:
+            main.second = self.model
+
+    def _read_info(self, known: CheckpointInfo) -> CheckpointInfo:
+        """All of the second checkpoint but its weights; `known` for the main model's own first layers."""
+        role, path, layers = self.role, self.settings.path, self.settings.layers
+        if layers < 0:
+            raise ValueError(f"{role}.layers={layers} must be 0 (none) or a number of the model's first layers")
+        if path and layers:
+            raise ValueError(
+                f"{role}.path={path} and {role}.layers={layers} both name a second model; leave one of them out"
+            )
+        if not path:
+            with_first_layers(known.config, layers, role)
+            return known
+        try:
+            own = read_checkpoint_info(path)
+        except CheckpointError as error:
+            raise CheckpointError(f"{role}.path={path}: {error}") from error
+        require_same_vocabulary(own, known, role)
+        return own
+
+
+def require_same_vocabulary(second: CheckpointInfo, main: CheckpointInfo, role: str) -> None:
+    """Raises CheckpointError, naming both models, unless all token ids mean the same in both.
+
+    The weights of one may have more rows than its tokenizer has tokens, as they are often padded.
+    """
+    tokens, own = vocabulary_of(second), vocabulary_of(main)
+    if tokens == own:
+        return
+    differing = sorted((item for item in tokens.items() ^ own.items()), key=lambda item: (item[1], item[0]))
+    token, number = differing[0]
+    raise CheckpointError(
+        f"{role}.path: the model {second.path!r} has another vocabulary ({len(tokens):,} tokens) than {main.path!r} "
+        f"({len(own):,} tokens); they first differ at id {number} ({token!r}). Give a model that was trained with the "
+        "same tokenizer"
+    )
+
+
+def vocabulary_of(known: CheckpointInfo) -> dict[str, int]:
+    """The ids of all tokens that the model can be given. transformers may add some that it has no weights for."""
+    return {token: number for token, number in known.tokenizer.get_vocab().items() if number < known.vocab_size}
+
+
+def with_first_layers(config: PreTrainedConfig, num_layers: int, role: str) -> PreTrainedConfig:
+    """The configuration of a model that has only the first layers of this one. Raises ValueError."""
+    shorter = copy.deepcopy(config)
+    text = shorter.get_text_config(decoder=True)
+    if not 1 <= num_layers < (whole := text.num_hidden_layers):
+        fix = f"give from 1 to {whole - 1}" if whole > 1 else f"give another model by {role}.path"
+        raise ValueError(f"{role}.layers={num_layers} must be fewer than the model's own, and it has {whole}; {fix}")
+    text.num_hidden_layers = num_layers
+    if isinstance(kinds := getattr(text, "layer_types", None), list):
+        text.layer_types = kinds[:num_layers]
+    return shorter
