@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import KeyValidationError, OmegaConfBaseException
 
 from launch.config import resources
-from launch.config.reference import RENAMED
+from launch.config.reference import RENAMED, choices_of
 from launch.config.resources import conf, resource
 
 log = logging.getLogger("lookahead")
@@ -108,8 +108,7 @@ def describe(name: str) -> str:
     """Returns the choices of each group that the program has, and all settings with their defaults as YAML."""
     with initialize_config_dir(config_dir=str(conf()), version_base="1.3"):
         config = compose(config_name=name, overrides=["hydra/job_logging=none", "hydra/hydra_logging=none"])
-    groups = sorted(folder for folder in conf().iterdir() if folder.is_dir() and folder.name in config)
-    choices = [f"  {group.name}={'|'.join(sorted(file.stem for file in group.glob('*.yaml')))}" for group in groups]
+    choices = [f"  {group}={'|'.join(sorted(names))}" for group, names in sorted(choices_of(name).items())]
     return "\n".join(["Groups:", *choices, "", "Settings and their defaults:", OmegaConf.to_yaml(config)])
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -97,13 +95,6 @@ def test_a_grammar_is_kept(main: Main, folder: str, tmp_path: Path) -> None:
     assert code == 0, err
     record = json.loads(out)
     assert len(json.loads(record["text"])) == 3 and record["finish_reason"] == "stop"
-    for refused, words in {
-        "grammar.kind=xml": "kind 'xml' is unknown",
-        "grammar.text=a": "grammar.kind must say",
-        "+grammar.kind=regex": "is empty",
-    }.items():
-        code, _, err = main(*common, refused.removeprefix("+"))
-        assert code != 0 and words in err
 
 
 def test_no_run_folders_are_left(main: Main, folder: str, tmp_path: Path) -> None:
@@ -133,87 +124,6 @@ def test_a_biased_token_is_always_chosen(main: Main, folder: str) -> None:
     assert json.loads(out)["token_ids"] == [70, 70, 70]
 
 
-BAD_ARGUMENTS = {
-    "wrong key": (["decode.windw=3"], "windw"),
-    "wrong type": (["decode.window=wide"], "decode.window"),
-    "unknown group choice": (["decode=magic"], "lookahead"),
-    "unknown enum value": (["parallel.mode=tensor"], "parallel.mode"),
-    "not key=value": (["fibonacci"], "key=value"),
-    "hydra grammar": (["stop=[a"], "stop"),
-    "W out of range": (["decode=lookahead", "decode.window=0"], "decode.window=0"),
-    "N out of range": (["decode.ngram=1"], "decode.ngram=1"),
-    "G out of range": (["decode=lookahead", "decode.guesses=100000"], "decode.guesses=100000"),
-    "too many rows": (["decode=lookahead", "decode.window=128", "decode.ngram=32", "decode.guesses=256"], "rows"),
-    "temperature": (["sampling.temperature=-1"], "temperature=-1"),
-    "top_p": (["sampling.top_p=1.5"], "top_p=1.5"),
-    "logit_bias": (
-        ["sampling.logit_bias={99999: 1.0}"],
-        "logit_bias names token 99999, but the vocabulary has ids 0 to",
-    ),
-    "max_new_tokens": (["max_new_tokens=-5"], "max_new_tokens=-5"),
-    "longer than the context": (["max_new_tokens=100000"], "context of 640 tokens"),
-    "dtype": (["model.dtype=int3"], "int3"),
-    "device": (["model.device=abacus"], "abacus"),
-    "threads": (["parallel.threads=0"], "parallel.threads=0"),
-    "more ranks than were started": (["parallel.lp=3"], "lp=3"),
-    "nccl without a GPU": (["parallel.exchange=nccl", "model.device=cpu"], "nccl"),
-    "missing checkpoint": (["model.path=/no/such/folder"], "/no/such/folder"),
-    "numbered GPU": (["model.device=cuda:99"], "model.device=cuda:99"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_ARGUMENTS)
-def test_bad_arguments_give_one_message(name: str, main: Main, folder: str) -> None:
-    arguments, expected = BAD_ARGUMENTS[name]
-    code, out, err = main(f"model.path={folder}", "prompt=x", *arguments)
-    messages = [
-        line
-        for line in err.splitlines()
-        if not line.startswith(("keys and values", "loaded", "measuring", "milliseconds"))
-    ]
-    assert code == 2
-    assert out == ""
-    assert len(messages) == 1, err
-    assert messages[0].startswith("error: ")
-    assert expected in messages[0]
-
-
-def test_a_missing_path_gives_one_message(main: Main) -> None:
-    assert main("model=checkpoint", "prompt=x") == (
-        2, "", "error: model.path must be given, as key=value; --help lists the keys\n"
-    )  # fmt: skip
-
-
-def pickle_only(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
-def truncated(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
-
-
-def unknown_architecture(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "abacus", "architectures": ["AbacusForCausalLM"]}
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "expected"), [(pickle_only, "pickle"), (truncated, "cannot be loaded"), (unknown_architecture, "abacus")]
-)
-def test_bad_checkpoints_give_one_message(
-    spoil: Callable[[Path], None], expected: str, main: Main, folder: str, tmp_path: Path
-) -> None:
-    bad = tmp_path / "bad"
-    shutil.copytree(folder, bad)
-    spoil(bad)
-    code, out, err = main(f"model.path={bad}", "prompt=x")
-    assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 1, err
-    assert err.startswith("error: ") and expected in err
-
-
 LOADING_ENDS = {
     "Ctrl-C": (KeyboardInterrupt(), 130, "interrupted\n"),
     "no memory": (
@@ -234,37 +144,6 @@ def test_how_loading_ends_early(name: str, main: Main, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(builder, "load", load)
     assert main("prompt=x") == (code, "", message)
-
-
-BAD_PROMPTS = {
-    "no prompt": ([], None, "give one of"),
-    "empty prompt": (["prompt="], None, "give one of"),
-    "two prompts": (["prompt=a", "prompt_file=bad"], b"b", "prompt and prompt_file"),
-    "missing file": (["prompts=nowhere.jsonl"], None, "nowhere.jsonl cannot be read"),
-    "malformed line": (["prompts=bad"], b'{"prompt": "a"}\n{"prompt": ', "bad, line 2 is not JSON"),
-    "no text": (["prompts=bad"], b'{"text": "a"}', 'bad, line 1 has no text under "prompt"'),
-    "wrong type": (["prompts=bad"], b'{"prompt": 3}', "bad, line 1 has no text"),
-    "no lines": (["prompts=bad"], b"\n", "holds no prompts"),
-    "invalid UTF-8": (["prompt_file=bad"], b"def \xff", "byte 4"),
-    "lone surrogate": (["prompts=bad"], b'{"prompt": "a\\ud800"}', "bad, line 1: the prompt is not valid Unicode"),
-    "too long": (["prompts=bad"], json.dumps({"prompt": "abc " * 3000}).encode(), "bad, line 1: the prompt has"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_PROMPTS)
-def test_bad_prompts_give_one_message_before_any_work(name: str, main: Main, folder: str, tmp_path: Path) -> None:
-    arguments, content, expected = BAD_PROMPTS[name]
-    if content is not None:
-        (tmp_path / "bad").write_bytes(content)
-    code, out, err = main(f"model.path={folder}", *arguments)
-    messages = [
-        line
-        for line in err.splitlines()
-        if not line.startswith(("keys and values", "loaded", "measuring", "milliseconds"))
-    ]
-    assert (code, out) == (2, "")
-    assert len(messages) == 1, err
-    assert expected in messages[0]
 
 
 def test_data_parallelism_with_one_rank_says_once_that_it_has_nobody_to_share_with(main: Main, folder: str) -> None:

@@ -40,13 +40,6 @@ def test_a_keyword_wins_over_the_object(llama: Engine) -> None:
     assert base == Sampling(temperature=0.8, seed=3)
 
 
-def test_unknown_and_impossible_keywords_are_named(llama: Engine) -> None:
-    with pytest.raises(ValueError, match="'temprature' is no sampling setting; they are temperature"):
-        llama.generate("def f(", temprature=0.8)
-    with pytest.raises(ValueError, match="temperature=-1"):
-        llama.generate("def f(", temperature=-1)
-
-
 def test_messages_are_answered_as_transformers_does(chat: Engine, chat_folder: Path) -> None:
     """`generate` of transformers, after its own apply_chat_template, gives the same tokens."""
     tokenizer = chat.checkpoint.tokenizer

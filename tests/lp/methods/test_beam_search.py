@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from lp import Autoregressive, Beam, Engine, Sampling, Stopping
 from lp.methods.registry import from_dict
-from lp.request import BeamResult, DecodeLimits, Output
+from lp.request import BeamResult, Output
 from tests.lp.test_lossless import make_prompt
 
 NUM_TOKENS = 12
@@ -116,37 +116,6 @@ def test_nothing_is_told_before_the_end(llama: Engine) -> None:
     assert not any(progress.tokens or progress.text or progress.beams for progress in before)
     assert last.finish_reason == "length" and len(last.tokens) == NUM_TOKENS and last.beams
     assert Output.from_dict(last.to_dict()).beams == last.beams
-
-
-@pytest.mark.parametrize(
-    "sampling, stopping, message",
-    [
-        ({"temperature": 0.7}, {}, "temperature=0.7 is not for decode=beam, .*; set temperature=0"),
-        ({"repetition_penalty": 1.2}, {}, "repetition_penalty=1.2 .*; set repetition_penalty=1.0"),
-        ({"logit_bias": {5: 1.0}}, {}, "leave out logit_bias"),
-        ({"logprobs": 1}, {}, "leave out logprobs"),
-        ({}, {"stop": ["x"]}, "stop='x' is not for decode=beam"),
-    ],
-)
-def test_what_a_search_does_not_take(llama: Engine, sampling: dict, stopping: dict, message: str) -> None:
-    settings = Sampling(**{"temperature": 0.0, **sampling})
-    with pytest.raises(ValueError, match=message):
-        llama.generate([1, 2], decode=Beam(), sampling=settings, stopping=Stopping(4, **stopping))
-
-
-@pytest.mark.parametrize(
-    "decode, message",
-    [
-        (Beam(num_beams=0), "decode.num_beams=0 is out of range"),
-        (Beam(num_beams=33), "decode.num_beams=33 is out of range"),
-        (Beam(2, num_return_sequences=3), "num_return_sequences=3 is more than decode.num_beams=2"),
-        (Beam(early_stopping="soon"), "decode.early_stopping=soon must be one of false, true, never"),
-        (Beam(best_first=True), "set decode.length_penalty=0"),
-    ],
-)
-def test_settings_out_of_range(decode: Beam, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        decode.check(DecodeLimits())
 
 
 def test_settings_as_json() -> None:

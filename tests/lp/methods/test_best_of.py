@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from lp import Autoregressive, BestOf, Completion, Engine, Grammar, Sampling, SecondModel, Stopping
 from lp.methods.inner import INNER
-from lp.request import DecodeLimits, Output, mean_logprob
+from lp.request import Output, mean_logprob
 from tests.lp.test_lossless import make_prompt
 
 PROMPT = make_prompt(70, seed=6)
@@ -128,31 +128,3 @@ def test_it_goes_on_after_its_ranks_have_met_again(llama: Engine) -> None:
         last = llama.step()[-1]
     assert last.tokens == expected.token_ids and last.beams and expected.beams
     assert [text.text for text in last.beams.texts] == [text.text for text in expected.beams.texts]
-
-
-@pytest.mark.parametrize(
-    "decode, settings, message",
-    [
-        (BestOf(), {"temperature": 0.0}, "temperature=0 is not for decode=best_of"),
-        (BestOf(), {"prompt_logprobs": 1}, "prompt_logprobs is not for decode=best_of"),
-        (BestOf(), {"trace": True}, "a trace is not for decode=best_of, .* trace decode=auto"),
-        (BestOf(ranked_by="second"), {}, r"decode.ranked_by=second needs a second model .*second.path="),
-    ],
-)
-def test_what_it_does_not_take(llama: Engine, decode: BestOf, settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        best(llama, decode, **settings)
-
-
-@pytest.mark.parametrize(
-    "decode, message",
-    [
-        (BestOf(num_samples=0), "decode.num_samples=0 is out of range"),
-        (BestOf(num_samples=33), "decode.num_samples=33 is out of range"),
-        (BestOf(num_samples=2, num_return_sequences=3), "num_return_sequences=3 is more than decode.num_samples=2"),
-        (BestOf(ranked_by="length"), "decode.ranked_by=length must be one of model, second"),
-    ],
-)
-def test_settings_out_of_range(decode: BestOf, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        decode.check(DecodeLimits())

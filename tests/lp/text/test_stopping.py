@@ -127,21 +127,6 @@ def test_random_texts_stops_and_blocks(tokenizer: PreTrainedTokenizerFast, seed:
         assert found == min((text[: end - len(stop)] for stop in stops if text[:end].endswith(stop)), key=len)
 
 
-@pytest.mark.parametrize(
-    ("stopping", "message"),
-    [
-        (Stopping(max_new_tokens=0), "max_new_tokens=0"),
-        (Stopping(max_new_tokens=-3), "max_new_tokens=-3"),
-        (Stopping(stop=["x", ""]), "empty string"),
-        (Stopping(stop_token_ids=[3, -1]), f"stop_token_ids holds -1, .* ids 0 to {VOCAB_SIZE - 1}"),
-        (Stopping(stop_token_ids=[VOCAB_SIZE]), f"stop_token_ids holds {VOCAB_SIZE}"),
-    ],
-)
-def test_settings_out_of_range_are_named(stopping: Stopping, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        stopping.check(VOCAB_SIZE)
-
-
 def test_stop_strings_end_the_engines_text_whatever_the_step(llama: Engine) -> None:
     prompt = list(range(2, 40)) * 2
     whole = llama.generate(prompt, sampling=Sampling(temperature=0.0), stopping=Stopping(60, ignore_eos=True))
