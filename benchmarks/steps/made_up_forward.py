@@ -18,7 +18,7 @@ from torch import Tensor
 from lp.kv_cache.arena import Arena, LayerShape
 from lp.model.causal import CausalModel
 from lp.model.cpu.forward import NativeForward
-from lp.model.fast_forward import Choose, Choosing, Computed, SequenceRows
+from lp.model.fast_forward import Choose, Choosing, Computed, FastForward, SequenceRows
 from lp.model.gpu import cuda_graphs
 from lp.model.gpu.cuda_graphs import CapturedForward
 
@@ -27,14 +27,14 @@ PAGES_OF_A_SEQUENCE = 9
 
 
 @dataclass
-class MadeUpForward:
-    """A FastForward that computes nothing: it notes when it has what it reads. lay_out: makes that."""
+class MadeUpForward(FastForward):
+    """Computes nothing: it notes when it has what it reads. lay_out: makes that."""
 
     lay_out: Callable[[Sequence[SequenceRows]], object]
     began: float = 0.0
     started: float = 0.0
     num_rows: int = 0
-    begins_caches = owns_weights = is_invariant = True
+    owns_weights = is_invariant = True
 
     def __call__(self, given: Sequence[SequenceRows]) -> Tensor:
         self.began, self.started = time.perf_counter(), 0.0

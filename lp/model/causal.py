@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import cast
 
 import numpy as np
 import torch
@@ -25,12 +23,10 @@ from lp.model.attention import TreeRows, TreeStep
 from lp.model.fast_forward import (
     BeforeAttention,
     Choose,
-    ChoosesTokens,
     Choosing,
     Computed,
     FastForward,
     ForwardFailed,
-    RunsByLayer,
     SequenceRows,
 )
 from lp.model.gpu.device import current
@@ -41,12 +37,6 @@ from lp.platform.hardware import upload
 from lp.tree import TokenTree
 
 log = logging.getLogger("lookahead")
-
-
-@cache  # it is asked in every step, and comparing a class with a protocol takes tens of calls
-def can_choose(kind: type) -> bool:
-    """Whether forwards of a class are ChoosesTokens."""
-    return issubclass(kind, ChoosesTokens)
 
 
 class CausalModel:
@@ -72,7 +62,7 @@ class CausalModel:
         self.grammars: Grammars | None = None  # for the checkpoint's tokenizer
         self.second: CausalModel | None = None  # with which its logits are compared
         self.heads: LoadedHeads | None = None
-        # Replaces the model's own forward, for caches that have been written to if it cannot begin them.
+        # Replaces the model's own forward.
         self.fast: FastForward | None = None
         self.weight_bytes = num_weight_bytes(model)
         self.device, self.dtype, self._is_on_gpu = model.device, model.dtype, model.device.type == "cuda"
@@ -128,7 +118,7 @@ class CausalModel:
 
     def run(self, given: Sequence[SequenceRows]) -> Tensor:
         """`forward_many` for rows that there is room for."""
-        if self.fast and (self.fast.begins_caches or all(rows.cache.is_written for rows in given)):
+        if self.fast:
             try:
                 if not self._is_on_gpu:
                     return self.fast(given)
@@ -141,25 +131,27 @@ class CausalModel:
 
     @property
     def runs_by_layer(self) -> bool:
-        return isinstance(self.fast, RunsByLayer)
+        return self.fast is not None and self.fast.runs_by_layer
 
     def forward_by_layer(self, tree: TokenTree, cache: KVCache, before_attention: BeforeAttention) -> None:
-        """See RunsByLayer. There must be room for the rows."""
-        assert isinstance(self.fast, RunsByLayer)
+        """See FastForward.run_by_layer. There must be memory for the rows."""
+        assert self.fast is not None
         with current(self.device):
             self.fast.run_by_layer(SequenceRows(tree, cache, 0), before_attention)
 
     def capture_choosing(self, kinds: Mapping[str, Choose]) -> None:
-        """Has a GPU's graphs choose tokens, if there are graphs. See ChoosesTokens."""
-        if isinstance(self.fast, ChoosesTokens):
+        """See FastForward. Nothing happens where the forward does not choose tokens."""
+        if self.fast is not None and self.fast.chooses_tokens:
             with current(self.device):
                 self.fast.capture_choosing(kinds)
 
     def compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None]) -> Computed | None:
-        """See ChoosesTokens. The fast forward must be one (see `can_choose`)."""
+        """See FastForward. Returns None, with nothing done, where the forward does not choose tokens."""
+        if self.fast is None or not self.fast.chooses_tokens:
+            return None
         self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
         with current(self.device):
-            return cast(ChoosesTokens, self.fast).compute(given, how)
+            return self.fast.compute(given, how)
 
     @torch.inference_mode()
     def forward_eager(self, given: Sequence[SequenceRows], incoming: Tensor | None = None) -> tuple[Tensor, TreeStep]:

@@ -5,9 +5,10 @@ R rows of a tree, L rows of all trees whose logits are wanted, V vocabulary
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -32,40 +33,8 @@ class SequenceRows(NamedTuple):
     num_logits: int
 
 
-class FastForward(Protocol):
-    """A faster version of a model's forward, for the rows of one or more sequences.
-
-    begins_caches: whether it can be given a cache that nothing was written to. owns_weights: whether it has copies of
-    all weights that it needs. is_invariant: whether a row's logits are the same to the last bit whatever rows are
-    beside it and however much of its path is cached.
-    """
-
-    begins_caches: bool
-    owns_weights: bool
-    is_invariant: bool
-
-    def __call__(self, given: Sequence[SequenceRows]) -> Tensor:
-        """Runs the rows of some sequences, no two of the same sequence.
-
-        Returns float32 logits [L, V], those of the first sequence first. Raises ForwardFailed before it writes to a
-        prefix.
-        """
-        ...
-
-
 # Called before an attention, with the index of the layer whose keys and values it reads.
 BeforeAttention = Callable[[int], None]
-
-
-@runtime_checkable
-class RunsByLayer(Protocol):
-    """A fast forward that can stop in each layer, once the keys and values of its rows are in the cache."""
-
-    def run_by_layer(self, rows: SequenceRows, before_attention: BeforeAttention) -> None:
-        """Runs rows whose logits nobody wants."""
-        ...
-
-
 # Chooses tokens: takes float32 logits [R, V] and int64 [R, C], how each row's is chosen; returns int64 [R, K].
 Choose = Callable[[Tensor, Tensor], Tensor]
 
@@ -96,13 +65,41 @@ class Computed:
     is_lasting: bool
 
 
-@runtime_checkable
-class ChoosesTokens(Protocol):
-    """A fast forward that can choose tokens on the device without the host's launching it."""
+class FastForward(ABC):
+    """A faster version of a model's forward, for the rows of one or more sequences. What is optional has a default.
+
+    owns_weights: whether it has copies of all weights that it needs. is_invariant: whether a row's logits are the same
+    to the last bit whatever rows are in the step and however much of its path is cached. gives_hidden, runs_by_layer,
+    chooses_tokens: whether it has `with_hidden`, `run_by_layer` and `compute`.
+    """
+
+    owns_weights: bool = False
+    is_invariant: bool = False
+    gives_hidden: bool = False
+    runs_by_layer: bool = False
+    chooses_tokens: bool = False
+
+    @abstractmethod
+    def __call__(self, given: Sequence[SequenceRows]) -> Tensor:
+        """Runs the rows of some sequences, no two of the same sequence.
+
+        Returns float32 logits [L, V], those of the first sequence first. Raises ForwardFailed before it writes to a
+        prefix.
+        """
+
+    def with_hidden(self, given: Sequence[SequenceRows]) -> tuple[Tensor, Tensor]:
+        """The logits, and the hidden states that the output embedding reads, [L, D] in any format."""
+        raise NotImplementedError
+
+    def run_by_layer(self, rows: SequenceRows, before_attention: BeforeAttention) -> None:
+        """Runs rows without logits. It stops in each layer, once the keys and values of the rows are in the cache."""
+        raise NotImplementedError
 
     def capture_choosing(self, kinds: Mapping[str, Choose]) -> None:
-        """Captures what chooses tokens, by names of its kinds. Nothing happens if that was done."""
-        ...
+        """Captures what chooses tokens on the device without the host's launching it, by names of its kinds. Nothing
+        happens if that was done, or cannot be.
+        """
+        raise NotImplementedError
 
     def compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None]) -> Computed | None:
         """Runs the rows of some sequences as a forward does, ready to choose the tokens of each one's last rows.
@@ -110,4 +107,4 @@ class ChoosesTokens(Protocol):
         how: for each sequence; None for one whose tokens are chosen otherwise, or not at all. Returns None, with
         nothing done, if no tokens are to be chosen, or by a kind that has not been captured.
         """
-        ...
+        raise NotImplementedError

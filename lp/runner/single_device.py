@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from lp.kv_cache.cache import KVCache
-from lp.model.causal import CausalModel, can_choose
+from lp.model.causal import CausalModel
 from lp.model.fast_forward import Choosing, SequenceRows
 from lp.model.gpu.device import current
 from lp.model.heads.hidden import run_with_hidden
@@ -143,7 +143,7 @@ class SingleDevice(ForwardRunner):
         if (heads := self.model.heads) and any(one.ahead for one in asked):
             logits, hidden = run_with_hidden(self.model, given)
             return heads.add_to(self.answer(asked, logits), asked, hidden)
-        if can_choose(type(self.model.fast)):
+        if (fast := self.model.fast) and fast.chooses_tokens:
             choosing = [one.captured and Choosing(*one.captured) for one in asked]
             num_computed = len(given) - len(asked)
             if computed := self.model.compute(given, [*[None] * num_computed, *choosing]):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lp.grammar.state import Masks, apply_masks
 from lp.platform.hardware import Download, upload
-from lp.sampling.choosers import FusedChooser, can_fuse
+from lp.sampling.choosers import can_fuse
 from lp.sampling.contrast import Contrast, as_wide
 from lp.sampling.contrast import apply as apply_contrast
 from lp.sampling.noise import NoiseTable
@@ -82,8 +82,8 @@ class Asked(NamedTuple):
         """The kind of a graph's choosing that may stand for the first chooser, and the rows' choices, int64 [R, 4];
         None if no graph may.
         """
-        first = self.choosers[0]
-        return (first.kind, self.choices) if isinstance(first, FusedChooser) else None
+        kind = self.choosers[0].graph_kind
+        return None if kind is None else (kind, self.choices)
 
 
 def side_by_side(asked: Sequence[Asked]) -> list[int]:
@@ -196,10 +196,10 @@ def _launch_group(
     def rest() -> Rows:
         return _rows(chosen, kept.rows(own))
 
-    if replay and isinstance(first, FusedChooser):
+    if replay and (kind := first.graph_kind):
         begin, end = min(one.start for one in own), max(one.stop for one in own)
         places = [slice(one.start - begin, one.stop - begin) for one in own]
-        return _Group(numbers, replay(first.kind)[begin:end], places, rest)
+        return _Group(numbers, replay(kind)[begin:end], places, rest)
     return _Group(numbers, first(_rows(chosen, _Kept(scores_LV, 0).rows(own))), _behind(chosen), rest)
 
 

@@ -62,8 +62,8 @@ def choosers_for(sampling: Sampling, vocab_size: int, num_tokens: int, is_fused:
 
 
 @dataclass(frozen=True)
-class FullVocabulary:
-    """The Chooser that settles every row. All choosers that settle a row choose the same first token for it.
+class FullVocabulary(Chooser):
+    """Settles every row. All choosers that settle a row choose the same first token for it.
 
     num_tokens: K. is_greedy: whether it takes rows without warpers and noise alone; it takes all others together.
     is_truncated: whether rows have top-k, top-p or min-p. No other chooser equal to this one takes rows for which more
@@ -147,8 +147,8 @@ class Truncated(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shortlist:
-    """The Chooser that chooses the same tokens as `FullVocabulary`, for rows where the N best tokens suffice for that.
+class Shortlist(Chooser):
+    """Chooses the same tokens as `FullVocabulary`, for rows where the N best tokens suffice for that.
 
     They suffice if the warpers drop one of them, as they then drop every token that is worse.
 
@@ -291,11 +291,15 @@ KINDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {WHOLE: choose_whole, TRU
 
 
 @dataclass(frozen=True)
-class FusedChooser:
-    """The Chooser that starts kernels. kind: WHOLE or TRUNCATED. num_tokens: K."""
+class FusedChooser(Chooser):
+    """Starts kernels. kind: WHOLE or TRUNCATED. num_tokens: K."""
 
     kind: str
     num_tokens: int
+
+    @property
+    def graph_kind(self) -> str:
+        return self.kind
 
     def __call__(self, rows: Rows) -> Tensor:
         """See Chooser. There are 1 + MOST_TOKENS columns, of which 1 + K mean something."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lp.sampling.choosers import warp
 from lp.sampling.noise import gumbel, noise_of_rows, stream_seed, uniform_at
-from lp.sampling.rows import Rows
+from lp.sampling.rows import Chooser, Rows
 from lp.sampling.top_k import best_tokens
 from lp.tree import NOT_A_TOKEN, Coupled, Proposal
 
@@ -136,8 +136,8 @@ COUPLINGS: dict[str, Callable[..., Tensor]] = {"rejection": rejection, "typical"
 
 
 @dataclass(frozen=True, eq=False)
-class CoupledChooser:
-    """The Chooser of the rows of one sequence's tree; no other chooser equals it. It settles every row."""
+class CoupledChooser(Chooser):
+    """For the rows of one sequence's tree; no other chooser equals it. It settles every row."""
 
     coupled: Coupled
     seed: int

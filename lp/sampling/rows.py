@@ -7,8 +7,9 @@ Rows of many sequences, with settings of their own, lie in one array. Knows noth
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -108,12 +109,19 @@ class Rows(NamedTuple):
         return bool((values != 1).any() if name in ("temperature", "top_p") else values.any())
 
 
-class Chooser(Protocol):
-    """Chooses tokens for rows. Equal choosers do the same, so one of them may choose for the rows of all."""
+class Chooser(ABC):
+    """Chooses tokens for rows. Equal choosers do the same, so one of them may choose for the rows of all.
 
+    graph_kind: of the graphs' choosing that does the same; None for none.
+    """
+
+    @property
+    def graph_kind(self) -> str | None:
+        return None
+
+    @abstractmethod
     def __call__(self, rows: Rows) -> Tensor:
         """Integers [R, 1 + K], or more columns: 0 if the row's first token may be wrong, then its tokens, best first.
 
         The tokens of rows that hold a NaN are NOT_A_TOKEN. At most V tokens are chosen.
         """
-        ...

@@ -19,7 +19,7 @@ from lp.model.attention import MaskKey
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode
-from lp.model.fast_forward import ForwardFailed, SequenceRows
+from lp.model.fast_forward import FastForward, ForwardFailed, SequenceRows
 from lp.model.gpu import prefix
 from lp.model.gpu.cuda_graphs import CapturedForward
 from lp.model.gpu.paged import PagedForward, PagedStep
@@ -215,9 +215,7 @@ def test_a_graph_that_fails_in_service_is_said_once(folders: Folders, caplog: An
     fill_cache(model, cache, 9)
     expected = model.forward_eager([SequenceRows(tree, cache, 2)])[0].cpu()
 
-    class Broken:
-        begins_caches, owns_weights, is_invariant = True, False, False
-
+    class Broken(FastForward):
         def __call__(self, given: Any) -> Tensor:
             raise ForwardFailed("the driver has gone")
 

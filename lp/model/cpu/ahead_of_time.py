@@ -31,7 +31,7 @@ from torch.export import Dim, export
 from lp.model.causal import CausalModel, answered_rows
 from lp.model.cpu.traced import TracedForward, under_way
 from lp.model.errors import one_line
-from lp.model.fast_forward import SequenceRows
+from lp.model.fast_forward import FastForward, SequenceRows
 from lp.platform.disk_cache import checksum, locked, trim, use
 
 log = logging.getLogger("lookahead")
@@ -52,12 +52,8 @@ class CompilationFailed(RuntimeError):
     """The forward cannot be compiled here. The message says why, on one line."""
 
 
-class AheadOfTime:
-    """The FastForward of a model on the CPU: one compiled forward for single rows, one for all others."""
-
-    begins_caches = True
-    owns_weights = False
-    is_invariant = False
+class AheadOfTime(FastForward):
+    """For the CPU: one compiled forward for single rows, one for all others."""
 
     def __init__(self, model: CausalModel, one_row: Forward, any_rows: Forward):
         self._to_device = model.to_device

@@ -19,7 +19,7 @@ from lp.model.cpu.binding import Bound, BoundInstruction
 from lp.model.cpu.layout import StepLayout
 from lp.model.cpu.memory import Output, RowMemory
 from lp.model.cpu.source import ATTENTION
-from lp.model.fast_forward import SequenceRows
+from lp.model.fast_forward import FastForward, SequenceRows
 from lp.model.program.steps import Program, Value
 from lp.platform.library import address
 from lp.tree import TokenTree
@@ -32,14 +32,14 @@ _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_long
 _ARGUMENTS = [_POINTER, _POINTER, _NUMBER, _POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER]
 
 
-class NativeForward:
-    """A FastForward for the CPU, which runs all rows of a step at once. Each row's logits are the same to the last bit
+class NativeForward(FastForward):
+    """For the CPU. It runs all rows of a step at once. Each row's logits are the same to the last bit
     whatever rows and sequences are beside it and however much of its path is cached.
     """
 
-    begins_caches = True
     owns_weights = True
     is_invariant = True
+    runs_by_layer = True
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class NativeForward:
         """cache_shapes: heads and head dimension of each layer's keys and values. dtype: the cache's."""
         self._tokens, self._positions, self._logits = program.tokens, program.positions, program.logits
         self._hidden = program.hidden  # if it is known, its values are there after each step
+        self.gives_hidden = self._hidden is not None
         self._instructions = instructions
         self._memory = memory
         self._library = library
@@ -71,20 +72,15 @@ class NativeForward:
     def num_layers(self) -> int:
         return len(self._cache_shapes)
 
-    @property
-    def gives_hidden(self) -> bool:
-        """See GivesHidden."""
-        return self._hidden is not None
-
     def with_hidden(self, given: Sequence[SequenceRows]) -> tuple[Tensor, Tensor]:
-        """See GivesHidden. The hidden states are in the format that the product with the output embedding reads."""
+        """See FastForward. The hidden states are in the format that the product with the output embedding reads."""
         assert self._hidden is not None
         logits, num_rows = self(given), self._layout.num_rows
         answered = range(num_rows - self._layout.num_answered, num_rows)
         return logits, self._memory.read(self._hidden, answered, self._dtype)
 
     def run_by_layer(self, rows: SequenceRows, before_attention: Callable[[int], None]) -> None:
-        """See RunsByLayer."""
+        """See FastForward."""
         self([rows], None, before_attention)
 
     def times(self, tree: TokenTree, cache: KVCache, num_logits: int) -> list[tuple[int, float]]:
@@ -101,7 +97,7 @@ class NativeForward:
         times: np.ndarray | None = None,
         before_attention: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """See FastForward. times: see `times`. before_attention: see RunsByLayer."""
+        """See FastForward. times: see `times`. before_attention: see `run_by_layer`."""
         layout = self._layout
         caches: Any = [rows.cache if rows.cache.stores_at else self._written(rows.cache) for rows in given]
         layout.write(given, caches)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import sys
+from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
@@ -62,22 +62,23 @@ class RowMemory:
 
 
 class Output:
-    """Memory for a step's logits, which is used again once nobody holds them any more: fresh memory costs as much time
-    as some rows do.
-    """
+    """Memory for a step's logits, used again once they have been freed: new memory costs as much time as some rows."""
 
     def __init__(self) -> None:
         self._numbers = np.empty(0, np.float32)
         self._at = address(self._numbers)
-        self._unused = sys.getrefcount(self._numbers)
+        self._last: ReferenceType[np.ndarray] | None = None  # what was returned last; tensors of it keep it alive
 
     def take(self, num_rows: int, width: int) -> tuple[np.ndarray, int]:
         """Float32 [num_rows, width] with any numbers, and its address."""
         size = num_rows * width
-        if sys.getrefcount(self._numbers) > self._unused or not size <= len(self._numbers) <= MOST_SPARE * size:
+        is_used = self._last is not None and self._last() is not None
+        if is_used or not size <= len(self._numbers) <= MOST_SPARE * size:
             self._numbers = np.empty(size, np.float32)
             self._at = address(self._numbers)
-        return self._numbers[:size].reshape(num_rows, width), self._at
+        numbers = self._numbers[:size].reshape(num_rows, width)
+        self._last = ref(numbers)
+        return numbers, self._at
 
 
 def _bytes_of(value: Value) -> int:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lp.kv_cache.arena import Arena, PagedCache
 from lp.model.errors import one_line
-from lp.model.fast_forward import BeforeAttention, Choose, Choosing, Computed, ForwardFailed, SequenceRows
+from lp.model.fast_forward import BeforeAttention, Choose, Choosing, Computed, FastForward, ForwardFailed, SequenceRows
 from lp.model.gpu.step_tensors import MOST_KINDS, ChoiceOfRows, StepBuffer, StepTensors
 from lp.model.kernels import UnsupportedAttention
 from lp.platform.hardware import upload
@@ -74,7 +74,7 @@ class ArenaForward(Protocol):
         """Writes the rows to the arena.
 
         answered: the rows whose logits are needed: that many of the last ones, or those that int64 [L] names.
-        before_attention: see RunsByLayer. Returns float32 [L, V].
+        before_attention: see FastForward.run_by_layer. Returns float32 [L, V].
         """
         ...
 
@@ -100,11 +100,11 @@ class Captured:
     choices: dict[str, CapturedChoice] = field(default_factory=dict)
 
 
-class CapturedForward:
-    """The FastForward of a model on a GPU."""
+class CapturedForward(FastForward):
+    """For a GPU."""
 
-    begins_caches = True
-    owns_weights = False
+    runs_by_layer = True
+    chooses_tokens = True
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class CapturedForward:
 
     @torch.inference_mode()
     def capture_choosing(self, kinds: Mapping[str, Choose]) -> None:
-        """See ChoosesTokens. If one cannot be captured, tokens are chosen without graphs, which is said."""
+        """See FastForward. If one cannot be captured, tokens are chosen without graphs, which is said."""
         kinds = {kind: choose for kind, choose in kinds.items() if kind not in self._kinds}
         started, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
         for kind, choose in kinds.items():
@@ -161,7 +161,7 @@ class CapturedForward:
 
     @torch.inference_mode()
     def compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None]) -> Computed | None:
-        """See ChoosesTokens."""
+        """See FastForward."""
         kinds = dict.fromkeys(one.kind for one in how if one)
         if not kinds or not kinds.keys() <= self._kinds.keys():
             return None
@@ -169,7 +169,7 @@ class CapturedForward:
 
     @torch.inference_mode()
     def run_by_layer(self, rows: SequenceRows, before_attention: BeforeAttention) -> None:
-        """See RunsByLayer. It runs without a graph, in which nothing could be done between two layers."""
+        """See FastForward. It runs without a graph, in which nothing could be done between two layers."""
         buffer = StepBuffer(len(rows.tree), 1, self._max_length, self._device)
         buffer.fill(_pairs([rows]))
         self._run(buffer, 0, before_attention)

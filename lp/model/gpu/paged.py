@@ -38,7 +38,7 @@ from lp.model.kernels import (
 class PagedStep(Step):
     """A step whose keys and values lie in the arena.
 
-    given: its inputs. mask_keys: the masks that the layers need. before_attention: see RunsByLayer.
+    given: its inputs. mask_keys: the masks that the layers need. before_attention: see FastForward.run_by_layer.
     """
 
     given: StepTensors

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -16,20 +16,9 @@ from lp.model.causal import CausalModel
 from lp.model.fast_forward import FastForward, SequenceRows
 
 
-@runtime_checkable
-class GivesHidden(Protocol):
-    """A fast forward that can give hidden states as well. gives_hidden: whether it can for this model."""
-
-    gives_hidden: bool
-
-    def with_hidden(self, given: Sequence[SequenceRows]) -> tuple[Tensor, Tensor]:
-        """What a FastForward returns, and the hidden states, [L, D] in any format."""
-        ...
-
-
 def can_give_hidden(fast: FastForward | None) -> bool:
     """Whether hidden states can be had: from the fast forward, or from the model's own, which has its weights then."""
-    return fast is None or not fast.owns_weights or (isinstance(fast, GivesHidden) and fast.gives_hidden)
+    return fast is None or not fast.owns_weights or fast.gives_hidden
 
 
 def run_with_hidden(model: CausalModel, given: Sequence[SequenceRows]) -> tuple[Tensor, Tensor]:
@@ -39,7 +28,7 @@ def run_with_hidden(model: CausalModel, given: Sequence[SequenceRows]) -> tuple[
     CUDA graphs and what PyTorch's compiler has made give no hidden states: then the model's own forward runs.
     """
     model.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
-    if isinstance(fast := model.fast, GivesHidden) and fast.gives_hidden:
+    if (fast := model.fast) and fast.gives_hidden:
         return fast.with_hidden(given)
     with collected(model.model) as seen:
         logits, _ = model.forward_eager(given)

@@ -20,7 +20,7 @@ from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode, make_fast
 from lp.model.exactness import UnsupportedArchitecture, check_tree
-from lp.model.fast_forward import SequenceRows
+from lp.model.fast_forward import FastForward, SequenceRows
 from lp.model.kernels import AttentionKind, LayerAttention
 from lp.model.probes import Probes, spread_probes, text_probes
 from tests.models import ARCHITECTURES, SLIDING_WINDOW, save_checkpoint
@@ -236,12 +236,8 @@ def test_stale_compiled_code_is_found(
     assert model.fast is not None
 
 
-class Stale:
-    """A FastForward that computes what other models do."""
-
-    begins_caches = True
-    owns_weights = False
-    is_invariant = False
+class Stale(FastForward):
+    """Computes what other models do."""
 
     def __init__(self, one_row: CausalModel, any_rows: CausalModel):
         self.models = one_row, any_rows
