@@ -45,20 +45,6 @@ def test_completions_are_read_too():
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
-    [
-        (b'data: {"error": {"message": "no room"}}\n\n', "no room"),
-        (b'data: {"error": "worker is dead"}\n\n', "worker is dead"),
-        (b"data: {nonsense\n\n", "cannot be read"),
-        (b'data: {"choices": [{"text": "x", "finish_reason": "length"}]}\n\n', "number of tokens"),
-        (b"", "ended early"),
-    ],
-)
-def test_what_is_wrong_is_said(events: bytes, said: str):
-    assert said in str(read((1.0, events)).error)
-
-
-@pytest.mark.parametrize(
     ("answer", "said"),
     [
         (httpx.Response(429, json={"error": {"message": "too many\nrequests"}}), "HTTP 429: too many requests"),

@@ -1,15 +1,11 @@
-"""Figures from records made by hand, and the report that shows them."""
+"""Figures from records made by hand."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from benchmarks.load.counters import derive, growth, parse_counters
-from benchmarks.load.figures import Slo, longest_pause, summarise, summarise_all
-from benchmarks.load.report import describe, plot, to_json
-from benchmarks.load.rounds import Measurements
-from benchmarks.load.systems.specs import read_systems
+from benchmarks.load.figures import Slo, longest_pause, summarise
 from tests.benchmarks.load.made_records import cell, record
 
 SLO = Slo(first_token_ms=1000, per_token_ms=250)
@@ -73,51 +69,3 @@ def test_counters_are_summed_over_labels_and_grow():
         "expected over real tokens": 0.9,
     }
     assert growth({}, after) == {} and derive({}) == {}
-
-
-def test_the_report_has_all_systems_and_what_failed():
-    found = Measurements(left_out={"gone": "it did not start"})
-    for number, seconds in enumerate((1.0, 1.25), start=1):
-        counters = {"lookahead:steps_total": 2.0, "lookahead:rows_total": 14.0}
-        found.cells.append(cell("auto", [record(0.1, seconds), record(0.1, seconds)], number, counters=counters))
-        found.cells.append(cell("plain", [record(0.1, 2.0), record(sent=0.0, error="HTTP 500: no")], number))
-    specs = read_systems(["auto=", "plain=decode=autoregressive", "gone=transformers"], [])
-    text = describe(found, specs, SLO)
-    assert "- plain: this project, decode=autoregressive" in text
-    assert "- gone: it did not start" in text
-    assert "- closed loop, 2 streams, plain: 2 x HTTP 500: no" in text
-    (rates,) = [line for line in text.splitlines() if "| plain" in line and "0.25 0.31" in line]
-    assert "0.28x" in rates and rates.count("| ") == 9
-    assert "rows of a request a step" in text and "| 7.00 |" in text.replace("  ", "")
-    data = to_json(found, SLO)
-    assert len(data["cells"]) == 4 and data["summaries"][0]["tokens_per_s"] == pytest.approx((4.0 + 3.2) / 2)
-    assert plot(summarise_all(found.cells, SLO)) is not None
-
-
-def test_a_burst_and_a_pause_have_tables_of_their_own():
-    phases = [record(0.1, 1.0, phase="before"), record(0.1, 3.0, phase="burst"), record(0.1, 2.0, phase="after")]
-    stream, prompt = record(1.0, 1.1, 1.2, 1.9, phase="try 1"), record(1.8, sent=1.25, phase="try 1")
-    found = Measurements(
-        [
-            cell("auto", phases, scenario="burst, 1, 4, 1 streams", kind="burst", load=None),
-            cell("auto", [stream, prompt], scenario="a prompt beside a stream", kind="pause", load=None),
-        ],
-        is_cut_short=True,
-    )
-    text = " ".join(describe(found, read_systems(["auto="], []), SLO).replace("|", "").split())
-    assert "burst, 1, 4, 1 streams auto 1000.0 3000.0 2000.0 2000.0" in text
-    assert "a prompt beside a stream auto 7.0 7.0 1" in text
-    assert "Stopped before the end" in text
-
-
-def test_nothing_measured_is_a_report_too():
-    found = Measurements(left_out={"auto": "no"})
-    assert "Nothing was measured." in describe(found, read_systems(["auto="], []), SLO)
-    assert plot([]) is None
-
-
-def test_several_loads_are_drawn_as_lines():
-    cells = [cell("auto", [record(0.1, 1.0)], scenario=f"{load}", load=load) for load in (1, 2, 4)]
-    figure = plot(summarise_all(cells, SLO))
-    assert figure and figure.axes[0].get_title() == "output tokens per second"
-    assert np.asarray(figure.axes[0].get_lines()[0].get_xdata()).tolist() == [1, 2, 4]
