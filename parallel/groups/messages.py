@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol, get_args, get_origin, get_type_hints
 
 from lp.methods.registry import from_dict
@@ -21,20 +20,8 @@ from lp.request import Output, Request
 from parallel.groups.epoch import Epoch
 
 
-class _Line:
-    """A command's line, written when it is first asked for."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        raise NotImplementedError
-
-    @cached_property
-    def line(self) -> bytes:
-        return json.dumps(self.to_dict(), separators=(",", ":")).encode()
-
-
 @dataclass(frozen=True)
-class AddRequest(_Line):
+class AddRequest:
     """Begin this request, or go on with it. tokens: those that it has already."""
 
     request: Request
@@ -45,7 +32,7 @@ class AddRequest(_Line):
 
 
 @dataclass(frozen=True)
-class Abort(_Line):
+class Abort:
     """End this request after the current step, if it is still running."""
 
     request_id: str
@@ -55,7 +42,7 @@ class Abort(_Line):
 
 
 @dataclass(frozen=True)
-class Regroup(_Line):
+class Regroup:
     """Stop after the current step: other ranks will take part in the next one."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,7 +50,7 @@ class Regroup(_Line):
 
 
 @dataclass(frozen=True)
-class Shutdown(_Line):
+class Shutdown:
     """Stop for good."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,7 +58,7 @@ class Shutdown(_Line):
 
 
 @dataclass(frozen=True)
-class Measure(_Line):
+class Measure:
     """Measure the step times anew, on all ranks together."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,7 +85,7 @@ class Inbox(Protocol):
 
 def encode_commands(commands: Iterable[Command]) -> bytes:
     """The commands' lines; nothing for no commands."""
-    return b"\n".join(command.line for command in commands)
+    return b"\n".join(json.dumps(command.to_dict(), separators=(",", ":")).encode() for command in commands)
 
 
 def decode_commands(data: bytes) -> list[Command]:
@@ -109,19 +96,17 @@ def decode_commands(data: bytes) -> list[Command]:
 def _command(line: bytes) -> Command:
     match json.loads(line):
         case {"add_request": dict(values), **more}:
-            command = AddRequest(Request.from_dict(values, from_dict(values["decode"])), tuple(more.get("tokens", ())))
+            return AddRequest(Request.from_dict(values, from_dict(values["decode"])), tuple(more.get("tokens", ())))
         case {"abort": str(request_id)}:
-            command = Abort(request_id)
+            return Abort(request_id)
         case {"regroup": True}:
-            command = Regroup()
+            return Regroup()
         case {"shutdown": True}:
-            command = Shutdown()
+            return Shutdown()
         case {"measure": True}:
-            command = Measure()
+            return Measure()
         case _:
             raise ValueError(f"not a command: {line[:100]!r}")
-    vars(command)["line"] = line  # where the cached property keeps it
-    return command
 
 
 @dataclass(frozen=True)

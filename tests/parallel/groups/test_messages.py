@@ -75,14 +75,6 @@ def test_what_a_front_end_says_is_read_back(message: FrontEndMessage) -> None:
     assert messages.from_front_end(messages.encode(message)) == message
 
 
-def test_commands_cross_the_link_as_the_lines_that_they_are() -> None:
-    command = AddRequest(REQUEST)
-    data = messages.encode(Commands(1, [command]))
-    assert data.split(b"\n")[1:] == [command.line]
-    read = messages.from_front_end(data)
-    assert isinstance(read, Commands) and vars(read.commands[0])["line"] == command.line
-
-
 BAD = {
     "no JSON": b"hello",
     "no object": b"[]",
