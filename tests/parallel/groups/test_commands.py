@@ -37,11 +37,6 @@ def test_commands_are_read_back_as_they_were(number: int) -> None:
     assert len(data.splitlines()) == number
 
 
-def test_a_command_that_was_read_keeps_its_line() -> None:
-    lines = b'{"abort":   "a"}\n{"shutdown" : true}'
-    assert encode_commands(decode_commands(lines)) == lines
-
-
 @pytest.mark.parametrize("line", [b"", b"{", b"[]", b"null", b'{"abort": 3}', b'{"shutdown": false}', b'{"other": 1}'])
 def test_what_is_no_command_is_refused(line: bytes) -> None:
     with pytest.raises(ValueError):
