@@ -41,6 +41,7 @@ from parallel.groups.link import Link
 from parallel.groups.messages import Failed, Measured, Ready
 from parallel.groups.worker import Fenced, FrontEndGone, Worker
 from parallel.mesh import Mesh, Mode, choose_device
+from parallel.runners.copying import CacheTransfer
 
 FENCED = 3
 
@@ -133,6 +134,7 @@ class Rank:
         engine = Engine.assemble(replace(settings, step_times=StepTimesSource.off), place)
         alone, model = cast(SingleDevice, engine.runner), engine.checkpoint.model
         engine.checkpoint.grammars.warm_up()
+        self.worker.transfer = CacheTransfer(alone)
         self.worker.send(Ready(str(self.mesh.device), model.memory.num_pages))
 
         def join(epoch: Epoch) -> AbstractContextManager[Channel]:

@@ -295,6 +295,12 @@ class Supervisor:
                     self._do(self._group.lost(number, now))
                     if self._shutting_down:
                         self._send_home([rank])
+                case messages.KVChunk(_, request_id):
+                    target = self._dispatcher.target_of(request_id)
+                    if target is not None and target in self._links:
+                        send(self._links[target], message)
+                case messages.HandedOver(number, request_id):
+                    self._dispatcher.handed_over(number, request_id)
                 case messages.Measured(times):
                     by_size = {int(size): StepTimes.from_dict(values) for size, values in times.items()}
                     self.step_times, self._dispatcher.times = by_size[max(by_size)], by_size

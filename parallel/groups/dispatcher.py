@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from lp.request import Output, Request
-from lp.step_cost import StepTimes
+from lp.step_cost import LEAST_COPIED, StepTimes
 from parallel.groups import messages
-from parallel.groups.elastic import BY_ROWS, ElasticGroups
+from parallel.groups.elastic import BY_ROWS, ElasticGroups, Movable
 from parallel.groups.epoch import Epoch
 from parallel.groups.ledger import Ledger
-from parallel.groups.messages import Abort, AddRequest, Command
+from parallel.groups.messages import Abort, AddRequest, Command, HandOver
 
 # Sends commands to the leader of an epoch. What is sent to a rank that has gone is lost.
 Send = Callable[[int, Epoch, list[Command]], None]
@@ -84,7 +84,7 @@ class Dispatcher:
             case messages.Regroup():
                 self.is_ending = True
                 return epoch.leaders
-            case messages.Shutdown() | messages.Measure():
+            case messages.HandOver() | messages.Shutdown() | messages.Measure():
                 return epoch.leaders
 
     def _assign(self, request: Request, epoch: Epoch, share: int = 0) -> int:
@@ -120,10 +120,31 @@ class Dispatcher:
 
     def new_part(self, rank: int, number: int, output: Output) -> Output | None:
         """What is new to the client of a leader's output; None if nothing is. number: of its epoch."""
+        target = self._ledger.target_of(output.request_id)
         new = self._ledger.new_part(rank, number, output)
         if new and new.finish_reason:
+            if target is not None and self.epoch:  # it has got keys and values for nothing
+                self._send(target, self.epoch, [Abort(output.request_id)])
             self._move()
         return new
+
+    def rank_of(self, request_id: str) -> int | None:
+        """The leader that serves a request; None if there is none."""
+        return self._ledger.rank_of(request_id)
+
+    def target_of(self, request_id: str) -> int | None:
+        """The leader that is to get the keys and values of a request; None if it does not move."""
+        return self._ledger.target_of(request_id)
+
+    def handed_over(self, number: int, request_id: str) -> None:
+        """A leader has sent all keys and values of a request: another one goes on with it."""
+        epoch, target = self.epoch, self._ledger.target_of(request_id)
+        if target is None or epoch is None or epoch.number != number or self.is_ending:
+            return  # the next epoch begins with all requests
+        known, is_cancelled = self._ledger.known(request_id), self._ledger.is_cancelled(request_id)
+        self._ledger.place(request_id, target)
+        resumed: list[Command] = [AddRequest(known.request, tuple(known.tokens))]
+        self._send(target, epoch, [*resumed, Abort(request_id)] if is_cancelled else resumed)
 
     def drop_all(self) -> None:
         """Forgets all requests, as no rank is left to go on with them."""
@@ -131,13 +152,33 @@ class Dispatcher:
         self._ledger.drop_all()
 
     def _move(self) -> None:
-        """Moves requests from groups with many to groups with few where that is worth it."""
+        """Moves requests from groups with many to groups with few where that is worth it.
+
+        Between single ranks, one that has many tokens goes on while its keys and values are copied.
+        """
         epoch, ledger = self.epoch, self._ledger
         if epoch is None or not epoch.is_divided or self.is_ending:
             return
         times = self.times.get(epoch.group_size, BY_ROWS)
-        for name, source, target in self._groups.moves(ledger.loads(epoch.leaders), ledger.movable(), times):
+        movable = {one.request_id: self._price(one, epoch) for one in ledger.movable()}
+        for name, source, target in self._groups.moves(ledger.loads(epoch.leaders), movable.values(), times):
+            if _is_copied(movable[name], epoch):
+                ledger.set_target(name, target)
+                self._send(source, epoch, [HandOver(name)])
+                continue
             ledger.place(name, target)
             known = ledger.known(name)
             self._send(source, epoch, [Abort(name)])
             self._send(target, epoch, [AddRequest(known.request, tuple(known.tokens))])
+
+    def _price(self, one: Movable, epoch: Epoch) -> Movable:
+        """Says what it costs to copy a request's keys and values: time of the group that sends and of the other."""
+        if not _is_copied(one, epoch):
+            return one
+        token_s = max((times.extras.copied_token for times in self.times.values()), default=0.0)
+        return one._replace(copy_s=2 * one.num_tokens * token_s) if token_s else one
+
+
+def _is_copied(one: Movable, epoch: Epoch) -> bool:
+    """Whether a request that moves takes its keys and values along."""
+    return epoch.group_size == 1 and one.has_begun and one.num_tokens >= LEAST_COPIED

@@ -21,7 +21,8 @@ from parallel.groups.messages import Abort, AddRequest, Command
 class _Entry:
     """A running request.
 
-    rank: the leader that serves it; None while there is none. has_moved: whether another one of the same epoch did so
+    rank: the leader that serves it; None while there is none. target: the leader to which it moves while the first one
+    still serves it. has_moved: whether another one of the same epoch did so
     before; its outputs are ignored. tokens, num_characters: what was delivered to the client. sent_tokens,
     sent_characters: how much that leader has sent, which begins again with the first token. before: what the request
     cost at earlier leaders. cached: see Ledger.cached.
@@ -29,6 +30,7 @@ class _Entry:
 
     request: Request
     rank: int | None = None
+    target: int | None = None
     has_moved: bool = False
     tokens: list[int] = field(default_factory=list)
     num_characters: int = 0
@@ -59,8 +61,9 @@ class Ledger:
         """Returns what each of these leaders serves."""
         loads = {rank: Load() for rank in ranks}
         for name, entry in self._entries.items():
-            if entry.rank in loads:
-                loads[entry.rank].add(name, 0 if entry.tokens else len(entry.request.prompt))
+            rank = entry.rank if entry.target is None else entry.target
+            if rank in loads:
+                loads[rank].add(name, 0 if entry.tokens else len(entry.request.prompt))
         return loads
 
     def waiting(self) -> list[Request]:
@@ -73,7 +76,7 @@ class Ledger:
         One that has moved in this epoch, or that is being cancelled, stays where it is.
         """
         for entry in self._entries.values():
-            if entry.rank is not None and not entry.has_moved and not entry.is_cancelled:
+            if entry.rank is not None and entry.target is None and not entry.has_moved and not entry.is_cancelled:
                 yield Movable.of(entry.request, len(entry.tokens))
 
     @property
@@ -96,6 +99,18 @@ class Ledger:
         entry = self._entries.get(request_id)
         return entry and entry.rank
 
+    def target_of(self, request_id: str) -> int | None:
+        """The rank to which a request is moving; None if it is not."""
+        entry = self._entries.get(request_id)
+        return entry and entry.target
+
+    def is_cancelled(self, request_id: str) -> bool:
+        return self._entries[request_id].is_cancelled
+
+    def set_target(self, request_id: str, rank: int) -> None:
+        """Notes that a request is about to move to this rank. `place` follows when it does."""
+        self._entries[request_id].target = rank
+
     def note(self, command: Command) -> None:
         """Notes a command on its way to the ranks."""
         match command:
@@ -114,14 +129,14 @@ class Ledger:
         going_on = set(ranks)
         for entry in self._entries.values():
             entry.rank = entry.rank if entry.rank in going_on else None
-            entry.has_moved = False
+            entry.target, entry.has_moved = None, False
             entry.restart()
 
     def place(self, request_id: str, rank: int) -> None:
         """Notes that from now on this rank serves a request, beginning with its first token."""
         entry = self._entries[request_id]
         entry.has_moved = entry.rank is not None
-        entry.rank = rank
+        entry.rank, entry.target = rank, None
         entry.cached = {}
         entry.restart()
 

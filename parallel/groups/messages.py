@@ -42,6 +42,16 @@ class Abort:
 
 
 @dataclass(frozen=True)
+class HandOver:
+    """Send the keys and values of this request to the front end while it goes on, and end it when all are sent."""
+
+    request_id: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"hand_over": self.request_id}
+
+
+@dataclass(frozen=True)
 class Regroup:
     """Stop after the current step: other ranks will take part in the next one."""
 
@@ -65,7 +75,7 @@ class Measure:
         return {"measure": True}
 
 
-Command = AddRequest | Abort | Regroup | Shutdown | Measure
+Command = AddRequest | Abort | HandOver | Regroup | Shutdown | Measure
 
 
 class Inbox(Protocol):
@@ -99,6 +109,8 @@ def _command(line: bytes) -> Command:
             return AddRequest(Request.from_dict(values, from_dict(values["decode"])), tuple(more.get("tokens", ())))
         case {"abort": str(request_id)}:
             return Abort(request_id)
+        case {"hand_over": str(request_id)}:
+            return HandOver(request_id)
         case {"regroup": True}:
             return Regroup()
         case {"shutdown": True}:
@@ -174,6 +186,29 @@ class Progressed:
 
 
 @dataclass(frozen=True)
+class KVChunk:
+    """Keys and values of a request that moves to another group: those of its tokens from `begin` on. The front end
+    passes them on.
+
+    layout: the same on ranks that can use each other's keys and values.
+    """
+
+    epoch: int
+    request_id: str
+    begin: int
+    layout: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """All keys and values of a request have been sent, and it has ended here."""
+
+    epoch: int
+    request_id: str
+
+
+@dataclass(frozen=True)
 class Measured:
     """What steps take, as StepTimes.to_dict has it. Only leaders send it. times: by the size of a group, as a word."""
 
@@ -202,8 +237,8 @@ class Leave:
     reason: str
 
 
-RankMessage = Hello | Ready | Alive | Joined | Left | Lost | Failed | Progressed | Measured
-FrontEndMessage = BeginEpoch | Commands | Leave
+RankMessage = Hello | Ready | Alive | Joined | Left | Lost | Failed | Progressed | KVChunk | HandedOver | Measured
+FrontEndMessage = BeginEpoch | Commands | KVChunk | Leave
 
 _FROM_RANK: dict[str, type[RankMessage]] = {kind.__name__: kind for kind in get_args(RankMessage)}
 _FROM_FRONT_END: dict[str, type[FrontEndMessage]] = {kind.__name__: kind for kind in get_args(FrontEndMessage)}
@@ -220,6 +255,8 @@ def encode(message: RankMessage | FrontEndMessage) -> bytes:
             values = {"epoch": epoch.to_dict()}
         case Commands(epoch, issued):
             values, body = {"epoch": epoch}, encode_commands(issued)
+        case KVChunk():
+            values, body = {name: value for name, value in values.items() if name != "data"}, message.data
     head = json.dumps({"type": type(message).__name__, **values}, separators=(",", ":")).encode()
     return head + b"\n" + body
 
@@ -245,6 +282,8 @@ def _decode(data: bytes, kinds: dict[str, type[Any]]) -> Any:
             values["epoch"] = Epoch.from_dict(values["epoch"])
         elif kind is Commands:
             values["commands"] = decode_commands(body)
+        elif kind is KVChunk:
+            values["data"] = body
         message = kind(**values)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise ValueError(f"not a message: {head[:100]!r} ({type(error).__name__}: {error})") from error

@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from queue import SimpleQueue
+from typing import Protocol
 
 from lp.engine.engine import Engine
 from lp.request import Output
@@ -31,6 +33,7 @@ from parallel.groups.messages import (
     Abort,
     AddRequest,
     Command,
+    HandOver,
     Inbox,
     Measure,
     Regroup,
@@ -53,11 +56,13 @@ def run_engine(
     inbox: Inbox | None,
     emit: Callable[[Output], None],
     flush: Callable[[], None] = lambda: None,
+    moves: Moves | None = None,
 ) -> None:
     """Serves until a shutdown command. Raises EpochOver after the step that is the last one with these ranks.
 
     inbox: given on rank 0 only. emit: gets what every step adds, and the end of each cancelled request. flush: called
-    when a round of commands and the step after it, if any request is left for one, have been emitted.
+    when a round of commands and the step after it, if any request is left for one, have been emitted. moves: given if
+    requests may come from other groups, or go there, with their keys and values.
     """
     while True:
         if engine.is_idle or _commands_due(engine, channel, inbox):
@@ -66,9 +71,16 @@ def run_engine(
                     case AddRequest(request, tokens):
                         if progress := engine.add_request(request, tokens):
                             emit(progress)
+                        if moves:
+                            moves.arrive(request.id)
                     case Abort(request_id):
                         if progress := engine.abort(request_id):
                             emit(progress)
+                        if moves:
+                            moves.drop(request_id)
+                    case HandOver(request_id):
+                        assert moves, "only a group of a single rank hands requests over"
+                        moves.leave(request_id)
                     case Regroup():
                         raise EpochOver
                     case Shutdown():
@@ -81,6 +93,8 @@ def run_engine(
             for progress in engine.step():
                 emit(progress)
         flush()
+        if moves:
+            moves.advance()
 
 
 def _commands_due(engine: Engine, channel: Channel, inbox: Inbox | None) -> bool:
@@ -113,12 +127,115 @@ class FrontEndGone(Exception):
     """The front end has ended, and with it the group."""
 
 
+class Transfer(Protocol):
+    """Reads and writes keys and values of single sequences, between two steps.
+
+    layout: the same on ranks that can use each other's.
+    """
+
+    layout: int
+
+    def length(self, sequence_id: str) -> int:
+        """How many tokens of a sequence are cached here."""
+        ...
+
+    def read(self, sequence_id: str, begin: int) -> tuple[int, bytes]:
+        """Some of what is cached of a sequence from token `begin` on, after the token at which that ends."""
+        ...
+
+    def write(self, sequence_id: str, begin: int, data: bytes) -> None:
+        """Keeps what `read` has returned elsewhere until the sequence is open here. Must come in order."""
+        ...
+
+    def take(self, sequence_id: str) -> int:
+        """Gives an open sequence what was written for it. Returns how many of its tokens are cached now."""
+        ...
+
+    def drop(self, sequence_id: str) -> None:
+        """Frees what was written for a sequence that will not come."""
+        ...
+
+
+class Moves:
+    """The requests that leave this rank for another group, or come from one, with their keys and values.
+
+    Those go a piece after each step, so that no step waits for all of them; a request is served where it was until all
+    have been sent.
+    """
+
+    def __init__(self, engine: Engine, transfer: Transfer, epoch: int, send: Callable[[messages.RankMessage], None]):
+        self._engine, self._transfer, self._epoch, self._send = engine, transfer, epoch, send
+        self._leaving: dict[str, int] = {}  # how many tokens' keys and values have been sent
+        self._chunks: SimpleQueue[messages.KVChunk] = SimpleQueue()
+        self._arriving: set[str] = set()
+
+    def receive(self, chunk: messages.KVChunk) -> None:
+        """Takes a piece from another rank. May be called from any thread."""
+        self._chunks.put(chunk)
+
+    def has_waiting(self) -> bool:
+        return not self._chunks.empty()
+
+    def leave(self, request_id: str) -> None:
+        """Begins to hand a request over."""
+        self._leaving[request_id] = 0
+
+    def arrive(self, request_id: str) -> None:
+        """A request has been added, which may have come from another group."""
+        self._write_all()
+        if request_id in self._arriving:
+            self._arriving.discard(request_id)
+            num_tokens = self._transfer.take(request_id)
+            for state in self._engine.scheduler:
+                if state.request_id == request_id:
+                    state.reuse_cached(min(num_tokens, len(state.sequence.tokens) - 1))
+
+    def drop(self, request_id: str) -> None:
+        """A request has been aborted."""
+        self._leaving.pop(request_id, None)
+        self._write_all()
+        self._arriving.discard(request_id)
+        self._transfer.drop(request_id)
+
+    def advance(self) -> None:
+        """Sends a piece of each request that leaves, and writes what has come. No step may be running."""
+        running = {state.request_id for state in self._engine.scheduler} if self._leaving else set()
+        for name, begin in [*self._leaving.items()]:
+            if name not in running:
+                del self._leaving[name]
+                continue
+            length = self._transfer.length(name)
+            if begin < length:
+                self._leaving[name], data = self._transfer.read(name, begin)
+                self._send(messages.KVChunk(self._epoch, name, begin, self._transfer.layout, data))
+            if self._leaving[name] >= length:
+                del self._leaving[name]
+                self._engine.abort(name)
+                self._send(messages.HandedOver(self._epoch, name))
+        self._write_all()
+
+    def close(self) -> None:
+        """Frees what is held for requests that have not come."""
+        for name in self._arriving:
+            self._transfer.drop(name)
+
+    def _write_all(self) -> None:
+        while not self._chunks.empty():
+            chunk = self._chunks.get()
+            if chunk.layout == self._transfer.layout:
+                self._arriving.add(chunk.request_id)
+                self._transfer.write(chunk.request_id, chunk.begin, chunk.data)
+
+
 Join = Callable[[Epoch], AbstractContextManager[Channel]]
 Resume = Callable[[Epoch, Channel], list[Output]]
 
 
 class Worker:
-    """One rank's end of the link, and its loop."""
+    """One rank's end of the link, and its loop.
+
+    transfer: for requests that move between groups of a single rank with their keys and values; None if none do.
+    """
 
     def __init__(self, link: Link, rank: int) -> None:
         self.rank = rank
@@ -128,6 +245,8 @@ class Worker:
         self._current = 0
         self._commands: deque[tuple[int, Command]] = deque()
         self._end: Exception | None = None
+        self.transfer: Transfer | None = None
+        self._moves: Moves | None = None
         self.send(messages.Hello(rank, socket.gethostname(), os.getpid()))
         for run in (self._listen, self._say_alive):
             threading.Thread(target=run, name=f"worker {run.__name__}", daemon=True).start()
@@ -183,12 +302,18 @@ class Worker:
                 self.send(messages.Progressed(epoch.number, [_traced_among(members, progress) for progress in told]))
             told.clear()
 
+        moves = None
+        if self.transfer and channel.num_ranks == 1:
+            self._moves = moves = Moves(engine, self.transfer, epoch.number, self.send)
         self.send(messages.Joined(epoch.number))
         flush()
         try:
-            run_engine(engine, channel, self if channel.is_leader else None, told.append, flush)
+            run_engine(engine, channel, self if channel.is_leader else None, told.append, flush, moves)
         finally:
             flush()
+            self._moves = None
+            if moves:
+                moves.close()
 
     def take(self, wait_s: float) -> list[Command]:
         """The commands of the current epoch; see Inbox."""
@@ -201,7 +326,8 @@ class Worker:
             return waiting
 
     def has_waiting(self) -> bool:
-        return self.is_over() or any(number == self._current for number, _ in self._commands)
+        has_chunks = self._moves is not None and self._moves.has_waiting()
+        return self.is_over() or has_chunks or any(number == self._current for number, _ in self._commands)
 
     def _listen(self) -> None:
         """Receives the front end's messages, in a thread of its own."""
@@ -223,6 +349,9 @@ class Worker:
             match message:
                 case messages.Commands(number, issued):
                     self._commands.extend((number, command) for command in issued)
+                case messages.KVChunk(number) as chunk:
+                    if self._moves and number == self._current:
+                        self._moves.receive(chunk)
                 case messages.BeginEpoch(epoch):
                     self._next = epoch
                 case messages.Leave(reason):

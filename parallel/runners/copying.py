@@ -1,5 +1,6 @@
-"""Copies keys and values between replicas. All ranks carry out the same copies in the same order, so none waits for one
-that waits for it.
+"""Copies keys and values between replicas, and between groups.
+
+Within a group, all ranks carry out the same copies in the same order, so none waits for one that waits for it.
 
 A copy says what there is to be copied, not what is right: a replica that has lost what it is to send computes it again
 first, and one that cannot use what it gets computes it itself.
@@ -9,8 +10,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
-from lp.kv_cache.cache import KVCache
+import torch
+
+from lp.kv_cache.cache import KVCache, OutOfRoom
 from lp.request import Sequence as TokenSequence
 from lp.runner.runner import StepInput
 from lp.runner.single_device import SingleDevice
@@ -20,6 +24,8 @@ from parallel.runners.copy_cost import Copy
 
 # The most bytes of a message, so that its sender, the way and its receiver are busy at the same time.
 MESSAGE_BYTES = 2**22
+# The most bytes of a sequence that are read between two steps.
+PIECE_BYTES = 2**23
 
 
 class Copying:
@@ -83,6 +89,61 @@ class Copying:
         most = max(1, MESSAGE_BYTES // (model.numbers_per_token * model.dtype.itemsize))
         for begin in range(copy.begin, copy.end, most):
             yield begin, min(copy.end, begin + most)
+
+
+class CacheTransfer:
+    """Reads the keys and values of a sequence as bytes, piece by piece while it goes on, and writes those of one that
+    moves here before it comes.
+
+    layout: the same on ranks that can use each other's.
+    """
+
+    def __init__(self, inner: SingleDevice):
+        self.layout = checksum_of_caches(inner)
+        self._inner = inner
+        self._arriving: dict[str, KVCache] = {}
+
+    def length(self, sequence_id: str) -> int:
+        """How many tokens of a sequence are cached here; 0 if it is not open."""
+        state = self._inner.states.get(sequence_id)
+        return state.cache.length if state else 0
+
+    @torch.inference_mode()
+    def read(self, sequence_id: str, begin: int) -> tuple[int, bytes]:
+        """Returns where they end, and some of the keys and values from token `begin` on, which must be cached."""
+        cache, model = self._inner.states[sequence_id].cache, self._inner.model
+        end = min(cache.length, begin + max(1, PIECE_BYTES // (model.numbers_per_token * model.dtype.itemsize)))
+        return end, cache.export(begin, end).view(torch.uint8).cpu().numpy().tobytes()
+
+    def write(self, sequence_id: str, begin: int, data: bytes) -> None:
+        """Keeps keys and values for a sequence that is not open yet. What does not come next is left out."""
+        model = self._inner.model
+        if begin == 0:
+            self.drop(sequence_id)
+            self._arriving[sequence_id] = model.memory.open()
+        cache = self._arriving.get(sequence_id)
+        if cache is None or cache.length != begin:  # it has been evicted, or there was no room
+            return
+        with suppress(OutOfRoom):
+            numbers = torch.frombuffer(bytearray(data), dtype=model.dtype).to(model.device)
+            cache.append(numbers, model.cache_shapes)
+
+    def take(self, sequence_id: str) -> int:
+        """Gives an open sequence what was written for it. Returns how many of its tokens are cached."""
+        cache, state = self._arriving.pop(sequence_id, None), self._inner.states.get(sequence_id)
+        if cache is None:
+            return 0
+        if state is None:  # it was refused
+            cache.release()
+            return 0
+        state.drop()
+        state.cache = cache
+        return cache.length
+
+    def drop(self, sequence_id: str) -> None:
+        """Frees what was written for a sequence."""
+        if cache := self._arriving.pop(sequence_id, None):
+            cache.release()
 
 
 def checksum_of_caches(inner: SingleDevice) -> int:

@@ -173,16 +173,19 @@ def wait_for(holds: Callable[[], bool]) -> bool:
 def test_groups_of_ranks_change_their_size_with_the_requests(
     mode: str, folder: Path, tmp_path: Path, engine: Engine
 ) -> None:
-    """With auto, eight requests at a time are many for two ranks; each then serves requests of its own."""
+    """With auto, eight requests at a time are many for two ranks; each then serves requests of its own, of which some
+    move when others end.
+    """
     served = start(folder, tmp_path, f"parallel={mode}")
-    prompts = [f"def f{number}(x):" for number in range(8)]
-    bodies = [{"prompt": prompt, "max_tokens": 400, "ignore_eos": True} for prompt in prompts]
+    lengths = {f"def f{number}(x):": 300 if number % 2 else 40 + number for number in range(8)}
+    bodies = [{"prompt": prompt, "max_tokens": length, "ignore_eos": True} for prompt, length in lengths.items()]
     with httpx.Client(base_url=served.url, timeout=60) as client, ThreadPoolExecutor(9) as pool:
         replies = pool.map(lambda body: client.post("/v1/completions", json=body).json(), bodies)
         assert wait_for(lambda: served.metric("lookahead:divided") == (mode != "lp"))
         texts = [reply["choices"][0]["text"] for reply in replies]
-        alone = {"decode": Autoregressive(), "stopping": Stopping(400, ignore_eos=True)}
-        assert texts == [engine.generate(prompt, **alone).text for prompt in prompts]
+        stops = {prompt: Stopping(length, ignore_eos=True) for prompt, length in lengths.items()}
+        alone = [engine.generate(prompt, decode=Autoregressive(), stopping=stop) for prompt, stop in stops.items()]
+        assert texts == [completion.text for completion in alone]
         assert wait_for(lambda: served.metric("lookahead:divided") == (mode == "dp"))
     os.kill(served.rank_pids()[0], signal.SIGTERM)
     assert served.process.wait(timeout=60) == 0, served.log.read_text()
