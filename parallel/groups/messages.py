@@ -1,8 +1,7 @@
 """What front ends, ranks and engines say to each other: commands, the messages of a link, and their form as bytes.
 
-A command goes to the engines of all ranks of a group: JSON, one line for each command. A line is written once, by the
-process that hands the command in first. A command that was read from a line keeps it, so whoever passes the command on
-passes the same bytes on. Where there is a single rank, no line is written at all.
+A command goes to the engines of all ranks of a group: JSON, one line for each command. Where there is a single rank, no
+line is written at all.
 
 A message goes over the link between a front end and a rank. Its first line is a JSON object with the message's type and
 its values. Commands follow it as the lines that they are.

@@ -46,6 +46,8 @@ log = logging.getLogger("lookahead")
 
 # Seconds that rank 0 waits for commands before it tells the others that it is still there.
 IDLE_S = 1.0
+# The most tokens of the last piece of a request that is handed over: for it, and for nothing larger, the stream waits.
+LAST_TOKENS = 32
 # Seconds between two signs of life.
 ALIVE_S = 0.2
 
@@ -204,11 +206,11 @@ class Moves:
             if name not in running:
                 del self._leaving[name]
                 continue
-            length = self._transfer.length(name)
-            if begin < length:
+            num_left = self._transfer.length(name) - begin
+            if num_left > 0:
                 self._leaving[name], data = self._transfer.read(name, begin)
                 self._send(messages.KVChunk(self._epoch, name, begin, self._transfer.layout, data))
-            if self._leaving[name] >= length:
+            if num_left <= LAST_TOKENS:
                 del self._leaving[name]
                 self._engine.abort(name)
                 self._send(messages.HandedOver(self._epoch, name))
