@@ -125,12 +125,12 @@ MEANINGS = {
 def explain(degrees: Mapping[str, int], mode: Mode) -> str:
     """The degrees above 1 and what they mean; for the mode `auto` also what to use if the model does not fit."""
     used = {axis: degree for axis, degree in degrees.items() if degree > 1}
-    told = " x ".join(f"{axis}={degree}" for axis, degree in used.items())
+    text = " x ".join(f"{axis}={degree}" for axis, degree in used.items())
     along_lp = mode.value if mode in (Mode.auto, Mode.dp) else "lp"
-    told += f" ({'; '.join(MEANINGS[along_lp if axis == 'lp' else axis] for axis in used)})"
+    text += f" ({'; '.join(MEANINGS[along_lp if axis == 'lp' else axis] for axis in used)})"
     if mode is Mode.auto and set(used) == {"lp"}:
-        told += ", chosen by parallel=auto; parallel=tp is for a model that does not fit one device"
-    return told
+        text += ", chosen by parallel=auto; parallel=tp is for a model that does not fit one device"
+    return text
 
 
 log = logging.getLogger(__name__)

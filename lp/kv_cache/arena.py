@@ -186,7 +186,7 @@ class Arena(KVMemory):
         for place in range(cache.length // PAGE, min(num_pages, len(cache.pages))):
             while self.allocator.is_shared(cache.pages[place]) and not self._make_own(cache, place):
                 has_freed = self._evict_one() or self._shrink_step()  # perhaps the last one that shares the page
-                assert has_freed, "a page is shared by nobody else"
+                assert has_freed, "no other sequence shares the page"
         while not self._extend(cache, num_pages):
             if not self._evict_one() and not self._shrink_step():
                 self._lay_out_step()
@@ -219,11 +219,11 @@ class Arena(KVMemory):
         """Copies tokens from slots to slots: int64 [2, n]."""
         moving.move(self.stores, moves)
 
-    def _take(self, count: int, *besides: PagedCache) -> list[int]:
+    def _take(self, count: int, *others: PagedCache) -> list[int]:
         """Pages for one of these caches, evicting others if need be."""
         while (taken := self.allocator.take(count)) is None:
-            if not self._evict_one(*besides):
-                raise OutOfRoom(count + max(len(cache.pages) for cache in besides), self.num_pages)
+            if not self._evict_one(*others):
+                raise OutOfRoom(count + max(len(cache.pages) for cache in others), self.num_pages)
         return taken
 
     def _make_own(self, cache: PagedCache, place: int) -> bool:

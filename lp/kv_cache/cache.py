@@ -1,4 +1,4 @@
-"""The face of a KV cache: the keys and values of one sequence, with room behind it for the rows of a step.
+"""The interface of a KV cache: the keys and values of one sequence, followed by those of the rows of a step.
 
 A step writes its rows behind the cached tokens. The rows that became part of the sequence are then kept, in order, and
 the next step overwrites the others. Knows nothing of why a row is kept, or of where keys and values lie: that is in
@@ -73,7 +73,7 @@ class KVCache(ABC):
 
     @abstractmethod
     def reserve(self, num_rows: int) -> None:
-        """Makes room for a step of `num_rows` rows, which must be done before each step.
+        """Reserves memory for a step of `num_rows` rows, which must be done before each step.
 
         Sequences that were used least recently are evicted for it. Raises OutOfRoom if that is not enough.
         """
@@ -84,7 +84,7 @@ class KVCache(ABC):
 
     @abstractmethod
     def update(self, key_states: Tensor, value_states: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Writes a layer's R rows [1, heads, R, head_dim], for which there must be room.
+        """Writes a layer's R rows [1, heads, R, head_dim], for which memory must be reserved.
 
         Returns its keys and values [1, heads, length + R, head_dim], which are to be read only.
         """
@@ -117,7 +117,7 @@ class KVCache(ABC):
 
     @abstractmethod
     def _write(self, numbers: Tensor, num_tokens: int, shapes: Mapping[int, LayerShape]) -> None:
-        """Writes exported tokens behind the cached ones, for which there is room."""
+        """Writes exported tokens behind the cached ones, for which memory is reserved."""
 
     @abstractmethod
     def read_layer(self, layer: int, begin: int, end: int) -> Tensor:
@@ -127,7 +127,7 @@ class KVCache(ABC):
 
     @abstractmethod
     def write_layer(self, layer: int, begin: int, end: int, numbers: Tensor) -> None:
-        """Writes what a cache of the same kind and model has read, for which there must be room."""
+        """Writes what a cache of the same kind and model has read, for which memory must be reserved."""
 
     @abstractmethod
     def release(self) -> None:
@@ -189,14 +189,14 @@ class OutOfRoom(RuntimeError):
 
 
 class KVMemory(ABC):
-    """Opens caches, and evicts those that were used least recently when others need their room.
+    """Opens caches, and evicts those that were used least recently when others need their memory.
 
     num_pages: the bound.
     """
 
     def __init__(self, num_pages: int):
         self.num_pages = num_pages
-        # The pages that each cache of the step needs for which room is being made, by identity.
+        # The pages that each cache of the step needs for which memory is being reserved, by identity.
         self._needed: dict[int, int] = {}
         # The caches that are in use, by identity; the one that was used least recently is first.
         self._open: OrderedDict[int, ReferenceType[KVCache]] = OrderedDict()
@@ -210,7 +210,7 @@ class KVMemory(ABC):
         self.num_pages = min(self.num_pages, num_pages)
 
     def reserve(self, needs: Sequence[tuple[KVCache, int]]) -> None:
-        """Makes room in each cache for so many rows of a step. No cache of the step is evicted for another one.
+        """Reserves memory in each cache for so many rows of a step. No cache of the step is evicted for another one.
 
         Other caches are evicted, those that were used least recently first; then the caches of the step give back what
         they hold beyond their needs. Raises OutOfRoom, before anything is evicted, if that cannot be enough.
@@ -224,7 +224,7 @@ class KVMemory(ABC):
 
     @torch.inference_mode()
     def _make_room_for_all(self, lengths: Sequence[tuple[KVCache, int]]) -> None:
-        """Makes room for so many tokens in each cache."""
+        """Reserves memory for so many tokens in each cache."""
         self._needed = {id(cache): pages_of(num_tokens) for cache, num_tokens in lengths}
         try:
             if (num_pages := self._count_needed([cache for cache, _ in lengths])) > self.num_pages:
@@ -236,7 +236,7 @@ class KVMemory(ABC):
 
     @abstractmethod
     def _make_room(self, cache: KVCache, num_tokens: int) -> None:
-        """Makes room for so many tokens in a cache of the step at hand, for which there is room."""
+        """Reserves memory for so many tokens in a cache of the step at hand, for which memory is reserved."""
 
     def _count_needed(self, caches: list[KVCache]) -> int:
         """The number of pages that the step at hand needs, of which these are all caches."""
@@ -257,12 +257,12 @@ class KVMemory(ABC):
         place = id(cache)
         self._open[place] = ref(cache, lambda _: self._open.pop(place, None))
 
-    def _evict_one(self, *besides: KVCache) -> bool:
+    def _evict_one(self, *spared: KVCache) -> bool:
         """Evicts the cache that was used least recently, but none of these and none of the step at hand; returns
         whether there was one.
         """
         for cache in self._caches():
-            if cache.num_pages and id(cache) not in self._needed and not any(cache is one for one in besides):
+            if cache.num_pages and id(cache) not in self._needed and not any(cache is one for one in spared):
                 cache.evict()
                 return True
         return False

@@ -24,7 +24,7 @@ class ContiguousCache(KVCache):
     """
 
     def __init__(self, num_layers: int, capacity: int, memory: ContiguousMemory | None = None):
-        """capacity: tokens that there is to be room for. memory: bounds the memory; None is no bound."""
+        """capacity: tokens to allocate memory for. memory: bounds the memory; None is no bound."""
         super().__init__()
         self.num_layers = num_layers
         self.keys: dict[int, Tensor] = {}
@@ -50,7 +50,7 @@ class ContiguousCache(KVCache):
             self.make_room(self.length + num_rows)
 
     def make_room(self, num_tokens: int) -> None:
-        """Makes room for so many tokens, and puts all layers together if they can be by now."""
+        """Allocates memory for so many tokens, and puts all layers together if they can be by now."""
         grows = num_tokens > self._granted and self._grow(num_tokens)
         if grows or (self._together is None and self._are_alike()):
             self._move()
@@ -228,12 +228,12 @@ class ContiguousMemory(KVMemory):
         """The pages that a cache of the step at hand may have: as many as it wants if that leaves room for all that
         others hold and need, else as many as it needs.
         """
-        beside = [one for one in self._caches() if one is not cache]
-        if wanted + sum(max(one.num_pages, self._needed.get(id(one), 0)) for one in beside) <= self.num_pages:
+        others = [one for one in self._caches() if one is not cache]
+        if wanted + sum(max(one.num_pages, self._needed.get(id(one), 0)) for one in others) <= self.num_pages:
             return wanted
-        while needed + sum(one.num_pages for one in beside) > self.num_pages and self._evict_one():
+        while needed + sum(one.num_pages for one in others) > self.num_pages and self._evict_one():
             pass
-        if needed + sum(one.num_pages for one in beside) > self.num_pages:
+        if needed + sum(one.num_pages for one in others) > self.num_pages:
             self._shrink_step()
         return needed
 

@@ -82,7 +82,7 @@ class CausalModel:
         return sum(shape.numbers for shape in self.cache_shapes.values())
 
     def make_cache(self, capacity: int = 0) -> KVCache:
-        """Returns an empty cache. It grows when more tokens come than it has room for.
+        """Returns an empty cache. It grows as tokens are added.
 
         capacity: tokens that it is likely to have.
         """
@@ -91,7 +91,7 @@ class CausalModel:
     def bound_memory(self, bound: Bound) -> None:
         """Gives the model, which has been run, its memory for keys and values.
 
-        Raises ValueError if there is no room for one sequence.
+        Raises ValueError if one sequence does not fit.
         """
         in_runs = not reads_block_tables(self.attention_kind)
         self.memory = make_memory(
@@ -117,7 +117,7 @@ class CausalModel:
         return self.run(given)
 
     def run(self, given: Sequence[SequenceRows]) -> Tensor:
-        """`forward_many` for rows that there is room for."""
+        """`forward_many` for rows whose memory is reserved."""
         if self.fast:
             try:
                 if not self._is_on_gpu:

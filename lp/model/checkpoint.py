@@ -40,7 +40,7 @@ log = logging.getLogger("lookahead")
 
 
 class Invariance(StrEnum):
-    """Whether a row's logits must be the same to the last bit whatever rows are beside it in a step.
+    """Whether a row's logits must be the same to the last bit whatever other rows are in the step.
 
     Then text does not depend on the decoding method, the window or the number of lp ranks, in 16 bits as in float32.
 
@@ -59,7 +59,7 @@ class ModelSettings:
     cuda or cuda:N.
     max_length: the most tokens of a sequence; None means the model's own limit. compile: see CompileMode.
     invariant: see Invariance. kv_memory: the most memory for keys and values in GB, or auto (see lp/model/memory.py).
-    grammar_backend: see GrammarBackend. heads: the folder of the heads for decode=medusa; auto is `heads` beside the
+    grammar_backend: see GrammarBackend. heads: the folder of the heads for decode=medusa; auto is `heads` next to the
     weights if there is one, off is none.
     """
 
@@ -150,7 +150,7 @@ def load(
 
     reader: reads the weights, for a rank that holds only a part of the model; None reads the whole model. num_sharing:
     the number of ranks that share this machine's memory. capture: makes CUDA graphs of the forward of a rank with a
-    part of the model; None makes none. extensions: besides the heads that the settings name.
+    part of the model; None makes none. extensions: in addition to the heads that the settings name.
     Raises CheckpointError, UnsupportedArchitecture or ValueError, each with a message of one line for the user.
     """
     kv_bytes = parse_bound(settings.kv_memory)

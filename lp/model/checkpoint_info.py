@@ -76,7 +76,7 @@ class CheckpointInfo:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Compiles grammars for the tokenizer, and keeps them."""
+        """Compiles grammars for the tokenizer, and caches them."""
         return Grammars(self.tokenizer, self.vocab_size, self.eos, self.grammar_backend)
 
 

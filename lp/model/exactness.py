@@ -69,16 +69,16 @@ def _check_layers(model: CausalModel, step: TreeStep) -> None:
             "the others would see the whole tree instead of their own path"
         )
     window = sliding_window(model)
-    told = {seen for seen in step.windows_seen if seen is not None}
-    if window and not told:
+    passed = {seen for seen in step.windows_seen if seen is not None}
+    if window and not passed:
         raise UnsupportedArchitecture(
             f"{name} has a sliding window of {window} tokens but does not tell its attention function; "
             f"use model.max_length={window} or less"
         )
-    if window and told != {window}:
+    if window and passed != {window}:
         raise UnsupportedArchitecture(
             f"{name} has a sliding window of {window} tokens but tells its attention function "
-            f"{', '.join(map(str, sorted(told)))}; use model.max_length={min(told | {window})} or less"
+            f"{', '.join(map(str, sorted(passed)))}; use model.max_length={min(passed | {window})} or less"
         )
 
 

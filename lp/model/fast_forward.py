@@ -24,7 +24,7 @@ class ForwardFailed(RuntimeError):
 class SequenceRows(NamedTuple):
     """The rows of one sequence in a forward.
 
-    tree: run after the prefix that is cached, and written to the cache, which has room for them. num_logits: for how
+    tree: run after the prefix that is cached, and written to the cache, where memory is reserved. num_logits: for how
     many of the last rows logits are wanted; 0 for rows that only fill the cache.
     """
 

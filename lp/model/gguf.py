@@ -162,10 +162,8 @@ def _read_header(file: Path) -> GgufHeader:
     try:
         header = read_header(file)
     except (ValueError, OSError) as error:
-        mend = "copy or download it again"
-        raise CheckpointError(
-            f"{str(file)!r} is not a GGUF file that can be read: {one_line(error)}; {mend}"
-        ) from error
+        fix = "copy or download it again"
+        raise CheckpointError(f"{str(file)!r} is not a GGUF file that can be read: {one_line(error)}; {fix}") from error
     if "rope_freqs.weight" in header.tensors:
         log.warning(
             "%s scales its rotary embeddings (rope_freqs), which transformers does not read: its texts will differ "

@@ -20,7 +20,7 @@ from lp.kv_cache.arena import Arena
 from lp.kv_cache.cache import PAGE, KVMemory, LayerShape, pages_of
 from lp.kv_cache.contiguous import ContiguousMemory
 
-# There must be room for a cache of this many tokens, or of the whole context if that is shorter.
+# A cache of this many tokens must fit, or of the whole context if that is shorter.
 LIKELY_TOKENS = 4096
 # The share of the device's memory that is set aside for graphs, activations and libraries.
 MARGIN = 0.06
@@ -150,7 +150,7 @@ def make_memory(
     """The memory that a bound allows, which is logged with numbers. On a GPU it is allocated at once.
 
     shapes: of the layers that are held here. num_layers: of the model. max_length: the most tokens of a sequence.
-    in_runs: see Arena. Raises ValueError if there is no room for one sequence.
+    in_runs: see Arena. Raises ValueError if one sequence does not fit.
     """
     page_bytes = PAGE * dtype.itemsize * sum(shape.numbers for shape in shapes.values())
     reserved = 1 if device.type == "cuda" else 0  # the page of padding rows

@@ -1,7 +1,7 @@
 """Answers the rows of many sequences at once, whatever their settings: penalties first, then choosers.
 
 How many kernels and copies that takes depends on which kinds of settings there are, not on the number of sequences, and
-a row's answer does not depend on the rows beside it. Where the settings truncate the distribution, a `Shortlist` comes
+a row's answer does not depend on the other rows. Where the settings truncate the distribution, a `Shortlist` comes
 first; `FullVocabulary` settles the rows that remain. Knows nothing of trees, windows or ranks.
 
     L rows of all sequences, R rows of one, V vocabulary, K best tokens, T likeliest tokens of a row
@@ -40,7 +40,7 @@ class Asked(NamedTuple):
     """The rows of one sequence that are to be answered, and how; see `Sampler.ask`.
 
     choosers: each gets the rows that the one before has left unsettled. choices, dropped, positions: of the rows, as
-    `Rows` has them; positions that nobody needs are 0. noise: None for greedy sequences. touch: says what penalties and
+    `Rows` has them; unused positions are 0. noise: None for greedy sequences. touch: says what penalties and
     biases do; None if there are none. num_candidates: K, the number of best tokens to return for each row; 0 is the
     target alone. num_likeliest: T; None if no log-probabilities are asked for. scored: int64 [R], tokens whose
     log-probabilities are asked for; None for those of the targets. mask: says what a grammar allows; None if there is

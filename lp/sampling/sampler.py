@@ -113,7 +113,7 @@ class Sampler:
         return part._replace(choices=part.choices.copy(), positions=part.positions.copy(), noise=self.noise)
 
     def _part(self, num_rows: int, num_candidates: int) -> Asked:
-        """What answers rows that nobody needs the positions of."""
+        """What answers rows whose positions are not needed."""
         largest = self._largest.get(num_candidates)
         if largest is None or len(largest.choices) < num_rows:
             most = 1 << num_rows.bit_length()
@@ -135,7 +135,7 @@ class Sampler:
         )  # fmt: skip
 
     def _ask_scores(self, tree: TokenTree, scored: np.ndarray, length: int) -> Asked:
-        """What answers rows whose targets nobody wants. length: of the sequence."""
+        """What answers rows whose targets are not wanted. length: of the sequence."""
         num_rows = len(tree)
         choosers = (FusedChooser(WHOLE, 1) if self._can_fuse(1) else FullVocabulary(1, is_greedy=True),)
         choices = layout_of(Sampling.greedy(), 1).repeat(num_rows, axis=0)

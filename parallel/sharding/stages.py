@@ -90,16 +90,16 @@ def share_out(sizes: Sequence[int], num_stages: int, first: int = 0, last: int =
     """Gives each stage a range of layers, as evenly as possible: the sum of the squares of the stages' sizes is least.
 
     sizes: size of each layer; there must be at least as many layers as stages. first, last: sizes of what the first and
-    the last stage hold besides layers.
+    the last stage hold in addition to layers.
     """
     sums = [0, *accumulate(sizes)]
     # By the number of layers given to the stages so far: the least sum of squares, and where these stages end.
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
     for stage in range(num_stages):
-        besides = (first if stage == 0 else 0) + (last if stage == num_stages - 1 else 0)
+        extra = (first if stage == 0 else 0) + (last if stage == num_stages - 1 else 0)
         best = {
             end: min(
-                (squares + (sums[end] - sums[begin] + besides) ** 2, (*cuts, end))
+                (squares + (sums[end] - sums[begin] + extra) ** 2, (*cuts, end))
                 for begin, (squares, cuts) in best.items()
                 if begin < end
             )

@@ -34,7 +34,7 @@ _ARGUMENTS = [_POINTER, _POINTER, _NUMBER, _POINTER, _POINTER, _NUMBER, _NUMBER,
 
 class NativeForward(FastForward):
     """For the CPU. It runs all rows of a step at once. Each row's logits are the same to the last bit
-    whatever rows and sequences are beside it and however much of its path is cached.
+    whatever other rows and sequences are in the step and however much of its path is cached.
     """
 
     owns_weights = True

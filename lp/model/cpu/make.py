@@ -28,8 +28,8 @@ def make_native(model: CausalModel, folder: Path) -> NativeForward:
     folder: where the compiled library is kept.
     """
     program, source = _write(model, MORE_ROWS)
-    with ThreadPoolExecutor(1) as beside:  # most of the work is a compiler's or copying, which lets Python go on
-        made = beside.submit(_build_and_bind, source, folder)
+    with ThreadPoolExecutor(1) as pool:  # most of the work is a compiler's or copying, which lets Python go on
+        made = pool.submit(_build_and_bind, source, folder)
         _check_general(model, source)
         library, instructions = made.result()
     shapes = cache_shapes(program, model.num_layers)

@@ -32,7 +32,7 @@ class RowMemory:
         self._addresses: dict[int, int] = {}
 
     def reserve(self, num_rows: int) -> None:
-        """Makes room for `num_rows` rows. All addresses change."""
+        """Allocates memory for `num_rows` rows. All addresses change."""
         self.capacity = -(-num_rows // ROWS) * ROWS
         self._memory.clear()
         slots: list[tuple[int, int, int]] = []  # bytes, address, last stage that needs it

@@ -61,7 +61,7 @@ class ArenaForward(Protocol):
     """A forward over the arena that a graph can capture: all that changes from step to step is read from the device.
 
     is_invariant: as in FastForward. skips_absent: whether sequences that are not there cost nothing, so that a graph
-    with room for many sequences is as fast for one.
+    for many sequences is as fast for one.
     """
 
     arena: Arena
@@ -124,7 +124,7 @@ class CapturedForward(FastForward):
         started, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
         log.info("capturing CUDA graphs of up to %d rows", ladder[-1])
         pool = self._pool = torch.cuda.graph_pool_handle()
-        # By rows and most sequences. The largest is captured first: the others then find room in its memory.
+        # By rows and most sequences. The largest is captured first: the others then fit in its memory.
         self._captured = {
             (rows, most): self._capture_rows(rows, most, capture, pool)
             for rows in sorted(ladder, reverse=True)

@@ -27,7 +27,7 @@ class FusedForward:
     """A model's forward by kernels of our own and, unless it is invariant, cuBLAS's products.
 
     arena: holds the keys and values of all its sequences. is_invariant: whether a row's logits are the same to the last
-    bit whatever rows are beside it and however much of its path is cached.
+    bit whatever other rows there are and however much of its path is cached.
     """
 
     skips_absent = True

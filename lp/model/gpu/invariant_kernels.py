@@ -1,4 +1,4 @@
-"""Kernels with which a row's numbers do not depend on the rows beside it, nor on how much of its path is cached.
+"""Kernels with which a row's numbers do not depend on the other rows, nor on how much of its path is cached.
 
 Tiles have one shape whatever the number of rows, and sums one order. Import this only where Triton is.
 

@@ -1,7 +1,7 @@
 """The forward on a GPU as a function of a step's tensors alone, over the arena of keys and values.
 
 The host never reads a length or a page, so one captured forward serves every sequence. Attention is in two parts, as in
-lp/model/kernels.py: the prefix in the arena, and the rows' own keys, which are written to the arena beside that.
+lp/model/kernels.py: the prefix in the arena, and the rows' own keys, which are written to the arena as well.
 
     R rows, N of them with logits, V vocabulary
 """

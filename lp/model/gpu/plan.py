@@ -21,7 +21,7 @@ LARGEST_HEAD = 256
 
 @dataclass(frozen=True)
 class RunStage:
-    """kernel: compiled. arguments: values, stores, slots, or tensors of constants. outputs: values to make room for."""
+    """kernel: compiled. arguments: values, stores, slots, or tensors of constants. outputs: values to allocate."""
 
     kernel: Any
     arguments: tuple[Argument | Tensor, ...]

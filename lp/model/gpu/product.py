@@ -1,4 +1,4 @@
-"""Products whose every row is computed alike, whatever rows are beside it.
+"""Products whose every row is computed alike, whatever other rows are in the step.
 
 R rows, K inputs, N outputs
 """

@@ -130,7 +130,7 @@ class StepBuffer:
     def _laid_out_by_library(
         self, sequences: Sequence[tuple[TokenTree, PagedCache]], choices: Sequence[ChoiceOfRows]
     ) -> bool:
-        """Has the library write everything. Returns False where there is none, or no room for all moves."""
+        """Has the library write everything. Returns False where there is none, or if there are too many moves."""
         if (native := library()) is None:
             return False
         # See `fill` in lp/platform/csrc/step.h.
@@ -213,7 +213,7 @@ class StepBuffer:
         host["lengths"][num_sequences:] = 0
 
     def _take_moves(self, caches: Sequence[PagedCache]) -> None:
-        """Takes what the caches have left to be copied. What there is no room for is copied at once, and first."""
+        """Takes what the caches have left to be copied. What exceeds the tensors is copied at once, and first."""
         host = self._parts
         taken = [cache.take_moves() for cache in caches]
         moves = np.concatenate([NO_MOVES, *taken], axis=1)

@@ -16,7 +16,7 @@ from lp.model.errors import CheckpointError, one_line
 from lp.model.heads.medusa import HeadsInfo, MedusaHeads
 
 CONFIG, WEIGHTS = "config.json", "heads.safetensors"
-# Where heads lie beside a checkpoint's weights, and what config.json calls them.
+# The folder of heads next to a checkpoint's weights, and what config.json calls them.
 FOLDER, KIND = "heads", "medusa"
 # Settings of ModelSettings.heads that are no folders.
 AUTO, OFF = "auto", "off"

@@ -1,4 +1,4 @@
-"""The hidden states that a model's output embedding reads, beside the logits of the same rows.
+"""The hidden states that a model's output embedding reads, together with the logits of the same rows.
 
 L rows whose logits are wanted, D numbers of a hidden state, V vocabulary
 """

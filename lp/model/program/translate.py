@@ -28,7 +28,7 @@ def cache_shapes(program: Program, num_layers: int) -> list[tuple[int, int]]:
 
 
 def _record(model: CausalModel, num_rows: int) -> Recording:
-    """Runs the model on `num_rows` rows without attention, and keeps what it does."""
+    """Runs the model on `num_rows` rows without attention, and records what it does."""
     recorder = Recorder()
     tokens = torch.arange(num_rows, device=model.device) + num_rows
     positions = torch.arange(num_rows, device=model.device) * num_rows % model.max_length
