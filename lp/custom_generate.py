@@ -224,7 +224,7 @@ def _decode(
     runner.open(sequence)
     while not tokens.is_over:
         tree = decoder.plan(sequence.tokens, causal.max_length - len(sequence.tokens), tokens.most)
-        runner.start([StepInput.of(sequence, tree, decoder.num_candidates, decoder.is_shared)])
+        runner.start([StepInput.of(sequence, tree, decoder.num_candidates)])
         (answers,) = runner.finish()
         accepted, _ = decoder.commit(sequence.tokens, answers)
         if min(accepted.tokens) < 0:

@@ -87,11 +87,6 @@ class Decoder(ABC):
         return 0
 
     @property
-    def is_shared(self) -> bool:
-        """Whether ranks share the tree. Otherwise one of them computes it while the others rest."""
-        return True
-
-    @property
     def num_drafts(self) -> int:
         """The rows 1, 2, ... `num_drafts` of the tree are drafts that `keep` may drop."""
         return 0

@@ -233,9 +233,9 @@ class StepCost:
     def tables(self) -> CostTables:
         return CostTables(self._host_row, self._shared, self._shared_slopes, self._alone, self._alone_slopes)
 
-    def step_s(self, num_rows: int, depth: int, catch_up_s: float = 0.0) -> float:
-        """Seconds of a step by the rows and the depth of its tree. catch_up_s: see `catch_up_s`."""
-        shared_s = self.shared_s(num_rows, depth) + catch_up_s
+    def step_s(self, num_rows: int, depth: int) -> float:
+        """Seconds of a step by the rows and the depth of its tree."""
+        shared_s = self.shared_s(num_rows, depth)
         return shared_s if self.num_parts == 1 else min(shared_s, self._alone[num_rows])
 
     def shared_s(self, num_rows: int, depth: int) -> float:

@@ -24,10 +24,10 @@ from parallel.comm.base import Messages, Traffic
 from parallel.comm.channel import Channel
 from parallel.comm.connect import connect, connect_axis
 from parallel.mesh import Mesh, Mode, ParallelSettings
-from parallel.runners.assignment import AllShare, Assignment, Balanced, Pinned
 from parallel.runners.copying import checksum_of_caches
 from parallel.runners.lookahead import LookaheadParallel
 from parallel.runners.pipeline import PipelineParallel
+from parallel.runners.sharing import Sharing
 from parallel.runners.tensor import TensorParallel
 from parallel.sharding.stages import check_stages, read_stage
 from parallel.sharding.tensor import capture_together, check_degree, read_sharded
@@ -44,9 +44,6 @@ def check(config: PreTrainedConfig, degrees: Mapping[str, int]) -> None:
         check_stages(config, pp)
 
 
-ASSIGNMENTS: Mapping[Mode, type[Assignment]] = {Mode.lp: AllShare, Mode.dp: Pinned}
-
-
 def share_steps(alone: SingleDevice, channel: Channel, mode: Mode = Mode.auto, ranks_per_replica: int = 1) -> Runner:
     """The runner with which replicas share batches. A single rank keeps its own runner. All ranks call this together.
 
@@ -55,9 +52,8 @@ def share_steps(alone: SingleDevice, channel: Channel, mode: Mode = Mode.auto, r
     """
     if channel.num_ranks == 1:
         return alone
-    assignment = ASSIGNMENTS.get(Mode(mode), Balanced)()
-    num_pages = channel.least(alone.model.memory.num_pages)
-    return LookaheadParallel(alone, channel, ranks_per_replica, assignment, num_pages, find_messages(alone, channel))
+    sharing = Sharing(is_dp=Mode(mode) is Mode.dp)
+    return LookaheadParallel(alone, channel, ranks_per_replica, find_messages(alone, channel), sharing)
 
 
 def find_messages(alone: SingleDevice, channel: Channel) -> Messages | None:

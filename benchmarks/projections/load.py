@@ -1,12 +1,12 @@
-"""Projects many streams on 8 ranks: LP, DP, auto and TP side by side, on this machine and GPUs.
+"""Projects many streams on 8 ranks: LP, DP and TP side by side, on this machine and GPUs.
 
     python -m benchmarks.projections.load --prompts FOLDER --machines here,h100
 
 FOLDER holds humaneval.jsonl, gsm8k.jsonl and spec_bench.jsonl, as for benchmarks.real_model. The real engine decodes
-greedy texts with 1, 4, 8, 32 and 256 streams on ranks that are played: its budget chooses the drafts and its assignment
-the ranks, so tokens, rows and their places are exact. The time of a step follows from a curve by rows, sequences and
-cached tokens: that of the model on this machine, which is measured, or that of a larger shape on GPUs, which is
-modelled (benchmarks/projections/modelled_step.py).
+greedy texts with 1, 4, 8, 32 and 256 streams on ranks that are played: its budget chooses the drafts, and its runner
+who computes them, so tokens, rows and their places are exact. The time of a step follows from a curve by rows,
+sequences and cached tokens: that of the model on this machine, which is measured, or that of a larger shape on GPUs,
+which is modelled (benchmarks/projections/modelled_step.py).
 
 NO SPEED IS MEASURED. The report names all that is supposed.
 """

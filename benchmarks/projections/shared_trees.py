@@ -18,7 +18,7 @@ from lp.model.checkpoint import Checkpoint
 from lp.request import DecodingMethod, Sequence
 from lp.runner.runner import StepInput
 from lp.runner.single_device import Pending, SingleDevice
-from parallel.runners.alone import TreePartitioner
+from parallel.runners.sharing import TreePartitioner
 
 
 @dataclass

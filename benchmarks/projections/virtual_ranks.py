@@ -23,7 +23,7 @@ from lp.runner.runner import StepInput
 from lp.runner.single_device import ForwardRunner, Pending, SingleDevice
 from lp.tree import Answers, TokenTree
 from parallel.comm.channel import HEADER
-from parallel.runners.alone import TreePartitioner
+from parallel.runners.sharing import TreePartitioner
 
 # A clock that is read by calling it.
 ReadSeconds = Callable[[], float]

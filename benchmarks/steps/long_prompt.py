@@ -143,8 +143,8 @@ def measure_ways(plan: Plan, channel: Channel, checkpoint: Checkpoint) -> Found:
         StepTimesSource.measure, model, runner, MOST_ROWS, ["long_prompt", plan.ranks, plan.exchange], channel.tell
     )
     assert times is not None
-    runner.weigh(times)
-    split = runner.assignment.copy_cost
+    runner.use_times(times)
+    split = runner.sharing.copy_cost
     costs = {WAYS[1]: split._replace(per_split=math.inf), WAYS[2]: split}
     shared, alone = Engine(checkpoint, runner), Engine(checkpoint, runner.inner)
     prompt = (np.random.default_rng(0).integers(2, checkpoint.vocab_size, plan.tokens)).tolist()
@@ -155,7 +155,7 @@ def measure_ways(plan: Plan, channel: Channel, checkpoint: Checkpoint) -> Found:
             channel.compare(np.zeros(1, np.int32))
             begin = time.perf_counter()
             if way in costs or channel.is_leader:
-                runner.assignment.copy_cost = costs.get(way, split)
+                runner.sharing.copy_cost = costs.get(way, split)
                 tokens.add(read(shared if way in costs else alone, prompt))
             if number:
                 seconds[way].append(time.perf_counter() - begin)

@@ -137,7 +137,7 @@ def serve(engine: Engine, requests: Sequence[Request]) -> Peaks:
             preemptions += progress.engine.preemptions if progress.engine else 0
         pages = max(pages, memory.num_used)
         cache_bytes = max(cache_bytes, engine.runner.cache_bytes)
-        at_once = max(at_once, len(engine.scheduler.homes))
+        at_once = max(at_once, len(engine.scheduler.admitted()))
     grown, page_bytes = peak() - before, PAGE * engine.checkpoint.model.numbers_per_token * _itemsize(engine)
     checksum = zlib.crc32(repr(sorted(tokens.items())).encode())
     return Peaks(memory.num_pages, page_bytes, pages, cache_bytes, grown, preemptions, at_once, checksum)

@@ -1,4 +1,4 @@
-"""A step of four requests on two ranks: three trees and a chunk of a prompt, placed by the project's own code."""
+"""A step of four requests on two ranks: three trees and a chunk of a prompt, shared by the project's own code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lp.request import Sequence
 from lp.runner.runner import StepInput
 from lp.sampling.settings import Sampling
 from lp.tree import NO_ROWS, TokenTree
-from parallel.runners.forest import Forest
+from parallel.runners.sharing import Sharing
 
 WIDTH, HEIGHT = 1020, 430
 COLUMN, CELL, GAP = 245, 17, 3
@@ -33,7 +33,7 @@ class Placed:
 
 
 def placed() -> Placed:
-    """Requests 0 and 1 were computed by ranks 0 and 1, request 2 by rank 0; request 3 is new, and its prompt is fed."""
+    """Each rank lacks a few tokens of some request that the other has computed; request 3 begins with its prompt."""
     story = steps()
     found = [next(story) for _ in range(6)]
     drafts = [one.tree.take(range(1 + one.num_drafts)) for one in found]
@@ -43,14 +43,12 @@ def placed() -> Placed:
     ]
     inputs.append(StepInput(_sequence("3", CHUNK + 1), NO_ROWS, CHUNK))
     known = [
-        [LENGTHS[0] - 1, LENGTHS[0] - 9],
-        [LENGTHS[1] - 12, LENGTHS[1] - 1],
-        [LENGTHS[2] - 1, LENGTHS[2] - 6],
+        [LENGTHS[0] - 1, LENGTHS[0] - 3],
+        [LENGTHS[1] - 1, LENGTHS[1] - 1],
+        [LENGTHS[2] - 2, LENGTHS[2] - 1],
         [0, 0],
     ]
-    forest = Forest(inputs, known)
-    where = forest.place()
-    shares = forest.shares(where)
+    shares = Sharing().share(inputs, known)
     taken = [
         {**{rank: len(rows) for rank, rows in share.rows.items()}, **dict.fromkeys(share.feeds, CHUNK)}
         for share in shares
@@ -59,7 +57,11 @@ def placed() -> Placed:
         {rank: inputs[number].num_computed - known[number][rank] for rank in share.rows}
         for number, share in enumerate(shares)
     ]
-    return Placed(inputs, where.loads, taken, lacked)
+    loads = [
+        sum(of_ranks[rank] + lacks.get(rank, 0) for of_ranks, lacks in zip(taken, lacked, strict=True))
+        for rank in range(2)
+    ]
+    return Placed(inputs, loads, taken, lacked)
 
 
 def _sequence(name: str, num_tokens: int) -> Sequence:
@@ -119,7 +121,7 @@ def _rank(rank: int, load: int, batch: Placed, y: float) -> list[str]:
                 shapes.append(ink.box(x + CELL / 2, y, CELL, CELL + 8, "paper" if place < lacked else TINTS[number]))
                 x += CELL + GAP
             middle = x - (lacked + rows) * (CELL + GAP) / 2
-            words = f"request {number + 1}" + (f", after {lacked} tokens that this rank lacked" if lacked else "")
+            words = f"request {number + 1}" + (f" ({lacked} lacked)" if lacked else "")
             shapes.append(text(middle, y + 32, words, 12, "faint", MIDDLE))
             x += 14
     return shapes

@@ -23,12 +23,12 @@ class Batch(NamedTuple):
     seconds: float
 
 
-class TracingRunner:
+class TracingRunner(Runner):
     """See Runner. All but `start` and `finish` is handed on as it is."""
 
     def __init__(self, inner: Runner):
         self.inner = inner
-        self.depth, self.num_parts, self.num_replicas = inner.depth, inner.num_parts, inner.num_replicas
+        self.depth, self.num_parts = inner.depth, inner.num_parts
         self.batches: list[Batch] = []
         self._under_way: list[tuple[int, int, float]] = []
 

@@ -74,7 +74,6 @@ class Drafter(Protocol):
     kinds: of each row of the tree planned last that is the root or a draft, the kind of its candidate; that of the
     root means nothing, nor do those behind the drafts. They hold until the next tree but one is planned. num_drafts: of
     these rows. expected: number of tokens that a step with these drafts is expected to yield.
-    best_speed: the most tokens per second of any number of drafts if no rank had to catch up.
     """
 
     @property
@@ -86,9 +85,6 @@ class Drafter(Protocol):
     @property
     def expected(self) -> float: ...
 
-    @property
-    def best_speed(self) -> float: ...
-
     def move_to(self, tokens: Sequence[int]) -> None:
         """Makes the end of the sequence the root. tokens: the whole sequence."""
         ...
@@ -97,10 +93,10 @@ class Drafter(Protocol):
         """Plans the root alone, and keeps what the sources propose to follow it."""
         ...
 
-    def grow(self, window: WindowCells | None, max_depth: int, limit_s: float, catch_up_s: float) -> TokenTree:
+    def grow(self, window: WindowCells | None, max_depth: int, limit_s: float) -> TokenTree:
         """Plans a tree of drafts and the window.
 
-        max_depth: greatest depth of a draft. limit_s: most seconds that the step may take. catch_up_s: see StepCost.
+        max_depth: greatest depth of a draft. limit_s: most seconds that the step may take.
         """
         ...
 
@@ -229,10 +225,6 @@ class NativeDrafter:
     def expected(self) -> float:
         return self._figures.expected
 
-    @property
-    def best_speed(self) -> float:
-        return self._figures.best_speed
-
     def move_to(self, tokens: Sequence[int]) -> None:
         if len(tokens) == self._length and tokens[-1] == self._last:
             return
@@ -246,10 +238,10 @@ class NativeDrafter:
         self.num_drafts = tree.num_rows = 1
         return tree
 
-    def grow(self, window: WindowCells | None, max_depth: int, limit_s: float, catch_up_s: float) -> TokenTree:
+    def grow(self, window: WindowCells | None, max_depth: int, limit_s: float) -> TokenTree:
         num_cells, num_levels = self._give(window) if window else (0, 0)
         tree = self._next_tree()
-        num_drafts = self._library.drafts_grow(self._at, max_depth, num_cells, num_levels, limit_s, catch_up_s)
+        num_drafts = self._library.drafts_grow(self._at, max_depth, num_cells, num_levels, limit_s)
         if window:
             window.place(num_drafts)
         self.num_drafts, tree.num_rows = num_drafts, num_drafts + num_cells
@@ -552,4 +544,4 @@ class Cost(ctypes.Structure):
 
 
 class Figures(ctypes.Structure):
-    _fields_ = [("expected", c_double), ("best_speed", c_double)]
+    _fields_ = [("expected", c_double)]

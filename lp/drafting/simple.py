@@ -228,7 +228,7 @@ class SimpleDrafter:
         self._nodes: list[_Node] = []
         self._odds: list[float] = []
         self._tree: TokenTree
-        self.expected, self.best_speed = 1.0, 0.0
+        self.expected = 1.0
 
     @property
     def kinds(self) -> Sequence[int]:
@@ -243,28 +243,28 @@ class SimpleDrafter:
 
     def watch(self) -> TokenTree:
         self._begin()
-        self.expected, self.best_speed = 1.0, 0.0
+        self.expected = 1.0
         return self._built()
 
-    def grow(self, window: object, max_depth: int, limit_s: float, catch_up_s: float) -> TokenTree:
+    def grow(self, window: object, max_depth: int, limit_s: float) -> TokenTree:
         cost, expected, deepest = self._cost, 1.0, 0
-        kept, self.expected, self.best_speed = 1, 1.0, 1.0 / cost.step_s(1, 0, catch_up_s)
+        kept, self.expected, best_speed = 1, 1.0, 1.0 / cost.step_s(1, 0)
         for probability in self._likeliest(max_depth, LEAST_PROBABILITY):
             num_rows = len(self._nodes)
-            if num_rows > cost.most_rows or probability < self.best_speed * cost.row_s(num_rows - 1, deepest):
+            if num_rows > cost.most_rows or probability < best_speed * cost.row_s(num_rows - 1, deepest):
                 break
             expected += probability
             deepest = max(deepest, self._nodes[-1].depth)
-            seconds = cost.step_s(num_rows, deepest, catch_up_s)
+            seconds = cost.step_s(num_rows, deepest)
             if seconds > limit_s:
                 break
-            if (speed := expected / seconds) >= self.best_speed:
-                kept, self.expected, self.best_speed = num_rows, expected, speed
+            if (speed := expected / seconds) >= best_speed:
+                kept, self.expected, best_speed = num_rows, expected, speed
         del self._nodes[kept:]
         return self._built()
 
     def offer(self, max_depth: int, most_rows: int, least: float) -> Sequence[float]:
-        self._odds, self.best_speed = [], 0.0
+        self._odds = []
         if most_rows <= 1:
             self._begin()
             return self._odds
@@ -300,7 +300,7 @@ class SimpleDrafter:
         limit_s = account.limit_after(count, seconds)
         if limit_s is None or count >= wanted:
             return accepted, None
-        return accepted, self.grow(None, greatest_depth(room - count, wanted - count), limit_s, 0.0)
+        return accepted, self.grow(None, greatest_depth(room - count, wanted - count), limit_s)
 
     def learn_text(self, tokens: Sequence[int]) -> None:
         self._learn(Observation(self._root, tokens))

@@ -251,8 +251,8 @@ def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
     index, corpus = find_index(settings.index, checkpoint), find_corpus(settings.corpus, checkpoint)
     place.on_loaded(checkpoint)
     runner = place.runner(checkpoint.model, settings.attention.prefill_chunk)
-    budget = KVBudget.of(runner, place.least(min(model.memory.num_pages for model in checkpoint.models)))
-    if runner.num_replicas > 1:
+    budget = KVBudget(place.least(min(model.memory.num_pages for model in checkpoint.models)))
+    if runner.num_parts > 1:
         log.info("%s", budget.describe())
     for model in checkpoint.models:
         model.memory.limit(budget.num_pages)  # ranks of one replica must evict alike

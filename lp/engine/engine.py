@@ -81,8 +81,10 @@ class Engine:
     def _serve_with(self, runner: Runner, step_times: StepTimes | None, budget: KVBudget) -> None:
         """Begins to serve with a runner, without any request."""
         self.runner, self.request_builder.budget = runner, budget
+        if step_times is not None:
+            runner.use_times(step_times)
         self.scheduler = Scheduler(runner, self._settings, budget, step_times)
-        self.planner = Planner(step_times, runner.num_replicas, self.checkpoint.max_length, self.fingerprints)
+        self.planner = Planner(step_times, runner.num_parts, self.checkpoint.max_length, self.fingerprints)
         self.in_flight: deque[Batch] = deque()
         # Results of batches whose outputs have not been returned yet: a later start has failed.
         self.committed: list[Committed] = []
@@ -274,6 +276,7 @@ class Engine:
             self.history.take_times(times)  # requests that have begun keep what they began with
             self.scheduler.set_step_times(times)
             self.planner.step_times = times
+            self.runner.use_times(times)
 
     def stream(
         self,

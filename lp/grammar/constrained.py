@@ -40,10 +40,6 @@ class ConstrainedDecoder(Decoder):
         return self.inner.num_candidates
 
     @property
-    def is_shared(self) -> bool:
-        return self.inner.is_shared
-
-    @property
     def num_drafts(self) -> int:
         return len(self.tree) - 1
 

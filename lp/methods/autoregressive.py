@@ -29,11 +29,7 @@ class Autoregressive(DecodingMethod):
 
 
 class AutoregressiveDecoder(Decoder):
-    """Its trees are the root alone, which ranks cannot share."""
-
-    @property
-    def is_shared(self) -> bool:
-        return False
+    """Its trees are the root alone."""
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
         self.tree = chain(tokens[-1:])

@@ -6,9 +6,8 @@ Parallelism is a property of the runner alone: lp/runner/single_device.py has th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,8 +24,7 @@ class StepInput:
     empty tree answers nothing. num_computed: how many of the sequence's first tokens have been computed after this
     step; with a tree, all but the last.
     num_candidates: K, how many of the best tokens to return for each row; 0 is the target alone. fingerprint: checksum
-    of the sequence's and the decoder's state, for ranks to compare; 0 if they do not. is_shared: whether all parts
-    share the tree; False lets one part compute it while the others rest.
+    of the sequence's and the decoder's state, for ranks to compare; 0 if they do not.
     """
 
     sequence: Sequence
@@ -34,12 +32,11 @@ class StepInput:
     num_computed: int
     num_candidates: int = 0
     fingerprint: int = 0
-    is_shared: bool = True
 
     @staticmethod
-    def of(sequence: Sequence, tree: TokenTree, num_candidates: int = 0, is_shared: bool = True) -> StepInput:
+    def of(sequence: Sequence, tree: TokenTree, num_candidates: int = 0) -> StepInput:
         """A step that answers the rows of a tree."""
-        return StepInput(sequence, tree, len(sequence.tokens) - 1, num_candidates, is_shared=is_shared)
+        return StepInput(sequence, tree, len(sequence.tokens) - 1, num_candidates)
 
     @property
     def num_columns(self) -> int:
@@ -59,18 +56,33 @@ class StepInput:
         return Answers.unpack(packed, self.num_candidates, self.ahead)
 
 
+class SharedBy(NamedTuple):
+    """Who computed what of the batch that was finished last.
+
+    ranks: for each sequence that is traced, by its id, a character for each row of its tree (see StepTrace).
+    most_rows: rows of the rank with the most, prompts and what it lacked of sequences included.
+    """
+
+    ranks: dict[str, str]
+    most_rows: int
+
+
 class Runner(Protocol):
     """Computes batches of steps. They are finished in the order in which they were started.
 
+    What has a default here need not be implemented by a subclass.
+
     depth: most batches that may be under way at the same time. num_parts: number of parts that a tree is split into.
-    num_replicas: number of parts that a batch is split into.
     is_asynchronous: whether `start` only gives a device its work, so that the host can do something else until
-    `finish`. It must be the same on all ranks. cache_bytes: size of this rank's KV caches.
+    `finish`. It must be the same on all ranks. cache_bytes: size of this rank's KV caches. shared_by: None if nothing
+    of the batch is traced, or one rank computes everything. can_copy: whether its parts can copy keys and values from
+    each other.
     """
 
-    depth: int
-    num_parts: int
-    num_replicas: int
+    depth: int = 1
+    num_parts: int = 1
+    shared_by: SharedBy | None = None
+    can_copy: bool = False
 
     @property
     def is_asynchronous(self) -> bool: ...
@@ -109,67 +121,17 @@ class Runner(Protocol):
         """Frees what is held of a sequence, which must have no step under way."""
         ...
 
+    def use_times(self, times: StepTimes) -> None:
+        """Decides by these step times from now on, for example whether one part alone computes a small tree."""
+        return None
 
-@runtime_checkable
-class CopiesTokens(Protocol):
-    """A runner whose replicas may copy keys and values from each other. can_copy: whether they can."""
-
-    @property
-    def can_copy(self) -> bool: ...
+    def share_trees(self, is_shared: bool | None) -> None:
+        """Has all parts share every tree, or one part compute it, while step times are measured; None ends that."""
+        return None
 
     def time_copy(self, sequence: Sequence, num_tokens: int) -> float:
-        """Seconds in which the second replica gets the first tokens of a sequence from the first one.
+        """Seconds in which the second part gets the first tokens of a sequence from the first one; 0 if none is copied.
 
         The first one has computed them; the second one has computed none, and keeps none. All ranks call this together.
         """
-        ...
-
-
-class SharedBy(NamedTuple):
-    """Who computed what of the batch that was finished last.
-
-    ranks: for each sequence that is traced, by its id, a character for each row of its tree (see StepTrace).
-    most_rows: rows of the rank with the most, prompts and what it lacked of sequences included.
-    """
-
-    ranks: dict[str, str]
-    most_rows: int
-
-
-@runtime_checkable
-class SharesSteps(Protocol):
-    """A runner whose ranks compute different rows. shared_by: None if no sequence of the batch is traced."""
-
-    @property
-    def shared_by(self) -> SharedBy | None: ...
-
-
-class Home(NamedTuple):
-    """Where a sequence has room: the replica, and the pages that its next step needs."""
-
-    replica: int
-    num_pages: int
-
-
-@runtime_checkable
-class HasReplicas(Protocol):
-    """A runner whose replicas have keys and values of different sequences.
-
-    num_memories: number of replicas that have room for different sequences; 1 if all of them hold every sequence.
-    may_move: whether a sequence may go on at another replica, which computes it again.
-    """
-
-    num_memories: int
-    may_move: bool
-
-    def owner_of(self, sequence_id: str) -> int | None:
-        """The replica that holds most of a sequence; None if none holds anything. All ranks answer alike."""
-        ...
-
-    def weigh(self, times: StepTimes) -> None:
-        """Says how long steps and copies take: by that, what a replica lacks is computed or copied."""
-        ...
-
-    def arrange(self, homes: Mapping[str, Home]) -> None:
-        """Says where sequences have room from the next batch on, by their ids. All others only have what is left."""
-        ...
+        return 0.0

@@ -15,7 +15,7 @@ from lp.model.fast_forward import Choosing, SequenceRows
 from lp.model.gpu.device import current
 from lp.model.heads.hidden import run_with_hidden
 from lp.request import Sequence
-from lp.runner.runner import StepInput
+from lp.runner.runner import Runner, StepInput
 from lp.runner.second_model import SecondModelStates
 from lp.runner.sequence_state import SequenceState
 from lp.sampling.batch import Asked, launch_all, side_by_side
@@ -26,11 +26,8 @@ from lp.tree import Answers
 Pending = Callable[[], list[Answers]]
 
 
-class ForwardRunner(ABC):
+class ForwardRunner(Runner, ABC):
     """A runner that gives the device all its work in `start`, and waits for answers in `finish`."""
-
-    depth = 1
-    num_parts = num_replicas = 1
 
     def __init__(self) -> None:
         self._under_way: deque[Pending] = deque()

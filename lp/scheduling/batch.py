@@ -25,7 +25,7 @@ class Batch:
     """The turns of one step.
 
     num_prefill: rows of prompts. num_waiting: prompts that will still have tokens to prefill after the step. num_rows:
-    all rows. expected: tokens that the trees are expected to yield. is_shared: whether several ranks may share a tree.
+    all rows. expected: tokens that the trees are expected to yield.
     started_at: in seconds of time.perf_counter().
     """
 
@@ -34,7 +34,6 @@ class Batch:
     num_waiting: int = 0
     num_rows: int = 0
     expected: float = 0.0
-    is_shared: bool = True
     started_at: float = 0.0
 
     @property

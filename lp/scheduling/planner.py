@@ -75,7 +75,6 @@ class Planner:
         steps = [self._decode_step(turn, next(trees)) if turn.decodes else _prefill_step(turn) for turn in batch.turns]
         batch.num_rows = batch.num_prefill + sum(len(step.tree) for step in steps if step.tree.scored is None)
         batch.expected = sum(state.decoder.expected for state in states)
-        batch.is_shared = steps[0].is_shared
         return steps
 
     def draft_ahead(self, batch: Batch) -> None:
@@ -84,15 +83,13 @@ class Planner:
     def _decode_step(self, turn: Turn, tree: TokenTree) -> StepInput:
         state, decoder = turn.state, turn.state.decoder
         fingerprint = state.fingerprint() if self._has_fingerprints else 0
-        return StepInput(
-            state.sequence, tree, turn.num_computed, decoder.num_candidates, fingerprint, decoder.is_shared
-        )
+        return StepInput(state.sequence, tree, turn.num_computed, decoder.num_candidates, fingerprint)
 
 
 def _prefill_step(turn: Turn) -> StepInput:
     state = turn.state
     tree = state.prefill(turn.num_computed)
-    return StepInput(state.sequence, tree, state.num_computed, is_shared=not len(tree))
+    return StepInput(state.sequence, tree, state.num_computed)
 
 
 def plan_trees(

@@ -8,7 +8,7 @@ values lie.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -121,22 +121,15 @@ class PrefixCache:
     def _allows(self, owner: str | None, other: str | None) -> bool:
         return self._reuse is PrefixReuse.all or owner == other
 
-    def take_surplus(
-        self, free: Sequence[int], owner_of: Callable[[str], int | None] = lambda _: None
-    ) -> list[TokenSequence]:
-        """Takes out the sequences that are too many, or for which there are too few pages where they lie.
-
-        free: pages of each replica. owner_of: the replica that holds a sequence, by its id; None is the first.
-        """
-        left, surplus = list(free), list[TokenSequence]()
-        places = {name: owner_of(name) or 0 for name in self._kept}
-        for name, kept in self._kept.items():
-            left[places[name]] -= kept.num_pages
+    def take_surplus(self, num_free: int) -> list[TokenSequence]:
+        """Takes out the sequences that are too many, or for which there are too few pages. num_free: pages."""
+        left, surplus = num_free - sum(kept.num_pages for kept in self._kept.values()), list[TokenSequence]()
         for name, kept in list(self._kept.items()):
-            if len(self._kept) > self._most or left[places[name]] < 0:
-                del self._kept[name]
-                left[places[name]] += kept.num_pages
-                surplus.append(kept.sequence)
+            if len(self._kept) <= self._most and left >= 0:
+                break
+            del self._kept[name]
+            left += kept.num_pages
+            surplus.append(kept.sequence)
         return surplus
 
     def take(self, sequence_id: str) -> TokenSequence | None:

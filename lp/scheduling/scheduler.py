@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from lp.kv_cache.cache import pages_of
 from lp.request import Sequence as TokenSequence
-from lp.runner.runner import HasReplicas, Home, Runner
+from lp.runner.runner import Runner
 from lp.sampling.settings import Sampling
 from lp.scheduling.batch import Batch, Turn
 from lp.scheduling.kv_budget import KVBudget
@@ -45,28 +45,28 @@ class StepRows:
     """How many rows a step may have.
 
     beside: together with those of prompts, if a request decodes in it, so that it does not take much longer than
-    others. most: in a step of one prompt. Both are for each of the replicas that share the rows. per_thousand: by how
+    others. most: in a step of one prompt. Both are for each of the parts that share the rows. per_thousand: by how
     much of its time a row takes longer for each thousand tokens before it. crowding: how many times `beside` a step may
     have if many prompts wait.
     """
 
     beside: int = 64
     most: int = 512
-    num_replicas: int = 1
+    num_parts: int = 1
     per_thousand: float = 0.0
     crowding: float = 1.0
 
     @staticmethod
-    def of(max_step_rows: int | None, times: StepTimes | None, num_replicas: int) -> StepRows:
+    def of(max_step_rows: int | None, times: StepTimes | None, num_parts: int) -> StepRows:
         """max_step_rows: see SchedulerSettings. times: of the runner's steps; None if they are unknown."""
         crowding, per_thousand = 1.0, times.row_per_thousand if times else 0.0
         if max_step_rows is None:
             crowding = LARGEST_CROWDING if times else 1.0
             max_step_rows = most_rows_within(times, LARGEST_SLOWDOWN) if times else StepRows.beside
-        return StepRows(max_step_rows, max(max_step_rows, StepRows.most), num_replicas, per_thousand, crowding)
+        return StepRows(max_step_rows, max(max_step_rows, StepRows.most), num_parts, per_thousand, crowding)
 
-    def per_replica(self, num_prompts: int, num_decoding: int) -> int:
-        """Rows of each replica in a step in which `num_decoding` requests decode and `num_prompts` prompts wait.
+    def per_part(self, num_prompts: int, num_decoding: int) -> int:
+        """Rows of each part in a step in which `num_decoding` requests decode and `num_prompts` prompts wait.
 
         One prompt delays the decoding requests as little as possible. The more prompts wait for each of them, the more
         is gained by larger chunks. If no request decodes, a single prompt gets all rows. Several prompts get as many as
@@ -121,12 +121,11 @@ class Scheduler:
         self.prefixes = PrefixCache(settings)
         self.clock = StepClock(step_times, runner)
         self.counts = EngineCounts()
-        self.rows = StepRows.of(settings.max_step_rows, step_times, runner.num_replicas)
-        self.homes: dict[RequestState, int] = {}
+        self.rows = StepRows.of(settings.max_step_rows, step_times, runner.num_parts)
         self._max_step_rows = settings.max_step_rows
-        self._replicas = runner if self.budget.num_replicas > 1 and isinstance(runner, HasReplicas) else None
         # All requests that have not ended, in the order of their arrival.
         self._running: dict[RequestState, _Pass] = {}
+        self._admitted: list[RequestState] = []
         self._in_flight: set[RequestState] = set()
         # Requests with no cached prefix. Rechecked when a request finishes.
         self._without_prefix: set[RequestState] = set()
@@ -144,7 +143,7 @@ class Scheduler:
 
     def set_step_times(self, step_times: StepTimes) -> None:
         """Schedules by other step times from now on."""
-        self.rows = StepRows.of(self._max_step_rows, step_times, self.runner.num_replicas)
+        self.rows = StepRows.of(self._max_step_rows, step_times, self.runner.num_parts)
         self.clock.set_step_times(step_times)
 
     def take_counts(self) -> EngineCounts:
@@ -223,24 +222,14 @@ class Scheduler:
             self.runner.drop(state.sequence)
             state.forget_computed()
             self.counts.preemptions += 1
-        if self._replicas is not None:
-            homes = self.homes.items()
-            self._replicas.arrange({one.sequence.id: Home(place, pages_of(one.num_slots)) for one, place in homes})
         if not len(self.prefixes) and not self._shares_with:
             return admitted
         return self._reuse_prefixes(admitted)
 
     def admitted(self) -> list[RequestState]:
         """The requests whose keys and values fit into memory together, in the order of their arrival."""
-        if self.budget.num_replicas == 1:
-            self.homes = dict.fromkeys(found := self.budget.first(self._running), 0)
-            return found
-        placed = self.budget.placed(self._running, lambda state: self._owner_of(state.sequence.id))
-        self.homes = dict(placed)
-        return list(self.homes)
-
-    def _owner_of(self, sequence_id: str) -> int | None:
-        return None if self._replicas is None else self._replicas.owner_of(sequence_id)
+        self._admitted = self.budget.first(self._running)
+        return self._admitted
 
     def preempted(self, admitted: Sequence[RequestState]) -> list[RequestState]:
         """The requests that have lost their memory to earlier ones: what was computed of them must be dropped."""
@@ -249,12 +238,9 @@ class Scheduler:
         safe = set(admitted)
         return [one for one in self._running if one not in safe and one not in self._in_flight and one.num_computed]
 
-    def free_pages(self) -> list[int]:
-        """The pages of each replica that are left beside those of admitted requests."""
-        free = [self.budget.num_pages] * self.budget.num_replicas
-        for state, replica in self.homes.items():
-            free[replica] -= pages_of(state.num_slots)
-        return [max(0, left) for left in free]
+    def free_pages(self) -> int:
+        """The pages that are left beside those of admitted requests."""
+        return max(0, self.budget.num_pages - sum(pages_of(state.num_slots) for state in self._admitted))
 
     def _reuse_prefixes(self, admitted: list[RequestState]) -> list[RequestState]:
         """Copies computed prefixes to new requests. Returns the admitted ones without those that wait for a prefix that
@@ -266,7 +252,7 @@ class Scheduler:
         waiting = waiting_for_prefixes(self._shares_with, new, admitted)
         found = [(one, self.prefixes.find(one.sequence.tokens, one.owner)) for one in new if one not in waiting]
         self._without_prefix.update(one for one, prefix in found if prefix is None)
-        for sequence in self.prefixes.take_surplus(self.free_pages(), self._owner_of):
+        for sequence in self.prefixes.take_surplus(self.free_pages()):
             self.runner.close(sequence)
         for state, prefix in found:
             if prefix and prefix.sequence in self.prefixes:
@@ -286,7 +272,7 @@ class Scheduler:
         if not waiting:
             return []
         prefilling = [one for one in waiting if one.num_uncomputed]
-        most = self.rows.most * self.rows.num_replicas
+        most = self.rows.most * self.rows.num_parts
         share = math.ceil(len(self._running) / self.runner.depth)  # a runner of several stages gets several batches
         if not prefilling and len(waiting) <= share and len(turns := _decode_turns(waiting, most)) == len(waiting):
             return turns  # all have a turn, so their order does not matter
@@ -295,8 +281,8 @@ class Scheduler:
         turns = _decode_turns(decoding[:share], most)
         left, most_each, per_thousand = most, self.rows.most, 0.0
         if turns or len(prefilling) > 1:
-            most_each, per_thousand = self.rows.per_replica(len(prefilling), len(turns)), self.rows.per_thousand
-            in_step = most_each * self.rows.num_replicas
+            most_each, per_thousand = self.rows.per_part(len(prefilling), len(turns)), self.rows.per_thousand
+            in_step = most_each * self.rows.num_parts
             left = max(in_step - _rows_of(turns, len(prefilling)), math.ceil(in_step * PREFILL_SHARE))
         turns += _prefill_turns(prefilling[: share - len(turns)], left, most_each, per_thousand)
         by_state = {turn.state: turn for turn in turns}
@@ -309,7 +295,7 @@ class Scheduler:
     def start(self, turns: list[Turn]) -> Batch:
         """Notes that these turns are taken."""
         decode_times: list[float] = []
-        num_prefill, num_prompts = 0, sum(1 for state in self.homes if state.num_uncomputed)
+        num_prefill, num_prompts = 0, sum(1 for state in self._admitted if state.num_uncomputed)
         for state, num_computed, decodes in turns:
             self._in_flight.add(state)
             num_prefill += num_computed - state.num_computed

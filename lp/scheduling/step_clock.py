@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lp.runner.runner import Runner, SharedBy, SharesSteps
+from lp.runner.runner import Runner, SharedBy
 from lp.runner.step_times.watch import StepWatch
 from lp.scheduling.batch import Batch
 from lp.scheduling.request_state import RequestState
@@ -17,9 +17,8 @@ class StepClock:
     """
 
     def __init__(self, step_times: StepTimes | None, runner: Runner):
-        self.watch = step_times and StepWatch(step_times, runner.num_replicas)
-        self._num_parts = runner.num_replicas
-        self._shares = runner if isinstance(runner, SharesSteps) else None
+        self.watch = step_times and StepWatch(step_times, runner.num_parts)
+        self._runner = runner
         self._finished_at = 0.0
         # The batch that ended last, its seconds, and its description if a trace has asked for it.
         self._batch: Batch | None = None
@@ -29,18 +28,18 @@ class StepClock:
     def set_step_times(self, step_times: StepTimes) -> None:
         """Compares with other step times from now on."""
         assert self.watch is not None
-        self.watch.take(step_times, self._num_parts)
+        self.watch.take(step_times, self._runner.num_parts)
 
     def end(self, batch: Batch, finished_at: float) -> None:
         """Notes that a batch has ended."""
         began_at, self._finished_at = max(batch.started_at, self._finished_at), finished_at
         self._batch, self._seconds, self._figures = batch, finished_at - began_at, None
         if self.watch is not None and not batch.num_prefill:
-            self.watch.note(batch.num_rows, len(batch.turns), batch.num_cached, self._seconds, batch.is_shared)
+            self.watch.note(batch.num_rows, len(batch.turns), batch.num_cached, self._seconds)
 
     def record(self, state: RequestState) -> None:
         """Gives a traced request the description of the batch that ended last, before the request is committed."""
-        recorder, shared = state.recorder, self._shares and self._shares.shared_by
+        recorder, shared = state.recorder, self._runner.shared_by
         assert recorder
         if self._figures is None:
             self._figures = self._describe(shared)
@@ -54,5 +53,5 @@ class StepClock:
         num_sequences, num_rows = len(batch.turns), batch.num_prefill
         num_rows += sum(len(turn.state.tree) for turn in batch.turns)
         if self.watch is not None:
-            expected_s = self.watch.expected_s(num_rows, num_sequences, batch.num_cached, batch.is_shared)
+            expected_s = self.watch.expected_s(num_rows, num_sequences, batch.num_cached)
         return BatchFigures(shared.most_rows if shared else num_rows, num_sequences, self._seconds, expected_s)

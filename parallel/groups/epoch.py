@@ -153,7 +153,7 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
     """
     own = [entry.to_dict() for entry in epoch.running]
     files = engine.history.index, engine.history.corpus
-    room = KVBudget.of(runner, channel.least(engine.checkpoint.model.memory.num_pages))
+    room = KVBudget(channel.least(engine.checkpoint.model.memory.num_pages))
     if channel.num_ranks > 1:
         log.info("%s", room.describe())
     told = channel.tell({"running": own, "files": digests_of(*files), "heads": engine.checkpoint.heads_digest})

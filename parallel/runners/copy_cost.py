@@ -66,28 +66,10 @@ class CopyCost(NamedTuple):
     def lags(self, num_computed: int, known: Sequence[int]) -> list[int]:
         """Returns the rows that each replica pays before it can compute rows of a step.
 
-        num_computed: the tokens that it must have. known: how many each replica has computed; below 0 where it has none
-        for them, which nothing makes good.
+        num_computed: the tokens that it must have. known: how many each replica has computed.
         """
         most = max(known)
-        return [
-            self.lag(num_computed - number, most - number) if number >= 0 else num_computed - number for number in known
-        ]
-
-    def reach(self, step: StepInput, number: int, most: int, spare: int) -> tuple[int, int]:
-        """How many tokens a replica that follows a sequence can have after a step, and the rows that it spends.
-
-        number: of the tokens that it has computed. most: of those that some replica has. spare: rows that it may spend.
-        What is fed in this step can be copied in the next one, so it is not computed where copies pay.
-        """
-        if self.pays(num_copyable := min(most, step.num_computed) - number):
-            within = int((spare - self.per_copy) / self.per_token) if self.per_token > 0 else num_copyable
-            if self.pays(num_tokens := min(num_copyable, within)):
-                return number + num_tokens, math.ceil(self.rows(num_tokens))
-        elif not len(step.tree) and self.pays(step.num_computed - number):
-            return number, 0
-        num_rows = min(step.num_computed - number, spare)
-        return number + num_rows, num_rows
+        return [self.lag(num_computed - number, most - number) for number in known]
 
 
 NO_COPIES = CopyCost()

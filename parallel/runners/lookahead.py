@@ -1,46 +1,39 @@
-"""Lookahead parallelism (arXiv 2402.02057, section 3.4) for many sequences: every rank holds the whole model and
-computes a part of a batch of token trees. One exchange of small integers then gives every rank all answers. Besides
-these, a replica that lacks many tokens of a sequence gets their keys and values from another one, where that costs less
-than computing them (copy_cost.py).
-
-With one sequence, that is lookahead parallelism as in the paper; with many it is data parallelism, and between the two
-it is both, as the assignment says (assignment.py). A replica that has no rows in a batch rests.
+"""Lookahead parallelism (arXiv 2402.02057, section 3.4): every rank holds the whole model and computes a part of each
+token tree. One exchange of small integers then gives every rank all answers. Besides these, a replica that lacks many
+tokens of a sequence gets their keys and values from another one, where that costs less than computing them.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
 
 import numpy as np
 
 from lp.request import Sequence
-from lp.runner.runner import Home, SharedBy, StepInput
+from lp.runner.runner import StepInput
 from lp.runner.single_device import ForwardRunner, Pending, SingleDevice
 from lp.step_cost import StepTimes
 from lp.tree import Answers
 from parallel.comm.base import Messages
 from parallel.comm.channel import Channel
-from parallel.runners.assignment import Assignment, Balanced
 from parallel.runners.copy_cost import Copy, CopyCost, plan_copies
 from parallel.runners.copying import Copying
-from parallel.runners.followers import drop_most_lagging
 from parallel.runners.merging import fingerprint_of, merge_all, pack_all
 from parallel.runners.prefill_split import compute_part
-from parallel.runners.rooms import Rooms
 from parallel.runners.shares import KnownTokens, Shares, shared_by
+from parallel.runners.sharing import Sharing
 
 
 class LookaheadParallel(ForwardRunner):
     """A Runner around this rank's own runner. All ranks call it with the same batches in the same order.
 
-    A replica is a single rank or a tensor-parallel group, whose ranks all compute the same parts.
+    A replica is a single rank or a tensor-parallel group, whose ranks all compute the same parts. Each replica holds
+    every sequence.
 
-    num_rests: the number of batches of which this rank computed nothing. shared_by: see SharesSteps. copying: copies
+    num_rests: the number of batches of which this rank computed nothing. shared_by: see Runner. copying: copies
     keys and values between replicas; None if that cannot be done.
     """
 
@@ -49,31 +42,26 @@ class LookaheadParallel(ForwardRunner):
         inner: SingleDevice,
         channel: Channel,
         ranks_per_replica: int = 1,
-        assignment: Assignment | None = None,
-        num_pages: int = sys.maxsize,
         messages: Messages | None = None,
+        sharing: Sharing | None = None,
     ):
         """inner: this rank's own runner. ranks_per_replica: number of neighbouring ranks that hold one replica.
-        assignment: which replica computes what, the same on all ranks; None is `Balanced`. num_pages: of each rank's
-        memory for keys and values, the same on all ranks. messages: for keys and values; None if nothing is copied.
+        messages: for keys and values; None if nothing is copied. sharing: which replica computes what, the same on all
+        ranks.
         """
         super().__init__()
         self.inner = inner
         self.channel = channel
         self.ranks_per_replica = ranks_per_replica
-        self.assignment = assignment or Balanced()
+        self.sharing = sharing or Sharing()
         self.num_replicas = channel.num_ranks // ranks_per_replica
-        self.num_parts = self.num_replicas if self.assignment.splits_trees else 1
-        self.num_memories = self.num_replicas if self.assignment.divides_sequences else 1
-        self.may_move = self.assignment.moves_sequences
+        self.num_parts = self.num_replicas if self.sharing.owners is None else 1
         self.num_rests = 0
-        self.shared_by: SharedBy | None = None
         self._replica = channel.rank // ranks_per_replica
         self.copying = Copying(inner, messages, channel.rank, ranks_per_replica) if messages is not None else None
-        self._rooms = Rooms(num_pages, self.num_replicas, lends=self.may_move)
+        self.can_copy = self.copying is not None
         # By sequence id, made at a sequence's first step: the runner of an earlier epoch may have opened the sequence.
         self._known: defaultdict[str, KnownTokens] = defaultdict(lambda: KnownTokens(self.num_replicas))
-        self._sequences: dict[str, Sequence] = {}  # those that have had a step
 
     @property
     def cache_bytes(self) -> int:
@@ -87,26 +75,18 @@ class LookaheadParallel(ForwardRunner):
         known = self._known[source.id].count(source.tokens)
         self._known[target.id].numbers = [min(number, length) for number in known]
 
-    def owner_of(self, sequence_id: str) -> int | None:
-        bound = self.assignment.owner_of(sequence_id)
-        known = self._known.get(sequence_id)
-        return known.owner if bound is None and known else bound
-
-    def arrange(self, homes: Mapping[str, Home]) -> None:
-        self._rooms.arrange(homes)
-
-    @property
-    def can_copy(self) -> bool:
-        return self.copying is not None
-
     @property
     def can_split(self) -> bool:
         """Whether several replicas can compute a prompt together."""
         return self.can_copy and self.ranks_per_replica == 1 and self.inner.model.runs_by_layer
 
-    def weigh(self, times: StepTimes) -> None:
+    def use_times(self, times: StepTimes) -> None:
+        self.sharing.use_times(times)
         if self.can_copy:
-            self.assignment.copy_cost = CopyCost.of(times, self.can_split * self.inner.model.num_layers)
+            self.sharing.copy_cost = CopyCost.of(times, self.can_split * self.inner.model.num_layers)
+
+    def share_trees(self, is_shared: bool | None) -> None:
+        self.sharing.is_shared = is_shared
 
     def time_copy(self, sequence: Sequence, num_tokens: int) -> float:
         assert self.copying is not None
@@ -120,13 +100,12 @@ class LookaheadParallel(ForwardRunner):
 
     def drop(self, sequence: Sequence) -> None:
         self.inner.drop(sequence)
-        self.assignment.forget(sequence.id)
+        self.sharing.forget(sequence.id)
         self._known.pop(sequence.id, None)
 
     def close(self, sequence: Sequence) -> None:
         self.inner.close(sequence)
-        self.assignment.forget(sequence.id)
-        self._sequences.pop(sequence.id, None)
+        self.sharing.forget(sequence.id)
         self._known.pop(sequence.id, None)
 
     @property
@@ -152,24 +131,20 @@ class LookaheadParallel(ForwardRunner):
     def launch(self, steps: list[StepInput]) -> Pending:
         """Starts this replica's parts; the exchange is part of the wait for the answers.
 
-        A replica without rows takes part in the exchange alone. It computes what it lacks of a sequence when it has
-        rows of it again, or rows to spare.
+        A replica without rows takes part in the exchange alone. It gets what it lacks of a sequence when it has rows of
+        it again.
         """
         all_known = [self._known[step.sequence.id] for step in steps]
         numbers = [known.count(step.sequence.tokens) for known, step in zip(all_known, steps, strict=True)]
-        all_shares = self.assignment.assign(steps, self._rooms.barred(steps, numbers))
+        all_shares = self.sharing.share(steps, numbers)
         self.shared_by = shared_by(steps, numbers, all_shares, self.ranks_per_replica)
-        copies = plan_copies(steps, numbers, all_shares, self.assignment.copy_cost) if self.can_copy else []
+        copies = plan_copies(steps, numbers, all_shares, self.sharing.copy_cost) if self.can_copy else []
         for known, step, shares in zip(all_known, steps, all_shares, strict=True):
             known.note(step.tree, len(step.sequence.tokens), shares)
         parts = [shares.part(step, self._replica) for step, shares in zip(steps, all_shares, strict=True)]
         own = [part for part in parts if part is not None]
         self.num_rests += not own
-        dropped = self._find_surplus(steps, all_shares)
-        sent = {steps[copy.step].sequence.id for copy in copies if copy.source == self._replica}
-        self._drop(dropped - sent)
         self._gather_caches(steps, all_shares, copies, own)
-        self._drop(dropped & sent)
         return partial(self._all_answers, steps, all_shares, self.inner.launch(own) if own else list)
 
     def _gather_caches(
@@ -185,22 +160,6 @@ class LookaheadParallel(ForwardRunner):
             if shares.split:
                 self.inner.make_room(own)
                 compute_part(self.copying, shares.split, step.sequence)
-
-    def _find_surplus(self, steps: list[StepInput], all_shares: list[Shares]) -> set[str]:
-        """The sequences that this replica drops because memory is short. The ranks agree on them, so all know what each
-        one lacks.
-        """
-        if self._rooms.num_pages == sys.maxsize:
-            return set()
-        self._sequences.update((step.sequence.id, step.sequence) for step in steps)
-        busy = {step.sequence.id: shares for step, shares in zip(steps, all_shares, strict=True)}
-        known = {name: self._known[name] for name in self._sequences}
-        found = drop_most_lagging(known, busy, self._rooms)
-        return {name for name, replica in found if replica == self._replica}
-
-    def _drop(self, names: Iterable[str]) -> None:
-        for name in names:
-            self.inner.drop(self._sequences[name])
 
     def _all_answers(self, steps: list[StepInput], all_shares: list[Shares], pending: Pending) -> list[Answers]:
         payload = pack_all(steps, all_shares, self.num_replicas, pending())

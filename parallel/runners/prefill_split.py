@@ -8,9 +8,6 @@ ones. This is context parallelism for prefill over replicas.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import torch
 
 from lp.kv_cache.cache import KVCache
@@ -18,45 +15,8 @@ from lp.kv_cache.contiguous import ContiguousCache
 from lp.request import Sequence as TokenSequence
 from lp.runner.runner import StepInput
 from lp.tree import NO_ROWS, chain
-from parallel.runners.copy_cost import CopyCost
 from parallel.runners.copying import Copying
-from parallel.runners.shares import Shares, Split
-
-
-def split_prefill(
-    steps: Sequence[StepInput],
-    numbers: Sequence[Sequence[int]],
-    all_shares: list[Shares],
-    loads: list[int],
-    cost: CopyCost,
-) -> None:
-    """Has replicas without any rows compute a part of the longest prompt, if that pays.
-
-    numbers: for each step, how many of its sequence's first tokens each replica has computed. all_shares, loads: of the
-    batch; they are changed in place. The replica that had the whole prompt gets its end, and all before it as well.
-    """
-    if cost.per_split == math.inf:
-        return
-    trunks = [step.num_computed - max(known) for step, known in zip(steps, numbers, strict=True)]
-    number = max(range(len(steps)), key=trunks.__getitem__)
-    known, shares, trunk = numbers[number], all_shares[number], trunks[number]
-    takers, start = [*shares.rows, *shares.feeds], max(known)
-    idle = [
-        replica
-        for replica, rows in enumerate(loads)
-        if not rows and known[replica] >= 0 and cost.lag(start - known[replica], start) * len(loads) <= trunk
-    ]
-    if len(takers) != 1 or takers[0] in idle or not cost.splits(trunk, 1 + len(idle)):
-        return
-    replicas = *idle, takers[0]
-    bounds = [start + trunk * place // len(replicas) for place in range(len(replicas) + 1)]
-    shares.split = Split(replicas, tuple(bounds))
-    for replica, begin, end in zip(replicas, bounds, bounds[1:], strict=False):
-        if replica == takers[0]:
-            loads[replica] -= trunk - (end - begin)
-        else:
-            shares.feeds[replica] = end
-            loads[replica] = end - begin + cost.lag(start - known[replica], start)
+from parallel.runners.shares import Split
 
 
 @torch.inference_mode()

@@ -68,14 +68,6 @@ class KnownTokens:
         self._tree = NO_ROWS
         self._length = 0
 
-    @property
-    def owner(self) -> int | None:
-        """The replica that holds most of the sequence, as far as that can be told; None if none holds anything."""
-        if self._rows:  # the step that was noted last has not been counted
-            return max(self._rows, key=lambda replica: (len(self._rows[replica]), self.numbers[replica], -replica))
-        most = max(self.numbers)
-        return self.numbers.index(most) if most else None
-
     def note(self, tree: TokenTree, num_tokens: int, shares: Shares) -> None:
         """Notes who computes what of a step. num_tokens: length of the sequence before the step."""
         for replica, num_computed in shares.feeds.items():
@@ -102,10 +94,6 @@ class KnownTokens:
             numbers[:] = [min(number, num_before) for number in numbers]
         return numbers
 
-    def forget(self, replica: int) -> None:
-        """Notes that a replica holds nothing of the sequence any more."""
-        self.numbers[replica] = 0
-
     def _accepted(self, tokens: Sequence[int]) -> list[list[int]]:
         """For each token below the root that was accepted, the rows of the last tree that had guessed it."""
         accepted, tree = tokens[self._length : -1], self._tree
@@ -118,7 +106,7 @@ def shared_by(
     all_shares: Sequence[Shares],
     ranks_per_replica: int,
 ) -> SharedBy | None:
-    """What a trace says of a batch. numbers: see Assignment.assign, before the batch."""
+    """What a trace says of a batch. numbers: see Sharing.share."""
     if not any([step.sequence.is_traced for step in steps]):
         return None
     ranks: dict[str, str] = {}

@@ -147,7 +147,6 @@ def test_the_faster_of_sharing_and_resting_counts() -> None:
     cost = StepCost(StepTimes((1, 64), (0.020, 0.040), 2, alone), 64)
     assert cost.step_s(1, 0) == cost.alone_s(1) == cost.plain_s == 0.010
     assert cost.step_s(64, 4) == cost.shared_s(64, 4) < cost.alone_s(64)
-    assert cost.step_s(64, 4, catch_up_s=1.0) == cost.alone_s(64)
     assert not cost.shares_plain_steps
 
 
@@ -157,7 +156,7 @@ def test_no_further_row_costs_less_than_the_bound(num_parts: int) -> None:
     cost = StepCost(StepTimes(*ROWS_AND_SECONDS, num_parts, alone, Extras(host_row=1e-4)), 64)
     for rows in range(1, 64):
         for more in range(rows + 1, 65):
-            rise = cost.step_s(more, 1, 0.001) - cost.step_s(rows, 1, 0.001)
+            rise = cost.step_s(more, 1) - cost.step_s(rows, 1)
             # A part holds whole rows, so that a shared tree may grow by a few at no cost.
             assert rise > (more - rows - num_parts) * cost.row_s(rows, 1) - 1e-9
 

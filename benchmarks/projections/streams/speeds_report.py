@@ -14,8 +14,8 @@ from benchmarks.shared.plots import COLOURS, MARKERS, make_axes
 from benchmarks.shared.report import bullets, markdown_table
 
 # The order of the columns.
-SYSTEMS = (f"{ONE_RANK}, plain", ONE_RANK, "LP", "DP", SERVERS, "auto", "TP, plain", "TP")
-PLOTTED = (ONE_RANK, "LP", "DP", "auto", "TP")
+SYSTEMS = (f"{ONE_RANK}, plain", ONE_RANK, "LP", SERVERS, "TP, plain", "TP")
+PLOTTED = (ONE_RANK, "LP", SERVERS, "TP")
 # The rows of the table of a curve.
 SHOWN_ROWS = (1, 8, 16, 32, 64, 128, 256)
 
@@ -44,16 +44,15 @@ def describe(
 
 def _assumptions(ranks: int) -> list[str]:
     return [
-        "Exact: tokens, trees, the budget's choices, and which rank computes what. The engine, its budget and its "
-        "assignment are the real ones; streams continue real greedy texts, and the model answers their drafts.",
+        "Exact: tokens, trees, the budget's choices, and which rank computes what. The engine, its budget and the "
+        "shares of the ranks are real; streams continue real greedy texts, and the model answers their drafts.",
         "Computed: a step takes as long as the rank that takes longest, by the curve of one rank at its rows, its "
         "sequences and their cached tokens, and the exchange. Ranks do not disturb one another.",
         "Measured: the processor time of the engine's own work in each step, which every rank does and which is added "
         "in full, though on a GPU a part of it would be hidden.",
         "Decoding alone: steps in which a prompt is computed do not count, nor those after the first stream has ended.",
-        f"LP: all {ranks} ranks share every tree. DP: every stream stays on one rank, in one engine. {SERVERS}: "
-        f"{ranks} engines of one rank each, with even shares of the streams, which is the most that static DP can be. "
-        "auto: the assignment of rows, anew in each step. TP: one replica on all ranks. Plain: without drafts.",
+        f"LP: all {ranks} ranks share every tree. {SERVERS}: {ranks} engines of one rank each, with even shares of the "
+        "streams, which is the most that static DP can be. TP: one replica on all ranks. Plain: without drafts.",
         "No rank is short of memory, though LP and TP have all streams on every rank.",
     ]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from benchmarks.projections.network import Network
-from benchmarks.projections.streams.curves import Machine, shared_times, with_exchange
+from benchmarks.projections.streams.curves import Machine, shared_times
 from benchmarks.projections.streams.known_answers import KnownAnswers, KnownText
 from benchmarks.projections.streams.virtual_replicas import VirtualReplicas
 from lp import Engine, Sampling, Stopping
@@ -23,7 +23,6 @@ from lp.request import DecodingMethod
 from lp.scheduling.kv_budget import KVBudget
 from lp.scheduling.settings import SchedulerSettings
 from lp.step_cost import StepTimes
-from parallel.runners.assignment import AllShare, Assignment, Balanced, Pinned
 
 # The systems' names that others need: one rank with the whole model, and static data parallelism by separate servers.
 ONE_RANK, SERVERS = "one rank", "DP, servers"
@@ -37,12 +36,11 @@ ANY_ROWS = 1 << 24
 class System:
     """A way of using ranks. Its name ends with "plain" if it has no drafts.
 
-    make: its assignment. replicas: that share a step. curve: of one of them. times: by which the engine decides.
+    replicas: that share a step. curve: of one of them. times: by which the engine decides.
     """
 
     name: str
     decode: DecodingMethod
-    make: Callable[[], Assignment]
     replicas: int
     curve: StepTimes
     times: StepTimes
@@ -77,18 +75,15 @@ class Speed:
 
 
 def systems_on(machine: Machine, ranks: int) -> list[System]:
-    """One rank, and all ways of using several that an engine decides for."""
+    """One rank, and the ways in which several share all steps."""
     one, tensor, network = machine.one, machine.tensor, machine.network
-    exchange_s = network.latency_us * 1e-6
-    shared, pinned = shared_times(one, ranks, exchange_s), with_exchange(one, exchange_s)
+    shared = shared_times(one, ranks, network.latency_us * 1e-6)
     return [
-        System(f"{ONE_RANK}, plain", Autoregressive(), Pinned, 1, one, one, network),
-        System(ONE_RANK, Auto(), Pinned, 1, one, one, network),
-        System("LP", Auto(), AllShare, ranks, one, shared, network),
-        System("DP", Auto(), Pinned, ranks, one, pinned, network),
-        System("auto", Auto(), Balanced, ranks, one, shared, network),
-        System("TP, plain", Autoregressive(), Pinned, 1, tensor, tensor, network),
-        System("TP", Auto(), Pinned, 1, tensor, tensor, network),
+        System(f"{ONE_RANK}, plain", Autoregressive(), 1, one, one, network),
+        System(ONE_RANK, Auto(), 1, one, one, network),
+        System("LP", Auto(), ranks, one, shared, network),
+        System("TP, plain", Autoregressive(), 1, tensor, tensor, network),
+        System("TP", Auto(), 1, tensor, tensor, network),
     ]
 
 
@@ -124,7 +119,7 @@ def groups_of(texts: Sequence[KnownText], streams: int) -> list[list[tuple[Known
 
 def run(checkpoint: Checkpoint, answers: KnownAnswers, system: System, streams: int) -> Speed:
     """Decodes the texts with so many streams at a time. A group ends with the first stream that ends."""
-    runner = VirtualReplicas(answers, system.make(), system.replicas)
+    runner = VirtualReplicas(answers, system.replicas)
     engine = Engine(
         checkpoint,
         runner,

@@ -1,4 +1,4 @@
-"""A runner that plays several replicas: it assigns rows as real ranks do and adds up what their steps would take.
+"""A runner that plays several replicas: it shares rows as real ranks do and adds up what their steps would take.
 
 Nothing but the answers is computed. A step takes as long as the replica that takes longest, and the exchange.
 """
@@ -16,8 +16,8 @@ from lp.runner.runner import StepInput
 from lp.runner.single_device import ForwardRunner, Pending
 from lp.step_cost import StepTimes
 from parallel.comm.channel import HEADER
-from parallel.runners.assignment import Assignment
 from parallel.runners.shares import KnownTokens, Shares
+from parallel.runners.sharing import Sharing
 
 
 @dataclass
@@ -52,20 +52,19 @@ class PlayedStep:
 
 
 class VirtualReplicas(ForwardRunner):
-    """Replicas that share steps by an assignment.
+    """Replicas that share steps.
 
     texts: by the id of a sequence, the text whose first tokens it has; to be set before it is opened. step: the last
     one. answering_s: processor seconds that went into answers, which are not the host's work.
     """
 
-    def __init__(self, answers: KnownAnswers, assignment: Assignment, num_replicas: int):
+    def __init__(self, answers: KnownAnswers, num_replicas: int):
         super().__init__()
-        self.num_replicas = num_replicas
-        self.num_parts = num_replicas if assignment.splits_trees else 1
+        self.num_parts = num_replicas
         self.texts: dict[str, KnownText] = {}
         self.step = PlayedStep()
         self.answering_s = 0.0
-        self._answers, self._assignment = answers, assignment
+        self._answers, self._sharing = answers, Sharing()
         self._known: defaultdict[str, KnownTokens] = defaultdict(lambda: KnownTokens(num_replicas))
 
     @property
@@ -87,15 +86,18 @@ class VirtualReplicas(ForwardRunner):
         self._known.pop(sequence.id, None)
 
     def close(self, sequence: Sequence) -> None:
-        self._assignment.forget(sequence.id)
+        self._sharing.forget(sequence.id)
         self._known.pop(sequence.id, None)
         del self.texts[sequence.id]
+
+    def use_times(self, times: StepTimes) -> None:
+        self._sharing.use_times(times)
 
     def launch(self, steps: list[StepInput]) -> Pending:
         all_known = [self._known[step.sequence.id] for step in steps]
         numbers = [known.count(step.sequence.tokens) for known, step in zip(all_known, steps, strict=True)]
-        all_shares = self._assignment.assign(steps, numbers)
-        self.step = played(steps, numbers, all_shares, self.num_replicas)
+        all_shares = self._sharing.share(steps, numbers)
+        self.step = played(steps, numbers, all_shares, self.num_parts)
         for known, step, shares in zip(all_known, steps, all_shares, strict=True):
             known.note(step.tree, len(step.sequence.tokens), shares)
         begin = time.thread_time()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Sequence
 from functools import partial
@@ -14,7 +13,6 @@ import numpy as np
 from lp.decoder import Decoder, Described, Offer
 from lp.drafting.account import PLAIN, SPECULATE, WATCH
 from lp.drafting.history import DraftHistory, nearest_power
-from lp.drafting.resting import Resting
 from lp.drafting.settings import DraftSettings
 from lp.methods.window import Window
 from lp.tree import Accepted, Answers, CountDrafts, Drafted, TokenTree, chain, count_drafts, greatest_depth, no_drafts
@@ -39,7 +37,6 @@ class AutoDecoder(Decoder):
         self.profile = self._profiles()
         keeps_answers = settings.recycled_drafts or (settings.shared_drafts and owner is not None)
         self._num_candidates = settings.candidates if keeps_answers else 0
-        self._is_shared = True
         self.drafter = history.drafter(settings, prompt, temperature, owner)
         self._prompt, self._seed, self._levels = prompt, seed, settings.ngram - 1
         # A checksum of everything that the sources have learnt from, without the last step's answers.
@@ -53,8 +50,7 @@ class AutoDecoder(Decoder):
         self._whole: TokenTree | None = None  # an offered tree whose size is not a matter of choice
         self._seconds = 0.0  # modelled time of the present step
         self._effort = SPECULATE
-        self._resting, self._may_rest = Resting(self.profile.cost), self.profile.cost.may_rest
-        self._is_undivided = self.profile.cost.num_parts == 1 and not self._may_rest
+        self._is_undivided = self.profile.cost.num_parts == 1
         # The next tree, if it was planned with learning from the last one; room and wanted tokens of `plan` (see
         # there) that it or the last tree was planned for; tokens and seconds of a step that have not been noted.
         self._ahead: TokenTree | None = None
@@ -66,10 +62,6 @@ class AutoDecoder(Decoder):
     @property
     def num_candidates(self) -> int:
         return 0 if self._effort is PLAIN else self._num_candidates
-
-    @property
-    def is_shared(self) -> bool:
-        return self._is_shared
 
     @property
     def num_drafts(self) -> int:
@@ -141,29 +133,17 @@ class AutoDecoder(Decoder):
         return self.drafter.watch()
 
     def _noted(self, tree: TokenTree) -> TokenTree:
-        """Notes the seconds of a planned step, and decides whether ranks share it."""
-        cost = self.profile.cost
-        depth = int(tree.depths.max()) if cost.num_parts > 1 else 0  # it counts for shared trees alone
-        if not self._may_rest and self._effort is not PLAIN:
-            self._seconds = cost.shared_s(len(tree), depth)
-        elif self._load > 1:
-            self._resting.choose_among_many()
+        """Notes the seconds of a planned step."""
+        if self._effort is not PLAIN:
+            cost = self.profile.cost
+            depth = int(tree.depths.max()) if cost.num_parts > 1 else 0  # it counts for shared trees alone
             self._seconds = cost.step_s(len(tree), depth)
-        elif self._effort is PLAIN:
-            self._resting.choose_plain()
-        else:
-            speed = self.drafter.best_speed
-            least_s = self.drafter.expected / speed if speed else math.inf
-            self._seconds = self._resting.choose(len(tree), depth, least_s)
-        self._is_shared = self._resting.is_shared
         return tree
 
     def _grown(self, room: int, wanted: int) -> TokenTree:
         """Plans a tree of drafts and the window."""
         self._window = self._chosen_window(room)
-        catch_up_s = self._resting.catch_up_s if self._may_rest else 0.0
-        limit_s = self.profile.account.limit_s
-        return self.drafter.grow(self._window, greatest_depth(room, wanted), limit_s, catch_up_s)
+        return self.drafter.grow(self._window, greatest_depth(room, wanted), self.profile.account.limit_s)
 
     def _chosen_window(self, room: int) -> Window | None:
         trial = self._trials.get(self._load)
@@ -196,8 +176,6 @@ class AutoDecoder(Decoder):
             self.drafter.learn_ngrams(self._window.commit(answers.targets, len(accepted.tokens)))
         self._unnoted = len(accepted.tokens), self._seconds
         self._note_step()
-        if self._may_rest:
-            self._resting.accepted(len(accepted.tokens))
         return accepted, partial(self._count, kinds, num_drafts, accepted)
 
     def _looks_ahead(self) -> bool:
@@ -243,8 +221,6 @@ class AutoDecoder(Decoder):
 
     def _take_plain(self, token: int) -> tuple[Accepted, CountDrafts]:
         self.profile.account.took_plain_step()
-        if self._may_rest:
-            self._resting.accepted(1)
         return Accepted([token], [0], []), no_drafts
 
     def _count(self, kinds: Sequence[int], num_drafts: int, accepted: Accepted) -> Drafted:
@@ -271,12 +247,7 @@ class AutoDecoder(Decoder):
         self._note_step()
         self._add_to_sum()
         profile, cells = self.profile, self._window.cells if self._window else []
-        learnt = [
-            profile.estimates.probabilities,
-            profile.windows.state(),
-            profile.account.state(),
-            self._resting.state(),
-        ]
+        learnt = [profile.estimates.probabilities, profile.windows.state(), profile.account.state()]
         state = [self._history, *learnt, self._trials, cells]
         return zlib.crc32(repr(state).encode()) >> 1
 

@@ -47,10 +47,6 @@ class MixedDecoder(DraftedDecoder):
         return self.inner.num_candidates
 
     @property
-    def is_shared(self) -> bool:
-        return self.inner.is_shared or self._num_own < len(self._rows)
-
-    @property
     def expected(self) -> float:
         return self._expected
 

@@ -18,7 +18,7 @@
 
 class Drafts {
 public:
-    Figures figures{1.0, 0.0};
+    Figures figures{1.0};
 
     Drafts(const Shared& shared, const InUse& in_use, const Sizes& sizes, const Cost& cost)
         : shared_(shared), in_use_(in_use), sizes_(sizes), cost_(cost),
@@ -114,7 +114,7 @@ public:
         grower_.proposals.rank(shared_.probabilities, sizes_.num_own_kinds);
         grower_.proposals.end_row();
         num_rows_ = num_drafts_ = 1;
-        figures = {1.0, 0.0};
+        figures = {1.0};
     }
 
     // Plans a tree of drafts and a window of `num_levels` levels. Returns the number of rows of the root and the drafts.
@@ -143,7 +143,7 @@ public:
     // Plans the tree of the first `num_nodes` nodes that were offered, and a window of `num_levels` levels.
     void take(int64_t num_nodes, int64_t num_cells, int64_t num_levels) {
         num_rows_ = num_drafts_ = 1 + num_nodes;
-        figures = {1.0, 0.0};
+        figures = {1.0};
         for (int64_t node = 0; node < num_nodes; ++node) figures.expected += shared_.odds[node];
         add_window(num_levels, num_levels ? num_cells / num_levels : 0);
     }
@@ -197,7 +197,7 @@ public:
         if (funds < 0 && std::isfinite(terms.loss_s)) return 0;
         const double limit_s = (1 + std::max(0.0, funds) + sizes_.overdraft) * terms.loss_s;
         const int64_t depth = std::max<int64_t>(0, std::min(terms.room - count, wanted - 1));
-        return grow({depth, 0, limit_s, 0.0}, 0);
+        return grow({depth, 0, limit_s}, 0);
     }
 
     // What was accepted: `Accepted` in lp/tree.py as a tuple of its parts, the tokens of its rows, and a number.

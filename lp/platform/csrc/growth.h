@@ -24,8 +24,8 @@ struct Cost {
         const int64_t share = (num_rows + repeated + num_parts - 1) / num_parts;
         return std::min(num_rows, std::max(depth + 1, share));
     }
-    double step_s(int64_t num_rows, int64_t depth, double catch_up_s) const {
-        const double shared_s = shared[largest_part(num_rows, depth)] + host_row * double(num_rows) + catch_up_s;
+    double step_s(int64_t num_rows, int64_t depth) const {
+        const double shared_s = shared[largest_part(num_rows, depth)] + host_row * double(num_rows);
         return num_parts == 1 ? shared_s : std::min(shared_s, alone[num_rows]);
     }
     double row_s(int64_t num_rows, int64_t depth) const {
@@ -94,7 +94,7 @@ private:
 // What bounds a tree. See `grow` in tests/lp/drafting/reference/growth.py.
 struct Bounds {
     int64_t max_depth, other_rows;
-    double limit_s, catch_up_s;
+    double limit_s;
 };
 
 // The rows of a tree, as arrays that the caller owns.
@@ -102,9 +102,9 @@ struct Rows {
     int64_t *tokens, *parents, *depths, *kinds;
 };
 
-// Tells the seconds and tokens that are expected of a tree: expected and best_speed of Growth.
+// What is expected of a tree: the tokens that its step yields.
 struct Figures {
-    double expected, best_speed;
+    double expected;
 };
 
 class Grower {
@@ -121,9 +121,9 @@ public:
         ask(0, 1.0, true, propose, probabilities, least, rows);
         if (!bounds.max_depth) frontier_.clear();
         const int64_t other = bounds.other_rows, most_rows = cost.most_rows - other;
-        double best_speed = 1.0 / cost.step_s(1 + other, 0, bounds.catch_up_s), expected = 1.0;
+        double best_speed = 1.0 / cost.step_s(1 + other, 0), expected = 1.0;
         int64_t best_rows = 1, deepest = 0;
-        figures = {1.0, 0.0};
+        figures = {1.0};
         while (!frontier_.empty()) {
             const double least_odds = best_speed * cost.row_s(num_rows() + other, deepest);
             if (num_rows() >= most_rows || frontier_.top().odds < least_odds) break;
@@ -133,7 +133,7 @@ public:
             if (!row) continue;
             expected += found.odds;
             deepest = std::max(deepest, rows.depths[row]);
-            const double seconds = cost.step_s(num_rows() + other, deepest, bounds.catch_up_s);
+            const double seconds = cost.step_s(num_rows() + other, deepest);
             if (seconds > bounds.limit_s) break;
             const double speed = expected / seconds;
             if (speed >= best_speed) {
@@ -141,12 +141,8 @@ public:
                 best_rows = num_rows();
                 figures.expected = expected;
             }
-            if (bounds.catch_up_s != 0)
-                figures.best_speed =
-                    std::max(figures.best_speed, expected / cost.step_s(num_rows() + other, deepest, 0.0));
             ask(row, found.odds, rows.depths[row] < bounds.max_depth, propose, probabilities, least, rows);
         }
-        figures.best_speed = std::max(figures.best_speed, best_speed);
         return best_rows;
     }
 

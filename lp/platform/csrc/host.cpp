@@ -115,9 +115,8 @@ void drafts_learn_ngrams(void* drafts, const int64_t* ngrams, int64_t count, int
     static_cast<Drafts*>(drafts)->learn_ngrams(ngrams, count, length);
 }
 void drafts_watch(void* drafts) { static_cast<Drafts*>(drafts)->watch(); }
-int64_t drafts_grow(void* drafts, int64_t max_depth, int64_t num_cells, int64_t num_levels, double limit_s,
-                    double catch_up_s) {
-    return static_cast<Drafts*>(drafts)->grow({max_depth, num_cells, limit_s, catch_up_s}, num_levels);
+int64_t drafts_grow(void* drafts, int64_t max_depth, int64_t num_cells, int64_t num_levels, double limit_s) {
+    return static_cast<Drafts*>(drafts)->grow({max_depth, num_cells, limit_s}, num_levels);
 }
 int64_t drafts_offer(void* drafts, int64_t max_depth, int64_t most_rows, double least) {
     return static_cast<Drafts*>(drafts)->offer(max_depth, most_rows, least);

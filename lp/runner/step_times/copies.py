@@ -9,7 +9,7 @@ import statistics
 from typing import NamedTuple
 
 from lp.request import Sequence as TokenSequence
-from lp.runner.runner import CopiesTokens, Runner, StepInput
+from lp.runner.runner import Runner, StepInput
 from lp.runner.step_times.measure import num_cached_of
 from lp.sampling.settings import Sampling
 from lp.step_cost import CACHED, LEAST_COPIED
@@ -30,19 +30,21 @@ def measure_copies(runner: Runner, vocab_size: int, max_length: int) -> CopyTime
     """Times copies of a few and of many tokens, which one replica has computed. All ranks call this together."""
     many = num_cached_of(max_length, 2 * CACHED)
     few = LEAST_COPIED
-    if not isinstance(runner, CopiesTokens) or not runner.can_copy or many <= few:
+    if not runner.can_copy or many <= few:
         return CopyTimes()
     tokens = [token % vocab_size for token in range(1, many + 2)]
     sequence = TokenSequence("step-times-copy", tokens, len(tokens), Sampling(temperature=0.0, seed=0))
     runner.open(sequence)
+    runner.share_trees(False)
     try:
-        runner.start([StepInput.of(sequence, chain(tokens[-1:]), is_shared=False)])
+        runner.start([StepInput.of(sequence, chain(tokens[-1:]))])
         runner.finish()
         seconds = [
             statistics.median([runner.time_copy(sequence, number) for _ in range(1 + ROUNDS)][1:])
             for number in (few, many)
         ]
     finally:
+        runner.share_trees(None)
         runner.close(sequence)
     token_s = max((seconds[1] - seconds[0]) / (many - few), seconds[1] / many / 10)
     return CopyTimes(max(0.0, seconds[0] - few * token_s), token_s)

@@ -145,6 +145,7 @@ def _stopwatch(
         one_is_enough = runner.num_parts == 1 and go_on(seconds((1, True)) > LONG_STEP_S)
         yield partial(seconds, num_steps=1) if one_is_enough else seconds
     finally:
+        runner.share_trees(None)
         runner.close(sequence)
 
 
@@ -188,8 +189,9 @@ def _time_steps(
 
 def _run_step(runner: Runner, sequence: TokenSequence, tree: TokenTree, is_shared: bool = True) -> float:
     """Runs a step and returns its seconds."""
+    runner.share_trees(is_shared)
     begin = time.perf_counter()
-    runner.start([StepInput.of(sequence, tree, CANDIDATES, is_shared)])
+    runner.start([StepInput.of(sequence, tree, CANDIDATES)])
     runner.finish()
     return time.perf_counter() - begin
 

@@ -50,6 +50,7 @@ def measure_sequences(
     length, number = max(1, num_cached // num_rows), num_rows * runner.num_parts
     several = [_sequence(str(place), length, vocab_size) for place in range(number)]
     opened = []
+    runner.share_trees(True)
     try:
         for sequence in (one, long, *several):
             runner.open(sequence)
@@ -58,6 +59,7 @@ def measure_sequences(
         batches = [_chain(one, num_rows, vocab_size)], [_chain(each, 1, vocab_size) for each in several]
         times = _medians(runner, [*batches, [_chain(long, num_rows, vocab_size)]], go_on)
     finally:
+        runner.share_trees(None)
         for sequence in opened:
             runner.close(sequence)
     alone_s, together_s, long_s = times

@@ -40,20 +40,21 @@ class StepWatch:
         self._ratios: deque[float] = deque(maxlen=NUM_STEPS)
         self._off_since: float | None = None
 
-    def note(self, num_rows: int, num_sequences: int, num_cached: int, seconds: float, is_shared: bool = True) -> None:
-        """Notes a step of so many rows and sequences with so many tokens in their caches.
-
-        is_shared: whether all parts share the tree of a single sequence.
-        """
-        self._ratios.append(seconds / self.expected_s(num_rows, num_sequences, num_cached, is_shared))
+    def note(self, num_rows: int, num_sequences: int, num_cached: int, seconds: float) -> None:
+        """Notes a step of so many rows and sequences with so many tokens in their caches."""
+        self._ratios.append(seconds / self.expected_s(num_rows, num_sequences, num_cached))
         if len(self._ratios) == NUM_STEPS and self._off_since is None and not self._holds():
             self._off_since = self._clock()
 
-    def expected_s(self, num_rows: int, num_sequences: int, num_cached: int, is_shared: bool = True) -> float:
-        """The seconds that such a step should take; see `note`."""
-        num_parts = self._num_parts if is_shared or num_sequences > 1 else 1
-        trees, cached = -(-num_sequences // num_parts), -(-num_cached // num_parts)
-        return self._curve.at(max(1, -(-num_rows // num_parts))) + self._times.of_sequences(trees, cached)
+    def expected_s(self, num_rows: int, num_sequences: int, num_cached: int) -> float:
+        """The seconds that such a step should take: a lone sequence's tree is shared by all parts, or computed by one,
+        whichever is faster.
+        """
+        trees, cached = -(-num_sequences // self._num_parts), -(-num_cached // self._num_parts)
+        seconds = self._curve.at(max(1, -(-num_rows // self._num_parts)))
+        if num_sequences == 1 and self._times.alone is not None:
+            seconds = min(seconds, self._times.alone.at(num_rows))
+        return seconds + self._times.of_sequences(trees, cached)
 
     def is_due(self, is_idle: bool) -> bool:
         """Whether the step times should be measured anew now. is_idle: whether nobody waits for a step."""

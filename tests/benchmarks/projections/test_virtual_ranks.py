@@ -13,7 +13,7 @@ from benchmarks.projections.virtual_ranks import VirtualLookaheadParallel, excha
 from lp import Engine, Lookahead, Sampling, Stopping
 from lp.model.checkpoint import ModelSettings, load
 from parallel.comm.channel import HEADER
-from parallel.runners.alone import TreePartitioner
+from parallel.runners.sharing import TreePartitioner
 from parallel.sharding.tensor import read_sharded
 
 PROMPT = [(3 + 7 * i) % 41 + 2 for i in range(20)]

@@ -55,19 +55,10 @@ def test_the_least_recently_used_goes_first() -> None:
     prefixes = PrefixCache(SchedulerSettings(prefix_reuse=PrefixReuse.owner, max_prefixes=3))
     for name in "abcd":
         prefixes.add(sequence_of(name, [ord(name), *TEXT[:50]]), None)
-    assert [one.id for one in prefixes.take_surplus([100])] == ["a"]
+    assert [one.id for one in prefixes.take_surplus(100)] == ["a"]
     prefixes.find([ord("b"), *TEXT], None)
-    assert [one.id for one in prefixes.take_surplus([1])] == ["c", "d"] and len(prefixes) == 1
+    assert [one.id for one in prefixes.take_surplus(1)] == ["c", "d"] and len(prefixes) == 1
     assert prefixes.take("a") is None and [one.id for one in prefixes.take_all()] == ["b"] and not len(prefixes)
-
-
-def test_pages_count_where_a_kept_sequence_lies() -> None:
-    prefixes, places = PrefixCache(OWNER), {"a": 0, "b": 1, "c": 0, "d": None}
-    for name in places:
-        prefixes.add(sequence_of(name, [ord(name), *TEXT[:50]]), None)
-    assert [one.id for one in prefixes.take_surplus([3, 1], places.get)] == []
-    assert [one.id for one in prefixes.take_surplus([2, 1], places.get)] == ["a"]
-    assert [one.id for one in prefixes.take_surplus([2, 0], places.get)] == ["b"]
 
 
 @pytest.mark.parametrize("decode", [Autoregressive(), Lookahead(3, 4, 3), Auto(max_rows=16)])

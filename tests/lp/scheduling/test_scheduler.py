@@ -141,9 +141,9 @@ def test_a_step_has_more_rows_if_many_prompts_wait(llama: Engine) -> None:
 
 def test_only_rows_that_nobody_set_grow_with_the_prompts_that_wait() -> None:
     times = StepTimes((1, 16, 32, 64), (0.010, 0.010, 0.018, 0.034))
-    assert StepRows.of(None, times, 1).crowding > 1 and StepRows.of(24, times, 1).per_replica(9, 1) == 24
-    assert StepRows.of(None, None, 1).per_replica(9, 1) == StepRows.beside
-    assert StepRows(40, 50, crowding=2.0).per_replica(9, 1) == 50, "never more than any step may have"
+    assert StepRows.of(None, times, 1).crowding > 1 and StepRows.of(24, times, 1).per_part(9, 1) == 24
+    assert StepRows.of(None, None, 1).per_part(9, 1) == StepRows.beside
+    assert StepRows(40, 50, crowding=2.0).per_part(9, 1) == 50, "never more than any step may have"
 
 
 def test_prompts_alone_are_fed_by_the_largest_steps(llama: Engine) -> None:
@@ -196,7 +196,7 @@ def test_prompts_keep_a_share_of_each_step(llama: Engine) -> None:
 def test_each_replica_can_be_fed_another_prompt(llama: Engine) -> None:
     """One of them computes all of a prompt's chunk, so it is no larger than one can take."""
     decoding, *prompts = prompts_of(llama, [2, 100, 100, 100], [1] * 4)
-    scheduler = scheduler_of([decoding], StepRows(beside=10, most=40, num_replicas=2))
+    scheduler = scheduler_of([decoding], StepRows(beside=10, most=40, num_parts=2))
     run(scheduler, 1)
     for prompt in prompts:
         scheduler.add_open(prompt)

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lp.runner.runner import StepInput
 from lp.step_cost import LEAST_COPIED, Extras, StepCost, StepTimes
-from lp.tree import NO_ROWS
-from parallel.runners.assignment import Balanced
 from parallel.runners.copy_cost import NO_COPIES, Copy, CopyCost, plan_copies
-from parallel.runners.rooms import BARRED
-from parallel.runners.shares import KnownTokens, Shares
-from tests.parallel.runners.test_assignment import batches, check_cover, sequence, star
+from parallel.runners.shares import Shares
+from parallel.runners.sharing import Sharing
+from tests.parallel.runners.test_sharing import batches, check_cover, sequence, star
 
 CHEAP = CopyCost(per_copy=2.0, per_token=0.02)
 DEAR = CopyCost(per_copy=2.0, per_token=1.5)
-
-
-def balanced(cost: CopyCost) -> Balanced:
-    assignment = Balanced()
-    assignment.copy_cost = cost
-    return assignment
 
 
 def test_a_lag_costs_the_lesser_of_copying_and_computing() -> None:
@@ -32,7 +22,6 @@ def test_a_lag_costs_the_lesser_of_copying_and_computing() -> None:
     assert CHEAP.lag(LEAST_COPIED - 1, 400) == LEAST_COPIED - 1
     assert DEAR.lag(400, 400) == NO_COPIES.lag(400, 400) == 400
     assert CHEAP.lags(300, [300, 200, 0, 299]) == [0, 4, 8, 1]
-    assert CHEAP.lags(300, [300, BARRED]) == [0, 300 - BARRED], "where there is no room, copies are of no use"
 
 
 def test_the_cost_follows_from_measured_times() -> None:
@@ -72,42 +61,12 @@ def test_every_row_is_computed_whatever_copies_cost(
 ) -> None:
     steps, numbers = batch
     cost = CopyCost(per_copy, per_token, least)
-    all_shares = balanced(cost).assign(steps, numbers)
+    all_shares = Sharing(cost).share(steps, numbers)
     for step, known, shares in zip(steps, numbers, all_shares, strict=True):
         check_cover(step, known, shares)
-    assert balanced(cost).assign(steps, numbers) == all_shares
+    assert Sharing(cost).share(steps, numbers) == all_shares
     for copy in plan_copies(steps, numbers, all_shares, cost):
         known, shares = numbers[copy.step], all_shares[copy.step]
         assert known[copy.target] == copy.begin < copy.end <= known[copy.source]
         assert copy.end <= shares.feeds.get(copy.target, steps[copy.step].num_computed)
         assert cost.rows(copy.end - copy.begin) < copy.end - copy.begin >= least
-
-
-def test_a_replica_without_rows_follows_by_a_copy_at_once_or_row_by_row() -> None:
-    step, numbers = StepInput.of(sequence("a", 400), star(41)), [[399, 0]]
-    assert balanced(CHEAP).assign([step], numbers)[0].rows.keys() == {0, 1}, "the copy costs less than half the tree"
-    (shares,) = balanced(CopyCost(32.5, 0.02)).assign([step], numbers)
-    assert shares.feeds == {1: 399} and len(shares.rows[0]) == 41, "the copy costs as much as the whole tree"
-    (shares,) = balanced(CopyCost(30.0, 0.1)).assign([step], numbers)
-    assert shares.feeds == {1: 110}, "as much of it as fits beside the tree"
-    (shares,) = balanced(NO_COPIES).assign([step], numbers)
-    assert shares.feeds == {1: 41}
-
-
-def test_a_prompt_is_computed_by_one_replica_and_copied_by_the_others() -> None:
-    known, fed = KnownTokens(3), []
-    for num_computed in (64, 128, 192):
-        step = StepInput(sequence("a", 200), NO_ROWS, num_computed)
-        (shares,) = balanced(CHEAP).assign([step], [known.count(step.sequence.tokens)])
-        fed.append(shares.feeds)
-        known.note(step.tree, 200, shares)
-    assert fed == [{0: 64}, {0: 128, 1: 64, 2: 64}, {0: 192, 1: 128, 2: 128}]
-
-
-def test_a_sequence_moves_where_the_copy_is_cheaper_than_to_wait() -> None:
-    steps = [StepInput.of(sequence(name, 500), star(2), is_shared=False) for name in range(6)]
-    numbers = [[499, 0]] * 6
-    assert {replica for shares in balanced(NO_COPIES).assign(steps, numbers) for replica in shares.rows} == {0}
-    all_shares = balanced(CopyCost(0.5, 0.001)).assign(steps, numbers)
-    assert {replica for shares in all_shares for replica in shares.rows} == {0, 1}
-    assert NO_COPIES.per_token == math.inf

@@ -21,10 +21,10 @@ from parallel.build import find_messages, share_steps
 from parallel.comm.channel import Channel
 from parallel.mesh import Mesh
 from parallel.runners import copying
-from parallel.runners.assignment import Assignment
 from parallel.runners.copy_cost import CopyCost
 from parallel.runners.lookahead import LookaheadParallel
 from parallel.runners.shares import Shares
+from parallel.runners.sharing import Sharing
 from tests.parallel.ranks import run_ranks
 from tests.parallel.runners.native import native
 
@@ -36,15 +36,14 @@ FREE = CopyCost(0.0, 0.01, least=1)
 MESSAGE_BYTES = 4096
 
 
-class InTurn(Assignment):
+class InTurn(Sharing):
     """Every step is computed by one replica, and each step by the next one."""
 
-    copy_cost = FREE
-
     def __init__(self) -> None:
+        super().__init__(FREE)
         self._number = -1
 
-    def assign(self, steps, numbers):
+    def share(self, steps, numbers):
         self._number += 1
         return [Shares.whole(step, self._number % len(numbers[0])) for step in steps]
 
@@ -56,7 +55,7 @@ def runner_of(
     alone = SingleDevice(load(ModelSettings(folder, dtype, "cpu", compile=compile)).model, prefill_chunk=32)
     messages = find_messages(alone, channel)
     assert messages is not None
-    return LookaheadParallel(alone, channel, assignment=InTurn(), messages=messages)
+    return LookaheadParallel(alone, channel, messages=messages, sharing=InTurn())
 
 
 def decode(runner: LookaheadParallel, sequence: Sequence, num_steps: int) -> None:
@@ -125,8 +124,8 @@ def measure(mesh: Mesh, channel: Channel, folder: str) -> tuple[float, float, in
     runner = share_steps(SingleDevice(load(ModelSettings(folder, device="cpu")).model), channel)
     assert isinstance(runner, LookaheadParallel) and runner.can_copy
     times = measure_copies(runner, 50, 200)
-    runner.weigh(StepTimes((1, 64), (0.01, 0.02), extras=Extras(copy=times.copy_s, copied_token=times.token_s)))
-    cost = runner.assignment.copy_cost
+    runner.use_times(StepTimes((1, 64), (0.01, 0.02), extras=Extras(copy=times.copy_s, copied_token=times.token_s)))
+    cost = runner.sharing.copy_cost
     assert cost.per_token == pytest.approx(times.token_s / (0.01 / 63))
     return times.copy_s, times.token_s, runner.cache_bytes, channel.num_steps
 
@@ -143,8 +142,8 @@ def differ(mesh: Mesh, channel: Channel, folder: str) -> bool:
     dtype = "bfloat16" if mesh.rank == 1 else "float32"
     runner = share_steps(SingleDevice(load(ModelSettings(folder, dtype, "cpu")).model), channel)
     assert isinstance(runner, LookaheadParallel)
-    runner.weigh(StepTimes((1, 64), (0.01, 0.02), extras=Extras(copy=1e-6, copied_token=1e-6)))
-    return runner.can_copy or runner.assignment.copy_cost.pays(1000)
+    runner.use_times(StepTimes((1, 64), (0.01, 0.02), extras=Extras(copy=1e-6, copied_token=1e-6)))
+    return runner.can_copy or runner.sharing.copy_cost.pays(1000)
 
 
 def test_ranks_with_other_caches_copy_nothing(checkpoint_folder: Callable[[str], Path]) -> None:
@@ -158,22 +157,21 @@ def many_at_once(mesh: Mesh, channel: Channel, folder: str) -> tuple[int, list[l
     sequences = [Sequence(str(number), [*PROMPT, number + 2], 121, GREEDY) for number in range(6)]
     for sequence in sequences:
         runner.open(sequence)
-    runner.assignment = Spread(0)
+    runner.sharing = Spread(0)
     runner.launch([StepInput(sequence, NO_ROWS, 120) for sequence in sequences])()
-    runner.assignment = Spread(1)
+    runner.sharing = Spread(1)
     answers = runner.launch([StepInput.of(sequence, chain(sequence.tokens[-1:])) for sequence in sequences])()
     return runner.copying.num_tokens, [np.asarray(one.targets).tolist() for one in answers]
 
 
-class Spread(Assignment):
+class Spread(Sharing):
     """Each sequence of a batch is computed by another replica; `shift` says by which."""
 
-    copy_cost = FREE
-
     def __init__(self, shift: int):
+        super().__init__(FREE)
         self.shift = shift
 
-    def assign(self, steps, numbers):
+    def share(self, steps, numbers):
         return [Shares.whole(step, (number + self.shift) % len(numbers[0])) for number, step in enumerate(steps)]
 
 

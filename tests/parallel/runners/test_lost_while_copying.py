@@ -100,7 +100,7 @@ def outlive_a_copy(mesh: Mesh, channel: Channel, folder: str, victim: int) -> li
             with joined(epoch, mesh.rank, mesh, settings_of("shm"), store, lambda: False) as joint:
                 runner = share_steps(alone, joint, Mode.auto)
                 assert isinstance(runner, LookaheadParallel) and runner.copying is not None
-                runner.assignment = InTurn()
+                runner.sharing = InTurn()
                 for progress in resume(engine, runner, joint, epoch, None):
                     tokens[progress.request_id] = progress.tokens
                 if epoch.number == 2:

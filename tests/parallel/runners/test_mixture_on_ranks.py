@@ -15,7 +15,7 @@ from parallel.mesh import Mesh
 from parallel.runners.lookahead import LookaheadParallel
 from tests.mixture import check_mixture, make_mixture, run_mixture
 from tests.parallel.ranks import run_ranks
-from tests.parallel.runners.test_forest_on_ranks import ASSIGNMENTS
+from tests.parallel.runners.test_batches_on_ranks import WAYS
 from tests.slow import slow_except
 
 
@@ -23,8 +23,7 @@ def run_on_ranks(mesh: Mesh, channel: Channel, folder: str, name: str, number: i
     """What the mixture has yielded on this rank."""
     alone = Engine.from_pretrained(folder, device="cpu")
     assert isinstance(alone.runner, SingleDevice)
-    assignment = ASSIGNMENTS[name](seed)
-    runner = LookaheadParallel(alone.runner, channel, assignment=assignment, messages=channel.messages)
+    runner = LookaheadParallel(alone.runner, channel, messages=channel.messages, sharing=WAYS[name](seed))
     settings = SchedulerSettings(max_step_rows=24, prefix_reuse=PrefixReuse.all)
     engine = Engine(alone.checkpoint, runner, fingerprints=True, scheduler=settings)
     mixture = run_mixture(engine, make_mixture(engine, number, seed))
@@ -36,21 +35,21 @@ def run_on_ranks(mesh: Mesh, channel: Channel, folder: str, name: str, number: i
     ("name", "num_ranks", "seed"),
     slow_except(
         [
-            ("auto", 2, 1),
+            ("lp", 2, 1),
             ("drawn", 3, 2),
             ("drawn, copies", 3, 9),
-            ("auto, copies", 2, 10),
-            ("auto", 4, 3),
-            ("auto", 3, 4),
+            ("changing, copies", 2, 10),
+            ("lp", 4, 3),
+            ("changing", 3, 4),
             ("drawn", 2, 5),
             ("drawn", 4, 6),
-            ("lp", 2, 7),
+            ("changing", 2, 7),
             ("dp", 3, 8),
             ("drawn, copies", 4, 11),
-            ("auto, copies", 4, 12),
-            ("auto, copies", 3, 13),
+            ("changing, copies", 4, 12),
+            ("changing, copies", 3, 13),
         ],
-        ("auto", 2, 1),
+        ("lp", 2, 1),
         ("drawn, copies", 3, 9),
     ),
 )

@@ -8,8 +8,8 @@ import pytest
 from lp.drafting.history import DraftHistory
 from lp.methods.lookahead import Lookahead
 from lp.tree import PREFIX, Answers, TokenTree, TreeBuilder, chain
-from parallel.runners.alone import TreePartitioner
 from parallel.runners.partition import partition
+from parallel.runners.sharing import TreePartitioner
 from tests.lp.decoders import make_decoder
 
 

@@ -31,7 +31,7 @@ from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 from parallel.runners.pipeline import PipelineParallel
 from parallel.sharding.stages import read_stage
 from tests.models import generate_greedily, load_reference, save_checkpoint
-from tests.parallel.groups.test_loop import Script
+from tests.parallel.groups.test_worker import Script
 from tests.parallel.ranks import run_ranks, run_ranks_to_end
 
 ARCHITECTURES = ["llama", "qwen3", "mistral", "gemma2"]

@@ -18,14 +18,13 @@ from parallel.build import find_messages
 from parallel.comm.channel import Channel
 from parallel.errors import RankLost
 from parallel.mesh import Mesh
-from parallel.runners.assignment import Assignment, Balanced
 from parallel.runners.copy_cost import CopyCost
 from parallel.runners.lookahead import LookaheadParallel
 from parallel.runners.shares import Shares, Split
+from parallel.runners.sharing import Sharing
 from tests.parallel.ranks import run_ranks, run_ranks_to_end
 from tests.parallel.runners.native import load_native, native
-from tests.parallel.runners.test_assignment import sequence, star
-from tests.parallel.runners.test_copy_cost import balanced
+from tests.parallel.runners.test_sharing import sequence, star
 from tests.slow import slow_except
 
 GREEDY = Sampling(temperature=0.0, seed=3)
@@ -34,53 +33,49 @@ PROMPT = [(3 + 7 * i) % 41 + 2 for i in range(230)]
 CHEAP = CopyCost(1.0, 0.02, least=4, per_split=2.0)
 
 
-def test_replicas_without_rows_take_the_first_parts_of_a_prompt() -> None:
+def test_all_replicas_take_a_part_of_a_prompt_and_its_owner_the_last() -> None:
     fed = StepInput(sequence("fed", 300), NO_ROWS, 90)
-    assert balanced(CHEAP).assign([fed], [[0, 0, 0]]) == [
+    assert Sharing(CHEAP).share([fed], [[0, 0, 0]]) == [
         Shares({}, {0: 90, 1: 30, 2: 60}, Split((1, 2, 0), (0, 30, 60, 90)))
     ]
     fed.num_computed = 180
-    assert balanced(CHEAP).assign([fed], [[90, 30, 60]]) == [
+    assert Sharing(CHEAP).share([fed], [[90, 30, 60]]) == [
         Shares({}, {0: 180, 1: 120, 2: 150}, Split((1, 2, 0), (90, 120, 150, 180)))
     ]
-    last = StepInput.of(sequence("fed", 300), star(7), is_shared=False)
-    assert balanced(CHEAP).assign([last], [[180, 120]]) == [
+    last = StepInput.of(sequence("fed", 300), star(7))
+    assert Sharing(CHEAP).share([last], [[180, 120]]) == [
         Shares({0: range(7)}, {1: 239}, Split((1, 0), (180, 239, 299)))
     ]
 
 
 def test_a_prompt_is_not_split_where_that_does_not_pay() -> None:
-    fed, busy = (
-        StepInput(sequence("fed", 300), NO_ROWS, 90),
-        StepInput.of(sequence("busy", 9), star(4), is_shared=False),
-    )
+    fed, busy = StepInput(sequence("fed", 300), NO_ROWS, 90), StepInput.of(sequence("busy", 9), star(4))
     for cost in (CHEAP._replace(per_split=44.0), CHEAP._replace(per_token=0.6), CopyCost(1.0, 0.02)):
-        assert balanced(cost).assign([fed], [[0, 0]])[0].split is None
-    fed_beside = balanced(CHEAP).assign([fed, busy], [[0, 0, 0], [0, 8, 0]])
-    assert fed_beside[0].split == Split((2, 0), (0, 45, 90)) and fed_beside[1] == Shares({1: range(4)})
+        assert Sharing(cost).share([fed], [[0, 0]])[0].split is None
+    beside = Sharing(CHEAP).share([fed, busy], [[0, 0], [8, 8]])
+    assert beside[0].split == Split((1, 0), (0, 45, 90)) and len(beside[1].rows) == 2, "others decode meanwhile"
     fed.num_computed = 6
-    assert balanced(CHEAP).assign([fed], [[0, 0]])[0].split is None
+    assert Sharing(CHEAP).share([fed], [[0, 0]])[0].split is None
     far = StepInput(sequence("far", 9000), NO_ROWS, 8090)
-    assert balanced(CHEAP).assign([far], [[8000, 0]])[0].split is None, "to copy what is before it takes longer"
+    assert Sharing(CHEAP).share([far], [[8000, 0]])[0].split is None, "one of the two lacks too much"
 
 
-class Recorded(Balanced):
-    """Balanced, and the splits that there were."""
-
-    copy_cost = CHEAP
+class Recorded(Sharing):
+    """Sharing, and the splits that there were."""
 
     def __init__(self) -> None:
+        super().__init__(CHEAP)
         self.splits: list[Split] = []
 
-    def assign(self, steps, numbers):
-        all_shares = super().assign(steps, numbers)
+    def share(self, steps, numbers):
+        all_shares = super().share(steps, numbers)
         self.splits += [shares.split for shares in all_shares if shares.split]
         return all_shares
 
 
-def runner_of(folder: str, channel: Channel, dtype: str, assignment: Assignment) -> LookaheadParallel:
+def runner_of(folder: str, channel: Channel, dtype: str, sharing: Sharing) -> LookaheadParallel:
     alone = SingleDevice(load_native(folder, dtype).model, prefill_chunk=64)
-    return LookaheadParallel(alone, channel, assignment=assignment, messages=find_messages(alone, channel))
+    return LookaheadParallel(alone, channel, messages=find_messages(alone, channel), sharing=sharing)
 
 
 def feed(mesh: Mesh, channel: Channel, folder: str, dtype: str) -> tuple[bool, int]:
@@ -116,7 +111,7 @@ def generate(mesh: Mesh, channel: Channel, folder: str) -> tuple[list[list[int]]
     """The texts of several requests, first of one alone and then of two more beside it; and the number of splits."""
     checkpoint = load_native(folder, "float32")
     alone = SingleDevice(checkpoint.model, prefill_chunk=64)
-    runner = LookaheadParallel(alone, channel, assignment=(recorded := Recorded()), messages=channel.messages)
+    runner = LookaheadParallel(alone, channel, messages=channel.messages, sharing=(recorded := Recorded()))
     engine = Engine(checkpoint, runner, fingerprints=True, scheduler=SchedulerSettings(max_step_rows=40))
     tokens: dict[str, list[int]] = {}
     for number, decode in enumerate((Autoregressive(), Lookahead(3, 3, 3), Autoregressive())):

@@ -1,4 +1,4 @@
-"""Ranks with few pages: together they hold what none of them could, and every text is the one that it is alone."""
+"""Ranks with few pages: requests wait for memory and lose it, and every text is the one that it is alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def engine_of(channel: Channel, folder: str, mode: str, num_pages: int, **settin
     checkpoint = load(ModelSettings(folder, device="cpu"))
     memory = checkpoint.model.memory = ContiguousMemory(3, num_pages)
     runner = share_steps(SingleDevice(checkpoint.model, prefill_chunk=64), channel, mode)  # type: ignore[arg-type]
-    budget = KVBudget.of(runner, channel.least(memory.num_pages))
+    budget = KVBudget(channel.least(memory.num_pages))
     return Engine(checkpoint, runner, fingerprints=True, budget=budget, **settings)
 
 
@@ -48,7 +48,7 @@ def serve(engine: Engine) -> tuple[dict[str, list[int]], int, int]:
         for progress in engine.step():
             tokens[progress.request_id] += progress.tokens
             num_preempted += progress.engine.preemptions if progress.engine else 0
-        most = max(most, len(engine.scheduler.homes))
+        most = max(most, len(engine.scheduler.admitted()))
     assert engine.runner.cache_bytes == 0
     return tokens, most, num_preempted
 
@@ -63,16 +63,15 @@ def expected(llama: Engine) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "num_ranks", "most"),
-    slow_except([("auto", 2, 5), ("dp", 2, 5), ("auto", 3, 7), ("lp", 2, 3)], ("dp", 2, 5), ("lp", 2, 3)),
+    ("mode", "num_ranks"), slow_except([("auto", 2), ("dp", 2), ("auto", 3), ("lp", 2)], ("lp", 2))
 )
-def test_more_requests_run_than_one_rank_could_hold(
-    mode: str, num_ranks: int, most: int, checkpoint_folder: Callable[[str], Path], expected: dict[str, list[int]]
+def test_no_more_requests_run_than_each_rank_can_hold(
+    mode: str, num_ranks: int, checkpoint_folder: Callable[[str], Path], expected: dict[str, list[int]]
 ) -> None:
     folder = str(checkpoint_folder("llama"))
     for tokens, found, num_preempted in run_ranks(serve_on_ranks, num_ranks, folder, mode, exchange="gloo"):
         assert tokens == expected
-        assert found == most and num_preempted > 0, "what has grown has lost its room"
+        assert found == 3 and num_preempted > 0, "what has grown has lost its room"
 
 
 def serve_mixture(
@@ -81,17 +80,15 @@ def serve_mixture(
     """Serves a random mixture and checks the texts; the most that had room at the same time, pages, tokens."""
     alone = Engine(load(ModelSettings(folder, device="cpu")))
     engine = engine_of(channel, folder, mode, num_pages=3, scheduler=SchedulerSettings(prefix_reuse=reuse))
-    mixture, homes = make_mixture(alone, 14, 5, most_prompt=120, most_tokens=190), [0]
+    mixture, admitted = make_mixture(alone, 14, 5, most_prompt=120, most_tokens=190), [0]
 
     def look(step: int) -> None:
-        homes.append(len(engine.scheduler.homes))
-        by_replica = engine.scheduler.free_pages()
-        assert min(by_replica) >= 0
+        admitted.append(len(engine.scheduler.admitted()))
 
     run_mixture(engine, mixture, look)
     if mesh.rank == 0:
         check_mixture(mixture, alone)
-    return max(homes), engine.scheduler.budget.num_pages, mixture.tokens
+    return max(admitted), engine.scheduler.budget.num_pages, mixture.tokens
 
 
 @pytest.mark.slow
@@ -110,4 +107,4 @@ def test_a_mixture_yields_what_each_request_yields_alone(
     folder = str(checkpoint_folder("llama"))
     results = run_ranks(serve_mixture, num_ranks, folder, mode, reuse, timeout_s=60, limit_s=240)
     for most, num_pages, tokens in results:
-        assert most > num_pages and tokens == results[0][2]
+        assert most <= num_pages and tokens == results[0][2]

@@ -12,8 +12,8 @@ from lp.sampling.settings import Sampling
 from lp.step_cost import Extras, StepTimes
 from lp.tree import NO_ROWS, chain
 from parallel.comm.channel import HEADER
-from parallel.runners.assignment import AllShare, Balanced, Pinned
 from parallel.runners.shares import Shares
+from parallel.runners.sharing import Sharing
 
 CURVE = StepTimes((1, 101), (1.0, 2.0), extras=Extras(sequence=0.5, thousand_cached=0.25))
 
@@ -41,15 +41,10 @@ def test_a_step_takes_as_long_as_its_slowest_replica_and_the_exchange() -> None:
     assert PlayedStep([Load(51, 1, 256)]).seconds(CURVE, network) == pytest.approx(1.5)
 
 
-def test_assignments_place_many_streams_as_they_do_on_real_ranks() -> None:
-    steps = [step_of(str(number), 50, 1) for number in range(8)]
-    numbers = [[49 if place == number % 4 else 0 for place in range(4)] for number in range(8)]
-    for assignment in (Pinned(), Balanced()):
-        found = played(steps, numbers, assignment.assign(steps, numbers), 4)
-        assert [load.rows for load in found.loads] == [2] * 4
-    level = [[49] * 4 for _ in range(8)]
-    found = played(steps, level, AllShare().assign(steps, level), 4)
-    assert [load.rows for load in found.loads] == [8] * 4
-    fed = StepInput(Sequence("p", list(range(30)), 30, Sampling.greedy()), NO_ROWS, 20)
-    found = played([fed], [[0, 0]], AllShare().assign([fed], [[0, 0]]), 2)
+def test_replicas_share_many_streams_as_real_ones_do() -> None:
+    steps, level = [step_of(str(number), 50, 2) for number in range(8)], [[49] * 4 for _ in range(8)]
+    found = played(steps, level, Sharing().share(steps, level), 4)
+    assert max(load.rows for load in found.loads) == 16, "a chain cannot be split"
+    prompt = StepInput(Sequence("p", list(range(30)), 30, Sampling.greedy()), NO_ROWS, 20)
+    found = played([prompt], [[0, 0]], Sharing().share([prompt], [[0, 0]]), 2)
     assert [load.rows for load in found.loads] == [20, 20] and found.exchanged == 0

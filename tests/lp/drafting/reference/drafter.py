@@ -48,10 +48,6 @@ class ReferenceDrafter:
     def expected(self) -> float:
         return self._growth.expected
 
-    @property
-    def best_speed(self) -> float:
-        return self._growth.best_speed
-
     def move_to(self, tokens: Sequence[int]) -> None:
         self._sources.move_to(tokens)
 
@@ -64,7 +60,7 @@ class ReferenceDrafter:
         self._tree = chain(self._growth.tokens)
         return self._tree
 
-    def grow(self, window: WindowCells | None, max_depth: int, limit_s: float, catch_up_s: float) -> TokenTree:
+    def grow(self, window: WindowCells | None, max_depth: int, limit_s: float) -> TokenTree:
         root = self._sources.root.context
         self._growth = grow(
             root,
@@ -74,7 +70,6 @@ class ReferenceDrafter:
             cost=self._cost,
             other_rows=window.num_cells if window else 0,
             limit_s=limit_s,
-            catch_up_s=catch_up_s,
         )
         return self._built(window)
 
@@ -129,7 +124,7 @@ class ReferenceDrafter:
         limit_s = account.limit_after(count, seconds)
         if limit_s is None or count >= wanted:
             return accepted, None
-        return accepted, self.grow(None, greatest_depth(room - count, wanted - count), limit_s, 0.0)
+        return accepted, self.grow(None, greatest_depth(room - count, wanted - count), limit_s)
 
     def _learn_kinds(self, accepted: Accepted) -> None:
         """Compares the proposals along the accepted path, in the tree or cut from it, with the accepted tokens."""

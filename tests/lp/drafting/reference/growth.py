@@ -28,8 +28,7 @@ class Growth:
 
     tokens: [R] token ids. parents: [R] row of each parent, -1 for the root. depths: [R] distance from the root.
     kinds: [R] kind of each candidate, -1 for the root. proposals: [A] what the sources proposed to follow each row.
-    expected: number of tokens that a step with these nodes is expected to yield. best_speed: the most tokens per second
-    of any number of nodes if no rank had to catch up.
+    expected: number of tokens that a step with these nodes is expected to yield.
     """
 
     tokens: list[int]
@@ -38,7 +37,6 @@ class Growth:
     kinds: list[int] = field(default_factory=lambda: [-1])
     proposals: list[Proposals] = field(default_factory=list)
     expected: float = 1.0
-    best_speed: float = 0.0
 
     def cut(self, num_rows: int) -> None:
         """Drops the rows from `num_rows` on, which are the least likely ones. `proposals` keeps all its entries."""
@@ -140,18 +138,17 @@ def grow(
     cost: StepCost,
     other_rows: int,
     limit_s: float = math.inf,
-    catch_up_s: float = 0.0,
 ) -> Growth:
     """Grows a tree under the last token of `context`.
 
     propose: tells what may follow a context that ends at a depth below the root. probabilities: [N] probability of each
     kind. max_depth: greatest depth of a node. cost: seconds of a step by its rows. other_rows: rows of the step besides
-    the root and the drafts. limit_s: most seconds that the step may take. catch_up_s: see StepCost.
+    the root and the drafts. limit_s: most seconds that the step may take.
     """
     growing = Growing(context, propose, probabilities, max_depth, LEAST_PROBABILITY)
     growth = growing.growth
     most_rows = cost.most_rows - other_rows
-    best_speed, best_rows, expected, deepest = 1.0 / cost.step_s(1 + other_rows, 0, catch_up_s), 1, 1.0, 0
+    best_speed, best_rows, expected, deepest = 1.0 / cost.step_s(1 + other_rows, 0), 1, 1.0, 0
     for probability, parent, kind, token in growing.candidates:
         row = len(growth.tokens)
         if row >= most_rows or probability < best_speed * cost.row_s(row + other_rows, deepest):
@@ -160,16 +157,13 @@ def grow(
             continue
         expected += probability
         deepest = max(deepest, growth.depths[row])
-        seconds = cost.step_s(row + 1 + other_rows, deepest, catch_up_s)
+        seconds = cost.step_s(row + 1 + other_rows, deepest)
         if seconds > limit_s:
             break
         if (speed := expected / seconds) >= best_speed:
             best_speed, best_rows, growth.expected = speed, row + 1, expected
-        if catch_up_s:
-            growth.best_speed = max(growth.best_speed, expected / cost.step_s(row + 1 + other_rows, deepest))
         growing.ask(probability)
     growth.cut(best_rows)
-    growth.best_speed = max(growth.best_speed, best_speed)
     return growth
 
 

@@ -15,9 +15,13 @@ import pytest
 
 from lp.drafting.history import DraftHistory
 from lp.methods.auto.method import Auto
+from lp.request import Sequence as TokenSequence
+from lp.runner.runner import StepInput
+from lp.sampling.settings import Sampling
 from lp.step_cost import DEPTH, Extras, StepCost, StepTimes
 from lp.tree import TokenTree
-from parallel.runners.alone import TreePartitioner
+from parallel.runners.shares import KnownTokens
+from parallel.runners.sharing import Sharing
 from tests.lp.decoders import make_decoder
 from tests.lp.drafting.rule_models import CANDIDATES, PROMPT, Model, answers, counting, unguessable
 from tests.slow import slow_except
@@ -45,26 +49,32 @@ def branching(path: tuple[int, ...], position: int) -> list[int]:
 
 @dataclass
 class Machine:
-    """Counts the seconds that steps take on so many parts.
+    """Counts the seconds that steps take on so many parts, which share each of them or leave it to one.
 
     times: the true ones. seconds: of all steps. is_shared: one entry for each step.
     """
 
     times: StepTimes
-    is_sampled: bool = False
+    temperature: float = 0.0
     seconds: float = 0.0
     is_shared: list[bool] = field(default_factory=list)
     plain: list[bool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.partitioner = TreePartitioner(self.times.num_parts)
+        self.sharing, self.known = Sharing(), KnownTokens(self.times.num_parts)
+        self.sharing.use_times(self.times)
         self.shared, self.alone = self.times.by_part(), self.times.alone
+        self.is_sampled = self.temperature > 0
 
-    def take(self, tree: TokenTree, tokens: Sequence[int], is_shared: bool, is_plain: bool) -> None:
-        parts = self.partitioner.split(tree, tokens, is_shared)
-        lacking = self.partitioner.trunks
+    def take(self, tree: TokenTree, tokens: list[int], is_plain: bool) -> bool:
+        """Whether the step was shared."""
+        sequence = TokenSequence("text", tokens, len(tokens), Sampling(self.temperature, seed=0))
+        numbers = list(self.known.count(tokens))
+        (shares,) = self.sharing.share([StepInput.of(sequence, tree)], [numbers])
+        self.known.note(tree, len(tokens), shares)
+        is_shared = len(shares.rows) == len(numbers)
         first = not self.is_shared  # the prompt's time is nobody's gain or loss
-        rows = [len(part) + (0 if first else lack) for part, lack in zip(parts, lacking, strict=True) if part]
+        rows = [len(part) + (0 if first else len(tokens) - 1 - numbers[one]) for one, part in shares.rows.items()]
         curve = self.shared if is_shared or self.alone is None else self.alone
         extras = self.times.extras
         self.seconds += curve.at(max(rows))
@@ -75,6 +85,7 @@ class Machine:
             self.seconds += self.is_sampled * (extras.sampled_step + extras.sampled_row * max(rows))
         self.is_shared.append(is_shared)
         self.plain.append(is_plain)
+        return is_shared
 
     def plain_s(self, num_tokens: int) -> float:
         """Seconds of plain decoding on one part."""
@@ -92,11 +103,10 @@ def decode(
 ) -> Machine:
     """Decodes on a machine whose true times are `times`; all tokens are the model's."""
     decoder = make_decoder(Auto(), prompt, 0, temperature, history or DraftHistory(times))
-    tokens, machine = list(prompt), Machine(times, temperature > 0)
+    tokens, machine = list(prompt), Machine(times, temperature)
     while left := num_tokens - (len(tokens) - len(prompt)):
         tree = decoder.plan(tokens, room=left + 20, wanted=left)
-        step(tree, decoder.is_shared)
-        machine.take(tree, tokens, decoder.is_shared, not decoder.num_candidates)
+        step(tree, machine.take(tree, tokens, not decoder.num_candidates))
         accepted, _ = decoder.commit(tokens, answers(model, tree, tokens, decoder.num_candidates))
         tokens += accepted.tokens
     return machine

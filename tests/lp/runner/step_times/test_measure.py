@@ -10,18 +10,16 @@ import pytest
 
 from lp import Engine
 from lp.request import Sequence
-from lp.runner.runner import StepInput
+from lp.runner.runner import Runner, StepInput
 from lp.runner.step_times import measure
 from lp.runner.step_times.measure import bushy_tree, measure_step_times, still_holds
 from lp.tree import Answers
 
 
-class Machine:
+class Machine(Runner):
     """A Runner and its clock. A step takes the time that `seconds(rows, number of the step)` returns."""
 
-    depth = 1
-    num_parts = num_replicas = 1
-    cache_bytes = 0
+    cache_bytes = 0  # type: ignore[assignment]
 
     def __init__(self, seconds: Callable[[int, int], float]):
         self.seconds = seconds
@@ -30,6 +28,10 @@ class Machine:
         self.are_shared: list[bool] = []
         self.sequences: list[Sequence] = []
         self.is_open = False
+        self._is_shared: bool | None = None
+
+    def share_trees(self, is_shared: bool | None) -> None:
+        self._is_shared = is_shared
 
     def open(self, sequence: Sequence) -> None:
         self.sequences.append(sequence)
@@ -39,7 +41,7 @@ class Machine:
         (step,) = steps
         assert self.is_open and step.tree.tokens[0] == step.sequence.tokens[-1] and step.num_candidates == 8
         self.sizes.append(len(step.tree))
-        self.are_shared.append(step.is_shared)
+        self.are_shared.append(bool(self._is_shared))
 
     def finish(self) -> list[Answers]:
         self.now += self.seconds(self.sizes[-1], len(self.sizes))

@@ -9,7 +9,7 @@ import pytest
 
 from lp import Engine
 from lp.request import Sequence
-from lp.runner.runner import StepInput
+from lp.runner.runner import Runner, StepInput
 from lp.runner.step_times import sequences
 from lp.runner.step_times.sequences import measure_sequences
 from lp.tree import Answers
@@ -18,7 +18,7 @@ from lp.tree import Answers
 STEP, ROW, SEQUENCE, CACHED = 0.010, 0.0004, 0.0003, 1e-6
 
 
-class Machine:
+class Machine(Runner):
     """A Runner and its clock; rows are dealt out evenly. held_up: every so many batches take a second longer."""
 
     depth = 1

@@ -19,7 +19,7 @@ class Watched:
 
     def steps(self, number: int, seconds: float, num_rows: int = 1, **more) -> None:
         for _ in range(number):
-            self.watch.note(num_rows, more.get("num_sequences", 1), 0, seconds, more.get("is_shared", True))
+            self.watch.note(num_rows, more.get("num_sequences", 1), 0, seconds)
 
 
 def test_steps_as_they_were_measured_are_no_occasion():
@@ -72,9 +72,9 @@ def test_measurements_become_rare():
 
 
 def test_rows_are_shared_by_parts_unless_one_part_computes_alone():
-    times = StepTimes((1, 129), (0.010, 0.410), num_parts=4)
+    times = StepTimes((1, 129), (0.110, 0.510), 4, StepTimes((1, 129), (0.010, 0.410)))
     shared, alone = Watched(times, 4), Watched(times, 4)
     curve = times.by_part()
     shared.steps(NUM_STEPS, curve.at(32), num_rows=128)
-    alone.steps(NUM_STEPS, curve.at(32), num_rows=32, is_shared=False)
+    alone.steps(NUM_STEPS, 0.010, num_rows=1)
     assert not shared.watch.is_due(is_idle=True) and not alone.watch.is_due(is_idle=True)

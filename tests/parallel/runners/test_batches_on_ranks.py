@@ -1,4 +1,4 @@
-"""Real ranks compute batches of many sequences, however these are assigned, with the answers of a single device."""
+"""Real ranks compute batches of many sequences, however these are shared, with the answers of a single device."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from lp.tree import NO_ROWS, Answers, TokenTree, TreeBuilder
 from parallel.comm.channel import Channel
 from parallel.errors import StateDiverged
 from parallel.mesh import Mesh
-from parallel.runners.assignment import AllShare, Assignment, Balanced, Numbers, Pinned
-from parallel.runners.copy_cost import CopyCost
+from parallel.runners.copy_cost import NO_COPIES, CopyCost
 from parallel.runners.lookahead import LookaheadParallel
 from parallel.runners.shares import Shares
+from parallel.runners.sharing import Sharing
 from tests.parallel.ranks import run_ranks
 
 NUM_TOKENS = 16
@@ -43,13 +43,14 @@ class Text(NamedTuple):
     logprobs: list[float]
 
 
-class Drawn(Assignment):
+class Drawn(Sharing):
     """Draws at random which replicas compute which rows, and who feeds how far besides."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, copy_cost: CopyCost = NO_COPIES):
+        super().__init__(copy_cost)
         self._random = np.random.default_rng(seed)
 
-    def assign(self, steps: Sequence[StepInput], numbers: Numbers) -> list[Shares]:
+    def share(self, steps: Sequence[StepInput], numbers: Sequence[Sequence[int]]) -> list[Shares]:
         return [self._shares(step, len(known)) for step, known in zip(steps, numbers, strict=True)]
 
     def _shares(self, step: StepInput, num_replicas: int) -> Shares:
@@ -65,19 +66,28 @@ class Drawn(Assignment):
         return shares
 
 
-def copies(assignment: Assignment) -> Assignment:
-    """The same, where copies are cheap."""
-    assignment.copy_cost = CopyCost(1.0, 0.02, least=2)
-    return assignment
+CHEAP = CopyCost(1.0, 0.02, least=2)
 
 
-ASSIGNMENTS: dict[str, Callable[[int], Assignment]] = {
-    "auto": lambda seed: Balanced(),
-    "auto, copies": lambda seed: copies(Balanced()),
-    "lp": lambda seed: AllShare(),
-    "dp": lambda seed: Pinned(),
+class Changing(Sharing):
+    """Shares all trees of a batch, or has each computed by one replica, at random."""
+
+    def __init__(self, seed: int, copy_cost: CopyCost = NO_COPIES):
+        super().__init__(copy_cost)
+        self._random = np.random.default_rng(seed)
+
+    def share(self, steps: Sequence[StepInput], numbers: Sequence[Sequence[int]]) -> list[Shares]:
+        self.is_shared = bool(self._random.random() < 0.5)
+        return super().share(steps, numbers)
+
+
+WAYS: dict[str, Callable[[int], Sharing]] = {
+    "lp": lambda seed: Sharing(),
+    "dp": lambda seed: Sharing(is_dp=True),
+    "changing": Changing,
+    "changing, copies": lambda seed: Changing(seed, CHEAP),
     "drawn": Drawn,
-    "drawn, copies": lambda seed: copies(Drawn(seed)),
+    "drawn, copies": lambda seed: Drawn(seed, CHEAP),
 }
 
 
@@ -103,7 +113,7 @@ class Stream:
         if self.num_computed < num_tokens - 1 and not self.generated and random.random() < 0.8:
             self.num_computed = min(num_tokens - 1, self.num_computed + int(random.integers(1, 30)))
             return StepInput(self.sequence, NO_ROWS, self.num_computed)
-        step = StepInput.of(self.sequence, self._tree(random), int(random.integers(3)), bool(random.random() < 0.7))
+        step = StepInput.of(self.sequence, self._tree(random), int(random.integers(3)))
         step.fingerprint = num_tokens
         return step
 
@@ -150,11 +160,11 @@ def serve(runner: Runner, texts: list[Text], seed: int) -> list[tuple[list[int],
 
 
 def serve_on_ranks(
-    mesh: Mesh, channel: Channel, folder: str, texts: list[Text], mode: str, seed: int, num_pages: int
+    mesh: Mesh, channel: Channel, folder: str, texts: list[Text], mode: str, seed: int
 ) -> tuple[list[tuple[list[int], list[float]]], int, int, int]:
     """What `serve` returns, this rank's rests and the bytes of its caches at the end, and the collectives a batch."""
     alone = SingleDevice(load(ModelSettings(folder, device="cpu")).model, prefill_chunk=16)
-    runner = LookaheadParallel(alone, channel, 1, ASSIGNMENTS[mode](seed), num_pages, channel.messages)
+    runner = LookaheadParallel(alone, channel, 1, channel.messages, WAYS[mode](seed))
     before, started = channel.traffic.num_collectives, []
     start = runner.start
     runner.start = lambda steps: (started.append(len(steps)), start(steps))[1]  # type: ignore[method-assign]
@@ -178,16 +188,16 @@ def texts(llama: Engine) -> list[Text]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "num_ranks", "exchange", "num_pages"),
+    ("mode", "num_ranks", "exchange"),
     [
-        ("auto", 2, "shm", 2**20),
-        ("drawn", 3, "shm", 2),
-        ("drawn, copies", 3, "shm", 2),
-        ("auto, copies", 2, "gloo", 2**20),
-        ("dp", 2, "shm", 2**20),
+        ("lp", 2, "shm"),
+        ("drawn", 3, "shm"),
+        ("drawn, copies", 3, "shm"),
+        ("changing, copies", 2, "gloo"),
+        ("dp", 2, "shm"),
         *(
-            pytest.param(mode, num_ranks, exchange, 2**20 if exchange == "shm" else 2, marks=pytest.mark.slow)
-            for mode in ASSIGNMENTS
+            pytest.param(mode, num_ranks, exchange, marks=pytest.mark.slow)
+            for mode in WAYS
             for num_ranks, exchange in ((2, "shm"), (3, "gloo"), (4, "shm"))
         ),
     ],
@@ -196,11 +206,10 @@ def test_batches_have_the_answers_of_a_single_device(
     mode: str,
     num_ranks: int,
     exchange: str,
-    num_pages: int,
     texts: list[Text],
     checkpoint_folder: Callable[[str], Path],
 ) -> None:
-    arguments = (str(checkpoint_folder("llama")), texts, mode, num_ranks, num_pages)
+    arguments = (str(checkpoint_folder("llama")), texts, mode, num_ranks)
     results = run_ranks(serve_on_ranks, num_ranks, *arguments, exchange=exchange, timeout_s=60, limit_s=240)
     for served, num_rests, cache_bytes, num_batches in results:
         for (tokens, logprobs), text in zip(served, texts, strict=True):

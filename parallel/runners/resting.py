@@ -1,13 +1,11 @@
-"""Decides whether the ranks share a sequence's next step, or one computes it alone while the others rest.
+"""Decides whether all ranks of a group share a sequence's next step, or one computes it alone while the others rest.
 
 Ranks that rest lack the tokens of their pause, and must compute them when they share a step again. So sharing begins
 anew once it could have saved as much time as that takes. What they come to lack while sharing would have been faster
-does not count: hesitating must not become a reason to hesitate. Knows nothing of ranks beyond what a step costs.
+does not count: hesitating must not become a reason to hesitate.
 """
 
 from __future__ import annotations
-
-import math
 
 from lp.step_cost import StepCost
 
@@ -35,17 +33,13 @@ class Resting:
             return 0.0
         return max(0.0, self._cost.catch_up_s(self._num_missing) - self._saved_s)
 
-    def choose(self, num_rows: int, depth: int, least_s: float = math.inf) -> float:
-        """Decides about a step with drafts by the rows and the depth of its tree. Returns its modelled seconds.
-
-        least_s: seconds in which another tree would have yielded as much if no rank had to catch up.
-        """
+    def choose(self, num_rows: int, depth: int) -> None:
+        """Decides about a step with drafts by the rows and the depth of its tree."""
         shared_s, alone_s = self._cost.shared_s(num_rows, depth), self._cost.alone_s(num_rows)
         # Resting makes the others lack at least one more token.
         price_s = 0.0 if self._num_missing else self._cost.catch_up_s(1)
         self.is_shared = self._is_first or shared_s + self.catch_up_s <= alone_s + price_s
-        self._behind_s = alone_s - min(shared_s, least_s)
-        return shared_s if self.is_shared else alone_s
+        self._behind_s = alone_s - shared_s
 
     def choose_plain(self) -> None:
         """Decides about a plain step."""
@@ -66,7 +60,3 @@ class Resting:
         self._num_missing += num_tokens
         if self._behind_s > 0:
             self._saved_s += self._behind_s + self._cost.catch_up_s(self._num_missing) - before_s
-
-    def state(self) -> list[object]:
-        """The whole state, for checksums."""
-        return [self._is_first, self._num_missing, self._saved_s]
