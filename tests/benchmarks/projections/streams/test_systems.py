@@ -1,4 +1,4 @@
-"""On made-up curves, LP is fastest with one stream, servers with many, and plain decoding is as computed."""
+"""On made-up curves, ranks that share trees have fewer rows each, and plain decoding is as computed."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def test_plain_decoding_takes_a_row_and_a_step_for_each_token(speeds) -> None:
     assert found["TP, plain"].tokens_per_s == pytest.approx(4 / MACHINE.tensor.at(4))
 
 
-def test_ranks_that_share_trees_are_faster_with_one_stream_and_servers_with_many(speeds) -> None:
+def test_ranks_that_share_trees_have_fewer_rows_and_servers_are_faster_with_many_streams(speeds) -> None:
     one, many = speeds(1, "one rank", "LP"), speeds(32, "LP")
-    assert one["LP"].tokens_per_s > one["one rank"].tokens_per_s
+    assert one["LP"].largest / one["LP"].steps < one["one rank"].largest / one["one rank"].steps
+    assert one["LP"].tokens_per_step == pytest.approx(one["one rank"].tokens_per_step, rel=0.1)
     servers = 4 * speeds(8, "one rank")["one rank"].tokens_per_s
     assert servers > 1.5 * many["LP"].tokens_per_s
 
