@@ -6,6 +6,7 @@ Parallelism is a property of the runner alone: lp/runner/single_device.py has th
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -120,6 +121,17 @@ class Runner(Protocol):
     def close(self, sequence: Sequence) -> None:
         """Frees what is held of a sequence, which must have no step under way."""
         ...
+
+    def num_cached(self, sequence_id: str, tokens: list[int]) -> int:
+        """How many of a sequence's first tokens have keys and values on this rank."""
+        return 0
+
+    def compare_caches(self, running: Items[tuple[str, list[int]]]) -> None:
+        """Tells all ranks what each holds of sequences that another runner has left. No step may be under way.
+
+        running: id and tokens of each sequence, the same on all ranks.
+        """
+        return None
 
     def use_times(self, times: StepTimes) -> None:
         """Decides by these step times from now on, for example whether one part alone computes a small tree."""

@@ -10,11 +10,11 @@ tokens that any of them has. Knows nothing of how ranks are started, or of who d
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch.distributed import PrefixStore, Store
 
@@ -37,24 +37,6 @@ log = logging.getLogger("lookahead")
 
 # Tokens of a finished sequence that no rank may hold; they are computed again when a request begins with them.
 MOST_LACKING = 64
-
-
-@runtime_checkable
-class HoldsCaches(Protocol):
-    """A runner that knows how much it has cached."""
-
-    def num_cached(self, sequence_id: str, tokens: list[int]) -> int:
-        """How many of a sequence's first tokens have keys and values on this rank."""
-        ...
-
-
-@runtime_checkable
-class ComparesCaches(Protocol):
-    """A runner whose ranks decide by what each of them has cached."""
-
-    def compare_caches(self, running: Sequence[tuple[str, list[int]]]) -> None:
-        """Tells all ranks what each holds of these sequences; they have ids and tokens."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -173,9 +155,8 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
     cached = channel.collect([number for _, number in _cached(engine)])
     for one, several in zip(engine.scheduler, zip(*cached, strict=True), strict=True):
         one.reuse_cached(max(several))
-    if isinstance(runner, ComparesCaches):
-        running = [(one.sequence.id, [*one.prompt, *one.generated]) for one in engine.scheduler]
-        runner.compare_caches([*running, *((one.id, one.tokens) for one in finished)])
+    running = [(one.sequence.id, [*one.prompt, *one.generated]) for one in engine.scheduler]
+    runner.compare_caches([*running, *((one.id, one.tokens) for one in finished)])
     return progress
 
 
@@ -189,10 +170,8 @@ def num_cached(engine: Engine) -> dict[str, int]:
 
 def _cached(engine: Engine) -> Iterator[tuple[str, int]]:
     """For each running sequence, its request's id, and how many of its tokens have keys and values on this rank."""
-    runner = engine.runner
     for one in engine.scheduler:
-        is_known = isinstance(runner, HoldsCaches)
-        yield one.request_id, runner.num_cached(one.sequence.id, one.sequence.tokens) if is_known else 0
+        yield one.request_id, engine.runner.num_cached(one.sequence.id, one.sequence.tokens)
 
 
 def still_held(channel: Channel, own: list[FinishedSequence], runner: Runner) -> list[FinishedSequence]:
@@ -200,7 +179,7 @@ def still_held(channel: Channel, own: list[FinishedSequence], runner: Runner) ->
 
     own: those of this rank. Those that were used last on any rank are last.
     """
-    held = [runner.num_cached(one.id, one.tokens) if isinstance(runner, HoldsCaches) else 0 for one in own]
+    held = [runner.num_cached(one.id, one.tokens) for one in own]
     told = channel.collect([[*one, number] for one, number in zip(own, held, strict=True)])
     found: dict[str, FinishedSequence] = {}
     for several in zip_longest(*(reversed(of_rank) for of_rank in told)):
