@@ -36,15 +36,12 @@ def serve(engine: Engine) -> dict[str, list[int]]:
     return tokens
 
 
-def serve_with_replicas(
-    mesh: Mesh, channel: Channel, folder: str, all_at_once: bool
-) -> tuple[dict[str, list[int]], int]:
-    """all_at_once: no request waits, so that sequences are evicted all the time, others on each rank."""
+def serve_with_replicas(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, list[int]], int]:
     checkpoint = load(ModelSettings(folder, device="cpu"))
     memory = checkpoint.model.memory = ContiguousMemory(3, 4 + mesh.rank)
     room = KVBudget(channel.least(memory.num_pages))
     runner = LookaheadParallel(SingleDevice(checkpoint.model), channel)
-    engine = Engine(checkpoint, runner, fingerprints=True, budget=KVBudget() if all_at_once else room)
+    engine = Engine(checkpoint, runner, fingerprints=True, budget=room)
     return serve(engine), room.num_pages
 
 
@@ -62,11 +59,8 @@ def expected(llama: Engine) -> dict[str, list[int]]:
     return serve(Engine(llama.checkpoint))
 
 
-@pytest.mark.parametrize("all_at_once", [False, True])
-def test_replicas_of_different_size(
-    all_at_once: bool, checkpoint_folder: Callable[[str], str], expected: dict[str, list[int]]
-) -> None:
-    for tokens, num_pages in run_ranks(serve_with_replicas, 2, str(checkpoint_folder("llama")), all_at_once):
+def test_replicas_of_different_size(checkpoint_folder: Callable[[str], str], expected: dict[str, list[int]]) -> None:
+    for tokens, num_pages in run_ranks(serve_with_replicas, 2, str(checkpoint_folder("llama"))):
         assert tokens == expected and num_pages == 4
 
 

@@ -161,7 +161,7 @@ class ReferenceDrafters:
 
     has_window = True
 
-    def __init__(self, index: AnswerIndex | None, corpus: Corpus | None):
+    def __init__(self, index: AnswerIndex | None, corpus: Corpus | None, vocab_size: int | None = None):
         self._files = index, corpus
 
     def new_shared(self) -> SharedKnowledge:
