@@ -15,7 +15,7 @@ from lp.tree import Accepted, Answers, CountDrafts, TokenTree
 MOST_FORCED = 48
 
 
-class Offer(NamedTuple):
+class ProposedDrafts(NamedTuple):
     """A tree whose number of drafts is decided together with those of other sequences.
 
     num_rows: rows that the tree has in any case. odds: for each further draft that the decoder could add, the
@@ -114,15 +114,15 @@ class Decoder(ABC):
         needs no draft.
         """
 
-    def propose(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Offer:
+    def propose(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> ProposedDrafts:
         """Begins to plan the next tree; `build_tree` ends it. load: sequences that the step has, this one included.
 
-        By default the drafts are not a matter of choice: the offer is the whole tree.
+        By default the drafts are not a matter of choice: the proposal is the whole tree.
         """
-        return Offer(len(self.plan(tokens, room, wanted)))
+        return ProposedDrafts(len(self.plan(tokens, room, wanted)))
 
     def build_tree(self, num_drafts: int) -> TokenTree:
-        """Builds the proposed tree with the first drafts of the offer."""
+        """Builds the proposed tree with the first drafts of the proposal."""
         assert not num_drafts
         return self.tree
 
@@ -148,7 +148,7 @@ class Decoder(ABC):
         """The texts of a decoder with `ends_at_once`; None until they are known."""
         return None
 
-    def described(self) -> Described:
+    def describe(self) -> Described:
         """Describes the tree, before it is committed. For traces alone."""
         return Described(["root", *["draft"] * (len(self.tree) - 1)])
 

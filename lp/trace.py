@@ -200,7 +200,7 @@ class TraceRecorder:
 
     def note_tree(self, tree: TokenTree, decoder: Decoder) -> None:
         """Notes what the decoder has planned, before it learns from the answers."""
-        self._tree, self._described = tree, decoder.described()
+        self._tree, self._described = tree, decoder.describe()
 
     def committed(self, rows: list[int], emitted: list[int]) -> RecordedStep:
         """rows: for each accepted token the row whose target it is. emitted: those of the tokens that count."""

@@ -276,7 +276,7 @@ def choose_device(
         log.warning("computing on the CPU: %s", why_no_gpu)
         return torch.device("cpu")
     if numbered := re.fullmatch(r"cuda:(\d+)", name):
-        return _numbered_gpu(int(numbered[1]), num_local_ranks, num_gpus)
+        return _find_gpu(int(numbered[1]), num_local_ranks, num_gpus)
     if name not in ("auto", "cpu", "cuda"):
         raise ValueError(f"model.device={name!r} is not known: use auto, cpu, cuda or cuda:N")
     if name == "cpu" or (name == "auto" and num_gpus == 0):
@@ -294,7 +294,7 @@ def choose_device(
     )
 
 
-def _numbered_gpu(index: int, num_local_ranks: int, num_gpus: int) -> torch.device:
+def _find_gpu(index: int, num_local_ranks: int, num_gpus: int) -> torch.device:
     if num_gpus == 0:
         raise ValueError(f"model.device=cuda:{index}, but {_NO_GPU}")
     if index >= num_gpus:

@@ -72,7 +72,7 @@ def plan(settings: DecodingMethod, story: Sequence[int]) -> Planned:
     while True:
         wanted = PLACE - len(tokens) or len(story)
         tree = decoder.plan(tokens, len(story), wanted)
-        described = decoder.described()
+        described = decoder.describe()
         cells = [row for row, source in enumerate(described.sources) if source == "cell"]
         accepted, count = decoder.commit(tokens, answer(tree, tokens, story, decoder.num_candidates))
         count()

@@ -88,10 +88,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         prefix = "unrecognized arguments: "
         if message.startswith(prefix):
-            message = self._unknown(message.removeprefix(prefix).split()[0])
+            message = self._describe_unknown(message.removeprefix(prefix).split()[0])
         raise LineError(f"{message} ({self.prog} --help)")
 
-    def _unknown(self, word: str) -> str:
+    def _describe_unknown(self, word: str) -> str:
         """What is said of an option that does not exist: settings are written without dashes."""
         option, _, value = word.partition("=")
         key = option.lstrip("-").replace("-", "_")

@@ -143,7 +143,7 @@ async def create_response(
     """Answers input items: OpenAI's Responses API. `previous_response_id` continues an earlier response."""
     earlier: list[dict[str, Any]] = []
     if body.previous_response_id is not None:
-        earlier = _stored(server, body.previous_response_id, sharing, "previous_response_id").messages
+        earlier = _find_stored(server, body.previous_response_id, sharing, "previous_response_id").messages
     try:
         chat = responses.to_chat(body, earlier)
     except (ValidationError, PydanticCustomError) as error:
@@ -164,7 +164,7 @@ async def retrieve(
     sharing: Annotated[str | None, Depends(owner)],
 ) -> dict[str, Any]:
     """Returns a stored response."""
-    return _stored(server, response_id, sharing).response
+    return _find_stored(server, response_id, sharing).response
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -174,12 +174,12 @@ async def delete(
     sharing: Annotated[str | None, Depends(owner)],
 ) -> dict[str, Any]:
     """Forgets a stored response."""
-    _stored(server, response_id, sharing)
+    _find_stored(server, response_id, sharing)
     server.responses.remove(response_id, sharing)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
-def _stored(server: Context, response_id: str, sharing: str | None, param: str | None = None) -> Stored:
+def _find_stored(server: Context, response_id: str, sharing: str | None, param: str | None = None) -> Stored:
     """A response that is kept. Raises ApiError if there is none of this id."""
     found = server.responses.get(response_id, sharing)
     if found is None:

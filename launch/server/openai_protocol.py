@@ -244,7 +244,7 @@ def _of_kind(kind: str, value: Any) -> Grammar:
     raise GrammarError(f"{kind} must be {'a list of strings' if kind == 'choice' else 'a string'}")
 
 
-def _checked(grammar: Grammar) -> Grammar:
+def _check(grammar: Grammar) -> Grammar:
     grammar.check()
     return grammar
 
@@ -258,7 +258,7 @@ def _response_format(value: Any) -> Grammar | None:
         case {"type": "json_object"}:
             return Grammar.json_object()
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
-            return _read("json_schema.schema", lambda: _checked(_schema(schema)))
+            return _read("json_schema.schema", lambda: _check(_schema(schema)))
         case {"type": "json_schema"}:
             raise refused('response_format of type "json_schema" needs the schema as json_schema.schema')
     raise refused('response_format must be {"type": "text"}, {"type": "json_object"} or of type "json_schema"')
@@ -278,14 +278,14 @@ def _structured_outputs(value: Any) -> Grammar | None:
     if len(given) != 1:
         raise refused("structured_outputs must have one of json, regex, choice, grammar and json_object")
     ((kind, one),) = given.items()
-    return _read(kind, lambda: _checked(_of_kind(kind, one)))
+    return _read(kind, lambda: _check(_of_kind(kind, one)))
 
 
 def _guided(kind: str) -> BeforeValidator:
     def read(value: Any) -> Grammar | None:
         if value is None or isinstance(value, Grammar):
             return value
-        return _read("", lambda: _checked(_of_kind(kind, value)))
+        return _read("", lambda: _check(_of_kind(kind, value)))
 
     return BeforeValidator(read)
 

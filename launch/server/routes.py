@@ -156,7 +156,7 @@ async def get_state(server: Annotated[Context, Depends(context)]) -> dict[str, A
     curve = times and times.by_part()
     return {
         "model": server.model_name,
-        "methods": sorted(server.backend.request_builder.streamed_methods()),
+        "methods": sorted(server.backend.request_builder.find_streamed_methods()),
         "legend": LEGEND,
         "ranks": [{"rank": one["rank"], "state": _SEEN.get(one["state"], "lost")} for one in status["ranks"]],
         "epoch": status["epoch"],

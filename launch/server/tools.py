@@ -62,7 +62,7 @@ def schema_of_calls(tools: Sequence[Tool], choice: ToolChoice, allows_parallel: 
         "type": "array",
         "minItems": 1,
         "items": {"anyOf": [_call(tool, number) for number, tool in enumerate(tools)]},
-        "$defs": {str(number): _moved(_parameters(tool), number) for number, tool in enumerate(tools)},
+        "$defs": {str(number): _move(_parameters(tool), number) for number, tool in enumerate(tools)},
     }
     return schema if allows_parallel else {**schema, "maxItems": 1}
 
@@ -88,16 +88,16 @@ def _parameters(tool: Tool) -> dict[str, Any]:
     return tool["function"].get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def _moved(schema: Any, number: int) -> Any:
+def _move(schema: Any, number: int) -> Any:
     """A schema whose references to itself are right when it lies under $defs of another one."""
     if isinstance(schema, list):
-        return [_moved(value, number) for value in schema]
+        return [_move(value, number) for value in schema]
     if not isinstance(schema, dict):
         return schema
     return {
         key: f"#/$defs/{number}{value[1:]}"
         if key == "$ref" and isinstance(value, str) and value.startswith("#")
-        else _moved(value, number)
+        else _move(value, number)
         for key, value in schema.items()
     }
 

@@ -131,7 +131,7 @@ class RequestBuilder:
         decode.check(self.limits)
         decode.check_model(self._traits)
 
-    def streamed_methods(self) -> list[str]:
+    def find_streamed_methods(self) -> list[str]:
         """The methods whose texts grow step by step, and that requests can have here with their default settings."""
         found = []
         for name, kind in METHODS.items():

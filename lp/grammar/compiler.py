@@ -74,16 +74,16 @@ class Grammars:
 
     def compile(self, grammar: Grammar) -> None:
         """Compiles a grammar if it is not kept. Raises GrammarError, which says where the grammar is wrong."""
-        self._compiled(grammar)
+        self._compile(grammar)
 
     def begin(self, grammar: Grammar, prompt_length: int) -> GrammarState:
         """The state of a text that has not begun. See `compile`.
 
         prompt_length: tokens of a sequence before its text.
         """
-        return GrammarState(self._compiled(grammar), self._made().vocabulary, self._vocab_size, prompt_length)
+        return GrammarState(self._compile(grammar), self._made().vocabulary, self._vocab_size, prompt_length)
 
-    def _compiled(self, grammar: Grammar) -> Matcher:
+    def _compile(self, grammar: Grammar) -> Matcher:
         """Nobody waits for a grammar that another thread compiles; two may compile the same one."""
         with self._lock:
             if matcher := self._kept.get(grammar):

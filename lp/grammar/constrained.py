@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lp.decoder import MOST_FORCED, Decoder, Described, Offer
+from lp.decoder import MOST_FORCED, Decoder, Described, ProposedDrafts
 from lp.grammar.state import GrammarState
 from lp.tree import DEAD_END, Accepted, Answers, CountDrafts, Drafted, TokenTree, greatest_depth, no_drafts, verify
 
@@ -48,21 +48,21 @@ class ConstrainedDecoder(Decoder):
         return self.inner.expected + ODDS * len(self._sure)
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
-        after = self._begun(tokens, room, wanted)
+        after = self._begin(tokens, room, wanted)
         num_sure = len(self._sure)
-        return self._composed(self.inner.plan(after, room - num_sure, wanted - num_sure), tokens[-1])
+        return self._compose(self.inner.plan(after, room - num_sure, wanted - num_sure), tokens[-1])
 
-    def propose(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Offer:
+    def propose(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> ProposedDrafts:
         self._root = tokens[-1]
-        after = self._begun(tokens, room, wanted)
+        after = self._begin(tokens, room, wanted)
         num_sure = len(self._sure)
-        offer = self.inner.propose(after, room - num_sure, wanted - num_sure, load)
-        return Offer(offer.num_rows + num_sure, offer.odds)
+        proposed = self.inner.propose(after, room - num_sure, wanted - num_sure, load)
+        return ProposedDrafts(proposed.num_rows + num_sure, proposed.odds)
 
     def build_tree(self, num_drafts: int) -> TokenTree:
-        return self._composed(self.inner.build_tree(num_drafts), self._root)
+        return self._compose(self.inner.build_tree(num_drafts), self._root)
 
-    def _begun(self, tokens: Sequence[int], room: int, wanted: int) -> Sequence[int]:
+    def _begin(self, tokens: Sequence[int], room: int, wanted: int) -> Sequence[int]:
         """Finds what is sure to follow. Returns the sequence with it."""
         self._max_depth = greatest_depth(room, wanted)
         self._sure = self._state.sure(min(MOST_SURE, self._max_depth))
@@ -71,7 +71,7 @@ class ConstrainedDecoder(Decoder):
         self.inner.follow(tokens, self._sure)
         return [*tokens, *self._sure]
 
-    def _composed(self, planned: TokenTree, root: int) -> TokenTree:
+    def _compose(self, planned: TokenTree, root: int) -> TokenTree:
         """The tree of this step. planned: the inner decoder's. root: the last token of the sequence."""
         num_sure, num_drafts = len(self._sure), self.inner.num_drafts
         legal = self._state.legal(self._sure, planned, num_drafts, self._max_depth - num_sure)
@@ -81,7 +81,7 @@ class ConstrainedDecoder(Decoder):
         self._planned = planned
         tree = planned.under([root, *self._sure[:-1]]) if num_sure else planned
         ends = [(num_sure + places[row], chain) for row, chain in legal.ends]
-        self.tree = _extended(tree, ends, MOST_BELOW)
+        self.tree = _extend(tree, ends, MOST_BELOW)
         return self.tree
 
     def keep(self, rows: Sequence[int]) -> TokenTree:
@@ -123,8 +123,8 @@ class ConstrainedDecoder(Decoder):
     def follow(self, tokens: Sequence[int], more: Sequence[int]) -> None:
         self.inner.follow(tokens, more)
 
-    def described(self) -> Described:
-        inner = self.inner.described()
+    def describe(self) -> Described:
+        inner = self.inner.describe()
         names = ["root", *["grammar"] * len(self._sure), *inner.sources[1:]]
         return inner._replace(sources=names + ["grammar"] * (len(self.tree) - len(names)))
 
@@ -132,7 +132,7 @@ class ConstrainedDecoder(Decoder):
         return zlib.crc32(repr((self._sure, self.inner.fingerprint())).encode()) >> 1
 
 
-def _extended(tree: TokenTree, ends: list[tuple[int, list[int]]], most: int) -> TokenTree:
+def _extend(tree: TokenTree, ends: list[tuple[int, list[int]]], most: int) -> TokenTree:
     """The tree with chains of tokens below some rows, the first ones first, of at most so many rows."""
     tokens, parents, depths = list[int](), list[int](), list[int]()
     num_rows, all_depths = len(tree), tree.depths

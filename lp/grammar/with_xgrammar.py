@@ -94,13 +94,13 @@ class XGrammarCompiler:
     def compile(self, grammar: Grammar) -> XGrammarMatcher:
         """The matcher of a text that has not begun. Raises GrammarError, which says where the grammar is wrong."""
         try:
-            compiled = self._compiled(grammar)
+            compiled = self._compile(grammar)
         except RuntimeError as error:
             raise GrammarError(f"the {grammar.kind} cannot be used: {_message(error)}") from None
         allowed = self._json_mask if grammar.kind.startswith("json") else self._all_mask
         return XGrammarMatcher(GrammarMatcher(compiled), self.vocabulary, allowed, self._stop_mask)
 
-    def _compiled(self, grammar: Grammar) -> CompiledGrammar:
+    def _compile(self, grammar: Grammar) -> CompiledGrammar:
         match grammar.kind:
             case "json_object":
                 return self._compiler.compile_json_schema(ANY_OBJECT, **JSON_OPTIONS)

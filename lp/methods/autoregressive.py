@@ -38,7 +38,7 @@ class AutoregressiveDecoder(Decoder):
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
         return verify(self.tree, answers.targets), no_drafts
 
-    def described(self) -> Described:
+    def describe(self) -> Described:
         return Described(["root"])
 
     def fingerprint(self) -> int:

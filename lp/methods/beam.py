@@ -219,7 +219,7 @@ class BeamSearch:
         if not self._can_improve or (self._is_full and self._settings.early_stopping == "true"):
             return
         by_length = length**self._settings.length_penalty
-        self._finished += [Hypothesis(one.path, _divided(one.score, by_length)) for one in ended]
+        self._finished += [Hypothesis(one.path, _divide(one.score, by_length)) for one in ended]
         self._finished.sort(key=lambda one: -one.score)
         del self._finished[self._settings.num_beams :]
 
@@ -229,13 +229,13 @@ class BeamSearch:
             return True
         penalty = self._settings.length_penalty
         longest = self._most_tokens if self._settings.early_stopping == "never" and penalty > 0 else length
-        return _divided(best, longest**penalty) > self._finished[-1].score
+        return _divide(best, longest**penalty) > self._finished[-1].score
 
     def result(self) -> list[Hypothesis]:
         return self._finished[: self._settings.num_return_sequences]
 
 
-def _divided(score: float, by: float) -> float:
+def _divide(score: float, by: float) -> float:
     """In float32, as transformers computes scores."""
     return float(np.float32(score) / np.float32(by))
 

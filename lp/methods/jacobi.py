@@ -91,7 +91,7 @@ class JacobiDecoder(Decoder):
         """Takes over what is known of the guesses from the present root on, and draws the others."""
         self.guesses = guesses + self._fresh(self.size - len(guesses))
 
-    def described(self) -> Described:
+    def describe(self) -> Described:
         return Described(["root", *["jacobi"] * (len(self.tree) - 1)])
 
     def fingerprint(self) -> int:

@@ -87,8 +87,8 @@ class LookaheadDecoder(PoolDecoder):
             self.feed.pool.add(ngram, "window")
         super().learn(tokens, answers, accepted)
 
-    def described(self) -> Described:
-        drafts, window = super().described(), self.window
+    def describe(self) -> Described:
+        drafts, window = super().describe(), self.window
         cells = ["cell"] * (len(self.tree) - len(drafts.sources))
         return drafts._replace(sources=drafts.sources + cells, window=window and (window.columns, len(window.cells)))
 

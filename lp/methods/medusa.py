@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from lp.decoder import Decoder, Described, Offer
+from lp.decoder import Decoder, Described, ProposedDrafts
 from lp.request import AnswerSpec, DecodingContext, DecodingMethod, ModelTraits, Request, RowBounds
 from lp.tree import (
     PREFIX,
@@ -123,12 +123,12 @@ class MedusaDecoder(Decoder):
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
         return self.build_tree(len(self.propose(tokens, room, wanted, 1).odds))
 
-    def propose(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Offer:
+    def propose(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> ProposedDrafts:
         ahead = self._guesses[: greatest_depth(room, wanted)]
         rates = self._rates
         ranked = [rates.ranked(self._passed + depth, *own) for depth, own in enumerate(ahead)] if rates else []
         self._root, self._grown = tokens[-1], grow(ranked, self._most_drafts)
-        return Offer(1, self._grown.odds)
+        return ProposedDrafts(1, self._grown.odds)
 
     def build_tree(self, num_drafts: int) -> TokenTree:
         if not num_drafts:
@@ -169,7 +169,7 @@ class MedusaDecoder(Decoder):
             assert self._rates is not None
             self._rates.learn(self._passed + depth, *own, token)
 
-    def described(self) -> Described:
+    def describe(self) -> Described:
         return Described(["root", *[SOURCE] * self.num_drafts])
 
     def fingerprint(self) -> int:

@@ -149,7 +149,7 @@ class PoolDecoder(Decoder):
         """Learns from a step."""
         self.feed.learn(tokens, accepted.tokens)
 
-    def described(self) -> Described:
+    def describe(self) -> Described:
         return Described(["root", *self.sources.values()], pool=len(self.feed.pool))
 
     def fingerprint(self) -> int:

@@ -28,7 +28,7 @@ class Window:
         self.num_levels = levels
         self.source = list(source)
         self.random = random.Random(seed)
-        self.cells: list[list[int]] = self._filled([[]])
+        self.cells: list[list[int]] = self._fill([[]])
         # Rows of the newest level in the tree planned last.
         self._newest = slice(0)
 
@@ -44,7 +44,7 @@ class Window:
     def resize(self, columns: int) -> None:
         """Drops the last columns, or adds columns of random tokens."""
         self.columns = columns
-        self.cells = self._filled([level[:columns] for level in self.cells])
+        self.cells = self._fill([level[:columns] for level in self.cells])
 
     def plan(self, builder: TreeBuilder) -> None:
         """Adds all cells to the tree, under the root."""
@@ -70,14 +70,14 @@ class Window:
         # The root moves by num_accepted positions. Dropping the oldest level already moves every other one by one.
         levels = [*self.cells[1:], newest] if is_full else [*self.cells, newest]
         shift = num_accepted - 1 if is_full else num_accepted
-        self.cells = self._filled([level[shift:] for level in levels])
+        self.cells = self._fill([level[shift:] for level in levels])
         return ngrams
 
     def slide(self, count: int) -> None:
         """Moves on by a number of tokens that have come without a step of the window."""
-        self.cells = self._filled([level[count:] for level in self.cells])
+        self.cells = self._fill([level[count:] for level in self.cells])
 
-    def _filled(self, levels: list[list[int]]) -> list[list[int]]:
+    def _fill(self, levels: list[list[int]]) -> list[list[int]]:
         """The levels, each filled up at its end with random tokens of the source."""
         missing = self.columns - len(levels[0])
         if not missing:

@@ -229,14 +229,14 @@ def _launch_report(
     num_likeliest = [asked[number].num_likeliest or 0 for number in reported]
     own = logits.rows([rows[number] for number in reported])
     if any(asked[number].is_judged for number in reported):
-        own = torch.cat([_judged(asked[number], logits.rows([rows[number]])) for number in reported])
+        own = torch.cat([_judge(asked[number], logits.rows([rows[number]])) for number in reported])
     return LogProbabilities.launch(
         reported, [len(asked[number].choices) for number in reported], num_likeliest, own,
         torch.cat([targets[number] for number in reported]),
     )  # fmt: skip
 
 
-def _judged(one: Asked, logits_RV: Tensor) -> Tensor:
+def _judge(one: Asked, logits_RV: Tensor) -> Tensor:
     """[R, V] what log-probabilities of a sequence's rows are made of. logits_RV: the first model's."""
     return as_wide(one.second, logits_RV.shape[1]) if one.is_judged and one.second is not None else logits_RV
 
@@ -256,10 +256,10 @@ def _answers(
     end = 0
     for group in groups:
         begin, end = end, end + group.packed.numel()
-        tokens, is_late = _settled(group, asked[group.numbers[0]], downloaded[begin:end].reshape(group.packed.shape))
+        tokens, is_late = _choose(group, asked[group.numbers[0]], downloaded[begin:end].reshape(group.packed.shape))
         for number, own in zip(group.numbers, group.rows, strict=True):
             num_candidates, mine = asked[number].num_candidates, tokens[own]
-            found[number] = Answers(mine[:, 0], _widened(mine, num_candidates) if num_candidates else None)
+            found[number] = Answers(mine[:, 0], _widen(mine, num_candidates) if num_candidates else None)
             late[number] = is_late[own]
     for number, allowed in masked.items():
         allowed.fix(found[number])
@@ -268,7 +268,7 @@ def _answers(
     return found
 
 
-def _settled(group: _Group, one: Asked, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _choose(group: _Group, one: Asked, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The group's tokens, int32 [rows, K], and which rows the first chooser has left unsettled, bool [rows].
 
     one: of the group's sequences.
@@ -293,7 +293,7 @@ def _settled(group: _Group, one: Asked, packed: np.ndarray) -> tuple[np.ndarray,
     return tokens, is_late
 
 
-def _widened(tokens_RK: np.ndarray, num_candidates: int) -> np.ndarray:
+def _widen(tokens_RK: np.ndarray, num_candidates: int) -> np.ndarray:
     """A vocabulary of fewer than K tokens leaves columns to be filled."""
     missing = num_candidates - tokens_RK.shape[1]
     return np.pad(tokens_RK, ((0, 0), (0, missing)), "edge") if missing else tokens_RK

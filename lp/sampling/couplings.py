@@ -83,24 +83,24 @@ def decide(model_V: Tensor, proposal: Proposal, row: int, draws: Draws) -> int:
     model_V: the model's distribution. It may have more tokens than the draft's, or fewer: weights are often padded.
     """
     left = model_V.double()
-    draft = _sized(proposal.probabilities.to(left.device).double(), len(left))
+    draft = _resize(proposal.probabilities.to(left.device).double(), len(left))
     for place, token in enumerate(proposal.tokens):
         if draws.uniform(row, place) * float(draft[token]) < float(left[token]):
             return token
-        left = _normalised((left - draft).clamp_(min=0.0), left)
+        left = _normalise((left - draft).clamp_(min=0.0), left)
         draft = draft.clone()
         draft[token] = 0.0
-        draft = _normalised(draft, draft)
+        draft = _normalise(draft, draft)
     return int((left.log() + draws.gumbel(row, left)).argmax())
 
 
-def _sized(probabilities_V: Tensor, size: int) -> Tensor:
+def _resize(probabilities_V: Tensor, size: int) -> Tensor:
     """The same distribution over so many tokens."""
     missing = size - len(probabilities_V)
     return torch.nn.functional.pad(probabilities_V, (0, missing)) if missing else probabilities_V
 
 
-def _normalised(weights_V: Tensor, otherwise: Tensor) -> Tensor:
+def _normalise(weights_V: Tensor, otherwise: Tensor) -> Tensor:
     """Weights whose sum is 1; the others if nothing but rounding is left of these."""
     total = float(weights_V.sum())
     return weights_V / total if total > 1e-9 else otherwise

@@ -24,7 +24,7 @@ _MIX_A, _MIX_B = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _AT_ONCE = 1 << 16
 
 
-def _signed(value: int) -> int:
+def _to_signed(value: int) -> int:
     """The int64 that has the bits of a 64-bit unsigned integer."""
     return value - (1 << 64) if value >> 63 else value
 
@@ -43,25 +43,25 @@ def _shift_right(values: Tensor, bits: int) -> Tensor:
 
 def _mix_in_place(values: Tensor) -> Tensor:
     """`_mix` on a tensor of int64, which it overwrites."""
-    values.bitwise_xor_(_shift_right(values, 30)).mul_(_signed(_MIX_A))
-    values.bitwise_xor_(_shift_right(values, 27)).mul_(_signed(_MIX_B))
+    values.bitwise_xor_(_shift_right(values, 30)).mul_(_to_signed(_MIX_A))
+    values.bitwise_xor_(_shift_right(values, 27)).mul_(_to_signed(_MIX_B))
     return values.bitwise_xor_(_shift_right(values, 31))
 
 
 def mixed_seed(seed: int) -> int:
     """An int64 of which the keys of all positions are made."""
-    return _signed(_mix(seed & _MASK))
+    return _to_signed(_mix(seed & _MASK))
 
 
 def row_keys(seed: int, positions: Iterable[int]) -> np.ndarray:
     """[R] int64: what the noise of each row's position is made of, with a token's id."""
     hashed = mixed_seed(seed)
-    return np.array([_signed(_mix((hashed + position * _GOLDEN) & _MASK)) for position in positions], np.int64)
+    return np.array([_to_signed(_mix((hashed + position * _GOLDEN) & _MASK)) for position in positions], np.int64)
 
 
 def gumbel_of(keys_R1: Tensor, tokens_RN: Tensor) -> Tensor:
     """[R, N] float32 standard Gumbel noise of each row's tokens. keys_R1: int64 [R, 1], see `row_keys`."""
-    counters = (tokens_RN + 1).mul_(_signed(_GOLDEN)) + keys_R1
+    counters = (tokens_RN + 1).mul_(_to_signed(_GOLDEN)) + keys_R1
     bits = _shift_right(_mix_in_place(counters), 12)  # 52: with 53, adding a half could round up to 1
     uniform = bits.double().add_(0.5).mul_(2.0**-52)
     return uniform.log_().neg_().log_().neg_().float()

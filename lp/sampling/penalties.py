@@ -195,10 +195,10 @@ class NGrams:
         for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
             path = list(last) if parent == PREFIX else [*paths[parent], token]
             paths.append(path)
-            found.append(self._banned_after(path, len(last)))
+            found.append(self._find_banned(path, len(last)))
         return found
 
-    def _banned_after(self, path: list[int], num_noted: int) -> list[int]:
+    def _find_banned(self, path: list[int], num_noted: int) -> list[int]:
         """num_noted: how many of the path's first tokens belong to the sequence."""
         before = self._num_before
         if len(path) < before:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lp.decoder import Offer, Waiting
+from lp.decoder import ProposedDrafts, Waiting
 from lp.drafting.history import UNKNOWN_ROWS
 from lp.platform.library import address, library
 from lp.runner.runner import StepInput
@@ -101,8 +101,8 @@ def plan_trees(
     if not states:
         return []
     _prepare(states, rooms)
-    offers = [state.propose(room, len(states)) for state, room in zip(states, rooms, strict=True)]
-    counts = share_drafts(states, offers, times, num_parts, prefill)
+    proposals = [state.propose(room, len(states)) for state, room in zip(states, rooms, strict=True)]
+    counts = share_drafts(states, proposals, times, num_parts, prefill)
     return [state.build_tree(count) for state, count in zip(states, counts, strict=True)]
 
 
@@ -119,27 +119,27 @@ def _prepare(states: Sequence[RequestState], rooms: Sequence[int]) -> None:
 
 def share_drafts(
     states: Sequence[RequestState],
-    offers: Sequence[Offer],
+    proposals: Sequence[ProposedDrafts],
     times: StepTimes | None,
     num_parts: int,
     prefill: Prefill,
 ) -> list[int]:
     """[B] how many of its proposed drafts each request verifies."""
-    if not any(offer.odds for offer in offers):
-        return [0] * len(offers)
+    if not any(proposal.odds for proposal in proposals):
+        return [0] * len(proposals)
     if times is None:
-        number = max(0, UNKNOWN_ROWS - sum(offer.num_rows for offer in offers))
-        return np.bincount(best_first(offers).owners[:number], minlength=len(offers)).tolist()
-    return best_counts(offers, step_time(times.for_parts(num_parts), num_parts, prefill, states, offers))
+        number = max(0, UNKNOWN_ROWS - sum(proposal.num_rows for proposal in proposals))
+        return np.bincount(best_first(proposals).owners[:number], minlength=len(proposals)).tolist()
+    return best_counts(proposals, step_time(times.for_parts(num_parts), num_parts, prefill, states, proposals))
 
 
-def best_first(offers: Sequence[Offer]) -> Drafts:
-    """All offered drafts, the likeliest first.
+def best_first(proposals: Sequence[ProposedDrafts]) -> Drafts:
+    """All proposed drafts, the likeliest first.
 
-    Of equally likely ones, those of the sequence that stands first come first, in the order of its offer.
+    Of equally likely ones, those of the sequence that stands first come first, in the order of its proposal.
     """
-    odds = np.array([one for offer in offers for one in offer.odds], np.float64)
-    owners = np.repeat(np.arange(len(offers)), [len(offer.odds) for offer in offers])
+    odds = np.array([one for proposal in proposals for one in proposal.odds], np.float64)
+    owners = np.repeat(np.arange(len(proposals)), [len(proposal.odds) for proposal in proposals])
     order = np.argsort(-odds, kind="stable")  # which keeps the order of equal ones
     return Drafts(odds[order], owners[order])
 
@@ -168,20 +168,24 @@ class StepTime(NamedTuple):
 
 
 def step_time(
-    times: StepTimes, num_parts: int, prefill: Prefill, states: Sequence[RequestState], offers: Sequence[Offer]
+    times: StepTimes,
+    num_parts: int,
+    prefill: Prefill,
+    states: Sequence[RequestState],
+    proposals: Sequence[ProposedDrafts],
 ) -> StepTime:
-    """The seconds of a step with some of the offered drafts. Rows count as shared evenly by the parts."""
-    extras, load = times.extras, len(offers)
+    """The seconds of a step with some of the proposed drafts. Rows count as shared evenly by the parts."""
+    extras, load = times.extras, len(proposals)
     trees = -(-load // num_parts)  # of a part
     num_rows, num_drafts, num_cached, host_s, row_s = prefill.num_rows, 0, 0, 0.0, list[float]()
-    for state, offer in zip(states, offers, strict=True):
+    for state, proposal in zip(states, proposals, strict=True):
         sequence = state.sequence
         is_sampled = sequence.sampling.temperature != 0
         # Seconds of the step and of each of its rows that the curve does not contain.
         row_s.append(extras.host_row + is_sampled * extras.sampled_row / num_parts)
-        host_s += extras.host_step + is_sampled * extras.sampled_step / load + offer.num_rows * row_s[-1]
-        num_rows += offer.num_rows
-        num_drafts += len(offer.odds)
+        host_s += extras.host_step + is_sampled * extras.sampled_step / load + proposal.num_rows * row_s[-1]
+        num_rows += proposal.num_rows
+        num_drafts += len(proposal.odds)
         num_cached += len(sequence.tokens)
     host_s += times.of_sequences(trees, num_cached // num_parts)
     most_rows = num_rows + num_drafts
@@ -190,18 +194,18 @@ def step_time(
     return StepTime(curve[num_rows : most_rows + 1] - prefill_s, host_s, row_s)
 
 
-def best_counts(offers: Sequence[Offer], time: StepTime) -> list[int]:
+def best_counts(proposals: Sequence[ProposedDrafts], time: StepTime) -> list[int]:
     """[B] how many drafts of each sequence are taken, so that tokens per second are the most."""
-    load = len(offers)
+    load = len(proposals)
     if (native := library()) is None:
-        drafts = best_first(offers)
+        drafts = best_first(proposals)
         seconds = time.curve + np.cumsum(np.append(time.host_s, np.array(time.row_s)[drafts.owners]))
         number = best_number(load, drafts.odds, seconds)
         return np.bincount(drafts.owners[:number], minlength=load).tolist()
     odds, sizes, row_s, counts = array("d"), array("q"), array("d", time.row_s), array("q", bytes(8 * load))
-    for offer in offers:
-        odds.extend(offer.odds)
-        sizes.append(len(offer.odds))
+    for proposal in proposals:
+        odds.extend(proposal.odds)
+        sizes.append(len(proposal.odds))
     native.budget_share_out(
         odds.buffer_info()[0], sizes.buffer_info()[0], load, row_s.buffer_info()[0], address(time.curve), time.host_s,
         counts.buffer_info()[0],

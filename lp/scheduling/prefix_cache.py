@@ -81,7 +81,7 @@ class PrefixCache:
     def find(self, tokens: Sequence[int], owner: str | None) -> Prefix | None:
         """The longest beginning that a kept sequence shares with a prompt, all but the last token of which counts."""
         wanted = np.array(tokens[:-1], np.int64)
-        found = (Prefix(kept.sequence, _num_shared(kept.tokens, wanted)) for kept in self._allowed(owner))
+        found = (Prefix(kept.sequence, _num_shared(kept.tokens, wanted)) for kept in self._find_allowed(owner))
         best = max(found, key=lambda prefix: prefix.length, default=None)
         if best is None or best.length < LEAST_TOKENS:
             return None
@@ -115,7 +115,7 @@ class PrefixCache:
         kept = self.find(tokens, owner)
         return (best, length) if length >= LEAST_TOKENS + (kept.length if kept else 0) else None
 
-    def _allowed(self, owner: str | None) -> Iterator[_Kept]:
+    def _find_allowed(self, owner: str | None) -> Iterator[_Kept]:
         return (kept for kept in self._kept.values() if self._allows(kept.owner, owner))
 
     def _allows(self, owner: str | None, other: str | None) -> bool:

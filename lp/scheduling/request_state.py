@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from lp.decoder import Offer
+from lp.decoder import ProposedDrafts
 from lp.drafting.history import DraftHistory
 from lp.grammar.constrained import ConstrainedDecoder
 from lp.model.checkpoint import Checkpoint
@@ -180,7 +180,7 @@ class RequestState:
         self.tree = self.decoder.plan(self.sequence.tokens, room, self.stop.num_left)
         return self.tree
 
-    def propose(self, room: int, load: int) -> Offer:
+    def propose(self, room: int, load: int) -> ProposedDrafts:
         """Proposes drafts for the next step; `build_tree` follows. room: see `plan`. load: sequences of the step."""
         self.stats.start_step()
         return self.decoder.propose(self.sequence.tokens, room, self.stop.num_left, load)
@@ -249,11 +249,11 @@ class RequestState:
             scored, self.scores = self.scores.found, None
         output = Output(
             self.sequence.id, tokens, text, logprobs, reason, self.stats,
-            prompt_logprobs=scored, beams=self._ranked(), trace=trace,
+            prompt_logprobs=scored, beams=self._rank(), trace=trace,
         )  # fmt: skip
         return self.parent.output(output) if self.parent else output
 
-    def _ranked(self) -> BeamResult | None:
+    def _rank(self) -> BeamResult | None:
         """The texts of a decoder that has ranked them at its end."""
         if (found := self.decoder.result()) is None:
             return None

@@ -64,14 +64,14 @@ class Dispatcher:
         orders: dict[int, list[Command]] = {rank: [] for rank in self.epoch.leaders}
         for command in issued:
             self._ledger.note(command)
-            for rank in self._concerned(command, self.epoch):
+            for rank in self._leaders_of(command, self.epoch):
                 orders[rank].append(command)
         for rank, own in orders.items():
             if own:
                 self._send(rank, self.epoch, own)
         return []
 
-    def _concerned(self, command: Command, epoch: Epoch) -> list[int]:
+    def _leaders_of(self, command: Command, epoch: Epoch) -> list[int]:
         """The leaders that have to carry a command out."""
         match command:
             case AddRequest() if self.is_ending:

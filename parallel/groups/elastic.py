@@ -154,7 +154,7 @@ class ElasticGroups:
         cached: how many of the request's tokens have keys and values in a group. share: a group with fewer requests
         than this counts as even, as others are about to be assigned as well.
         """
-        served = self._served_alike(request)
+        served = self._find_served_alike(request)
         burden = {group: (len(load), load.num_uncomputed) for group, load in loads.items()}
         fewest = min(loads, key=burden.__getitem__)
         known = [
@@ -167,7 +167,7 @@ class ElasticGroups:
         served.add(chosen)
         return chosen
 
-    def _served_alike(self, request: Request) -> set[int]:
+    def _find_served_alike(self, request: Request) -> set[int]:
         """The groups that have served requests which begin alike; the caller adds the next one."""
         if len(request.prompt) < SAME_TOKENS:
             return set()

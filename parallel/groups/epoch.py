@@ -152,7 +152,7 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
     progress = engine.resume(
         runner, zip(requests, tokens, strict=True), times, room, finished, learnt, keep_shared=is_alone
     )
-    cached = channel.collect([number for _, number in _cached(engine)])
+    cached = channel.collect([number for _, number in _count_cached(engine)])
     for one, several in zip(engine.scheduler, zip(*cached, strict=True), strict=True):
         one.reuse_cached(max(several))
     running = [(one.sequence.id, [*one.prompt, *one.generated]) for one in engine.scheduler]
@@ -163,12 +163,12 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
 def num_cached(engine: Engine) -> dict[str, int]:
     """By request id, how many tokens of each running request have keys and values on this rank."""
     found: dict[str, int] = {}
-    for name, number in _cached(engine):  # a request may have several sequences
+    for name, number in _count_cached(engine):  # a request may have several sequences
         found[name] = found.get(name, 0) + number
     return found
 
 
-def _cached(engine: Engine) -> Iterator[tuple[str, int]]:
+def _count_cached(engine: Engine) -> Iterator[tuple[str, int]]:
     """For each running sequence, its request's id, and how many of its tokens have keys and values on this rank."""
     for one in engine.scheduler:
         yield one.request_id, engine.runner.num_cached(one.sequence.id, one.sequence.tokens)

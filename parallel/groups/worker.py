@@ -108,14 +108,14 @@ def _commands_due(engine: Engine, channel: Channel, inbox: Inbox | None) -> bool
 
 def _next_commands(engine: Engine, channel: Channel, inbox: Inbox | None) -> list[Command]:
     """What rank 0's inbox holds, on every rank. Only what goes to another rank is encoded."""
-    taken = _taken(engine, inbox) if inbox else None
+    taken = _take(engine, inbox) if inbox else None
     if taken is not None and channel.num_ranks == 1:
         return taken
     data = channel.share(None if taken is None else encode_commands(taken))
     return decode_commands(data) if taken is None else taken
 
 
-def _taken(engine: Engine, inbox: Inbox) -> list[Command]:
+def _take(engine: Engine, inbox: Inbox) -> list[Command]:
     """What the inbox holds. An engine that waits for requests, or that has waited too long, may measure meanwhile."""
     taken = inbox.take(IDLE_S if engine.is_idle else 0.0)
     return [Measure()] if not taken and engine.should_measure else taken
@@ -301,7 +301,7 @@ class Worker:
 
         def flush() -> None:
             if told and channel.is_leader:
-                self.send(messages.Progressed(epoch.number, [_traced_among(members, progress) for progress in told]))
+                self.send(messages.Progressed(epoch.number, [_rename_ranks(members, progress) for progress in told]))
             told.clear()
 
         moves = None
@@ -366,6 +366,6 @@ class Worker:
             time.sleep(ALIVE_S)
 
 
-def _traced_among(members: list[int], progress: Output) -> Output:
+def _rename_ranks(members: list[int], progress: Output) -> Output:
     """A progress whose trace numbers ranks as members of the group. members: the ranks at the places of the epoch."""
     return replace(progress, trace=progress.trace.among(members)) if progress.trace else progress

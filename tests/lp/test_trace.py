@@ -219,7 +219,7 @@ def test_nothing_is_recorded_unless_asked_for(llama: Engine, monkeypatch: pytest
 
     monkeypatch.setattr("lp.scheduling.step_clock.StepClock.record", fail)
     monkeypatch.setattr("lp.scheduling.request_state.TraceRecorder", fail)
-    monkeypatch.setattr("lp.methods.auto.decoder.AutoDecoder.described", fail)
+    monkeypatch.setattr("lp.methods.auto.decoder.AutoDecoder.describe", fail)
     assert llama.generate(PROMPT, max_new_tokens=8).trace == []
     with pytest.raises(AssertionError, match="nobody has asked"):
         llama.generate(PROMPT, max_new_tokens=8, trace=True)

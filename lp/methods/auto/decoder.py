@@ -10,7 +10,7 @@ from operator import ge
 
 import numpy as np
 
-from lp.decoder import Decoder, Described, Offer
+from lp.decoder import Decoder, Described, ProposedDrafts
 from lp.drafting.account import PLAIN, SPECULATE, WATCH
 from lp.drafting.history import DraftHistory, nearest_power
 from lp.drafting.settings import DraftSettings
@@ -47,7 +47,7 @@ class AutoDecoder(Decoder):
         self._load = 1
         # The sizes of the window that are being tried, by the sequences of a step.
         self._trials = {self._load: self.profile.windows.choose()}
-        self._whole: TokenTree | None = None  # an offered tree whose size is not a matter of choice
+        self._whole: TokenTree | None = None  # a proposed tree whose size is not a matter of choice
         self._seconds = 0.0  # modelled time of the present step
         self._effort = SPECULATE
         self._is_undivided = self.profile.cost.num_parts == 1
@@ -77,32 +77,32 @@ class AutoDecoder(Decoder):
             self._seconds = self.profile.cost.by_rows[len(tree)]
             return tree
         self._room, self._wanted = room, wanted
-        tree = self._begun(tokens, 1)
-        return self._noted(self._grown(room, wanted) if tree is None else tree)
+        tree = self._begin(tokens, 1)
+        return self._note_tree(self._grow_tree(room, wanted) if tree is None else tree)
 
-    def propose(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Offer:
+    def propose(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> ProposedDrafts:
         self._room = self._wanted = -1
-        self._whole = self._begun(tokens, nearest_power(load))
+        self._whole = self._begin(tokens, nearest_power(load))
         if self._whole is None and not self._has_choice:
-            self._whole = self._grown(room, wanted)
+            self._whole = self._grow_tree(room, wanted)
         if self._whole is not None:
-            return Offer(len(self._whole))
-        self._window = self._chosen_window(room)
+            return ProposedDrafts(len(self._whole))
+        self._window = self._choose_window(room)
         num_rows = 1 + (self._window.num_cells if self._window else 0)
         cost = self.profile.cost
         most_nodes = cost.rows_within(self.profile.account.limit_s) - num_rows
         odds = self.drafter.offer(greatest_depth(room, wanted), 1 + most_nodes, cost.least_odds)
-        return Offer(num_rows, descending(odds))
+        return ProposedDrafts(num_rows, descending(odds))
 
     def build_tree(self, num_drafts: int) -> TokenTree:
-        return self._noted(self.drafter.take(num_drafts, self._window) if self._whole is None else self._whole)
+        return self._note_tree(self.drafter.take(num_drafts, self._window) if self._whole is None else self._whole)
 
     def keep(self, rows: Sequence[int]) -> TokenTree:
         return self.drafter.keep(rows, self._window)
 
     def narrow(self, rows: Sequence[int]) -> TokenTree:
         """`keep`, after which the step is reckoned to take as long as without the drafts that were dropped."""
-        return self._noted(self.keep(rows))
+        return self._note_tree(self.keep(rows))
 
     def follow(self, tokens: Sequence[int], more: Sequence[int]) -> None:
         self._ahead = None
@@ -113,7 +113,7 @@ class AutoDecoder(Decoder):
             if self._window:
                 self._window.slide(len(more))
 
-    def _begun(self, tokens: Sequence[int], load: int) -> TokenTree | None:
+    def _begin(self, tokens: Sequence[int], load: int) -> TokenTree | None:
         """Begins a step of about `load` sequences. Returns its tree, or None if it speculates."""
         self._note_step()
         if load != self._load:
@@ -132,7 +132,7 @@ class AutoDecoder(Decoder):
         self._window = None
         return self.drafter.watch()
 
-    def _noted(self, tree: TokenTree) -> TokenTree:
+    def _note_tree(self, tree: TokenTree) -> TokenTree:
         """Notes the seconds of a planned step."""
         if self._effort is not PLAIN:
             cost = self.profile.cost
@@ -140,19 +140,19 @@ class AutoDecoder(Decoder):
             self._seconds = cost.step_s(len(tree), depth)
         return tree
 
-    def _grown(self, room: int, wanted: int) -> TokenTree:
+    def _grow_tree(self, room: int, wanted: int) -> TokenTree:
         """Plans a tree of drafts and the window."""
-        self._window = self._chosen_window(room)
+        self._window = self._choose_window(room)
         return self.drafter.grow(self._window, greatest_depth(room, wanted), self.profile.account.limit_s)
 
-    def _chosen_window(self, room: int) -> Window | None:
+    def _choose_window(self, room: int) -> Window | None:
         trial = self._trials.get(self._load)
         if trial is None:
             self._trials[self._load] = trial = self.profile.windows.choose()
         columns = trial.size.columns
-        return self._sized(columns, room) if columns else None
+        return self._resize_window(columns, room) if columns else None
 
-    def _sized(self, columns: int, room: int) -> Window | None:
+    def _resize_window(self, columns: int, room: int) -> Window | None:
         """The window, resized to `columns`. None if the model has too few positions left for it."""
         if self._window is None:
             window = Window(columns, self._levels, self._prompt, self._seed)
@@ -233,7 +233,7 @@ class AutoDecoder(Decoder):
         if self._unsummed is not None:
             self._history, self._unsummed = zlib.crc32(self._unsummed.tobytes(), self._history), None
 
-    def described(self) -> Described:
+    def describe(self) -> Described:
         if self._effort is PLAIN:
             return Described(["root"])
         kinds, window = self.drafter.kinds[1 : self.drafter.num_drafts], self._window

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lp.decoder import Described, Offer
+from lp.decoder import Described, ProposedDrafts
 from lp.methods.auto.decoder import AutoDecoder
 from lp.methods.draft_model.asking import Asking, Experience
 from lp.methods.draft_model.growth import Growth
@@ -58,12 +58,12 @@ class MixedDecoder(DraftedDecoder):
         wish = self._wish(self.inner.plan(tokens, room, wanted), tokens, room, wanted)
         self._text.draft([wish], is_alone=True)
         if not self._growth.num_rounds:  # then `auto` has chosen the number
-            return self._taken(self.inner.num_drafts)
-        return self._taken(number_that_pays(self._growth, self.inner.profile.cost, self._num_cells))
+            return self._take(self.inner.num_drafts)
+        return self._take(number_that_pays(self._growth, self.inner.profile.cost, self._num_cells))
 
     def wish(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Wish:
-        offer = self.inner.propose(tokens, room, wanted, load)
-        return self._wish(self.inner.build_tree(len(offer.odds)), tokens, room, wanted)
+        proposed = self.inner.propose(tokens, room, wanted, load)
+        return self._wish(self.inner.build_tree(len(proposed.odds)), tokens, room, wanted)
 
     def _wish(self, planned: TokenTree, tokens: Sequence[int], room: int, wanted: int) -> Wish:
         """What is asked of the second model beside the tree that the other decoder has planned."""
@@ -92,19 +92,19 @@ class MixedDecoder(DraftedDecoder):
             odds.append(odds[parents[row]] * probabilities[kinds[row]])
         return tokens[first:last], parents[first:last], odds[first:]
 
-    def propose(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Offer:
+    def propose(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> ProposedDrafts:
         if self._length != len(tokens):
             self._text.draft([self.wish(tokens, room, wanted, load)], is_alone=load == 1)
         self._length = -1
         best = self._growth.best()
         if self._grows_freely:
-            return Offer(1 + len(best) + self._num_cells)
-        return Offer(1 + self._num_cells, [self._growth.nodes[number].odds for number in best])
+            return ProposedDrafts(1 + len(best) + self._num_cells)
+        return ProposedDrafts(1 + self._num_cells, [self._growth.nodes[number].odds for number in best])
 
     def build_tree(self, num_drafts: int) -> TokenTree:
-        return self._taken(len(self._growth.best()) if self._grows_freely else num_drafts)
+        return self._take(len(self._growth.best()) if self._grows_freely else num_drafts)
 
-    def _taken(self, num_drafts: int) -> TokenTree:
+    def _take(self, num_drafts: int) -> TokenTree:
         """The tree of the likeliest drafts, whosever they are."""
         num_planned, nodes = 1 + self.inner.num_drafts, self._growth.nodes
         self._length, self._rows = -1, [0, *sorted(self._growth.best()[:num_drafts])]
@@ -115,7 +115,7 @@ class MixedDecoder(DraftedDecoder):
         self._expected = sum(nodes[number].odds for number in self._rows)
         if added := self._rows[self._num_own :]:
             places = {number: row for row, number in enumerate(self._rows)}
-            self.tree = _inserted(
+            self.tree = _insert(
                 self._planned,
                 self._num_own,
                 [nodes[number].token for number in added],
@@ -171,8 +171,8 @@ class MixedDecoder(DraftedDecoder):
                 return
             self._growth.learn(self._rows[row], target)
 
-    def described(self) -> Described:
-        inner = self.inner.described()
+    def describe(self) -> Described:
+        inner = self.inner.describe()
         names = [*inner.sources[: self._num_own], *[SOURCE] * self._num_added, *inner.sources[self._num_own :]]
         return inner._replace(sources=names)
 
@@ -181,7 +181,7 @@ class MixedDecoder(DraftedDecoder):
         return zlib.crc32(repr(state).encode()) >> 1
 
 
-def _inserted(
+def _insert(
     tree: TokenTree, at: int, tokens: Sequence[int], parents: Sequence[int], depths: Sequence[int]
 ) -> TokenTree:
     """The tree with further rows from row `at` on. parents: of these rows. No row behind them is above one before."""

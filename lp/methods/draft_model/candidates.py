@@ -56,7 +56,7 @@ class CandidateChooser:
         numbers = sorted({number for node in nodes for number in growth.lineage(node)})
         places = np.array([numbers.index(node) for node in nodes])
         asked = self._sampler.ask(_tree(growth, numbers), tokens)
-        logits_NV = self._changed(logits_NV[:, : self._vocab_size].contiguous(), asked, places)
+        logits_NV = self._penalize(logits_NV[:, : self._vocab_size].contiguous(), asked, places)
         rows = Rows(logits_NV, asked.choices[places], asked.dropped[places], asked.positions[places], [])
         noise = self._sampler.noise
         if self._is_drawn:
@@ -68,7 +68,7 @@ class CandidateChooser:
         best = scores.topk(min(WIDTH, self._vocab_size), dim=1)
         return Chosen(best.values if noise is None else best.values.log_softmax(dim=1), best.indices, None)
 
-    def _changed(self, logits_NV: Tensor, asked: Asked, places: np.ndarray) -> Tensor:
+    def _penalize(self, logits_NV: Tensor, asked: Asked, places: np.ndarray) -> Tensor:
         """The logits after penalties and biases, which look at all nodes above."""
         if asked.touch is None:
             return logits_NV

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lp.decoder import Described, Offer
+from lp.decoder import Described, ProposedDrafts
 from lp.methods.draft_model.asking import Asking, Experience
 from lp.methods.draft_model.growth import Growth
 from lp.methods.draft_model.interface import DraftedDecoder, SecondText, Wish
@@ -134,7 +134,7 @@ class ModelDecoder(DraftedDecoder):
         self._asking.limit(self._growth, len(tokens), wanted)
         return Wish(self._text, tokens, self._growth)
 
-    def _drafted(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Growth:
+    def _draft(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Growth:
         """What has been drafted for this step, or is drafted now."""
         if self._growth is None or self._growth.nodes[0].token != tokens[-1]:
             self._text.draft([self.wish(tokens, room, wanted, load)], is_alone=load == 1)
@@ -144,8 +144,8 @@ class ModelDecoder(DraftedDecoder):
         return growth
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
-        growth = self._drafted(tokens, room, wanted, 1)
-        return self._taken(self._best_number(growth))
+        growth = self._draft(tokens, room, wanted, 1)
+        return self._take(self._best_number(growth))
 
     def _best_number(self, growth: Growth) -> int:
         """The number of drafts that the tree gets."""
@@ -153,19 +153,19 @@ class ModelDecoder(DraftedDecoder):
             return len(growth.best())
         return number_that_pays(growth, self._cost)
 
-    def propose(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Offer:
-        growth = self._drafted(tokens, room, wanted, load)
+    def propose(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> ProposedDrafts:
+        growth = self._draft(tokens, room, wanted, load)
         best = growth.best()
         if self._is_chain or self._settings.rows:
-            return Offer(1 + len(best))
-        return Offer(1, [growth.nodes[number].odds for number in best])
+            return ProposedDrafts(1 + len(best))
+        return ProposedDrafts(1, [growth.nodes[number].odds for number in best])
 
     def build_tree(self, num_drafts: int) -> TokenTree:
         assert self._grown is not None
         is_whole = self._is_chain or self._settings.rows
-        return self._taken(len(self._grown.best()) if is_whole else num_drafts)
+        return self._take(len(self._grown.best()) if is_whole else num_drafts)
 
-    def _taken(self, num_drafts: int) -> TokenTree:
+    def _take(self, num_drafts: int) -> TokenTree:
         """The tree of the likeliest drafts."""
         growth = self._grown
         assert growth is not None
@@ -206,7 +206,7 @@ class ModelDecoder(DraftedDecoder):
         drafted = Drafted(Counter({SOURCE: self.num_drafts}), [SOURCE] * len(accepted.drafted))
         return accepted, lambda: drafted
 
-    def described(self) -> Described:
+    def describe(self) -> Described:
         return Described(["root", *[SOURCE] * self.num_drafts])
 
     def fingerprint(self) -> int:

@@ -20,7 +20,7 @@ def draft(wishes: Sequence[Wish], is_alone: bool) -> None:
     """Grows the trees of these wishes, which are all of the same second model. See SecondText.draft."""
     able = [wish for wish in _with_room(wishes) if wish.growth.max_depth and _text(wish).knows(wish.tokens)]
     growing = [wish for wish in able if wish.growth.choose()]
-    growing = _fed(growing, is_alone)
+    growing = _prefill(growing, is_alone)
     while growing:
         asked = [(wish, nodes) for wish in growing if (nodes := wish.growth.choose())]
         if not asked:
@@ -55,7 +55,7 @@ def _with_room(wishes: Sequence[Wish]) -> list[Wish]:
     return found
 
 
-def _fed(wishes: Sequence[Wish], is_alone: bool) -> list[Wish]:
+def _prefill(wishes: Sequence[Wish], is_alone: bool) -> list[Wish]:
     """Reads what the second model lacks of the texts. Returns those of which it lacks little enough to draft."""
     ready, left, is_busy = list[Wish](), CHUNK, False
     for wish in wishes:

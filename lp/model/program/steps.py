@@ -196,7 +196,7 @@ def outline(program: Program) -> list[str]:
     """What a program does, without its numbers: two programs with the same outline do the same."""
     names: dict[int, str] = {}
 
-    def described(part: object) -> str:
+    def describe(part: object) -> str:
         match part:
             case Value():
                 return names.setdefault(id(part), f"v{len(names)}") + f"[{part.width}]"
@@ -205,14 +205,14 @@ def outline(program: Program) -> list[str]:
             case Tensor():
                 return f"weight{list(part.shape)}"
             case Operand():
-                return f"{described(part.source)}+{part.start}{part.strides}"
+                return f"{describe(part.source)}+{part.start}{part.strides}"
             case tuple():
-                return f"({', '.join(described(one) for one in part)})"
+                return f"({', '.join(describe(one) for one in part)})"
         return repr(part)
 
-    described((program.tokens, program.positions))
+    describe((program.tokens, program.positions))
     lines = [
-        f"{type(step).__name__} " + " ".join(described(getattr(step, one.name)) for one in fields(step))
+        f"{type(step).__name__} " + " ".join(describe(getattr(step, one.name)) for one in fields(step))
         for step in program.steps
     ]
-    return [*lines, described(program.logits)]
+    return [*lines, describe(program.logits)]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lp.decoder import Offer
+from lp.decoder import ProposedDrafts
 from lp.methods.auto.decoder import descending
 from lp.platform.library import library, python_alone
 from lp.request import Sequence
@@ -38,7 +38,7 @@ TIMES = StepTimes((1, 4, 16, 64), (0.010, 0.011, 0.015, 0.047))
 class Stream:
     """A generation whose offers are given. taken: the number of its drafts; None if it planned alone."""
 
-    offered: Offer
+    offered: ProposedDrafts
     temperature: float = 0.0
     length: int = 10
     loads: list[int] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Stream:
     def plan(self, room: int) -> Any:
         return "planned alone"
 
-    def propose(self, room: int, load: int) -> Offer:
+    def propose(self, room: int, load: int) -> ProposedDrafts:
         self.loads.append(load)
         return self.offered
 
@@ -69,7 +69,7 @@ def together(
 
 
 def offer(*odds: float, num_rows: int = 1) -> Stream:
-    return Stream(Offer(num_rows, odds))
+    return Stream(ProposedDrafts(num_rows, odds))
 
 
 def best_by_hand(all_odds: list[list[float]], seconds: list[float]) -> float:
@@ -84,7 +84,7 @@ def best_by_hand(all_odds: list[list[float]], seconds: list[float]) -> float:
 
 def speed(all_odds: list[list[float]], seconds: list[float]) -> float:
     """The expected tokens per second of the number of drafts that is chosen."""
-    offers = [Offer(1, descending(odds)) for odds in all_odds]
+    offers = [ProposedDrafts(1, descending(odds)) for odds in all_odds]
     drafts = best_first(offers)
     number = best_number(len(offers), drafts.odds, seconds)
     counts = [sum(drafts.owners[:number] == place) for place in range(len(offers))]
@@ -111,7 +111,7 @@ def test_the_library_takes_as_many_of_each(
     """Whatever ties there are, and wherever the speed falls and rises again."""
     if library() is None:
         pytest.skip("there is no C++ compiler")
-    offers = [Offer(1, sorted(odds, reverse=True)) for odds, _ in offered]
+    offers = [ProposedDrafts(1, sorted(odds, reverse=True)) for odds, _ in offered]
     size = sum(len(offer.odds) for offer in offers) + 1
     time = StepTime(np.cumsum([1.0, *rises])[:size], host_s, [row_s for _, row_s in offered])
     counts = best_counts(offers, time)
@@ -142,7 +142,14 @@ def test_odds_that_descend_stay_as_they_are() -> None:
 
 
 def test_equally_likely_drafts_come_in_the_order_of_their_sequences() -> None:
-    drafts = best_first([Offer(1, [0.5, 0.25]), Offer(1, []), Offer(1, [0.75, 0.5, 0.5]), Offer(3, [0.5])])
+    drafts = best_first(
+        [
+            ProposedDrafts(1, [0.5, 0.25]),
+            ProposedDrafts(1, []),
+            ProposedDrafts(1, [0.75, 0.5, 0.5]),
+            ProposedDrafts(3, [0.5]),
+        ]
+    )
     assert drafts.odds.tolist() == [0.75, 0.5, 0.5, 0.5, 0.5, 0.25] and drafts.owners.tolist() == [2, 0, 2, 2, 3, 0]
 
 

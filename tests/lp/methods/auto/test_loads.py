@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lp import Engine, Sampling, Stopping
-from lp.decoder import Decoder, Offer
+from lp.decoder import Decoder, ProposedDrafts
 from lp.drafting.account import Effort
 from lp.drafting.history import DraftHistory, nearest_power
 from lp.methods.auto.method import Auto
@@ -59,7 +59,7 @@ class Stream:
     def plan(self, room: int) -> TokenTree:
         return self.decoder.plan(self.tokens, room, self.left)
 
-    def propose(self, room: int, load: int) -> Offer:
+    def propose(self, room: int, load: int) -> ProposedDrafts:
         return self.decoder.propose(self.tokens, room, self.left, load)
 
     def build_tree(self, num_drafts: int) -> TokenTree:
@@ -216,7 +216,7 @@ def test_methods_without_a_choice_offer_the_tree_that_they_plan(method: Decoding
     for _ in range(20):
         offered, planned = one.propose(tokens, 300, 300, 5), two.plan(tokens, 300, 300)
         tree = one.build_tree(0)
-        assert offered == Offer(len(planned), ()) and tree.tokens.tolist() == planned.tokens.tolist()
+        assert offered == ProposedDrafts(len(planned), ()) and tree.tokens.tolist() == planned.tokens.tolist()
         assert tree.parents.tolist() == planned.parents.tolist()
         (accepted, _), _ = (each.commit(tokens, answers(counting, tree, tokens, 0)) for each in (one, two))
         tokens += accepted.tokens
