@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-import torch
 from transformers import PreTrainedModel
 
 from lp import Auto, Engine
@@ -15,7 +14,7 @@ from lp.drafting import simple
 from lp.drafting.ngrams import Proposals, last_token
 from lp.drafting.simple import Observation, SequenceStart
 from lp.platform.library import library, python_alone
-from tests.models import VOCAB_SIZE
+from tests.models import EOS, VOCAB_SIZE, generate_greedily
 
 PROMPT, NUM_NEW = "def add(a, b):\n    return", 40
 ALONE = Auto(window_drafts=False, suffix_drafts=False, recycled_drafts=False)
@@ -56,9 +55,7 @@ def engine(request: pytest.FixtureRequest, llama: Engine, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def expected(llama: Engine, llama_reference: PreTrainedModel) -> list[int]:
-    prompt = torch.tensor([llama.request_builder.encode(PROMPT)])
-    found = llama_reference.generate(prompt, do_sample=False, max_new_tokens=NUM_NEW, pad_token_id=0)
-    return found[0, prompt.shape[1] :].tolist()
+    return generate_greedily(llama_reference, llama.request_builder.encode(PROMPT), NUM_NEW, [EOS])
 
 
 @pytest.mark.parametrize("decode", [ALONE, Auto()], ids=["alone", "with the others"])
