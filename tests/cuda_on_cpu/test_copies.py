@@ -59,7 +59,7 @@ def take_turns(mesh: Mesh, channel: Channel, folder: str) -> tuple[list[list[int
     with serving(mesh, folder, "lp", dtype="float32", compile=CompileMode.off) as rank:
         runner = rank.engine.runner
         assert isinstance(runner, LookaheadParallel) and runner.copying is not None
-        runner.assignment = InTurn()
+        runner.sharing = InTurn()
         by_nccl = isinstance(runner.copying.messages, ProcessGroupCollectives) and sum(rank.network.asked.values()) > 0
         return rank.texts(), runner.copying.num_tokens, by_nccl
 

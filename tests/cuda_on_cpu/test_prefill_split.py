@@ -66,7 +66,7 @@ def feed(mesh: Mesh, channel: Channel, folder: str) -> tuple[list[float], int, i
         with serving(mesh, folder, "lp", dtype="bfloat16", compile=CompileMode.on) as rank:
             runner = rank.engine.runner
             assert isinstance(runner, LookaheadParallel) and runner.can_split
-            runner.assignment = recorded = Recorded()
+            runner.sharing = recorded = Recorded()
             together, alone = (Sequence(name, list(PROMPT), len(PROMPT), GREEDY) for name in ("together", "alone"))
             runner.open(together)
             runner.inner.open(alone)
@@ -94,7 +94,7 @@ def lose_what_is_received(mesh: Mesh, channel: Channel, folder: str) -> int:
         with serving(mesh, folder, "lp", dtype="bfloat16", compile=CompileMode.on) as rank:
             runner = rank.engine.runner
             assert isinstance(runner, LookaheadParallel) and runner.copying is not None
-            runner.assignment = Recorded()
+            runner.sharing = Recorded()
             sequence = Sequence("together", list(PROMPT), len(PROMPT), GREEDY)
             runner.open(sequence)
             runner.launch([StepInput(sequence, NO_ROWS, 90)])()
