@@ -74,15 +74,7 @@ class Measure:
         return {"measure": True}
 
 
-@dataclass(frozen=True)
-class ResetPrefixes:
-    """Forget the keys and values of finished requests."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"reset_prefixes": True}
-
-
-Command = AddRequest | Abort | HandOver | Regroup | Shutdown | Measure | ResetPrefixes
+Command = AddRequest | Abort | HandOver | Regroup | Shutdown | Measure
 
 
 class Inbox(Protocol):
@@ -124,8 +116,6 @@ def _command(line: bytes) -> Command:
             return Shutdown()
         case {"measure": True}:
             return Measure()
-        case {"reset_prefixes": True}:
-            return ResetPrefixes()
         case _:
             raise ValueError(f"not a command: {line[:100]!r}")
 
