@@ -130,10 +130,10 @@ class Membership:
     """The state of the group.
 
     can_shrink: whether each rank can serve by itself, as under lookahead parallelism. restarts: whether a lost rank is
-    started again; without, the loss of one ends the group. group_size: how many members of
-    an epoch are to share their steps, if that divides their number. number: the last epoch that has begun. regrouping:
-    whether the leaders were told to end the epoch after their step. reform_at: when the ranks that are left begin
-    another epoch, after a failed collective.
+    started again; without, the loss of one ends the group. group_size: how many members of an epoch are to share their
+    steps, if that divides their number. number: the last epoch that has begun. regrouping: whether the leaders were
+    told to end the epoch after their step. reform_at: when the ranks that are left begin another epoch, after a failed
+    collective.
     """
 
     num_ranks: int

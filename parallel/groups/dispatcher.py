@@ -160,7 +160,7 @@ class Dispatcher:
         if epoch is None or not epoch.is_divided or self.is_ending:
             return
         times = self.times.get(epoch.group_size, BY_ROWS)
-        movable = {one.request_id: one for one in ledger.movable()}
+        movable = {one.request_id: self._price(one, epoch) for one in ledger.movable()}
         for name, source, target in self._groups.moves(ledger.loads(epoch.leaders), movable.values(), times):
             if _is_copied(movable[name], epoch):
                 ledger.set_target(name, target)
@@ -170,6 +170,13 @@ class Dispatcher:
             known = ledger.known(name)
             self._send(source, epoch, [Abort(name)])
             self._send(target, epoch, [AddRequest(known.request, tuple(known.tokens))])
+
+    def _price(self, one: Movable, epoch: Epoch) -> Movable:
+        """Says what it costs to copy a request's keys and values: time of the group that sends and of the other."""
+        if not _is_copied(one, epoch):
+            return one
+        token_s = max((times.extras.copied_token for times in self.times.values()), default=0.0)
+        return one._replace(copy_s=2 * one.num_tokens * token_s) if token_s else one
 
 
 def _is_copied(one: Movable, epoch: Epoch) -> bool:

@@ -9,6 +9,7 @@ Pure decisions: nothing here knows how ranks are reached, and no clock is read.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -79,13 +80,15 @@ class Movable(NamedTuple):
     """A request that may move to another group, which gets its keys and values or computes them again.
 
     num_tokens: of its prompt and its answer. num_left: tokens that its answer is expected to get yet. has_begun:
-    whether its prompt has been computed.
+    whether its prompt has been computed. copy_s: seconds that copying its keys and values takes of a group's steps;
+    infinite if they are computed again.
     """
 
     request_id: str
     num_tokens: int
     num_left: int
     has_begun: bool
+    copy_s: float = math.inf
 
     @staticmethod
     def of(request: Request, num_tokens: int) -> Movable:
@@ -211,15 +214,11 @@ def best_move(movable: Iterable[Movable], most: int, least: int, times: StepTime
 
 
 def _saved_s(one: Movable, most: int, least: int, times: StepTimes) -> float:
-    """Seconds by which all requests of the two groups end earlier, added up, if this one moves.
-
-    A move costs what computing the request again takes, also where its keys and values are sent: with the front end
-    between them and short answers, moves at the price of a copy cost more than they saved (docs/log/ranks.md).
-    """
+    """Seconds by which all requests of the two groups end earlier, added up, if this one moves."""
     token_s = _token_s(most, times) + _token_s(least, times) - _token_s(most - 1, times) - _token_s(least + 1, times)
     # Those beside a prompt wait for it: in the new group, and no longer in the old one if it is still to be computed.
     num_waiting = least + 1 - (0 if one.has_begun else most)
-    return one.num_left * token_s - num_waiting * times.at(one.num_tokens)
+    return one.num_left * token_s - num_waiting * min(times.at(one.num_tokens), one.copy_s)
 
 
 def _token_s(num_requests: int, times: StepTimes) -> float:
