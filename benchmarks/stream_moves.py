@@ -110,13 +110,13 @@ def measure_once(streams: Streams, names: list[str]) -> None:
     usual = [gap for name in staying for gap in gaps(streams.times[name], ended_at - 2, ended_at)]
     copying = [gap for name in staying for gap in gaps(streams.times[name], ended_at, moved_at)]
     moving = [gap for name in moved for gap in gaps(streams.times[name], moved_at, moved_at)]
-    beside = [
+    others = [
         max(gaps(streams.times[name], moved_at, resumed_at), default=0.0) for name in staying if name not in moved
     ]
     print(
         f"milliseconds between two outputs: median {median(usual):.0f} and at most {max(usual):.0f} before, "
         f"at most {max(copying):.0f} while keys and values are copied ({moved_at - ended_at:.2f} s), "
-        f"{max(moving):.0f} at the move, at most {max(beside, default=0.0):.0f} of other streams after it; "
+        f"{max(moving):.0f} at the move, at most {max(others, default=0.0):.0f} of other streams after it; "
         f"first token of a prompt as long: {1000 * (streams.times[fresh][0] - streams.sent[fresh]):.0f}",
         flush=True,
     )

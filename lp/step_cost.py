@@ -189,7 +189,7 @@ class StepCost:
 
     most_rows: M. num_parts: number of parts that a shared tree is split into. plain_s: seconds of a plain step: one
     row, no candidates, no drafts looked up. shares_plain_steps: whether such steps are shared as long as no rank lacks
-    tokens. may_rest: whether one part may compute a step alone. is_flat: whether every step takes the same time.
+    tokens. is_flat: whether every step takes the same time.
     least_odds: a draft less likely than this never pays, however many the step has, as a step yields a token for each
     sequence at least, and a row costs the curve's least rise at least.
     """
@@ -226,7 +226,6 @@ class StepCost:
         few, many = min(2, most_rows), min(18, most_rows)
         self._row_s = (self._shared[many] - self._shared[few]) / max(1, many - few)
         self._usual_s = self._shared[min(16, most_rows)]
-        self.may_rest = alone is not None
         self.shares_plain_steps = alone is None or shared.at(1) <= alone.at(1) + self.catch_up_s(1)
 
     @property

@@ -310,14 +310,14 @@ class Engine:
         try:
             while True:
                 while not unread:
-                    for progress in self.step():
-                        if progress.request_id in self._outputs_of_streams:  # it may belong to another stream
-                            self._outputs_of_streams[progress.request_id].append(progress)
-                progress = unread.popleft()
-                if progress.finish_reason == "error":
-                    raise FloatingPointError(f"after {progress.stats.tokens} tokens {NOT_A_NUMBER}")
-                yield progress
-                if progress.finish_reason:
+                    for output in self.step():
+                        if output.request_id in self._outputs_of_streams:  # it may belong to another stream
+                            self._outputs_of_streams[output.request_id].append(output)
+                output = unread.popleft()
+                if output.finish_reason == "error":
+                    raise FloatingPointError(f"after {output.stats.tokens} tokens {NOT_A_NUMBER}")
+                yield output
+                if output.finish_reason:
                     return
         finally:
             del self._outputs_of_streams[request.id]
@@ -326,6 +326,6 @@ class Engine:
     def generate(self, prompt: Prompt, **settings: Any) -> Completion:
         """Like `stream`, which names the settings, but returns the whole output at the end."""
         completion = Completion()
-        for progress in self.stream(prompt, **settings):
-            completion.extend(progress)
+        for output in self.stream(prompt, **settings):
+            completion.extend(output)
         return completion

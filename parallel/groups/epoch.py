@@ -149,7 +149,7 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
     finished = [one for one in still_held(channel, engine.scheduler.prefixes.finished(), runner) if one.id not in names]
     learnt = merge(channel.collect(engine.history.learnt()))
     is_alone = channel.num_ranks == 1
-    progress = engine.resume(
+    outputs = engine.resume(
         runner, zip(requests, tokens, strict=True), times, room, finished, learnt, keep_shared=is_alone
     )
     cached = channel.collect([number for _, number in _count_cached(engine)])
@@ -157,7 +157,7 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
         one.reuse_cached(max(several))
     running = [(one.sequence.id, [*one.prompt, *one.generated]) for one in engine.scheduler]
     runner.compare_caches([*running, *((one.id, one.tokens) for one in finished)])
-    return progress
+    return outputs
 
 
 def num_cached(engine: Engine) -> dict[str, int]:

@@ -71,13 +71,13 @@ def run_engine(
             for command in _next_commands(engine, channel, inbox):
                 match command:
                     case AddRequest(request, tokens):
-                        if progress := engine.add_request(request, tokens):
-                            emit(progress)
+                        if output := engine.add_request(request, tokens):
+                            emit(output)
                         if moves:
                             moves.arrive(request.id)
                     case Abort(request_id):
-                        if progress := engine.abort(request_id):
-                            emit(progress)
+                        if output := engine.abort(request_id):
+                            emit(output)
                         if moves:
                             moves.drop(request_id)
                     case HandOver(request_id):
@@ -92,8 +92,8 @@ def run_engine(
         if not engine.is_idle:
             if inbox and channel.num_ranks > 1:
                 channel.announce(inbox.has_waiting() or engine.should_measure)
-            for progress in engine.step():
-                emit(progress)
+            for output in engine.step():
+                emit(output)
         flush()
         if moves:
             moves.advance()
@@ -301,7 +301,7 @@ class Worker:
 
         def flush() -> None:
             if told and channel.is_leader:
-                self.send(messages.Progressed(epoch.number, [_rename_ranks(members, progress) for progress in told]))
+                self.send(messages.Progressed(epoch.number, [_rename_ranks(members, output) for output in told]))
             told.clear()
 
         moves = None
@@ -366,6 +366,6 @@ class Worker:
             time.sleep(ALIVE_S)
 
 
-def _rename_ranks(members: list[int], progress: Output) -> Output:
-    """A progress whose trace numbers ranks as members of the group. members: the ranks at the places of the epoch."""
-    return replace(progress, trace=progress.trace.among(members)) if progress.trace else progress
+def _rename_ranks(members: list[int], output: Output) -> Output:
+    """The output, with ranks numbered as in the epoch in its trace. members: the ranks at the places of the group."""
+    return replace(output, trace=output.trace.among(members)) if output.trace else output

@@ -15,6 +15,7 @@ from contextlib import suppress
 import torch
 
 from lp.kv_cache.cache import KVCache, OutOfRoom
+from lp.model.causal import CausalModel
 from lp.request import Sequence as TokenSequence
 from lp.runner.runner import StepInput
 from lp.runner.single_device import SingleDevice
@@ -85,8 +86,7 @@ class Copying:
 
     def _parts(self, copy: Copy) -> Iterator[tuple[int, int]]:
         """The tokens of each message."""
-        model = self.inner.model
-        most = max(1, MESSAGE_BYTES // (model.numbers_per_token * model.dtype.itemsize))
+        most = tokens_in(MESSAGE_BYTES, self.inner.model)
         for begin in range(copy.begin, copy.end, most):
             yield begin, min(copy.end, begin + most)
 
@@ -111,8 +111,8 @@ class CacheTransfer:
     @torch.inference_mode()
     def read(self, sequence_id: str, begin: int) -> tuple[int, bytes]:
         """Returns where they end, and some of the keys and values from token `begin` on, which must be cached."""
-        cache, model = self._inner.states[sequence_id].cache, self._inner.model
-        end = min(cache.length, begin + max(1, PIECE_BYTES // (model.numbers_per_token * model.dtype.itemsize)))
+        cache = self._inner.states[sequence_id].cache
+        end = min(cache.length, begin + tokens_in(PIECE_BYTES, self._inner.model))
         return end, cache.export(begin, end).view(torch.uint8).cpu().numpy().tobytes()
 
     def write(self, sequence_id: str, begin: int, data: bytes) -> None:
@@ -144,6 +144,11 @@ class CacheTransfer:
         """Frees what was written for a sequence."""
         if cache := self._arriving.pop(sequence_id, None):
             cache.release()
+
+
+def tokens_in(num_bytes: int, model: CausalModel) -> int:
+    """How many tokens' keys and values so many bytes hold; at least one."""
+    return max(1, num_bytes // (model.numbers_per_token * model.dtype.itemsize))
 
 
 def checksum_of_caches(inner: SingleDevice) -> int:
