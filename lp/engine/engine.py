@@ -224,9 +224,11 @@ class Engine:
             self._start_batches()
             if not self.in_flight:
                 return []
-            self.committed = self._finish_oldest()
+            batch = self.in_flight.popleft()
+            self.committed = self._finish(batch)
             if self.runner.is_asynchronous:
                 self._start_batches()
+            self.scheduler.account(batch)
         return self._make_outputs()
 
     def _start_batches(self) -> None:
@@ -243,9 +245,8 @@ class Engine:
                 raise
             self.in_flight.append(batch)
 
-    def _finish_oldest(self) -> list[Committed]:
-        """Waits for the oldest batch and adds its tokens to their sequences."""
-        batch = self.in_flight.popleft()
+    def _finish(self, batch: Batch) -> list[Committed]:
+        """Waits for a batch and adds its tokens to their sequences."""
         try:
             self.planner.draft_ahead(batch)
             answers = self.runner.finish()

@@ -57,8 +57,13 @@ class PageAllocator:
         assert not self._num_users[num_pages:].any(), "pages beyond the limit are in use"
         self._limit = min(self._limit, num_pages)
 
+    @property
+    def has_shared(self) -> bool:
+        """Whether any page has several users."""
+        return self._num_extra > 0
+
     def is_shared(self, page: int) -> bool:
-        return self._num_extra > 0 and bool(self._num_users[page] > 1)
+        return bool(self._num_users[page] > 1)
 
     def take(self, count: int, after: int | None = None) -> list[int] | None:
         """Gives out pages; None if there are not enough. after: the last page that their sequence has already.
@@ -294,8 +299,12 @@ class PagedCache(KVCache):
         return True
 
     def has_room(self, num_tokens: int) -> bool:
-        is_shared, written = self.arena.allocator.is_shared, self.pages[self.length // PAGE : -(-num_tokens // PAGE)]
-        return num_tokens <= PAGE * len(self.pages) and self.places is None and not any(map(is_shared, written))
+        if num_tokens > PAGE * len(self.pages) or self.places is not None:
+            return False
+        allocator = self.arena.allocator
+        if not allocator.has_shared:
+            return True
+        return not any(map(allocator.is_shared, self.pages[self.length // PAGE : -(-num_tokens // PAGE)]))
 
     def reserve(self, num_rows: int) -> None:
         self.arena.reserve([(self, num_rows)])

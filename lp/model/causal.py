@@ -29,7 +29,7 @@ from lp.model.fast_forward import (
     ForwardFailed,
     SequenceRows,
 )
-from lp.model.gpu.device import current
+from lp.model.gpu.device import attention_of_torch, current
 from lp.model.heads.loaded import LoadedHeads
 from lp.model.kernels import AttentionKind, reads_block_tables, resolve_kind
 from lp.model.memory import Bound, make_memory, num_weight_bytes
@@ -163,7 +163,7 @@ class CausalModel:
         self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
         step, tokens = self.to_device(given)
         step.incoming, answered = incoming, answered_rows(given)
-        with current(self.device):
+        with current(self.device), attention_of_torch(self.device):
             output = self.model(
                 input_ids=tokens[None],
                 position_ids=step.positions[None],

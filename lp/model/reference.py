@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lp.model import attention, wider_eager
 from lp.model.causal import CausalModel
-from lp.model.gpu.device import current
+from lp.model.gpu.device import attention_of_torch, current
 from lp.model.probes import Probes, spread_probes
 from lp.tree import TokenTree, TreeBuilder
 
@@ -134,7 +134,7 @@ def _own_logits(model: CausalModel, paths: list[list[int]], kernel: str) -> Tens
     model.model.set_attn_implementation(kernel)
     try:
         tokens = torch.tensor(paths, device=model.device)
-        with current(model.device):
+        with current(model.device), attention_of_torch(model.device):
             return model.model(input_ids=tokens, use_cache=False, logits_to_keep=len(PATHS[0])).logits.float()
     finally:
         model.model.set_attn_implementation(attention.NAME)

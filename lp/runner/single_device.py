@@ -141,9 +141,10 @@ class SingleDevice(ForwardRunner):
             logits, hidden = run_with_hidden(self.model, given)
             return heads.add_to(self.answer(asked, logits), asked, hidden)
         if (fast := self.model.fast) and fast.chooses_tokens:
-            choosing = [one.captured and Choosing(*one.captured) for one in asked]
             num_computed = len(given) - len(asked)
-            if computed := self.model.compute(given, [*[None] * num_computed, *choosing]):
+            how: list[Choosing | None] = [None] * num_computed
+            how += [Choosing(kind, one.choices) if (kind := one.graph_kind) else None for one in asked]
+            if computed := self.model.compute(given, how):
                 rows = computed.rows[num_computed:]
                 return self.answer(asked, computed.logits, rows, computed.choose, computed.is_lasting)
         return self.answer(asked, self.logits_of(given))

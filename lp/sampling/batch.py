@@ -78,12 +78,9 @@ class Asked(NamedTuple):
         return len(self.choosers) > 1
 
     @property
-    def captured(self) -> tuple[str, np.ndarray] | None:
-        """The kind of a graph's choosing that may stand for the first chooser, and the rows' choices, int64 [R, 4];
-        None if no graph may.
-        """
-        kind = self.choosers[0].graph_kind
-        return None if kind is None else (kind, self.choices)
+    def graph_kind(self) -> str | None:
+        """The kind of a graph's choosing that may stand for the first chooser; None if no graph may."""
+        return self.choosers[0].graph_kind
 
 
 def side_by_side(asked: Sequence[Asked]) -> list[int]:

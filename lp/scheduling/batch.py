@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from lp.runner.runner import StepInput
 from lp.scheduling.request_state import RequestState
 
 
@@ -24,23 +25,30 @@ class Turn(NamedTuple):
 class Batch:
     """The turns of one step.
 
-    num_prefill: rows of prompts. num_waiting: prompts that will still have tokens to prefill after the step. num_rows:
-    all rows. expected: tokens that the trees are expected to yield.
-    started_at: in seconds of time.perf_counter().
+    num_prefill: rows of prompts. num_waiting: prompts that will still have tokens to prefill after a step that prefills
+    some; else 0. steps: what the runner is given, once it is planned. expected: tokens that the trees are expected to
+    yield. started_at: in seconds of time.perf_counter(). seconds: from then, or from the end of the batch before, to
+    the answers.
     """
 
     turns: list[Turn]
     num_prefill: int = 0
     num_waiting: int = 0
-    num_rows: int = 0
+    steps: list[StepInput] = field(default_factory=list[StepInput])
     expected: float = 0.0
     started_at: float = 0.0
+    seconds: float = 0.0
 
     @property
     def decoding(self) -> list[RequestState]:
         return [turn.state for turn in self.turns if turn.decodes]
 
     @property
+    def num_rows(self) -> int:
+        """All rows of the step."""
+        return self.num_prefill + sum(len(step.tree) for step in self.steps if step.tree.scored is None)
+
+    @property
     def num_cached(self) -> int:
-        """Tokens in the caches of all sequences."""
-        return sum(len(turn.state.sequence.tokens) for turn in self.turns)
+        """Tokens in the caches of all sequences after the step."""
+        return sum(step.num_computed for step in self.steps)

@@ -72,10 +72,13 @@ class Planner:
         rooms = [self._max_length - len(state.sequence.tokens) for state in states]
         prefill = Prefill(batch.num_prefill, batch.num_waiting)
         trees = iter(plan_trees(states, rooms, self.step_times, self.num_parts, prefill))
-        steps = [self._decode_step(turn, next(trees)) if turn.decodes else _prefill_step(turn) for turn in batch.turns]
-        batch.num_rows = batch.num_prefill + sum(len(step.tree) for step in steps if step.tree.scored is None)
-        batch.expected = sum(state.decoder.expected for state in states)
-        return steps
+        for turn in batch.turns:
+            if turn.decodes:
+                batch.steps.append(self._decode_step(turn, next(trees)))
+                batch.expected += turn.state.decoder.expected
+            else:
+                batch.steps.append(_prefill_step(turn))
+        return batch.steps
 
     def draft_ahead(self, batch: Batch) -> None:
         """Called while the batch is in flight: the place for drafts from its likely outcomes. No method has any yet."""

@@ -218,10 +218,11 @@ class Scheduler:
         Returns those that may have a turn, with or without a step in flight, in the order of their arrival.
         """
         admitted = self.admitted()
-        for state in self.preempted(admitted):
-            self.runner.drop(state.sequence)
-            state.forget_computed()
-            self.counts.preemptions += 1
+        if len(admitted) < len(self._running):
+            for state in self.preempted(admitted):
+                self.runner.drop(state.sequence)
+                state.forget_computed()
+                self.counts.preemptions += 1
         if not len(self.prefixes) and not self._shares_with:
             return admitted
         return self._reuse_prefixes(admitted)
@@ -233,8 +234,6 @@ class Scheduler:
 
     def preempted(self, admitted: Sequence[RequestState]) -> list[RequestState]:
         """The requests that have lost their memory to earlier ones: what was computed of them must be dropped."""
-        if len(admitted) == len(self._running):
-            return []
         safe = set(admitted)
         return [one for one in self._running if one not in safe and one not in self._in_flight and one.num_computed]
 
@@ -273,7 +272,7 @@ class Scheduler:
             return []
         prefilling = [one for one in waiting if one.num_uncomputed]
         most = self.rows.most * self.rows.num_parts
-        share = math.ceil(len(self._running) / self.runner.depth)  # a runner of several stages gets several batches
+        share = -(-len(self._running) // self.runner.depth)  # a runner of several stages gets several batches
         if not prefilling and len(waiting) <= share and len(turns := _decode_turns(waiting, most)) == len(waiting):
             return turns  # all have a turn, so their order does not matter
         prefilling.sort(key=lambda one: self._running[one].prefill)
@@ -294,34 +293,39 @@ class Scheduler:
 
     def start(self, turns: list[Turn]) -> Batch:
         """Notes that these turns are taken."""
-        decode_times: list[float] = []
-        num_prefill, num_prompts = 0, sum(1 for state in self._admitted if state.num_uncomputed)
+        decode_time, num_prefill = math.inf, 0
         for state, num_computed, decodes in turns:
             self._in_flight.add(state)
             num_prefill += num_computed - state.num_computed
             entry = self._running[state]
             if decodes:
-                num_prompts -= state.num_uncomputed > 0
-                decode_times.append(self._decode_time_of(state))
-                entry.decode = decode_times[-1] + 1 / state.priority
+                entry.decode = max(entry.decode, self._decode_time)
+                decode_time = min(decode_time, entry.decode)
+                entry.decode += 1 / state.priority
             else:
                 self._prefill_time = max(self._prefill_time, entry.prefill)
-        self._decode_time = min(decode_times, default=self._decode_time)
-        return Batch(turns, num_prefill, num_prompts)
+        if decode_time < math.inf:
+            self._decode_time = decode_time
+        return Batch(turns, num_prefill, self._num_waiting(turns) if num_prefill else 0)
+
+    def _num_waiting(self, turns: list[Turn]) -> int:
+        """How many prompts have tokens to prefill after these turns."""
+        done = sum(turn.decodes and turn.state.num_uncomputed > 0 for turn in turns)
+        return sum(state.num_uncomputed > 0 for state in self._admitted) - done
 
     def release(self, batch: Batch) -> None:
         """Lets the requests of a batch wait for their next step, as the batch is no longer in flight."""
-        self._in_flight.difference_update(turn.state for turn in batch.turns)
+        for turn in batch.turns:
+            self._in_flight.discard(turn.state)
 
     # Commit
 
     def commit(self, batch: Batch, answers: Sequence[Answers]) -> list[Committed]:
-        """Adds the tokens that a batch has yielded, and ends the requests that are over.
+        """Adds the tokens that a batch has yielded, and ends the requests that are over; `account` does the rest.
 
         Steps that only prefill yield nothing, and neither do those of aborted requests.
         """
         self.clock.end(batch, time.perf_counter())
-        self.counts.add(len(batch.turns), batch.num_rows, batch.expected)
         committed: list[Committed] = []
         for turn, of_turn in zip(batch.turns, answers, strict=True):
             state = turn.state
@@ -329,7 +333,7 @@ class Scheduler:
                 self._end(state)
                 continue
             if turn.decodes and state.recorder:
-                self.clock.record(state)
+                self.clock.record(state, batch)
             step = state.commit(of_turn) if turn.decodes else state.commit_prefill(of_turn)
             if step is None:
                 continue
@@ -337,6 +341,11 @@ class Scheduler:
                 self._end(state)
             committed.append(step)
         return committed
+
+    def account(self, batch: Batch) -> None:
+        """Counts a batch that was committed, and compares its seconds with what was expected."""
+        self.counts.add(len(batch.turns), batch.num_rows, batch.expected)
+        self.clock.compare(batch)
 
 
 def _decode_turns(decoding: Iterable[RequestState], most_rows: int) -> list[Turn]:

@@ -88,6 +88,6 @@ def test_what_is_captured_does_not_touch_the_host(name: str, folders: Folders, c
     forward = PagedForward(model.model, model.memory, model.attention_kind, list(used.parts[0].masks))
     given = StepBuffer(8, 1, model.max_length, model.device)
     answered = torch.arange(6, device="cuda")
-    given.fill([(tree, cache)])
+    given.fill([SequenceRows(tree, cache, 6)])
     with torch.inference_mode(), observed(NoHostAccess()):
         forward(given.on_device, answered)

@@ -99,7 +99,7 @@ def test_two_sequences_in_one_step_are_as_each_by_itself(folders: Folders) -> No
         for tree, cache in zip(trees, caches, strict=True)
     ]
     given = StepBuffer(16, 2, model.max_length, model.device)
-    given.fill([(tree, paged(cache)) for tree, cache in zip(trees, caches, strict=True)])
+    given.fill([SequenceRows(tree, cache, len(tree)) for tree, cache in zip(trees, caches, strict=True)])
     forward = PagedForward(model.model, arena_of(model), model.attention_kind, [(None, 2)])
     with torch.inference_mode(), observed(NoHostAccess()):
         answered = torch.arange(12, device=model.device)

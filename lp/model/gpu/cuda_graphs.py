@@ -17,20 +17,18 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lp.kv_cache.arena import Arena, PagedCache
+from lp.kv_cache.arena import Arena
 from lp.model.errors import one_line
 from lp.model.fast_forward import BeforeAttention, Choose, Choosing, Computed, FastForward, ForwardFailed, SequenceRows
 from lp.model.gpu.step_tensors import MOST_KINDS, ChoiceOfRows, StepBuffer, StepTensors
 from lp.model.kernels import UnsupportedAttention
 from lp.platform.hardware import upload
-from lp.tree import TokenTree
 
 log = logging.getLogger("lookahead")
 
@@ -162,43 +160,44 @@ class CapturedForward(FastForward):
     @torch.inference_mode()
     def compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None]) -> Computed | None:
         """See FastForward."""
-        kinds = dict.fromkeys(one.kind for one in how if one)
-        if not kinds or not kinds.keys() <= self._kinds.keys():
-            return None
-        return self._compute(given, how)
+        chosen = [one.kind in self._kinds for one in how if one]
+        return self._compute(given, how) if chosen and all(chosen) else None
 
     @torch.inference_mode()
     def run_by_layer(self, rows: SequenceRows, before_attention: BeforeAttention) -> None:
         """See FastForward. It runs without a graph, in which nothing could be done between two layers."""
         buffer = StepBuffer(len(rows.tree), 1, self._max_length, self._device)
-        buffer.fill(_pairs([rows]))
+        buffer.fill([rows])
         self._run(buffer, 0, before_attention)
 
     def _compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None] = ()) -> Computed:
         """Runs a step by the graph for it, or without one if it has more rows than any."""
-        ends = [*accumulate([one.tree.num_rows for one in given])]
-        rows = [slice(end - one.num_logits, end) for one, end in zip(given, ends, strict=True)]
+        num_rows, rows = 0, list[slice]()
+        for one in given:
+            num_rows += one.tree.num_rows
+            rows.append(slice(num_rows - one.num_logits, num_rows))
         choices = [
             ChoiceOfRows(self._kinds[one.kind][0], own, one.choices) for own, one in zip(rows, how, strict=False) if one
         ]
-        if ends[-1] > self.ladder[-1]:
+        if num_rows > self.ladder[-1]:
             return self._compute_without_graph(given, rows, choices)
-        captured = self._captured_for(ends[-1], len(given))
-        captured.given.fill(_pairs(given), choices)
+        captured = self._captured_for(num_rows, len(given))
+        captured.given.fill(given, choices)
         captured.replay()
         return Computed(captured.logits, rows, lambda kind: _replay(captured.choices[kind]), is_lasting=False)
 
     def _captured_for(self, num_rows: int, num_sequences: int) -> Captured:
         """The smallest graph for so many rows, at most the ladder's last number of them."""
         size = self.ladder[bisect_left(self.ladder, num_rows)]
-        return self._captured[size, next(most for most in self._capacities(size) if most >= num_sequences)]
+        is_for_one = num_sequences == 1 and not self._forward.skips_absent
+        return self._captured[size, 1 if is_for_one else size]
 
     def _compute_without_graph(
         self, given: Sequence[SequenceRows], rows: list[slice], choices: list[ChoiceOfRows]
     ) -> Computed:
         """Its logits are those of the wanted rows alone, one sequence's behind the other's."""
         buffer = StepBuffer(rows[-1].stop, len(given), self._max_length, self._device)
-        buffer.fill(_pairs(given), choices)
+        buffer.fill(given, choices)
         ends = np.cumsum([one.num_logits for one in given]).tolist()
         is_last = all(not one.num_logits for one in given[:-1])
         answered = (
@@ -241,11 +240,6 @@ class CapturedForward(FastForward):
         """Copies what the steps before have left to be copied, then runs the forward."""
         self._forward.arena.move_given(given.on_device.moves, given.on_device.move_starts)
         return self._forward(given.on_device, answered, before_attention)
-
-
-def _pairs(given: Sequence[SequenceRows]) -> list[tuple[TokenTree, PagedCache]]:
-    assert all(isinstance(one.cache, PagedCache) for one in given), "graphs read the arena alone"
-    return [(one.tree, cast(PagedCache, one.cache)) for one in given]
 
 
 def _replay(choice: CapturedChoice) -> Tensor:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # Without cuDNN, which makes a plan of some 30 ms for each new number of keys, and these change in every step.
 _BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-
-
 _NOTHING = nullcontext()
 
 
@@ -20,10 +18,9 @@ def current(device: torch.device) -> AbstractContextManager[None]:
 
     Every thread has a current device of its own, and it is the first GPU until it is set.
     """
-    return _current_gpu(device) if device.type == "cuda" else _NOTHING
+    return torch.cuda.device(device) if device.type == "cuda" else _NOTHING
 
 
-@contextmanager
-def _current_gpu(device: torch.device) -> Iterator[None]:
-    with torch.cuda.device(device), sdpa_kernel(_BACKENDS):
-        yield
+def attention_of_torch(device: torch.device) -> AbstractContextManager[Any]:
+    """Chooses the kernels of torch's attention, where it is called or captured."""
+    return sdpa_kernel(_BACKENDS) if device.type == "cuda" else _NOTHING

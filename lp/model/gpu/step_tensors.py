@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from lp.kv_cache.arena import PagedCache
 from lp.kv_cache.cache import PAGE, pages_of
 from lp.kv_cache.moves import MOST_MOVES, NO_MOVES, NOWHERE, NUM_GROUPS, group_moves
+from lp.model.fast_forward import SequenceRows
 from lp.platform.hardware import upload_into
 from lp.platform.library import address, library
 from lp.tree import TokenTree
@@ -113,23 +114,21 @@ class StepBuffer:
         self._layout = array("q", [*numbers, *map(address, on_host.values())])
         self._layout_at = self._layout.buffer_info()[0]
 
-    def fill(self, sequences: Sequence[tuple[TokenTree, PagedCache]], choices: Sequence[ChoiceOfRows] = ()) -> None:
-        """Gives the forward the rows of these sequences, one sequence after the other. None of them is empty.
+    def fill(self, given: Sequence[SequenceRows], choices: Sequence[ChoiceOfRows] = ()) -> None:
+        """Gives the forward the rows of some sequences of the arena, one after the other. None of them is empty.
 
         The host does not wait for the copy, and may fill the buffer again at once: the copies are made in order.
         """
-        if not self._laid_out_by_library(sequences, choices):
-            self._lay_out(sequences, choices)
-        upload_into(*(self._used.get(len(sequences)) or self._used_by(len(sequences))))
+        if not self._laid_out_by_library(given, choices):
+            self._lay_out(given, choices)
+        upload_into(*(self._used.get(len(given)) or self._used_by(len(given))))
 
     def _used_by(self, num_sequences: int) -> tuple[np.ndarray, Tensor]:
         """The part of the memory that a step of so many sequences uses, on the host and on the device."""
         used = self._table_start + self._bytes_of_table * num_sequences
         return self._used.setdefault(num_sequences, (self._host[:used], self._memory[:used]))
 
-    def _laid_out_by_library(
-        self, sequences: Sequence[tuple[TokenTree, PagedCache]], choices: Sequence[ChoiceOfRows]
-    ) -> bool:
+    def _laid_out_by_library(self, given: Sequence[SequenceRows], choices: Sequence[ChoiceOfRows]) -> bool:
         """Has the library write everything. Returns False where there is none, or if there are too many moves."""
         if (native := library()) is None:
             return False
@@ -139,7 +138,8 @@ class StepBuffer:
         moves: list[int] = []
         chosen: list[int] = []
         num_rows = 0
-        for tree, cache in sequences:
+        caches = [cast(PagedCache, one.cache) for one in given]
+        for (tree, *_), cache in zip(given, caches, strict=True):
             size, (sources, targets), own = tree.num_rows, cache.moves, cache.pages
             num_rows += size
             numbers += *tree.addresses, size, cache.length, len(own), len(sources)
@@ -151,25 +151,25 @@ class StepBuffer:
         assert self.num_rows - PAGE <= num_rows <= self.num_rows, "padding rows have one page"
         for kind, rows, of_rows in choices:
             chosen += kind, rows.start, len(of_rows), native.array_address(of_rows)
-        native.step_fill(self._layout_at, numbers + pages + moves + chosen, len(sequences), len(pages), len(choices))
-        for _, cache in sequences:
+        native.step_fill(self._layout_at, numbers + pages + moves + chosen, len(given), len(pages), len(choices))
+        for cache in caches:
             cache.moves = NOWHERE
         return True
 
-    def _lay_out(self, sequences: Sequence[tuple[TokenTree, PagedCache]], choices: Sequence[ChoiceOfRows]) -> None:
+    def _lay_out(self, given: Sequence[SequenceRows], choices: Sequence[ChoiceOfRows]) -> None:
         """What the library does, in Python."""
         host: Any = self._parts
         host["choices"].fill(0)
         for one in choices:
             host["choices"][one.kind, one.rows] = one.choices
-        self._take_moves([cache for _, cache in sequences])
+        caches = [cast(PagedCache, one.cache) for one in given]
+        self._take_moves(caches)
         self._parts["visibility"].fill(False)
-        self._pad(self._lay_rows(sequences) if sequences else 0, len(sequences))
+        self._pad(self._lay_rows([one.tree for one in given], caches) if given else 0, len(given))
 
-    def _lay_rows(self, sequences: Sequence[tuple[TokenTree, PagedCache]]) -> int:
+    def _lay_rows(self, trees: Sequence[TokenTree], caches: Sequence[PagedCache]) -> int:
         """Writes what belongs to the rows and to the sequences. Returns the number of rows."""
         host = self._parts
-        trees, caches = zip(*sequences, strict=True)
         sizes, lengths = np.array([len(tree) for tree in trees]), np.array([cache.length for cache in caches])
         ends = np.cumsum(sizes)
         starts, end = ends - sizes, int(ends[-1])

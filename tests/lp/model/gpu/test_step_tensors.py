@@ -13,10 +13,11 @@ import torch
 from lp.kv_cache.arena import Arena, LayerShape, PagedCache
 from lp.kv_cache.cache import PAGE, pages_of
 from lp.kv_cache.moves import MOST_MOVES
+from lp.model.fast_forward import SequenceRows
 from lp.model.gpu import step_tensors
 from lp.model.gpu.step_tensors import ChoiceOfRows, StepBuffer
 from lp.platform.library import library, python_alone
-from lp.tree import TokenTree, chain
+from lp.tree import chain
 from tests.lp.test_tree import random_tree
 
 CPU = torch.device("cpu")
@@ -29,7 +30,7 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_tensors, "upload_into", lambda values, target: target.copy_(torch.from_numpy(values)))
 
 
-def sequences(rng: random.Random, count: int, most_rows: int) -> list[tuple[TokenTree, PagedCache]]:
+def sequences(rng: random.Random, count: int, most_rows: int) -> list[SequenceRows]:
     """Trees of sequences of an arena, with rows before them that are kept here and there."""
     arena = Arena({0: LayerShape(1, 1, 1)}, 1, 8 * count, torch.float32, CPU, in_runs=False)
     found = []
@@ -43,22 +44,27 @@ def sequences(rng: random.Random, count: int, most_rows: int) -> list[tuple[Toke
             cache.reserve(40)
             cache.keep(sorted(rng.sample(range(40), rng.randint(0, 12))))
         cache.reserve(num_rows)
-        found.append((tree, cache))
+        found.append(SequenceRows(tree, cache, num_rows))
     rng.shuffle(found)
     return found
 
 
-def parts(buffer: StepBuffer, given: list[tuple[TokenTree, PagedCache]], choices: list[ChoiceOfRows]) -> dict[str, Any]:
+def paged(one: SequenceRows) -> PagedCache:
+    assert isinstance(one.cache, PagedCache)
+    return one.cache
+
+
+def parts(buffer: StepBuffer, given: list[SequenceRows], choices: list[ChoiceOfRows]) -> dict[str, Any]:
     """What a forward reads, without what means nothing."""
     buffer.fill(given, choices)
     return told(buffer, given)
 
 
-def told(buffer: StepBuffer, given: list[tuple[TokenTree, PagedCache]]) -> dict[str, Any]:
+def told(buffer: StepBuffer, given: list[SequenceRows]) -> dict[str, Any]:
     found = {field.name: getattr(buffer.on_device, field.name).numpy().copy() for field in fields(buffer.on_device)}
     found["key_starts"] = found["key_starts"][: len(given)]
     found["block_table"] = [
-        row[: len(cache.pages)].tolist() for row, (_, cache) in zip(found["block_table"], given, strict=False)
+        row[: len(paged(one).pages)].tolist() for row, one in zip(found["block_table"], given, strict=False)
     ]
     return found
 
@@ -70,19 +76,19 @@ def test_the_same_memory(seed: int) -> None:
     rng = random.Random(seed)
     count = rng.choice([1, 1, 2, 5, 12])
     given = sequences(rng, count, rng.choice([1, 9, 30]))
-    num_rows = sum(len(tree) for tree, _ in given)
+    num_rows = sum(len(one.tree) for one in given)
     size, most = num_rows + rng.choice([0, 3, 40]), count + rng.choice([0, 2])
-    kept = [cache.moves for _, cache in given]
+    kept = [paged(one).moves for one in given]
     choices = [ChoiceOfRows(1, slice(0, num_rows), np.arange(4 * num_rows).reshape(-1, 4))] if seed % 2 else []
     buffers = [StepBuffer(size, most, MOST_TOKENS, CPU) for _ in range(2)]
     before = given[: count // 2]  # another step, which must leave nothing behind
-    if before and size - sum(len(tree) for tree, _ in before) <= PAGE:
+    if before and size - sum(len(one.tree) for one in before) <= PAGE:
         for buffer in buffers:
             buffer.fill(before)
     found = []
     for buffer in buffers:
-        for (_, cache), moves in zip(given, kept, strict=True):
-            cache.moves = moves
+        for one, moves in zip(given, kept, strict=True):
+            paged(one).moves = moves
         if buffer is buffers[0]:
             found.append(parts(buffer, given, choices))
         else:
@@ -90,7 +96,7 @@ def test_the_same_memory(seed: int) -> None:
                 found.append(parts(buffer, given, choices))
     for name, one in found[0].items():
         assert np.array_equal(one, found[1][name]) if isinstance(one, np.ndarray) else one == found[1][name], name
-    assert not any(cache.num_moves for _, cache in given)
+    assert not any(paged(one).num_moves for one in given)
 
 
 def test_no_sequences() -> None:
@@ -104,7 +110,7 @@ def test_no_sequences() -> None:
 def test_more_moves_than_there_is_room_for() -> None:
     """The first ones are made at once, by the Python code, and the others by the step."""
     given = sequences(random.Random(0), 1, 4)
-    tree, cache = given[0]
+    tree, cache = given[0].tree, paged(given[0])
     rows = list(range(1, MOST_MOVES + 4))
     cache.settle()
     cache.reserve(MOST_MOVES + 9)
