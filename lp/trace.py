@@ -157,7 +157,10 @@ class BatchFigures(NamedTuple):
 
 @dataclass(slots=True)
 class RecordedStep:
-    """A step that has been verified, of which no trace has been made yet. ranks: see StepTrace; None is rank 0."""
+    """A step that has been verified, of which no trace has been made yet. ranks: see StepTrace; None is rank 0. rows:
+    for each accepted token the row whose target it is. Where rows have the same path of tokens, such as a window cell
+    and a draft, these may change from one branch to the other, so a trace shows the branch of the last one.
+    """
 
     tree: TokenTree
     described: Described
@@ -175,7 +178,7 @@ class RecordedStep:
             *self.tree.as_lists(),
             "".join(map(LETTERS.__getitem__, sources)),
             self.ranks or "0" * len(self.tree),
-            self.rows[1 : len(self.emitted) + 1],
+            self.tree.path(self.rows[: len(self.emitted) + 1][-1])[1:],
             self.emitted,
             num_rows,
             num_sequences,

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import random
 
+import numpy as np
 import pytest
 
 from lp import Auto, Autoregressive, Engine, Grammar, Jacobi, Lookahead, Output, PromptLookup, StepTrace, Stopping
+from lp.decoder import Described
 from lp.drafting.account import priors_of_sources
 from lp.request import DecodingMethod, Request
 from lp.scheduling.request_state import RequestState
 from lp.step_cost import StepTimes
-from lp.trace import LEGEND, LETTERS, OTHER, digit_of
+from lp.trace import LEGEND, LETTERS, OTHER, BatchFigures, RecordedStep, digit_of
+from lp.tree import TreeBuilder, verify
 
 PROMPT = "def first(x):\n    return x\n\ndef second(x):\n    return"
 METHODS: dict[str, DecodingMethod] = {
@@ -211,6 +214,28 @@ def test_the_curve_says_what_was_expected(llama: Engine) -> None:
     traces = engine.generate(PROMPT, max_new_tokens=20, decode=METHODS["lookahead"], trace=True).trace
     assert all(trace.expected_ms and 10 <= trace.expected_ms <= 25 for trace in traces)
     assert all(trace.expected_ms is None for trace in llama.generate(PROMPT, max_new_tokens=4, trace=True).trace)
+
+
+def test_the_accepted_path_is_one_branch() -> None:
+    """Though a draft and a cell of the window hold the same token, and only the cell has what follows."""
+    builder = TreeBuilder(5)
+    builder.add(7, 0)
+    cell = builder.add(7, 0)
+    builder.add(9, cell)
+    tree = builder.build()
+    accepted = verify(tree, np.array([7, 9, 9, 4]))
+    assert accepted.rows == [0, 1, 3] and accepted.tokens == [7, 9, 4]
+    step = RecordedStep(
+        tree,
+        Described(["root", "suffix", "cell", "cell"]),
+        BatchFigures(4, 1, 1.0, None),
+        None,
+        accepted.rows,
+        [7, 9, 4],
+    )
+    assert step.trace(0).accepted == [2, 3]
+    step.emitted = [7]
+    assert step.trace(0).accepted == [1], "what follows the end of a text does not count"
 
 
 def test_nothing_is_recorded_unless_asked_for(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
