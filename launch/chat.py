@@ -122,7 +122,7 @@ def converse(model: ChatModel, settings: TalkSettings, options: Options) -> int:
     lines = open_lines(COMMANDS)
     color = Color.never if settings.color is Color.auto and not lines.is_interactive else settings.color
     try:
-        return Session(model, lines, TextStream(color), options).run()
+        return Session(model, lines, TextStream(color, wraps=True), options).run()
     except BrokenPipeError:
         give_up_rest(sys.stdout)
         return 128 + signal.SIGPIPE

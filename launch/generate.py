@@ -44,12 +44,14 @@ class GrammarSettings:
     """What every text must be.
 
     kind: json_object, json_schema, regex, choice or grammar; None is anything. text: the schema, the regular
-    expression, the choices as a JSON list, or the grammar (see lp.Grammar). file: a file that holds the text.
+    expression, the choices as a JSON list, or the grammar (see lp.Grammar). file: a file that holds the text. open:
+    whether objects may have properties that the schema does not name where it has no additionalProperties.
     """
 
     kind: str | None = None
     text: str = ""
     file: str | None = None
+    open: bool = False
 
     def read(self) -> Grammar | None:
         """Raises ValueError for settings that cannot be used."""
@@ -65,7 +67,7 @@ class GrammarSettings:
             raise ValueError(f"grammar.file={self.file} cannot be read: {error}") from None
         grammar = Grammar(cast(GrammarKind, self.kind), text)
         grammar.check()
-        return grammar
+        return grammar if self.open else grammar.closed()
 
 
 @dataclass

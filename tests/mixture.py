@@ -25,6 +25,7 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 1.1, "min_p": 0.1, "repetition_penalty": 1.2, "logprobs": 5},
     {"temperature": 0.0, "logit_bias": {9: 2.5, 40: -100.0}, "no_repeat_ngram": 2, "logprobs": 0},
     {"temperature": 0.9, "min_new_tokens": 6, "logit_bias": {7: 1.5}},
+    {"temperature": 0.0, "bad_words": [[9], [40, 7]], "allowed_token_ids": [*range(1, 60)]},
 ]
 GRAMMARS: list[Grammar | None] = [
     None,

@@ -11,7 +11,9 @@ from transformers import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
@@ -49,6 +51,10 @@ def context_processors(sampling: Sampling, prompt_length: int, eos: Sequence[int
         )
     if sampling.no_repeat_ngram:
         processors.append(NoRepeatNGramLogitsProcessor(sampling.no_repeat_ngram))
+    if sampling.bad_words:
+        processors.append(NoBadWordsLogitsProcessor(sampling.bad_words))
+    if allowed := sampling.allowed_token_ids:
+        processors.append(PrefixConstrainedLogitsProcessor(lambda batch, ids: allowed, 1))
     if sampling.min_new_tokens and eos:
         processors.append(MinNewTokensLengthLogitsProcessor(prompt_length, sampling.min_new_tokens, list(eos)))
     return processors

@@ -1,7 +1,7 @@
 """Reads a line of `lookahead`: which command it names, with which settings and on how many ranks.
 
-    lookahead serve Qwen/Qwen3-0.6B --ranks 2 server.port=9000
-    lookahead COMMAND [MODEL] [--ranks N] [KEY=VALUE ...]
+    lookahead serve Qwen/Qwen3-0.6B --ranks 2 --port 9000 server.max_waiting=16
+    lookahead COMMAND [MODEL] [--ranks N] [OPTIONS] [KEY=VALUE ...]
 
 Settings are passed on as they are; Hydra reads their values. A key that the command does not have is found here, since
 that takes no time, and the nearest one is named.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import NoReturn
 
-from launch.cli.programs import PROGRAMS, Program, models
+from launch.cli.programs import OPTIONS, PROGRAMS, Option, Program, models
 from launch.config.reference import RENAMED, choices_of, settings_of
 
 _SETTING = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[A-Za-z_][\w.@/:-]*)(?P<equals>=)?(?P<value>.*)", re.DOTALL)
@@ -31,13 +31,17 @@ class LineError(ValueError):
 
 @dataclass(frozen=True)
 class Line:
-    """What a line asks for. ranks: None if it does not say. asks_for_help: whether it asks for the command's help."""
+    """What a line asks for. ranks: None if it does not say. asks_for_help: whether it asks for the command's help.
+
+    asks_for_all: whether that has all settings.
+    """
 
     name: str
     program: Program
     arguments: tuple[str, ...]
     ranks: int | None = None
     asks_for_help: bool = False
+    asks_for_all: bool = False
 
 
 def read_line(words: Sequence[str]) -> Line:
@@ -46,16 +50,53 @@ def read_line(words: Sequence[str]) -> Line:
     program = PROGRAMS[name]
     parser = _Parser(f"lookahead {name}", program)
     found = parser.parse_intermixed_args(rest)
-    if found.help:
-        return Line(name, program, (), None, True)
+    if found.help or found.help_all:
+        return Line(name, program, (), None, True, found.help_all)
     named = [word for word in found.words if not _is_setting(word)]
     settings = [word for word in found.words if _is_setting(word)]
+    num_ranks, given = found.ranks, list[str]()
+    for option in map(OPTIONS.__getitem__, program.options):
+        if values := getattr(found, _attribute(option.name)):
+            given += _option_settings(option, values, settings)
+            num_ranks = _ranks_of(option, values, num_ranks) if option.is_ranks else num_ranks
+    settings = [*given, *settings]
     _check_settings(name, program, settings)
-    ranks = _ranks_arguments(name, program, found.ranks, settings)
+    ranks = _ranks_arguments(name, program, num_ranks, settings)
     flags = [program.flags[option] for option in program.flags if getattr(found, _attribute(option))]
     task = [f"task={name.split()[1]}"] if " " in name else []
     arguments = [*task, *dict.fromkeys(flags), *_model(program, named, settings), *ranks, *settings]
-    return Line(name, program, tuple(arguments), found.ranks)
+    return Line(name, program, tuple(arguments), num_ranks)
+
+
+def _option_settings(option: Option, values: list[str], settings: Sequence[str]) -> list[str]:
+    """The settings that an option stands for. settings: those of the line. Raises LineError."""
+    keys = {setting.partition("=")[0] for setting in settings}
+    if twice := [key for key in option.settings if key in keys]:
+        raise LineError(f"{option.name} and {twice[0]}= say the same: leave one of them out")
+    if len(values) > 1 and not option.takes_several:
+        raise LineError(f"{option.name} is given {len(values)} times: leave all but one of them out")
+    if option.is_ranks:
+        return ["parallel=tp"] if int(values[0]) > 1 else []
+    if not option.takes_several:
+        return [f"{option.settings[0]}={values[0]}"]
+    *single, several = option.settings
+    quoted = [_quoted(value) for value in values]
+    left = quoted[len(single) :]
+    made = [f"{key}={value}" for key, value in zip(single, quoted, strict=False)]
+    return [*made, f"{several}=[{','.join(left)}]"] if left else made
+
+
+def _ranks_of(option: Option, values: list[str], ranks: int | None) -> int | None:
+    """The number of ranks that an option asks for. ranks: what --ranks says. Raises LineError."""
+    wanted = int(values[0])
+    if ranks is not None and ranks != wanted:
+        raise LineError(f"{option.name}={wanted} needs as many ranks, and --ranks says {ranks}: leave out --ranks")
+    return wanted if wanted > 1 else ranks
+
+
+def _quoted(value: str) -> str:
+    """A value that Hydra takes as it is."""
+    return "'" + value.replace("'", "\\'") + "'"
 
 
 def model_settings(model: str, is_quoted: bool = False) -> list[str]:
@@ -69,7 +110,7 @@ def model_settings(model: str, is_quoted: bool = False) -> list[str]:
         raise LineError(
             f"there is no model {model!r}; did you mean {near[0]}? (a hub model of that name: model.path={model})"
         )
-    path = "'" + model.replace("'", "\\'") + "'" if is_quoted else model
+    path = _quoted(model) if is_quoted else model
     return ["model=checkpoint", f"model.path={path}"]
 
 
@@ -81,9 +122,13 @@ class _Parser(argparse.ArgumentParser):
         self.program = program
         self.add_argument("words", nargs="*")
         self.add_argument("-h", "--help", action="store_true")
+        self.add_argument("--help-all", action="store_true")
         self.add_argument("--ranks", type=_number_of_ranks)
         for option in program.flags:
             self.add_argument(option, action="store_true", dest=_attribute(option))
+        for option in map(OPTIONS.__getitem__, program.options):
+            kind = _number_of_ranks if option.is_ranks else str
+            self.add_argument(option.name, action="append", dest=_attribute(option.name), type=kind)
 
     def error(self, message: str) -> NoReturn:
         prefix = "unrecognized arguments: "
@@ -95,7 +140,8 @@ class _Parser(argparse.ArgumentParser):
         """What is said of an option that does not exist: settings are written without dashes."""
         option, _, value = word.partition("=")
         key = option.lstrip("-").replace("-", "_")
-        if near := get_close_matches(option, ["--help", "--ranks", *self.program.flags], 1, 0.75):
+        options = ["--help", "--help-all", "--ranks", *self.program.flags, *self.program.options]
+        if near := get_close_matches(option, options, 1, 0.75):
             return f"there is no option {option}; did you mean {near[0]}?"
         known = _keys(self.program)
         fits = [name for name in known if name.rpartition(".")[2] == key] or get_close_matches(key, known, 1)

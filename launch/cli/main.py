@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"lookahead: {error}", file=sys.stderr)
         return 2
     if line.asks_for_help:
-        return _show(programs.describe(line.name))
+        return _show(programs.describe(line.name, line.asks_for_all))
     if line.program.spawns and line.ranks is not None and line.ranks > 1:
         return ranks.run_on_ranks(line.program.module, line.arguments, line.ranks)
     return start.run(line.program.module, line.arguments)

@@ -5,11 +5,51 @@ from __future__ import annotations
 import ast
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from launch.config.reference import Setting, choices_of, settings_of
 from launch.config.resources import PACKAGE, conf
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option with a value, named as in vLLM.
+
+    settings: what it stands for. takes_several: whether it may be given again: the last setting is then a list of the
+    values that are left once each setting before it has one. is_ranks: whether its value is a number of ranks.
+    """
+
+    name: str
+    value: str
+    settings: tuple[str, ...]
+    meaning: str
+    takes_several: bool = False
+    is_ranks: bool = False
+
+
+OPTIONS = {
+    option.name: option
+    for option in (
+        Option("--host", "ADDRESS", ("server.host",), "address to listen on; 0.0.0.0 is all (127.0.0.1)"),
+        Option("--port", "N", ("server.port",), "port to listen on; 0 picks a free one (8000)"),
+        Option("--api-key", "KEY", ("server.api_keys",), "key that clients must send; may be given again", True),
+        Option(
+            "--served-model-name", "NAME", ("server.model_name", "server.model_names"),
+            "the model's name for clients; may be given again for other names", True,
+        ),
+        Option("--max-num-seqs", "N", ("server.max_running",), "requests that decode at the same time (64)"),
+        Option("--dtype", "DTYPE", ("model.dtype",), "auto, float32, bfloat16 or float16"),
+        Option("--device", "DEVICE", ("model.device",), "auto, cpu or cuda"),
+        Option("--max-model-len", "N", ("model.max_length",), "most tokens of a request, prompt included"),
+        Option(
+            "--tensor-parallel-size", "N", ("parallel",), "runs N ranks, each of which holds a part of every layer",
+            is_ranks=True,
+        ),
+        Option("--decode", "METHOD", ("decode",), "the decoding method (auto)"),
+    )
+}  # fmt: skip
+_OF_MODELS = ("--dtype", "--device", "--max-model-len", "--tensor-parallel-size", "--decode")
 
 
 @dataclass(frozen=True)
@@ -20,6 +60,7 @@ class Program:
     examples: what may follow its name. ranks: the arguments that start that number of ranks; None if it is for one
     rank. spawns: whether its ranks are processes that are started for it, as torchrun would. takes_model: whether a
     model may be named without a key. flags: the argument that each option without a value stands for.
+    options: names of those with a value, which are settings that many people use.
     """
 
     module: str
@@ -29,6 +70,7 @@ class Program:
     spawns: bool = False
     takes_model: bool = True
     flags: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
 
     @property
     def summary(self) -> str:
@@ -53,16 +95,23 @@ _MULTIRUN = {"-m": "-m", "--multirun": "-m"}
 _MODEL = "Qwen/Qwen3-0.6B"
 
 PROGRAMS = {
-    "chat": Program("chat", "chat", ("", f"{_MODEL} --ranks 2", "url=http://127.0.0.1:8000"), _GROUP),
+    "chat": Program(
+        "chat", "chat", ("", f"{_MODEL} --ranks 2", "url=http://127.0.0.1:8000"), _GROUP, options=_OF_MODELS
+    ),
     "generate": Program(
         "generate",
         "generate",
         ('prompt="def fibonacci(n):"', 'smollm2 --ranks 2 chat=true prompt="What is a prime number?"'),
         ranks=(),
         spawns=True,
+        options=_OF_MODELS,
     ),
     "serve": Program(
-        "serve", "serve", ("smollm2", f"{_MODEL} --ranks 2 server.port=9000"), ("launcher=local", *_GROUP)
+        "serve",
+        "serve",
+        ("smollm2", f"{_MODEL} --ranks 2 --port 9000", "smollm2 --host 0.0.0.0 --api-key KEY server.max_waiting=16"),
+        ("launcher=local", *_GROUP),
+        options=tuple(OPTIONS),
     ),
     "bench": Program(
         "bench",
@@ -121,19 +170,24 @@ def _summaries() -> dict[str, str]:
     return found
 
 
-def describe(name: str) -> str:
-    """What `lookahead COMMAND --help` shows."""
+def describe(name: str, is_whole: bool = True) -> str:
+    """What `lookahead COMMAND --help-all` shows. is_whole: whether settings are shown for which there are options."""
     program = PROGRAMS[name]
     words = ["usage: lookahead", name, *(["[MODEL]"] if program.takes_model else [])]
     words += ["[--ranks N]"] if program.ranks is not None else []
     words += [f"[{'|'.join(option for option in program.flags)}]"] if program.flags else []
+    words += ["[OPTIONS]"] if program.options else []
     lines = [" ".join([*words, "[KEY=VALUE ...]" if program.configuration else ""]).rstrip(), ""]
     lines += _wrap(program.summary)
     for paragraph in program.description:
         lines += ["", *_wrap(paragraph)]
     lines += ["", "Examples:", *(f"  lookahead {name} {example}".rstrip() for example in program.examples)]
     lines += ["", *_about_models()] if program.takes_model else []
-    if program.configuration:
+    if program.options:
+        lines += ["", "Options:", *_options(program.options)]
+    if program.options and not is_whole:
+        lines += ["", *_wrap(f"All other settings are written as KEY=VALUE: lookahead {name} --help-all lists them.")]
+    elif program.configuration:
         lines += ["", *_choices(program.configuration), *_settings(program.configuration)]
     return "\n".join(lines)
 
@@ -156,6 +210,13 @@ def _choices(configuration: str) -> Iterator[str]:
         for name, comment in names.items():
             yield from _wrap(comment, f"  {name:{width}}", " " * (width + 2))
         yield ""
+
+
+def _options(names: Iterable[str]) -> Iterator[str]:
+    width = max(len(f"{option.name} {option.value}") for option in OPTIONS.values()) + 2
+    for option in map(OPTIONS.__getitem__, names):
+        same = "" if option.is_ranks else f"; {option.settings[0]}="
+        yield from _wrap(f"{option.meaning}{same}", f"  {f'{option.name} {option.value}':{width}}", " " * (width + 2))
 
 
 def _settings(configuration: str) -> Iterator[str]:

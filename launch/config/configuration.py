@@ -7,6 +7,8 @@ model, so that a command without one starts at once.
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
@@ -76,7 +78,17 @@ def load(name: str, schema: type[Settings], arguments: Sequence[str]) -> Setting
     for key, text in texts.items():
         *owners, name = key.split(".")
         setattr(reduce(getattr, owners, settings), name, text)
+    server = getattr(settings, "server", None)
+    if server is not None and not server.model_names and (named := _model_of(arguments)):
+        server.model_names = [named]
     return settings
+
+
+def _model_of(arguments: Sequence[str]) -> str | None:
+    """How the command line names its model; None if it does not."""
+    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    name = given.get("model.path", given.get("model"))
+    return None if name == "checkpoint" else name
 
 
 def typed(config: DictConfig, schema: type[Settings]) -> Settings:
@@ -113,12 +125,15 @@ def describe(name: str) -> str:
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:
-    return not {"-h", "--help"}.isdisjoint(arguments)
+    return not {"-h", "--help", "--help-all"}.isdisjoint(arguments)
 
 
 def print_help(name: str, usage: str | None) -> None:
     """Prints what a program does, and its groups and settings. usage: its docstring."""
-    print(f"{(usage or '').strip()}\n\n{describe(name)}")
+    try:
+        print(f"{(usage or '').strip()}\n\n{describe(name)}", flush=True)
+    except BrokenPipeError:  # its reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -72,9 +72,10 @@ def resolve(path: str) -> str:
     try:
         return str(_kept(folder) or _fetch_alone(name, PACKAGES[name], folder))
     except OSError as error:
+        reason = disk_cache.why(error, folder)
         raise ValueError(
-            f"{name} cannot be kept in {folder}: {error.strerror or error}; make room there, or let the environment "
-            f"variable {disk_cache.VARIABLE} name a folder that can be written"
+            f"{name} cannot be kept in {folder}: {reason}; make room there, or let the environment variable "
+            f"{disk_cache.VARIABLE} name a folder that can be written"
         ) from error
 
 

@@ -88,7 +88,7 @@ def _model_name(client: httpx.Client, url: str) -> str:
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
     """The fields of the body, by their names in the server's API. Log-probabilities are not shown, so not asked for."""
-    given = {key: value for key, value in dataclasses.asdict(sampling).items() if value not in (None, {})}
+    given = {key: value for key, value in dataclasses.asdict(sampling).items() if value not in (None, {}, [])}
     given.pop("logprobs", None)
     if "min_new_tokens" in given:
         given["min_tokens"] = given.pop("min_new_tokens")

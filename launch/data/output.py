@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from tqdm import tqdm
 
@@ -31,6 +33,78 @@ class Color(StrEnum):
     never = "never"
 
 
+# Characters that lines may be broken before and after: those of Chinese, Japanese and Korean.
+_WIDE = "\u2e80-\ua4cf\uac00-\ud7af\uf900-\ufaff\uff00-\uffef"
+_PARTS = re.compile(rf"\n|[^\S\n]+|[{_WIDE}]|[^\s{_WIDE}]+")
+_FENCE = "```"
+
+# A text and its style.
+Styled = tuple[str, str | None]
+
+
+class WordWrap:
+    """Breaks lines between words as text comes. A word is held back until it is whole. Lines of code stay whole."""
+
+    def __init__(self) -> None:
+        self._column = 0
+        self._line = ""  # its beginning
+        self._space: Styled = ("", None)
+        self._word: list[Styled] = []
+        self._is_code = self._is_long = False
+
+    def push(self, text: str, style: str | None, width: int) -> Iterator[Styled]:
+        """Adds text; yields what can be shown. width: of a line."""
+        for part in _PARTS.findall(text):
+            if part.isspace():
+                self._is_long = False
+            if part == "\n":
+                yield from self.flush(width)
+                self._is_code ^= self._line.startswith(_FENCE)
+                self._column, self._line = 0, ""
+                yield part, style
+            elif part.isspace():
+                yield from self.flush(width)
+                self._space = (self._space[0] + part, style)
+            elif len(part) == 1 and cell_len(part) == 2:
+                yield from self.flush(width)
+                self._word.append((part, style))
+                yield from self.flush(width)
+            elif self._is_long:  # more of a word that no line has room for
+                self._move(cell_len(part), width)
+                yield part, style
+            else:
+                self._word.append((part, style))
+                if self._length() >= width:
+                    self._is_long = True
+                    yield from self.flush(width)
+
+    def flush(self, width: int) -> Iterator[Styled]:
+        """Yields the word that is held back, with the space before it."""
+        if not self._word:
+            return
+        length, (space, style) = self._length(), self._space
+        if self._column and not self._is_code and self._column + cell_len(space) + length > width:
+            yield "\n", None
+            self._column = 0
+        elif space:
+            yield space, style
+            self._column += cell_len(space)
+        if len(self._line) < len(_FENCE):
+            self._line += "".join(text for text, _ in self._word)
+        yield from self._word
+        self._move(length, width)
+        self._word, self._space = [], ("", None)
+
+    def _move(self, length: int, width: int) -> None:
+        """Counts columns; the terminal itself breaks what is longer than a line."""
+        self._column += length
+        if self._column > width:
+            self._column %= width
+
+    def _length(self) -> int:
+        return sum(cell_len(text) for text, _ in self._word)
+
+
 class OutputConsole(Console):
     """A console that raises if its reader has left; rich would end the thread."""
 
@@ -41,13 +115,23 @@ class OutputConsole(Console):
 class TextStream:
     """Writes to standard output at once, and notes beside the text to standard error."""
 
-    def __init__(self, color: Color):
+    def __init__(self, color: Color, wraps: bool = False):
+        """wraps: whether lines on a terminal are broken between words."""
         forced = {Color.always: True, Color.never: False}.get(color)
         self.console = OutputConsole(force_terminal=forced, no_color=color == Color.never or None, soft_wrap=True)
         self.errors = OutputConsole(stderr=True, soft_wrap=True)
         self.num_runs = 0
+        self._wrap = WordWrap() if wraps and self.console.is_terminal else None
 
     def write(self, text: str, style: str | None = None) -> None:
+        """Writes text, and the word before it that is held back."""
+        if self._wrap:
+            for part, own in self._wrap.flush(self.console.width):
+                self._write(part, own)
+            self._wrap = WordWrap()
+        self._write(text, style)
+
+    def _write(self, text: str, style: str | None = None) -> None:
         if not self.console.is_terminal:  # a file gets the text as it is, with its control characters
             self.console.file.write(text)
             return self.console.file.flush()
@@ -60,7 +144,8 @@ class TextStream:
         if num_tokens > 1:
             style = RUN_STYLES[self.num_runs % len(RUN_STYLES)]
             self.num_runs += 1
-        self.write(text, style)
+        for part, own in self._wrap.push(text, style, self.console.width) if self._wrap else [(text, style)]:
+            self._write(part, own)
 
     def note(self, line: str, style: str | None = "dim") -> None:
         """Writes a line to standard error."""

@@ -52,7 +52,7 @@ def compiler() -> Iterator[Finding]:
         )
         yield Finding(SECTION, "compiler", str(error), "", advice)
         return
-    yield Finding(SECTION, "compiler", found)
+    yield Finding(SECTION, "compiler", " ".join(found))
     if library() is None:
         yield Finding(
             SECTION, "drafting", "the library cannot be made; the reason is logged above", False, is_broken=True

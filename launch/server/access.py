@@ -96,7 +96,11 @@ def check_certificate(certificate: str | None, key: str | None) -> None:
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 ANY = "*"
-_LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+# Names of this machine: the second one is what Docker's containers call it. No website can have one of them.
+_LOCAL_NAMES = ("localhost", "host.docker.internal", "127.0.0.1", "[::1]")
+# What tells nothing of texts, and is asked for by monitors: by the name of a container, or by none.
+_WATCHED = ("/health", "/ready", "/ping", "/load", "/metrics")
+_CONTAINER = re.compile(r"[a-z0-9_-]*")
 
 
 class AllowedHosts:
@@ -110,9 +114,10 @@ class AllowedHosts:
         self.any = ANY in more or not (more or is_loopback(address))
         self._names = {*_LOCAL_NAMES, _name_of(address), *map(str.lower, more)}
 
-    def allows(self, host: str) -> bool:
-        """host: the value of the Host header; its port does not matter."""
-        return self.any or without_port(host.strip().lower()) in self._names
+    def allows(self, host: str, path: str = "") -> bool:
+        """host: the value of the Host header, empty if there is none; its port does not matter. path: of the route."""
+        name = without_port(host.strip().lower())
+        return self.any or name in self._names or (path in _WATCHED and bool(_CONTAINER.fullmatch(name)))
 
 
 def is_loopback(address: str) -> bool:
@@ -134,7 +139,9 @@ def _name_of(address: str) -> str:
 
 
 class Front:
-    """hosts: the names the server may be called by; None where another program in front of it has that task.
+    """What every request passes: ids, names of the server, HEAD as GET, and paths that end with a slash.
+
+    hosts: the names the server may be called by; None where another program in front of it has that task.
     refusal: makes the response for a name that is not allowed.
     """
 
@@ -156,12 +163,17 @@ class Front:
 
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", []), (b"x-request-id", request_id.encode())]}
+                more = [(b"x-request-id", request_id.encode())]
+                if told := scope["state"].get("warning"):
+                    more.append((b"warning", f'299 - "{told.replace(chr(34), chr(39))}"'.encode()))
+                message = {**message, "headers": [*message.get("headers", []), *more]}
             elif is_head and message["type"] == "http.response.body":
                 message = {**message, "body": b""}
             await send(message)
 
-        if self.hosts and not self.hosts.allows(host := headers.get("host", "")):
+        path = scope["path"].rstrip("/") or "/"
+        if self.hosts and not self.hosts.allows(host := headers.get("host", ""), path):
             await self.refusal(host)(scope, receive, send_on)
         else:
-            await self.app({**scope, "method": "GET"} if is_head else scope, receive, send_on)
+            method = "GET" if is_head else scope["method"]
+            await self.app({**scope, "method": method, "path": path}, receive, send_on)

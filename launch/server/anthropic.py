@@ -267,8 +267,11 @@ class MessageReply:
     def _stop_sequence(self) -> str | None:
         """The stop sequence that ended the text: what was generated goes on with it where the text ends."""
         stops = self._request.stopping.stop
-        rest = self._decode(self._tokens)[self._num_characters :] if stops else ""
-        return next((stop for stop in stops if rest.startswith(stop)), None)
+        end = self._num_characters
+        text = self._decode(self._tokens) if stops else ""
+        if self._request.stopping.include_stop:
+            return next((stop for stop in stops if text[:end].endswith(stop)), None)
+        return next((stop for stop in stops if text[end:].startswith(stop)), None)
 
     def _events(self, happenings: Iterable[Happening]) -> Iterator[Event]:
         for happening, block, more in happenings:

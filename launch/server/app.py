@@ -23,7 +23,7 @@ from launch.server.context import Context
 # Seconds for which a browser need not ask again whether it may send a request.
 PREFLIGHT_S = 3600
 ROUTERS = [generation.router, routes.with_key, routes.open_to_all, page_files.documentation]
-EXPOSED_HEADERS = ("retry-after", "x-request-id")
+EXPOSED_HEADERS = ("retry-after", "x-request-id", "warning")
 
 SCHEMAS = "#/components/schemas/"
 _ERROR = {

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import reprlib
+import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, model_validator
+from pydantic import AliasChoices, AliasGenerator, BaseModel, ConfigDict, PrivateAttr, ValidationError
 from pydantic_core import PydanticCustomError
 from starlette.requests import ClientDisconnect
 
 from launch.server import errors
 from launch.server.connection import note_gone
 from launch.server.errors import ApiError
+from launch.server.foreign_fields import OTHER_NAMES, remedy, warning
+from launch.server.settings import UnknownFields
 
 # A body that is too large is read to its end, up to this many times the limit, so that the client sees the answer.
 _DISCARDED_SHARE = 16
@@ -23,12 +27,26 @@ _DISCARDED_SHARE = 16
 _DISCARD_S = 10.0
 
 
-class Body(BaseModel):
-    """A request's body. Values are not converted to other types. Unknown fields are refused unless they are null or
-    false.
-    """
+log = logging.getLogger("lookahead")
 
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+# Of fields whose being ignored has been logged.
+MOST_LOGGED = 1000
+
+
+def _names(field: str) -> AliasChoices | None:
+    others = OTHER_NAMES.get(field)
+    return AliasChoices(field, *others) if others else None
+
+
+class Body(BaseModel):
+    """A request's body. Values are not converted to other types. What is done with unknown fields is a setting."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        allow_inf_nan=False,
+        alias_generator=AliasGenerator(validation_alias=_names),  # pyright: ignore[reportArgumentType]
+    )
 
     _num_bytes: int = PrivateAttr(0)
 
@@ -37,12 +55,10 @@ class Body(BaseModel):
         """The size of the body as it was sent."""
         return self._num_bytes
 
-    @model_validator(mode="after")
-    def _refuse_unknown(self) -> Body:
-        for name, value in (self.model_extra or {}).items():
-            if value is not None and value is not False:
-                raise refused("{field} is not a field that this server knows; leave it out", field=name)
-        return self
+    @property
+    def unknown(self) -> list[str]:
+        """The names of fields that this server does not know, but for those that are null or false."""
+        return [name for name, value in (self.model_extra or {}).items() if value is not None and value is not False]
 
 
 class Part(BaseModel):
@@ -77,6 +93,7 @@ def body_of(kind: type[Kind]) -> Callable[[Request], Awaitable[Kind]]:
         except ClientDisconnect:
             note_gone(request.scope)
             raise errors.client_gone() from None
+        data = _unpacked(data, request.headers.get("content-encoding", ""), settings.max_body_bytes)
         try:
             data.decode()
         except UnicodeDecodeError as error:
@@ -87,10 +104,26 @@ def body_of(kind: type[Kind]) -> Callable[[Request], Awaitable[Kind]]:
         except ValidationError as error:
             raise readable(error, kind) from None
         body._num_bytes = len(data)
+        if body.unknown:
+            _take_unknown(body, request)
         return body
 
     read.kind = kind  # pyright: ignore[reportFunctionMemberAccess] - for the description of the routes
     return read
+
+
+def _take_unknown(body: Body, request: Request) -> None:
+    """Refuses the body's unknown fields, or lets the answer and the log say that they are ignored."""
+    server, known = request.app.state.server, type(body).model_fields
+    if server.settings.unknown_fields == UnknownFields.refuse:
+        name = body.unknown[0]
+        message = f"{name} is not a field that this server knows; leave it out{remedy(name, known)}"
+        raise errors.bad_request(message, param=name[:100])
+    request.state.warning = warning(body.unknown, known)
+    new = [name for name in body.unknown if name not in server.logged_fields]
+    if new and len(server.logged_fields) < MOST_LOGGED:
+        server.logged_fields.update(new)
+        log.warning("warning: %s; server.unknown_fields=refuse refuses them", warning(new, known))
 
 
 def _check_media_type(request: Request) -> None:
@@ -115,6 +148,30 @@ async def _read(request: Request, limit: int) -> bytes:
             raise errors.body_too_large(limit)
         parts.append(part)
     return b"".join(parts)
+
+
+def _unpacked(data: bytes, encodings: str, limit: int) -> bytes:
+    """The body without the encodings that its header names, the last of which was applied last."""
+    for name in reversed([name.strip().lower() for name in encodings.split(",") if name.strip()]):
+        if name == "identity":
+            continue
+        if name not in ("gzip", "x-gzip", "deflate"):
+            raise errors.unknown_encoding(name)
+        parts, left = [b""], limit
+        try:
+            while data:  # a gzip file may have several members
+                unpacker = zlib.decompressobj(wbits=47)  # the formats of gzip and of zlib
+                parts.append(unpacker.decompress(data, left + 1))
+                left -= len(parts[-1])
+                if left < 0:
+                    raise errors.body_too_large(limit)
+                if not unpacker.eof:
+                    raise zlib.error("it is cut short")
+                data = unpacker.unused_data
+        except zlib.error as error:
+            raise errors.bad_request(f"the body is not valid {name}: {error}", code="invalid_encoding") from None
+        data = b"".join(parts)
+    return data
 
 
 async def _discard(stream: Any, most_bytes: int) -> None:

@@ -39,6 +39,7 @@ class Context:
         self.backend = backend
         self.checkpoint = backend.request_builder.checkpoint
         self.model_name = settings.model_name or self.checkpoint.name
+        self.model_names = [*dict.fromkeys((self.model_name, *settings.model_names))]
         self.started_at = int(time.time())
         self.keys = read_keys(settings.api_keys, settings.api_keys_file)
         self.metrics = Metrics(self.model_name)
@@ -50,10 +51,16 @@ class Context:
         )
         self.metrics.watch_ranks(backend.status, lambda: backend.num_losses)
         self.conversion = Conversion(
-            backend.request_builder, self.model_name, settings.default_max_tokens, settings.max_choices
+            backend.request_builder,
+            self.model_names,
+            settings.default_max_tokens,
+            settings.max_choices,
+            settings.open_schemas,
         )
         self.responses = ResponseStore(settings.max_stored_responses, MOST_STORED_BYTES)
         self.names = TokenNames(self.checkpoint.tokenizer)
+        # Unknown fields of bodies that the log has named.
+        self.logged_fields: set[str] = set()
         # A text must not block the event loop, nor a long text the short ones. The tokenizer may be used by several
         # threads, as nobody asks it to truncate or pad, which alone would change it.
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")

@@ -6,6 +6,7 @@ the body's seed plus i, as in vLLM, so choice 0 of each prompt is what the promp
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,10 +29,11 @@ from lp.model.checkpoint_info import CheckpointInfo
 from lp.request import DecodingMethod, Request
 from lp.sampling.settings import Sampling
 from lp.text.chat_template import NoChatTemplate
+from lp.text.infilling import infill
 from lp.text.stopping import Stopping
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-SAMPLING += ("no_repeat_ngram", "logit_bias", "seed")
+SAMPLING += ("no_repeat_ngram", "logit_bias", "allowed_token_ids", "seed")
 NAMES_OF_THE_API = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 
@@ -43,7 +45,8 @@ class Prepared:
     prompt, the text before the generated text. num_choices: how many of a prompt's candidates are returned.
     num_echoed, num_of_prompt: alternatives that are shown for each token of an echoed prompt, and in the field
     prompt_logprobs; None shows no log-probabilities there. reading: how the answers of a chat are read.
-    wants_usage_so_far: every chunk of a stream says what it has cost so far.
+    wants_usage_so_far: every chunk of a stream says what it has cost so far. wants_function_call: a call is a message's
+    `function_call`. names_by_id: log-probabilities name tokens by their ids.
     """
 
     id: str
@@ -56,6 +59,8 @@ class Prepared:
     num_echoed: int | None = None
     num_of_prompt: int | None = None
     reading: Reading | None = None
+    wants_function_call: bool = False
+    names_by_id: bool = False
 
     @property
     def num_candidates(self) -> int:
@@ -71,9 +76,17 @@ class Prepared:
 class Conversion:
     """Turns bodies into requests for one engine's model."""
 
-    def __init__(self, request_builder: RequestBuilder, model_name: str, default_max_tokens: int, max_choices: int):
+    def __init__(
+        self,
+        request_builder: RequestBuilder,
+        model_names: Sequence[str],
+        default_max_tokens: int,
+        max_choices: int,
+        open_schemas: bool = False,
+    ):
         self.request_builder = request_builder
-        self.model_name = model_name
+        self.open_schemas = open_schemas
+        self.model_names = model_names
         self.default_max_tokens = default_max_tokens
         self.max_choices = max_choices
         self._dialect = Dialect(self.checkpoint.tokenizer)
@@ -106,7 +119,7 @@ class Conversion:
         return Prepared(
             reply_id,
             requests,
-            self._echoes(body),
+            self._echoes(body, prompts),
             body.num_choices,
             body.num_logprobs is not None,
             body.wants_usage,
@@ -114,13 +127,19 @@ class Conversion:
             body.num_echoed_logprobs if isinstance(body, CompletionBody) else None,
             body.prompt_logprobs,
             reading,
+            isinstance(body, ChatBody) and body.wants_function_call,
+            bool(body.return_tokens_as_token_ids),
         )
 
-    @staticmethod
-    def grammar_of(body: CompletionBody | ChatBody) -> Grammar | None:
+    def grammar_of(self, body: CompletionBody | ChatBody) -> Grammar | None:
         """What the text must be: a call, if one has to be made. Raises ApiError for more than one constraint."""
+        grammar = self._given_grammar(body)
+        return grammar if grammar is None or self.open_schemas else grammar.closed()
+
+    @staticmethod
+    def _given_grammar(body: CompletionBody | ChatBody) -> Grammar | None:
         if isinstance(body, ChatBody) and body.choice.is_forced:
-            schema = schema_of_calls(body.shown_tools, body.choice, body.allows_parallel)
+            schema = schema_of_calls(body.constrained_tools, body.choice, body.allows_parallel)
             return Grammar.json_schema(schema)
         if not StructuredBody.model_fields.keys() & body.model_fields_set:
             return None
@@ -130,8 +149,8 @@ class Conversion:
         return body.grammars[names[0]] if names else None
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model_name:
-            raise errors.unknown_model(name, self.model_name)
+        if name is not None and name not in self.model_names:
+            raise errors.unknown_model(name, self.model_names)
 
     def chat_tokens(self, messages: list[Message], body: Conversation) -> list[int]:
         """Returns the conversation of a body as the checkpoint's chat template writes it. Raises ApiError."""
@@ -140,7 +159,7 @@ class Conversion:
             plain, tools = self._dialect.write(plain, body.shown_tools)
             return self.request_builder.encode(plain, replace(body.rendering, tools=tools))
         except NoChatTemplate:
-            message = f"the model {self.model_name!r} has no chat template; use /v1/completions"
+            message = f"the model {self.model_names[0]!r} has no chat template; use /v1/completions"
             raise errors.bad_request(message, param="messages", code="no_chat_template") from None
         except ValueError as error:
             first_word = str(error).split(" ", 1)[0]
@@ -160,12 +179,30 @@ class Conversion:
     def _prompts(self, body: CompletionBody | ChatBody) -> list[list[int]]:
         """The tokens of each prompt. Raises ApiError."""
         if isinstance(body, ChatBody):
-            return [self.chat_tokens(body.messages, body)]
+            prompts = [self.chat_tokens(body.messages, body)]
+        else:
+            try:
+                prompts = [self._prompt(prompt, body) for prompt in body.prompt]
+            except ValueError as error:
+                raise errors.bad_request(str(error), param="prompt") from None
+        return [self._truncated(prompt, body) for prompt in prompts]
+
+    def _prompt(self, prompt: str | list[int], body: CompletionBody) -> list[int]:
         with_special = body.add_special_tokens is not False
+        if not body.suffix:
+            return self.request_builder.encode(prompt, add_special_tokens=with_special)
+        beginning = self.request_builder.encode(prompt, add_special_tokens=False) if prompt else []
         try:
-            return [self.request_builder.encode(prompt, add_special_tokens=with_special) for prompt in body.prompt]
+            return infill(self.checkpoint.tokenizer, beginning, body.suffix, with_special)
         except ValueError as error:
-            raise errors.bad_request(str(error), param="prompt") from None
+            raise errors.bad_request(f"suffix: {error}", param="suffix") from None
+
+    def _truncated(self, prompt: list[int], body: GenerationBody) -> list[int]:
+        """The last tokens of a prompt, as many as the body asks for."""
+        most = body.truncate_prompt_tokens
+        if most == -1:
+            most = max(1, self.checkpoint.max_length - max(1, body.most_tokens or 0))
+        return prompt if most is None else prompt[-most:]
 
     def _reading(self, body: ChatBody, prompt: list[int]) -> Reading:
         return self._dialect.reading(body.shown_tools, body.choice, body.allows_parallel, prompt)
@@ -190,8 +227,11 @@ class Conversion:
         if not (wanted := decode or self.request_builder.decode).tells_steps:
             self._check_ranked(body, wanted)
         skips = body.skip_special_tokens is not False and not (reading and reading.kept)
-        stopping = Stopping(most_tokens, body.stop, body.stop_token_ids or [], bool(body.ignore_eos), skips)
-        priority = 1.0 if body.priority is None else body.priority
+        stopping = Stopping(
+            most_tokens, body.stop, body.stop_token_ids or [], bool(body.ignore_eos), skips,
+            bool(body.include_stop_str_in_output),
+        )  # fmt: skip
+        priority = body.priority or 1.0  # vLLM's clients write 0 for no priority
         return self.request_builder.build(
             tokens, decode, self._sampling(body), stopping, None, owner, priority, grammar, bool(body.lookahead_trace)
         )
@@ -216,13 +256,29 @@ class Conversion:
         if num_logprobs is None and body.num_candidates > body.num_choices:
             num_logprobs = 0  # the best are found by them
         given |= {"logprobs": num_logprobs, "prompt_logprobs": body.num_prompt_logprobs}
+        given["bad_words"] = self._bad_words(body.bad_words or [])
         return Sampling(**given, min_new_tokens=body.min_tokens)
 
-    def _echoes(self, body: CompletionBody | ChatBody) -> list[str]:
-        """Returns the text before the generated text of each prompt."""
+    def _bad_words(self, words: list[str | list[int]]) -> list[list[int]]:
+        """The tokens of words at the beginning of a text and, with a space before them, within it, as in vLLM."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            if isinstance(word, list):  # tokens already
+                found[tuple(word)] = None
+                continue
+            if not word.strip():
+                raise ValueError("bad_words holds an empty word; leave it out")
+            for text in (word.lstrip(), f" {word.lstrip()}"):
+                tokens = self.checkpoint.tokenizer.encode(text, add_special_tokens=False)
+                found[tuple(tokens)] = None
+        return [list(tokens) for tokens in found]
+
+    def _echoes(self, body: CompletionBody | ChatBody, prompts: list[list[int]]) -> list[str]:
+        """Returns the text before the generated text of each prompt. prompts: as they are fed."""
         if isinstance(body, ChatBody):
             return [""]
-        return [self._text_of(prompt) if body.echo else "" for prompt in body.prompt]
+        shown = body.prompt if body.truncate_prompt_tokens is None else prompts
+        return [self._text_of(prompt) if body.echo else "" for prompt in shown]
 
     def _text_of(self, prompt: str | list[int]) -> str:
         if isinstance(prompt, str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from launch.server.access import without_port
 from launch.server.service import QueueFull, RanksLost, ServiceError, ShuttingDown, TooLarge
 
 LONGEST_MESSAGE = 400
@@ -61,8 +62,9 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def unknown_model(name: str, served: str) -> ApiError:
-    message = f"the model {name!r} does not exist; this server has {served!r}"
+def unknown_model(name: str, served: Sequence[str]) -> ApiError:
+    known = ", ".join(map(repr, served))
+    message = f"the model {name[:100]!r} does not exist; this server has {known} (server.model_names adds names)"
     return ApiError(404, message, param="model", code="model_not_found")
 
 
@@ -81,13 +83,21 @@ def client_gone() -> ApiError:
     return ApiError(CLIENT_CLOSED_REQUEST, "the client has gone away", code="client_gone")
 
 
+def unknown_encoding(name: str) -> ApiError:
+    message = f"the Content-Encoding {name[:100]!r} is not known here; send gzip, deflate or none"
+    return ApiError(415, message, code="unsupported_encoding")
+
+
 def not_json(media_type: str) -> ApiError:
     message = f"the Content-Type must be application/json, not {media_type[:100]!r}"
     return ApiError(415, message, code="unsupported_media_type")
 
 
 def unknown_host(host: str) -> ApiError:
-    message = f"this server may not be called {host[:100]!r}; its operator can allow the name (server.allowed_hosts)"
+    name = without_port(host)[:100] or "NAME"
+    message = (
+        f"this server may not be called {host[:100]!r}; its operator can allow the name (server.allowed_hosts=[{name}])"
+    )
     return ApiError(403, message, code="host_not_allowed")
 
 

@@ -65,7 +65,7 @@ async def completions(
 ) -> Response:
     """Continues prompts: OpenAI's completions, streamed or whole."""
     prepared = await prepare(server, body, sharing)
-    reply = CompletionReply(prepared, server.model_name, server.names, server.checkpoint)
+    reply = CompletionReply(prepared, body.model or server.model_name, server.names, server.checkpoint)
     return await answer(request, server, prepared, reply, bool(body.stream))
 
 
@@ -78,7 +78,7 @@ async def chat_completions(
 ) -> Response:
     """Answers a conversation: OpenAI's chat completions, with tools, streamed or whole."""
     prepared = await prepare(server, body, sharing)
-    reply = ChatReply(prepared, server.model_name, server.names)
+    reply = ChatReply(prepared, body.model or server.model_name, server.names)
     return await answer(request, server, prepared, reply, bool(body.stream))
 
 
@@ -153,7 +153,7 @@ async def create_response(
     except ApiError as error:
         raise error.renamed(OWN_NAMES) from None
     keep = None if body.store is False else _keeper(server, chat, body, sharing)
-    reply = ResponseReply(body, prepared, server.model_name, server.names, keep)
+    reply = ResponseReply(body, prepared, body.model or server.model_name, server.names, keep)
     return await answer(request, server, prepared, reply, bool(body.stream))
 
 
@@ -223,7 +223,7 @@ async def create_message(
     def decode(tokens: list[int]) -> str:
         return server.checkpoint.tokenizer.backend_tokenizer.decode(tokens, skip_special_tokens=skips)
 
-    reply = MessageReply(prepared, server.model_name, decode)
+    reply = MessageReply(prepared, body.model or server.model_name, decode)
     return await answer(request, server, prepared, reply, bool(body.stream))
 
 

@@ -1,13 +1,15 @@
 """The bodies of requests: those of OpenAI's API, with this project's extensions.
 
-Fields that do not influence the output are ignored. Other fields that the server does not support are refused. A field
-that allows several shapes of a value is converted to one shape. Structured output may be asked for in these forms:
+Fields that do not influence the output are ignored, and so are those that the server does not know, with a warning
+(launch/server/foreign_fields.py). Fields that it knows but does not support are refused. A field that allows several
+shapes of a value is converted to one shape. Structured output may be asked for in these forms:
 
     response_format      {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": {...}}} (OpenAI)
     structured_outputs   {"json": {...}}, or regex, choice, grammar or json_object (vLLM)
     guided_json          a schema; guided_regex, guided_choice, guided_grammar: likewise (vLLM, older)
 
-A request has one of them at most. Every schema is kept strictly, whatever `strict` says.
+A request has one of them at most. Every schema is kept, whatever `strict` says; with `strict` its objects are closed
+even where server.open_schemas leaves others open.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 
 from launch.server.bodies import Body, Part, is_off, refused
 from launch.server.tools import ToolChoice
+from lp.grammar.closed_schemas import closed
 from lp.grammar.settings import Grammar, GrammarError
 from lp.text.chat_template import Rendering
 
@@ -36,6 +39,15 @@ def _at_least_one(value: int | None, info: ValidationInfo) -> int | None:
     if value is None or value >= 1:
         return value
     raise refused("{field}={value} is out of range: it must be at least 1", field=info.field_name, value=value)
+
+
+def _truncation(value: int | None) -> int | None:
+    if value is None or value >= 1 or value == -1:
+        return value
+    raise refused(
+        "truncate_prompt_tokens={value} is out of range: it must be at least 1, or -1 for as many as there is room for",
+        value=value,
+    )
 
 
 def _minus_one_is_unset(value: int | None) -> int | None:
@@ -84,20 +96,14 @@ def _only_text_modality(value: Any) -> Any:
     raise refused('modalities must be ["text"]; this server writes text alone')
 
 
-def _no_function_call(value: Any) -> Any:
-    if value in (None, "none", "auto"):
-        return None
-    raise refused("function_call is not supported by this server; use tools and tool_choice")
-
-
 Off = Annotated[Any, AfterValidator(_must_be_off)]
 AtLeastOne = Annotated[int | None, AfterValidator(_at_least_one)]
+Truncation = Annotated[int | None, AfterValidator(_truncation)]
 Seed = Annotated[int | None, AfterValidator(_minus_one_is_unset)]
 Stops = Annotated[list[str], BeforeValidator(_stops)]
 Prompts = Annotated[Any, BeforeValidator(_prompts)]
 TextField = Annotated[str, BeforeValidator(_text)]
 OnlyTextModality = Annotated[Any, BeforeValidator(_only_text_modality)]
-NoFunctionCall = Annotated[Any, BeforeValidator(_no_function_call)]
 Ignored = Any
 
 
@@ -119,6 +125,13 @@ class Tool(Part):
     def plain(self) -> dict[str, Any]:
         """The tool as chat templates get it."""
         return {"type": "function", "function": self.function.model_dump(exclude_none=True, exclude={"strict"})}
+
+    def constrained(self) -> dict[str, Any]:
+        """The tool whose parameters a grammar keeps."""
+        plain, parameters = self.plain(), self.function.parameters
+        if self.function.strict and parameters is not None:
+            plain["function"]["parameters"] = closed(parameters)
+        return plain
 
 
 class CalledFunction(Part):
@@ -145,17 +158,29 @@ def _choice(value: Any) -> Any:
     raise refused('tool_choice must be none, auto, required or {{"type": "function", "function": {{"name": "..."}}}}')
 
 
+def _function_call(value: Any) -> Any:
+    match value:
+        case None | ToolChoice():
+            return value
+        case "none" | "auto":
+            return ToolChoice(value)
+        case {"name": str(name)}:
+            return ToolChoice("named", name)
+    raise refused('function_call must be none, auto or {{"name": "..."}}')
+
+
+FunctionCall = Annotated[Any, BeforeValidator(_function_call)]
 Choice = Annotated[Any, BeforeValidator(_choice)]
 
 
 # What chat templates see of a message.
-_WRITTEN = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
+_WRITTEN = {"content", "name", "tool_call_id", "reasoning_content"}
 
 
 class Message(Part):
     """One message of a conversation. What a client or another server has added to it is ignored."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: TextField = ""
     name: str | None = None
     tool_calls: list[Call] | None = None
@@ -163,11 +188,14 @@ class Message(Part):
     reasoning_content: str | None = None
     refusal: Off = None
     audio: Off = None
-    function_call: Off = None
+    function_call: CalledFunction | None = None
 
     def plain(self) -> dict[str, Any]:
-        """The message as chat templates get it."""
-        return {"content": "", **self.model_dump(exclude_none=True, include=_WRITTEN)}
+        """The message as chat templates get it, which know tools and no functions."""
+        calls = self.tool_calls or ([Call(function=self.function_call)] if self.function_call else [])
+        written = {"tool_calls": [call.model_dump(exclude_none=True) for call in calls]} if calls else {}
+        role = "tool" if self.role == "function" else self.role
+        return {"role": role, "content": "", **self.model_dump(exclude_none=True, include=_WRITTEN), **written}
 
 
 class Conversation(Body):
@@ -184,9 +212,14 @@ class Conversation(Body):
     documents: Off = None
 
     @property
+    def offered(self) -> list[Tool]:
+        """The client's tools."""
+        return self.tools or []
+
+    @property
     def choice(self) -> ToolChoice:
         """Whether tools are called; without a word of the client, they may be called if there are some."""
-        return self.tool_choice or ToolChoice("auto" if self.tools else "none")
+        return self.tool_choice or ToolChoice("auto" if self.offered else "none")
 
     @property
     def allows_parallel(self) -> bool:
@@ -196,11 +229,16 @@ class Conversation(Body):
     @property
     def shown_tools(self) -> list[dict[str, Any]]:
         """The tools that the model is told of: none if it must not call any."""
-        return [] if self.choice.mode == "none" else [tool.plain() for tool in self.tools or []]
+        return [] if self.choice.mode == "none" else [tool.plain() for tool in self.offered]
+
+    @property
+    def constrained_tools(self) -> list[dict[str, Any]]:
+        """The tools of which one must be called."""
+        return [tool.constrained() for tool in self.offered]
 
     @model_validator(mode="after")
     def _check_tools(self) -> Conversation:
-        names = [tool.function.name for tool in self.tools or []]
+        names = [tool.function.name for tool in self.offered]
         if self.choice.is_forced and not names:
             raise refused("tool_choice={mode} needs tools", mode=self.choice.mode)
         if self.choice.mode == "named" and self.choice.name not in names:
@@ -257,6 +295,8 @@ def _response_format(value: Any) -> Grammar | None:
             return value
         case {"type": "json_object"}:
             return Grammar.json_object()
+        case {"type": "json_schema", "json_schema": {"schema": schema, "strict": True}}:
+            return _read("json_schema.schema", lambda: _check(_schema(schema)).closed())
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             return _read("json_schema.schema", lambda: _check(_schema(schema)))
         case {"type": "json_schema"}:
@@ -360,13 +400,13 @@ class GenerationBody(Body, StructuredBody):
         description="Each chunk that ends a step has the step's trace under `lookahead`; see docs/usage.md.",
     )
 
-    include_stop_str_in_output: Off = None
-    truncate_prompt_tokens: Off = None
-    allowed_token_ids: Off = None
-    bad_words: Off = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: Truncation = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str | list[int]] | None = None
+    return_tokens_as_token_ids: bool | None = None
     use_beam_search: Off = None
     return_token_ids: Off = None
-    return_tokens_as_token_ids: Off = None
 
     user: Ignored = None
     metadata: Ignored = None
@@ -443,7 +483,7 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     logprobs: int | None = None
     best_of: AtLeastOne = None
-    suffix: Off = None
+    suffix: str | None = None
 
     @property
     def num_logprobs(self) -> int | None:
@@ -459,6 +499,8 @@ class CompletionBody(GenerationBody):
             raise refused("best_of={best_of} is less than n={n}", best_of=self.best_of, n=self.num_choices)
         if self.stream and self.num_candidates > self.num_choices:
             raise refused("best_of={best_of} cannot be streamed: the best is known at the end", best_of=self.best_of)
+        if self.suffix and self.echo:
+            raise refused("echo is not for a text before a suffix; leave out echo or suffix")
         return self
 
     @property
@@ -485,14 +527,29 @@ class ChatBody(GenerationBody, Conversation):
     top_logprobs: int | None = None
 
     modalities: OnlyTextModality = None
-    functions: Off = None
-    function_call: NoFunctionCall = None
+    functions: list[Function] | None = None
+    function_call: FunctionCall = None
     audio: Off = None
     echo: Off = None
     web_search_options: Off = None
-    reasoning_effort: Off = None
-    verbosity: Off = None
     prediction: Ignored = None
+
+    @property
+    def wants_function_call(self) -> bool:
+        """Whether the client knows functions, of which one is called at a time, and no tools, as before 2023-11."""
+        return bool(self.functions) and not self.tools
+
+    @property
+    def offered(self) -> list[Tool]:
+        return [*super().offered, *(Tool(function=function) for function in self.functions or [])]
+
+    @property
+    def choice(self) -> ToolChoice:
+        return super().choice if self.function_call is None else self.function_call
+
+    @property
+    def allows_parallel(self) -> bool:
+        return super().allows_parallel and not self.wants_function_call
 
     @property
     def most_tokens(self) -> int | None:

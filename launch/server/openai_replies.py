@@ -42,7 +42,7 @@ class Reply(ABC):
 
     def __init__(self, prepared: Prepared, model_name: str, names: TokenNames):
         self.prepared = prepared
-        self.names = names
+        self.names = names.for_reply(prepared.names_by_id)
         self._head = {"id": prepared.id, "created": int(time.time()), "model": model_name}
         if lossy := prepared.requests[0].decode.lossy:  # all of a body's requests have the same method
             self._head["lossy"] = lossy
@@ -273,6 +273,7 @@ class ChatChoice:
         self._reader = reading.begin()
         self._is_named = reading.choice.mode == "named"
         self._wants_logprobs, self._is_traced = prepared.wants_logprobs, prepared.is_traced
+        self._wants_function_call = prepared.wants_function_call
         self._names = names
         self._has_calls = False
 
@@ -286,6 +287,7 @@ class ChatChoice:
             message["tool_calls"] = [
                 {"id": new_call_id(), "type": "function", "function": asdict(call)} for call in answer.calls
             ]
+        message = self._with_call(message)
         choice = {"index": self._index, "message": message, "logprobs": self._logprobs(completion.logprobs)}
         return {**choice, **self._end(completion.finish_reason), **beams_of(completion)}
 
@@ -294,7 +296,7 @@ class ChatChoice:
         yield {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def parts(self, output: Output) -> Iterator[dict[str, Any]]:
-        delta = _delta(self._read(output.text, output.finish_reason))
+        delta = self._with_call(_delta(self._read(output.text, output.finish_reason)))
         has_step = self._is_traced and output.tokens
         if delta or output.finish_reason or self._wants_logprobs or has_step:
             part = {"index": self._index, "delta": delta, "logprobs": self._logprobs(output.logprobs)}
@@ -307,8 +309,15 @@ class ChatChoice:
 
     def _end(self, reason: FinishReason | None) -> dict[str, Any]:
         """Why the choice ended. As in OpenAI's API, one that had to be a call of a named function ends with `stop`."""
-        is_call = reason == "stop" and self._has_calls and not self._is_named
-        return {"finish_reason": "tool_calls"} if is_call else end_of(reason)
+        if reason == "stop" and self._has_calls and not self._is_named:
+            return {"finish_reason": "function_call" if self._wants_function_call else "tool_calls"}
+        return end_of(reason)
+
+    def _with_call(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message, or what is added to it, in which clients that know functions and no tools find the call."""
+        if self._wants_function_call and (calls := message.pop("tool_calls", None)):
+            message["function_call"] = calls[0]["function"]
+        return message
 
     def _logprobs(self, logprobs: list[TokenLogprob] | None) -> dict[str, Any] | None:
         if not self._wants_logprobs:
@@ -413,3 +422,14 @@ class TokenNames:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def for_reply(self, by_id: bool) -> TokenNames:
+        """by_id: whether tokens are named by their ids, which are unique, as in vLLM: token_id:17."""
+        return TokenIds(self._tokenizer) if by_id else self
+
+
+class TokenIds(TokenNames):
+    """Names tokens by their ids."""
+
+    def name(self, token: int) -> str:
+        return f"token_id:{token}"

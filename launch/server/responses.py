@@ -206,7 +206,7 @@ class ResponseReply:
         """keep: called with the whole response at its end."""
         assert prepared.reading is not None
         self._reader = prepared.reading.begin()
-        self._names = names
+        self._names = names.for_reply(prepared.names_by_id)
         self._wants_logprobs = prepared.wants_logprobs
         self._keep = keep
         self.response: dict[str, Any] = {

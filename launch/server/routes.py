@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -27,24 +28,35 @@ open_to_all = APIRouter()
 
 @with_key.get("/v1/models")
 async def models(server: Annotated[Context, Depends(context)]) -> dict[str, Any]:
-    """Lists the model that is served."""
-    return {"object": "list", "data": [_card(server)]}
+    """Lists the names of the model that is served, as OpenAI's and Anthropic's APIs do."""
+    names = server.model_names
+    ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return {"object": "list", "data": [_card(server, name) for name in names], **ends}
 
 
 @with_key.get("/v1/models/{name:path}")
 async def model(name: str, server: Annotated[Context, Depends(context)]) -> dict[str, Any]:
     """Describes the model that is served."""
     server.conversion.check_model(name)
-    return _card(server)
+    return _card(server, name)
 
 
-def _card(server: Context) -> dict[str, Any]:
+def _card(server: Context, name: str) -> dict[str, Any]:
+    """What OpenAI's and vLLM's clients ask for, and then what Anthropic's do."""
+    length, started = server.checkpoint.max_length, datetime.fromtimestamp(server.started_at, UTC)
     return {
-        "id": server.model_name,
+        "id": name,
         "object": "model",
         "created": server.started_at,
         "owned_by": "lookahead-parallel",
-        "max_model_len": server.checkpoint.max_length,
+        "root": server.model_name,
+        "parent": None,
+        "max_model_len": length,
+        "type": "model",
+        "display_name": name,
+        "created_at": started.isoformat().replace("+00:00", "Z"),
+        "max_input_tokens": length,
+        "max_tokens": length,
     }
 
 
@@ -101,6 +113,28 @@ async def health(server: Annotated[Context, Depends(context)]) -> dict[str, Any]
     if server.service.has_failed:
         raise EngineFailed
     return {"status": "ok"}
+
+
+@open_to_all.get("/ping", name="ping")
+@open_to_all.post("/ping", name="ping_by_post")
+async def ping(server: Annotated[Context, Depends(context)]) -> dict[str, Any]:
+    """The same as /health, as SageMaker and vLLM call it."""
+    return await health(server)
+
+
+@open_to_all.get("/load")
+async def load(server: Annotated[Context, Depends(context)]) -> dict[str, Any]:
+    """Returns how many requests run and wait, and their sum as `server_load`, as in vLLM."""
+    running, waiting = server.service.num_running, server.service.num_waiting
+    return {"server_load": running + waiting, "running": running, "waiting": waiting}
+
+
+@open_to_all.post("/reset_prefix_cache", dependencies=[Depends(authorise)])
+async def reset_prefix_cache(request: Request, server: Annotated[Context, Depends(context)]) -> dict[str, Any]:
+    """Forgets the keys and values of finished requests, as in vLLM; texts stay the same."""
+    _check_origin(request, server)
+    server.service.reset_prefixes()
+    return {"success": True}
 
 
 @open_to_all.get("/ready")

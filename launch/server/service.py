@@ -22,7 +22,7 @@ from launch.server.metrics import Clock, Metrics
 from lp.engine.engine import NOT_A_NUMBER
 from lp.request import Output, Request
 from lp.statistics import Statistics
-from parallel.groups.messages import Abort, AddRequest, Command, Shutdown
+from parallel.groups.messages import Abort, AddRequest, Command, ResetPrefixes, Shutdown
 
 
 class ServiceError(Exception):
@@ -157,6 +157,7 @@ class Service:
         self._num_places = 0  # that waiting requests take
         self._running: dict[str, _Ticket] = {}
         self._cancelled: list[str] = []
+        self._resets_prefixes = False
         # While draining: the time.monotonic() at which the requests that are left are cancelled; infinite afterwards.
         self._deadline: float | None = None
         self._failed = False
@@ -235,6 +236,12 @@ class Service:
             statistics = Statistics(prompt_tokens=len(ticket.request.prompt))
             self._publish(ticket, Output(request_id, [], "", None, "cancelled", statistics))
 
+    def reset_prefixes(self) -> None:
+        """Makes the engine forget the keys and values of finished requests, before it begins another one."""
+        with self._changed:
+            self._resets_prefixes = True
+            self._changed.notify_all()
+
     def drain(self, within_s: float) -> None:
         """Refuses new requests, and shuts the engine down when the accepted ones have ended.
 
@@ -251,6 +258,9 @@ class Service:
             self._cancel_the_late()
             commands: list[Command] = [Abort(request_id) for request_id in self._cancelled]
             self._cancelled.clear()
+            if self._resets_prefixes:
+                commands.append(ResetPrefixes())
+                self._resets_prefixes = False
             while self._waiting and len(self._running) < self.max_running:
                 self._round, _, request_id = heappop(self._turns)
                 if (ticket := self._leave(request_id)) is None:
@@ -277,7 +287,8 @@ class Service:
         with self._changed:
             has_place = len(self._running) < self.max_running
             is_over = self.is_draining and not (self._running or self._waiting)
-            return bool(self._cancelled) or (bool(self._waiting) and has_place) or is_over or self._is_late()
+            is_due = bool(self._cancelled) or self._resets_prefixes
+            return is_due or (bool(self._waiting) and has_place) or is_over or self._is_late()
 
     def emit(self, output: Output) -> None:
         """Passes on what a step added to a request."""

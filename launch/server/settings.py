@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from launch.server.access import read_keys
+
+
+class UnknownFields(StrEnum):
+    """What is done with fields of a body that the server does not know.
+
+    ignore: the answer has a header that names them (Warning), and the log a line. refuse: the request is refused.
+    """
+
+    ignore = "ignore"
+    refuse = "refuse"
+
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 
@@ -15,13 +27,16 @@ class ServerSettings:
     """The settings of the server: where it listens, who may talk to it, and how many requests it takes.
 
     host: address to listen on. port: port to listen on; 0 picks a free one. model_name: the model's name for clients;
-    None is the checkpoint's name. max_running: requests in the engine at a time. max_waiting: requests that may wait
+    None is the checkpoint's name. model_names: other names that requests may call it by; if there are none, that by
+    which the command line names it. max_running: requests in the engine at a time. max_waiting: requests that may wait
     beyond those. drain_s: seconds that accepted requests have to finish after SIGTERM. torchrun kills its ranks 30 s
     after the signal, and slow clients need up to 5 s of that to read their last answers. retry_after_s: the fewest
     seconds that a refused client is told to wait; a long queue makes it more. max_body_bytes: size of the largest
     request body. default_max_tokens: most new tokens of a request to /v1/completions that sets no limit. max_choices:
     most texts that one request may ask for: its prompts, times its choices of each. max_stored_responses: most
-    responses of /v1/responses that are kept in memory, so that later requests can continue them. access_log: whether
+    responses of /v1/responses that are kept in memory, so that later requests can continue them. open_schemas: whether
+    objects may have properties that their JSON schema does not name, where it has neither additionalProperties nor
+    `strict`. unknown_fields: what is done with fields of a body that the server does not know. access_log: whether
     each HTTP request is logged. page: whether there is a page for browsers at `/`.
 
     api_keys: keys that clients send as `Authorization: Bearer KEY`; without keys, the server is open to all.
@@ -41,6 +56,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     model_name: str | None = None
+    model_names: list[str] = field(default_factory=list)
     max_running: int = 64
     max_waiting: int = 256
     drain_s: float = 20.0
@@ -58,6 +74,8 @@ class ServerSettings:
     default_max_tokens: int = 16
     max_choices: int = 1024
     max_stored_responses: int = 1000
+    open_schemas: bool = False
+    unknown_fields: UnknownFields = UnknownFields.ignore
     access_log: bool = False
     trace: bool = True
     page_kills_ranks: bool = False

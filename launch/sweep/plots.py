@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
+from textwrap import wrap
 
 from launch.sweep.summary import Spread, Summary
 
 try:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 except ImportError as error:
     raise ImportError("the report's plots need matplotlib: pip install 'lookahead-parallel[bench]'") from error
 
@@ -17,6 +19,8 @@ except ImportError as error:
 COLORS = {"single": "#0072B2", "lp": "#D55E00", "dp": "#56B4E9", "tp": "#009E73", "pp": "#CC79A7", "lp x tp": "#E69F00"}
 BASELINE_COLOR = "#888888"
 MEGABYTE = 1e6
+# Characters of a line of a point's name: what half a plot has room for.
+LONGEST_NAME = 38
 
 Value = Callable[[Summary], float | Spread | None]
 
@@ -38,7 +42,11 @@ BARS: list[tuple[str, str, Value]] = [
 def all_plots(summaries: Sequence[Summary]) -> list[tuple[str, str]]:
     """Returns the title and the SVG of each plot that has something to show."""
     measured = [summary for summary in summaries if summary.rounds]
-    plots = [(f"{title} ({unit})", bars(measured, unit, value)) for title, unit, value in BARS if measured]
+    plots = [
+        (f"{title} ({unit})", bars(measured, unit, value))
+        for title, unit, value in BARS
+        if any(_most(value(summary)) for summary in measured)
+    ]
     with_lengths = [summary for summary in measured if summary.accepted_lengths]
     if with_lengths:
         plots.append(("Tokens that a step yields (share of steps)", accepted_lengths(with_lengths)))
@@ -47,7 +55,9 @@ def all_plots(summaries: Sequence[Summary]) -> list[tuple[str, str]]:
 
 def bars(summaries: Sequence[Summary], unit: str, value: Value) -> str:
     """Draws horizontal bars from the top, with their spread over the rounds where there is one."""
-    figure = Figure(figsize=(7.5, 0.9 + 0.3 * len(summaries)), layout="constrained")
+    names = [wrap(summary.name, LONGEST_NAME) or [""] for summary in summaries]
+    heights = [0.14 + 0.16 * len(lines) for lines in names]
+    figure = Figure(figsize=(7.5, 0.9 + len(names) * max(heights)), layout="constrained")
     axes = figure.add_subplot()
     values = [value(summary) for summary in summaries]
     lengths = [v.median if isinstance(v, Spread) else v or 0.0 for v in values]
@@ -57,10 +67,10 @@ def bars(summaries: Sequence[Summary], unit: str, value: Value) -> str:
     ]
     places = range(len(summaries))
     axes.barh(places, lengths, color=[_color(s) for s in summaries], xerr=errors, ecolor="#444444", capsize=2)
-    axes.set_yticks(places, [summary.name for summary in summaries])
+    axes.set_yticks(places, ["\n".join(lines) for lines in names], fontsize=9)
     axes.invert_yaxis()
     axes.set_xlabel(unit)
-    right = max([v.most if isinstance(v, Spread) else v or 0.0 for v in values], default=0.0) or 1.0
+    right = max(map(_most, values), default=0.0) or 1.0
     axes.set_xlim(0, 1.15 * right)
     for place, v, length in zip(places, values, lengths, strict=True):
         end = v.most if isinstance(v, Spread) else length
@@ -72,19 +82,26 @@ def bars(summaries: Sequence[Summary], unit: str, value: Value) -> str:
 
 def accepted_lengths(summaries: Sequence[Summary]) -> str:
     """Draws a histogram for each point, side by side."""
-    columns = 3
+    columns = min(2, len(summaries))
     rows = -(-len(summaries) // columns)
-    figure = Figure(figsize=(7.5, 1.7 * rows), layout="constrained")
+    names = [wrap(summary.name, LONGEST_NAME) for summary in summaries]
+    figure = Figure(figsize=(7.5, (1.5 + 0.16 * max(map(len, names))) * rows), layout="constrained")
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
     longest = max(max(summary.accepted_lengths) for summary in summaries)
-    for axes, summary in zip(grid.flat, summaries, strict=False):
+    for axes, summary, lines in zip(grid.flat, summaries, names, strict=False):
         axes.bar(list(summary.accepted_lengths), list(summary.accepted_lengths.values()), color=_color(summary))
-        axes.set_title(summary.name, fontsize=7)
+        axes.set_title("\n".join(lines), fontsize=9)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlim(0.3, longest + 0.7)
         axes.spines[["top", "right"]].set_visible(False)
     for axes in list(grid.flat)[len(summaries) :]:
         axes.set_visible(False)
     return _svg(figure)
+
+
+def _most(value: float | Spread | None) -> float:
+    """The largest figure of a point; 0 if there is none."""
+    return value.most if isinstance(value, Spread) else value or 0.0
 
 
 def _color(summary: Summary) -> str:

@@ -279,6 +279,10 @@ class Engine:
             self.planner.step_times = times
             self.runner.use_times(times)
 
+    def reset_prefixes(self) -> None:
+        """Forgets the keys and values of finished requests, in all processes that share steps together."""
+        self.scheduler.reset_prefixes()
+
     def stream(
         self,
         prompt: Prompt,

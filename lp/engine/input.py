@@ -149,7 +149,9 @@ class RequestBuilder:
         if sampling is None:
             complete = copy.deepcopy(self.sampling)
         else:
-            left_open = [f.name for f in dataclasses.fields(Sampling) if getattr(sampling, f.name) in (None, {})]
+            nothing = Sampling()
+            names = [field.name for field in dataclasses.fields(Sampling)]
+            left_open = [name for name in names if getattr(sampling, name) == getattr(nothing, name)]
             complete = dataclasses.replace(sampling, **{name: getattr(self.sampling, name) for name in left_open})
         if complete.seed is None:
             complete.seed = secrets.randbits(32)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, get_args
 
+from lp.grammar.closed_schemas import closed
+
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 # Characters of a grammar's text, and alternatives of a choice.
@@ -53,6 +55,17 @@ class Grammar:
     @staticmethod
     def choice(texts: Sequence[str]) -> Grammar:
         return Grammar("choice", json.dumps(list(texts), ensure_ascii=False))
+
+    def closed(self) -> Grammar:
+        """The grammar, in which the objects of a schema have no properties but those that it names, unless it speaks of
+        further ones itself.
+        """
+        if self.kind != "json_schema":
+            return self
+        try:
+            return Grammar.json_schema(closed(json.loads(self.text)))
+        except (ValueError, RecursionError):  # a compiler says what is wrong with it
+            return self
 
     def check(self) -> None:
         """Raises GrammarError for what no compiler needs to see: an unknown kind, or a text beyond the limits."""

@@ -31,6 +31,18 @@ class Masks(NamedTuple):
     words: np.ndarray
     is_bound: np.ndarray
 
+    @staticmethod
+    def everything(num_rows: int, vocab_size: int) -> Masks:
+        """Every token may follow each row."""
+        return Masks(np.full((num_rows, -(-vocab_size // 32)), -1, np.int32), np.ones(num_rows, bool))
+
+    @staticmethod
+    def of_tokens(tokens: Sequence[int], vocab_size: int) -> np.ndarray:
+        """int32 [W], with the bits of these tokens."""
+        bits = np.zeros(-(-vocab_size // 32) * 32, bool)
+        bits[list(tokens)] = True
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
     def forbid(self, banned: Sequence[Sequence[int]]) -> None:
         """Takes tokens from what may follow. banned: of each row."""
         for row, tokens in enumerate(banned):

@@ -31,6 +31,8 @@ OFF_IN_A_SEARCH = {
     "frequency_penalty": 0.0,
     "no_repeat_ngram": 0,
     "logit_bias": {},
+    "bad_words": [],
+    "allowed_token_ids": None,
     "min_new_tokens": 0,
     "logprobs": None,
     "prompt_logprobs": None,
@@ -77,7 +79,7 @@ class Beam(DecodingMethod):
         for name, off in OFF_IN_A_SEARCH.items():
             value = getattr(request.sampling, name)
             if value != off:
-                fix = f"leave out {name}" if off in (None, {}) else f"set {name}={off}"
+                fix = f"leave out {name}" if off in (None, {}, []) else f"set {name}={off}"
                 raise ValueError(f"{name}={value} is not for decode=beam, which scores texts by the model alone; {fix}")
         if request.stopping.stop:
             raise ValueError(

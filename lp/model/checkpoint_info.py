@@ -8,12 +8,18 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers.utils import CONFIG_NAME
 
 from lp.grammar.compiler import Grammars, pick_backend
 from lp.grammar.settings import GrammarBackend
@@ -40,6 +46,8 @@ NOT_APPLIED = (
     "suppress_tokens",
     "typical_p",
 )
+# Seconds within which the hub must take a connection.
+HUB_TIMEOUT_S = 1.5
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 # Kinds of rotary embedding whose angles change once a text is longer than the original context.
 SHIFTING_ROPE = {"dynamic", "longrope"}
@@ -95,6 +103,8 @@ def read_checkpoint_info(
     pick_backend(grammar_backend)
     path = checkpoint_folder(os.path.expanduser(path))
     _check_folder(path)
+    if not os.path.isdir(path):
+        check_hub(path)
     config = _read_config(path)
     check_config(config)
     length = _max_length(config, max_length)
@@ -123,6 +133,33 @@ def _check_folder(path: str) -> None:
     elif not HUB_ID.fullmatch(path) or ("/" in path and folder.parent.is_dir()):
         raise CheckpointError(
             f"model.path={path!r} is not a folder; give a checkpoint's folder, a GGUF file or a hub id"
+        )
+
+
+def check_hub(name: str, within_s: float = HUB_TIMEOUT_S) -> None:
+    """Raises CheckpointError for a model of the hub that is not on the disk while the hub cannot be reached.
+
+    Otherwise its client would try again for half a minute. Behind a proxy the client itself finds out.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(name, CONFIG_NAME), str) or getproxies().get("https"):
+        return
+    hub = urlsplit(constants.ENDPOINT)
+    address = hub.hostname or "", hub.port or (80 if hub.scheme == "http" else 443)
+    found: list[bool] = []
+
+    def connect() -> None:  # a name server may keep it waiting for longer than the time limit of the connection
+        with suppress(OSError), socket.create_connection(address, within_s):
+            found.append(True)
+
+    trying = threading.Thread(target=connect, name="hub", daemon=True)
+    trying.start()
+    trying.join(within_s)
+    if not found:
+        raise CheckpointError(
+            f"model.path={name!r} is neither a folder nor a model that was downloaded earlier, and {address[0]} cannot "
+            "be reached: check the name and the network, or give a folder or a GGUF file"
         )
 
 

@@ -29,7 +29,8 @@ from lp.model.gpu.paged import PagedForward
 from lp.model.kernels import GPU_KINDS, HALF, reads_block_tables
 from lp.model.program.record import Inexpressible
 from lp.model.reference import Probe, Reference, make_references
-from lp.platform.build import CannotBuild, find_compiler
+from lp.platform.build import CannotBuild, NoCompiler, find_compiler
+from lp.platform.library import library
 from lp.tree import chain
 
 log = logging.getLogger("lookahead")
@@ -81,6 +82,8 @@ def make_fast(
             ) from error
         if mode is CompileMode.on:
             raise ValueError(f"model.compile=on: {error}; use model.compile=off") from error
+        if isinstance(error.__cause__, NoCompiler) and library() is None:
+            return  # the line about that says so
         log.warning("the forward is not compiled: %s (model.compile=off does not try it)", error)
 
 

@@ -182,8 +182,9 @@ def _check_space(file: Path, folder: Path, needed: int) -> None:
 
 
 def _not_written(file: Path, folder: Path, error: Exception) -> CheckpointError:
+    reason = disk_cache.why(error, folder) if isinstance(error, OSError) else one_line(error)
     return CheckpointError(
-        f"{str(file)!r} cannot be unpacked to {folder}: {one_line(error)}; make room there, or let the environment "
+        f"{str(file)!r} cannot be unpacked to {folder}: {reason}; make room there, or let the environment "
         f"variable {disk_cache.VARIABLE} name a folder that can be written"
     )
 

@@ -6,12 +6,14 @@ Triton belongs to torch's builds for CUDA. It is imported when it is first neede
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import importlib.util
 import linecache
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import time
@@ -21,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lp.platform.disk_cache import checksum, locked, trim, use
+from lp.platform.disk_cache import checksum, locked, trim, use, why
 
 log = logging.getLogger("lookahead")
 
@@ -30,6 +32,10 @@ COMPILERS = ("g++", "c++", "clang++")
 
 class CannotBuild(RuntimeError):
     """The library cannot be made here. The message says why, on one line."""
+
+
+class NoCompiler(CannotBuild):
+    """There is no compiler, so that nothing can be made."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +55,12 @@ class Source:
 
     @property
     def digest(self) -> str:
-        """A digest of the source, its headers, the flags and the machine."""
+        """A digest of the source, its headers, the flags, the machine and the compiler, if the user has chosen one."""
         digest = hashlib.sha256(self.text.encode())
         for header in sorted(self.headers.glob("*.h")):
             digest.update(header.read_bytes())
-        digest.update(repr((self.flags, platform.machine(), _features())).encode())
+        chosen = [os.environ["CXX"]] if os.environ.get("CXX") else []
+        digest.update(repr((self.flags, platform.machine(), _features(), *chosen)).encode())
         return digest.hexdigest()[:24]
 
 
@@ -78,7 +85,7 @@ def build(source: Source, folder: Path) -> Path:
                 trim()
             return library
     except OSError as error:
-        raise CannotBuild(f"{kept} cannot be written: {error.strerror or error}") from error
+        raise CannotBuild(f"{kept} cannot be written: {why(error, folder)}") from error
 
 
 def load(library: Path, kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
@@ -89,12 +96,19 @@ def load(library: Path, kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
         raise CannotBuild(f"{library} cannot be loaded: {error.strerror or error}") from error
 
 
-def find_compiler() -> str:
-    """The path of a C++ compiler. Raises CannotBuild if there is none."""
+def find_compiler() -> list[str]:
+    """The words of a C++ compiler's command: those of the environment variable CXX, or the first that is installed.
+
+    Raises CannotBuild if there is none.
+    """
+    if chosen := shlex.split(os.environ.get("CXX", "")):
+        if shutil.which(chosen[0]) is None:
+            raise NoCompiler(f"CXX={chosen[0]} is not a program; let it name a C++ compiler, or unset it")
+        return chosen
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
-        raise CannotBuild("there is no C++ compiler; install g++")
-    return compiler
+        raise NoCompiler("there is no C++ compiler; install g++, or let CXX name one")
+    return [compiler]
 
 
 def _compile(source: Source, kept: Path) -> None:
@@ -105,11 +119,13 @@ def _compile(source: Source, kept: Path) -> None:
     with TemporaryDirectory(dir=kept.parent) as temporary:
         text, library = (Path(temporary) / f"{source.name}.{ending}" for ending in ("cpp", "so"))
         text.write_text(source.text)
-        command = [compiler, *source.flags, "-shared", "-fPIC", f"-I{source.headers}", str(text), "-o", str(library)]
+        command = [*compiler, *source.flags, "-shared", "-fPIC", f"-I{source.headers}", str(text), "-o", str(library)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr)
-            raise CannotBuild(f"{compiler} fails: {' '.join(reason.split())[:300]}")
+            if os.strerror(errno.ENOSPC) in done.stderr:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise CannotBuild(f"{' '.join(compiler)} fails: {' '.join(reason.split())[:300]}")
         (Path(temporary) / "sha256").write_text(checksum(library))
         os.replace(temporary, kept)
         Path(temporary).mkdir()  # for its own removal

@@ -12,6 +12,7 @@ recently go first, and those in use stay.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -99,7 +100,22 @@ def write_json(path: Path, value: Any) -> None:
                 os.unlink(stream.name)
                 raise
     except OSError as error:
-        log.warning("%s is not kept for later runs: %s", path, error.strerror or error)
+        log.warning("%s is not kept for later runs: %s", path, why(error, path))
+
+
+def why(error: OSError, path: Path) -> str:
+    """What an error of writing at a path means. path: need not exist; of a full disk, it tells which one is full."""
+    reason = error.strerror or str(error)
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return reason
+    disk = path.absolute()
+    while not os.path.ismount(disk):
+        disk = disk.parent
+    try:
+        free = f", {shutil.disk_usage(disk).free / 1e6:,.0f} MB free"
+    except OSError:
+        free = ""
+    return f"{reason} (the disk at {disk}{free})"
 
 
 def folder(name: str) -> Path | None:
@@ -109,7 +125,8 @@ def folder(name: str) -> Path | None:
         path = root.expanduser() / name
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: "~" names a user who does not exist
-        log.warning("nothing is kept for later runs: the folder %s of %s cannot be made (%s)", name, root, error)
+        reason = why(error, root) if isinstance(error, OSError) else error
+        log.warning("nothing is kept for later runs: the folder %s of %s cannot be made: %s", name, root, reason)
         return None
     return path
 

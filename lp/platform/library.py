@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from lp.platform import disk_cache
-from lp.platform.build import CannotBuild, Source, build
+from lp.platform.build import CannotBuild, NoCompiler, Source, build
 from lp.platform.build import load as load_library
 
 log = logging.getLogger("lookahead")
@@ -77,6 +77,9 @@ def _load() -> Library | None:
     try:
         built = build(Source("host", "host", text, SOURCE, FLAGS, "once for this machine"), folder)
         found = load_library(built, ctypes.PyDLL)
+    except NoCompiler as error:  # one line, for all that is not compiled
+        log.warning("%s, and no forward is compiled: %s", _SLOWER, error)
+        return None
     except CannotBuild as error:
         log.warning("%s: %s", _SLOWER, error)
         return None

@@ -2,8 +2,9 @@
 
 These are the tokens of the sequence and of the tree, those with a bias, and those that end a text. What is done is what
 transformers' processors do, in the order of its `generate`: bias, repetition, presence and frequency (OpenAI's
-definition), no repeated n-gram, no end before `min_new_tokens`. On a GPU with Triton this is one kernel, elsewhere a
-few operations on (row, token) pairs; either takes one copy to the device. A row's scores do not depend on other rows.
+definition), no repeated n-gram, no bad word, no end before `min_new_tokens`. On a GPU with Triton this is one kernel,
+elsewhere a few operations on (row, token) pairs; either takes one copy to the device. A row's scores do not depend on
+other rows.
 
     R rows of a sequence, V vocabulary, U touched tokens, D largest depth of a row, P pairs of a row and a token
 """
@@ -11,6 +12,7 @@ few operations on (row, token) pairs; either takes one copy to the device. A row
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -39,8 +41,8 @@ class Touched(NamedTuple):
     tokens: int32 [U], each once. counts: int32 [U], how often the output has them. flags: int32 [U]. biases: float32
     [U]. costs: float32, by how often a path has a token, what is subtracted for that. penalty, presence: the settings.
     paths: int32 [R, D], the tokens below the root on each row's path, then NO_PATH. missing: int32 [R], how many tokens
-    must come before the text may end. banned: of each row, the tokens that would repeat an n-gram; None if they may.
-    places: of a token that is touched, its number in `tokens`.
+    must come before the text may end. banned: of each row, the tokens that would repeat an n-gram or complete a bad
+    word; None if they may. places: of a token that is touched, its number in `tokens`.
     """
 
     tokens: np.ndarray
@@ -64,6 +66,7 @@ def touches(sampling: Sampling, eos: Sequence[int]) -> bool:
         or sampling.presence_penalty
         or sampling.frequency_penalty
         or sampling.no_repeat_ngram
+        or sampling.bad_words
         or (sampling.min_new_tokens and eos)
     )
 
@@ -83,6 +86,7 @@ class Penalties:
         for token, bias in sampling.logit_bias.items():
             self._biases[token] = bias
         self._biased = list(sampling.logit_bias)
+        self._bad_words = BadWords(sampling.bad_words) if sampling.bad_words else None
         self._begin()
 
     def _begin(self) -> None:
@@ -95,7 +99,7 @@ class Penalties:
         self._listed = np.empty(16, np.int32)
         self._num_listed = 0
         self._ngrams = NGrams(self._ngram) if self._ngram else None
-        for token in [*self._biased, *self._ends]:
+        for token in [*self._biased, *self._ends, *(self._bad_words.last if self._bad_words else ())]:
             self._list(token)
 
     def _list(self, token: int) -> None:
@@ -125,12 +129,17 @@ class Penalties:
     def banned(self, tree: TokenTree, tokens: Sequence[int]) -> list[list[int]] | None:
         """Returns the tokens that may not follow each row; None if all may. The others: see `touch`."""
         self._learn(tokens)
-        repeated = self._ngrams.banned(tree, tokens) if self._ngrams else None
+        found = self._banned_by_path(tree, tokens)
         if not self._ends:
-            return repeated
+            return found
         is_early = self._missing(tree, tokens) > 0
         ends = [self._ends if early else [] for early in is_early.tolist()]
-        return ends if repeated is None else [[*one, *other] for one, other in zip(ends, repeated, strict=True)]
+        return _joined([ends] if found is None else [ends, found])
+
+    def _banned_by_path(self, tree: TokenTree, tokens: Sequence[int]) -> list[list[int]] | None:
+        """For each row, the tokens that would repeat an n-gram or complete a bad word; None if they may."""
+        rules = [rule for rule in (self._ngrams, self._bad_words) if rule]
+        return _joined([rule.banned(tree, tokens) for rule in rules]) if rules else None
 
     def _missing(self, tree: TokenTree, tokens: Sequence[int]) -> np.ndarray:
         """[R] how many tokens must come after each row before the text may end."""
@@ -151,8 +160,13 @@ class Penalties:
             touched, counts, self._flags[touched], self._biases[touched],
             self._frequency * np.arange(most + 1).astype(np.float32), self._penalty, self._presence,
             _paths(tree), self._missing(tree, tokens).astype(np.int32),
-            self._ngrams.banned(tree, tokens) if self._ngrams else None, self._places,
+            self._banned_by_path(tree, tokens), self._places,
         )  # fmt: skip
+
+
+def _joined(found: Sequence[list[list[int]]]) -> list[list[int]]:
+    """Tokens of each row, of several rules."""
+    return found[0] if len(found) == 1 else [[*chain.from_iterable(rows)] for rows in zip(*found, strict=True)]
 
 
 def _paths(tree: TokenTree) -> np.ndarray:
@@ -189,14 +203,8 @@ class NGrams:
         """Returns for each row the tokens that would repeat an n-gram of its path. tokens: the sequence, whose last
         token is the tree's root.
         """
-        last = tokens[len(tokens) - self._num_before :] if self._num_before < len(tokens) else list(tokens)
-        paths: list[list[int]] = []  # the last tokens of the sequence, then those below the root
-        found = []
-        for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-            path = list(last) if parent == PREFIX else [*paths[parent], token]
-            paths.append(path)
-            found.append(self._find_banned(path, len(last)))
-        return found
+        num_last = min(self._num_before, len(tokens))
+        return [self._find_banned(path, num_last) for path in _ends_of_paths(tree, tokens, num_last)]
 
     def _find_banned(self, path: list[int], num_noted: int) -> list[int]:
         """num_noted: how many of the path's first tokens belong to the sequence."""
@@ -211,6 +219,39 @@ class NGrams:
             if tuple(path[place - before : place]) == key and path[place] not in known
         ]
         return [*known, *dict.fromkeys(new)]
+
+
+class BadWords:
+    """Finds tokens that would complete a bad word, as transformers' NoBadWordsLogitsProcessor does.
+
+    last: tokens that complete one.
+    """
+
+    def __init__(self, words: Sequence[Sequence[int]]):
+        """words: of at least one token each."""
+        self._after: dict[tuple[int, ...], dict[int, None]] = {}
+        for word in words:
+            self._after.setdefault(tuple(word[:-1]), {})[word[-1]] = None
+        self._lengths = sorted({len(before) for before in self._after})
+        self.last = [token for tokens in self._after.values() for token in tokens]
+
+    def banned(self, tree: TokenTree, tokens: Sequence[int]) -> list[list[int]]:
+        """As `NGrams.banned`."""
+        num_last = min(self._lengths[-1], len(tokens))
+        return [self._find_banned(path) for path in _ends_of_paths(tree, tokens, num_last)]
+
+    def _find_banned(self, path: list[int]) -> list[int]:
+        befores = (tuple(path[len(path) - length :]) for length in self._lengths if length <= len(path))
+        return [*dict.fromkeys(token for before in befores for token in self._after.get(before, ()))]
+
+
+def _ends_of_paths(tree: TokenTree, tokens: Sequence[int], num_last: int) -> list[list[int]]:
+    """For each row, so many of the sequence's last tokens, then those below the root on its path."""
+    last = list(tokens[len(tokens) - num_last :])
+    paths: list[list[int]] = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        paths.append(last if parent == PREFIX else [*paths[parent], token])
+    return paths
 
 
 def change(scores_RV: Tensor, touched: Sequence[tuple[int, Touched]], is_fused: bool) -> None:

@@ -52,14 +52,17 @@ class Sampler:
         self.vocab_size = vocab_size
         self.grammar, self.contrast = grammar, contrast
         self.penalties = Penalties(sampling, prompt_length, eos, vocab_size) if touches(sampling, eos) else None
+        allowed = sampling.allowed_token_ids
+        self._allowed = None if allowed is None else Masks.of_tokens(allowed, vocab_size)
         self.noise = NoiseTable(sampling.seed, vocab_size, device) if sampling.temperature > 0 else None
         # By the number of tokens that they choose for each row, with what all rows' choices have in common.
         self._choosers: dict[int, tuple[tuple[Chooser, ...], np.ndarray]] = {}
         self._dropped = np.array([1.0 - (1.0 if sampling.top_p is None else sampling.top_p)], np.float32)
         # Whether a step asks the same whatever its tokens are. That is kept by the numbers of rows and of candidates,
         # as a part of what is asked for the most rows so far.
-        self._are_alike = not (self.noise or self.penalties or grammar)
-        self._are_drawn = self.noise is not None and not (self.penalties or grammar)
+        self._is_masked = grammar is not None or allowed is not None
+        self._are_alike = not (self.noise or self.penalties or self._is_masked)
+        self._are_drawn = self.noise is not None and not (self.penalties or self._is_masked)
         self._kept: dict[tuple[int, int], Asked] = {}
         # By the same numbers, what drawn rows are asked by in turn: a step's is written over by the next step but one.
         self._in_turn: dict[tuple[int, int], list[Asked]] = {}
@@ -87,7 +90,7 @@ class Sampler:
             fields["key"] = row_keys(self._seed, asked.positions.tolist())
             fields["is_drawn"] = True if tree.greedy is None else ~tree.greedy
         touch = partial(self.penalties.touch, tree, tokens) if self.penalties else None
-        mask = partial(self._masks, tree, tokens) if self.grammar else None
+        mask = partial(self._masks, tree, tokens) if self._is_masked else None
         return asked._replace(touch=touch, mask=mask)
 
     def _ask_coupled(self, coupled: Coupled, tree: TokenTree, tokens: Sequence[int], num_candidates: int) -> Asked:
@@ -146,15 +149,16 @@ class Sampler:
 
     def _masks(self, tree: TokenTree, tokens: Sequence[int]) -> Masks:
         """What the grammar and the other settings allow after each row."""
-        assert self.grammar
-        found = self.grammar.masks(tree, tokens)
+        found = self.grammar.masks(tree, tokens) if self.grammar else Masks.everything(len(tree), self.vocab_size)
+        if self._allowed is not None:
+            found.words[:] &= self._allowed
         if self.penalties and (banned := self.penalties.banned(tree, tokens)):
             found.forbid(banned)
         return found
 
     def answers(self, logits_RV: Tensor, tree: TokenTree, tokens: Sequence[int], num_candidates: int = 0) -> Answers:
         """The answers for all rows of a tree; see `ask`. logits_RV: float32 and contiguous, and stay as they are."""
-        logits_RV = logits_RV.clone() if self.penalties or self.grammar or self.contrast else logits_RV
+        logits_RV = logits_RV.clone() if self.penalties or self._is_masked or self.contrast else logits_RV
         return launch_all([self.ask(tree, tokens, num_candidates)], logits_RV)()[0]
 
     def _can_fuse(self, num_tokens: int) -> bool:

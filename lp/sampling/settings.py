@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig
 
 LARGEST_SEED = 2**63 - 1
+# Of bad_words.
+MOST_WORDS = 1000
 
 
 @dataclass
@@ -21,8 +23,10 @@ class Sampling:
     best token's, 0 is off. repetition_penalty: factor for tokens of prompt and output, 1 is off. presence_penalty,
     frequency_penalty: subtracted for tokens of the output alone (OpenAI's definition), 0 is off. no_repeat_ngram: size
     of n-grams that may not repeat, 0 is off. logit_bias: from token id to the bias that is added. min_new_tokens:
-    number of tokens before which no end of sequence may come. seed: None draws one. logprobs: number of alternatives
-    reported for each token; None reports nothing. prompt_logprobs: the same for the tokens of the prompt.
+    number of tokens before which no end of sequence may come. bad_words: token ids of words that never come, after the
+    prompt's tokens as well. allowed_token_ids: the only tokens that may come; None is all. seed: None draws one.
+    logprobs: number of alternatives reported for each token; None reports nothing. prompt_logprobs: the same for the
+    tokens of the prompt.
     """
 
     temperature: float | None = None
@@ -38,6 +42,8 @@ class Sampling:
     seed: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    bad_words: list[list[int]] = field(default_factory=list)
+    allowed_token_ids: list[int] | None = None
 
     @staticmethod
     def greedy() -> Sampling:
@@ -103,3 +109,16 @@ class Sampling:
                 raise ValueError(f"logit_bias names token {token}, but the vocabulary has ids 0 to {vocab_size - 1}")
             if not -100.0 <= bias <= 100.0:
                 raise ValueError(f"logit_bias of token {token} is {bias}; it must be from -100 to 100")
+        if self.allowed_token_ids == []:
+            raise ValueError(
+                "allowed_token_ids is empty, so that nothing could be said; leave it out to allow all tokens"
+            )
+        if [] in self.bad_words:
+            raise ValueError("bad_words holds a word without tokens; leave it out")
+        if len(self.bad_words) > MOST_WORDS:
+            raise ValueError(f"bad_words holds {len(self.bad_words)} words; the limit is {MOST_WORDS}")
+        named = [("allowed_token_ids", self.allowed_token_ids or []), *(("bad_words", word) for word in self.bad_words)]
+        for name, tokens in named:
+            for token in tokens:
+                if not 0 <= token < vocab_size:
+                    raise ValueError(f"{name} has token {token}, but the vocabulary has ids 0 to {vocab_size - 1}")

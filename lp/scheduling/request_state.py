@@ -92,7 +92,7 @@ class RequestState:
             del prompt[1:]  # the others are added as they are scored
         stopping = request.stopping
         detokenizer = Detokenizer(checkpoint.tokenizer, request.prompt, stopping.skip_special_tokens)
-        self.text = TextStream(detokenizer, stopping.stop)
+        self.text = TextStream(detokenizer, stopping.stop, stopping.include_stop)
         self._tokenizer, self._skips = checkpoint.tokenizer, stopping.skip_special_tokens
         self.stop = StopConditions(stopping, checkpoint.eos, request.stopping.max_new_tokens, grammar)
         self.stats = Statistics(prompt_tokens=len(request.prompt), lossy=method.lossy)

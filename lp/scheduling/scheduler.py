@@ -191,6 +191,11 @@ class Scheduler:
         self._in_flight.clear()
         return {sequence.id: sequence for sequence in sequences}
 
+    def reset_prefixes(self) -> None:
+        """Forgets the keys and values of finished requests. Those that a request has copied stay with it."""
+        for sequence in self.prefixes.take_all():
+            self.runner.close(sequence)
+
     def keep_finished(self, finished: Iterable[FinishedSequence], open_sequences: dict[str, TokenSequence]) -> None:
         """Keeps finished sequences, so that requests may begin from them.
 

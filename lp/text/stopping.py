@@ -29,7 +29,8 @@ class Stopping:
     max_new_tokens: None allows as many as the context holds; 0 is for a prompt whose log-probabilities alone are
     wanted. stop: strings that end the text and are not part of it. stop_token_ids: tokens that end it, as the
     checkpoint's end-of-sequence tokens do. ignore_eos: the latter do not end it. skip_special_tokens: whether special
-    tokens are left out of the text, in which stop strings are looked for.
+    tokens are left out of the text, in which stop strings are looked for. include_stop: whether the stop string, or the
+    text of the token, that ends a text is a part of it.
     """
 
     max_new_tokens: int | None = None
@@ -37,6 +38,7 @@ class Stopping:
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    include_stop: bool = False
 
     def check(self, vocab_size: int, least_tokens: int = 1) -> None:
         """Raises ValueError naming the first setting that is out of range. least_tokens: of max_new_tokens."""
@@ -55,9 +57,10 @@ class TextStream:
     Without stop strings, tokens become text when it is taken: then nothing else depends on it.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str]):
+    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str], includes_stop: bool = False):
+        """includes_stop: whether the text ends behind the stop string rather than before it."""
         self.detokenizer = detokenizer
-        self.stop = list(stop)
+        self.stop, self.includes_stop = list(stop), includes_stop
         self.longest = max((len(text) for text in stop), default=0)
         self.text = ""
         self.num_emitted = 0
@@ -79,7 +82,7 @@ class TextStream:
         found = [(at, text) for text in self.stop if (at := self.text.find(text, searched_from)) >= 0]
         if found:
             at, self.stopped_by = min(found)
-            self.text = self.text[:at]
+            self.text = self.text[: at + len(self.stopped_by) * self.includes_stop]
         return bool(found)
 
     def take(self, final: bool) -> str:
@@ -132,7 +135,11 @@ class StopConditions:
                 return taken, "dead_end"
             taken.append(token)
             self.num_left -= 1
-            if token in self.stop_tokens or push(token):
+            if token in self.stop_tokens:
+                if text.includes_stop:
+                    push(token)
+                return taken, "stop"
+            if push(token):
                 return taken, "stop"
             if self.grammar is not None:
                 if not self.grammar.push(token):

@@ -84,7 +84,7 @@ class Dispatcher:
             case messages.Regroup():
                 self.is_ending = True
                 return epoch.leaders
-            case messages.HandOver() | messages.Shutdown() | messages.Measure():
+            case messages.HandOver() | messages.Shutdown() | messages.Measure() | messages.ResetPrefixes():
                 return epoch.leaders
 
     def _assign(self, request: Request, epoch: Epoch, share: int = 0) -> int:

@@ -74,7 +74,15 @@ class Measure:
         return {"measure": True}
 
 
-Command = AddRequest | Abort | HandOver | Regroup | Shutdown | Measure
+@dataclass(frozen=True)
+class ResetPrefixes:
+    """Forget the keys and values of finished requests."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"reset_prefixes": True}
+
+
+Command = AddRequest | Abort | HandOver | Regroup | Shutdown | Measure | ResetPrefixes
 
 
 class Inbox(Protocol):
@@ -116,6 +124,8 @@ def _command(line: bytes) -> Command:
             return Shutdown()
         case {"measure": True}:
             return Measure()
+        case {"reset_prefixes": True}:
+            return ResetPrefixes()
         case _:
             raise ValueError(f"not a command: {line[:100]!r}")
 

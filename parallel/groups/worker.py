@@ -37,6 +37,7 @@ from parallel.groups.messages import (
     Inbox,
     Measure,
     Regroup,
+    ResetPrefixes,
     Shutdown,
     decode_commands,
     encode_commands,
@@ -89,6 +90,8 @@ def run_engine(
                         return
                     case Measure():
                         engine.measure_again()
+                    case ResetPrefixes():
+                        engine.reset_prefixes()
         if not engine.is_idle:
             if inbox and channel.num_ranks > 1:
                 channel.announce(inbox.has_waiting() or engine.should_measure)

@@ -38,7 +38,7 @@ def install() -> None:
         pytest.skip(f"no CUDA device guard can be compiled here: {' '.join(str(reason).split())[:300]}")
 
 
-def _library(compiler: str) -> Path:
+def _library(compiler: list[str]) -> Path:
     kept = folder("compiled")
     assert kept is not None, "tests set a folder for compiled code"
     digest = hashlib.sha256(f"{SOURCE} {torch.__version__} {torch.__file__}".encode()).hexdigest()[:20]
@@ -48,7 +48,7 @@ def _library(compiler: str) -> Path:
         with TemporaryDirectory(dir=kept) as temporary:
             (Path(temporary) / "guard.cpp").write_text(SOURCE)
             command = [
-                compiler,
+                *compiler,
                 "-std=c++20",
                 "-shared",
                 "-fPIC",

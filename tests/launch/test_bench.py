@@ -37,6 +37,12 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+def test_help_into_a_pipe_that_is_closed_says_nothing() -> None:
+    command = f"{sys.executable} launch/bench.py --help | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.stdout and done.stderr == ""
+
+
 def test_a_sweep_of_modes_is_resumed_with_a_point_that_cannot_run(model: str, tmp_path: Path) -> None:
     first = bench(tmp_path, "-m", model, *SMALL, "parallel=lp,tp,pp", "parallel.ranks=2", "output=out")
     assert first.returncode == 0, first.stderr

@@ -97,6 +97,15 @@ def test_a_grammar_is_kept(main: Main, folder: str, tmp_path: Path) -> None:
     assert len(json.loads(record["text"])) == 3 and record["finish_reason"] == "stop"
 
 
+def test_objects_of_a_schema_are_closed_unless_they_are_to_be_open(main: Main, folder: str) -> None:
+    """No object can have what is required and not named, unless it may have what is not named."""
+    common = f"model.path={folder}", "prompt=def ", "max_new_tokens=9", "grammar.kind=json_schema"
+    schema = 'grammar.text={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["b"]}'
+    code, _, err = main(*common, schema)
+    assert code == 2 and "nsatisfiable" in err
+    assert main(*common, schema, "grammar.open=true")[0] == 0
+
+
 def test_no_run_folders_are_left(main: Main, folder: str, tmp_path: Path) -> None:
     assert main(f"model.path={folder}", "prompt=x", "max_new_tokens=2")[0] == 0
     assert list(tmp_path.iterdir()) == []

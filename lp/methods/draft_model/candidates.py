@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lp.grammar.state import apply_masks
 from lp.methods.draft_model.calibration import WIDTH
 from lp.methods.draft_model.growth import Candidates, Growth
 from lp.model.causal import CausalModel
@@ -47,7 +48,12 @@ class CandidateChooser:
         """vocab_size: of the model that the drafts are for. is_drawn: see DraftText."""
         self._vocab_size = min(model.vocab_size, vocab_size)
         biases = {token: bias for token, bias in sampling.logit_bias.items() if token < self._vocab_size}
-        settings = replace(sampling, logit_bias=biases, logprobs=None, prompt_logprobs=None)
+        allowed, words = sampling.allowed_token_ids, sampling.bad_words
+        settings = replace(
+            sampling, logit_bias=biases, logprobs=None, prompt_logprobs=None,
+            bad_words=[word for word in words if max(word) < self._vocab_size],
+            allowed_token_ids=allowed and ([token for token in allowed if token < self._vocab_size] or None),
+        )  # fmt: skip
         self._sampler = Sampler(settings, prompt_length, model.eos, self._vocab_size, str(model.device))
         self._is_drawn, self._seed = is_drawn, sampling.seed or 0
 
@@ -69,13 +75,16 @@ class CandidateChooser:
         return Chosen(best.values if noise is None else best.values.log_softmax(dim=1), best.indices, None)
 
     def _penalize(self, logits_NV: Tensor, asked: Asked, places: np.ndarray) -> Tensor:
-        """The logits after penalties and biases, which look at all nodes above."""
-        if asked.touch is None:
+        """The logits after penalties, biases and masks, which look at all nodes above."""
+        if not asked.changes:
             return logits_NV
         scores_RV = logits_NV.new_zeros(len(asked.choices), logits_NV.shape[1])
         index = torch.as_tensor(places, device=logits_NV.device)
         scores_RV[index] = logits_NV
-        change(scores_RV, [(0, asked.touch())], can_fuse(scores_RV.device))
+        if asked.touch:
+            change(scores_RV, [(0, asked.touch())], can_fuse(scores_RV.device))
+        if asked.mask:
+            apply_masks(scores_RV, [(0, asked.mask())])
         return scores_RV[index]
 
     def _drawn(self, scores_NV: Tensor, positions: np.ndarray) -> Chosen:

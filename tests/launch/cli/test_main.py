@@ -45,6 +45,15 @@ def test_help_has_every_setting_with_its_default_and_its_values(name: str) -> No
             assert f"  {setting.key}={setting.default}   ({'|'.join(setting.values)})" in shown
 
 
+def test_the_first_help_of_a_server_fits_a_screen_and_names_the_usual_options() -> None:
+    shown = programs.describe("serve", is_whole=False)
+    assert len(shown.splitlines()) <= 50 and "--help-all" in shown
+    assert all(f"\n  {option} " in shown for option in programs.OPTIONS) and len(programs.OPTIONS) == 10
+    assert "server.max_body_bytes" not in shown
+    settings = {setting.key for setting in settings_of("serve")}
+    assert all({*option.settings} <= settings | {"decode", "parallel"} for option in programs.OPTIONS.values())
+
+
 def test_examples_of_help_are_lines_that_are_understood() -> None:
     import shlex
 
@@ -61,7 +70,9 @@ def test_help_shows_what_choosing_a_group_means() -> None:
     assert " ".join(["lookahead", "Lookahead", "decoding", "(arXiv", "2402.02057,"]) in " ".join(shown.split())
 
 
-@pytest.mark.parametrize("words", [["--version"], ["--help"], ["serve", "--help"], ["serve", "sever.port=1"]])
+@pytest.mark.parametrize(
+    "words", [["--version"], ["--help"], ["serve", "--help"], ["serve", "--help-all"], ["serve", "sever.port=1"]]
+)
 def test_nothing_heavy_is_imported_for_help_and_for_mistakes(words: list[str]) -> None:
     program = (
         "import sys; from launch.cli.main import main\n"

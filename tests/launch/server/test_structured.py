@@ -63,6 +63,37 @@ def test_the_openai_client_gets_the_schema_as_a_model(shared: Running) -> None:
     assert isinstance(answer.choices[0].message.parsed, animal) or answer.choices[0].finish_reason == "length"
 
 
+PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "ok": {"type": "boolean"}}}
+
+
+def test_objects_have_no_other_properties_than_the_schema_names(shared: Running) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": PERSON}}
+    for options in (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}},
+        {"guided_json": PERSON},
+        {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+    ):
+        for seed in range(4):
+            choice = chat(shared, temperature=1.5, seed=seed, max_tokens=400, **options).json()["choices"][0]
+            assert choice["finish_reason"] == "stop"
+            message = choice["message"]
+            text = message["content"] or message["tool_calls"][0]["function"]["arguments"]
+            jsonschema.validate(json.loads(text), PERSON | {"additionalProperties": False})
+
+
+def test_a_setting_leaves_objects_open_unless_they_are_strict(checkpoint) -> None:
+    whole = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON | {"required": ["x"]}}}
+    strict = {**whole, "json_schema": {**whole["json_schema"], "strict": True}}
+    open_form = {**PERSON, "additionalProperties": True}
+    with serving(checkpoint, open_schemas=True) as running:
+        found = [
+            chat(running, response_format=form, seed=1, temperature=1.0).json()
+            for form in (whole, {"type": "json_schema", "json_schema": {"schema": open_form | {"required": ["x"]}}})
+        ]
+        assert found[0]["choices"] == found[1]["choices"]
+        assert_error(chat(running, response_format=strict), 400, "nsatisfiable", param="response_format")
+
+
 def test_json_objects(shared: Running) -> None:
     for seed in range(4):
         answer = chat(shared, response_format={"type": "json_object"}, temperature=1.0, seed=seed).json()

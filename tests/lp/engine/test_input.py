@@ -28,7 +28,7 @@ def test_defaults_are_filled_in(request_builder: RequestBuilder) -> None:
     assert request.decode == Auto()
     assert request.stopping.max_new_tokens == CONTEXT - len(request.prompt)
     left_open = {f.name for f in dataclasses.fields(Sampling) if getattr(request.sampling, f.name) is None}
-    assert left_open == {"logprobs", "prompt_logprobs"}
+    assert left_open == {"logprobs", "prompt_logprobs", "allowed_token_ids"}
     assert request.sampling.temperature == 0.0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from transformers import T5Config
 from lp import Autoregressive, Engine, Lookahead, Sampling
 from lp.model.checkpoint import ModelSettings, load, pick_dtype
 from lp.model.checkpoint_info import read_checkpoint_info
+from lp.model.errors import CheckpointError
 from tests.models import CONTEXT, EOS, VOCAB_SIZE, build_tokenizer, save_checkpoint
 from tests.slow import slow_except
 
@@ -62,9 +64,21 @@ def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     assert "is not a folder" in refusal("tests/none")
 
 
+def test_a_hub_that_cannot_be_reached_is_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    begun = time.monotonic()
+    with pytest.raises(CheckpointError, match=r"'no/such-model' is neither a folder .* 127\.0\.0\.1 cannot"):
+        read_checkpoint_info("no/such-model")
+    assert time.monotonic() - begun < 5
+
+
 def test_a_name_that_is_no_folder_is_taken_for_a_hub_id() -> None:
     for name in ("none", "nobody/none"):
-        assert refusal(name).startswith(f"the configuration of '{name}' cannot be used: ")
+        message = refusal(name)  # where the hub can be reached, it is asked
+        assert f"'{name}'" in message and ("cannot be used: " in message or "cannot be reached: " in message)
 
 
 def test_a_folder_without_config(folder: Path) -> None:

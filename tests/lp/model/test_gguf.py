@@ -192,7 +192,8 @@ def test_a_full_disk_is_named(file: Path, tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(gguf, "_convert", fail)
-    assert "No space left on device; make room there" in refusal(file)
+    message = refusal(file)
+    assert "No space left on device (the disk at /" in message and "make room there" in message
     assert not leftovers(tmp_path)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import stat
 from pathlib import Path
 
@@ -60,6 +63,13 @@ def test_a_write_that_breaks_off_leaves_the_old_file(tmp_path: Path) -> None:
         write_json(path, [2, object()])
     assert read_json(path) == 1
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    told = disk_cache.why(full, tmp_path / "missing" / "file")
+    assert re.fullmatch(r"No space left on device \(the disk at (/\S*), [\d,]+ MB free\)", told)
+    assert disk_cache.why(OSError(errno.EACCES, "Permission denied"), tmp_path) == "Permission denied"
 
 
 def test_the_folder_is_made_for_its_user_alone(root: Path) -> None:

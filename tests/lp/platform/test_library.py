@@ -33,6 +33,7 @@ def test_without_a_compiler_python_gives_the_same(
     nothing_kept: Path, llama: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", str(nothing_kept))
+    monkeypatch.delenv("CXX", raising=False)
     with caplog.at_level(logging.WARNING, "lookahead"):
         engine = Engine(llama.checkpoint)
         done = engine.generate(PROMPT, max_new_tokens=40, decode=Auto(rows=24), sampling=SAMPLED)
@@ -40,8 +41,8 @@ def test_without_a_compiler_python_gives_the_same(
     assert isinstance(engine.history.drafter(Auto(), PROMPT, 0.0, None), SimpleDrafter)
     (message,) = [record.getMessage() for record in caplog.records]
     assert message == (
-        "drafts are made by Python code, which is slower and has fewer sources of them: "
-        "there is no C++ compiler; install g++"
+        "drafts are made by Python code, which is slower and has fewer sources of them, and no forward is compiled: "
+        "there is no C++ compiler; install g++, or let CXX name one"
     )
     monkeypatch.undo()
     library._load.cache_clear()
@@ -63,6 +64,32 @@ def test_a_compiler_that_fails_is_no_error(
     monkeypatch.setattr(build, "COMPILERS", (str(fails),))
     assert library.library() is None
     assert "error: no room" in caplog.text
+
+
+def test_the_compiler_is_the_one_that_CXX_names(
+    nothing_kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = nothing_kept / "own compiler"
+    own.write_text('#!/bin/sh\necho "error: mine got $1" >&2\nexit 1\n')
+    own.chmod(0o700)
+    monkeypatch.setenv("CXX", f"'{own}' --fast")
+    assert library.library() is None
+    assert "error: mine got --fast" in caplog.text
+    library._load.cache_clear()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert library.library() is None
+    assert "CXX=no-such-compiler is not a program" in caplog.text
+
+
+def test_a_disk_that_is_full_is_named(
+    nothing_kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = nothing_kept / "g++"
+    full.write_text("#!/bin/sh\necho 'fatal error: writing: No space left on device' >&2\nexit 1\n")
+    full.chmod(0o700)
+    monkeypatch.setenv("CXX", str(full))
+    assert library.library() is None
+    assert "No space left on device (the disk at /" in caplog.text
 
 
 def test_python_can_be_asked_for() -> None:

@@ -28,9 +28,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no token twice": {"no_repeat_ngram": 1},
     "no pair twice": {"no_repeat_ngram": 2},
     "no n-gram twice": {"no_repeat_ngram": 4, "repetition_penalty": 0.8},
+    "bad words": {"bad_words": [[8], [11, 5], [11, 11, 12], [9, 600, 7, 650], [1, 2, 3, 4, 5, 6, 7, 8, 9]]},
     "all": {
         "repetition_penalty": 1.17, "presence_penalty": 0.21, "frequency_penalty": 0.37, "min_new_tokens": 4,
-        "logit_bias": {7: 1.7, 11: -0.3}, "no_repeat_ngram": 3,
+        "logit_bias": {7: 1.7, 11: -0.3}, "no_repeat_ngram": 3, "bad_words": [[11, 12], [4]],
     },
 }  # fmt: skip
 
@@ -106,7 +107,7 @@ def test_many_tokens_are_touched(is_fused: bool) -> None:
 def test_sequences_of_all_settings_are_changed_at_once(is_fused: bool) -> None:
     """Rows that belong to none of them stay as they are, and one has far more tokens than the others."""
     rng = np.random.default_rng(1)
-    logits = logits_of(60, 2)
+    logits = logits_of(70, 2)
     expected, touched, first = logits.clone(), [], 1
     for number, settings in enumerate(SETTINGS.values()):
         sampling = Sampling.greedy().changed(settings)

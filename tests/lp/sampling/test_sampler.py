@@ -37,11 +37,19 @@ PROCESSORS = {
     "no_repeat_ngram": Sampling(no_repeat_ngram=1),
     "logit_bias": Sampling(logit_bias={5: 4.0, 9: 4.5, 77: -100.0}),
     "min_new_tokens": Sampling(min_new_tokens=20, logit_bias={EOS: 6.0}),
+    "bad_words": Sampling(bad_words=[[5], [297, 120], [120, 3, 276]]),
+    "allowed_token_ids": Sampling(allowed_token_ids=[*range(1, VOCAB_SIZE, 3)]),
     "all": Sampling(
         top_k=40, top_p=0.9, min_p=0.02, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.5,
         no_repeat_ngram=3, logit_bias={5: 2.0},
     ),
 }  # fmt: skip
+
+
+ALLOWED = [*range(1, VOCAB_SIZE, 3)]
+# Pairs, and some longer words: random models say many of them.
+BAD_WORDS = [[first, second] for first in range(2, VOCAB_SIZE) for second in range(first % 3 + 2, VOCAB_SIZE, 3)]
+BAD_WORDS = [[7], [11, 12, 13], *random.Random(1).sample(BAD_WORDS, 900)]
 
 
 def name_of(how: object) -> str:
@@ -95,8 +103,17 @@ def test_processors_see_each_rows_own_path(name: str, llama: Engine) -> None:
             Sampling(repetition_penalty=1.3, no_repeat_ngram=2, logit_bias={8: 4.0}),
             {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "sequence_bias": [[[8], 4.0]]},
         ),
+        (Sampling(bad_words=BAD_WORDS), {"bad_words_ids": BAD_WORDS}),
+        (
+            Sampling(allowed_token_ids=ALLOWED, bad_words=BAD_WORDS, repetition_penalty=1.2),
+            {
+                "prefix_allowed_tokens_fn": lambda batch, ids: ALLOWED,
+                "bad_words_ids": BAD_WORDS,
+                "repetition_penalty": 1.2,
+            },
+        ),
     ],
-    ids=["repetition", "no_repeat_1", "no_repeat_3", "bias", "min_new_tokens", "several"],
+    ids=["repetition", "no_repeat_1", "no_repeat_3", "bias", "min_new_tokens", "several", "bad_words", "allowed"],
 )
 def test_greedy_text_with_processors_is_that_of_generate(
     sampling: Sampling, settings: dict, llama: Engine, llama_reference: PreTrainedModel

@@ -9,7 +9,16 @@ from lp.methods.auto.method import Auto
 from lp.request import Request
 from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
-from parallel.groups.messages import Abort, AddRequest, Command, Regroup, Shutdown, decode_commands, encode_commands
+from parallel.groups.messages import (
+    Abort,
+    AddRequest,
+    Command,
+    Regroup,
+    ResetPrefixes,
+    Shutdown,
+    decode_commands,
+    encode_commands,
+)
 from parallel.groups.worker import run_engine
 
 NUM_TOKENS = 4
@@ -26,6 +35,7 @@ COMMANDS: list[Command] = [
     AddRequest(Request("b", [], Auto(), Sampling(), Stopping())),
     Abort("a\nb"),
     Regroup(),
+    ResetPrefixes(),
     Shutdown(),
 ]
 

@@ -87,6 +87,35 @@ def test_greedy_tokens_are_those_of_generate(
         assert tokens == expected
 
 
+WORDS = Sampling(0.0, seed=3, bad_words=[[7], *([first, 9] for first in range(2, 60))], allowed_token_ids=[*range(60)])
+
+
+def masked(mesh: Mesh, channel: Channel, folder: str) -> list[list[int]]:
+    """For each method, what greedy decoding without some words, and of some tokens alone, yields."""
+    engine = parallel_engine(channel, folder)
+    return [
+        engine.generate(prompt, max_new_tokens=NEW_TOKENS, decode=decode, sampling=WORDS).token_ids
+        for decode in METHODS[:6]
+        for prompt in PROMPTS[1:]
+    ]
+
+
+@pytest.mark.parametrize("num_ranks", slow_except([1, 2, 4], 2))
+def test_bad_words_and_allowed_tokens_are_those_of_generate(
+    num_ranks: int, checkpoint_folder: Callable[[str], Path]
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint_folder("llama"), dtype=torch.float32)
+    expected = [
+        model.generate(
+            torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False, bad_words_ids=WORDS.bad_words,
+            prefix_allowed_tokens_fn=lambda batch, ids: WORDS.allowed_token_ids,
+        )[0, len(prompt) :].tolist()
+        for prompt in PROMPTS[1:]
+    ]  # fmt: skip
+    for tokens in run_ranks(masked, num_ranks, str(checkpoint_folder("llama")), timeout_s=60):
+        assert tokens == expected * 6
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["mistral", "gemma2", "gpt2"])
 def test_other_architectures_on_two_ranks(architecture: str, checkpoint_folder: Callable[[str], Path]) -> None:
