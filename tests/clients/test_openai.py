@@ -41,7 +41,7 @@ def test_a_conversation(client, model: str):
     "fields",
     [
         {"cache_prompt": True, "id_slot": -1, "repeat_penalty": 1.1, "typical_p": 1.0, "mirostat": 0},
-        {"keep_alive": "5m", "options": {"num_ctx": 2048, "temperature": 0}, "think": False},
+        {"keep_alive": "5m", "options": {"num_ctx": 2048, "temperature": 0}},
     ],
     ids=["llama.cpp", "Ollama"],
 )
