@@ -96,3 +96,59 @@ def test_a_chat_by_keyboard_alone(visit: Visit, mock: Mock) -> None:
     last = int(page.locator("#step").get_attribute("max") or 0)
     page.keyboard.press("ArrowLeft")  # the box is empty, so arrows replay
     expect(page.locator("#tree-title")).to_have_text(f"Step {last} of {last + 1}")
+
+
+def test_an_answer_is_copied_and_asked_for_again(visit: Visit, mock: Mock) -> None:
+    page = visit(mock.url, permissions=["clipboard-read", "clipboard-write"])
+    ask(page, "First")
+    ask(page, "Second")
+    page.get_by_role("button", name="Copy").first.click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == recording.TEXT
+    page.get_by_role("button", name="Regenerate").last.click()
+    expect(page.locator("#stop")).to_be_hidden()
+    assert page.locator(".question").all_inner_texts() == ["First", "Second"]
+    assert [body["messages"][-1]["content"] for body in mock.bodies] == ["First", "Second", "Second"]
+    assert mock.bodies[1]["messages"] == mock.bodies[2]["messages"]
+
+
+def test_a_question_is_edited(visit: Visit, mock: Mock) -> None:
+    page = visit(mock.url)
+    ask(page, "First")
+    ask(page, "Second")
+    page.get_by_role("button", name="Edit").first.click()
+    page.get_by_role("textbox", name="Edit the question").press("Escape")
+    assert page.locator(".question").all_inner_texts() == ["First", "Second"]
+    page.get_by_role("button", name="Edit").first.click()
+    page.get_by_role("textbox", name="Edit the question").fill("Another first")
+    page.get_by_role("button", name="Send again").click()
+    expect(page.locator(".question")).to_have_text(["Another first"])
+    expect(page.locator("#stop")).to_be_hidden()
+    assert mock.bodies[-1]["messages"] == [{"role": "user", "content": "Another first"}]
+
+
+def test_a_system_prompt_and_settings_of_sampling(visit: Visit, mock: Mock) -> None:
+    page = visit(mock.url)
+    page.locator("#settings summary").click()
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_label("Temperature").fill("0.8")
+    page.get_by_label("Top-p").fill("0.9")
+    page.get_by_label("Repetition penalty").fill("1.1")
+    ask(page, "Hello")
+    body = mock.bodies[-1]
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert (body["temperature"], body["top_p"], body["repetition_penalty"]) == (0.8, 0.9, 1.1)
+    assert not {"top_k", "min_p", "seed"} & body.keys(), "empty fields are the model's"
+    expect(page.locator("#settings-summary")).to_contain_text("top-p 0.9 · repetition-penalty 1.1 · system prompt")
+
+
+def test_a_chat_is_exported(visit: Visit, mock: Mock) -> None:
+    page = visit(mock.url)
+    export = page.get_by_role("button", name="Export")
+    expect(export).to_be_disabled()
+    ask(page, "Hello")
+    with page.expect_download() as download:
+        export.click()
+    assert download.value.suggested_filename == "chat.md"
+    text = download.value.path().read_text()
+    assert text.startswith("## user\n\nHello\n") and recording.TEXT.strip() in text

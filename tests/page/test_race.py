@@ -46,10 +46,24 @@ def test_a_race_is_stopped(visit: Visit, mock: Mock) -> None:
     mock.step_s = 0.2
     page = visit(mock.url)
     race(page)
-    expect(page.locator(".lane").first).to_contain_text("running alone, 1 of 2")
+    first, second = page.locator(".lane").all()
+    expect(first).to_contain_text("Is measured, alone on this server")
+    expect(second).to_contain_text("Waits until the other lane is measured")
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("button", name="Start")).to_be_visible()
     expect(page.locator("#race-result")).to_have_text("")
+
+
+@pytest.mark.parametrize("height", [640, 844])
+def test_both_lanes_are_in_view_on_a_phone(visit: Visit, mock: Mock, height: int) -> None:
+    page = visit(mock.url, 360, height, has_touch=True)
+    page.get_by_role("button", name="Race").click()
+    assert page.locator(".lane-text").all_inner_texts() == ["The text appears here."] * 2
+    page.get_by_role("button", name="Start").click()
+    expect(page.locator("#race-result")).to_contain_text("Both texts are the same")
+    for lane in page.locator(".lane").all():
+        box = lane.bounding_box()
+        assert box and box["y"] >= 0 and box["y"] + box["height"] <= height and box["height"] >= 80
 
 
 def test_a_refusal_is_told(visit: Visit, mock: Mock) -> None:

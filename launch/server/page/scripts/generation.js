@@ -13,7 +13,7 @@ const SILENT_MS = 3000; // after which a stream of a server that cannot be reach
 
 /**
  * Begins an answer and returns it at once; it fills as the server sends.
- * wish: {messages, method, maxTokens, temperature, seed, signal}; a seed of null leaves the choice to the server.
+ * wish: {messages, method, maxTokens, sampling, signal}; sampling: fields of the request's body.
  */
 export function begin(connection, wish) {
   const answer = new Answer({ method: wish.method });
@@ -96,10 +96,9 @@ function learn(connection, error) {
   return false;
 }
 
-function request(connection, { messages, method, maxTokens, temperature, seed }, streams) {
-  const body = { max_tokens: maxTokens, temperature };
+function request(connection, { messages, method, maxTokens, sampling }, streams) {
+  const body = { max_tokens: maxTokens, ...sampling };
   if (method) body.decode = { method };
-  if (seed !== null && seed !== undefined) body.seed = seed;
   if (streams) Object.assign(body, { stream: true, stream_options: { include_usage: true } });
   if (streams && !connection.hasNoTrace) body.lookahead_trace = true;
   if (!connection.hasNoTemplate) return ["v1/chat/completions", { ...body, messages }];

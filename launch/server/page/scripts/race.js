@@ -4,7 +4,7 @@
 // other by default, each alone, and both are then shown side by side at the times that were measured. Before that, the
 // prompt is sent once for a single token: both then find it computed, and neither pays for it.
 
-import { byId, h, oncePerFrame, setText } from "./dom.js";
+import { byId, count, h, oncePerFrame, setText } from "./dom.js";
 import { begin } from "./generation.js";
 import { Runs } from "./runs.js";
 
@@ -33,7 +33,7 @@ export class Race {
     this.stopping = new AbortController();
     this.working(true);
     setText(byId("race-result"), "");
-    for (const lane of this.lanes) lane.clear();
+    for (const lane of this.lanes) lane.clear("");
     try {
       await (byId("race-way").value === "apart" ? this.apart(prompt) : this.together(prompt));
     } catch (error) {
@@ -51,22 +51,25 @@ export class Race {
   }
 
   begin(prompt, method, maxTokens = Number(byId("race-tokens").value)) {
-    const { temperature, seed } = this.settings.values;
+    const { sampling } = this.settings.values;
     return begin(this.connection, {
-      messages: [{ role: "user", content: prompt }], method, maxTokens, temperature,
-      seed: seed ?? 1, // one seed, so that both write the same text at any temperature
+      messages: [{ role: "user", content: prompt }], method, maxTokens,
+      sampling: { seed: 1, ...sampling }, // one seed, so that both write the same text at any temperature
       signal: this.stopping.signal,
     });
   }
 
   async apart(prompt) {
-    await this.begin(prompt, METHODS[0], 1).finished; // the prompt is computed
+    for (const lane of this.lanes) lane.say("The server reads the prompt first, so that neither lane pays for it.");
+    await this.begin(prompt, METHODS[0], 1).finished;
+    for (const lane of this.lanes.slice(1)) lane.say("Waits until the other lane is measured.");
     const answers = [];
     for (const [number, lane] of this.lanes.entries()) {
       if (this.stopping.signal.aborted) return;
       const answer = this.begin(prompt, lane.method);
-      lane.measure(answer, `running alone, ${number + 1} of ${this.lanes.length}`);
+      lane.measure(answer);
       answers.push(await answer.finished);
+      if (!number) lane.say("Measured. It is shown when the other lane is measured, too.");
     }
     if (this.stopping.signal.aborted || this.hasFailed(answers)) return;
     setText(byId("race-result"), "Both are measured. This is how they ran:");
@@ -111,26 +114,42 @@ class Lane {
     this.element = h("div", { class: "lane", "data-method": method },
       h("div", { class: "lane-head" }, h("h3", {}, method), h("span", { class: "lane-badge" }, "first"), this.speed),
       this.figures, this.body);
-    this.clear();
+    this.clear("The text appears here.");
   }
 
-  clear() {
-    this.runs = new Runs(this.body);
-    this.body.replaceChildren();
+  clear(words) {
     this.element.classList.remove("lane-first", "is-measured");
     setText(this.speed, "–");
     setText(this.figures, "");
+    this.say(words);
+  }
+
+  /** Says what the lane is doing, in the place of its text. */
+  say(words) {
+    this.body.replaceChildren(h("p", { class: "lane-words", role: "status" }, words));
   }
 
   /** Counts an answer without showing it: the race itself is shown later. */
-  measure(answer, words) {
+  measure(answer) {
     this.element.classList.add("is-measured");
-    const draw = oncePerFrame(() => setText(this.figures, `${words}: ${answer.steps.length} steps`));
+    const draw = oncePerFrame(() => {
+      if (answer.state !== "running") return;
+      const tokens = answer.tokens();
+      const soFar = tokens === null ? count(answer.steps.length, "step") : `${count(tokens, "token")} in ${count(answer.steps.length, "step")}`;
+      this.say(`Is measured, alone on this server: ${soFar} so far.`);
+    });
     answer.addEventListener("step", draw);
     draw();
   }
 
+  /** Makes room for a text. */
+  begin() {
+    this.body.replaceChildren();
+    this.runs = new Runs(this.body);
+  }
+
   follow(answer) {
+    this.begin();
     const draw = oncePerFrame(() => this.draw(answer, answer.steps.length));
     answer.addEventListener("step", draw);
   }
@@ -138,27 +157,28 @@ class Lane {
   /** Shows a finished answer at the times that were measured. */
   replay(answer, signal) {
     this.element.classList.remove("is-measured");
+    this.begin();
     const began = performance.now();
     return new Promise((resolve) => {
       const frame = () => {
         const ms = performance.now() - began;
-        const count = signal.aborted ? answer.steps.length : answer.steps.filter((step) => step.at <= ms).length;
-        this.draw(answer, count);
-        if (count < answer.steps.length) setTimeout(frame, 16);
+        const shown = signal.aborted ? answer.steps.length : answer.steps.filter((step) => step.at <= ms).length;
+        this.draw(answer, shown);
+        if (shown < answer.steps.length) setTimeout(frame, 16);
         else resolve();
       };
       frame();
     });
   }
 
-  draw(answer, count) {
-    this.runs.draw(answer.steps.slice(0, count));
+  draw(answer, shown) {
+    this.runs.draw(answer.steps.slice(0, shown));
     this.body.scrollTop = this.body.scrollHeight;
-    const speed = answer.tokensPerSecond(count);
+    const speed = answer.tokensPerSecond(shown);
     setText(this.speed, speed ? `${speed.toFixed(0)} tokens/s` : "–");
-    const tokens = answer.tokens(count);
-    const seconds = ((answer.steps[count - 1]?.at ?? 0) / 1000).toFixed(1);
-    const parts = [tokens === null ? "" : `${tokens} tokens`, answer.isTraced ? `${count} steps` : "", `${seconds} s`];
+    const tokens = answer.tokens(shown);
+    const seconds = ((answer.steps[shown - 1]?.at ?? 0) / 1000).toFixed(1);
+    const parts = [tokens === null ? "" : `${tokens} tokens`, answer.isTraced ? `${shown} steps` : "", `${seconds} s`];
     setText(this.figures, parts.filter(Boolean).join(" · "));
   }
 }

@@ -3,8 +3,16 @@
 import { byId, h, setText } from "./dom.js";
 
 const STORE = "lookahead-settings";
-const FIELDS = { method: "auto", maxTokens: "256", temperature: "0", seed: "" };
-const IDS = { method: "method", maxTokens: "max-tokens", temperature: "temperature", seed: "seed" };
+const FIELDS = {
+  method: "auto", maxTokens: "256", temperature: "0", seed: "", topP: "", topK: "", minP: "", repetitionPenalty: "",
+  system: "",
+};
+const IDS = {
+  method: "method", maxTokens: "max-tokens", temperature: "temperature", seed: "seed", topP: "top-p", topK: "top-k",
+  minP: "min-p", repetitionPenalty: "repetition-penalty", system: "system",
+};
+// By the name that a request has for it, the field of a setting that is left out where the field is empty.
+const OPTIONAL = { seed: "seed", top_p: "top-p", top_k: "top-k", min_p: "min-p", repetition_penalty: "repetition-penalty" };
 const METHODS = ["auto", "lookahead", "prompt_lookup", "jacobi", "autoregressive"];
 
 export class Settings {
@@ -31,17 +39,21 @@ export class Settings {
     setText(byId("settings-summary"), this.summary());
   }
 
-  /** As a request wants them. */
+  /** method, maxTokens, system, and as a request wants them, the settings of sampling. */
   get values() {
     const number = (id, fallback) => {
       const { value, validity } = byId(id);
       return value === "" || !validity.valid ? fallback : Number(value);
     };
+    const chosen = Object.entries(OPTIONAL).map(([name, id]) => [name, number(id, null)]);
     return {
       method: byId("method").value,
       maxTokens: number("max-tokens", Number(FIELDS.maxTokens)),
-      temperature: number("temperature", Number(FIELDS.temperature)),
-      seed: number("seed", null),
+      system: byId("system").value.trim(),
+      sampling: {
+        temperature: number("temperature", Number(FIELDS.temperature)),
+        ...Object.fromEntries(chosen.filter(([, value]) => value !== null)),
+      },
     };
   }
 
@@ -52,9 +64,11 @@ export class Settings {
   }
 
   summary() {
-    const { method, maxTokens, temperature, seed } = this.values;
+    const { method, maxTokens, system, sampling: { temperature, seed, ...others } } = this.values;
     const parts = [method.replaceAll("_", " "), `${maxTokens} tokens`, temperature ? `temperature ${temperature}` : "greedy"];
-    if (seed !== null && temperature) parts.push(`seed ${seed}`);
+    if (seed !== undefined && temperature) parts.push(`seed ${seed}`);
+    for (const [name, value] of Object.entries(others)) parts.push(`${name.replace("_", "-")} ${value}`);
+    if (system) parts.push("system prompt");
     return parts.join(" · ");
   }
 }
