@@ -47,6 +47,7 @@ KINDS = {
     "float": "number",
     "list[str]": "list of texts",
     "list[int]": "list of numbers",
+    "list[list[int]]": "list of lists of numbers",
     "dict[int, float]": "numbers by token id",
 }
 
