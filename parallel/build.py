@@ -69,8 +69,8 @@ def find_messages(alone: SingleDevice, channel: Channel) -> Messages | None:
 
 def describe_mode(settings: ParallelSettings, mesh: Mesh) -> list[Any]:
     """JSON values that name a way of running a model: steps take a different time in each."""
-    told = [dict(mesh.axes), mesh.num_local_ranks, str(settings.exchange), settings.delay_us]
-    return [*told, str(settings.mode)] if Mode(settings.mode) is Mode.dp else told
+    described = [dict(mesh.axes), mesh.num_local_ranks, str(settings.exchange), settings.delay_us]
+    return [*described, str(settings.mode)] if Mode(settings.mode) is Mode.dp else described
 
 
 # Called with the checkpoint once its weights are loaded.
@@ -134,8 +134,8 @@ class MeshTopology:
     def num_sharing(self) -> int:
         return self.mesh.num_local_ranks
 
-    def tell(self, value: Any) -> Any:
-        return self.channel.tell(value)
+    def broadcast(self, value: Any) -> Any:
+        return self.channel.broadcast(value)
 
     def least(self, value: int, /) -> int:
         return self.channel.least(value)

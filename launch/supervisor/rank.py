@@ -156,7 +156,7 @@ class Rank:
             if epoch.is_first:
                 find(settings.step_times)
             else:  # a new rank has none
-                values = channel.tell([[size, times.to_dict()] for size, times in self.times.items()])
+                values = channel.broadcast([[size, times.to_dict()] for size, times in self.times.items()])
                 self.times = {size: StepTimes.from_dict(times) for size, times in values}
             self._report(channel)
             return resume(engine, runner, channel, epoch, self._times_for(runner.num_parts))
@@ -175,7 +175,7 @@ class Rank:
 
         def find(runner: Runner, described: list[Any]) -> StepTimes | None:
             model = alone.model
-            return find_step_times(engine.request_builder, source, model, runner, described, channel.tell)
+            return find_step_times(engine.request_builder, source, model, runner, described, channel.broadcast)
 
         for size in sizes_of(Mode(settings.mode), channel.num_ranks):
             if size == channel.num_ranks:

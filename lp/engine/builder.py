@@ -27,7 +27,7 @@ from lp.platform.library import require_on_all
 from lp.request import DecodeLimits, DecodingMethod, ModelTraits
 from lp.runner.runner import Runner
 from lp.runner.single_device import SingleDevice
-from lp.runner.step_times.calibrate import Tell, resolve_step_times
+from lp.runner.step_times.calibrate import Broadcast, resolve_step_times
 from lp.runner.step_times.measure import StepTimesSource
 from lp.sampling.settings import Sampling
 from lp.scheduling.kv_budget import KVBudget
@@ -79,8 +79,8 @@ class Topology(Protocol):
 
     reader: reads the weights that this rank holds; None reads all of them. capture: see `load`. fingerprints: whether
     the ranks compare checksums of their state in every step. mode: a JSON value that names this way of running the
-    model; step times are stored separately for each mode. tell: gives every rank the JSON value of rank 0. num_sharing:
-    the number of ranks in this machine's memory.
+    model; step times are stored separately for each mode. broadcast: gives every rank the JSON value of rank 0.
+    num_sharing: the number of ranks in this machine's memory.
     """
 
     @property
@@ -96,7 +96,7 @@ class Topology(Protocol):
     def mode(self) -> Any: ...
 
     @property
-    def tell(self) -> Tell: ...
+    def broadcast(self) -> Broadcast: ...
 
     @property
     def num_sharing(self) -> int: ...
@@ -123,7 +123,7 @@ class SingleProcess:
     mode: Any = "single"
     num_sharing: int = 1
 
-    def tell(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         return value
 
     def least(self, value: int, /) -> int:
@@ -137,17 +137,22 @@ class SingleProcess:
 
 
 def find_step_times(
-    request_builder: RequestBuilder, source: StepTimesSource, model: CausalModel, runner: Runner, mode: Any, tell: Tell
+    request_builder: RequestBuilder,
+    source: StepTimesSource,
+    model: CausalModel,
+    runner: Runner,
+    mode: Any,
+    broadcast: Broadcast,
 ) -> StepTimes | None:
     """The runner's step times, the same on all ranks. All ranks must call this before they serve.
 
-    Returns None if the default decoding method does not choose the rows of its steps. mode, tell: see `Topology`.
+    Returns None if the default decoding method does not choose the rows of its steps. mode, broadcast: see `Topology`.
     """
     decode = request_builder.decode
     if not decode.row_bounds().by_time:
         return None
     decode = decode if decode.measures_host else DEFAULT()
-    return resolve_step_times(source, model, runner, decode.most_rows(), mode, tell, decode.measure_host)
+    return resolve_step_times(source, model, runner, decode.most_rows(), mode, broadcast, decode.measure_host)
 
 
 def check_files(index: str, corpus: str) -> None:
@@ -196,13 +201,13 @@ def digests_of(index: AnswerIndex | None, corpus: Corpus | None) -> list[str | N
     return [index and index.digest, corpus and corpus.digest]
 
 
-def require_same_files(index: AnswerIndex | None, corpus: Corpus | None, told: list[str | None]) -> None:
+def require_same_files(index: AnswerIndex | None, corpus: Corpus | None, expected: list[str | None]) -> None:
     """Raises ValueError unless this rank has the files of rank 0: ranks with others would make other trees.
 
-    told: rank 0's digests.
+    expected: rank 0's digests.
     """
     files = ("index", "index of answers"), ("corpus", "corpus of texts")
-    for (setting, what), own, first in zip(files, digests_of(index, corpus), told, strict=True):
+    for (setting, what), own, first in zip(files, digests_of(index, corpus), expected, strict=True):
         if own != first:
             raise ValueError(
                 f"this rank has another {what} than the first rank ({own or 'none'} instead of {first or 'none'}); "
@@ -210,12 +215,12 @@ def require_same_files(index: AnswerIndex | None, corpus: Corpus | None, told: l
             )
 
 
-def require_same_heads(checkpoint: CheckpointInfo, told: str | None) -> None:
-    """Raises ValueError unless this rank has the same heads as rank 0, whose digest was told."""
-    if checkpoint.heads_digest != told:
+def require_same_heads(checkpoint: CheckpointInfo, expected: str | None) -> None:
+    """Raises ValueError unless this rank has the same heads as rank 0, whose digest is given."""
+    if checkpoint.heads_digest != expected:
         raise ValueError(
             f"this rank has other heads than the first rank ({checkpoint.heads_digest or 'none'} instead of "
-            f"{told or 'none'}); give every host the same files with model.heads=FOLDER, or use model.heads=off"
+            f"{expected or 'none'}); give every host the same files with model.heads=FOLDER, or use model.heads=off"
         )
 
 
@@ -258,11 +263,11 @@ def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
         model.memory.limit(budget.num_pages)  # ranks of one replica must evict alike
     for second in second_models:
         second.relative_cost = place.least(max(1, round(1000 * second.relative_cost))) / 1000
-    require_same_files(index, corpus, place.tell(digests_of(index, corpus)))
-    require_same_heads(checkpoint, place.tell(checkpoint.heads_digest))
+    require_same_files(index, corpus, place.broadcast(digests_of(index, corpus)))
+    require_same_heads(checkpoint, place.broadcast(checkpoint.heads_digest))
     require_on_all(place.least)
     find = partial(find_step_times, request_builder)
-    where = checkpoint.model, runner, place.mode, place.tell
+    where = checkpoint.model, runner, place.mode, place.broadcast
     times = find(settings.step_times, *where)
     again = partial(find, StepTimesSource.measure, *where) if times else None
     return EngineParts(

@@ -82,7 +82,7 @@ class Channel:
         self.commands_due = self._announced = False
         return received
 
-    def tell(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Gives every rank the value of rank 0, a JSON value, before any command. Other ranks' values are ignored.
 
         Raises RankLost.

@@ -138,11 +138,11 @@ def resume(engine: Engine, runner: Runner, channel: Channel, epoch: Epoch, times
     room = KVBudget(channel.least(engine.checkpoint.model.memory.num_pages))
     if channel.num_ranks > 1:
         log.info("%s", room.describe())
-    told = channel.tell({"running": own, "files": digests_of(*files), "heads": engine.checkpoint.heads_digest})
-    require_same_files(*files, told["files"])
-    require_same_heads(engine.checkpoint, told["heads"])
+    shared = channel.broadcast({"running": own, "files": digests_of(*files), "heads": engine.checkpoint.heads_digest})
+    require_same_files(*files, shared["files"])
+    require_same_heads(engine.checkpoint, shared["heads"])
     require_on_all(channel.least)
-    running = [RunningRequest.from_dict(entry) for entry in told["running"]]
+    running = [RunningRequest.from_dict(entry) for entry in shared["running"]]
     requests, known = [entry.request for entry in running], [entry.tokens for entry in running]
     tokens = longest(channel, engine.generated(), requests, known)
     names = {request.id for request in requests}  # one whose end the front end has not heard of runs again
@@ -180,9 +180,9 @@ def still_held(channel: Channel, own: list[FinishedSequence], runner: Runner) ->
     own: those of this rank. Those that were used last on any rank are last.
     """
     held = [runner.num_cached(one.id, one.tokens) for one in own]
-    told = channel.collect([[*one, number] for one, number in zip(own, held, strict=True)])
+    shared = channel.collect([[*one, number] for one, number in zip(own, held, strict=True)])
     found: dict[str, FinishedSequence] = {}
-    for several in zip_longest(*(reversed(of_rank) for of_rank in told)):
+    for several in zip_longest(*(reversed(of_rank) for of_rank in shared)):
         for name, tokens, owner, number in filter(None, several):
             if len(tokens) - 1 - number <= MOST_LACKING:
                 found.setdefault(name, FinishedSequence(name, tokens, owner))

@@ -33,7 +33,7 @@ log = logging.getLogger("lookahead")
 FORMAT = 7
 
 # Takes each rank's JSON value and returns rank 0's on every rank.
-Tell = Callable[[Any], Any]
+Broadcast = Callable[[Any], Any]
 
 # Measures the seconds of the host's own work: in each step, and for each row of its tree.
 MeasureHost = Callable[[], tuple[float, float]]
@@ -45,27 +45,27 @@ def resolve_step_times(
     runner: Runner,
     most_rows: int,
     mode: Any = "single",
-    tell: Tell = lambda value: value,
+    broadcast: Broadcast = lambda value: value,
     measure_host: MeasureHost = lambda: (0.0, 0.0),
 ) -> StepTimes | None:
     """The step times for this run; None if the source is `off`. Every rank of a group calls this before it serves.
 
     most_rows: the most rows of a step that is measured. mode: JSON values that distinguish this way of running the
-    model from others; figures are kept for each separately. tell: returns rank 0's value on every rank. measure_host:
-    see MeasureHost.
+    model from others; figures are kept for each separately. broadcast: returns rank 0's value on every rank.
+    measure_host: see MeasureHost.
     """
     if source is StepTimesSource.off:
         return None
     path = _path(model, most_rows, mode)
     kept = _read(path) if path and source is StepTimesSource.auto else None
-    told = tell(kept.to_dict() if kept else None)
-    if told is not None:
-        holds = still_holds(StepTimes.from_dict(told), runner, model.vocab_size, model.max_length, tell)
-        told = told if holds else None
-    if told is None:
+    shared = broadcast(kept.to_dict() if kept else None)
+    if shared is not None:
+        holds = still_holds(StepTimes.from_dict(shared), runner, model.vocab_size, model.max_length, broadcast)
+        shared = shared if holds else None
+    if shared is None:
         log.info("measuring the time of a step by its rows, once for this model and machine")
-        measured = measure_step_times(runner, model.vocab_size, model.max_length, most_rows, tell)
-        sequence_s, thousand_cached_s = measure_sequences(runner, model.vocab_size, model.max_length, tell)
+        measured = measure_step_times(runner, model.vocab_size, model.max_length, most_rows, broadcast)
+        sequence_s, thousand_cached_s = measure_sequences(runner, model.vocab_size, model.max_length, broadcast)
         copy_s, copied_token_s = measure_copies(runner, model.vocab_size, model.max_length)
         host_step, host_row = measure_host()
         extras = dataclasses.replace(
@@ -78,10 +78,10 @@ def resolve_step_times(
             describe(measured), 1000 * sequence_s, 1000 * thousand_cached_s,
             f", of copying 1000 tokens to another rank: {1000 * extras.copies(1000):.1f}" if copied_token_s else "",
         )  # fmt: skip
-        told = tell(dataclasses.replace(measured, extras=extras).to_dict())
+        shared = broadcast(dataclasses.replace(measured, extras=extras).to_dict())
         if path:
-            disk_cache.write_json(path, told)
-    return StepTimes.from_dict(told)
+            disk_cache.write_json(path, shared)
+    return StepTimes.from_dict(shared)
 
 
 def _read(path: Path) -> StepTimes | None:

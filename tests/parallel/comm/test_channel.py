@@ -94,4 +94,4 @@ def test_an_announcement_can_be_withdrawn():
 
 def test_commands_that_are_not_json_are_refused():
     with pytest.raises(TypeError):
-        Channel(LocalExchange()).tell({"object": object()})
+        Channel(LocalExchange()).broadcast({"object": object()})

@@ -47,7 +47,7 @@ def serve(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, list[int
     def measure() -> StepTimes:
         own = StepTimes((1, 64), (0.001 + mesh.rank, 1.0 + mesh.rank), num_parts=2, alone=BUSY.alone)
         measured.append(own.seconds[0])
-        return StepTimes.from_dict(channel.tell(own.to_dict()))
+        return StepTimes.from_dict(channel.broadcast(own.to_dict()))
 
     engine.measure_times = measure
     make, stopping = engine.request_builder.build, Stopping(240, ignore_eos=True)
