@@ -131,7 +131,8 @@ def test_it_has_every_file_that_is_needed_and_takes_no_other_name(wheel: Path) -
 
 def test_help_and_version_need_nothing_heavy(programs: Path, folder: Path) -> None:
     assert run(programs, folder, "--version").startswith("lookahead-parallel 0.")
-    assert "server.port=8000   (whole number)" in run(programs, folder, "serve", "--help")
+    assert "--port" in run(programs, folder, "serve", "--help")
+    assert "server.port=8000   (whole number)" in run(programs, folder, "serve", "--help-all")
     assert "workload=NAME" in run(programs, folder, "bench", "--help")
 
 
