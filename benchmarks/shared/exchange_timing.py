@@ -6,17 +6,16 @@ arrival of the last rank until every rank has the data: the exchange is not char
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from dataclasses import dataclass
-from multiprocessing.queues import Queue
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch.distributed import TCPStore
 
+from benchmarks.shared.ranks import run_ranks
 from parallel.comm.base import Exchange
 from parallel.comm.connect import connect
 from parallel.mesh import ExchangeKind, ParallelSettings, make_mesh
@@ -55,16 +54,8 @@ class ExchangeCost:
 
 def measure_exchanges(plan: ExchangePlan) -> list[ExchangeCost]:
     """Starts the ranks as processes and compares their clock readings."""
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
     stores = {kind: TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for kind in plan.kinds}
-    ports = {kind: store.port for kind, store in stores.items()}
-    ranks = [context.Process(target=run_rank, args=(rank, plan, ports, results)) for rank in range(plan.ranks)]
-    for process in ranks:
-        process.start()
-    readings = [results.get() for _ in ranks]
-    for process in ranks:
-        process.join()
+    readings = run_ranks(run_rank, plan.ranks, plan, {kind: store.port for kind, store in stores.items()})
     return [
         summarise(kind, work_ms, np.array([reading[kind, work_ms] for reading in readings]))
         for work_ms in plan.work_ms
@@ -72,8 +63,8 @@ def measure_exchanges(plan: ExchangePlan) -> list[ExchangeCost]:
     ]
 
 
-def run_rank(rank: int, plan: ExchangePlan, ports: dict[str, int], results: Queue[ClockReadings]) -> None:
-    """One rank's process. It puts its clock readings into `results`."""
+def run_rank(rank: int, plan: ExchangePlan, ports: dict[str, int]) -> ClockReadings:
+    """One rank's process."""
     torch.set_num_threads(1)
     exchanges = {kind: connect_at(rank, plan, kind, port) for kind, port in ports.items()}
     readings: ClockReadings = {(kind, work_ms): [] for kind in plan.kinds for work_ms in plan.work_ms}
@@ -82,9 +73,9 @@ def run_rank(rank: int, plan: ExchangePlan, ports: dict[str, int], results: Queu
             for kind, exchange in exchanges.items():
                 block = [time_one(exchange, plan.num_bytes // 4, work_ms) for _ in range(1 + BLOCK)]
                 readings[kind, work_ms] += block[1:]  # the first shows how the ranks left the other exchange
-    results.put(readings)
     for exchange in exchanges.values():
         exchange.close()
+    return readings
 
 
 def connect_at(rank: int, plan: ExchangePlan, kind: str, port: int) -> Exchange:

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import argparse
 import math
-import multiprocessing
 import os
 import time
 from dataclasses import replace
-from multiprocessing.queues import Queue
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -24,6 +22,7 @@ import torch
 from torch.distributed import TCPStore
 
 from benchmarks.shared.options import add_output, make_parser, parse
+from benchmarks.shared.ranks import run_ranks
 from benchmarks.shared.report import markdown_table, publish
 from launch.config import resources
 from lp import Autoregressive, Engine, Sampling
@@ -106,19 +105,11 @@ def parse_arguments() -> argparse.Namespace:
 
 def measure(plan: Plan) -> Found:
     """Starts the ranks as processes, and returns what the first one has seen."""
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ranks = [context.Process(target=run_rank, args=(rank, plan, store.port, results)) for rank in range(plan.ranks)]
-    for process in ranks:
-        process.start()
-    found = results.get()
-    for process in ranks:
-        process.join()
-    return found
+    return run_ranks(run_rank, plan.ranks, plan, store.port)[0]
 
 
-def run_rank(rank: int, plan: Plan, port: int, results: Queue[Found]) -> None:
+def run_rank(rank: int, plan: Plan, port: int) -> Found:
     """One rank's process."""
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(plan.ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(plan.ranks),
@@ -129,9 +120,8 @@ def run_rank(rank: int, plan: Plan, port: int, results: Queue[Found]) -> None:
     channel = Channel(connect(settings, make_mesh(settings, "cpu")))
     checkpoint = load(ModelSettings(plan.folder, plan.dtype, "cpu"))
     found = measure_ways(plan, channel, checkpoint)
-    if channel.is_leader:
-        results.put(found)
     channel.close()
+    return found
 
 
 def measure_ways(plan: Plan, channel: Channel, checkpoint: Checkpoint) -> Found:
@@ -140,7 +130,7 @@ def measure_ways(plan: Plan, channel: Channel, checkpoint: Checkpoint) -> Found:
     assert isinstance(runner, LookaheadParallel)
     model = checkpoint.model
     times = resolve_step_times(
-        StepTimesSource.measure, model, runner, MOST_ROWS, ["long_prompt", plan.ranks, plan.exchange], channel.tell
+        StepTimesSource.measure, model, runner, MOST_ROWS, ["long_prompt", plan.ranks, plan.exchange], channel.broadcast
     )
     assert times is not None
     runner.use_times(times)

@@ -27,7 +27,7 @@ def resolve(mesh, channel, folder: str, roots: list[str]) -> Result:
     measure.LARGEST_CHANGE = float("inf")  # steps of so small a model may take any time on a busy machine
     model = load(ModelSettings(path=folder, device="cpu")).model
     runner = LookaheadParallel(SingleDevice(model), channel)
-    times = resolve_step_times(StepTimesSource.auto, model, runner, 16, [dict(mesh.axes)], channel.tell)
+    times = resolve_step_times(StepTimesSource.auto, model, runner, 16, [dict(mesh.axes)], channel.broadcast)
     assert times is not None
     return times.to_dict(), channel.num_steps, channel.has_shared
 
