@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -40,6 +41,17 @@ _is_off = False
 def library() -> Library | None:
     """The library, which the first call compiles or finds on disk; None where it cannot be had."""
     return None if _is_off else _load()
+
+
+@contextmanager
+def made_meanwhile() -> Iterator[None]:
+    """Compiles the library, if need be, while the body runs, which does not use it."""
+    thread = Thread(target=library, name="library")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def require_on_all(least: Callable[[int], int]) -> None:

@@ -89,6 +89,21 @@ def test_a_file_is_unpacked_once(file: Path, log_of_unpacking: Callable[[], list
     assert len(log_of_unpacking()) == 2
 
 
+def test_the_package_reads_a_file_once_and_is_as_before_afterwards(file: Path, monkeypatch: pytest.MonkeyPatch):
+    package = pytest.importorskip("gguf")
+    read = []
+
+    def reader(path: str):
+        read.append(Path(path))
+        return made(path)
+
+    made, named = package.GGUFReader, package.get_tensor_name_map
+    monkeypatch.setattr(package, "GGUFReader", reader)
+    gguf.checkpoint_folder(str(file))
+    assert read == [file]
+    assert (package.GGUFReader, package.get_tensor_name_map) == (reader, named)
+
+
 def test_other_weights_are_unpacked_anew(file: Path, tmp_path: Path):
     first = gguf.checkpoint_folder(str(file))
     shutil.copy(write_gguf(tmp_path / "other.gguf", seed=1), file)

@@ -55,6 +55,12 @@ def test_without_a_compiler_python_gives_the_same(
     assert done.stats.steps < 40, "there were drafts"
 
 
+def test_it_is_there_once_the_body_has_run(nothing_kept: Path) -> None:
+    with library.made_meanwhile():
+        pass
+    assert library._load.cache_info().currsize == 1
+
+
 def test_a_compiler_that_fails_is_no_error(
     nothing_kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

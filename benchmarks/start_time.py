@@ -1,0 +1,183 @@
+"""Measures how long a server takes from its command until it is ready, warm and cold.
+
+    python -m benchmarks.start_time --model smollm2 --dtype bfloat16 --rounds 5
+
+Warm: everything that is kept between runs is there: compiled code, step times, Python's bytecode. Cold: the folder
+that LOOKAHEAD_CACHE names is empty, but for packages that would be downloaded; a GGUF file is unpacked, the forward
+compiled and step times measured. The first warm start is not counted. Ready is the first answer of 200 from GET /ready.
+The stages are the lines of the log, with the median of the seconds after which they came. Writes tables to --output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from threading import Thread
+from typing import IO
+
+import httpx
+import psutil
+
+from benchmarks.shared.options import add_output, add_threads, make_parser
+from benchmarks.shared.report import markdown_table, progress, publish
+from lp.platform import disk_cache
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+MOST_S = 600.0
+# Seconds between two looks whether the server is ready.
+LOOK_S = 0.02
+# By the line of the log that ends it, a stage of the start.
+STAGES = {
+    "weights read": re.compile("^keys and values: "),
+    "forward compiled": re.compile("^the forward is compiled"),
+    "loaded": re.compile("^loaded "),
+    "listening": re.compile("^serving .* on (http://\\S+)$"),
+}
+
+
+@dataclass
+class Start:
+    """One start of a server. ready_s: from the command to the first answer that it is ready. cpu_s: processor time
+    until then. stages: seconds from the command to the end of each stage that the log showed.
+    """
+
+    ready_s: float
+    cpu_s: float
+    stages: dict[str, float] = field(default_factory=dict)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    command = [sys.executable, str(CHECKOUT / "launch" / "serve.py"), f"model={arguments.model}", "server.port=0"]
+    command += [f"model.dtype={arguments.dtype}", f"parallel.threads={arguments.threads}", *arguments.settings]
+    start(command, environment())
+    warm = [start(command, environment()) for _ in progress(range(arguments.rounds), "warm", unit="start")]
+    cold = [start_cold(command) for _ in progress(range(arguments.cold_rounds), "cold", unit="start")]
+    measured = {"warm": warm, "cold": cold}
+    publish(
+        arguments.output,
+        f"start_time-{arguments.model}",
+        f"From the command to serving: {arguments.model}",
+        describe(measured),
+        {name: [asdict(one) for one in starts] for name, starts in measured.items()},
+    )
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", default="smollm2", help="a model of conf/model (default %(default)s)")
+    parser.add_argument("--dtype", default="bfloat16", help="its number format (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="warm starts (default %(default)s)")
+    parser.add_argument("--cold-rounds", type=int, default=3, help="cold starts (default %(default)s)")
+    add_threads(parser)
+    add_output(parser)
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the server")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1 or arguments.cold_rounds < 0:
+        parser.error("--rounds must be at least 1, --cold-rounds at least 0")
+    return arguments
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment, in which Python keeps its bytecode and looks nothing up on the network."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "HF_HUB_OFFLINE": "1", **more}
+
+
+def start_cold(command: Sequence[str]) -> Start:
+    with tempfile.TemporaryDirectory(prefix="lookahead-parallel-") as cache:
+        if packages := disk_cache.folder("packages"):
+            Path(cache, "packages").symlink_to(packages)
+        return start(command, environment(**{disk_cache.VARIABLE: cache}))
+
+
+def start(command: Sequence[str], variables: Mapping[str, str]) -> Start:
+    """Starts a server, waits until it is ready and ends it. Raises SystemExit with its log if it does not get ready."""
+    client = httpx.Client(timeout=5)  # making one takes tenths of a second
+    began = time.perf_counter()
+    with client, running(command, variables) as process:
+        assert process.stderr is not None
+        stages, lines = dict[str, float](), list[str]()
+        address = ""
+        for line in process.stderr:
+            lines.append(line)
+            for name, pattern in STAGES.items():
+                if found := pattern.search(line):
+                    stages[name] = time.perf_counter() - began
+                    address = found[1] if found.groups() else ""
+            if address:
+                break
+        Thread(target=_read_on, args=(process.stderr,), daemon=True).start()
+        while not (address and is_ready(client, address)):
+            if process.poll() is not None or not address or time.perf_counter() - began > MOST_S:
+                raise SystemExit(f"the server did not get ready:\n{''.join(lines)}")
+            time.sleep(LOOK_S)
+        ready_s = time.perf_counter() - began
+        return Start(ready_s, cpu_seconds(process.pid), stages)
+
+
+@contextmanager
+def running(command: Sequence[str], variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(variables))
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+        process.kill()
+        process.wait()
+
+
+def is_ready(client: httpx.Client, address: str) -> bool:
+    try:
+        return client.get(f"{address}/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def cpu_seconds(pid: int) -> float:
+    """The processor time of a process and of those that it has waited for, such as compilers."""
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _read_on(stream: IO[str]) -> None:
+    """Empties a pipe, so that the server never waits for room in it."""
+    for _ in stream:
+        pass
+
+
+def describe(measured: Mapping[str, Sequence[Start]]) -> str:
+    rows = []
+    for name, starts in measured.items():
+        if not starts:
+            continue
+        seconds = sorted(one.ready_s for one in starts)
+        stages = [_median([one.stages[stage] for one in starts if stage in one.stages]) for stage in STAGES]
+        rows.append(
+            (name, len(starts), *stages, _median(seconds), f"{seconds[0]:.1f} to {seconds[-1]:.1f}",
+             _median([one.cpu_s for one in starts]))
+        )  # fmt: skip
+    return "Medians, in seconds from the command.\n\n" + markdown_table(
+        ["", "starts", *STAGES, "ready", "from, to", "processor time"], rows
+    )
+
+
+def _median(seconds: Sequence[float]) -> str:
+    return f"{median(seconds):.1f}" if seconds else ""
+
+
+if __name__ == "__main__":
+    main()
