@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
@@ -31,6 +32,20 @@ MOST_STORED_BYTES = 64 * 1024**2
 LONG_BODY = 64 * 1024
 
 
+def names_of_model(name: str | None, others: Sequence[str], own: str) -> list[str]:
+    """What clients may call the model, its main name first.
+
+    name, others: the settings of the server. own: the checkpoint's name, which counts unless there is a `name`. Paths
+    come last: where files lie is no name to show.
+    """
+    names = [*others, own] if name is None else [name, *others]
+
+    def is_path(one: str) -> bool:
+        return one not in (name, own) and os.path.exists(os.path.expanduser(one))
+
+    return sorted(dict.fromkeys(names), key=is_path)
+
+
 class Context:
     """Makes the parts of a server and holds them."""
 
@@ -38,8 +53,8 @@ class Context:
         self.settings = settings
         self.backend = backend
         self.checkpoint = backend.request_builder.checkpoint
-        self.model_name = settings.model_name or self.checkpoint.name
-        self.model_names = [*dict.fromkeys((self.model_name, *settings.model_names))]
+        self.model_names = names_of_model(settings.model_name, settings.model_names, self.checkpoint.name)
+        self.model_name = self.model_names[0]
         self.started_at = int(time.time())
         self.keys = read_keys(settings.api_keys, settings.api_keys_file)
         self.metrics = Metrics(self.model_name)

@@ -27,8 +27,9 @@ class ServerSettings:
     """The settings of the server: where it listens, who may talk to it, and how many requests it takes.
 
     host: address to listen on. port: port to listen on; 0 picks a free one. model_name: the model's name for clients;
-    None is the checkpoint's name. model_names: other names that requests may call it by; if there are none, that by
-    which the command line names it. max_running: requests in the engine at a time. max_waiting: requests that may wait
+    None is the first of model_names that is no path. model_names: other names that requests may call it by; if there
+    are none, that by which the command line names it. Without model_name, the checkpoint's name is one as well.
+    max_running: requests in the engine at a time. max_waiting: requests that may wait
     beyond those. drain_s: seconds that accepted requests have to finish after SIGTERM. torchrun kills its ranks 30 s
     after the signal, and slow clients need up to 5 s of that to read their last answers. retry_after_s: the fewest
     seconds that a refused client is told to wait; a long queue makes it more. max_body_bytes: size of the largest

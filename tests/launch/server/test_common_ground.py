@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from launch.server.access import AllowedHosts
+from launch.server.context import names_of_model
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
 from tests.launch.server.harness import LIMIT_S, Running, assert_error, serving
 
@@ -25,11 +26,11 @@ def send(running: Running, data: bytes, encoding: str) -> httpx.Response:
 def test_a_model_has_several_names(checkpoint):
     with serving(checkpoint, model_names=["tiny", "team/tiny"]) as running:
         listed = httpx.get(f"{running.url}/v1/models").json()
-        assert [one["id"] for one in listed["data"]] == ["tiny-llama", "tiny", "team/tiny"]
-        assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("tiny-llama", "team/tiny", False)
+        assert [one["id"] for one in listed["data"]] == ["tiny", "team/tiny", "tiny-llama"]
+        assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("tiny", "tiny-llama", False)
         for name in ("tiny-llama", "team/tiny"):
             card = httpx.get(f"{running.url}/v1/models/{name}").json()
-            assert card["id"] == name and card["root"] == "tiny-llama" and card["max_model_len"] == 1024
+            assert card["id"] == name and card["root"] == "tiny" and card["max_model_len"] == 1024
             assert card["type"] == "model" and card["display_name"] == name and card["created_at"].endswith("Z")
             assert running.post("/v1/completions", model=name, **BODY).json()["model"] == name
             message = running.post(
@@ -37,6 +38,14 @@ def test_a_model_has_several_names(checkpoint):
             )
             assert message.json()["model"] == name
         assert_error(running.post("/v1/completions", model="other", **BODY), 404, "'team/tiny'", "server.model_names")
+
+
+def test_the_first_name_is_that_of_the_command_line_but_no_path(tmp_path):
+    assert names_of_model(None, ["smollm2"], "SmolLM2.Q4") == ["smollm2", "SmolLM2.Q4"]
+    assert names_of_model(None, [str(tmp_path)], tmp_path.name) == [tmp_path.name, str(tmp_path)]
+    assert names_of_model("mine", ["other"], "SmolLM2.Q4") == ["mine", "other"], "the file has another name for clients"
+    assert names_of_model(str(tmp_path), ["other"], "SmolLM2.Q4") == [str(tmp_path), "other"], "it was asked for"
+    assert names_of_model(None, [], "own") == ["own"] == names_of_model(None, ["own"], "own")
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "identity, x-gzip", ""])
