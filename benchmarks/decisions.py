@@ -351,7 +351,11 @@ class Recorder:
     # -- processes --
 
     def _common(self) -> list[str]:
-        return [f"model={self._model}", "model.dtype=float32", "index=off", "parallel.pin=false"]
+        common = [f"model={self._model}", "model.dtype=float32", "index=off", "parallel.pin=false"]
+        measuring = self._checkout / "lp" / "runner" / "step_times" / "measure.py"
+        if measuring.is_file() and 'fixed = "fixed"' in measuring.read_text(encoding="utf-8"):
+            common.append("step_times=fixed")  # before, nothing was learnt from served steps
+        return common
 
     def _environment(self) -> dict[str, str]:
         own = {"PYTHONPATH": str(self._checkout), "LOOKAHEAD_CACHE": str(self._cache), "OMP_NUM_THREADS": "1"}

@@ -29,7 +29,7 @@ from lp.engine.engine import NOT_A_NUMBER
 from lp.methods.registry import DEFAULT
 from lp.platform.hardware import dtype_name
 from lp.request import DecodingMethod
-from lp.runner.step_times.measure import StepTimesSource
+from lp.runner.step_times.measure import StepTimesSource, origin
 from lp.text.stopping import Stopping
 from parallel.groups.worker import run_engine
 
@@ -97,6 +97,7 @@ def show(runtime: Runtime, decode: DecodingMethod, trial: Trial) -> None:
         highlight=False,
     )
     console.print(speed.curve(times))
+    console.print(f"{origin(times)}; steps took {times.load:.2f} times as long lately", style="dim", highlight=False)
     console.print(speed.rows_chosen(trial.steps[decode.method]), highlight=False)
     if windows := decode.windows_tried(engine.history, temperature):
         console.print(speed.windows(windows.sizes, windows.levels))

@@ -1,7 +1,7 @@
 """The seconds that a step takes, by the rows of its tree. They depend on the model, the machine and the mode.
 
-They are measured once (lp/runner/step_times/). Decoders choose by them and never by the clock, as all ranks must choose
-alike.
+They are learnt from the steps that are served (lp/runner/step_times/). Decoders choose by them and never by the clock,
+as all ranks must choose alike.
 
     P measured numbers of rows
 """
@@ -14,9 +14,10 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
+
+import numpy as np
 
 # Depth of the trees that are measured: their rows form chains of this length under the root.
 DEPTH = 4
@@ -82,7 +83,9 @@ class StepTimes:
     rows: [P] ascending numbers of rows. seconds: [P] time of a step with as many rows; it never falls, as each time is
     raised to the longest time of fewer rows. num_parts: number of parts that ranks split the step's tree into. alone:
     the curve of steps whose whole tree one part computes while the others rest; None if there is one part only. extras:
-    what the curves do not show.
+    what the curves do not show. num_steps: served steps that the figures rest on; 0 if all of them were measured.
+    learnt_at: when they were measured or learnt from last, in seconds since 1970; 0 if that is not known. load: the
+    factor by which steps took longer then; no decision depends on it.
     """
 
     rows: tuple[int, ...]
@@ -90,6 +93,9 @@ class StepTimes:
     num_parts: int = 1
     alone: StepTimes | None = None
     extras: Extras = Extras()
+    num_steps: int = 0
+    learnt_at: float = 0.0
+    load: float = 1.0
 
     def __post_init__(self) -> None:
         """Raises ValueError for figures that are no step times."""
@@ -120,17 +126,21 @@ class StepTimes:
 
     def by_part(self) -> StepTimes:
         """The same times, by the rows of the largest part instead of the whole tree."""
-        largest = {}
-        for rows, seconds in zip(self.rows, self.seconds, strict=True):
-            num_chains = -(-(rows - 1) // DEPTH)
-            largest[min(rows, 1 + DEPTH * -(-num_chains // self.num_parts))] = seconds
+        largest = {self.part_rows(rows): seconds for rows, seconds in zip(self.rows, self.seconds, strict=True)}
         return StepTimes(tuple(largest), tuple(largest.values()))
+
+    def part_rows(self, num_rows: int) -> int:
+        """The rows of the largest part of a measured tree of so many rows."""
+        num_chains = -(-(num_rows - 1) // DEPTH)
+        return min(num_rows, 1 + DEPTH * -(-num_chains // self.num_parts))
 
     def for_parts(self, num_parts: int) -> StepTimes:
         """The times for a runner of so many parts, where these were measured with more: ranks may have been lost."""
         if num_parts > 1 or self.alone is None:
             return self
-        return dataclasses.replace(self.alone, extras=self.extras)
+        return dataclasses.replace(
+            self.alone, extras=self.extras, num_steps=self.num_steps, learnt_at=self.learnt_at, load=self.load
+        )
 
     def of_sequences(self, num_sequences: int, num_cached: int | None = None) -> float:
         """Seconds that a step of so many sequences takes beyond a step of as many rows of one measured sequence.
@@ -151,7 +161,8 @@ class StepTimes:
     def to_dict(self) -> dict[str, Any]:
         alone = self.alone and self.alone.to_dict()
         curve = {"rows": list(self.rows), "seconds": list(self.seconds), "num_parts": self.num_parts}
-        return {**curve, "alone": alone, "extras": dataclasses.asdict(self.extras)}
+        rest = {"num_steps": self.num_steps, "learnt_at": self.learnt_at, "load": self.load}
+        return {**curve, "alone": alone, "extras": dataclasses.asdict(self.extras), **rest}
 
     @staticmethod
     def from_dict(values: Any) -> StepTimes:
@@ -160,7 +171,8 @@ class StepTimes:
             rows, seconds = map(int, values["rows"]), map(float, values["seconds"])
             alone = values.get("alone") and StepTimes.from_dict(values["alone"])
             extras = Extras(**{name: float(value) for name, value in values.get("extras", {}).items()})
-            return StepTimes(tuple(rows), tuple(seconds), int(values["num_parts"]), alone, extras)
+            rest = int(values.get("num_steps", 0)), float(values.get("learnt_at", 0.0)), float(values.get("load", 1.0))
+            return StepTimes(tuple(rows), tuple(seconds), int(values["num_parts"]), alone, extras, *rest)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"not step times: {error}") from error
 
@@ -168,11 +180,11 @@ class StepTimes:
 class CostTables(NamedTuple):
     """What StepCost looks up, as float64 numbers side by side.
 
-    host_row: seconds of the host for each row of a tree. shared, shared_slopes: [M + 1] by the rows of the largest
+    host_row: [1] seconds of the host for each row of a tree. shared, shared_slopes: [M + 1] by the rows of the largest
     part. alone, alone_slopes: [M + 1] by the rows of a tree that one part computes. Slopes: see StepCost.row_s.
     """
 
-    host_row: float
+    host_row: array[float]
     shared: array[float]
     shared_slopes: array[float]
     alone: array[float]
@@ -196,37 +208,48 @@ class StepCost:
 
     def __init__(self, times: StepTimes, most_rows: int, is_sampled: bool = False, load: int = 1):
         """is_sampled: whether tokens are sampled rather than decoded greedily. load: B."""
-        extras = times.extras
+        self.most_rows, self._is_sampled, self._load = most_rows, is_sampled, load
+        # [1] seconds of the host for each row of the tree. [M + 1] seconds by the rows of the largest part, without the
+        # host's. [M + 1] seconds by the rows of a tree that one part computes; infinite where ranks never rest.
+        self._host_row, self._shared, self._shared_slopes, self._alone, self._alone_slopes = (
+            array("d", bytes(8 * size)) for size in (1, *[most_rows + 1] * 4)
+        )
+        self.update(times)
+
+    def update(self, times: StepTimes) -> None:
+        """Takes other times, in place: all who hold this cost or its tables decide by them from now on."""
+        extras, most_rows, load, is_sampled = times.extras, self.most_rows, self._load, self._is_sampled
         # If there are fewer parts than sequences, each part computes several whole trees.
-        self.most_rows, self.num_parts = most_rows, max(1, times.num_parts // load)
+        self.num_parts = max(1, times.num_parts // load)
         trees = -(-load // times.num_parts)
         step_s = extras.host_step + is_sampled * extras.sampled_step / load
         row_s = is_sampled * extras.sampled_row * (trees / load)
         shared, alone = times.by_part(), times.alone if load == 1 else None
         more_s = times.of_sequences(trees)
-        # [M + 1] seconds by the rows of the largest part, without the host's for each row of the tree.
-        self._shared = array(
+        self._host_row[0] = extras.host_row
+        self._shared[:] = array(
             "d",
             ((shared.at(trees * rows) + more_s) / load + step_s + row_s * rows for rows in range(most_rows + 1)),
         )
-        self._shared_slopes = array("d", (slope / self.num_parts for slope in _least_slopes(self._shared)))
-        # [M + 1] seconds by the rows of a tree that one part computes; infinite where ranks never rest.
-        self._alone = self._alone_slopes = array("d", [math.inf] * (most_rows + 1))
+        self._shared_slopes[:] = array("d", (slope / self.num_parts for slope in _least_slopes(self._shared)))
+        self._alone[:] = self._alone_slopes[:] = array("d", [math.inf] * (most_rows + 1))
         if alone is not None:
             row_s += extras.host_row
-            self._alone = array("d", (alone.at(rows) + step_s + row_s * rows for rows in range(most_rows + 1)))
-            self._alone_slopes = array("d", _least_slopes(self._alone))
-        self._host_row, self._copy = extras.host_row, extras.copies
+            self._alone[:] = array("d", (alone.at(rows) + step_s + row_s * rows for rows in range(most_rows + 1)))
+            self._alone_slopes[:] = array("d", _least_slopes(self._alone))
+        self._copy = extras.copies
         one_row = min((shared.at(trees) + more_s) / load, alone.at(1) if alone else math.inf)
         self.plain_s = max(one_row + extras.plain(is_sampled, trees) / load, one_row / 2)
         self.is_flat = self.step_s(most_rows, 0) <= self.plain_s
         rises = [more - fewer for fewer, more in zip(self._shared[1:], self._shared[2:], strict=False)]
-        self.least_odds = (min(rises, default=0.0) / self.num_parts + self._host_row) / self.step_s(1, 0)
+        self.least_odds = (min(rises, default=0.0) / self.num_parts + extras.host_row) / self.step_s(1, 0)
         # Seconds that a part needs for one more row, beyond the rise from one row to two.
         few, many = min(2, most_rows), min(18, most_rows)
         self._row_s = (self._shared[many] - self._shared[few]) / max(1, many - few)
         self._usual_s = self._shared[min(16, most_rows)]
         self.shares_plain_steps = alone is None or shared.at(1) <= alone.at(1) + self.catch_up_s(1)
+        # [M + 1] seconds of steps whose trees have no depth, which matters only where trees are split.
+        self.by_rows = [self.step_s(num_rows, 0) for num_rows in range(most_rows + 1)]
 
     @property
     def tables(self) -> CostTables:
@@ -239,7 +262,7 @@ class StepCost:
 
     def shared_s(self, num_rows: int, depth: int) -> float:
         """Seconds of a step whose tree all parts share."""
-        return self._shared[self.largest_part(num_rows, depth)] + self._host_row * num_rows
+        return self._shared[self.largest_part(num_rows, depth)] + self._host_row[0] * num_rows
 
     def alone_s(self, num_rows: int) -> float:
         """Seconds of a step whose tree one part computes; infinite where ranks never rest."""
@@ -252,11 +275,6 @@ class StepCost:
     def rows_within(self, seconds: float) -> int:
         """The most rows of a tree, a chain aside, whose step takes at most so many seconds; at least 1."""
         return max(1, bisect_right(self.by_rows, seconds) - 1)
-
-    @cached_property
-    def by_rows(self) -> list[float]:
-        """[M + 1] seconds of steps whose trees have no depth, which matters only where trees are split."""
-        return [self.step_s(num_rows, 0) for num_rows in range(self.most_rows + 1)]
 
     def catch_up_s(self, num_tokens: int) -> float:
         """About the seconds by which a shared step is longer if all parts but one lack so many tokens of the sequence.
@@ -283,10 +301,11 @@ class StepCost:
         return min(num_rows, max(depth + 1, -(-(num_rows + repeated) // self.num_parts)))
 
 
-def _least_slopes(seconds: Sequence[float]) -> list[float]:
+def _least_slopes(seconds: Sequence[float]) -> Sequence[float]:
     """Finds for each number of rows the least cost of a further row, however many are added; infinite for the last."""
-    last = len(seconds)
-    return [
-        min(((seconds[more] - seconds[rows]) / (more - rows) for more in range(rows + 1, last)), default=math.inf)
-        for rows in range(last)
-    ]
+    values = np.asarray(seconds)
+    number = np.arange(len(values))
+    more = number[None, :] - number[:, None]
+    slopes = np.full(more.shape, math.inf)
+    np.divide(values[None, :] - values[:, None], more, out=slopes, where=more > 0)
+    return slopes.min(axis=1).tolist()

@@ -134,6 +134,14 @@ class MeshTopology:
     def num_sharing(self) -> int:
         return self.mesh.num_local_ranks
 
+    @property
+    def is_alone(self) -> bool:
+        return self.mesh.num_ranks == 1
+
+    @property
+    def is_leader(self) -> bool:
+        return self.channel.is_leader
+
     def broadcast(self, value: Any) -> Any:
         return self.channel.broadcast(value)
 

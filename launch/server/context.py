@@ -65,6 +65,7 @@ class Context:
             lambda: backend.request_builder.budget.usage(self.service.lengths),
         )
         self.metrics.watch_ranks(backend.status, lambda: backend.num_losses)
+        self.metrics.watch_step_times(lambda: backend.step_times)
         self.conversion = Conversion(
             backend.request_builder,
             self.model_names,

@@ -5,6 +5,7 @@ They have vLLM's names where vLLM has such a metric, so that existing dashboards
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from prometheus_client.registry import Collector
 from launch.backend import State
 from lp.request import Output
 from lp.statistics import EngineCounts, Statistics
+from lp.step_cost import StepTimes
 
 FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error", "no_room": "error"}
 FINISHED["dead_end"] = "length"  # as replies say it
@@ -30,6 +32,8 @@ LONG_S = (
     2560.0,
 )  # fmt: skip
 NUM_TOKENS = tuple(digit * 10**power for power in range(7) for digit in (1, 2, 5))
+# Rows of the step times that are shown.
+SHOWN_ROWS = (1, 4, 16, 64)
 # vLLM tells its engines apart by this label; a server here has one.
 ENGINE = "0"
 
@@ -121,6 +125,23 @@ class Metrics:
         for state in State:
             ranks.labels(**self._labels, state=state).set_function(
                 lambda state=state: sum(rank["state"] == state for rank in status()["ranks"])
+            )
+
+    def watch_step_times(self, step_times: Callable[[], StepTimes | None]) -> None:
+        """Adds the gauges of the step-time curve."""
+
+        def gauge(name: str, help_text: str, ask: Callable[[StepTimes], float]) -> None:
+            self._gauge(name, help_text, lambda: math.nan if (times := step_times()) is None else ask(times))
+
+        gauge("lookahead:step_times_steps", "Served steps that the step times rest on", lambda one: one.num_steps)
+        gauge("lookahead:step_times_learnt_seconds", "When step times were learnt last", lambda one: one.learnt_at)
+        gauge("lookahead:step_load", "Factor by which steps took longer lately", lambda one: one.load)
+        by_rows = Gauge(
+            "lookahead:step_seconds", "Seconds of a step by its rows", [*self._labels, "rows"], registry=self.registry
+        )
+        for rows in SHOWN_ROWS:
+            by_rows.labels(**self._labels, rows=rows).set_function(
+                lambda rows=rows: math.nan if (times := step_times()) is None else times.at(rows)
             )
 
     def observe(self, output: Output, clock: Clock) -> None:

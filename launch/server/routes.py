@@ -19,6 +19,7 @@ from launch.server.context import Context, authorise, context
 from launch.server.errors import ApiError
 from launch.server.openai_protocol import DetokenizeBody, TokenizeBody
 from launch.server.service import EngineFailed, ShuttingDown
+from lp.runner.step_times.measure import origin
 from lp.trace import LEGEND
 
 # Routes that ask for an API key, if the server has any, and routes that do not.
@@ -184,7 +185,8 @@ async def get_state(server: Annotated[Context, Depends(context)]) -> dict[str, A
 
     `methods` are those that a stream can have here: a method that needs a second model is there if one is loaded.
     `state` of a rank is starting, serving or lost. `curve` has pairs of rows on the rank with the most and milliseconds
-    of a step; null if it is not known.
+    of a step, at the load that the machine had lately; null if it is not known. `curve_origin` says where it comes
+    from.
     """
     status, times = server.backend.status(), server.backend.step_times
     curve = times and times.by_part()
@@ -194,7 +196,10 @@ async def get_state(server: Annotated[Context, Depends(context)]) -> dict[str, A
         "legend": LEGEND,
         "ranks": [{"rank": one["rank"], "state": _SEEN.get(one["state"], "lost")} for one in status["ranks"]],
         "epoch": status["epoch"],
-        "curve": curve and [[rows, round(1000 * s, 3)] for rows, s in zip(curve.rows, curve.seconds, strict=True)],
+        "curve": curve
+        and times
+        and [[rows, round(1000 * times.load * s, 3)] for rows, s in zip(curve.rows, curve.seconds, strict=True)],
+        "curve_origin": times and origin(times),
         "may_trace": server.settings.trace,
         "may_kill": server.settings.page_kills_ranks and server.backend.outlives_ranks,
         "needs_key": bool(server.keys),

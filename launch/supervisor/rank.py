@@ -24,12 +24,13 @@ from launch.config.engine_settings import from_json_values
 from launch.config.process import take_cores
 from launch.config.runtime import RuntimeSettings
 from launch.supervisor.launcher import KEY_VARIABLE, RankSpec
-from lp.engine.builder import find_step_times
+from lp.engine.builder import find_step_times, step_times_file
 from lp.engine.engine import Engine
 from lp.platform.hardware import why_no_gpu
 from lp.request import Output
 from lp.runner.runner import Runner
 from lp.runner.single_device import SingleDevice
+from lp.runner.step_times.calibrate import StepTimesFile
 from lp.runner.step_times.measure import StepTimesSource
 from lp.step_cost import StepTimes
 from parallel.build import EpochTopology, describe_mode, share_steps
@@ -110,6 +111,7 @@ class Rank:
         """mesh: the rank's place among all ranks. store: where the ranks of an epoch meet."""
         self.settings, self.mesh, self.store, self.worker = settings, mesh, store, worker
         self.times: dict[int, StepTimes] = {}
+        self._files: dict[int, StepTimesFile] = {}
         take_cores(mesh, settings.parallel)
 
     @staticmethod
@@ -145,19 +147,13 @@ class Rank:
         def resume_in(epoch: Epoch, channel: Channel) -> list[Output]:
             runner = share_steps(alone, channel, settings.parallel.mode)
 
-            def find(source: StepTimesSource) -> StepTimes | None:
-                self.times = self._find_times(engine, epoch, channel, alone, source)
-                self._report(channel)
-                return self._times_for(runner.num_parts)
-
-            # Ranks in several groups cannot measure what all of them share.
-            may_measure = settings.step_times is not StepTimesSource.off and not epoch.is_divided
-            engine.measure_times = partial(find, StepTimesSource.measure) if may_measure else None
             if epoch.is_first:
-                find(settings.step_times)
-            else:  # a new rank has none
+                self.times = self._find_times(engine, epoch, channel, alone, settings.step_times)
+            else:  # a new rank has none, and what one has learnt may not have reached the others
                 values = channel.broadcast([[size, times.to_dict()] for size, times in self.times.items()])
                 self.times = {size: StepTimes.from_dict(times) for size, times in values}
+            learns = channel.is_leader and settings.step_times.learns
+            engine.keep_times = partial(self._keep, engine, epoch, channel) if learns else None
             self._report(channel)
             return resume(engine, runner, channel, epoch, self._times_for(runner.num_parts))
 
@@ -171,26 +167,41 @@ class Rank:
         Ranks that share a processor slow each other down, so all groups of a size time their steps side by side.
         """
         settings, found = self.settings.parallel, dict[int, StepTimes]()
-        mode = describe_mode(settings, epoch.mesh(self.mesh, self.mesh.rank))
 
-        def find(runner: Runner, described: list[Any]) -> StepTimes | None:
-            model = alone.model
-            return find_step_times(engine.request_builder, source, model, runner, described, channel.broadcast)
+        def find(runner: Runner, size: int) -> StepTimes | None:
+            described = self._describe(epoch, size)
+            return find_step_times(engine.request_builder, source, alone.model, runner, described, channel.broadcast)
 
         for size in sizes_of(Mode(settings.mode), channel.num_ranks):
             if size == channel.num_ranks:
-                times = find(share_steps(alone, channel, settings.mode), mode)
+                times = find(share_steps(alone, channel, settings.mode), size)
             elif size == 1:
-                times = find(alone, [*mode, "apart"])
+                times = find(alone, size)
             else:
                 groups = replace(epoch, group_size=size)
                 store = PrefixStore(f"measured after {channel.num_steps}", self.store)
                 with joined(groups, self.mesh.rank, self.mesh, settings, store, self.worker.is_over) as part:
-                    times = find(share_steps(alone, part, settings.mode), [*mode, "in groups of", size])
+                    times = find(share_steps(alone, part, settings.mode), size)
             if times is None:
                 return {}
             found[size] = times
         return found
+
+    def _describe(self, epoch: Epoch, size: int) -> list[Any]:
+        """Names groups of a size among this epoch's members; see `describe_mode`."""
+        mode = describe_mode(self.settings.parallel, replace(epoch, group_size=0).mesh(self.mesh, self.mesh.rank))
+        if size == len(epoch.members):
+            return mode
+        return [*mode, "apart"] if size == 1 else [*mode, "in groups of", size]
+
+    def _keep(self, engine: Engine, epoch: Epoch, channel: Channel, times: StepTimes) -> None:
+        """Keeps step times that this group has learnt, and tells the front end."""
+        size = channel.num_ranks
+        self._tell(times, channel)
+        if size not in self._files:
+            described = self._describe(epoch, size)
+            self._files[size] = step_times_file(engine.request_builder, engine.checkpoint.model, described)
+        self._files[size].keep(times)
 
     def _times_for(self, size: int) -> StepTimes | None:
         """The step times of groups of a size, or of the next larger or else smaller one that was measured."""
@@ -198,6 +209,11 @@ class Rank:
             return None
         nearest = min(self.times, key=lambda measured: (measured < size, abs(measured - size)))
         return self.times[nearest].for_parts(size)
+
+    def _tell(self, times: StepTimes, channel: Channel) -> None:
+        """Notes what steps of this group take, and sends it to the front end."""
+        self.times[channel.num_ranks] = times
+        self._report(channel)
 
     def _report(self, channel: Channel) -> None:
         """Sends the front end what steps take."""
@@ -212,8 +228,15 @@ class Rank:
             engine, channel = running.engine, running.channel
             engine.checkpoint.grammars.warm_up()
             if engine.history.step_times:
-                self.times[self.mesh.num_ranks] = engine.history.step_times
-            self._report(channel)
+                self._tell(engine.history.step_times, channel)
+            if engine.keep_times is not None:
+                keep = engine.keep_times
+
+                def keep_and_tell(times: StepTimes) -> None:
+                    keep(times)
+                    self._tell(times, channel)
+
+                engine.keep_times = keep_and_tell
             waiting = resume(engine, engine.runner, channel, epoch, engine.history.step_times)
             try:
                 self.worker.serve_in(epoch, engine, channel, waiting)

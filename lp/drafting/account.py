@@ -151,13 +151,18 @@ class SpeculationAccount:
 
     def __init__(self, cost: StepCost):
         self.funds = FUNDS_AT_FIRST
+        self.effort = SPECULATE
+        # What watched drafts would have gained lately.
+        self._watched = 0.0
+        self.update(cost)
+
+    def update(self, cost: StepCost) -> None:
+        """Decides by the cost's present times from now on."""
         self.plain_s = cost.plain_s
         watching = cost.step_s(1, 0) / cost.plain_s - 1
         self._pause = WATCH if watching <= LARGEST_SHARE_OF_TIME / 2 else PLAIN
-        self.effort = SPECULATE
-        # What one draft costs, and what watched drafts would have gained lately.
+        # What one draft costs.
         self._draft = cost.step_s(min(2, cost.most_rows), 1) / cost.plain_s - 1
-        self._watched = 0.0
         # There is nothing to lose where every step costs the same.
         self._is_bounded = not cost.is_flat
 
@@ -283,22 +288,28 @@ class WindowChoice:
         seconds of a step by its rows. has_rivals: whether there are drafts that could use the window's rows.
         share_of_time: the most that trials of one size may waste.
         """
-        self.levels, self._share_of_time = levels, share_of_time
-        seconds = [cost.step_s(1 + number * levels, number and number + levels - 1) for number in columns]
-        costs = [of_size / seconds[0] - 1 for of_size in seconds]
-        if has_rivals and cost.is_flat:
-            # All steps cost the same, for example because their number of rows is given. A window then costs the rows
-            # that drafts lose.
-            costs = [number * levels / cost.most_rows for number in columns]
-        self.sizes = [
-            Size(number, max(LEAST_STEPS_BETWEEN_TRIALS, round(TRIAL_STEPS * cost / share_of_time)))
-            for number, cost in zip(columns, costs, strict=True)
-        ]
+        self.levels, self._has_rivals, self._share_of_time = levels, has_rivals, share_of_time
+        self.sizes = [Size(number, LEAST_STEPS_BETWEEN_TRIALS) for number in columns]
+        costs = self.update(cost)
         self._best = max(
             (size for size, cost in zip(self.sizes, costs, strict=True) if cost <= LARGEST_SLOWDOWN_AT_FIRST - 1),
             key=lambda size: size.columns,
         )
         self._num_steps = 0
+
+    def update(self, cost: StepCost) -> list[float]:
+        """Spaces trials by the cost's present times from now on. Returns the share of a step that each size costs."""
+        columns, levels = [size.columns for size in self.sizes], self.levels
+        seconds = [cost.step_s(1 + number * levels, number and number + levels - 1) for number in columns]
+        costs = [of_size / seconds[0] - 1 for of_size in seconds]
+        if self._has_rivals and cost.is_flat:
+            # All steps cost the same, for example because their number of rows is given. A window then costs the rows
+            # that drafts lose.
+            costs = [number * levels / cost.most_rows for number in columns]
+        for size, share in zip(self.sizes, costs, strict=True):
+            trials = round(TRIAL_STEPS * share / self._share_of_time)
+            size.steps_between_trials = max(LEAST_STEPS_BETWEEN_TRIALS, trials)
+        return costs
 
     def choose(self) -> WindowTrial:
         """Chooses a size for a request's next steps: the best one so far, unless a trial of another is due."""

@@ -205,7 +205,7 @@ class NativeDrafter:
             memory,
             _in_use(kinds.first, settings, is_sampled, shared, index, corpus),
             _sizes(settings, capacity, kinds.num_own),
-            Cost(cost.most_rows, cost.num_parts, tables.host_row, *map(_address, tables[1:])),
+            Cost(cost.most_rows, cost.num_parts, *map(_address, tables)),
         )
         self._handle = Handle(library.drafts_new(*map(ctypes.addressof, given)), library.drafts_free)
         self._at = self._handle.address
@@ -538,8 +538,7 @@ class Cost(ctypes.Structure):
     _fields_ = [
         ("most_rows", c_int64),
         ("num_parts", c_int64),
-        ("host_row", c_double),
-        *((name, c_void_p) for name in ("shared", "shared_slopes", "alone", "alone_slopes")),
+        *((name, c_void_p) for name in ("host_row", "shared", "shared_slopes", "alone", "alone_slopes")),
     ]
 
 

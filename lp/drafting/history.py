@@ -110,17 +110,25 @@ class DraftHistory:
         self._learnt: dict[tuple[object, ...], tuple[Kinds, Estimates]] = {}
         self._profiles: dict[tuple[object, ...], DraftProfile] = {}
         self._chains: dict[int, ChainProfile] = {}
+        # Those that depend on step times, by their most rows, whether tokens are sampled, and the sequences of a step.
+        self._costs: dict[tuple[int, bool, int], StepCost] = {}
         self._others: dict[tuple[str, int], Any] = {}
         self._before = {tuple(one.key): one for one in learnt}
         self._shared: OrderedDict[str, Any] = OrderedDict()
         self._make_drafters = make_drafters or partial(usual_drafters, vocab_size=vocab_size)
         self._drafters = self._make_drafters(index, corpus)
 
-    def take_times(self, step_times: StepTimes) -> None:
-        """Decides by other step times from now on. What was learnt about drafts stays; windows are tried anew."""
+    def update_times(self, step_times: StepTimes) -> None:
+        """Decides by other step times from now on, also for requests that have begun. What was learnt stays."""
         self.step_times = step_times
-        self._profiles.clear()
-        self._chains.clear()
+        times = self._times()
+        for cost in self._costs.values():
+            cost.update(times)
+        for profile in self._profiles.values():
+            profile.windows.update(profile.cost)
+            profile.account.update(profile.cost)
+        for chains in self._chains.values():
+            chains.lengths.update(chains.cost)
 
     def learnt(self) -> list[Learnt]:
         """What candidates are worth, for an engine after this one."""
@@ -202,8 +210,14 @@ class DraftHistory:
             return StepCost(StepTimes.flat(), rows)
         if self.step_times is None:
             return StepCost(StepTimes.flat(), min(max_rows, UNKNOWN_ROWS))
-        times = self.step_times.for_parts(self._num_parts or self.step_times.num_parts)
-        return StepCost(times, max_rows, is_sampled, load)
+        key = max_rows, is_sampled, load
+        if key not in self._costs:
+            self._costs[key] = StepCost(self._times(), *key)
+        return self._costs[key]
+
+    def _times(self) -> StepTimes:
+        assert self.step_times is not None
+        return self.step_times.for_parts(self._num_parts or self.step_times.num_parts)
 
     def shared(self, owner: str) -> Any:
         """What one owner's requests share. The owners not seen for longest are forgotten first."""

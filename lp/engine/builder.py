@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -27,7 +26,7 @@ from lp.platform.library import require_on_all
 from lp.request import DecodeLimits, DecodingMethod, ModelTraits
 from lp.runner.runner import Runner
 from lp.runner.single_device import SingleDevice
-from lp.runner.step_times.calibrate import Broadcast, resolve_step_times
+from lp.runner.step_times.calibrate import Broadcast, StepTimesFile, resolve_step_times
 from lp.runner.step_times.measure import StepTimesSource
 from lp.sampling.settings import Sampling
 from lp.scheduling.kv_budget import KVBudget
@@ -40,7 +39,7 @@ log = logging.getLogger("lookahead")
 UNKNOWN_HEADS = (1, 1)
 
 # Measures step times anew and keeps them. All ranks that share steps call it together, with no step under way.
-MeasureTimes = Callable[[], StepTimes | None]
+KeepTimes = Callable[[StepTimes], None]
 
 
 @dataclass
@@ -80,7 +79,8 @@ class Topology(Protocol):
     reader: reads the weights that this rank holds; None reads all of them. capture: see `load`. fingerprints: whether
     the ranks compare checksums of their state in every step. mode: a JSON value that names this way of running the
     model; step times are stored separately for each mode. broadcast: gives every rank the JSON value of rank 0.
-    num_sharing: the number of ranks in this machine's memory.
+    num_sharing: the number of ranks in this machine's memory. is_alone: whether there are no other ranks. is_leader:
+    whether this rank decides for the others, once they have met.
     """
 
     @property
@@ -100,6 +100,12 @@ class Topology(Protocol):
 
     @property
     def num_sharing(self) -> int: ...
+
+    @property
+    def is_alone(self) -> bool: ...
+
+    @property
+    def is_leader(self) -> bool: ...
 
     def least(self, value: int, /) -> int:
         """The least value of any rank, once they have met."""
@@ -122,6 +128,8 @@ class SingleProcess:
     fingerprints = False
     mode: Any = "single"
     num_sharing: int = 1
+    is_alone: bool = True
+    is_leader: bool = True
 
     def broadcast(self, value: Any) -> Any:
         return value
@@ -148,11 +156,21 @@ def find_step_times(
 
     Returns None if the default decoding method does not choose the rows of its steps. mode, broadcast: see `Topology`.
     """
-    decode = request_builder.decode
-    if not decode.row_bounds().by_time:
+    if not request_builder.decode.row_bounds().by_time:
         return None
-    decode = decode if decode.measures_host else DEFAULT()
+    decode = _timed_method(request_builder)
     return resolve_step_times(source, model, runner, decode.most_rows(), mode, broadcast, decode.measure_host)
+
+
+def step_times_file(request_builder: RequestBuilder, model: CausalModel, mode: Any) -> StepTimesFile:
+    """Where the runner's step times are kept. mode: see `Topology`."""
+    return StepTimesFile(model, _timed_method(request_builder).most_rows(), mode)
+
+
+def _timed_method(request_builder: RequestBuilder) -> DecodingMethod:
+    """The method whose most rows, and whose work on the host, belong to the step times."""
+    decode = request_builder.decode
+    return decode if decode.measures_host else DEFAULT()
 
 
 def check_files(index: str, corpus: str) -> None:
@@ -235,8 +253,9 @@ class EngineParts(NamedTuple):
     index: AnswerIndex | None
     budget: KVBudget
     scheduler: SchedulerSettings
-    measure_times: MeasureTimes | None
+    keep_times: KeepTimes | None
     corpus: Corpus | None
+    is_alone: bool
 
 
 def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
@@ -266,10 +285,11 @@ def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
     require_same_files(index, corpus, place.broadcast(digests_of(index, corpus)))
     require_same_heads(checkpoint, place.broadcast(checkpoint.heads_digest))
     require_on_all(place.least)
-    find = partial(find_step_times, request_builder)
-    where = checkpoint.model, runner, place.mode, place.broadcast
-    times = find(settings.step_times, *where)
-    again = partial(find, StepTimesSource.measure, *where) if times else None
+    times = find_step_times(request_builder, settings.step_times, checkpoint.model, runner, place.mode, place.broadcast)
+    keep = None
+    if times and place.is_leader and settings.step_times.learns:
+        keep = step_times_file(request_builder, checkpoint.model, place.mode).keep
     return EngineParts(
-        checkpoint, runner, request_builder, place.fingerprints, times, index, budget, settings.scheduler, again, corpus
-    )
+        checkpoint, runner, request_builder, place.fingerprints, times, index, budget, settings.scheduler, keep, corpus,
+        place.is_alone,
+    )  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Any
 from lp.drafting.answer_index import AnswerIndex
 from lp.drafting.corpus import Corpus
 from lp.drafting.history import DraftHistory, Learnt
-from lp.engine.builder import EngineSettings, MeasureTimes, SingleProcess, Topology, make_parts
+from lp.engine.builder import EngineSettings, KeepTimes, SingleProcess, Topology, make_parts
 from lp.engine.input import Prompt, RequestBuilder
 from lp.grammar.settings import Grammar, GrammarBackend
 from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings
@@ -26,7 +26,8 @@ from lp.model.second_model import SecondModel
 from lp.request import Completion, DecodeLimits, DecodingMethod, Output, Request, Sequence
 from lp.runner.runner import Runner
 from lp.runner.single_device import SingleDevice
-from lp.runner.step_times.measure import StepTimesSource
+from lp.runner.step_times.learn import StepTimesLearner, Trial
+from lp.runner.step_times.measure import StepTimesSource, Trials
 from lp.sampling.settings import Sampling
 from lp.scheduling.batch import Batch
 from lp.scheduling.begin import make_states
@@ -60,17 +61,20 @@ class Engine:
         index: AnswerIndex | None = None,
         budget: KVBudget | None = None,
         scheduler: SchedulerSettings | None = None,
-        measure_times: MeasureTimes | None = None,
+        keep_times: KeepTimes | None = None,
         corpus: Corpus | None = None,
+        is_alone: bool = False,
     ):
         """fingerprints: whether steps carry a checksum of their state. step_times: of the runner; None if unknown.
         index, corpus: for decode=auto. budget: the memory for keys and values. scheduler: how steps are filled.
+        keep_times: gets the step times that were learnt; None to keep to `step_times`. is_alone: whether no other
+        engine shares its steps, so that it need not be told when to use them.
 
-        Engines that share steps with others get the same values of all of these.
+        Engines that share steps with others get the same values of all of these but keep_times.
         """
         self.checkpoint, runner = checkpoint, runner or SingleDevice(checkpoint.model)
         self.request_builder = request_builder or RequestBuilder(checkpoint, roles=checkpoint.extensions)
-        self.fingerprints, self.measure_times = fingerprints, measure_times
+        self.fingerprints, self.keep_times, self._is_alone = fingerprints, keep_times, is_alone
         self.history = DraftHistory(
             step_times, runner.num_parts, index, corpus=corpus, vocab_size=checkpoint.vocab_size
         )
@@ -83,7 +87,10 @@ class Engine:
         self.runner, self.request_builder.budget = runner, budget
         if step_times is not None:
             runner.use_times(step_times)
-        self.scheduler = Scheduler(runner, self._settings, budget, step_times)
+        self.learner = step_times and StepTimesLearner(step_times, runner.num_parts)
+        self.scheduler = Scheduler(runner, self._settings, budget, step_times, self.learner)
+        self.scheduler.clock.learns = self.keep_times is not None
+        self._trials: Trials | None = None
         self.planner = Planner(step_times, runner.num_parts, self.checkpoint.max_length, self.fingerprints)
         self.in_flight: deque[Batch] = deque()
         # Results of batches whose outputs have not been returned yet: a later start has failed.
@@ -123,7 +130,7 @@ class Engine:
         path: folder, GGUF file or hub id. dtype: float32, bfloat16, float16, or auto, which is float32 on a CPU and the
         checkpoint's own on a GPU. device: auto, cpu, cuda or cuda:N. decode: the method for prompts that choose none;
         None is `Auto`. limits: the most that a prompt may ask for. compile: whether to compile the forward: auto, on or
-        off. step_times: auto takes those on the disk or measures them, measure always measures, off goes without.
+        off. step_times: auto, measure, fixed or off; see StepTimesSource.
         invariant: on refuses a model whose logits depend on the rows beside a row. index: the file of answers that
         launch/index.py made; auto is the one beside the weights, off is none. corpus: its file of texts, or off.
         kv_memory: the most memory for keys and values in GB, or auto. prefix_reuse: whose keys and values a prompt may
@@ -151,6 +158,7 @@ class Engine:
 
         Returns its end if it can never fit into memory, and all that it has so far if it continues.
         """
+        self._end_trials()
         if refusal := self.scheduler.budget.refusal(request):
             return refusal
         output = None
@@ -189,6 +197,7 @@ class Engine:
         statistics of drafts, identical in all engines that share steps. Other draft state is dropped; keep_shared keeps
         the drafts that requests of one owner share. Returns each request's whole output so far.
         """
+        self._end_trials()
         open_sequences = self.scheduler.clear()
         self.runner.abandon()
         self.history = self.history.following(step_times, runner.num_parts, learnt, keep_shared)
@@ -263,21 +272,43 @@ class Engine:
         return outputs
 
     @property
-    def should_measure(self) -> bool:
-        """Whether the step times are far from what steps take, and now is an occasion to measure them anew."""
-        watch = self.scheduler.clock.watch
-        return watch is not None and bool(self.measure_times) and not self.in_flight and watch.is_due(self.is_idle)
+    def has_new_times(self) -> bool:
+        """Whether step times were learnt by which all engines that share steps should decide."""
+        return self.learner is not None and self.keep_times is not None and self.learner.has_change
 
-    def measure_again(self) -> None:
-        """Measures the step times anew, in all processes that share steps together, and decides by them from now on."""
-        if self.measure_times is None or (watch := self.scheduler.clock.watch) is None:
-            return
-        log.info("steps took %.2g times as long as was measured before: measuring again", watch.measured())
-        if (times := self.measure_times()) is not None:
-            self.history.take_times(times)  # requests that have begun keep what they began with
-            self.scheduler.set_step_times(times)
-            self.planner.step_times = times
-            self.runner.use_times(times)
+    def take_new_times(self) -> StepTimes:
+        """The step times that were learnt; `use_times` is called with them next, in all engines that share steps."""
+        assert self.learner is not None
+        return self.learner.take_change()
+
+    def use_times(self, times: StepTimes) -> None:
+        """Decides by these step times from now on, also for requests that have begun."""
+        self.history.update_times(times)
+        self.scheduler.set_step_times(times)
+        self.planner.step_times = times
+        self.runner.use_times(times)
+        if self.keep_times is not None:
+            self.keep_times(times)
+
+    def next_trial(self) -> Trial | None:
+        """A step whose time should be tried while nobody waits for one; None if enough is known."""
+        return self.learner.next_trial() if self.learner is not None and self.keep_times is not None else None
+
+    def try_step(self, trial: Trial) -> None:
+        """Runs a single step that nobody waits for, in all engines that share steps, and learns from it."""
+        if self._trials is None:
+            model = self.checkpoint.model
+            self._trials = Trials(self.runner, model.vocab_size, model.max_length)
+        served = self._trials.run(trial)
+        if self.learner is not None and self.keep_times is not None:
+            self.learner.learn(served)
+
+    def _end_trials(self) -> None:
+        if self._trials is not None:
+            self._trials.close()
+            self._trials = None
+            if self.learner is not None:
+                self.learner.learn(None)
 
     def reset_prefixes(self) -> None:
         """Forgets the keys and values of finished requests, in all processes that share steps together."""
@@ -315,6 +346,8 @@ class Engine:
         try:
             while True:
                 while not unread:
+                    if self._is_alone and self.has_new_times:
+                        self.use_times(self.take_new_times())
                     for output in self.step():
                         if output.request_id in self._outputs_of_streams:  # it may belong to another stream
                             self._outputs_of_streams[output.request_id].append(output)

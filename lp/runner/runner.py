@@ -76,13 +76,14 @@ class Runner(Protocol):
     depth: most batches that may be under way at the same time. num_parts: number of parts that a tree is split into.
     is_asynchronous: whether `start` only gives a device its work, so that the host can do something else until
     `finish`. It must be the same on all ranks. cache_bytes: size of this rank's KV caches. shared_by: None if nothing
-    of the batch is traced, or one rank computes everything. can_copy: whether its parts can copy keys and values from
-    each other.
+    of the batch is traced, or one rank computes everything. shares_step: whether several parts computed trees of the
+    batch that was started last. can_copy: whether its parts can copy keys and values from each other.
     """
 
     depth: int = 1
     num_parts: int = 1
     shared_by: SharedBy | None = None
+    shares_step: bool = True
     can_copy: bool = False
 
     @property

@@ -28,7 +28,7 @@ class Batch:
     num_prefill: rows of prompts. num_waiting: prompts that will still have tokens to prefill after a step that prefills
     some; else 0. steps: what the runner is given, once it is planned. expected: tokens that the trees are expected to
     yield. started_at: in seconds of time.perf_counter(). seconds: from then, or from the end of the batch before, to
-    the answers.
+    the answers. host_s: from the end of the batch before to the start of this one; 0 if they overlap.
     """
 
     turns: list[Turn]
@@ -38,6 +38,7 @@ class Batch:
     expected: float = 0.0
     started_at: float = 0.0
     seconds: float = 0.0
+    host_s: float = 0.0
 
     @property
     def decoding(self) -> list[RequestState]:

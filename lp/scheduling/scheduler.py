@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from lp.kv_cache.cache import pages_of
 from lp.request import Sequence as TokenSequence
 from lp.runner.runner import Runner
+from lp.runner.step_times.learn import StepTimesLearner
 from lp.sampling.settings import Sampling
 from lp.scheduling.batch import Batch, Turn
 from lp.scheduling.kv_budget import KVBudget
@@ -114,12 +115,13 @@ class Scheduler:
         settings: SchedulerSettings | None = None,
         budget: KVBudget | None = None,
         step_times: StepTimes | None = None,
+        learner: StepTimesLearner | None = None,
     ):
-        """budget: None is without a bound. step_times: of the runner; None if they are unknown."""
+        """budget: None is without a bound. step_times: of the runner; None if they are unknown. learner: of them."""
         settings = settings or SchedulerSettings()
         self.runner, self.budget = runner, budget or KVBudget()
         self.prefixes = PrefixCache(settings)
-        self.clock = StepClock(step_times, runner)
+        self.clock = StepClock(learner, runner)
         self.counts = EngineCounts()
         self.rows = StepRows.of(settings.max_step_rows, step_times, runner.num_parts)
         self._max_step_rows = settings.max_step_rows
@@ -144,7 +146,6 @@ class Scheduler:
     def set_step_times(self, step_times: StepTimes) -> None:
         """Schedules by other step times from now on."""
         self.rows = StepRows.of(self._max_step_rows, step_times, self.runner.num_parts)
-        self.clock.set_step_times(step_times)
 
     def take_counts(self) -> EngineCounts:
         counts, self.counts = self.counts, EngineCounts()
@@ -348,9 +349,9 @@ class Scheduler:
         return committed
 
     def account(self, batch: Batch) -> None:
-        """Counts a batch that was committed, and compares its seconds with what was expected."""
+        """Counts a batch that was committed, and learns from its seconds."""
         self.counts.add(len(batch.turns), batch.num_rows, batch.expected)
-        self.clock.compare(batch)
+        self.clock.learn(batch)
 
 
 def _decode_turns(decoding: Iterable[RequestState], most_rows: int) -> list[Turn]:

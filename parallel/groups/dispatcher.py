@@ -84,8 +84,10 @@ class Dispatcher:
             case messages.Regroup():
                 self.is_ending = True
                 return epoch.leaders
-            case messages.HandOver() | messages.Shutdown() | messages.Measure() | messages.ResetPrefixes():
+            case messages.HandOver() | messages.Shutdown() | messages.ResetPrefixes():
                 return epoch.leaders
+            case messages.UseTimes() | messages.TryStep():
+                raise AssertionError("only leaders say so, to their own groups")
 
     def _assign(self, request: Request, epoch: Epoch, share: int = 0) -> int:
         """Chooses the leader that serves a request from now on. share: see ElasticGroups.assign."""

@@ -67,11 +67,25 @@ class Shutdown:
 
 
 @dataclass(frozen=True)
-class Measure:
-    """Measure the step times anew, on all ranks together."""
+class UseTimes:
+    """Decide by these step times from now on. times: as StepTimes.to_dict has them."""
+
+    times: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"measure": True}
+        return {"use_times": self.times}
+
+
+@dataclass(frozen=True)
+class TryStep:
+    """Run a single step that nobody waits for, to learn its time. See `Trial` in lp/runner/step_times/learn.py."""
+
+    num_rows: int
+    is_shared: bool
+    is_plain: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"try_step": [self.num_rows, self.is_shared, self.is_plain]}
 
 
 @dataclass(frozen=True)
@@ -82,7 +96,7 @@ class ResetPrefixes:
         return {"reset_prefixes": True}
 
 
-Command = AddRequest | Abort | HandOver | Regroup | Shutdown | Measure | ResetPrefixes
+Command = AddRequest | Abort | HandOver | Regroup | Shutdown | UseTimes | TryStep | ResetPrefixes
 
 
 class Inbox(Protocol):
@@ -122,8 +136,10 @@ def _command(line: bytes) -> Command:
             return Regroup()
         case {"shutdown": True}:
             return Shutdown()
-        case {"measure": True}:
-            return Measure()
+        case {"use_times": dict(times)}:
+            return UseTimes(times)
+        case {"try_step": [int(num_rows), bool(is_shared), bool(is_plain)]}:
+            return TryStep(num_rows, is_shared, is_plain)
         case {"reset_prefixes": True}:
             return ResetPrefixes()
         case _:

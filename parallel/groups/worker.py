@@ -24,6 +24,8 @@ from typing import Protocol
 
 from lp.engine.engine import Engine
 from lp.request import Output
+from lp.runner.step_times.learn import Trial
+from lp.step_cost import StepTimes
 from parallel.comm.channel import Channel
 from parallel.errors import EpochOver, RankLost
 from parallel.groups import messages
@@ -35,10 +37,11 @@ from parallel.groups.messages import (
     Command,
     HandOver,
     Inbox,
-    Measure,
     Regroup,
     ResetPrefixes,
     Shutdown,
+    TryStep,
+    UseTimes,
     decode_commands,
     encode_commands,
 )
@@ -88,13 +91,15 @@ def run_engine(
                         raise EpochOver
                     case Shutdown():
                         return
-                    case Measure():
-                        engine.measure_again()
+                    case UseTimes(times):
+                        engine.use_times(StepTimes.from_dict(times))
+                    case TryStep(num_rows, is_shared, is_plain):
+                        engine.try_step(Trial(num_rows, is_shared, is_plain))
                     case ResetPrefixes():
                         engine.reset_prefixes()
         if not engine.is_idle:
             if inbox and channel.num_ranks > 1:
-                channel.announce(inbox.has_waiting() or engine.should_measure)
+                channel.announce(inbox.has_waiting() or engine.has_new_times)
             for output in engine.step():
                 emit(output)
         flush()
@@ -106,7 +111,7 @@ def _commands_due(engine: Engine, channel: Channel, inbox: Inbox | None) -> bool
     """Whether commands follow, as the last exchange said; a single rank asks its inbox instead."""
     if channel.num_ranks > 1:
         return channel.commands_due
-    return inbox is not None and (inbox.has_waiting() or engine.should_measure)
+    return inbox is not None and (inbox.has_waiting() or engine.has_new_times)
 
 
 def _next_commands(engine: Engine, channel: Channel, inbox: Inbox | None) -> list[Command]:
@@ -119,9 +124,12 @@ def _next_commands(engine: Engine, channel: Channel, inbox: Inbox | None) -> lis
 
 
 def _take(engine: Engine, inbox: Inbox) -> list[Command]:
-    """What the inbox holds. An engine that waits for requests, or that has waited too long, may measure meanwhile."""
-    taken = inbox.take(IDLE_S if engine.is_idle else 0.0)
-    return [Measure()] if not taken and engine.should_measure else taken
+    """What the inbox holds, and new step times if there are any. An engine that nobody waits for tries a step."""
+    trial = engine.next_trial() if engine.is_idle else None
+    taken = inbox.take(IDLE_S if engine.is_idle and not trial else 0.0)
+    if engine.has_new_times:
+        return [*taken, UseTimes(engine.take_new_times().to_dict())]
+    return [TryStep(*trial)] if trial and not taken else taken
 
 
 class Fenced(Exception):

@@ -138,6 +138,7 @@ class LookaheadParallel(ForwardRunner):
         numbers = [known.count(step.sequence.tokens) for known, step in zip(all_known, steps, strict=True)]
         all_shares = self.sharing.share(steps, numbers)
         self.shared_by = shared_by(steps, numbers, all_shares, self.ranks_per_replica)
+        self.shares_step = len(steps) > 1 or len(all_shares[0].rows) > 1
         copies = plan_copies(steps, numbers, all_shares, self.sharing.copy_cost) if self.can_copy else []
         for known, step, shares in zip(all_known, steps, all_shares, strict=True):
             known.note(step.tree, len(step.sequence.tokens), shares)

@@ -15,7 +15,6 @@ from launch.config import engine_settings, process
 from launch.data.workloads import WorkloadSettings
 from launch.tune import TuneSettings
 from lp.platform.disk_cache import VARIABLE
-from lp.runner.step_times import measure
 from tests.launch import commands
 from tests.models import VOCAB_SIZE, save_checkpoint
 
@@ -76,7 +75,6 @@ def test_another_method_that_chooses_its_size_is_tuned(main: Main, arguments: li
 def test_it_measures_again_unless_told_otherwise(
     main: Main, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "LARGEST_CHANGE", float("inf"))  # the curve that is kept stays valid
     assert main(*arguments)[0] == 0
     (kept,) = (tmp_path / "cache" / "step-times").iterdir()
     made_up = {"rows": [1, 2], "seconds": [4.0, 5.0], "num_parts": 1}

@@ -12,10 +12,10 @@
 #include "late.h"
 #include "proposals.h"
 
-// Seconds of a step: StepCost in lp/step_cost.py.
+// Seconds of a step: StepCost in lp/step_cost.py, which changes the tables between two steps.
 struct Cost {
     int64_t most_rows, num_parts;
-    double host_row;
+    const double* host_row;  // [1]
     const double *shared, *shared_slopes, *alone, *alone_slopes;  // [M + 1]
 
     int64_t largest_part(int64_t num_rows, int64_t depth) const {
@@ -25,7 +25,7 @@ struct Cost {
         return std::min(num_rows, std::max(depth + 1, share));
     }
     double step_s(int64_t num_rows, int64_t depth) const {
-        const double shared_s = shared[largest_part(num_rows, depth)] + host_row * double(num_rows);
+        const double shared_s = shared[largest_part(num_rows, depth)] + *host_row * double(num_rows);
         return num_parts == 1 ? shared_s : std::min(shared_s, alone[num_rows]);
     }
     double row_s(int64_t num_rows, int64_t depth) const {

@@ -28,7 +28,7 @@ GREEDY = Sampling.greedy()
 SAMPLED = replace(GREEDY, temperature=0.8)
 
 
-def measure_answering(vocab_size: int, device: torch.device | str) -> Extras:
+def measure_answering(vocab_size: int, device: torch.device | str, num_rounds: int = ROUNDS) -> Extras:
     """The extras of plain and of sampled steps. Sampled tokens are drawn from the whole vocabulary."""
     logits_RV = torch.randn(ROWS, vocab_size, generator=torch.Generator().manual_seed(0)).to(device)
 
@@ -38,7 +38,8 @@ def measure_answering(vocab_size: int, device: torch.device | str) -> Extras:
         return lambda: sampler.answers(logits_RV[:num_rows], tree, [1], num_candidates)
 
     kinds = [(CANDIDATES, GREEDY), (CANDIDATES, SAMPLED), (0, GREEDY), (0, SAMPLED)]
-    medians = medians_s([answering(sampling, rows, number) for number, sampling in kinds for rows in (1, ROWS)])
+    works = [answering(sampling, rows, number) for number, sampling in kinds for rows in (1, ROWS)]
+    medians = medians_s(works, num_rounds)
     greedy, sampled, greedy_plain, sampled_plain = (np.array(medians[at : at + 2]) for at in range(0, 8, 2))
     one, many = np.maximum(0.0, sampled - greedy).tolist()
     row_s = max(0.0, many - one) / (ROWS - 1)
@@ -54,12 +55,12 @@ def measure_answering(vocab_size: int, device: torch.device | str) -> Extras:
     )
 
 
-def medians_s(works: Sequence[Callable[[], object]]) -> list[float]:
+def medians_s(works: Sequence[Callable[[], object]], num_rounds: int = ROUNDS) -> list[float]:
     """The median of the seconds that each of these takes.
 
     They take turns, so that a machine that is busy for a while slows all of them.
     """
-    taken = [[_seconds(work) for work in works] for _ in range(1 + ROUNDS)]
+    taken = [[_seconds(work) for work in works] for _ in range(1 + num_rounds)]
     return [statistics.median(of_one) for of_one in zip(*taken[1:], strict=True)]
 
 

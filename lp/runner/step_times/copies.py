@@ -26,9 +26,9 @@ class CopyTimes(NamedTuple):
     token_s: float = 0.0
 
 
-def measure_copies(runner: Runner, vocab_size: int, max_length: int) -> CopyTimes:
+def measure_copies(runner: Runner, vocab_size: int, max_length: int, most_tokens: int = 2 * CACHED) -> CopyTimes:
     """Times copies of a few and of many tokens, which one replica has computed. All ranks call this together."""
-    many = num_cached_of(max_length, 2 * CACHED)
+    many = num_cached_of(max_length, most_tokens)
     few = LEAST_COPIED
     if not runner.can_copy or many <= few:
         return CopyTimes()

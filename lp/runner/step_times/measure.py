@@ -8,32 +8,24 @@ whether to go on.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
+from typing import NamedTuple
 
 from lp.request import Sequence as TokenSequence
 from lp.runner.runner import Runner, StepInput
+from lp.runner.step_times.learn import ServedStep, Trial, rising
 from lp.sampling.settings import Sampling
 from lp.step_cost import CACHED, DEPTH, StepTimes
 from lp.tree import TokenTree, TreeBuilder
 
 # The numbers of rows that are measured. Those that show most of the curve come first.
 ROWS = (1, 16, 64, 4, 32, 2, 8, 128, 48, 24, 96, 12, 192, 256)
-# The length of the sequence on which kept figures are checked.
-CACHED_FOR_CHECK = 32
-# At least this many sizes are measured, however slow the machine is.
-FEWEST_SIZES = 3
-# Seconds of measured steps after which no further size is started: a slow machine gets a curve of fewer points.
-FIRST_ROUND_S = 1.0
-# The number of rounds lies between these two.
-FEWEST_ROUNDS = 3
-MOST_ROUNDS = 9
-# Seconds after which no further round is started.
-BUDGET_S = 3.0
 # A timing runs this many steps of the same size one after another, and takes the time of the last.
 STEPS_PER_TIMING = 2
 # If a step of one row is longer, the model is larger than the processor's caches, so what ran before a step does not
@@ -44,9 +36,6 @@ LONG_STEP_S = 0.02
 ACCEPTED = 3
 # The number of best tokens that a step returns for each row.
 CANDIDATES = 8
-# The factor by which steps may have become slower or faster before they are measured again.
-LARGEST_CHANGE = 3.0
-
 # A number of rows, and whether all parts of the runner share them.
 Size = tuple[int, bool]
 
@@ -54,16 +43,45 @@ Size = tuple[int, bool]
 GoOn = Callable[[bool], bool]
 
 
+class Effort(NamedTuple):
+    """How thoroughly is measured.
+
+    num_cached: tokens of the sequence of which steps are timed. fewest_sizes: sizes that are timed, however slow the
+    machine is. first_round_s: seconds of timed steps after which no further size is begun: a slow machine gets a curve
+    of fewer points. rounds: the fewest and the most. budget_s: seconds after which no further round is begun.
+    is_quick: whether a timing is a single step, whatever ran before it.
+    """
+
+    num_cached: int
+    fewest_sizes: int
+    first_round_s: float
+    rounds: tuple[int, int]
+    budget_s: float
+    is_quick: bool = False
+
+
+# As long as a person is ready to wait for who asked for it, and what a program does by itself when it starts.
+THOROUGH = Effort(CACHED, 3, 1.0, (3, 9), 3.0)
+QUICK = Effort(32, 2, 0.08, (2, 2), 0.0, is_quick=True)
+
+
 class StepTimesSource(StrEnum):
     """Where step times come from.
 
-    auto: from the disk if they are there and still hold, else measured. measure: always measured. off: there are none,
-    and decoders use steps of a moderate size.
+    auto: from the disk, else from a few quick steps, and then learnt from the steps that are served. measure: measured
+    thoroughly, and then learnt as well. fixed: from the disk, else measured thoroughly, and nothing is learnt, so that
+    a run can be repeated step by step. off: there are none, and decoders use steps of a moderate size.
     """
 
     auto = "auto"
     measure = "measure"
+    fixed = "fixed"
     off = "off"
+
+    @property
+    def learns(self) -> bool:
+        """Whether step times follow the steps that are served."""
+        return self in (StepTimesSource.auto, StepTimesSource.measure)
 
 
 def measure_step_times(
@@ -72,6 +90,7 @@ def measure_step_times(
     max_length: int,
     most_rows: int,
     go_on: GoOn = lambda wanted: wanted,
+    effort: Effort = THOROUGH,
 ) -> StepTimes:
     """Times steps of many sizes in several rounds, on a sequence made for it, and takes each size's median.
 
@@ -81,45 +100,34 @@ def measure_step_times(
 
     most_rows: the most rows of a step that is measured. go_on: decides for all ranks whether to go on.
     """
-    num_cached = num_cached_of(max_length, CACHED)
+    num_cached, (fewest, most) = num_cached_of(max_length, effort.num_cached), effort.rounds
     ways = (True, False) if runner.num_parts > 1 else (True,)
     sizes = [(rows, way) for rows in ROWS if rows <= max(1, min(most_rows, max_length - num_cached)) for way in ways]
-    with _stopwatch(runner, vocab_size, max_length, num_cached, go_on) as seconds:
-        deadline = time.perf_counter() + BUDGET_S
-        timings = dict(_first_rounds(sizes, FEWEST_SIZES * len(ways), seconds, go_on))
+    with _stopwatch(runner, vocab_size, max_length, num_cached, effort.is_quick, go_on) as seconds:
+        deadline = time.perf_counter() + effort.budget_s
+        timings = dict(_first_rounds(sizes, effort.fewest_sizes * len(ways), effort.first_round_s, seconds, go_on))
         num_rounds = 2
-        while num_rounds < MOST_ROUNDS and go_on(num_rounds < FEWEST_ROUNDS or time.perf_counter() < deadline):
+        while num_rounds < most and go_on(num_rounds < fewest or time.perf_counter() < deadline):
             for size, taken in timings.items():
                 taken.append(seconds(size))
             num_rounds += 1
-    medians = {size: statistics.median(timings[size]) for size in sorted(timings)}
-    alone = _curve(medians, False) if runner.num_parts > 1 else None
-    shared = _curve(medians, True)
-    return StepTimes(shared.rows, shared.seconds, runner.num_parts, alone)
+    medians = {size: statistics.median_low(timings[size]) for size in sorted(timings)}
+    all_rows = sorted({rows for rows, _ in sizes})
+    alone = _curve(medians, False, 1, all_rows) if runner.num_parts > 1 else None
+    shared = _curve(medians, True, runner.num_parts, all_rows)
+    return dataclasses.replace(shared, alone=alone, learnt_at=time.time())
 
 
-def _curve(medians: dict[Size, float], is_shared: bool) -> StepTimes:
-    """The curve of the sizes that are shared, or of those that are not."""
-    found = {rows: seconds for (rows, way), seconds in medians.items() if way is is_shared}
-    return StepTimes(tuple(found), tuple(found.values()))
+def _curve(medians: dict[Size, float], is_shared: bool, num_parts: int, all_rows: list[int]) -> StepTimes:
+    """The curve of the sizes that are shared, or of those that are not, at all these rows.
 
-
-def still_holds(
-    times: StepTimes, runner: Runner, vocab_size: int, max_length: int, go_on: GoOn = lambda wanted: wanted
-) -> bool:
-    """Whether a small and a larger step still take about as long as these figures say.
-
-    Figures that were measured while the machine was stopped or overloaded would otherwise be used for ever. A size is
-    timed again only if it did not take as long, as something else may have held the machine up.
+    Times between two that were measured, and beyond the last, are on the lines through those: what a step takes to read
+    the weights, and what each row adds.
     """
-    num_cached = num_cached_of(max_length, CACHED_FOR_CHECK)
-    with _stopwatch(runner, vocab_size, max_length, num_cached, go_on) as seconds:
-        for rows in sorted({times.rows[0], times.rows[len(times.rows) // 2]}):
-            expected = times.at(rows)
-            now = (seconds((rows, True)) for _ in range(FEWEST_ROUNDS))
-            if not any(go_on(1 / LARGEST_CHANGE < taken / expected < LARGEST_CHANGE) for taken in now):
-                return False
-    return True
+    found = {rows: seconds for (rows, way), seconds in medians.items() if way is is_shared}
+    measured = StepTimes(tuple(found), rising(tuple(found), tuple(found.values()), num_parts))
+    seconds = rising(all_rows, [measured.at(rows) for rows in all_rows], num_parts)
+    return StepTimes(tuple(all_rows), seconds, num_parts)
 
 
 def num_cached_of(max_length: int, wanted: int) -> int:
@@ -129,7 +137,7 @@ def num_cached_of(max_length: int, wanted: int) -> int:
 
 @contextmanager
 def _stopwatch(
-    runner: Runner, vocab_size: int, max_length: int, num_cached: int, go_on: GoOn
+    runner: Runner, vocab_size: int, max_length: int, num_cached: int, is_quick: bool, go_on: GoOn
 ) -> Iterator[Callable[[Size], float]]:
     """Yields a function that times a step of a size. Its sequence is open, and read, while the body runs."""
     tokens = [token % vocab_size for token in range(1, num_cached + 1)]
@@ -142,7 +150,7 @@ def _stopwatch(
         def seconds(size: Size, num_steps: int = STEPS_PER_TIMING) -> float:
             return _time_steps(runner, sequence, size, vocab_size, num_new, num_steps)
 
-        one_is_enough = runner.num_parts == 1 and go_on(seconds((1, True)) > LONG_STEP_S)
+        one_is_enough = is_quick or (runner.num_parts == 1 and go_on(seconds((1, True)) > LONG_STEP_S))
         yield partial(seconds, num_steps=1) if one_is_enough else seconds
     finally:
         runner.share_trees(None)
@@ -150,7 +158,7 @@ def _stopwatch(
 
 
 def _first_rounds(
-    sizes: list[Size], fewest: int, seconds: Callable[[Size], float], go_on: GoOn
+    sizes: list[Size], fewest: int, budget_s: float, seconds: Callable[[Size], float], go_on: GoOn
 ) -> Iterator[tuple[Size, list[float]]]:
     """Times each size twice, at least `fewest` of them and as long as there is time. Yields sizes and seconds.
 
@@ -159,7 +167,7 @@ def _first_rounds(
     """
     spent = 0.0
     for number, size in enumerate(sizes):
-        if number >= fewest and not go_on(spent < FIRST_ROUND_S):
+        if number >= fewest and not go_on(spent < budget_s):
             return
         taken = [seconds(size), seconds(size)]
         spent += min(taken)
@@ -187,11 +195,13 @@ def _time_steps(
     return taken
 
 
-def _run_step(runner: Runner, sequence: TokenSequence, tree: TokenTree, is_shared: bool = True) -> float:
+def _run_step(
+    runner: Runner, sequence: TokenSequence, tree: TokenTree, is_shared: bool = True, num_candidates: int = CANDIDATES
+) -> float:
     """Runs a step and returns its seconds."""
     runner.share_trees(is_shared)
     begin = time.perf_counter()
-    runner.start([StepInput.of(sequence, tree, CANDIDATES)])
+    runner.start([StepInput.of(sequence, tree, num_candidates)])
     runner.finish()
     return time.perf_counter() - begin
 
@@ -202,6 +212,42 @@ def bushy_tree(root: int, num_rows: int, vocab_size: int) -> TokenTree:
     for row in range(1, num_rows):
         builder.add(row % vocab_size, row - 1 if row % DEPTH != 1 else 0)
     return builder.build()
+
+
+class Trials:
+    """Runs single steps of a sequence made for it, while nobody waits for one. All ranks do so together."""
+
+    def __init__(self, runner: Runner, vocab_size: int, max_length: int):
+        self._runner, self._vocab_size = runner, vocab_size
+        length = num_cached_of(max_length, QUICK.num_cached)
+        tokens = [token % vocab_size for token in range(1, length + 1)]
+        self._sequence = TokenSequence("step-times-trial", tokens, length, Sampling(temperature=0.0, seed=0))
+        runner.open(self._sequence)
+        self._is_read = False
+
+    def run(self, trial: Trial) -> ServedStep | None:
+        """Runs a step. The first one reads the sequence instead, and tells nothing."""
+        rows, was_read = trial.num_rows if self._is_read else 1, self._is_read
+        tree = bushy_tree(self._sequence.tokens[-1], rows, self._vocab_size)
+        num_candidates = 0 if trial.is_plain else CANDIDATES
+        seconds = _run_step(self._runner, self._sequence, tree, trial.is_shared, num_candidates)
+        self._runner.share_trees(None)
+        self._is_read = True
+        length = len(self._sequence.tokens)
+        return ServedStep(rows, trial.is_shared, 1, length, trial.is_plain, False, seconds) if was_read else None
+
+    def close(self) -> None:
+        self._runner.close(self._sequence)
+
+
+def origin(times: StepTimes, now: float | None = None) -> str:
+    """Where step times come from, as "learnt from 1,204 steps, the last 3 min ago". now: in seconds since 1970."""
+    age_s = max(0.0, (time.time() if now is None else now) - times.learnt_at)
+    units = (86400, "days"), (3600, "h"), (60, "min"), (1, "s")
+    ago = next((f"{age_s / size:.0f} {unit} ago" for size, unit in units if age_s >= 2 * size), "just now")
+    if not times.num_steps:
+        return f"measured {ago}" if times.learnt_at else "measured"
+    return f"learnt from {times.num_steps:,} step{'s' * (times.num_steps > 1)}, the last {ago}"
 
 
 def describe(times: StepTimes) -> str:

@@ -64,13 +64,13 @@ export class Figures {
     if (this.cost.element.hidden) return;
     const widest = Math.max(32, 1.6 * Math.max(0, ...dots.map((dot) => dot[0])));
     const near = curve.filter(([rows], place) => rows <= widest || curve[place - 1]?.[0] < widest);
-    const words = "Time of steps by their rows: the measured curve, and the steps of this answer";
+    const words = "Time of steps by their rows: the learnt curve, and the steps of this answer";
     // A step that waited for something else would squeeze the rest into a line.
     const high = 2.5 * Math.max(median(dots.map((dot) => dot[1])), ...near.map((point) => point[1]));
     const capped = dots.map(([rows, ms]) => [rows, Math.min(ms, high)]);
     this.cost.set(plot({ line: near, dots: capped, shown: dots.length - 1, x: "rows", y: "milliseconds", label: words }));
     const last = all.at(-1)?.trace;
-    this.cost.note(!last ? "milliseconds, as measured at start" : `${count(last.rows, "row")}: ${last.step_ms.toFixed(1)} ms` +
+    this.cost.note(!last ? `milliseconds, ${this.connection.state?.curve_origin ?? "measured"}` : `${count(last.rows, "row")}: ${last.step_ms.toFixed(1)} ms` +
       (last.expected_ms ? `, by the curve ${last.expected_ms.toFixed(1)} ms` : ""));
   }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from lp import Engine
 from lp.platform.disk_cache import VARIABLE
 from lp.runner.step_times import calibrate
-from lp.runner.step_times.calibrate import resolve_step_times
+from lp.runner.step_times.calibrate import StepTimesFile, resolve_step_times
 from lp.runner.step_times.measure import StepTimesSource
 from lp.step_cost import StepTimes
 
@@ -24,7 +25,6 @@ class Resolved:
         self.engine = engine
         self.root = root
         self.num_measured = 0
-        self.still_hold = True
 
     def measure(self, *arguments: Any) -> StepTimes:
         self.num_measured += 1
@@ -46,7 +46,6 @@ def resolved(llama: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     made = Resolved(llama, tmp_path)
     monkeypatch.setattr(calibrate, "measure_step_times", made.measure)
-    monkeypatch.setattr(calibrate, "still_holds", lambda *_: made.still_hold)
     return made
 
 
@@ -55,23 +54,13 @@ def test_step_times_are_measured_once(resolved: Resolved, caplog: pytest.LogCapt
     first = resolved.resolve()
     assert (resolved.resolve(), resolved.num_measured) == (first, 1)
     assert resolved.file.name.startswith("LlamaForCausalLM-float32-")
-    assert caplog.text.count("measuring the time of a step") == 1
-    assert caplog.text.count("1: 1.00, 8: 2.00") == 1
+    assert caplog.text.count("by a few steps: 1: 1.00, 8: 2.00") == 1
 
 
 def test_step_times_are_measured_anew_on_request_and_kept(resolved: Resolved) -> None:
     resolved.resolve()
     anew = resolved.resolve("measure")
     assert resolved.num_measured == 2 and anew is not None and anew.seconds[-1] == 0.003
-    assert resolved.resolve() == anew
-
-
-def test_figures_that_no_longer_hold_are_replaced(resolved: Resolved) -> None:
-    first = resolved.resolve()
-    resolved.still_hold = False
-    anew = resolved.resolve()
-    resolved.still_hold = True
-    assert resolved.num_measured == 2 and anew != first
     assert resolved.resolve() == anew
 
 
@@ -82,6 +71,18 @@ def test_extras_are_measured_with_the_curve_and_kept(resolved: Resolved) -> None
     assert times is not None and (times.extras.host_step, times.extras.host_row) == (0.25, 0.125)
     assert times.extras.sampled_plain != 0
     assert resolve_step_times(StepTimesSource.auto, *arguments) == times
+
+
+def test_what_was_learnt_is_kept_now_and_then(resolved: Resolved) -> None:
+    model = resolved.engine.checkpoint.model
+    first = resolved.resolve()
+    assert first is not None
+    file = StepTimesFile(model, 8, "single")
+    for num_steps in (100, 200):
+        file.keep(replace(first, num_steps=num_steps))
+    kept = resolved.resolve()
+    assert kept is not None and kept.num_steps == 100, "the second one came a moment later"
+    assert resolved.num_measured == 1
 
 
 def test_off_measures_and_writes_nothing(resolved: Resolved) -> None:
