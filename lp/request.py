@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from lp.decoder import MOST_FORCED, Decoder
@@ -221,13 +222,24 @@ class DecodingMethod(ABC):
         return 0.0, 0.0
 
 
+class Pooling(StrEnum):
+    """How an embedding is made of the hidden states of a prompt, which the output embedding reads otherwise.
+
+    last: that of the last token, which has seen all others. mean: the mean of all tokens.
+    """
+
+    last = "last"
+    mean = "mean"
+
+
 @dataclass
 class Request:
     """A prompt and how to continue it. Every default is filled in before a request reaches an engine.
 
     owner: requests of the same owner may share n-grams if their decode settings say so; None shares with nobody.
     priority: its weight above 0 where not all can take part in a step; 2 gets twice the turns of 1. grammar: what the
-    generated text must be; None is anything. trace: whether every step tells what it did.
+    generated text must be; None is anything. trace: whether every step tells what it did. pooling: how an embedding is
+    made of the prompt's hidden states, which the request's end then has; None makes none.
     """
 
     id: str
@@ -239,6 +251,7 @@ class Request:
     priority: float = 1.0
     grammar: Grammar | None = None
     trace: bool = False
+    pooling: Pooling | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "decode": self.decode.to_dict()}
@@ -258,6 +271,7 @@ class Request:
             values["priority"],
             values["grammar"] and Grammar(**values["grammar"]),
             values["trace"],
+            values["pooling"] and Pooling(values["pooling"]),
         )
 
 
@@ -286,7 +300,7 @@ class Sequence:
     tokens: prompt and output. prompt_length: how many of the tokens are the prompt. grammar: what the output must be.
     is_traced: whether somebody wants to know which rank computes what. ahead: what its steps ask of the model's heads.
     contrast: what scores are made of; None if they are the model's logits. is_judged: whether log-probabilities are
-    those of the second model.
+    those of the second model. num_hidden: numbers of the hidden state that is reported for each row; 0 is none.
     """
 
     id: str
@@ -298,6 +312,7 @@ class Sequence:
     ahead: Ahead | None = None
     contrast: Contrast | None = None
     is_judged: bool = False
+    num_hidden: int = 0
 
     @property
     def needs_second(self) -> bool:
@@ -309,7 +324,8 @@ class Sequence:
         return self._settings() == other._settings()
 
     def _settings(self) -> tuple[Any, ...]:
-        return self.prompt_length, self.sampling, self.grammar, self.ahead, self.contrast, self.is_judged
+        answered = self.ahead, self.contrast, self.is_judged, self.num_hidden
+        return self.prompt_length, self.sampling, self.grammar, *answered
 
 
 @dataclass(frozen=True)
@@ -365,7 +381,7 @@ class Output:
     done since it last said so; None for all but one progress of a step. prompt_logprobs: of the prompt's tokens from
     the second one on, with the first tokens or the end if they are asked for; else None. beams: the texts of a beam
     search or of decode=best_of, at its end. trace: what the step did, if the request asks for it; None with what is no
-    step, such as the end of a cancelled request.
+    step, such as the end of a cancelled request. embedding: of the prompt, with the end of a request that asks for it.
     """
 
     request_id: str
@@ -378,6 +394,7 @@ class Output:
     prompt_logprobs: list[TokenLogprob] | None = None
     beams: BeamResult | None = None
     trace: StepTrace | None = None
+    embedding: list[float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values for `from_dict`. The statistics' points in time are left out, as only this process knows them."""
@@ -392,6 +409,7 @@ class Output:
             "prompt_logprobs": _plain(self.prompt_logprobs),
             "beams": self.beams,
             "trace": self.trace and self.trace.to_dict(),
+            "embedding": self.embedding,
         }
 
     @staticmethod

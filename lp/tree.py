@@ -284,6 +284,7 @@ class Answers:
     logprobs: [R] float32 log-probability of the target under the unprocessed distribution. None if not asked for.
     top_tokens, top_logprobs: [R, T] the T likeliest tokens of the same distribution, best first. None if not asked for.
     guesses: of heads. None if not asked for.
+    hidden: [R, D] float32 hidden states that the output embedding reads. None if not asked for.
     """
 
     targets: np.ndarray
@@ -292,6 +293,7 @@ class Answers:
     top_tokens: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
     guesses: Guesses | None = None
+    hidden: np.ndarray | None = None
 
     @staticmethod
     def none() -> Answers:
@@ -303,11 +305,12 @@ class Answers:
         every = (self.targets, self.candidates, self.logprobs, self.top_tokens, self.top_logprobs)
         part = Answers(*(None if some is None else some[rows] for some in every))  # pyright: ignore[reportArgumentType]
         part.guesses = self.guesses and Guesses(self.guesses.tokens[rows], self.guesses.odds[rows])
+        part.hidden = None if self.hidden is None else self.hidden[rows]
         return part
 
     def pack(self) -> np.ndarray:
         """All answers as int32 [R, C], floats by their bits: C = max(K, 1), plus 1 + 2T with log-probabilities, plus
-        2HG with guesses.
+        2HG with guesses, plus D with hidden states.
         """
         first = self.targets[:, None] if self.candidates is None else self.candidates
         columns = [first.astype(np.int32)]
@@ -318,13 +321,19 @@ class Answers:
         if self.guesses is not None:
             columns.append(self.guesses.tokens.reshape(len(first), -1).astype(np.int32))
             columns.append(self.guesses.odds.reshape(len(first), -1).astype(np.float32).view(np.int32))
+        if self.hidden is not None:
+            columns.append(np.ascontiguousarray(self.hidden, np.float32).view(np.int32))
         return np.concatenate(columns, axis=1)
 
     @staticmethod
-    def unpack(packed: np.ndarray, num_candidates: int = 0, ahead: Ahead | None = None) -> Answers:
+    def unpack(packed: np.ndarray, num_candidates: int = 0, ahead: Ahead | None = None, num_hidden: int = 0) -> Answers:
         """The inverse of `pack`. num_candidates: K; 0 if candidates were not asked for. ahead: what was asked of heads;
-        None for nothing.
+        None for nothing. num_hidden: D; 0 if hidden states were not asked for.
         """
+        if num_hidden:
+            answers = Answers.unpack(packed[:, :-num_hidden], num_candidates, ahead)
+            answers.hidden = np.ascontiguousarray(packed[:, -num_hidden:]).view(np.float32)
+            return answers
         if ahead is not None:
             answers = Answers.unpack(packed[:, : -ahead.num_columns], num_candidates)
             both = packed[:, -ahead.num_columns :].reshape(len(packed), 2, ahead.num_heads, ahead.num_guesses)

@@ -15,14 +15,14 @@ from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from launch.server import errors, generation, page_files, routes
+from launch.server import embeddings, errors, generation, page_files, routes
 from launch.server.access import AllowedHosts, Front
 from launch.server.bodies import Body
 from launch.server.context import Context
 
 # Seconds for which a browser need not ask again whether it may send a request.
 PREFLIGHT_S = 3600
-ROUTERS = [generation.router, routes.with_key, routes.open_to_all, page_files.documentation]
+ROUTERS = [generation.router, embeddings.router, routes.with_key, routes.open_to_all, page_files.documentation]
 EXPOSED_HEADERS = ("retry-after", "x-request-id", "warning")
 
 SCHEMAS = "#/components/schemas/"
@@ -46,6 +46,7 @@ _TEXT, _TOKENS = {"type": "string"}, {"type": "array", "items": {"type": "intege
 _PART = {"type": "object", "required": ["type", "text"], "properties": {"type": {"const": "text"}, "text": _TEXT}}
 # Fields that are converted from several shapes to one, of which pydantic describes the one, or nothing.
 _SHAPES = {
+    "input": [_TEXT, _TOKENS, {"type": "array", "items": _TEXT}, {"type": "array", "items": _TOKENS}],
     "prompt": [_TEXT, _TOKENS, {"type": "array", "items": _TEXT}, {"type": "array", "items": _TOKENS}],
     "stop": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": 16}, {"type": "null"}],
     "content": [_TEXT, {"type": "array", "items": _PART}, {"type": "null"}],

@@ -66,13 +66,13 @@ def _stops(value: Any) -> Any:
     return stops
 
 
-def _prompts(value: Any) -> Any:
+def _prompts(value: Any, info: ValidationInfo) -> Any:
     """Converts a string, token ids, or a list of either to a list of prompts, each a string or token ids."""
     is_one = isinstance(value, str) or not (isinstance(value, list) and value and isinstance(value[0], str | list))
     prompts = [value] if is_one else value
     if all(_is_prompt(prompt) for prompt in prompts):
         return prompts
-    raise refused("prompt must be a string or a list of token ids, or a list of such prompts")
+    raise refused("{field} must be a string or a list of token ids, or a list of such prompts", field=info.field_name)
 
 
 def _is_prompt(value: Any) -> bool:

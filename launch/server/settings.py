@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from launch.server.access import read_keys
+from lp.request import Pooling
 
 
 class UnknownFields(StrEnum):
@@ -37,8 +38,10 @@ class ServerSettings:
     most texts that one request may ask for: its prompts, times its choices of each. max_stored_responses: most
     responses of /v1/responses that are kept in memory, so that later requests can continue them. open_schemas: whether
     objects may have properties that their JSON schema does not name, where it has neither additionalProperties nor
-    `strict`. unknown_fields: what is done with fields of a body that the server does not know. access_log: whether
-    each HTTP request is logged. page: whether there is a page for browsers at `/`.
+    `strict`. pooling: how embeddings are made, of the last token's hidden state or of the mean of all.
+    normalize_embeddings: whether they have the length 1. unknown_fields: what is done with fields of a body that the
+    server does not know. access_log: whether each HTTP request is logged. page: whether there is a page for browsers at
+    `/`.
 
     api_keys: keys that clients send as `Authorization: Bearer KEY`; without keys, the server is open to all.
     api_keys_file: a file with more of them, one a line; the environment variable LOOKAHEAD_API_KEYS may hold more.
@@ -76,6 +79,8 @@ class ServerSettings:
     max_choices: int = 1024
     max_stored_responses: int = 1000
     open_schemas: bool = False
+    pooling: Pooling = Pooling.last
+    normalize_embeddings: bool = True
     unknown_fields: UnknownFields = UnknownFields.ignore
     access_log: bool = False
     trace: bool = True

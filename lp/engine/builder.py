@@ -21,6 +21,7 @@ from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint, ModelSettings, Reader, load
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.model.gpu.cuda_graphs import Capture
+from lp.model.heads.hidden import can_give_hidden
 from lp.model.second_model import DRAFT, SECOND, SecondModel, SecondModelExtension, vocabulary_of
 from lp.platform.library import require_on_all
 from lp.request import DecodeLimits, DecodingMethod, ModelTraits
@@ -275,6 +276,7 @@ def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
     index, corpus = find_index(settings.index, checkpoint), find_corpus(settings.corpus, checkpoint)
     place.on_loaded(checkpoint)
     runner = place.runner(checkpoint.model, settings.attention.prefill_chunk)
+    request_builder.embeds = can_give_hidden(checkpoint.model.fast)
     budget = KVBudget(place.least(min(model.memory.num_pages for model in checkpoint.models)))
     if runner.num_parts > 1:
         log.info("%s", budget.describe())

@@ -18,12 +18,12 @@ from lp.drafting.answer_index import AnswerIndex
 from lp.drafting.corpus import Corpus
 from lp.drafting.history import DraftHistory, Learnt
 from lp.engine.builder import EngineSettings, KeepTimes, SingleProcess, Topology, make_parts
-from lp.engine.input import Prompt, RequestBuilder
+from lp.engine.input import NO_HIDDEN, Prompt, RequestBuilder
 from lp.grammar.settings import Grammar, GrammarBackend
 from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings
 from lp.model.compilation import CompileMode
 from lp.model.second_model import SecondModel
-from lp.request import Completion, DecodeLimits, DecodingMethod, Output, Request, Sequence
+from lp.request import Completion, DecodeLimits, DecodingMethod, Output, Pooling, Request, Sequence
 from lp.runner.runner import Runner
 from lp.runner.single_device import SingleDevice
 from lp.runner.step_times.learn import StepTimesLearner, Trial
@@ -37,6 +37,7 @@ from lp.scheduling.prefix_cache import FinishedSequence
 from lp.scheduling.request_state import Committed
 from lp.scheduling.scheduler import Scheduler
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
+from lp.statistics import Statistics
 from lp.step_cost import StepTimes
 from lp.text.stopping import Stopping
 
@@ -161,6 +162,8 @@ class Engine:
         self._end_trials()
         if refusal := self.scheduler.budget.refusal(request):
             return refusal
+        if request.pooling and not self.request_builder.embeds:
+            return Output(request.id, [], NO_HIDDEN, None, "no_room", Statistics(prompt_tokens=len(request.prompt)))
         output = None
         for state in make_states(request, self.checkpoint, self.history, tokens):
             output = state.replay(tokens) if tokens else None
@@ -360,6 +363,16 @@ class Engine:
         finally:
             del self._outputs_of_streams[request.id]
             self.abort(request.id)
+
+    def embed(self, prompt: str | list[int], pooling: Pooling | str = Pooling.last) -> list[float]:
+        """The embedding of a text or of token ids: the hidden state that the output embedding reads, of the last token
+        or the mean of all (`pooling`: last or mean), [D], not normalised.
+
+        Raises ValueError for a prompt that cannot be used, FloatingPointError if the model answers NaN.
+        """
+        *_, end = self._steps(self.request_builder.build_embedding(prompt, Pooling(pooling)))
+        assert end.embedding is not None
+        return end.embedding
 
     def generate(self, prompt: Prompt, **settings: Any) -> Completion:
         """Like `stream`, which names the settings, but returns the whole output at the end."""

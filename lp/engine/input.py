@@ -14,9 +14,10 @@ from contextlib import suppress
 from typing import Any
 
 from lp.grammar.settings import Grammar
+from lp.methods.autoregressive import Autoregressive
 from lp.methods.registry import DEFAULT, METHODS
 from lp.model.checkpoint_info import CheckpointInfo
-from lp.request import DecodeLimits, DecodingMethod, ModelTraits, Request
+from lp.request import DecodeLimits, DecodingMethod, ModelTraits, Pooling, Request
 from lp.sampling.settings import Sampling
 from lp.scheduling.kv_budget import KVBudget, RequestTooLarge
 from lp.text import chat_template
@@ -26,6 +27,9 @@ from lp.text.stopping import Stopping
 # A text, token ids, or the messages of a conversation.
 Prompt = str | Sequence[int] | Sequence[Message]
 LEAST_PRIORITY, MOST_PRIORITY = 0.01, 100.0
+
+
+NO_HIDDEN = "the compiled forward of this model gives no hidden states, so no embeddings; use model.compile=off"
 
 
 class ContextExceeded(ValueError):
@@ -64,6 +68,8 @@ class RequestBuilder:
         self.budget = KVBudget()
         self.decode = decode or DEFAULT()
         self.sampling = (sampling or Sampling()).with_defaults(checkpoint.generation)
+        # Whether hidden states can be had; set once the model is loaded.
+        self.embeds = True
         self._numbers = itertools.count()
         self._traits = ModelTraits.of(checkpoint, roles)
         self._check_method(self.decode)
@@ -124,6 +130,19 @@ class RequestBuilder:
         if grammar is not None:
             grammar.check()
             self.checkpoint.grammars.compile(grammar)
+        return request
+
+    def build_embedding(
+        self, prompt: str | list[int], pooling: Pooling, request_id: str | None = None, owner: str | None = None
+    ) -> Request:
+        """A request for the embedding of a prompt. Raises ValueError for a prompt that cannot be used, and where the
+        model's forward gives no hidden states.
+        """
+        if not self.embeds:
+            raise ValueError(NO_HIDDEN)
+        sampling, decode = Sampling(temperature=0.0, seed=0), Autoregressive()
+        request = self.build(prompt, decode, sampling, Stopping(max_new_tokens=1), request_id, owner)
+        request.pooling = pooling
         return request
 
     def _check_method(self, decode: DecodingMethod) -> None:

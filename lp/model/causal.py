@@ -77,6 +77,12 @@ class CausalModel:
         self.attention_kind = resolve_kind(kind, self.device, self.dtype, head_dim)
 
     @property
+    def hidden_size(self) -> int:
+        """Of the hidden states that the output embedding reads; a pipeline stage may have none."""
+        config = self.model.config.get_text_config(decoder=True)
+        return getattr(self.model.get_output_embeddings(), "in_features", config.hidden_size)
+
+    @property
     def numbers_per_token(self) -> int:
         """Of one token's keys and values in all layers that are held here."""
         return sum(shape.numbers for shape in self.cache_shapes.values())

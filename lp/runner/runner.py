@@ -45,7 +45,7 @@ class StepInput:
         sampling, ahead = self.sequence.sampling, self.ahead
         num_top = sampling.logprobs if self.tree.scored is None else sampling.prompt_logprobs
         num_first = max(1, self.num_candidates) + (0 if num_top is None else 1 + 2 * num_top)
-        return num_first + (ahead.num_columns if ahead else 0)
+        return num_first + (ahead.num_columns if ahead else 0) + self.sequence.num_hidden
 
     @property
     def ahead(self) -> Ahead | None:
@@ -54,7 +54,7 @@ class StepInput:
 
     def unpack(self, packed: np.ndarray) -> Answers:
         """The answers to all rows, or to some of them, from their packed ones, int32 [rows, columns]."""
-        return Answers.unpack(packed, self.num_candidates, self.ahead)
+        return Answers.unpack(packed, self.num_candidates, self.ahead, self.sequence.num_hidden)
 
 
 class SharedBy(NamedTuple):

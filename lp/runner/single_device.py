@@ -13,7 +13,7 @@ from lp.kv_cache.cache import KVCache
 from lp.model.causal import CausalModel
 from lp.model.fast_forward import Choosing, SequenceRows
 from lp.model.gpu.device import current
-from lp.model.heads.hidden import run_with_hidden
+from lp.model.heads.hidden import add_hidden, run_with_hidden
 from lp.request import Sequence
 from lp.runner.runner import Runner, StepInput
 from lp.runner.second_model import SecondModelStates
@@ -131,15 +131,18 @@ class SingleDevice(ForwardRunner):
 
     def asked(self, step: StepInput) -> Asked:
         asked = self.states[step.sequence.id].sampler.ask(step.tree, step.sequence.tokens, step.num_candidates)
-        return asked._replace(ahead=step.ahead) if step.sequence.ahead else asked
+        sequence = step.sequence
+        if not sequence.ahead and not sequence.num_hidden:
+            return asked
+        return asked._replace(ahead=step.ahead, num_hidden=sequence.num_hidden)
 
     def _compute(self, given: list[SequenceRows], asked: list[Asked]) -> Pending:
         """Runs the rows, and has the last sequences' answered, by the graphs that choose tokens where there are any."""
         if not given:
             return list
-        if (heads := self.model.heads) and any(one.ahead for one in asked):
+        if any(one.ahead or one.num_hidden for one in asked):
             logits, hidden = run_with_hidden(self.model, given)
-            return heads.add_to(self.answer(asked, logits), asked, hidden)
+            return add_hidden(self.answer(asked, logits), asked, hidden, self.model.heads)
         if (fast := self.model.fast) and fast.chooses_tokens:
             num_computed = len(given) - len(asked)
             how: list[Choosing | None] = [None] * num_computed

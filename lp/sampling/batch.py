@@ -44,7 +44,8 @@ class Asked(NamedTuple):
     biases do; None if there are none. num_candidates: K, the number of best tokens to return for each row; 0 is the
     target alone. num_likeliest: T; None if no log-probabilities are asked for. scored: int64 [R], tokens whose
     log-probabilities are asked for; None for those of the targets. mask: says what a grammar allows; None if there is
-    none. ahead: what the model's heads are asked for, which is not answered here. contrast: what the scores are made
+    none. ahead: what the model's heads are asked for, which is not answered here. num_hidden: numbers of the hidden
+    states that are reported, which are not answered here either. contrast: what the scores are made
     of; None if they are the logits. second: a second model's logits for the rows, float32 [R, V], if it needs them;
     without a contrast, log-probabilities are made of these.
     """
@@ -62,6 +63,7 @@ class Asked(NamedTuple):
     ahead: Ahead | None = None
     contrast: Contrast | None = None
     second: Tensor | None = None
+    num_hidden: int = 0
 
     @property
     def changes(self) -> bool:

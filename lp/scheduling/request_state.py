@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from lp.decoder import ProposedDrafts
 from lp.drafting.history import DraftHistory
 from lp.grammar.constrained import ConstrainedDecoder
@@ -20,6 +22,7 @@ from lp.request import (
     ModelTraits,
     Output,
     ParentRequest,
+    Pooling,
     Request,
     ScoredText,
     Sequence,
@@ -83,12 +86,17 @@ class RequestState:
         self.request_id = parent.request.id if parent else request.id  # the name under which outputs are reported
         self.is_aborted = False
         self.leader: RequestState | None = None  # computes the same prompt for this one
-        self.sequence = Sequence(request.id, prompt, len(prompt), sampling, request.grammar, request.trace, *spec)
+        num_hidden = checkpoint.model.hidden_size if request.pooling else 0
+        self.sequence = Sequence(
+            request.id, prompt, len(prompt), sampling, request.grammar, request.trace, *spec, num_hidden=num_hidden
+        )
         self.recorder = TraceRecorder() if request.trace else None
         # The log-probabilities of the prompt's tokens, until an output has them; a resumed request has reported them.
         self.scores: PromptScores | None = None
-        if sampling.prompt_logprobs is not None and not generated:
-            self.scores = PromptScores(self.prompt, checkpoint.vocab_size)
+        self._pooling, self._embedding = request.pooling, list[float]()
+        has_scores = sampling.prompt_logprobs is not None or request.pooling is Pooling.mean
+        if has_scores and not generated:
+            self.scores = PromptScores(self.prompt, checkpoint.vocab_size, num_hidden)
             del prompt[1:]  # the others are added as they are scored
         stopping = request.stopping
         detokenizer = Detokenizer(checkpoint.tokenizer, request.prompt, stopping.skip_special_tokens)
@@ -199,6 +207,8 @@ class RequestState:
         if self.recorder:
             self.recorder.note_tree(self.tree, self.decoder)
         accepted, count_drafts = self.decoder.commit(self.sequence.tokens, answers)
+        if self._pooling:
+            return self._commit_embedding(answers, NOT_A_TOKEN in accepted.tokens)
         if self.decoder.ends_at_once:
             return self._commit_at_once(accepted)
         tokens, reason = self.stop.take(accepted.tokens, self.text)
@@ -207,6 +217,20 @@ class RequestState:
         recorded = self.recorder and self.recorder.committed(accepted.rows, tokens)
         rows = accepted.rows[: len(tokens)]
         return Committed(self, tokens, rows, reason, len(self.tree), answers, count_drafts, recorded)
+
+    def _commit_embedding(self, answers: Answers, has_failed: bool) -> Committed:
+        """Ends a request that asks for an embedding with the step whose root is the prompt's last token.
+
+        has_failed: whether the model has answered with something that is not a number.
+        """
+        assert answers.hidden is not None
+        hidden = answers.hidden[0].astype(np.float64)
+        if self._pooling is Pooling.mean:
+            assert self.scores is not None
+            hidden = (self.scores.hidden + hidden) / len(self.prompt)
+        self._embedding = [] if has_failed else hidden.tolist()
+        self.num_computed = len(self.sequence.tokens) - 1
+        return Committed(self, [], [], "error" if has_failed else "stop", len(self.tree), answers, no_drafts)
 
     def _commit_at_once(self, accepted: Accepted) -> Committed:
         """Commits a step of a decoder that yields nothing before its end, whose sequence has the tokens with which all
@@ -247,10 +271,10 @@ class RequestState:
         text = self.text.take(final=reason is not None)
         scored = None
         if self.scores and not self._num_unscored and (tokens or reason):
-            scored, self.scores = self.scores.found, None
+            scored, self.scores = None if self._pooling else self.scores.found, None
         output = Output(
             self.sequence.id, tokens, text, logprobs, reason, self.stats,
-            prompt_logprobs=scored, beams=self._rank(), trace=trace,
+            prompt_logprobs=scored, beams=self._rank(), trace=trace, embedding=self._embedding or None,
         )  # fmt: skip
         return self.parent.output(output) if self.parent else output
 

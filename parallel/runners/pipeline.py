@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lp.model.causal import CausalModel
 from lp.model.fast_forward import SequenceRows
-from lp.model.heads.hidden import collected
+from lp.model.heads.hidden import add_hidden, collected
 from lp.platform.hardware import upload
 from lp.runner.runner import StepInput
 from lp.runner.single_device import Pending, SingleDevice
@@ -81,13 +81,12 @@ class PipelineParallel(SingleDevice):
         return self._forward(given)[0]
 
     def _answer(self, steps: list[StepInput], logits: Tensor, hidden: Tensor, headers: Tensor) -> np.ndarray:
-        """Chooses the tokens and sends headers and answers to all other stages. Returns these. hidden: states by which
-        heads guess, of the rows that have logits and perhaps one more.
+        """Chooses the tokens and sends headers and answers to all other stages. Returns these. hidden: states of the
+        rows that have logits and perhaps of one more.
         """
         asked = self.asked_all(steps)
         pending = self.answer(asked, logits)
-        if (heads := self.model.heads) and any(one.ahead for one in asked):
-            pending = heads.add_to(pending, asked, hidden[: len(logits)])
+        pending = add_hidden(pending, asked, hidden[: len(logits)], self.model.heads)
         answers = pending()
         self.pipeline.settle()  # or the answers are not to be trusted
         result = np.concatenate([headers.cpu().numpy().ravel(), *(own.pack().ravel() for own in answers)])

@@ -29,9 +29,7 @@ def test_a_minute_compares_pairs_and_takes_prompts_out() -> None:
 
 
 @pytest.mark.slow
-def test_a_short_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_folder: Callable[[str], Path]
-) -> None:
+def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_folder: Callable[[str], Path]) -> None:
     given = ["--model", str(checkpoint_folder("llama")), "--dtype", "float32", "--minutes", "0.1", "--others", "1"]
     monkeypatch.setattr(sys, "argv", ["changing_load", *given, "--max-new-tokens", "8", "--output", str(tmp_path)])
     changing_load.main()

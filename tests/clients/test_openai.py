@@ -28,6 +28,12 @@ def test_models(client, model: str):
     assert next(iter(client.models.list())).id == model
 
 
+def test_embeddings(client, model: str):
+    found = client.embeddings.create(model=model, input=["a colour", "a city"]).data
+    assert len(found) == 2 and len(found[0].embedding) == len(found[1].embedding) > 1
+    assert abs(sum(number**2 for number in found[0].embedding) - 1) < 1e-3
+
+
 def test_a_conversation(client, model: str):
     first = client.chat.completions.create(model=model, messages=QUESTION, max_tokens=16, temperature=0)
     said = first.choices[0].message

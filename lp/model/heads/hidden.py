@@ -5,15 +5,21 @@ L rows whose logits are wanted, D numbers of a hidden state, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lp.model.causal import CausalModel
 from lp.model.fast_forward import FastForward, SequenceRows
+from lp.model.gpu.device import current
+from lp.model.heads.loaded import AsksHeads, LoadedHeads
+from lp.platform.hardware import Download
+from lp.tree import Answers
 
 
 def can_give_hidden(fast: FastForward | None) -> bool:
@@ -33,6 +39,34 @@ def run_with_hidden(model: CausalModel, given: Sequence[SequenceRows]) -> tuple[
     with collected(model.model) as seen:
         logits, _ = model.forward_eager(given)
     return logits, seen[-1][0, : len(logits)]
+
+
+def add_hidden(
+    pending: Callable[[], list[Answers]], asked: Sequence[AsksHeads], hidden_LD: Tensor, heads: LoadedHeads | None
+) -> Callable[[], list[Answers]]:
+    """Gives the device the work for what some sequences ask of hidden states: guesses of heads, or the states.
+
+    pending: waits for the answers of all sequences. hidden_LD: one sequence's rows lie behind the other's. Returns what
+    waits for the answers with that.
+    """
+    if heads and any(one.ahead for one in asked):
+        pending = heads.add_to(pending, asked, hidden_LD)
+    if not any(one.num_hidden for one in asked):
+        return pending
+    ends = list(accumulate(len(one.choices) for one in asked))
+    wanted = [slice(end - len(one.choices), end) for one, end in zip(asked, ends, strict=True) if one.num_hidden]
+    with current(hidden_LD.device), torch.inference_mode():
+        download = Download(torch.cat([hidden_LD[rows].float() for rows in wanted]))
+
+    def wait() -> list[Answers]:
+        answers, hidden, end = pending(), download.wait(), 0
+        for of_sequence, one in zip(answers, asked, strict=True):
+            if one.num_hidden:
+                begin, end = end, end + len(one.choices)
+                of_sequence.hidden = hidden[begin:end].copy()
+        return answers
+
+    return wait
 
 
 @contextmanager

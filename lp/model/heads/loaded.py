@@ -20,13 +20,18 @@ from lp.tree import Ahead, Answers, Guesses
 
 
 class AsksHeads(Protocol):
-    """Rows of a sequence that are answered. choices: one for each. ahead: what heads are asked for; None is nothing."""
+    """Rows of a sequence that are answered. choices: one for each. ahead: what heads are asked for; None is nothing.
+    num_hidden: numbers of the hidden states that are reported; 0 is none.
+    """
 
     @property
     def choices(self) -> np.ndarray: ...
 
     @property
     def ahead(self) -> Ahead | None: ...
+
+    @property
+    def num_hidden(self) -> int: ...
 
 
 class LoadedHeads:
