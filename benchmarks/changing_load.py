@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -105,10 +106,10 @@ class Others:
 
 
 def keep_busy() -> None:
-    """Another program: it computes and reads memory for ever."""
-    numbers = np.ones(BUSY_BYTES // 8)
+    """Another program: it computes and reads memory, until it is killed or its parent has ended."""
+    numbers, parent = np.ones(BUSY_BYTES // 8), os.getppid()
     square = np.ones((256, 256))
-    while True:
+    while os.getppid() == parent:
         numbers.sum()
         square @ square
 

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from lp.grammar.settings import GrammarBackend
 from lp.model.causal import CausalModel
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
+from lp.model.checks import Checks
 from lp.model.compilation import CompileMode, make_fast
 from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_tree
@@ -31,6 +32,7 @@ from lp.model.probes import text_probes
 from lp.model.reference import Reference
 from lp.platform.disk_cache import folder
 from lp.platform.hardware import dtype_name, why_no_gpu
+from lp.tree import chain
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # The dtype that fits the device.
@@ -167,13 +169,21 @@ def load(
         check_fits(known.path, known.config, dtype, device, known.max_length, kv_bytes)
     model, layers = (reader or read_whole)(known.path, known.config, dtype, device)
     causal = CausalModel(model, known.max_length, known.eos, attention, layers)
-    references = check_tree(causal, text_probes(known.tokenizer))
+    facts = dtype, causal.attention_kind, known.max_length, settings.compile, settings.invariant
+    checks = Checks(known.path, device, *facts) if reader is None else None
+    if is_checked := checks is not None and checks.have_passed:
+        references = None
+        causal.forward(chain([0]), causal.make_cache(1), num_logits=1)  # its layers' shapes are known then
+    else:
+        references = check_tree(causal, text_probes(known.tokenizer))
     for extension in extensions:
         extension.load(causal, known)
     checkpoint = Checkpoint(**vars(known), model=causal, extensions={one.role: one for one in extensions})
     _bound_memory(checkpoint.models, settings.kv_memory, num_sharing)
     if reader is None or has_graphs:
-        _make_fast(causal, settings, references, capture)
+        _make_fast(causal, settings, references, capture, is_checked)
+        if checks and (causal.fast is None or causal.fast.is_invariant):  # PyTorch's compiler is compared every time
+            checks.note()
     for extension in extensions:
         extension.attach(causal, settings.compile)
     causal.free_weights()
@@ -203,12 +213,16 @@ def _check_compilation(settings: ModelSettings, is_whole: bool, has_graphs: bool
 
 
 def _make_fast(
-    causal: CausalModel, settings: ModelSettings, references: list[Reference], capture: Capture | None
+    causal: CausalModel,
+    settings: ModelSettings,
+    references: list[Reference] | None,
+    capture: Capture | None,
+    is_checked: bool,
 ) -> None:
-    """Makes the forward fast as the settings say. Raises ValueError if it cannot be as they demand."""
+    """Makes the forward fast as the settings say; see `make_fast`. Raises ValueError if it cannot be as they demand."""
     is_demanded = settings.invariant is Invariance.on
     mode = CompileMode.on if is_demanded else settings.compile
-    make_fast(causal, mode, folder("compiled"), references, capture, is_demanded)
+    make_fast(causal, mode, folder("compiled"), references, capture, is_demanded, is_checked)
     assert not is_demanded or (causal.fast and causal.fast.is_invariant)
 
 

@@ -58,11 +58,13 @@ def make_fast(
     references: list[Reference] | None = None,
     capture: Capture | None = None,
     is_invariant: bool = False,
+    is_checked: bool = False,
 ) -> None:
     """Gives a model, of which this rank holds all layers, a fast forward.
 
     folder: where compiled code is kept; None if nothing can be kept. references: what the fast forward is compared
-    with; None makes them. capture: captures the forward of one of several ranks that hold parts of every layer: all of
+    with; None makes them. is_checked: whether the same forward has passed before on this CPU, so that it is compared
+    with nothing. capture: captures the forward of one of several ranks that hold parts of every layer: all of
     them have graphs, or none has; None is for a rank that holds the whole model. is_invariant: whether each row must be
     computed alike, whatever the others are: on a GPU that takes longer. Raises ValueError if the mode is `on` and the
     forward cannot be compiled as demanded.
@@ -72,7 +74,7 @@ def make_fast(
     if mode is CompileMode.off or (mode is CompileMode.auto and is_small):
         return
     try:
-        model.fast = _make(model, folder, references, capture, is_invariant)
+        model.fast = _make(model, folder, references, capture, is_invariant, is_checked)
     except CompilationFailed as error:
         if is_invariant:
             how = "in fused kernels" if model.device.type == "cuda" else "natively"
@@ -93,17 +95,18 @@ def _make(
     references: list[Reference] | None,
     capture: Capture | None,
     is_invariant: bool,
+    is_checked: bool,
 ) -> FastForward:
     """The first fast forward that gives the references' logits. Raises CompilationFailed."""
     started = time.monotonic()
-    references = references or make_references(model)
-    trunk = references[-1].probes[0].trunk
+    references = [] if is_checked else references or make_references(model)
+    trunk = references[-1].probes[0].trunk if references else []
     cache = model.make_cache(capacity=2 * len(trunk))
     fault = ""
-    for fast in _candidates(model, trunk, cache, folder, capture, is_invariant):
+    for fast in _candidates(model, trunk, cache, folder, capture, is_invariant, is_checked):
         try:
             with current(model.device):
-                fault = _find_fault(model, fast, cache, references)
+                fault = "" if is_checked else _find_fault(model, fast, cache, references)
         except ForwardFailed as error:
             raise CompilationFailed(str(error)) from error
         if not fault:
@@ -120,18 +123,20 @@ def _candidates(
     folder: Path | None,
     capture: Capture | None,
     is_invariant: bool,
+    is_checked: bool,
 ) -> Iterator[FastForward]:
     """The fast forwards that can be made here, the best first. Raises CompilationFailed if there is none.
 
-    trunk: what is written to the cache where a forward is made from a cache that has been written. is_invariant: see
-    make_fast. PyTorch's compiler and transformers' operations promise nothing of the kind, so they are not tried then.
+    trunk: what is written to the cache where a forward is made from a cache that has been written. is_invariant,
+    is_checked: see make_fast. PyTorch's compiler and transformers' operations promise nothing of the kind, so they are
+    not tried where a forward must be invariant.
     """
     if model.device.type == "cuda":
         yield from _captured(model, trunk, cache, capture, is_invariant)
         return
     try:
         kept = _check_can_compile(model, folder)
-        yield make_native(model, kept)
+        yield make_native(model, kept, is_checked)
     except CannotBuild as error:
         raise CompilationFailed(str(error)) from error
     except Inexpressible as error:

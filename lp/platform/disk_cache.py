@@ -37,6 +37,7 @@ log = logging.getLogger("lookahead")
 VARIABLE, BOUND_VARIABLE, USUAL_GB = "LOOKAHEAD_CACHE", "LOOKAHEAD_CACHE_GB", 20.0
 # By the name of its folder, what a kind of entries is.
 KINDS = {
+    "checks": "which checkpoints have passed the checks of loading",
     "compiled": "compiled forwards",
     "gguf": "unpacked GGUF files",
     "packages": "downloaded packages",

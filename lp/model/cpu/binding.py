@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,8 @@ from lp.model.cpu.source import Instruction
 from lp.model.cpu.weights import Arena, pack, packed_shape
 from lp.model.program.steps import Constant, Product, Value, WeightKey, table_key, weight_key
 
+# Threads that pack weights side by side.
+MOST_THREADS = 4
 # What an argument of the native code is: memory for rows, a constant's or a weight's numbers, or a number.
 Bound = Value | Tensor | int
 
@@ -59,10 +62,9 @@ def _pack_all(instructions: list[Instruction], width: int) -> dict[WeightKey, Te
     weights = {weight_key(product.weight): product.weight.detach() for product in products}
     shapes = {key: packed_shape(weight, width) for key, weight in weights.items()}
     arena = Arena(sum(Arena.space(shapes[key], weight.dtype) for key, weight in weights.items()))
-    packed = {}
-    for key, weight in weights.items():
-        packed[key] = arena.take(shapes[key], weight.dtype)
-        pack(weight, packed[key])
+    packed = {key: arena.take(shapes[key], weight.dtype) for key, weight in weights.items()}
+    with ThreadPoolExecutor(MOST_THREADS) as pool:  # copying lets other threads of Python go on
+        list(pool.map(pack, weights.values(), packed.values()))
     return packed
 
 

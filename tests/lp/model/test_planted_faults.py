@@ -225,7 +225,7 @@ def test_stale_compiled_code_is_found(
 
     def compiles_to(one_row: CausalModel, any_rows: CausalModel) -> None:
         one_row.memory = any_rows.memory = model.memory
-        monkeypatch.setattr(compilation, "make_native", lambda model, folder: Stale(one_row, any_rows))
+        monkeypatch.setattr(compilation, "make_native", lambda model, folder, is_checked: Stale(one_row, any_rows))
 
     for one_row, any_rows in ((other, other), (other, model), (model, other)):
         compiles_to(one_row, any_rows)
