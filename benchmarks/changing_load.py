@@ -7,13 +7,15 @@ Requests arrive at random moments, in pairs: the same prompt once by decode=auto
 Meanwhile other processes, which keep a core and the memory busy, begin and end at random. Shown are, for each minute,
 the speed of auto over plain decoding, and the worst time to a first token beyond what the prompt's length explains:
 the median time for each token of a prompt in that minute. Then the others end, the server decodes some more texts, and
-the step times that it has learnt are compared with a thorough measurement on the quiet machine.
+the step times that it has learnt are compared with the steps of the next texts, and with a thorough measurement in a
+process of its own, whose steps of different sizes take turns and therefore take longer.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import multiprocessing
 import os
 import random
@@ -43,6 +45,7 @@ from lp.model.checkpoint import DTYPES
 from lp.model.checkpoint_info import read_checkpoint_info
 from lp.model.compilation import CompileMode
 from lp.runner.step_times.measure import StepTimesSource
+from lp.step_cost import StepTimes
 
 METHODS = ("auto", "autoregressive")
 # Seconds between two pairs, and for which another process runs or rests; all of them on average.
@@ -51,6 +54,8 @@ GAP_S, RUNS_S, RESTS_S = 0.5, 15.0, 15.0
 BUSY_BYTES = 64 * 1024**2
 # Tokens that are decoded at the end before step times are read; about 200 steps.
 QUIET_TOKENS = 400
+# Steps of a number of rows from which on their median is shown.
+FEWEST_STEPS = 5
 
 
 @dataclass
@@ -130,6 +135,7 @@ def main() -> None:
             others.end()
             asyncio.run(serve_quietly(system, deck))
             state = httpx.get(f"{system.urls[0]}/lookahead/state", timeout=30).json()
+            served = served_steps(system, deck)
     except Unavailable as error:
         raise SystemExit(f"the server does not run: {error}") from None
     finally:
@@ -140,8 +146,8 @@ def main() -> None:
         arguments.output,
         f"changing-load-{name}-{arguments.dtype}-{arguments.ranks}-ranks",
         f"Under a changing load: {name}, {arguments.dtype}, {arguments.ranks} rank(s)",
-        describe(minutes, state, quiet),
-        {"minutes": [to_json(one) for one in minutes], "state": state, "quiet": quiet},
+        describe(minutes, state, served, quiet),
+        {"minutes": [to_json(one) for one in minutes], "state": state, "served": served, "quiet": quiet},
     )
 
 
@@ -212,6 +218,29 @@ async def serve_quietly(system: RunningSystem, deck: PromptDeck) -> None:
             await ask(client, system, deck.draw(QUIET_TOKENS // 4), "auto")
 
 
+def served_steps(system: RunningSystem, deck: PromptDeck) -> list[list[float]]:
+    """Rows, their number of steps and their median milliseconds, of the steps of some texts on the quiet machine."""
+    found: dict[int, list[float]] = {}
+    for _ in range(4):
+        path, body = system.make_body(deck.draw(QUIET_TOKENS // 4))
+        asked = {**body, "decode": {"method": "auto"}, "lookahead_trace": True}
+        with httpx.stream("POST", system.urls[0] + path, json=asked, timeout=300) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    for trace in traces_of(json.loads(line[6:])):
+                        found.setdefault(trace["rows"], []).append(trace["step_ms"])
+    return [[rows, len(taken), median(taken)] for rows, taken in sorted(found.items()) if len(taken) >= FEWEST_STEPS]
+
+
+def traces_of(chunk: Any) -> list[dict[str, Any]]:
+    """What steps did that ended with a chunk, without those that read a prompt."""
+    if isinstance(chunk, dict):
+        if "step_ms" in chunk and "emitted" in chunk:
+            return [chunk] if chunk.get("step") and chunk["step_ms"] else []
+        chunk = list(chunk.values())
+    return [trace for one in chunk for trace in traces_of(one)] if isinstance(chunk, list) else []
+
+
 def measure_quiet(path: str, arguments: argparse.Namespace) -> list[list[float]]:
     """Rows and milliseconds of a step, measured thoroughly now."""
     engine = load_engine(path, arguments.dtype, "cpu", CompileMode.auto, StepTimesSource.measure)
@@ -220,7 +249,9 @@ def measure_quiet(path: str, arguments: argparse.Namespace) -> list[list[float]]
     return [[rows, 1000 * seconds] for rows, seconds in zip(times.rows, times.seconds, strict=True)]
 
 
-def describe(minutes: Sequence[Minute], state: dict[str, Any], quiet: list[list[float]] | None) -> str:
+def describe(
+    minutes: Sequence[Minute], state: dict[str, Any], served: list[list[float]], quiet: list[list[float]] | None
+) -> str:
     rows = [
         (
             str(number),
@@ -240,12 +271,23 @@ def describe(minutes: Sequence[Minute], state: dict[str, Any], quiet: list[list[
         f"{max(speeds):.2f}, median {median(speeds):.2f}.",
         markdown_table(["minute", "pairs", "other processes", "auto over plain", "worst first token"], rows),
     ]
+    learnt = StepTimes(*map(tuple, zip(*((int(number), ms) for number, ms in state["curve"]), strict=True)))
+    parts.append(f"Step times at the end, {state['curve_origin']}, beside the steps of the next texts:")
+    cells = [
+        (
+            f"{number:.0f}",
+            f"{count:.0f}",
+            f"{learnt.at(int(number)):.1f}",
+            f"{ms:.1f}",
+            f"{learnt.at(int(number)) / ms:.2f}",
+        )
+        for number, count, ms in served
+    ]
+    parts.append(markdown_table(["rows", "steps", "learnt ms", "served ms", "ratio"], cells))
     if quiet:
-        learnt = dict(state["curve"])
-        compared = [(int(number), learnt[number], ms) for number, ms in quiet if number in learnt]
-        cells = [(str(number), f"{one:.1f}", f"{ms:.1f}", f"{one / ms:.2f}") for number, one, ms in compared]
-        parts.append(f"Step times at the end, {state['curve_origin']}, and measured on the quiet machine:")
-        parts.append(markdown_table(["rows", "learnt ms", "measured ms", "ratio"], cells))
+        cells = [(str(number), f"{learnt.at(int(number)):.1f}", f"{ms:.1f}") for number, ms in quiet]
+        parts.append("The same beside a thorough measurement, whose sizes take turns:")
+        parts.append(markdown_table(["rows", "learnt ms", "measured ms"], cells))
     return "\n\n".join(parts)
 
 

@@ -34,7 +34,7 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint
     monkeypatch.setattr(sys, "argv", ["changing_load", *given, "--max-new-tokens", "8", "--output", str(tmp_path)])
     changing_load.main()
     table, data = read(tmp_path, "changing-load-*")
-    assert "auto over plain" in table and "measured on the quiet machine" in table
+    assert "auto over plain" in table and "whose sizes take turns" in table
     (minute,) = data["minutes"]
     assert minute["pairs"] > 0 and minute["speed"] > 0 and min(minute["first_tokens_s"]) >= 0
     assert len(data["quiet"]) == len(data["state"]["curve"])
