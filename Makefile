@@ -7,6 +7,7 @@ PIP_ARGS ?=
 MINUTES  ?= 90
 PROMPTS  ?=
 MODEL    ?= demo
+SECONDS  ?= 600
 CLIENTS  ?=
 ARGS     ?=
 
@@ -85,8 +86,9 @@ test-page: $(STAMP)  ## Test the page of the server in a browser: the system's C
 	@$(RUN) -m tests.page.install
 	@$(TESTS) -n 2 --dist loadfile -m page tests/page $(ARGS)
 
-fuzz: $(STAMP)  ## Send the server ten minutes of requests made from its own OpenAPI document
-	@SCHEMATHESIS_SECONDS=600 HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(RUN) -m tests.clients.run --model $(MODEL) schemathesis
+fuzz: $(STAMP)  ## Send the server ten minutes (SECONDS=600) of requests made from its own OpenAPI document
+	@SCHEMATHESIS_SECONDS=$(SECONDS) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
+		$(RUN) -m tests.clients.run --model $(MODEL) --pytest=-s schemathesis
 
 docs: $(STAMP)  ## Build the documentation site in site/ (a warning or a broken link is an error)
 	@$(RUN) -c 'import zensical, mkdocstrings_handlers.python' 2>/dev/null || { $(call pip_install,-e ".[docs]"); }
