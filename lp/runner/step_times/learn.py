@@ -106,9 +106,9 @@ class StepTimesLearner:
     `take_change` that others should follow it.
     """
 
-    def __init__(self, times: StepTimes, num_parts: int = 1, num_steps: int = 0):
+    def __init__(self, times: StepTimes, num_parts: int = 1):
         """times: what to begin with. num_parts: parts of the runner, by which rows are shared."""
-        self.load, self.num_steps = 1.0, num_steps
+        self.load, self.num_steps = 1.0, times.num_steps
         self._base, self._num_parts = times, num_parts
         shared = times.by_part()
         self._shared = _Curve(shared, 0)
@@ -127,9 +127,10 @@ class StepTimesLearner:
         self._host = _HostWork(times.extras)
         self.times = self._told = times
         self.has_change = False
-        self._told_at = num_steps
-        # How often each point of a curve was seen, and plain steps.
-        self._num_seen = [0.0] * (num_points + 1)
+        self._told_at = times.num_steps
+        # How often each point of a curve was seen, and plain steps; earlier processes have tried all of them.
+        has_tried = times.num_steps >= OFTEN * (num_points + 1)
+        self._num_seen = [OFTEN * has_tried] * (num_points + 1)
 
     def _make_prior(self) -> np.ndarray:
         prior = np.zeros((len(self._corrections), len(self._corrections)))
@@ -252,11 +253,11 @@ class StepTimesLearner:
         shared = self._corrected_curve(self._shared, [base.part_rows(rows) for rows in base.rows], base)
         alone = base.alone and self._alone and self._corrected_curve(self._alone, base.alone.rows, base.alone)
         factors = [math.exp(one) for one in self._corrections]
-        one_s, new_one_s = (alone or shared).at(1), (base.alone or base).at(1)
+        base_one_s, one_s = (base.alone or base).at(1), (alone or shared).at(1)
 
-        def plain(before: float) -> float:
-            """What a plain step takes beyond one row of the curve."""
-            return max(new_one_s + before, new_one_s / 2) * factors[self._plain] - one_s
+        def plain(base_s: float) -> float:
+            """What a plain step takes beyond one row of the curve. base_s: the same without corrections."""
+            return max(base_one_s + base_s, base_one_s / 2) * factors[self._plain] - one_s
 
         host_step, host_row = self._host.seconds()
         return dataclasses.replace(

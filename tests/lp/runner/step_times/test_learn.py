@@ -144,6 +144,12 @@ def test_trials_are_of_what_was_seldom_seen_and_end() -> None:
     assert {trial.num_rows for trial in tried} == {1, 2, 4, 16, 32, 64} and any(trial.is_plain for trial in tried)
 
 
+def test_what_earlier_processes_have_tried_is_not_tried_again() -> None:
+    assert StepTimesLearner(replace(TRUE, num_steps=10)).next_trial() is not None
+    learner = StepTimesLearner(replace(TRUE, num_steps=1000))
+    assert learner.next_trial() is None and learner.num_steps == 1000
+
+
 def test_trials_are_short() -> None:
     slow = replace(TRUE, seconds=tuple(10 * seconds for seconds in TRUE.seconds))
     learner, machine = StepTimesLearner(slow), Machine(slow)
