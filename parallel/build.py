@@ -132,7 +132,7 @@ class MeshTopology:
 
     @property
     def num_sharing(self) -> int:
-        return self.mesh.num_local_ranks
+        return self.mesh.num_sharing
 
     @property
     def is_alone(self) -> bool:

@@ -199,8 +199,8 @@ class Mesh:
     """This process's place among the ranks.
 
     axes: degree of each named axis, e.g. {"lp": 2, "tp": 2}; an axis that is left out has degree 1. The product of the
-    degrees is the number of ranks. device: the device on which this rank computes. Raises ValueError if the degrees do
-    not fit the number of ranks.
+    degrees is the number of ranks. device: the device on which this rank computes. shares_gpu: whether all ranks of
+    this host compute on one GPU. Raises ValueError if the degrees do not fit the number of ranks.
     """
 
     axes: Mapping[str, int]
@@ -209,6 +209,12 @@ class Mesh:
     local_rank: int = 0
     num_local_ranks: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    shares_gpu: bool = False
+
+    @property
+    def num_sharing(self) -> int:
+        """The number of ranks in the memory of this rank's device."""
+        return self.num_local_ranks if self.device.type == "cpu" or self.shares_gpu else 1
 
     def __post_init__(self) -> None:
         check_product(self.axes, self.num_ranks)
@@ -259,7 +265,13 @@ def make_mesh(settings: ParallelSettings, device: str = "auto", environment: Map
         local_rank=local_rank,
         num_local_ranks=num_local_ranks,
         device=choose_device(device, local_rank, num_local_ranks, torch.cuda.device_count(), why_no_gpu()),
+        shares_gpu=is_one_gpu(device),
     )
+
+
+def is_one_gpu(name: str) -> bool:
+    """Whether all ranks of a host compute on the GPU of this name."""
+    return re.fullmatch(r"cuda:\d+", name) is not None
 
 
 def choose_device(

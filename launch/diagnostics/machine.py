@@ -12,7 +12,7 @@ import torch
 
 from launch.diagnostics.findings import Finding
 from launch.sweep.ranks import usable_cores
-from lp.platform.hardware import processor_name, why_no_gpu
+from lp.platform.hardware import forced_tf32, processor_name, why_no_gpu
 
 SECTION = "machine"
 # What the kernels for a CPU are compiled for (lp/model/cpu/kernels), the best last, by the names in /proc/cpuinfo.
@@ -84,6 +84,9 @@ def gpus(num_bytes: int) -> Iterator[Finding]:
     if not torch.cuda.is_available():
         yield Finding(SECTION, "GPU", "none: the model is computed on the CPU", [])
         return
+    if name := forced_tf32():
+        text = f"{name}=1 has float32 computed in TF32: unset it, or use model.dtype=bfloat16"
+        yield Finding(SECTION, "float32", text, name, is_broken=True)
     for index in range(torch.cuda.device_count()):
         device = torch.device("cuda", index)
         free, total = torch.cuda.mem_get_info(device)

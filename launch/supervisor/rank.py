@@ -41,7 +41,7 @@ from parallel.groups.epoch import Epoch, joined, resume
 from parallel.groups.link import Link
 from parallel.groups.messages import Failed, Measured, Ready
 from parallel.groups.worker import Fenced, FrontEndGone, Worker
-from parallel.mesh import Mesh, Mode, choose_device
+from parallel.mesh import Mesh, Mode, choose_device, is_one_gpu
 from parallel.runners.copying import CacheTransfer
 
 FENCED = 3
@@ -131,7 +131,7 @@ class Rank:
         """The whole model is here: ranks may come and go."""
         settings = self.settings.on(self.mesh)
         on_loaded = runtime.report_loaded(settings, self.mesh)
-        place = EpochTopology(settings.parallel, on_loaded, self.mesh.num_local_ranks)
+        place = EpochTopology(settings.parallel, on_loaded, self.mesh.num_sharing)
         # Step times depend on how many ranks share a step, and so are found in the first epoch.
         engine = Engine.assemble(replace(settings, step_times=StepTimesSource.off), place)
         alone, model = cast(SingleDevice, engine.runner), engine.checkpoint.model
@@ -249,7 +249,8 @@ def _mesh(spec: RankSpec, settings: RuntimeSettings) -> Mesh:
     num_gpus = torch.cuda.device_count()
     device = choose_device(settings.model.device, spec.local_rank, spec.num_local_ranks, num_gpus, why_no_gpu())
     degrees = settings.parallel.resolve_degrees(spec.num_ranks)
-    return Mesh(degrees, spec.rank, spec.num_ranks, spec.local_rank, spec.num_local_ranks, device)
+    places = spec.rank, spec.num_ranks, spec.local_rank, spec.num_local_ranks
+    return Mesh(degrees, *places, device, is_one_gpu(settings.model.device))
 
 
 if __name__ == "__main__":

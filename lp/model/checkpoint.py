@@ -25,13 +25,14 @@ from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_tree
 from lp.model.extensions import Extension
 from lp.model.gpu.cuda_graphs import Capture
+from lp.model.gpu.make import merge_weights
 from lp.model.heads.extension import HeadsExtension
 from lp.model.kernels import AttentionKind
 from lp.model.memory import check_fits, find_bound, parse_bound
 from lp.model.probes import text_probes
 from lp.model.reference import Reference
 from lp.platform.disk_cache import folder
-from lp.platform.hardware import dtype_name, why_no_gpu
+from lp.platform.hardware import dtype_name, require_float32, why_no_gpu
 from lp.tree import chain
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -162,6 +163,8 @@ def load(
     known = read_checkpoint_info(settings.path, settings.max_length, settings.grammar_backend, settings.heads)
     dtype = pick_dtype(settings.dtype, device, known.config)
     _tell_dtype(dtype, settings)
+    if dtype == torch.float32:
+        require_float32(device)
     extensions = [*extensions, *([HeadsExtension(*known.heads)] if known.heads else [])]
     for extension in extensions:
         extension.check(known)
@@ -179,6 +182,8 @@ def load(
     for extension in extensions:
         extension.load(causal, known)
     checkpoint = Checkpoint(**vars(known), model=causal, extensions={one.role: one for one in extensions})
+    if device.type == "cuda" and reader is None and settings.compile is not CompileMode.off:
+        merge_weights(causal)
     _bound_memory(checkpoint.models, settings.kv_memory, num_sharing)
     if reader is None or has_graphs:
         _make_fast(causal, settings, references, capture, is_checked)

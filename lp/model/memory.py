@@ -131,7 +131,7 @@ def find_bound(setting: str, device: torch.device, num_sharing: int = 1) -> Boun
     """What a setting means once all weights are loaded. "auto" is on a GPU what is free but for MARGIN of the whole,
     and on a CPU CPU_SHARE of the memory that is available.
 
-    num_sharing: the number of ranks in this machine's memory. Raises ValueError as `parse_bound` does.
+    num_sharing: the number of ranks in this device's memory. Raises ValueError as `parse_bound` does.
     """
     given = parse_bound(setting)
     size, reason = (given, "") if given is not None else _auto(device, num_sharing)
@@ -174,7 +174,11 @@ def _auto(device: torch.device, num_sharing: int) -> tuple[float, str]:
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what loading and checking have freed
         free, total = torch.cuda.mem_get_info(device)
-        return max(0.0, free - MARGIN * total), f" (what is free on {device}, but for {MARGIN:.0%} of it)"
+        if num_sharing == 1:
+            return max(0.0, free - MARGIN * total), f" (what is free on {device}, but for {MARGIN:.0%} of it)"
+        # The others may still load, or have taken their share: each takes what its weights leave of an equal one.
+        share = (1 - MARGIN) * total / num_sharing - torch.cuda.memory_reserved(device)
+        return max(0.0, min(free, share)), f" (an equal share of {device} for each of {num_sharing} ranks)"
     size = CPU_SHARE * psutil.virtual_memory().available / num_sharing
     shared = f", shared by {num_sharing} ranks" if num_sharing > 1 else ""
     return size, f" ({CPU_SHARE:.0%} of the memory that is available{shared})"

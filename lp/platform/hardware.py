@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import warnings
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -43,6 +45,33 @@ def why_no_gpu() -> str:
             "older CUDA"
         )
     return reason[:300]
+
+
+# Environment variables by which a GPU's libraries compute float32 products in TF32, whatever a program says.
+TF32_VARIABLES = ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE")
+
+
+def forced_tf32(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The environment variable that makes a GPU compute float32 products in TF32; None if there is none."""
+    return next((name for name in TF32_VARIABLES if environment.get(name, "").strip() == "1"), None)
+
+
+def require_float32(device: torch.device) -> None:
+    """Has a GPU compute float32 products in float32, with sums that are not rounded in between.
+
+    Raises ValueError if the environment forbids that.
+    """
+    if device.type != "cuda":
+        return
+    if name := forced_tf32():
+        raise ValueError(
+            f"{name}=1 has float32 products computed in TF32, with 10 bits instead of 23, so that texts differ from "
+            "transformers' own: unset it, or use model.dtype=bfloat16"
+        )
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
 def upload(values: np.ndarray, device: torch.device) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from lp.kv_cache.arena import Arena
 from lp.model.causal import CausalModel
 from lp.model.gpu.forward import FusedForward
@@ -21,6 +23,16 @@ def make_fused(model: CausalModel, arena: Arena, is_invariant: bool = False) -> 
     program = make_program(model)
     plan = make_plan(program, schedule(program), model.dtype)
     return FusedForward(program, plan, model.dtype, arena, is_invariant)
+
+
+def merge_weights(model: CausalModel) -> None:
+    """Merges the weights of a model in place, if it has a fused form. Its forward finds them merged.
+
+    To be called before memory for keys and values takes what is left.
+    """
+    if not kernels.missing_triton():
+        with suppress(Inexpressible):
+            make_program(model)
 
 
 def make_program(model: CausalModel) -> Program:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,36 +39,53 @@ def merge_products(program: Program, parameters: Iterable[Tensor]) -> None:
     """Makes one product of those that multiply the same rows. Their weights become one tensor.
 
     parameters: the model's own. Those that are merged become views of that tensor, so the model's own forward goes on,
-    and nothing is held twice.
+    and nothing is held twice: the memory of the weights of a group is free before those of the next one are merged.
     """
     owners = {table_key(parameter.detach()): parameter for parameter in parameters if parameter.dim() == 2}
-    groups: dict[tuple[int, Operand, bool], list[Product]] = defaultdict(list)
-    for step in program.steps:
+    steps: list[Step | None] = list(program.steps)
+    program.steps = []  # which would hold weights that have been merged
+    groups: dict[tuple[int, Operand, bool], list[int]] = defaultdict(list)
+    for number, step in enumerate(steps):
         if isinstance(step, Product) and step.out is not program.logits and step.weight.t().is_contiguous():
-            groups[id(step.x.source), step.x, step.bias is None].append(step)
+            groups[id(step.x.source), step.x, step.bias is None].append(number)
+    step = None
     moved: dict[int, tuple[Value, int]] = {}
-    merged: dict[int, Product | None] = {}
-    for group in groups.values():
-        if len(group) > 1:
-            product = _merge(group, owners)
-            start = 0
-            for number, one in enumerate(group):
-                moved[id(one.out)] = product.out, start
-                start += one.out.width
-                merged[id(one)] = None if number else product
-    steps = [merged.get(id(step), step) for step in program.steps]
+    outs: list[Value] = []  # whose ids are in `moved`
+    for numbers in groups.values():
+        if len(numbers) > 1:
+            product, parts = _merge([steps[number] for number in numbers], owners)
+            steps[numbers[0]], start = product, 0
+            for number in numbers[1:]:
+                steps[number] = None
+            for out in parts:
+                moved[id(out)] = product.out, start
+                start += out.width
+            outs += parts
     program.steps = [_moved(step, moved) for step in steps if step is not None]
 
 
 @torch.no_grad()
-def _merge(group: list[Product], owners: Mapping[WeightKey, Tensor]) -> Product:
-    weight = torch.cat([one.weight.t() for one in group])
+def _merge(group: list[Any], owners: Mapping[WeightKey, Tensor]) -> tuple[Product, list[Value]]:
+    """The product of a group, and the values that its parts are. group: products."""
+    weights = [one.weight.t() for one in group]
+    weight = _joined(weights)
     for one, part in zip(group, weight.split([one.out.width for one in group]), strict=True):
         if (owner := owners.get(weight_key(one.weight))) is not None:
             owner.data = part
     biases = [one.bias.tensor for one in group if one.bias is not None]
     bias = Constant(torch.cat([one.reshape(-1) for one in biases])) if biases else None
-    return Product(Value(sum(one.out.width for one in group)), group[0].x, weight.t(), bias)
+    outs = [one.out for one in group]
+    return Product(Value(sum(out.width for out in outs)), group[0].x, weight.t(), bias), outs
+
+
+def _joined(weights: list[Tensor]) -> Tensor:
+    """Weights [N, K], one below the other: the memory in which they lie so already, or new memory."""
+    first, end = weights[0], weights[0].storage_offset()
+    for one in weights:
+        if one.untyped_storage().data_ptr() != first.untyped_storage().data_ptr() or one.storage_offset() != end:
+            return torch.cat(weights)
+        end += one.numel()
+    return first.as_strided((sum(len(one) for one in weights), first.shape[1]), first.stride())
 
 
 def _moved(step: Step, moved: dict[int, tuple[Value, int]]) -> Step:

@@ -15,6 +15,7 @@ from lp.engine.builder import EngineSettings
 from lp.model.checkpoint import ModelSettings
 from lp.platform import library
 from lp.runner.single_device import SingleDevice
+from lp.runner.step_times.measure import StepTimesSource
 from parallel.build import MeshTopology
 from parallel.groups.epoch import Epoch, resume
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
@@ -38,7 +39,8 @@ def generate(mesh: Mesh, channel, folder: str, lacking: int, is_epoch: bool) -> 
         place = MeshTopology(
             settings, Mesh({"lp": 2}, mesh.rank, 2), PrefixStore("lp", open_store(mesh, settings.timeout_s))
         )
-        engine = Engine.assemble(EngineSettings(ModelSettings(folder, device="cpu"), step_times="off"), place)
+        model = ModelSettings(folder, device="cpu")
+        engine = Engine.assemble(EngineSettings(model, step_times=StepTimesSource.off), place)
     assert isinstance(engine.history.drafter(Auto(), PROMPT, 0.0, None), SimpleDrafter)
     done = engine.generate(PROMPT, max_new_tokens=NUM_TOKENS, decode=Auto(rows=16), temperature=0.0)
     return done.token_ids, done.stats.steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode
-from lp.model.gpu.make import make_fused
+from lp.model.gpu import passes
+from lp.model.gpu.make import make_fused, make_program
 from lp.model.program.record import Inexpressible
 from lp.model.program.translate import cache_shapes, translate
 from lp.model.reference import relative_error
@@ -82,6 +84,47 @@ def test_merged_weights_are_still_the_models_own(
     assert all(torch.equal(weight, after[name]) for name, weight in before.items())
     attention: Any = model.model.model.layers[0].self_attn
     assert attention.q_proj.weight.untyped_storage()._cdata == attention.v_proj.weight.untyped_storage()._cdata
+
+
+def live_bytes() -> int:
+    """Bytes of all tensors that are alive, with shared memory counted once."""
+    alive = [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter)]
+    return sum({one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in alive}.values())
+
+
+def test_merging_holds_no_more_than_one_group_twice(
+    load_model: Callable[[str, str], CausalModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that is merged before memory for keys and values takes the rest needs hardly more than its weights."""
+    model = load_model("llama", "float32")
+    layer: Any = model.model.model.layers[0]
+    projections = [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]
+    largest = max(
+        sum(one.weight.nbytes for one in group) for group in (projections, [layer.mlp.gate_proj, layer.mlp.up_proj])
+    )
+    seen: list[int] = []
+    merge = passes._merge
+
+    def watched(*arguments):
+        merged = merge(*arguments)
+        seen.append(live_bytes())
+        return merged
+
+    make_program(load_model("llama", "float32"))  # what is made once is not counted
+    gc.collect()
+    before = live_bytes()
+    monkeypatch.setattr(passes, "_merge", watched)
+    make_program(model)
+    assert len(seen) >= 2 * model.num_layers
+    assert max(seen) - before < 1.2 * largest + 0.05 * model.weight_bytes
+    monkeypatch.setattr(passes, "_joined", lambda weights, joined=passes._joined: same_memory(joined(weights), weights))
+    make_program(model)
+
+
+def same_memory(joined: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+    assert {one.untyped_storage()._cdata for one in weights} == {joined.untyped_storage()._cdata}
+    assert torch.equal(joined, torch.cat(weights))
+    return joined
 
 
 def test_experts_have_no_fused_form(
