@@ -67,7 +67,7 @@ class Minute:
 
     @property
     def speed(self) -> float | None:
-        """Of auto over plain decoding, after the first token."""
+        """The speed of auto over that of plain decoding, after the first token; None without requests."""
         taken = [(one["auto"].per_token_s, one["autoregressive"].per_token_s) for one in self.pairs]
         known = [(auto, plain) for auto, plain in taken if auto and plain]
         return sum(plain for _, plain in known) / sum(auto for auto, _ in known) if known else None
@@ -194,7 +194,7 @@ async def measure(
 
 
 def show(last: Sequence[Minute], number: int) -> None:
-    """Tells how the last minute went."""
+    """Prints the figures of the last minute."""
     for minute in last:
         if minute.speed:
             worst_s = max(minute.first_tokens_s)

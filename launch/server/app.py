@@ -43,11 +43,12 @@ _ERROR = {
     },
 }
 _TEXT, _TOKENS = {"type": "string"}, {"type": "array", "items": {"type": "integer"}}
+_PROMPTS = [_TEXT, _TOKENS, {"type": "array", "items": _TEXT}, {"type": "array", "items": _TOKENS}]
 _PART = {"type": "object", "required": ["type", "text"], "properties": {"type": {"const": "text"}, "text": _TEXT}}
 # Fields that are converted from several shapes to one, of which pydantic describes the one, or nothing.
 _SHAPES = {
-    "input": [_TEXT, _TOKENS, {"type": "array", "items": _TEXT}, {"type": "array", "items": _TOKENS}],
-    "prompt": [_TEXT, _TOKENS, {"type": "array", "items": _TEXT}, {"type": "array", "items": _TOKENS}],
+    "input": _PROMPTS,
+    "prompt": _PROMPTS,
     "stop": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": 16}, {"type": "null"}],
     "content": [_TEXT, {"type": "array", "items": _PART}, {"type": "null"}],
 }

@@ -185,7 +185,7 @@ class Conversion:
                 prompts = [self._prompt(prompt, body) for prompt in body.prompt]
             except ValueError as error:
                 raise errors.bad_request(str(error), param="prompt") from None
-        return [self._truncated(prompt, body) for prompt in prompts]
+        return [self.truncated(prompt, body.truncate_prompt_tokens, body.most_tokens) for prompt in prompts]
 
     def _prompt(self, prompt: str | list[int], body: CompletionBody) -> list[int]:
         with_special = body.add_special_tokens is not False
@@ -197,11 +197,10 @@ class Conversion:
         except ValueError as error:
             raise errors.bad_request(f"suffix: {error}", param="suffix") from None
 
-    def _truncated(self, prompt: list[int], body: GenerationBody) -> list[int]:
-        """The last tokens of a prompt, as many as the body asks for."""
-        most = body.truncate_prompt_tokens
+    def truncated(self, prompt: list[int], most: int | None, num_new: int | None = None) -> list[int]:
+        """The last `most` tokens of a prompt; -1 is as many as leave room for `num_new` tokens, None is all."""
         if most == -1:
-            most = max(1, self.checkpoint.max_length - max(1, body.most_tokens or 0))
+            most = max(1, self.checkpoint.max_length - max(1, num_new or 0))
         return prompt if most is None else prompt[-most:]
 
     def _reading(self, body: ChatBody, prompt: list[int]) -> Reading:

@@ -14,8 +14,8 @@ from pydantic import AfterValidator
 
 from launch.server import errors
 from launch.server.bodies import Body, body_of, refused
-from launch.server.connection import ClientGone, note_gone, race
-from launch.server.context import Context, authorise, context, has_place, owner
+from launch.server.context import Context, authorise, context, owner
+from launch.server.generation import HAS_PLACE, whole
 from launch.server.openai_protocol import Ignored, Prompts, Truncation
 from launch.server.service import Subscription
 from lp.engine.input import ContextExceeded
@@ -49,7 +49,7 @@ class EmbeddingBody(Body):
     user: Ignored = None
 
 
-@router.post("/v1/embeddings", dependencies=[Depends(has_place)])
+@router.post("/v1/embeddings", dependencies=HAS_PLACE)
 async def embeddings(
     request: Request,
     server: Annotated[Context, Depends(context)],
@@ -59,13 +59,9 @@ async def embeddings(
     """Returns the embedding of each input: the hidden state of its last token, or the mean of all."""
     requests = await server.tokenizing(lambda: make_requests(server, body, sharing), body.num_bytes)
     subscription = server.service.submit(*requests)
-    try:
-        found = await race(_collect(subscription), request.receive)
-    except ClientGone:
-        note_gone(request.scope)
-        return Response(status_code=errors.CLIENT_CLOSED_REQUEST)
-    finally:
-        subscription.close()
+    found = await whole(request, subscription, _collect(subscription))
+    if isinstance(found, Response):
+        return found
     normalizes = server.settings.normalize_embeddings if body.normalize is None else body.normalize
     data = [
         {"object": "embedding", "index": number, "embedding": write(found[one.id], normalizes, body.encoding_format)}
@@ -91,8 +87,7 @@ def make_requests(server: Context, body: EmbeddingBody, owner: str | None) -> li
     for number, text in enumerate(body.input):
         try:
             tokens = builder.encode(text, add_special_tokens=body.add_special_tokens is not False)
-            if most := body.truncate_prompt_tokens:
-                tokens = tokens[-(context_length - 1 if most == -1 else most) :]
+            tokens = conversion.truncated(tokens, body.truncate_prompt_tokens)
             requests.append(builder.build_embedding(tokens, pooling, f"{reply_id}-{number}", owner))
         except ContextExceeded as error:
             raise errors.bad_request(

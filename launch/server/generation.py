@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import Annotated, Any, Protocol
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
@@ -25,6 +25,7 @@ from launch.server.responses import ResponseReply, ResponsesBody, Stored
 from launch.server.service import ServiceError, Subscription
 from lp.request import Completion, Output
 
+T = TypeVar("T")
 HAS_PLACE = [Depends(has_place)]
 router = APIRouter(dependencies=[Depends(authorise)])
 # Fields of /v1/responses by their names in a chat.
@@ -96,14 +97,22 @@ async def answer(request: Request, server: Context, prepared: Prepared, writer: 
     subscription = server.service.submit(*prepared.requests)
     if streams:
         return EventStream(_events(subscription, writer, server.settings.retry_after_s), on_end=subscription.close)
+    completions = await whole(request, subscription, _collect(prepared, subscription))
+    return completions if isinstance(completions, Response) else JSONResponse(writer.whole(completions))
+
+
+async def whole(request: Request, subscription: Subscription, work: Coroutine[Any, Any, T]) -> T | Response:
+    """The result of work on what a subscription yields, or the response to a client that has left meanwhile.
+
+    Either way the subscription is closed, which cancels what has not ended.
+    """
     try:
-        completions = await race(_collect(prepared, subscription), request.receive)
+        return await race(work, request.receive)
     except ClientGone:
         note_gone(request.scope)
         return Response(status_code=errors.CLIENT_CLOSED_REQUEST)
     finally:
         subscription.close()
-    return JSONResponse(writer.whole(completions))
 
 
 async def _collect(prepared: Prepared, subscription: Subscription) -> dict[str, Completion]:

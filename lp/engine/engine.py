@@ -275,9 +275,14 @@ class Engine:
         return outputs
 
     @property
+    def _learning(self) -> StepTimesLearner | None:
+        """The learner, if what it learns is used; else it only says what steps are expected to take."""
+        return None if self.keep_times is None else self.learner
+
+    @property
     def has_new_times(self) -> bool:
         """Whether step times were learnt by which all engines that share steps should decide."""
-        return self.learner is not None and self.keep_times is not None and self.learner.has_change
+        return self._learning is not None and self._learning.has_change
 
     def take_new_times(self) -> StepTimes:
         """The step times that were learnt; `use_times` is called with them next, in all engines that share steps."""
@@ -295,7 +300,7 @@ class Engine:
 
     def next_trial(self) -> Trial | None:
         """A step whose time should be tried while nobody waits for one; None if enough is known."""
-        return self.learner.next_trial() if self.learner is not None and self.keep_times is not None else None
+        return self._learning and self._learning.next_trial()
 
     def try_step(self, trial: Trial) -> None:
         """Runs a single step that nobody waits for, in all engines that share steps, and learns from it."""
@@ -303,8 +308,8 @@ class Engine:
             model = self.checkpoint.model
             self._trials = Trials(self.runner, model.vocab_size, model.max_length)
         served = self._trials.run(trial)
-        if self.learner is not None and self.keep_times is not None:
-            self.learner.learn(served)
+        if self._learning is not None:
+            self._learning.learn(served)
 
     def _end_trials(self) -> None:
         if self._trials is not None:

@@ -78,7 +78,7 @@ class CausalModel:
 
     @property
     def hidden_size(self) -> int:
-        """Of the hidden states that the output embedding reads; a pipeline stage may have none."""
+        """The size of the hidden states that the output embedding reads, which not every pipeline stage has."""
         config = self.model.config.get_text_config(decoder=True)
         return getattr(self.model.get_output_embeddings(), "in_features", config.hidden_size)
 

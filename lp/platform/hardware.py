@@ -68,7 +68,6 @@ def require_float32(device: torch.device) -> None:
             f"{name}=1 has float32 products computed in TF32, with 10 bits instead of 23, so that texts differ from "
             "transformers' own: unset it, or use model.dtype=bfloat16"
         )
-    torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

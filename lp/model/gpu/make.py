@@ -32,7 +32,7 @@ def merge_weights(model: CausalModel) -> None:
     """
     if not kernels.missing_triton():
         with suppress(Inexpressible):
-            make_program(model)
+            merge_products(translate(model, MORE_ROWS), model.model.parameters())
 
 
 def make_program(model: CausalModel) -> Program:

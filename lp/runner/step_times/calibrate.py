@@ -106,10 +106,7 @@ def resolve_step_times(
     effort = THOROUGH if is_thorough else QUICK
     measured = measure_step_times(runner, model.vocab_size, model.max_length, most_rows, broadcast, effort)
     host_step, host_row = measure_host()
-    extras = dataclasses.replace(
-        measure_answering(model.vocab_size, model.device, ANSWERING_ROUNDS if is_thorough else QUICK_ROUNDS),
-        host_step=host_step, host_row=host_row,
-    )  # fmt: skip
+    answering = measure_answering(model.vocab_size, model.device, ANSWERING_ROUNDS if is_thorough else QUICK_ROUNDS)
     if is_thorough:
         sequence_s, thousand_cached_s = measure_sequences(runner, model.vocab_size, model.max_length, broadcast)
     else:
@@ -118,8 +115,9 @@ def resolve_step_times(
         runner, model.vocab_size, model.max_length, 2 * CACHED if is_thorough else QUICK_COPIED
     )
     extras = dataclasses.replace(
-        extras, sequence=sequence_s, thousand_cached=thousand_cached_s, copy=copy_s, copied_token=copied_token_s
-    )
+        answering, host_step=host_step, host_row=host_row, sequence=sequence_s, thousand_cached=thousand_cached_s,
+        copy=copy_s, copied_token=copied_token_s,
+    )  # fmt: skip
     log.info(
         "milliseconds of a step by its rows%s: %s; of one more sequence: %.2f, of 1000 more cached tokens: %.2f%s",
         "" if is_thorough else ", by a few steps", describe(measured), 1000 * sequence_s, 1000 * thousand_cached_s,

@@ -8,10 +8,8 @@ from __future__ import annotations
 import statistics
 from typing import NamedTuple
 
-from lp.request import Sequence as TokenSequence
 from lp.runner.runner import Runner, StepInput
-from lp.runner.step_times.measure import num_cached_of
-from lp.sampling.settings import Sampling
+from lp.runner.step_times.measure import make_sequence, num_cached_of
 from lp.step_cost import CACHED, LEAST_COPIED
 from lp.tree import chain
 
@@ -32,12 +30,11 @@ def measure_copies(runner: Runner, vocab_size: int, max_length: int, most_tokens
     few = LEAST_COPIED
     if not runner.can_copy or many <= few:
         return CopyTimes()
-    tokens = [token % vocab_size for token in range(1, many + 2)]
-    sequence = TokenSequence("step-times-copy", tokens, len(tokens), Sampling(temperature=0.0, seed=0))
+    sequence = make_sequence("step-times-copy", many + 1, vocab_size)
     runner.open(sequence)
     runner.share_trees(False)
     try:
-        runner.start([StepInput.of(sequence, chain(tokens[-1:]))])
+        runner.start([StepInput.of(sequence, chain(sequence.tokens[-1:]))])
         runner.finish()
         seconds = [
             statistics.median([runner.time_copy(sequence, number) for _ in range(1 + ROUNDS)][1:])

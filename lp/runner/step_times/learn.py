@@ -342,7 +342,7 @@ class _HostWork:
         self._seconds = np.maximum(0.0, np.linalg.solve(self._seen, self._sum)).tolist()
 
     def seconds(self) -> tuple[float, float]:
-        """Of each step with drafts, beyond a plain one, and of each of its rows."""
+        """The host's seconds in a step with drafts, beyond those in a plain one, and its seconds for each row."""
         return self._seconds[1], self._seconds[2]
 
 

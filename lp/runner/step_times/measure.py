@@ -135,13 +135,19 @@ def num_cached_of(max_length: int, wanted: int) -> int:
     return max(1, min(wanted, max_length // 2))
 
 
+def make_sequence(name: str, length: int, vocab_size: int) -> TokenSequence:
+    """A sequence of made-up tokens whose steps are timed."""
+    tokens = [token % vocab_size for token in range(1, length + 1)]
+    return TokenSequence(name, tokens, length, Sampling(temperature=0.0, seed=0))
+
+
 @contextmanager
 def _stopwatch(
     runner: Runner, vocab_size: int, max_length: int, num_cached: int, is_quick: bool, go_on: GoOn
 ) -> Iterator[Callable[[Size], float]]:
     """Yields a function that times a step of a size. Its sequence is open, and read, while the body runs."""
-    tokens = [token % vocab_size for token in range(1, num_cached + 1)]
-    sequence = TokenSequence("step-times", tokens, num_cached, Sampling(temperature=0.0, seed=0))
+    sequence = make_sequence("step-times", num_cached, vocab_size)
+    tokens = sequence.tokens
     num_new = min(1 + ACCEPTED, max(0, max_length - num_cached - DEPTH))
     runner.open(sequence)
     try:
@@ -219,9 +225,7 @@ class Trials:
 
     def __init__(self, runner: Runner, vocab_size: int, max_length: int):
         self._runner, self._vocab_size = runner, vocab_size
-        length = num_cached_of(max_length, QUICK.num_cached)
-        tokens = [token % vocab_size for token in range(1, length + 1)]
-        self._sequence = TokenSequence("step-times-trial", tokens, length, Sampling(temperature=0.0, seed=0))
+        self._sequence = make_sequence("step-times-trial", num_cached_of(max_length, QUICK.num_cached), vocab_size)
         runner.open(self._sequence)
         self._is_read = False
 

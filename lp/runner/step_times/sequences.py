@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from lp.request import Sequence as TokenSequence
 from lp.runner.runner import Runner, StepInput
-from lp.runner.step_times.measure import CANDIDATES, GoOn, num_cached_of
-from lp.sampling.settings import Sampling
+from lp.runner.step_times.measure import CANDIDATES, GoOn, make_sequence, num_cached_of
 from lp.step_cost import CACHED, CACHED_ROWS
 from lp.tree import chain
 
@@ -45,10 +44,10 @@ def measure_sequences(
     """
     num_cached = num_cached_of(max_length, CACHED)
     num_rows = max(1, min(NUM_SEQUENCES, max_length - num_cached))
-    one, long = (_sequence(name, num_cached, vocab_size) for name in ("one", "long"))
+    one, long = (make_sequence(f"step-times-{name}", num_cached, vocab_size) for name in ("one", "long"))
     # The caches of a part's sequences hold together as many tokens as that of the one sequence.
     length, number = max(1, num_cached // num_rows), num_rows * runner.num_parts
-    several = [_sequence(str(place), length, vocab_size) for place in range(number)]
+    several = [make_sequence(f"step-times-{place}", length, vocab_size) for place in range(number)]
     opened = []
     runner.share_trees(True)
     try:
@@ -68,11 +67,6 @@ def measure_sequences(
         max(0.0, together_s - alone_s) / max(1, num_rows - 1),
         max(0.0, long_s - alone_s) * 1000 / more_tokens if more_tokens else 0.0,
     )
-
-
-def _sequence(name: str, length: int, vocab_size: int) -> TokenSequence:
-    tokens = [token % vocab_size for token in range(1, length + 1)]
-    return TokenSequence(f"step-times-{name}", tokens, length, Sampling(temperature=0.0, seed=0))
 
 
 def _chain(sequence: TokenSequence, num_rows: int, vocab_size: int) -> StepInput:

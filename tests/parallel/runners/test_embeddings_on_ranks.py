@@ -7,17 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch.distributed import PrefixStore
 
 from lp import Engine
-from lp.engine.builder import EngineSettings
-from lp.model.checkpoint import ModelSettings
 from lp.request import Pooling
 from lp.runner.step_times.measure import StepTimesSource
-from parallel.build import MeshTopology
 from parallel.comm.channel import Channel
-from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
+from parallel.mesh import Mesh
+from tests.parallel.modes import engines
 from tests.parallel.ranks import run_ranks
 
 PROMPTS = [[(5 * at) % 97 + 2 for at in range(length)] for length in (1, 7, 150)]
@@ -25,18 +21,9 @@ MODES: list[dict[str, int]] = [{"lp": 2}, {"tp": 2}, {"pp": 2}]
 
 
 def embed(mesh: Mesh, channel: Channel, folder: str) -> list[list[list[float]]]:
-    """By mode: the embeddings of all prompts in both ways."""
-    torch.set_num_threads(1)
-    settings = ParallelSettings(exchange=ExchangeKind.gloo, timeout_s=60)
-    store = open_store(mesh, settings.timeout_s)
-    found = []
-    for axes in MODES:
-        place = MeshTopology(settings, Mesh(axes, mesh.rank, mesh.num_ranks), PrefixStore(str(axes), store))
-        model = ModelSettings(folder, device="cpu")
-        engine = Engine.assemble(EngineSettings(model, step_times=StepTimesSource.off), place)
-        found.append([engine.embed(prompt, pooling) for prompt in PROMPTS for pooling in Pooling])
-        place.close()
-    return found
+    """Embeds all prompts in both ways, under each mode."""
+    made = engines(mesh, folder, MODES, step_times=StepTimesSource.off)
+    return [[engine.embed(prompt, pooling) for prompt in PROMPTS for pooling in Pooling] for engine in made]
 
 
 @pytest.mark.slow

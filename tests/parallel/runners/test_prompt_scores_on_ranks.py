@@ -6,17 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from torch.distributed import PrefixStore
 
 from lp import Engine
-from lp.engine.builder import EngineSettings
-from lp.model.checkpoint import ModelSettings
 from lp.scheduling.settings import PrefixReuse, SchedulerSettings
-from parallel.build import MeshTopology
 from parallel.comm.channel import Channel
-from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
+from parallel.mesh import Mesh
 from tests.mixture import Mixture, check_mixture, make_mixture, run_mixture
+from tests.parallel.modes import engines
 from tests.parallel.ranks import run_ranks
 
 BEGINNING = [(5 * at) % 97 + 2 for at in range(40)]
@@ -25,17 +21,9 @@ MODES: list[dict[str, int]] = [{"tp": 2}, {"pp": 2}, {"lp": 2}]
 
 def run_modes(mesh: Mesh, channel: Channel, folder: str) -> list[Mixture]:
     """What a mixture of requests yields under each mode."""
-    torch.set_num_threads(1)
-    settings = ParallelSettings(exchange=ExchangeKind.gloo, timeout_s=60)
-    store = open_store(mesh, settings.timeout_s)
-    found = []
-    for axes in MODES:
-        place = MeshTopology(settings, Mesh(axes, mesh.rank, mesh.num_ranks), PrefixStore(str(axes), store))
-        scheduler = SchedulerSettings(max_step_rows=24, prefix_reuse=PrefixReuse.all)
-        engine = Engine.assemble(EngineSettings(ModelSettings(folder, device="cpu"), scheduler=scheduler), place)
-        found.append(run_mixture(engine, make_mixture(engine, 12, 5, beginning=BEGINNING)))
-        place.close()
-    return found
+    scheduler = SchedulerSettings(max_step_rows=24, prefix_reuse=PrefixReuse.all)
+    made = engines(mesh, folder, MODES, scheduler=scheduler)
+    return [run_mixture(engine, make_mixture(engine, 12, 5, beginning=BEGINNING)) for engine in made]
 
 
 @pytest.mark.slow

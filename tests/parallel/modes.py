@@ -1,0 +1,26 @@
+"""Makes an engine on this rank under each mode of parallelism, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore
+
+from lp import Engine
+from lp.engine.builder import EngineSettings
+from lp.model.checkpoint import ModelSettings
+from parallel.build import MeshTopology
+from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
+
+
+def engines(mesh: Mesh, folder: str, modes: Sequence[dict[str, int]], **settings: Any) -> Iterator[Engine]:
+    """Yields an engine for the degrees of each mode. settings: of EngineSettings."""
+    torch.set_num_threads(1)
+    parallel = ParallelSettings(exchange=ExchangeKind.gloo, timeout_s=60)
+    store = open_store(mesh, parallel.timeout_s)
+    for axes in modes:
+        place = MeshTopology(parallel, Mesh(axes, mesh.rank, mesh.num_ranks), PrefixStore(str(axes), store))
+        yield Engine.assemble(EngineSettings(ModelSettings(folder, device="cpu"), **settings), place)
+        place.close()
