@@ -307,8 +307,10 @@ class Engine:
         if self._trials is None:
             model = self.checkpoint.model
             self._trials = Trials(self.runner, model.vocab_size, model.max_length)
+            if self._learning is not None:
+                self._learning.learn(None)
         served = self._trials.run(trial)
-        if self._learning is not None:
+        if self._learning is not None and served is not None:
             self._learning.learn(served)
 
     def _end_trials(self) -> None:

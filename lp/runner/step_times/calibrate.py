@@ -33,7 +33,7 @@ from lp.step_cost import CACHED, StepTimes
 log = logging.getLogger("lookahead")
 
 # To be raised when the figures of an existing file would have another meaning.
-FORMAT = 8
+FORMAT = 9
 # Of a few quick steps: rounds of choosing tokens, tokens that are copied, and what a sequence is thought to add to a
 # step, as a share of it.
 QUICK_ROUNDS, QUICK_COPIED, SEQUENCE_SHARE = 3, 96, 0.02

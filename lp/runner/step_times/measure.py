@@ -49,7 +49,7 @@ class Effort(NamedTuple):
     num_cached: tokens of the sequence of which steps are timed. fewest_sizes: sizes that are timed, however slow the
     machine is. first_round_s: seconds of timed steps after which no further size is begun: a slow machine gets a curve
     of fewer points. rounds: the fewest and the most. budget_s: seconds after which no further round is begun.
-    is_quick: whether a timing is a single step, whatever ran before it.
+    is_quick: whether a timing is a single step, whatever ran before it, where no parts share trees.
     """
 
     num_cached: int
@@ -135,6 +135,16 @@ def num_cached_of(max_length: int, wanted: int) -> int:
     return max(1, min(wanted, max_length // 2))
 
 
+def num_accepted(max_length: int, num_cached: int) -> int:
+    """How many tokens a timed step yields after so many."""
+    return min(1 + ACCEPTED, max(0, max_length - num_cached - DEPTH))
+
+
+def accepted_of(tree: TokenTree, num_new: int) -> list[int]:
+    """The tokens that a timed step yields: drafts of the tree's first chain, and one more."""
+    return [*tree.tokens[1:num_new].tolist(), 0][:num_new]
+
+
 def make_sequence(name: str, length: int, vocab_size: int) -> TokenSequence:
     """A sequence of made-up tokens whose steps are timed."""
     tokens = [token % vocab_size for token in range(1, length + 1)]
@@ -148,7 +158,7 @@ def _stopwatch(
     """Yields a function that times a step of a size. Its sequence is open, and read, while the body runs."""
     sequence = make_sequence("step-times", num_cached, vocab_size)
     tokens = sequence.tokens
-    num_new = min(1 + ACCEPTED, max(0, max_length - num_cached - DEPTH))
+    num_new = num_accepted(max_length, num_cached)
     runner.open(sequence)
     try:
         _run_step(runner, sequence, bushy_tree(tokens[-1], 1, vocab_size))
@@ -156,7 +166,7 @@ def _stopwatch(
         def seconds(size: Size, num_steps: int = STEPS_PER_TIMING) -> float:
             return _time_steps(runner, sequence, size, vocab_size, num_new, num_steps)
 
-        one_is_enough = is_quick or (runner.num_parts == 1 and go_on(seconds((1, True)) > LONG_STEP_S))
+        one_is_enough = runner.num_parts == 1 and (is_quick or go_on(seconds((1, True)) > LONG_STEP_S))
         yield partial(seconds, num_steps=1) if one_is_enough else seconds
     finally:
         runner.share_trees(None)
@@ -196,7 +206,7 @@ def _time_steps(
     for _ in range(num_steps):
         tree = bushy_tree(sequence.tokens[-1], num_rows, vocab_size)
         taken = _run_step(runner, sequence, tree, is_shared)
-        sequence.tokens += [*tree.tokens[1:num_new].tolist(), 0][:num_new]
+        sequence.tokens += accepted_of(tree, num_new)
     del sequence.tokens[num_tokens:]
     return taken
 
@@ -221,24 +231,45 @@ def bushy_tree(root: int, num_rows: int, vocab_size: int) -> TokenTree:
 
 
 class Trials:
-    """Runs single steps of a sequence made for it, while nobody waits for one. All ranks do so together."""
+    """Runs single steps of a sequence made for it, while nobody waits for one. All ranks do so together.
+
+    Where parts share trees, a step counts if it follows one of the same kind, whose accepted rows some parts lack, as
+    in decoding; the one before only prepares it.
+    """
 
     def __init__(self, runner: Runner, vocab_size: int, max_length: int):
         self._runner, self._vocab_size = runner, vocab_size
-        self._sequence = make_sequence("step-times-trial", num_cached_of(max_length, QUICK.num_cached), vocab_size)
+        self._length = num_cached_of(max_length, QUICK.num_cached)
+        self._num_new = num_accepted(max_length, self._length)
+        self._sequence = make_sequence("step-times-trial", self._length, vocab_size)
         runner.open(self._sequence)
         self._is_read = False
+        self._prepared: Trial | None = None
 
     def run(self, trial: Trial) -> ServedStep | None:
-        """Runs a step. The first one reads the sequence instead, and tells nothing."""
-        rows, was_read = trial.num_rows if self._is_read else 1, self._is_read
-        tree = bushy_tree(self._sequence.tokens[-1], rows, self._vocab_size)
-        num_candidates = 0 if trial.is_plain else CANDIDATES
-        seconds = _run_step(self._runner, self._sequence, tree, trial.is_shared, num_candidates)
+        """Runs a step. Returns None if it only prepares the next one: the first one reads the sequence."""
+        tokens = self._sequence.tokens
+        if not self._is_read:
+            self._is_read = True
+            self._run_step(bushy_tree(tokens[-1], 1, self._vocab_size), trial)
+            return None
+        is_prepared = self._runner.num_parts == 1 or trial == self._prepared
+        if not is_prepared:  # what follows a step of another kind is dropped
+            del tokens[self._length :]
+        tree = bushy_tree(tokens[-1], trial.num_rows, self._vocab_size)
+        seconds = self._run_step(tree, trial)
+        if not is_prepared:
+            tokens += accepted_of(tree, self._num_new)
+            self._prepared = trial
+            return None
+        self._prepared, length = None, len(tokens)
+        del tokens[self._length :]
+        return ServedStep(trial.num_rows, trial.is_shared, 1, length, trial.is_plain, False, seconds)
+
+    def _run_step(self, tree: TokenTree, trial: Trial) -> float:
+        seconds = _run_step(self._runner, self._sequence, tree, trial.is_shared, 0 if trial.is_plain else CANDIDATES)
         self._runner.share_trees(None)
-        self._is_read = True
-        length = len(self._sequence.tokens)
-        return ServedStep(rows, trial.is_shared, 1, length, trial.is_plain, False, seconds) if was_read else None
+        return seconds
 
     def close(self) -> None:
         self._runner.close(self._sequence)

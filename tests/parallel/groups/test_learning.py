@@ -31,7 +31,7 @@ class Script:
 
     def __init__(self, commands: list[Command]):
         self.commands, self.texts = commands, dict[str, list[int]]()
-        self._is_running, self._num_idle = False, 60
+        self._is_running, self._num_idle = False, 120
 
     def has_waiting(self) -> bool:
         return False

@@ -164,6 +164,21 @@ def test_a_trial_is_a_single_step(machine_of: Make) -> None:
     assert not machine.is_open
 
 
+def test_a_trial_of_ranks_that_share_trees_follows_one_of_its_kind(machine_of: Make) -> None:
+    """Its accepted rows were computed by some ranks alone, as in decoding; the step before only prepares that."""
+    machine = machine_of(lambda rows, _: 0.01 + rows * 6e-4)
+    machine.num_parts = 2
+    trials, shared, alone = Trials(machine, 300, 4096), Trial(8, True, False), Trial(8, False, False)
+    (sequence,) = machine.sequences
+    assert trials.run(shared) is None and trials.run(shared) is None
+    assert sequence.tokens[32:] == [1, 2, 3, 0]
+    served = trials.run(shared)
+    assert served is not None and served.num_cached == 36 and len(sequence.tokens) == 32
+    assert trials.run(shared) is None and trials.run(alone) is None, "another kind is prepared anew"
+    assert len(sequence.tokens) == 36 and trials.run(alone) is not None
+    assert machine.sizes == [1] + 5 * [8]
+
+
 def test_the_steps_of_ranks_that_share_trees_come_in_pairs(machine_of: Make) -> None:
     """Only the second step of a pair has accepted rows that another rank has computed."""
     machine = machine_of(lambda rows, _: 0.1)
