@@ -18,6 +18,7 @@ from lp.engine.builder import SingleProcess
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint, Reader
 from lp.model.gpu.cuda_graphs import Capture
+from lp.model.program.group import RankGroup
 from lp.runner.runner import Runner
 from lp.runner.single_device import SingleDevice
 from parallel.comm.base import Messages, Traffic
@@ -117,6 +118,10 @@ class MeshTopology:
     @property
     def capture(self) -> Capture | None:
         return capture_together(self.replica) if self.mesh.degree("tp") > 1 else None
+
+    @property
+    def group(self) -> RankGroup | None:
+        return self.replica if self.mesh.degree("tp") > 1 else None
 
     @property
     def fingerprints(self) -> bool:

@@ -22,6 +22,7 @@ from lp.model.checkpoint import Checkpoint, ModelSettings, Reader, load
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.model.gpu.cuda_graphs import Capture
 from lp.model.heads.hidden import can_give_hidden
+from lp.model.program.group import RankGroup
 from lp.model.second_model import DRAFT, SECOND, SecondModel, SecondModelExtension, vocabulary_of
 from lp.platform.library import require_on_all
 from lp.request import DecodeLimits, DecodingMethod, ModelTraits
@@ -77,8 +78,8 @@ class EngineSettings:
 class Topology(Protocol):
     """A rank's place among the ranks of a run.
 
-    reader: reads the weights that this rank holds; None reads all of them. capture: see `load`. fingerprints: whether
-    the ranks compare checksums of their state in every step. mode: a JSON value that names this way of running the
+    reader: reads the weights that this rank holds; None reads all of them. capture, group: see `load`. fingerprints:
+    whether the ranks compare checksums of their state in every step. mode: a JSON value that names this way of running the
     model; step times are stored separately for each mode. broadcast: gives every rank the JSON value of rank 0.
     num_sharing: the number of ranks in this device's memory. is_alone: whether there are no other ranks. is_leader:
     whether this rank decides for the others, once they have met.
@@ -89,6 +90,9 @@ class Topology(Protocol):
 
     @property
     def capture(self) -> Capture | None: ...
+
+    @property
+    def group(self) -> RankGroup | None: ...
 
     @property
     def fingerprints(self) -> bool: ...
@@ -126,6 +130,7 @@ class SingleProcess:
 
     reader: Reader | None = None
     capture: Capture | None = None
+    group: RankGroup | None = None
     fingerprints = False
     mode: Any = "single"
     num_sharing: int = 1
@@ -271,7 +276,7 @@ def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
     if decode.lossy:
         log.warning("decode.verify=%s is lossy: texts are not the model's own", decode.lossy)
     kind = settings.attention.kind
-    checkpoint = load(settings.model, kind, place.reader, place.num_sharing, place.capture, second_models)
+    checkpoint = load(settings.model, kind, place.reader, place.num_sharing, place.capture, second_models, place.group)
     request_builder = RequestBuilder(checkpoint, settings.decode, settings.sampling, settings.limits, roles)
     index, corpus = find_index(settings.index, checkpoint), find_corpus(settings.corpus, checkpoint)
     place.on_loaded(checkpoint)

@@ -30,6 +30,7 @@ from lp.model.heads.extension import HeadsExtension
 from lp.model.kernels import AttentionKind
 from lp.model.memory import check_fits, find_bound, parse_bound
 from lp.model.probes import text_probes
+from lp.model.program.group import RankGroup
 from lp.model.reference import Reference
 from lp.platform.disk_cache import folder
 from lp.platform.hardware import dtype_name, require_float32, why_no_gpu
@@ -148,18 +149,20 @@ def load(
     num_sharing: int = 1,
     capture: Capture | None = None,
     extensions: Iterable[Extension] = (),
+    group: RankGroup | None = None,
 ) -> Checkpoint:
     """Loads a checkpoint, checks that tree attention is exact for it, and makes its forward fast if that pays.
 
     reader: reads the weights, for a rank that holds only a part of the model; None reads the whole model. num_sharing:
     the number of ranks that share this machine's memory. capture: makes CUDA graphs of the forward of a rank with a
-    part of the model; None makes none. extensions: in addition to the heads that the settings name.
+    part of the model; None makes none. extensions: in addition to the heads that the settings name. group: the ranks
+    that hold parts of every layer, this one among them; None is for a rank that shares no layer.
     Raises CheckpointError, UnsupportedArchitecture or ValueError, each with a message of one line for the user.
     """
     kv_bytes = parse_bound(settings.kv_memory)
     device = pick_device(settings.device)
-    has_graphs = reader is not None and capture is not None and device.type == "cuda"
-    _check_compilation(settings, reader is None, has_graphs)
+    is_compiled = reader is None or (group is not None and (device.type == "cpu" or capture is not None))
+    _check_compilation(settings, reader is None, is_compiled, device)
     known = read_checkpoint_info(settings.path, settings.max_length, settings.grammar_backend, settings.heads)
     dtype = pick_dtype(settings.dtype, device, known.config)
     _tell_dtype(dtype, settings)
@@ -185,8 +188,8 @@ def load(
     if device.type == "cuda" and reader is None and settings.compile is not CompileMode.off:
         merge_weights(causal)
     _bound_memory(checkpoint.models, settings.kv_memory, num_sharing)
-    if reader is None or has_graphs:
-        _make_fast(causal, settings, references, capture, is_checked)
+    if is_compiled:
+        _make_fast(causal, settings, references, capture, is_checked, group)
         if checks and (causal.fast is None or causal.fast.is_invariant):  # PyTorch's compiler is compared every time
             checks.note()
     for extension in extensions:
@@ -203,17 +206,17 @@ def _bound_memory(models: Sequence[CausalModel], kv_memory: str, num_sharing: in
         model.bound_memory(share)
 
 
-def _check_compilation(settings: ModelSettings, is_whole: bool, has_graphs: bool) -> None:
+def _check_compilation(settings: ModelSettings, is_whole: bool, is_compiled: bool, device: torch.device) -> None:
     """Raises ValueError for what cannot be compiled, or cannot be invariant, whatever the model."""
-    if settings.compile is CompileMode.on and not is_whole and not has_graphs:
+    if settings.compile is CompileMode.on and not is_compiled:
         raise ValueError(
-            "model.compile=on is for a rank that holds the whole model, or a part of every layer on a GPU; use "
-            "model.compile=off"
+            "model.compile=on is for a rank that holds the whole model, or a part of every layer; use model.compile=off"
         )
-    if settings.invariant is Invariance.on and (settings.compile is CompileMode.off or not is_whole):
+    is_invariant = is_compiled and (is_whole or device.type == "cpu")
+    if settings.invariant is Invariance.on and (settings.compile is CompileMode.off or not is_invariant):
         raise ValueError(
-            "model.invariant=on needs the compiled forward of a rank that holds the whole model; use parallel=single "
-            "or parallel=lp, without model.compile=off, or use model.invariant=auto"
+            "model.invariant=on needs the compiled forward of a rank that holds the whole model, or on a CPU a part of "
+            "every layer; use parallel=single or parallel=lp, without model.compile=off, or use model.invariant=auto"
         )
 
 
@@ -223,12 +226,17 @@ def _make_fast(
     references: list[Reference] | None,
     capture: Capture | None,
     is_checked: bool,
+    group: RankGroup | None,
 ) -> None:
     """Makes the forward fast as the settings say; see `make_fast`. Raises ValueError if it cannot be as they demand."""
     is_demanded = settings.invariant is Invariance.on
     mode = CompileMode.on if is_demanded else settings.compile
-    make_fast(causal, mode, folder("compiled"), references, capture, is_demanded, is_checked)
-    assert not is_demanded or (causal.fast and causal.fast.is_invariant)
+    make_fast(causal, mode, folder("compiled"), references, capture, is_demanded, is_checked, group)
+    if is_demanded and not (causal.fast and causal.fast.is_invariant):
+        raise ValueError(
+            "model.invariant=on: the sums of ranks that share no memory depend on the rows of a step; use "
+            "model.invariant=auto, or ranks on one host"
+        )
 
 
 def read_whole(

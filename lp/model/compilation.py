@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from lp.model.gpu.device import current
 from lp.model.gpu.make import make_fused
 from lp.model.gpu.paged import PagedForward
 from lp.model.kernels import GPU_KINDS, HALF, reads_block_tables
+from lp.model.program.group import RankGroup
 from lp.model.program.record import Inexpressible
 from lp.model.reference import Probe, Reference, make_references
 from lp.platform.build import CannotBuild, NoCompiler, find_compiler
@@ -59,6 +60,7 @@ def make_fast(
     capture: Capture | None = None,
     is_invariant: bool = False,
     is_checked: bool = False,
+    group: RankGroup | None = None,
 ) -> None:
     """Gives a model, of which this rank holds all layers, a fast forward.
 
@@ -66,15 +68,14 @@ def make_fast(
     with; None makes them. is_checked: whether the same forward has passed before on this CPU, so that it is compared
     with nothing. capture: captures the forward of one of several ranks that hold parts of every layer: all of
     them have graphs, or none has; None is for a rank that holds the whole model. is_invariant: whether each row must be
-    computed alike, whatever the others are: on a GPU that takes longer. Raises ValueError if the mode is `on` and the
-    forward cannot be compiled as demanded.
+    computed alike, whatever the others are: on a GPU that takes longer. group: the ranks that share the model, which
+    all call this; None is for a rank that holds the whole model. Raises ValueError if the mode is `on` and the forward
+    cannot be compiled as demanded.
     """
-    num_parameters = sum(weight.numel() for weight in model.model.parameters())
-    is_small = num_parameters < WORTHWHILE and capture is None
-    if mode is CompileMode.off or (mode is CompileMode.auto and is_small):
+    if mode is CompileMode.off or (mode is CompileMode.auto and _is_small(model, group)):
         return
     try:
-        model.fast = _make(model, folder, references, capture, is_invariant, is_checked)
+        model.fast = _make(model, folder, references, capture, is_invariant, is_checked, group)
     except CompilationFailed as error:
         if is_invariant:
             how = "in fused kernels" if model.device.type == "cuda" else "natively"
@@ -89,6 +90,14 @@ def make_fast(
         log.warning("the forward is not compiled: %s (model.compile=off does not try it)", error)
 
 
+def _is_small(model: CausalModel, group: RankGroup | None) -> bool:
+    """Whether compiling does not pay. All ranks that share a model find the same."""
+    if model.device.type == "cuda" and group is not None:
+        return False
+    is_small = sum(weight.numel() for weight in model.model.parameters()) < WORTHWHILE
+    return is_small if group is None else group.agree(is_small)
+
+
 def _make(
     model: CausalModel,
     folder: Path | None,
@@ -96,6 +105,7 @@ def _make(
     capture: Capture | None,
     is_invariant: bool,
     is_checked: bool,
+    group: RankGroup | None,
 ) -> FastForward:
     """The first fast forward that gives the references' logits. Raises CompilationFailed."""
     started = time.monotonic()
@@ -103,7 +113,7 @@ def _make(
     trunk = references[-1].probes[0].trunk if references else []
     cache = model.make_cache(capacity=2 * len(trunk))
     fault = ""
-    for fast in _candidates(model, trunk, cache, folder, capture, is_invariant, is_checked):
+    for fast in _candidates(model, trunk, cache, folder, capture, is_invariant, is_checked, group):
         try:
             with current(model.device):
                 fault = "" if is_checked else _find_fault(model, fast, cache, references)
@@ -124,6 +134,7 @@ def _candidates(
     capture: Capture | None,
     is_invariant: bool,
     is_checked: bool,
+    group: RankGroup | None,
 ) -> Iterator[FastForward]:
     """The fast forwards that can be made here, the best first. Raises CompilationFailed if there is none.
 
@@ -133,6 +144,9 @@ def _candidates(
     """
     if model.device.type == "cuda":
         yield from _captured(model, trunk, cache, capture, is_invariant)
+        return
+    if group is not None:
+        yield _made_by_all(group, lambda: make_native(model, _check_can_compile(model, folder), is_checked))
         return
     try:
         kept = _check_can_compile(model, folder)
@@ -145,6 +159,20 @@ def _candidates(
         log.info("compiled by PyTorch, which takes minutes, as the model has no native form: %s", error)
         for fresh in (False, True):  # what was found on disk may belong to another model in spite of its digest
             yield compile_ahead(model, kept, fresh)
+
+
+def _made_by_all(group: RankGroup, make: Callable[[], FastForward]) -> FastForward:
+    """What `make` returns. Raises CompilationFailed, on all ranks that share the model, if it fails on one of them."""
+    made, failure = None, CompilationFailed("another of the ranks that share the model cannot compile it")
+    try:
+        made = make()
+    except (CannotBuild, CompilationFailed, Inexpressible) as error:
+        what = f"it has no native form: {error}" if isinstance(error, Inexpressible) else str(error)
+        failure = CompilationFailed(what)
+        failure.__cause__ = error
+    if not group.agree(made is not None) or made is None:
+        raise failure
+    return made
 
 
 def _write(model: CausalModel, trunk: list[int], cache: KVCache) -> list[MaskKey]:

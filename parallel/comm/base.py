@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lp.model.program.group import SharedSlots
+
 # Says whether the ranks are about to change. A rank that waits for another asks it some fifty times a second, and gives
 # up the wait with EpochOver when the answer is yes.
 IsOver = Callable[[], bool]
@@ -98,6 +100,16 @@ class Collectives(Messages, Protocol):
 
     rank: int
     num_ranks: int
+    shared_slots: SharedSlots | None
+    round: int
+
+    def look(self, place: int, waited_s: float) -> None:
+        """See RankGroup."""
+        ...
+
+    def count(self, num_collectives: int, bytes_sent: int, seconds: float) -> None:
+        """See RankGroup."""
+        ...
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Returns the sum over the ranks, equal to the bit on all of them. May overwrite `tensor`."""
@@ -147,7 +159,21 @@ class LocalExchange:
         """There is nothing to leave."""
 
 
-class WaitsOnHost:
+class WithoutSlots:
+    """What all `Collectives` have in common that native code cannot carry out by itself."""
+
+    traffic: Traffic
+    shared_slots: SharedSlots | None = None
+    round = 0
+
+    def look(self, place: int, waited_s: float) -> None:
+        """Nobody waits in memory that is not shared."""
+
+    def count(self, num_collectives: int, bytes_sent: int, seconds: float) -> None:
+        self.traffic.add(Traffic(num_collectives, bytes_sent, seconds))
+
+
+class WaitsOnHost(WithoutSlots):
     """What all `Collectives` have in common whose calls wait for the other ranks themselves."""
 
     num_ranks: int

@@ -17,7 +17,17 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, is_nccl_available
 
-from parallel.comm.base import Collectives, Exchange, IsOver, LocalCollectives, LocalExchange, Messages, Traffic, never
+from parallel.comm.base import (
+    Collectives,
+    Exchange,
+    IsOver,
+    LocalCollectives,
+    LocalExchange,
+    Messages,
+    Traffic,
+    WithoutSlots,
+    never,
+)
 from parallel.comm.peers import await_keys
 from parallel.comm.process_group import ProcessGroupCollectives, ProcessGroupExchange
 from parallel.comm.shared_memory import SharedMemoryExchange
@@ -280,7 +290,7 @@ class DelayedMessages:
         _wait_counted(self.traffic, self._delay_us)
 
 
-class DelayedCollectives(DelayedMessages):
+class DelayedCollectives(DelayedMessages, WithoutSlots):
     """`Collectives` that take `delay_us` microseconds longer; for a message, only its receiver waits."""
 
     def __init__(self, inner: Collectives, delay_us: float) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-from parallel.comm.base import IsOver, Messages, Traffic, never
+from parallel.comm.base import IsOver, Messages, Traffic, WithoutSlots, never
 from parallel.comm.guarded_group import GuardedGroup
 from parallel.comm.symmetric_memory import SymmetricSum, try_symmetric_memory
 from parallel.errors import RankLost
@@ -99,7 +99,7 @@ class GroupMessages:
         return tensor.to(self._group.device).contiguous()
 
 
-class ProcessGroupCollectives(GroupMessages):
+class ProcessGroupCollectives(GroupMessages, WithoutSlots):
     """The `Collectives` of ranks that need not be on one host; see GuardedGroup for the arguments.
 
     symmetric: adds up inside of graphs in place of NCCL, once `use_symmetric_memory` has found that it can.

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
+from lp.model.program.group import SharedSlots
 from parallel.comm.base import IsOver, Traffic, WaitsOnHost, never
 from parallel.comm.peers import Peers, wait_for
 from parallel.comm.shared_memory import SharedFile, shared_path
@@ -57,7 +58,7 @@ class SharedMemoryCollectives(WaitsOnHost):
         self.traffic = Traffic()
         self._timeout_s = timeout_s
         self._is_over = is_over
-        self._round = 0
+        self.round = 0
         self._ranks = ranks
         self._peers = Peers(ranks, [])
         self._ring_slots = ring_slots
@@ -75,6 +76,8 @@ class SharedMemoryCollectives(WaitsOnHost):
         content = torch.frombuffer(memory, dtype=torch.uint8, offset=layout.num_words * 8)
         self._left, self._rounds, self._written, self._read = layout.split_words(words)
         self._slots, self._rings = layout.split_content(content)
+        rounds_at = self._rounds.__array_interface__["data"][0]
+        self.shared_slots = SharedSlots(self._slots.data_ptr(), _SLOT_BYTES, rounds_at, _LINE * 8)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Adds in the order of the ranks, in the tensor's own dtype."""
@@ -125,10 +128,15 @@ class SharedMemoryCollectives(WaitsOnHost):
     def close(self) -> None:
         self._left[self.rank] = self._left[self.rank] or _LEFT
 
+    def look(self, place: int, waited_s: float) -> None:
+        if waited_s > self._timeout_s:
+            raise self._late(place)
+        self._look(self._rounds[place : place + 1], self.round + 1)
+
     def _exchange(self, mine: Tensor) -> list[Tensor]:
         """Publishes one part and returns views of the parts of all ranks, valid until the round after the next."""
-        self._round += 1
-        number, buffer, size = self._round, self._round % 2, mine.nbytes
+        self.round += 1
+        number, buffer, size = self.round, self.round % 2, mine.nbytes
         self._slots[self.rank, buffer, :size] = mine.view(torch.uint8)
         self._rounds[self.rank] = number
         for place in range(self.num_ranks):
@@ -143,8 +151,12 @@ class SharedMemoryCollectives(WaitsOnHost):
         try:
             wait_for(lambda: word[0] >= number, lambda: self._look(word, number), self._timeout_s)
         except TimeoutError:
-            self._left[self.rank] = _LEFT_FOR + place
-            raise self._peers.late([place], self._timeout_s) from None
+            raise self._late(place) from None
+
+    def _late(self, place: int) -> RankLost:
+        """The error about a rank that has not come in time, for which this one leaves."""
+        self._left[self.rank] = _LEFT_FOR + place
+        return self._peers.late([place], self._timeout_s)
 
     def _look(self, word: np.ndarray, number: int) -> None:
         """Raises RankLost if any rank has gone: the awaited rank would wait for that one, too.

@@ -24,6 +24,8 @@ from lp.model.checkpoint import Reader
 from lp.model.exactness import UnsupportedArchitecture
 from lp.model.gpu.cuda_graphs import Capture, capture_on_gpu
 from lp.model.kernels import UnsupportedAttention
+from lp.model.program.group import all_gather, all_reduce, row_in_part
+from lp.model.program.record import recorder
 from parallel.comm.base import Collectives
 from parallel.errors import RankLost
 from parallel.sharding.slices import (
@@ -167,8 +169,7 @@ def _split_vocabulary(model: PreTrainedModel, embedding: nn.Embedding, first: in
         head.weight = nn.Parameter(embedding.weight[:size], requires_grad=False)
 
     def localise(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        mine = args[0] - first
-        return (torch.where((mine >= 0) & (mine < size), mine, size), *args[1:])
+        return (row_in_part(args[0], first, size), *args[1:])
 
     embedding.register_forward_pre_hook(localise)
     embedding.register_forward_hook(_reduce(collectives))
@@ -176,26 +177,25 @@ def _split_vocabulary(model: PreTrainedModel, embedding: nn.Embedding, first: in
 
 def _reduce(collectives: Collectives) -> Callable[..., Tensor]:
     def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        return collectives.all_reduce(output)
+        return all_reduce(output, collectives)
 
     return hook
 
 
 def _settle(collectives: Collectives) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any, output: Any) -> None:
-        collectives.settle()
+        if recorder() is None:
+            collectives.settle()
 
     return hook
 
 
 def _gather(held: list[range], collectives: Collectives) -> Callable[..., Tensor]:
-    """Joins the outputs of all ranks. Tensors that are gathered have one shape, so the smaller ones are padded."""
-    sizes = [len(own) for own in held]
+    """Joins the outputs of all ranks."""
+    sizes = tuple(len(own) for own in held)
 
     def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        missing = max(sizes) - output.shape[-1]
-        gathered = collectives.all_gather(nn.functional.pad(output, (0, missing)) if missing else output)
-        return torch.cat([part[..., :size] for part, size in zip(gathered, sizes, strict=True)], dim=-1)
+        return all_gather(output, sizes, collectives)
 
     return hook
 

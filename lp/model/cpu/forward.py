@@ -16,10 +16,12 @@ from torch import Tensor
 from lp.kv_cache.cache import KVCache
 from lp.kv_cache.contiguous import ContiguousCache
 from lp.model.cpu.binding import Bound, BoundInstruction
+from lp.model.cpu.collectives import Collectives
 from lp.model.cpu.layout import StepLayout
 from lp.model.cpu.memory import Output, RowMemory
-from lp.model.cpu.source import ATTENTION
+from lp.model.cpu.source import ATTENTION, BYTES_SENT, REDUCE
 from lp.model.fast_forward import FastForward, SequenceRows
+from lp.model.program.group import RankGroup, all_gather, all_reduce
 from lp.model.program.steps import Program, Value
 from lp.platform.library import address
 from lp.tree import TokenTree
@@ -29,7 +31,7 @@ MOST_QUERIES, KEYS = 48, 64
 BYTES_OF_A_LOGIT = 4
 # Of the function `forward` that source.py writes.
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_long
-_ARGUMENTS = [_POINTER, _POINTER, _NUMBER, _POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER]
+_ARGUMENTS = [_POINTER, _POINTER, _NUMBER, _POINTER, _POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER]
 
 
 class NativeForward(FastForward):
@@ -38,7 +40,6 @@ class NativeForward(FastForward):
     """
 
     owns_weights = True
-    is_invariant = True
     runs_by_layer = True
 
     def __init__(
@@ -66,6 +67,10 @@ class NativeForward(FastForward):
         self._logits_at: list[int] = []
         self._scores, self._scores_at = np.empty(0, np.float32), 0
         self._output, self._layout = Output(), StepLayout(len(cache_shapes))
+        group = program.group
+        self._collectives = Collectives(group, self._collect) if group is not None else None
+        # Two numbers have one sum; that of more depends on their order, which other ways of summing choose themselves.
+        self.is_invariant = group is None or group.shared_slots is not None or group.num_ranks == 2
         self._fill_table()
 
     @property
@@ -126,13 +131,32 @@ class NativeForward(FastForward):
         if len(self._scores) < num_threads * num_scores:
             self._scores = np.empty(2 * num_threads * num_scores, np.float32)
             self._scores_at = address(self._scores)
+        collectives = self._collectives
+        if collectives is not None:
+            collectives.begin(num_threads)
         for begin, end, layer in [(0, len(self._table), None)] if before_attention is None else self._segments():
             if before_attention is not None and layer is not None:
                 before_attention(layer)
             self._library.forward(
                 self._layout.address, self._table_at + begin * self._table.strides[0], end - begin, self._arguments_at,
-                self._scores_at, num_scores, num_threads, None if times is None else address(times),
+                None if collectives is None else collectives.address, self._scores_at, num_scores, num_threads,
+                None if times is None else address(times),
             )  # fmt: skip
+            if collectives is not None:
+                collectives.end()
+
+    def _collect(self, group: RankGroup, number: int, first: int, num_rows: int) -> None:
+        """Carries out a collective of the program where native code cannot. number: of its instruction."""
+        one = self._instructions[number]
+        at = self._table[number, -1]
+        x, out, width, *sizes = self._arguments[at : at + len(one.arguments)].tolist()
+        own = sizes[group.rank]
+        sent = _numbers(x + first * own * BYTES_SENT, num_rows, own)
+        received = _numbers(out + first * width * BYTES_SENT, num_rows, width)
+        if one.number == REDUCE:
+            received.copy_(all_reduce(sent.clone(), group))
+        else:
+            received.copy_(all_gather(sent, tuple(sizes), group))
 
     def _segments(self) -> Iterator[tuple[int, int, int | None]]:
         """The instructions [begin, end) from one attention to the next, each with the layer whose attention is its
@@ -165,3 +189,9 @@ class NativeForward(FastForward):
         if isinstance(argument, Value):
             return self._memory.address(argument)
         return argument.data_ptr() if isinstance(argument, Tensor) else argument
+
+
+def _numbers(at: int, num_rows: int, width: int) -> Tensor:
+    """Float32 [num_rows, width] at an address."""
+    numbers = (ctypes.c_float * (num_rows * width)).from_address(at)
+    return torch.frombuffer(numbers, dtype=torch.float32).view(num_rows, width)

@@ -12,9 +12,23 @@ import torch
 from lp.model.cpu.emit import Argument, StageWriter
 from lp.model.program.record import Inexpressible
 from lp.model.program.schedule import Stage
-from lp.model.program.steps import Attention, Product, Program, Value, reads, weight_key, written
+from lp.model.program.steps import (
+    AllGather,
+    AllReduce,
+    Attention,
+    Collective,
+    Product,
+    Program,
+    Value,
+    reads,
+    weight_key,
+    written,
+)
 
-FUNCTION, PRODUCT, ATTENTION = range(3)
+FUNCTION, PRODUCT, ATTENTION, COLLECTIVE = range(4)
+REDUCE, GATHER = range(2)
+# Bytes of a number that is sent to other ranks.
+BYTES_SENT = 4
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # The most query heads that may share a key/value head: MOST_QUERIES in kernels/attention_task.h.
 MOST_GROUPS = 48
@@ -24,8 +38,9 @@ MOST_GROUPS = 48
 class Instruction:
     """One entry of the table that the native code runs.
 
-    kind: FUNCTION, PRODUCT or ATTENTION. number: of the function or of the kind of attention. stage: of the schedule.
-    is_last: only rows whose logits are wanted are computed. arguments: what the native code is given, in its order.
+    kind: FUNCTION, PRODUCT, ATTENTION or COLLECTIVE. number: of the function or of the kind of attention or collective.
+    stage: of the schedule. is_last: only rows whose logits are wanted are computed. arguments: what the native code is
+    given, in its order.
     """
 
     kind: int
@@ -69,6 +84,8 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
                 arguments = (step.x.source, step.x.start, step.x.source.width, step, step.bias or 0, step.out)
                 size = step.x.source.width if step.x.source.is_half else step.weight.shape[0]
                 instructions.append(Instruction(PRODUCT, 0, number, is_last, (*arguments, size, step.weight.shape[1])))
+            elif isinstance(step, AllReduce | AllGather):
+                instructions.append(_collective(step, number, is_last))
             else:
                 at = attentions.setdefault(_attention(step), len(attentions))
                 assert isinstance(step.query.source, Value)
@@ -95,6 +112,17 @@ def _lives(program: Program, stages: list[Stage]) -> dict[int, tuple[Value, int,
         value = program.hidden.value
         lives[id(value)] = value, lives[id(value)][1], len(stages)
     return lives
+
+
+def _collective(step: Collective, stage: int, is_last: bool) -> Instruction:
+    assert isinstance(step.x.source, Value)
+    is_sum, num_ranks = isinstance(step, AllReduce), step.group.num_ranks
+    sizes = (step.out.width,) * num_ranks if isinstance(step, AllReduce) else step.sizes
+    shared = step.group.shared_slots
+    if shared is not None and max(sizes) * BYTES_SENT > shared.slot_bytes:
+        raise Inexpressible(f"a row of {max(sizes)} numbers that is sent to other ranks")
+    number = REDUCE if is_sum else GATHER
+    return Instruction(COLLECTIVE, number, stage, is_last, (step.x.source, step.out, step.out.width, *sizes))
 
 
 def _attention(step: Attention) -> str:
@@ -131,10 +159,10 @@ def _text(functions: list[str], attentions: list[str], number_format: int) -> st
         'extern "C" long panel() { return PANEL; }',
         "",
         'extern "C" void forward(Step* step, const Instruction* program, long num_instructions,',
-        "                        const long* arguments, float* room, long room_size, long num_threads,",
-        "                        double* times) {",
+        "                        const long* arguments, Group* group, float* room, long room_size,",
+        "                        long num_threads, double* times) {",
         "    lay_out(*step);",
-        "    run_program(*step, program, num_instructions, arguments, functions, attentions, room, room_size,",
+        "    run_program(*step, program, num_instructions, arguments, functions, attentions, group, room, room_size,",
         "                num_threads, times);",
         "}",
         "",

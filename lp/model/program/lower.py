@@ -7,13 +7,27 @@ Only what the logits depend on is turned. An operation on constants alone has be
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lp.model.program.formulas import MAPS, literal, power
 from lp.model.program.operands import Operands, squeezed
 from lp.model.program.record import Inexpressible, Operation, Recording, memory
-from lp.model.program.steps import Attention, Constant, Gather, Keep, Map, Operand, Product, Program, Reduce
+from lp.model.program.steps import (
+    AllGather,
+    AllReduce,
+    Attention,
+    Constant,
+    Gather,
+    Keep,
+    Map,
+    Operand,
+    Product,
+    Program,
+    Reduce,
+    Value,
+)
 
 
 class Lowering:
@@ -25,6 +39,8 @@ class Lowering:
         tokens = self._known.fresh(recording.tokens, 0)
         positions = self._known.fresh(recording.positions, 0)
         self.program = Program(tokens, positions, tokens)
+        # By the value of row_in_part: the tokens, the first of them that the table has, and how many it has.
+        self._parts: dict[int, tuple[Operand, int, int]] = {}
 
     def run(self) -> Program:
         """Raises Inexpressible."""
@@ -162,9 +178,50 @@ class Lowering:
             raise Inexpressible("a lookup by something other than tokens or positions")
         assert view.row is not None
         target = self._known.out(out, view.row)
+        if id(source) in self._parts:
+            self._lookup_in_part(table, target, *self._parts[id(source)])
+            return
         self.program.steps.append(
             Gather(target, Operand(source, view.start, ()), self._known.constant(table, is_table=True))
         )
+
+    def _lower_row_in_part(self, operation: Operation) -> None:
+        tokens, first, size = operation.args
+        source, view = self._known.find(tokens)
+        assert view.row is not None
+        place = self._known.fresh(operation.outputs[0], view.row)
+        self._parts[id(place)] = Operand(source, view.start, ()), first, size
+
+    def _lookup_in_part(self, table: Tensor, target: Operand, tokens: Operand, first: int, size: int) -> None:
+        """Looks tokens up in a part of a table: the nearest row that is there, times 0 if it is not the token's own."""
+        begin = Constant(torch.tensor([float(first)]))  # an argument, so that the text is the same on all ranks
+        near, rows = Value(1, is_integer=True), Value(table.shape[1])
+        offset, place, whole = Operand(begin, 0, ()), Operand(near, 0, ()), Operand(rows, 0, (1,))
+        nearest = f"smaller(larger({{0}} - {{1}}, 0.0f), {literal(size - 1)})"
+        self.program.steps.append(Map(place, (), nearest, (tokens, offset)))
+        self.program.steps.append(Gather(whole, place, self._known.constant(table[:size], is_table=True)))
+        is_own = "1.0f - smaller(larger({1} - {2} - {3}, {2} + {3} - {1}), 1.0f)"
+        inputs = whole, *(Operand(one.source, one.start, (0,)) for one in (tokens, offset, place))
+        self.program.steps.append(Map(target, (table.shape[1],), f"{{0}} * ({is_own})", inputs))
+
+    def _lower_all_reduce(self, operation: Operation) -> None:
+        x, group = operation.args
+        source, row = self._sent(x)
+        self.program.steps.append(AllReduce(self._known.fresh(operation.outputs[0], row), source, group))
+
+    def _lower_all_gather(self, operation: Operation) -> None:
+        x, sizes, group = operation.args
+        source, row = self._sent(x)
+        self.program.steps.append(AllGather(self._known.fresh(operation.outputs[0], row), source, sizes, group))
+
+    def _sent(self, tensor: Tensor) -> tuple[Operand, int]:
+        """A tensor that is sent to other ranks, and its dimension of rows. It must be the whole of a value."""
+        if not self._known.is_value(tensor):
+            raise Inexpressible("constants that are sent to other ranks")
+        source, view = self._known.find(tensor)
+        if not view.is_whole or view.row is None:
+            raise Inexpressible("a part of something that is sent to other ranks")
+        return Operand(source, 0, (1,)), view.row
 
     def _lower_mm(self, operation: Operation) -> None:
         x, weight = operation.args

@@ -5,11 +5,13 @@ A tensor is known by its memory, so views need no operation of their own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
 from lp.model.attention import Step
@@ -22,7 +24,7 @@ class Inexpressible(ValueError):
 
 @dataclass
 class Operation:
-    """One operation. name: as in torch.ops, or "attention". outputs: what it returned, in memory of its own."""
+    """One operation. name: as in torch.ops, or that of a `note`. outputs: what it returned, in memory of its own."""
 
     name: str
     args: tuple[Any, ...]
@@ -69,6 +71,19 @@ class Recorder(TorchDispatchMode):
             self.operations.append(Operation("view", args, {}, outputs))
         return result
 
+    def note(self, name: str, args: tuple[Any, ...], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Records one operation in place of what it is made of; returns zeros as its outcome."""
+        with _disable_current_modes():
+            out = next(arg for arg in args if isinstance(arg, Tensor)).new_zeros(tuple(shape), dtype=dtype)
+        self.operations.append(Operation(name, args, {}, [out]))
+        return out
+
+
+def recorder() -> Recorder | None:
+    """The recorder that is active."""
+    active = _get_current_dispatch_mode()
+    return active if isinstance(active, Recorder) else None
+
 
 @dataclass(kw_only=True)
 class RecordedStep(Step):
@@ -77,7 +92,5 @@ class RecordedStep(Step):
     recorder: Recorder
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
-        with _disable_current_modes():
-            out = query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
-        self.recorder.operations.append(Operation("attention", (query, key, value, layer, how), {}, [out]))
-        return out
+        shape = 1, query.shape[2], query.shape[1], value.shape[3]
+        return self.recorder.note("attention", (query, key, value, layer, how), shape, query.dtype)

@@ -1,7 +1,8 @@
 """The order in which a program's steps run: stages, between which threads wait for one another.
 
-Steps that treat every row by itself and products and attention, which combine rows or share weights, take turns. A step
-runs in the first stage in which its inputs are there, so what does not depend on one another shares a stage.
+Steps that treat every row by itself take turns with those that threads do together: products and attention, which
+combine rows or share weights, and collectives. A step runs in the first stage in which its inputs are there, so what
+does not depend on one another shares a stage.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from lp.model.program.steps import (
+    AllGather,
+    AllReduce,
     Attention,
     Gather,
     Keep,
@@ -19,6 +22,7 @@ from lp.model.program.steps import (
     Program,
     Reduce,
     Round,
+    Shared,
     Statement,
     Step,
     Value,
@@ -32,7 +36,7 @@ class Stage:
     """Steps that run between two meetings of the threads. statements: what treats every row by itself."""
 
     statements: list[Statement]
-    shared: list[Product | Attention]
+    shared: list[Shared]
 
 
 def round_inputs(program: Program, multiple: int = 1) -> None:
@@ -63,7 +67,7 @@ def schedule(program: Program) -> list[Stage]:
         ready = max((at[id(one.source)] for one in reads(step) if isinstance(one.source, Value)), default=0)
         if isinstance(step, Attention):
             ready = max(ready, kept[step.layer])
-        is_shared = isinstance(step, Product | Attention)
+        is_shared = isinstance(step, Shared)
         stage = ready if ready % 2 == is_shared else ready + 1
         if is_shared and ready % 2 == 1:
             stage = ready + 2
@@ -78,4 +82,4 @@ def schedule(program: Program) -> list[Stage]:
 
 def _stage(steps: list[Step]) -> Stage:
     statements: list[Statement] = [one for one in steps if isinstance(one, Map | Reduce | Gather | Round | Keep)]
-    return Stage(statements, [one for one in steps if isinstance(one, Product | Attention)])
+    return Stage(statements, [one for one in steps if isinstance(one, Product | Attention | AllReduce | AllGather)])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from torch import Tensor
 
 from lp.model.kernels import LayerAttention
+from lp.model.program.group import RankGroup
 
 
 @dataclass(eq=False)
@@ -121,6 +122,25 @@ class Attention:
     head_dim: int
 
 
+@dataclass(frozen=True)
+class AllReduce:
+    """out = the sum of x over the ranks of a group, in their order. x: numbers side by side, as many as out has."""
+
+    out: Value
+    x: Operand
+    group: RankGroup
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """out = the x of all ranks of a group, side by side in their order. sizes: of each rank's x."""
+
+    out: Value
+    x: Operand
+    sizes: tuple[int, ...]
+    group: RankGroup
+
+
 # Names a weight [K, N]: its memory, and where it lies in it.
 WeightKey = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
@@ -137,7 +157,11 @@ def table_key(table: Tensor) -> WeightKey:
 
 # What treats every row by itself.
 Statement = Map | Reduce | Gather | Round | Keep
-Step = Statement | Product | Attention
+# What waits for the other ranks.
+Collective = AllReduce | AllGather
+# What all threads of a device do together.
+Shared = Product | Attention | Collective
+Step = Statement | Shared
 
 
 @dataclass(frozen=True)
@@ -161,6 +185,11 @@ class Program:
     steps: list[Step] = field(default_factory=list)
     hidden: Span | None = None
 
+    @property
+    def group(self) -> RankGroup | None:
+        """The ranks that share the model; None if this rank has all of it."""
+        return next((step.group for step in self.steps if isinstance(step, AllReduce | AllGather)), None)
+
     def keep_hidden(self, output: WeightKey) -> None:
         """Has the last hidden states kept, if a product with the output embedding [K, N] of this name reads them."""
         for step in self.steps:
@@ -177,7 +206,7 @@ def reads(step: Step) -> list[Operand]:
             return [step.index]
         case Round() | Keep():
             return [step.source]
-        case Product():
+        case Product() | AllReduce() | AllGather():
             return [step.x]
         case Attention():
             return [step.query]

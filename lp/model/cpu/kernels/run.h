@@ -3,17 +3,13 @@
 // times: null, or room for the time at which the first thread begins each instruction, and that of the end.
 #pragma once
 
-#include <omp.h>
-#include <sched.h>
-
-#include <atomic>
-
 #include "attention.h"
+#include "collective.h"
 #include "linear.h"
 
-enum Kind { FUNCTION, PRODUCT, ATTENTION };
+enum Kind { FUNCTION, PRODUCT, ATTENTION, COLLECTIVE };
 
-// One entry of a program. number: of the function or of the kind of attention. is_last: only the rows whose logits are
+// One entry of a program. number: of the function or of the kind of attention or collective. is_last: only the rows whose logits are
 // asked for are needed. meets: the threads meet before it. first: where its arguments begin.
 struct Instruction {
     long kind, number, is_last, meets, first;
@@ -62,8 +58,8 @@ static const Instruction& next_product(const Instruction* program, long num_inst
 }
 
 static void run_program(const Step& step, const Instruction* program, long num_instructions, const long* arguments,
-                        const Function* functions, const Attention* attentions, float* room, long room_size,
-                        long most_threads, double* times) {
+                        const Function* functions, const Attention* attentions, Group* group, float* room,
+                        long room_size, long most_threads, double* times) {
     Meeting meeting;
 #pragma omp parallel num_threads(most_threads)
     {
@@ -86,8 +82,13 @@ static void run_program(const Step& step, const Instruction* program, long num_i
             else if (one.kind == PRODUCT)
                 multiply(product_of(one, arguments), product_of(next_product(program, num_instructions, n), arguments),
                          first, step.num_rows, thread, num_threads);
-            else
+            else if (one.kind == ATTENTION)
                 attentions[one.number](step, a, first, room + thread * room_size, thread, num_threads);
+            else
+                collect(*group, one.number, n, a, first, count, thread, num_threads, [&] {
+                    if (num_threads > 1) meeting.wait();
+                });
+            if (group && group->failed) break;
         }
         if (times && num_threads > 1) meeting.wait();
         if (times && thread == 0) times[num_instructions] = omp_get_wtime();
