@@ -79,8 +79,8 @@ class Topology(Protocol):
     """A rank's place among the ranks of a run.
 
     reader: reads the weights that this rank holds; None reads all of them. capture, group: see `load`. fingerprints:
-    whether the ranks compare checksums of their state in every step. mode: a JSON value that names this way of running the
-    model; step times are stored separately for each mode. broadcast: gives every rank the JSON value of rank 0.
+    whether the ranks compare checksums of their state in every step. mode: a JSON value that names this way of running
+    the model; step times are stored separately for each mode. broadcast: gives every rank the JSON value of rank 0.
     num_sharing: the number of ranks in this device's memory. is_alone: whether there are no other ranks. is_leader:
     whether this rank decides for the others, once they have met.
     """

@@ -185,7 +185,7 @@ def load(
     for extension in extensions:
         extension.load(causal, known)
     checkpoint = Checkpoint(**vars(known), model=causal, extensions={one.role: one for one in extensions})
-    if device.type == "cuda" and reader is None and settings.compile is not CompileMode.off:
+    if device.type == "cuda" and is_compiled and settings.compile is not CompileMode.off:
         merge_weights(causal)
     _bound_memory(checkpoint.models, settings.kv_memory, num_sharing)
     if is_compiled:

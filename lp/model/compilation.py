@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 from torch import Tensor
@@ -24,6 +25,7 @@ from lp.model.cpu.make import make_native
 from lp.model.fast_forward import FastForward, ForwardFailed, SequenceRows
 from lp.model.gpu.cuda_graphs import ArenaForward, Capture, CapturedForward, capture_on_gpu
 from lp.model.gpu.device import current
+from lp.model.gpu.forward import FusedForward
 from lp.model.gpu.make import make_fused
 from lp.model.gpu.paged import PagedForward
 from lp.model.kernels import GPU_KINDS, HALF, reads_block_tables
@@ -35,6 +37,8 @@ from lp.platform.library import library
 from lp.tree import chain
 
 log = logging.getLogger("lookahead")
+
+Made = TypeVar("Made")
 
 # The number of parameters from which compiling pays: a smaller model's step takes a millisecond or two anyway.
 WORTHWHILE = 4_000_000
@@ -143,7 +147,7 @@ def _candidates(
     not tried where a forward must be invariant.
     """
     if model.device.type == "cuda":
-        yield from _captured(model, trunk, cache, capture, is_invariant)
+        yield from _captured(model, trunk, cache, capture, is_invariant, group)
         return
     if group is not None:
         yield _made_by_all(group, lambda: make_native(model, _check_can_compile(model, folder), is_checked))
@@ -161,13 +165,13 @@ def _candidates(
             yield compile_ahead(model, kept, fresh)
 
 
-def _made_by_all(group: RankGroup, make: Callable[[], FastForward]) -> FastForward:
+def _made_by_all(group: RankGroup, make: Callable[[], Made]) -> Made:
     """What `make` returns. Raises CompilationFailed, on all ranks that share the model, if it fails on one of them."""
     made, failure = None, CompilationFailed("another of the ranks that share the model cannot compile it")
     try:
         made = make()
     except (CannotBuild, CompilationFailed, Inexpressible) as error:
-        what = f"it has no native form: {error}" if isinstance(error, Inexpressible) else str(error)
+        what = f"it is no program: {error}" if isinstance(error, Inexpressible) else str(error)
         failure = CompilationFailed(what)
         failure.__cause__ = error
     if not group.agree(made is not None) or made is None:
@@ -223,25 +227,31 @@ def _check_can_compile(model: CausalModel, folder: Path | None) -> Path:
 
 
 def _captured(
-    model: CausalModel, trunk: list[int], cache: KVCache, capture: Capture | None, is_invariant: bool
+    model: CausalModel,
+    trunk: list[int],
+    cache: KVCache,
+    capture: Capture | None,
+    is_invariant: bool,
+    group: RankGroup | None,
 ) -> Iterator[FastForward]:
-    """A GPU's forwards as graphs: of fused kernels if that can be, else of transformers' own operations.
+    """A GPU's forwards as graphs: of fused kernels if that can be, else of transformers' own operations."""
+    arena = model.memory
+    assert isinstance(arena, Arena), "a GPU has an arena"
 
-    A model whose ranks hold parts of every layer has collectives, for which there are no fused kernels.
-    """
-    assert isinstance(model.memory, Arena), "a GPU has an arena"
-    if capture is None:
-        try:
-            with current(model.device):
-                fused = make_fused(model, model.memory, is_invariant)
-            yield _capture(model, fused, capture_on_gpu)
-        except (Inexpressible, CompilationFailed) as error:
-            if is_invariant:
-                raise CompilationFailed(str(error)) from error
-            log.info("the forward on the GPU has no fused kernels: %s", error)
+    def make() -> FusedForward:
+        with current(model.device):
+            return make_fused(model, arena, is_invariant)
+
+    try:
+        fused = make() if group is None else _made_by_all(group, make)
+        yield _capture(model, fused, capture or capture_on_gpu)
+    except (Inexpressible, CompilationFailed) as error:
         if is_invariant:
-            return
-    traced = _traced(model, _write(model, trunk, cache), model.memory)
+            raise CompilationFailed(str(error)) from error
+        log.info("the forward on the GPU has no fused kernels: %s", error)
+    if is_invariant:
+        return
+    traced = _traced(model, _write(model, trunk, cache), arena)
     yield _capture(model, traced, capture or capture_on_gpu)
 
 

@@ -100,7 +100,10 @@ class Collectives(Messages, Protocol):
 
     rank: int
     num_ranks: int
-    shared_slots: SharedSlots | None
+
+    @property
+    def shared_slots(self) -> SharedSlots | None: ...
+
     round: int
 
     def look(self, place: int, waited_s: float) -> None:

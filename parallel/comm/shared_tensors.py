@@ -77,7 +77,7 @@ class SharedMemoryCollectives(WaitsOnHost):
         self._left, self._rounds, self._written, self._read = layout.split_words(words)
         self._slots, self._rings = layout.split_content(content)
         rounds_at = self._rounds.__array_interface__["data"][0]
-        self.shared_slots = SharedSlots(self._slots.data_ptr(), _SLOT_BYTES, rounds_at, _LINE * 8)
+        self.shared_slots: SharedSlots | None = SharedSlots(self._slots.data_ptr(), _SLOT_BYTES, rounds_at, _LINE * 8)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Adds in the order of the ranks, in the tensor's own dtype."""

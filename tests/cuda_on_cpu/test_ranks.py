@@ -18,11 +18,14 @@ from lp import Autoregressive, Engine, Lookahead, Sampling
 from lp.engine.builder import EngineSettings
 from lp.model.checkpoint import ModelSettings
 from lp.model.compilation import CompileMode
+from lp.model.gpu import cuda_graphs
+from lp.model.gpu.cuda_graphs import CapturedForward
+from lp.model.gpu.forward import FusedForward
 from lp.runner.step_times.measure import StepTimesSource
 from parallel.build import MeshTopology
 from parallel.comm.channel import Channel
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
-from tests.cuda_on_cpu import cuda_api, device_guard, nccl
+from tests.cuda_on_cpu import cuda_api, device_guard, nccl, triton_kernels
 from tests.cuda_on_cpu.gpu import MakesGpuTensors
 from tests.cuda_on_cpu.launches import Launches, observed
 from tests.cuda_on_cpu.models import ROUNDING, error_of_graphs, fill_cache
@@ -56,7 +59,9 @@ class Rank:
 
 
 @contextmanager
-def serving(mesh: Mesh, folder: str, axis: str, has_peers: bool = False, **model: Any) -> Iterator[Rank]:
+def serving(
+    mesh: Mesh, folder: str, axis: str, has_peers: bool = False, has_triton: bool = False, **model: Any
+) -> Iterator[Rank]:
     """This rank with an emulated GPU, in its own process."""
     logged: list[str] = []
     handler = logging.Handler()
@@ -67,6 +72,8 @@ def serving(mesh: Mesh, folder: str, axis: str, has_peers: bool = False, **model
     with pytest.MonkeyPatch.context() as patch:
         device_guard.install()
         cuda_api.install(patch)
+        if has_triton:
+            triton_kernels.install(patch)
         patch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")
         network = nccl.install(patch, has_peers)
         placed = Mesh({axis: 2}, mesh.rank, 2, mesh.rank, 2, torch.device("cuda", mesh.rank))
@@ -132,6 +139,33 @@ def test_a_tp_rank_replays_one_graph(has_peers: bool, folders: Folders) -> None:
         assert found.done == {by: 7, "all_gather": 1} and found.traffic == 8
         way = "; small sums in graphs by symmetric memory" if has_peers else " (no symmetric memory: the GPUs cannot"
         assert len([line for line in found.log if "tp: NCCL, launched without waiting" in line and way in line]) == 1
+
+
+def fused(mesh: Mesh, channel: Channel, folder: str) -> tuple[float, list[list[int]], dict[str, int], int, bool]:
+    """As with_graphs, with Triton: the error of logits, texts, the collectives and the kernels of one replayed step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", ((1, 8), cuda_graphs.capture_on_gpu))
+        with serving(mesh, folder, "tp", has_triton=True, dtype="float32", compile=CompileMode.on) as rank:
+            model = rank.engine.checkpoint.model
+            is_fused = isinstance(model.fast, CapturedForward) and isinstance(model.fast._forward, FusedForward)
+            cache = model.make_cache(1)
+            fill_cache(model, cache, 20)
+            error = error_of_graphs(model, cache, 5)
+            kernels = cuda_api.CUDAGraph.last.num_kernels
+            done = rank.network.done.copy()
+            model.forward(random_tree(np.random.default_rng(0), 5), cache, 5)
+            counts = dict(rank.network.done - done)
+            return error, rank.texts(), counts, kernels, is_fused
+
+
+@pytest.mark.slow
+def test_a_tp_rank_runs_fused_kernels(folders: Folders) -> None:
+    expected = generate_greedily(load_reference(folders["llama"]), PROMPT, NEW_TOKENS)
+    for error, texts, done, kernels, is_fused in run_ranks(fused, 2, str(folders["llama"])):
+        assert is_fused and error < 1e-4
+        assert texts == [expected] * 2
+        assert done == {"all_reduce": 7, "all_gather": 1}
+        assert kernels <= 3 * 10 + 6, kernels
 
 
 def one_cannot_capture(mesh: Mesh, channel: Channel, folder: str) -> tuple[bool, list[str], list[list[int]]]:

@@ -14,12 +14,13 @@ from torch.nn.functional import linear
 from lp.kv_cache.arena import Arena
 from lp.model.fast_forward import BeforeAttention
 from lp.model.gpu.attention import attend, attend_in_order, lay_paths
-from lp.model.gpu.plan import Instruction, RunAttention, RunProduct, RunStage
+from lp.model.gpu.plan import Instruction, RunAttention, RunCollective, RunProduct, RunStage
 from lp.model.gpu.product import multiply
 from lp.model.gpu.sinks import Store
 from lp.model.gpu.stage import Slots
 from lp.model.gpu.step_tensors import StepTensors
-from lp.model.program.steps import Operand, Program, Value
+from lp.model.program.group import all_gather, all_reduce
+from lp.model.program.steps import AllGather, AllReduce, Collective, Operand, Program, Value
 from lp.platform import build as kernels
 
 
@@ -81,6 +82,8 @@ class _Run:
                     self._product(one)
                 case RunAttention():
                     self._attention(one)
+                case RunCollective():
+                    self._collective(one.step)
             for value in one.last_uses:
                 del self._arrays[value]
         return self._arrays[self._program.logits].float()
@@ -112,6 +115,14 @@ class _Run:
         else:
             out = x @ one.weight if one.bias is None else torch.addmm(one.bias, x, one.weight)
         self._arrays[one.step.out] = out
+
+    def _collective(self, step: Collective) -> None:
+        match step:
+            case AllReduce():
+                self._arrays[step.out] = all_reduce(self._read(step.x, step.out.width), step.group)
+            case AllGather():
+                own = self._read(step.x, step.sizes[step.group.rank])
+                self._arrays[step.out] = all_gather(own, step.sizes, step.group)
 
     def _read(self, operand: Operand, size: int) -> Tensor:
         assert isinstance(operand.source, Value)

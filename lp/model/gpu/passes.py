@@ -15,6 +15,8 @@ from torch import Tensor
 
 from lp.model.program.schedule import round_inputs
 from lp.model.program.steps import (
+    AllGather,
+    AllReduce,
     Attention,
     Constant,
     Gather,
@@ -104,7 +106,7 @@ def _moved(step: Step, moved: dict[int, tuple[Value, int]]) -> Step:
             return replace(step, index=of(step.index))
         case Round() | Keep():
             return replace(step, source=of(step.source))
-        case Product():
+        case Product() | AllReduce() | AllGather():
             return replace(step, x=of(step.x))
         case Attention():
             return replace(step, query=of(step.query))

@@ -1,4 +1,6 @@
-"""A program as a list of things to start on a GPU: stage kernels, products and attention, bound to their weights."""
+"""A program as a list of things to start on a GPU: stage kernels, products, attention and collectives, bound to their
+weights.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,19 @@ from torch import Tensor
 from lp.model.gpu.stage import Argument, StageKernel, write_stage
 from lp.model.program.record import Inexpressible
 from lp.model.program.schedule import Stage
-from lp.model.program.steps import Attention, Constant, Product, Program, Value, reads, written
+from lp.model.program.steps import (
+    AllGather,
+    AllReduce,
+    Attention,
+    Collective,
+    Constant,
+    Product,
+    Program,
+    Shared,
+    Value,
+    reads,
+    written,
+)
 from lp.platform.build import compiled
 
 FORMATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -50,7 +64,15 @@ class RunAttention:
     last_uses: tuple[Value, ...]
 
 
-Instruction = RunStage | RunProduct | RunAttention
+@dataclass(frozen=True)
+class RunCollective:
+    """What waits for the other ranks that share the model."""
+
+    step: Collective
+    last_uses: tuple[Value, ...]
+
+
+Instruction = RunStage | RunProduct | RunAttention | RunCollective
 
 
 def make_plan(program: Program, stages: list[Stage], dtype: torch.dtype) -> list[Instruction]:
@@ -74,7 +96,7 @@ class _Plan:
 
     def make(self) -> list[Instruction]:
         shared = self._shared()
-        steps: list[StageKernel | Product | Attention] = []
+        steps: list[StageKernel | Shared] = []
         for stage in self._stages:
             kernel = write_stage(stage.statements, shared)
             steps += [kernel] if kernel else []
@@ -99,13 +121,13 @@ class _Plan:
                         shared.add(id(value))
         return shared
 
-    def _uses(self, step: StageKernel | Product | Attention) -> list[Value]:
+    def _uses(self, step: StageKernel | Shared) -> list[Value]:
         if isinstance(step, StageKernel):
             return [one for one in step.arguments if isinstance(one, Value)]
         used = [reads(step)[0].source, step.out]
         return [one for one in used if isinstance(one, Value)]
 
-    def _instruction(self, step: StageKernel | Product | Attention, last_uses: tuple[Value, ...]) -> Instruction:
+    def _instruction(self, step: StageKernel | Shared, last_uses: tuple[Value, ...]) -> Instruction:
         match step:
             case StageKernel():
                 values = [one for one in step.arguments if isinstance(one, Value)]
@@ -120,6 +142,9 @@ class _Plan:
             case Attention():
                 self._made.add(id(step.out))
                 return RunAttention(step, step is self._last, last_uses)
+            case AllReduce() | AllGather():
+                self._made.add(id(step.out))
+                return RunCollective(step, last_uses)
 
     def _bind(self, argument: Argument) -> Argument | Tensor:
         if not isinstance(argument, Constant):

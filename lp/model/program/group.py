@@ -37,8 +37,10 @@ class RankGroup(Protocol):
 
     rank: int
     num_ranks: int
-    shared_slots: SharedSlots | None
     round: int
+
+    @property
+    def shared_slots(self) -> SharedSlots | None: ...
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks, equal to the bit on all of them. May overwrite `tensor`."""

@@ -194,7 +194,8 @@ class Lowering:
 
     def _lookup_in_part(self, table: Tensor, target: Operand, tokens: Operand, first: int, size: int) -> None:
         """Looks tokens up in a part of a table: the nearest row that is there, times 0 if it is not the token's own."""
-        begin = Constant(torch.tensor([float(first)]))  # an argument, so that the text is the same on all ranks
+        # An argument, so that the text is the same on all ranks.
+        begin = Constant(table.new_full((1,), float(first), dtype=torch.float32))
         near, rows = Value(1, is_integer=True), Value(table.shape[1])
         offset, place, whole = Operand(begin, 0, ()), Operand(near, 0, ()), Operand(rows, 0, (1,))
         nearest = f"smaller(larger({{0}} - {{1}}, 0.0f), {literal(size - 1)})"

@@ -1,5 +1,7 @@
-"""Tensor parallelism in compiled programs on a CPU: the tokens of `generate`, whatever the split, the threads and the way
-to the other ranks; and ranks that are lost in the middle of a step.
+"""Tensor parallelism in compiled programs on a CPU.
+
+It gives the tokens of `generate`, whatever the split, the threads and the way to the other ranks, and names a rank that
+is lost in the middle of a step.
 """
 
 from __future__ import annotations
