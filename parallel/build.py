@@ -121,7 +121,7 @@ class MeshTopology:
 
     @property
     def group(self) -> RankGroup | None:
-        return self.replica if self.mesh.degree("tp") > 1 else None
+        return self.replica if self.replica.num_ranks > 1 else None
 
     @property
     def fingerprints(self) -> bool:

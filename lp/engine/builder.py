@@ -281,7 +281,7 @@ def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
     index, corpus = find_index(settings.index, checkpoint), find_corpus(settings.corpus, checkpoint)
     place.on_loaded(checkpoint)
     runner = place.runner(checkpoint.model, settings.attention.prefill_chunk)
-    request_builder.embeds = can_give_hidden(checkpoint.model.fast)
+    request_builder.embeds = can_give_hidden(checkpoint.model)
     budget = KVBudget(place.least(min(model.memory.num_pages for model in checkpoint.models)))
     if runner.num_parts > 1:
         log.info("%s", budget.describe())

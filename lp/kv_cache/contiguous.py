@@ -23,10 +23,12 @@ class ContiguousCache(KVCache):
     Where all layers are alike, these are parts of one tensor, so that a path is kept by two operations for all layers.
     """
 
-    def __init__(self, num_layers: int, capacity: int, memory: ContiguousMemory | None = None):
-        """capacity: tokens to allocate memory for. memory: bounds the memory; None is no bound."""
+    def __init__(self, num_layers: int, capacity: int, memory: ContiguousMemory | None = None, first_layer: int = 0):
+        """capacity: tokens to allocate memory for. memory: bounds the memory; None is no bound. first_layer: the index
+        of the first layer, in a stage of a pipeline.
+        """
         super().__init__()
-        self.num_layers = num_layers
+        self.layers = range(first_layer, first_layer + num_layers)
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self.capacity = pages_of(capacity) * PAGE
@@ -75,7 +77,7 @@ class ContiguousCache(KVCache):
     def allocate(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
         """Allocates every layer's memory on the CPU. shapes: heads and head dimension of each layer."""
         self.begin(
-            {layer: LayerShape(heads, dim, dim) for layer, (heads, dim) in enumerate(shapes)},
+            {layer: LayerShape(heads, dim, dim) for layer, (heads, dim) in zip(self.layers, shapes, strict=True)},
             torch.empty(0, dtype=dtype),
         )
 
@@ -96,9 +98,9 @@ class ContiguousCache(KVCache):
         before = self.keys, self.values
         self._addresses, self.stores_at = None, 0
         if self._are_alike():
-            first = self.keys[0]
-            self._together = first.new_empty(2, self.num_layers, *self._shape(first))
-            self.keys, self.values = (dict(enumerate(part)) for part in self._together)
+            first = self.keys[self.layers[0]]
+            self._together = first.new_empty(2, len(self.layers), *self._shape(first))
+            self.keys, self.values = (dict(zip(self.layers, part, strict=True)) for part in self._together)
         else:
             self.keys, self.values = (
                 {layer: tensor.new_empty(self._shape(tensor)) for layer, tensor in store.items()} for store in before
@@ -110,7 +112,7 @@ class ContiguousCache(KVCache):
     def addresses(self) -> np.ndarray:
         """[2 * layers] int64 addresses of all layers' keys, then of their values. It holds until the cache grows."""
         if self._addresses is None:
-            tensors = [store[layer] for store in (self.keys, self.values) for layer in range(self.num_layers)]
+            tensors = [store[layer] for store in (self.keys, self.values) for layer in self.layers]
             self._addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
             self.stores_at = address(self._addresses)
         return self._addresses
@@ -179,7 +181,7 @@ class ContiguousCache(KVCache):
     def fork(self, length: int | None = None) -> ContiguousCache:
         memory, length = self._memory, self.length if length is None else length
         if memory is None:
-            copy = ContiguousCache(self.num_layers, length)
+            copy = ContiguousCache(len(self.layers), length, first_layer=self.layers.start)
             copy.reserve(length)
         else:
             copy = memory.open(length)
@@ -197,7 +199,7 @@ class ContiguousCache(KVCache):
     @property
     def is_written(self) -> bool:
         """Whether every layer's memory is allocated, which happens when the layer is first written."""
-        return len(self.keys) == self.num_layers
+        return len(self.keys) == len(self.layers)
 
     @property
     def shapes(self) -> dict[int, LayerShape]:
@@ -215,12 +217,13 @@ class ContiguousCache(KVCache):
 class ContiguousMemory(KVMemory):
     """See KVMemory. It counts pages; each cache allocates its own memory."""
 
-    def __init__(self, num_layers: int, num_pages: int = sys.maxsize):
+    def __init__(self, num_layers: int, num_pages: int = sys.maxsize, first_layer: int = 0):
+        """num_layers: that are held here. first_layer: the index of the first of them."""
         super().__init__(num_pages)
-        self._num_layers = num_layers
+        self._num_layers, self._first_layer = num_layers, first_layer
 
     def open(self, capacity: int = 0) -> ContiguousCache:
-        cache = ContiguousCache(self._num_layers, capacity, self)
+        cache = ContiguousCache(self._num_layers, capacity, self, self._first_layer)
         self._add(cache)
         return cache
 

@@ -70,7 +70,7 @@ class CausalModel:
         self.num_layers: int = text_config.num_hidden_layers
         self.layers = list(range(self.num_layers)) if layers is None else layers
         # Where caches lie, and the shapes of the layers that are held here, known once the model has been run.
-        self.memory: KVMemory = ContiguousMemory(self.num_layers)
+        self.memory: KVMemory = ContiguousMemory(len(self.layers), first_layer=self.layers[0])
         self.cache_shapes: dict[int, LayerShape] = {}
         self.vocab_size: int = text_config.vocab_size
         head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
@@ -81,6 +81,16 @@ class CausalModel:
         """The size of the hidden states that the output embedding reads, which not every pipeline stage has."""
         config = self.model.config.get_text_config(decoder=True)
         return getattr(self.model.get_output_embeddings(), "in_features", config.hidden_size)
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether the embedding is held here, so that no hidden states come in."""
+        return self.layers[0] == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether the head is held here, so that logits and not hidden states come out."""
+        return self.layers[-1] == self.num_layers - 1
 
     @property
     def numbers_per_token(self) -> int:
@@ -134,6 +144,21 @@ class CausalModel:
                 log.warning("from here on the model's own forward runs, which is slower: %s", error)
                 self.fast = None
         return self.forward_eager(given)[0]
+
+    def run_stage(self, given: Sequence[SequenceRows], incoming: Tensor | None) -> Tensor:
+        """Runs the layers of a stage of a pipeline: logits as `forward_many` returns them in the last stage, and in all
+        others the rows' hidden states [R, hidden], in an order of its own.
+
+        incoming: what the stage before has returned for the same rows; None in the first stage. There must be memory
+        for the rows.
+        """
+        if self.fast:
+            return self.fast.run_stage(given, incoming)
+        logits, step = self.forward_eager(given, None if incoming is None else incoming[None])
+        if self.is_last_stage:
+            return logits
+        assert step.outgoing is not None, "a stage before the last has stand-ins for later layers"
+        return step.outgoing[0]
 
     @property
     def runs_by_layer(self) -> bool:

@@ -156,7 +156,7 @@ def load(
     reader: reads the weights, for a rank that holds only a part of the model; None reads the whole model. num_sharing:
     the number of ranks that share this machine's memory. capture: makes CUDA graphs of the forward of a rank with a
     part of the model; None makes none. extensions: in addition to the heads that the settings name. group: the ranks
-    that hold parts of every layer, this one among them; None is for a rank that shares no layer.
+    that share the model, this one among them; None is for a rank that holds the whole model.
     Raises CheckpointError, UnsupportedArchitecture or ValueError, each with a message of one line for the user.
     """
     kv_bytes = parse_bound(settings.kv_memory)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -187,7 +188,8 @@ def _write(model: CausalModel, trunk: list[int], cache: KVCache) -> list[MaskKey
 
 def _find_fault(model: CausalModel, fast: FastForward, cache: KVCache, references: list[Reference]) -> str:
     """What is wrong with a fast forward; empty if it gives the references' logits but for rounding."""
-    for reference in references:
+    for given in references:
+        reference = given if model.is_last_stage else _of_stage(model, cache, given)
         answers = [_fast_logits(model, fast, cache, probe) for probe in reference.probes]
         error = max(reference.error(logits) for logits in zip(*answers, strict=True))
         if error > reference.allowed:
@@ -198,16 +200,45 @@ def _find_fault(model: CausalModel, fast: FastForward, cache: KVCache, reference
     return ""
 
 
-def _fast_logits(model: CausalModel, fast: FastForward, cache: KVCache, probe: Probe) -> tuple[Tensor, Tensor]:
-    """Logits of a probe's root alone and of its whole tree by a fast forward, both after its trunk."""
+def _of_stage(model: CausalModel, cache: KVCache, reference: Reference) -> Reference:
+    """The reference of a stage before the last: the hidden states that the model's own layers hand on, which have been
+    checked, in place of logits.
+    """
+    probes = []
+    for probe in reference.probes:
+        _begin(model, cache, probe)
+        outgoing = model.forward_eager([SequenceRows(probe.tree, cache, len(probe.tree))])[1].outgoing
+        assert outgoing is not None, "a stage before the last has stand-ins for later layers"
+        probes.append(replace(probe, logits=outgoing[0].float()))
+    return replace(reference, probes=probes)
+
+
+def _begin(model: CausalModel, cache: KVCache, probe: Probe) -> None:
+    """Writes a probe's trunk to the cache."""
     cache.length = 0
     model.forward_eager([SequenceRows(chain(probe.trunk), cache, 1)])
     cache.keep(range(len(probe.trunk)))
     cache.reserve(len(probe.tree))
+
+
+def _fast_logits(model: CausalModel, fast: FastForward, cache: KVCache, probe: Probe) -> tuple[Tensor, Tensor]:
+    """Logits of a probe's root alone and of its whole tree by a fast forward, both after its trunk."""
+    _begin(model, cache, probe)
     root = chain(probe.tree.tokens[:1].tolist())
     trees = root, probe.tree
-    one, many = (fast([SequenceRows(tree, cache, len(tree))]) for tree in trees)
+    one, many = (_run_alone(model, fast, SequenceRows(tree, cache, len(tree))) for tree in trees)
     return one, many
+
+
+def _run_alone(model: CausalModel, fast: FastForward, rows: SequenceRows) -> Tensor:
+    """What a fast forward gives for the rows of one sequence.
+
+    A stage of a pipeline gets the hidden states with which the model's own forward begins where none come in.
+    """
+    if model.is_first_stage and model.is_last_stage:
+        return fast([rows])
+    incoming = None if model.is_first_stage else model.forward_eager([rows])[1].incoming
+    return fast.run_stage([rows], None if incoming is None else incoming[0].float())
 
 
 def _check_can_compile(model: CausalModel, folder: Path | None) -> Path:

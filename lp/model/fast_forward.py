@@ -87,8 +87,18 @@ class FastForward(ABC):
         prefix.
         """
 
-    def with_hidden(self, given: Sequence[SequenceRows]) -> tuple[Tensor, Tensor]:
-        """The logits, and the hidden states that the output embedding reads, [L, D] in any format."""
+    def with_hidden(self, given: Sequence[SequenceRows], incoming: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The logits, and the hidden states that the output embedding reads, [L, D] in any format. incoming: see
+        `run_stage`.
+        """
+        raise NotImplementedError
+
+    def run_stage(self, given: Sequence[SequenceRows], incoming: Tensor | None) -> Tensor:
+        """Runs the layers of a stage of a pipeline.
+
+        incoming: float32 [R, D], what the stage before has returned for the same rows; None in the first stage.
+        Returns logits as a forward does in the last stage, and the rows' hidden states [R, D] in all others.
+        """
         raise NotImplementedError
 
     def run_by_layer(self, rows: SequenceRows, before_attention: BeforeAttention) -> None:

@@ -166,7 +166,7 @@ def make_memory(
     log.info("%s", _describe(bound.setting + bound.reason, num_pages, page_bytes, max_length))
     if device.type == "cuda":
         return Arena(shapes, num_layers, num_pages, dtype, device, in_runs)
-    return ContiguousMemory(num_layers, num_pages)
+    return ContiguousMemory(len(shapes), num_pages, min(shapes))
 
 
 def _auto(device: torch.device, num_sharing: int) -> tuple[float, str]:

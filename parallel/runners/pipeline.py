@@ -12,8 +12,9 @@ On a GPU, messages are only launched: a stage before the last neither waits for 
 come with them, so it can launch a batch while the batch before is under way. Only answers are awaited.
 
 From stage to stage goes one message of bytes for each forward: the headers as int32 [S, H], then the hidden states
-[F, hidden] in the model's dtype. From the last stage to all others goes one message for each batch: the headers and
-then the answers, int32 [S * H + R * C]; C may differ from sequence to sequence.
+[F, hidden], in float32 where stages are compiled and in the model's dtype elsewhere. From the last stage to all others
+goes one message for each batch: the headers and then the answers, int32 [S * H + R * C]; C may differ from sequence to
+sequence.
 """
 
 from __future__ import annotations
@@ -70,23 +71,23 @@ class PipelineParallel(SingleDevice):
         """
         given = [rows for rows in self.rows_of(steps) if len(rows.tree)]
         assert given, "a batch computes something"
+        asks_hidden = self._is_last and any(step.sequence.ahead or step.sequence.num_hidden for step in steps)
+        output, hidden, headers = self._forward(given, fingerprint_of(steps), asks_hidden)
         if not self._is_last:
-            self._forward(given, fingerprint_of(steps))
             return partial(self._answers, steps, None)
-        with collected(self.model.model) as seen:
-            logits, headers = self._forward(given, fingerprint_of(steps))
-        return partial(self._answers, steps, self._answer(steps, logits, seen[-1][0], headers))
+        return partial(self._answers, steps, self._answer(steps, output, hidden, headers))
 
     def logits_of(self, given: list[SequenceRows]) -> Tensor:
         return self._forward(given)[0]
 
-    def _answer(self, steps: list[StepInput], logits: Tensor, hidden: Tensor, headers: Tensor) -> np.ndarray:
+    def _answer(self, steps: list[StepInput], logits: Tensor, hidden: Tensor | None, headers: Tensor) -> np.ndarray:
         """Chooses the tokens and sends headers and answers to all other stages. Returns these. hidden: states of the
-        rows that have logits and perhaps of one more.
+        rows that have logits and perhaps of one more, if a step asks for them.
         """
         asked = self.asked_all(steps)
         pending = self.answer(asked, logits)
-        pending = add_hidden(pending, asked, hidden[: len(logits)], self.model.heads)
+        if hidden is not None:
+            pending = add_hidden(pending, asked, hidden[: len(logits)], self.model.heads)
         answers = pending()
         self.pipeline.settle()  # or the answers are not to be trusted
         result = np.concatenate([headers.cpu().numpy().ravel(), *(own.pack().ravel() for own in answers)])
@@ -117,9 +118,12 @@ class PipelineParallel(SingleDevice):
     def _is_last(self) -> bool:
         return self.pipeline.rank == self.depth - 1
 
-    def _forward(self, given: list[SequenceRows], fingerprint: int = 0) -> tuple[Tensor, Tensor]:
-        """Logits of the rows that are wanted (meaningless before the last stage), and headers [S, H] of the stages up
-        to this one. Both are on the device.
+    def _forward(
+        self, given: list[SequenceRows], fingerprint: int = 0, asks_hidden: bool = False
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """What this stage's layers give: logits of the rows that are wanted, or hidden states, which are sent on; what
+        the output embedding reads, if that is asked for; and headers [S, H] of the stages up to this one. All of them
+        are on the device.
         """
         own = np.zeros((self.depth, HEADER), dtype=np.int32)
         own[self.pipeline.rank] = self.channel.header(fingerprint)
@@ -127,11 +131,28 @@ class PipelineParallel(SingleDevice):
         if not self._is_first:
             before, incoming = self._receive_hidden(sum(len(rows.tree) for rows in given))
             headers = headers + before  # no two stages have a row in common
-        logits, step = self.model.forward_eager(given, incoming)
+        self.model.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
+        hidden = None
+        if asks_hidden:
+            output, hidden = self._run_with_hidden(given, incoming)
+        else:
+            output = self.model.run_stage(given, incoming)
         if not self._is_last:
-            assert step.outgoing is not None, "a stage before the last has stand-ins for later layers"
-            self._send_hidden(headers, step.outgoing)
-        return logits, headers
+            self._send_hidden(headers, output)
+        return output, hidden, headers
+
+    def _run_with_hidden(self, given: list[SequenceRows], incoming: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Logits, and what the output embedding reads, in the last stage."""
+        if self.model.fast:
+            return self.model.fast.with_hidden(given, incoming)
+        with collected(self.model.model) as seen:
+            logits = self.model.run_stage(given, incoming)
+        return logits, seen[-1][0]
+
+    @property
+    def _hidden_dtype(self) -> torch.dtype:
+        """Of the hidden states between stages. All stages are compiled, or none is."""
+        return torch.float32 if self.model.fast else self.model.dtype
 
     def _send_hidden(self, headers: Tensor, hidden: Tensor) -> None:
         """Sends one message to the next stage, with the headers' bytes first."""
@@ -139,10 +160,10 @@ class PipelineParallel(SingleDevice):
         self.pipeline.send(torch.cat([part.view(-1).view(torch.uint8) for part in parts]), self.pipeline.rank + 1)
 
     def _receive_hidden(self, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Headers [S, H] and hidden states [1, F, hidden] from the stage before, on the device. num_rows: F."""
+        """Headers [S, H] and hidden states [F, hidden] from the stage before, on the device. num_rows: F."""
         config: Any = self.model.model.config.get_text_config(decoder=True)
         num_header_bytes = self.depth * HEADER * 4
-        num_bytes = num_header_bytes + num_rows * config.hidden_size * self.model.dtype.itemsize
+        num_bytes = num_header_bytes + num_rows * config.hidden_size * self._hidden_dtype.itemsize
         message = self.pipeline.receive((num_bytes,), torch.uint8, self.pipeline.rank - 1)
         headers = message[:num_header_bytes].view(torch.int32).view(self.depth, HEADER)
-        return headers, message[num_header_bytes:].view(self.model.dtype).view(1, num_rows, config.hidden_size)
+        return headers, message[num_header_bytes:].view(self._hidden_dtype).view(num_rows, config.hidden_size)

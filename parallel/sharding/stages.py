@@ -109,10 +109,16 @@ def share_out(sizes: Sequence[int], num_stages: int, first: int = 0, last: int =
 
 
 class EarlierLayer(nn.Module):
-    """Stands in for a layer of an earlier stage. Its output is what the stage before has computed."""
+    """Stands in for a layer of an earlier stage. Its output is what the stage before has computed. Where nothing has
+    come in, it hands on what it was given, and notes that.
+    """
 
     def forward(self, hidden_states: Tensor, *args: Any, step: Step | None = None, **kwargs: Any) -> Tensor:
-        return hidden_states if step is None or step.incoming is None else step.incoming
+        if step is None:
+            return hidden_states
+        if step.incoming is None:
+            step.incoming = hidden_states
+        return step.incoming
 
 
 class LaterLayer(nn.Module):

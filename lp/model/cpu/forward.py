@@ -28,7 +28,8 @@ from lp.tree import TokenTree
 
 # MOST_QUERIES and KEYS in kernels/attention_task.h.
 MOST_QUERIES, KEYS = 48, 64
-BYTES_OF_A_LOGIT = 4
+# Of the numbers that come out.
+BYTES_OF_A_NUMBER = 4
 # Of the function `forward` that source.py writes.
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_long
 _ARGUMENTS = [_POINTER, _POINTER, _NUMBER, _POINTER, _POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER]
@@ -52,7 +53,8 @@ class NativeForward(FastForward):
         dtype: torch.dtype,
     ):
         """cache_shapes: heads and head dimension of each layer's keys and values. dtype: the cache's."""
-        self._tokens, self._positions, self._logits = program.tokens, program.positions, program.logits
+        self._tokens, self._positions, self._output_value = program.tokens, program.positions, program.output
+        self._incoming, self._gives_logits = program.incoming, program.gives_logits
         self._hidden = program.hidden  # if it is known, its values are there after each step
         self.gives_hidden = self._hidden is not None
         self._instructions = instructions
@@ -64,7 +66,7 @@ class NativeForward(FastForward):
         self._table = np.zeros((len(instructions), 5), np.int64)
         self._arguments = np.zeros(sum(len(one.arguments) for one in instructions), np.int64)
         self._table_at, self._arguments_at = address(self._table), address(self._arguments)
-        self._logits_at: list[int] = []
+        self._output_at: list[int] = []
         self._scores, self._scores_at = np.empty(0, np.float32), 0
         self._output, self._layout = Output(), StepLayout(len(cache_shapes))
         group = program.group
@@ -77,44 +79,57 @@ class NativeForward(FastForward):
     def num_layers(self) -> int:
         return len(self._cache_shapes)
 
-    def with_hidden(self, given: Sequence[SequenceRows]) -> tuple[Tensor, Tensor]:
+    def with_hidden(self, given: Sequence[SequenceRows], incoming: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See FastForward. The hidden states are in the format that the product with the output embedding reads."""
         assert self._hidden is not None
-        logits, num_rows = self(given), self._layout.num_rows
+        logits, num_rows = self._step(given, incoming), self._layout.num_rows
         answered = range(num_rows - self._layout.num_answered, num_rows)
         return logits, self._memory.read(self._hidden, answered, self._dtype)
 
     def run_by_layer(self, rows: SequenceRows, before_attention: Callable[[int], None]) -> None:
         """See FastForward."""
-        self([rows], None, before_attention)
+        self._step([rows], before_attention=before_attention)
+
+    def run_stage(self, given: Sequence[SequenceRows], incoming: Tensor | None) -> Tensor:
+        """See FastForward."""
+        return self._step(given, incoming)
 
     def times(self, tree: TokenTree, cache: KVCache, num_logits: int) -> list[tuple[int, float]]:
         """Runs a step; returns kind (see source.py) and seconds of each instruction, the wait for other threads
         included.
         """
         times = np.zeros(len(self._instructions) + 1)
-        self([SequenceRows(tree, cache, num_logits)], times)
+        self._step([SequenceRows(tree, cache, num_logits)], times=times)
         return list(zip([one.kind for one in self._instructions], np.diff(times).tolist(), strict=True))
 
-    def __call__(
+    def __call__(self, given: Sequence[SequenceRows]) -> Tensor:
+        """See FastForward."""
+        return self._step(given)
+
+    def _step(
         self,
         given: Sequence[SequenceRows],
+        incoming: Tensor | None = None,
         times: np.ndarray | None = None,
         before_attention: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """See FastForward. times: see `times`. before_attention: see `run_by_layer`."""
+        """Runs a step. incoming: see `run_stage`. times: see `times`. before_attention: see `run_by_layer`."""
         layout = self._layout
         caches: Any = [rows.cache if rows.cache.stores_at else self._written(rows.cache) for rows in given]
         layout.write(given, caches)
         if layout.num_rows > self._memory.capacity:
             self._reserve(layout.num_rows)
-        width = self._logits.width
-        logits, logits_at = self._output.take(layout.num_answered, width)
-        first = logits_at - (layout.num_rows - layout.num_answered) * width * BYTES_OF_A_LOGIT
-        for at in self._logits_at:
+        if self._incoming is not None:
+            assert incoming is not None, "a stage of a pipeline, but for the first, gets hidden states"
+            _numbers(self._memory.address(self._incoming), layout.num_rows, self._incoming.width).copy_(incoming)
+        width = self._output_value.width
+        num_answered = layout.num_answered if self._gives_logits else layout.num_rows
+        output, output_at = self._output.take(num_answered, width)
+        first = output_at - (layout.num_rows - num_answered) * width * BYTES_OF_A_NUMBER
+        for at in self._output_at:
             self._arguments[at] = first
         self._run(times, before_attention)
-        return torch.from_numpy(logits)
+        return torch.from_numpy(output)
 
     def _written(self, cache: KVCache) -> ContiguousCache:
         """The cache, with memory for every layer whose addresses are known."""
@@ -181,7 +196,7 @@ class NativeForward(FastForward):
         """Makes memory for more rows, and writes all addresses into the arguments."""
         self._memory.reserve(num_rows)
         arguments = [argument for one in self._instructions for argument in one.arguments]
-        self._logits_at = [at for at, argument in enumerate(arguments) if argument is self._logits]
+        self._output_at = [at for at, argument in enumerate(arguments) if argument is self._output_value]
         self._arguments[:] = [self._number(argument) for argument in arguments]
         self._layout.place(self._memory.address(self._tokens), self._memory.address(self._positions))
 

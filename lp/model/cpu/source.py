@@ -71,7 +71,8 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
     attentions: dict[str, int] = {}
     instructions: list[Instruction] = []
     packed = {weight_key(step.weight) for step in program.steps if isinstance(step, Product)}
-    last_attention = max(n for n, stage in enumerate(stages) if any(isinstance(one, Attention) for one in stage.shared))
+    attends = [n for n, stage in enumerate(stages) if any(isinstance(one, Attention) for one in stage.shared)]
+    last_attention = attends[-1] if program.gives_logits else len(stages)  # hidden states are wanted of all rows
     for number, stage in enumerate(stages):
         is_last = number >= last_attention
         if stage.statements:
@@ -100,7 +101,7 @@ def _lives(program: Program, stages: list[Stage]) -> dict[int, tuple[Value, int,
     hidden states that are kept until the end.
     """
     lives: dict[int, tuple[Value, int, int]] = {}
-    for value in (program.tokens, program.positions, program.logits):
+    for value in (*program.inputs, program.output):
         lives[id(value)] = value, -1, len(stages)
     for number, stage in enumerate(stages):
         for step in (*stage.statements, *stage.shared):

@@ -86,7 +86,7 @@ class _Run:
                     self._collective(one.step)
             for value in one.last_uses:
                 del self._arrays[value]
-        return self._arrays[self._program.logits].float()
+        return self._arrays[self._program.output].float()
 
     def _stage(self, one: RunStage) -> None:
         for value in one.outputs:

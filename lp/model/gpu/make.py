@@ -41,7 +41,7 @@ def make_program(model: CausalModel) -> Program:
     Raises Inexpressible if it depends on the number of rows, on tokens or on positions.
     """
     program = translate(model, MORE_ROWS)
-    cache_shapes(program, model.num_layers)
+    cache_shapes(program, len(model.layers))
     if outline(program) != outline(translate(model, FEW_ROWS)):
         raise Inexpressible("what it does depends on the number of rows, on tokens or on positions")
     merge_products(program, model.model.parameters())

@@ -48,7 +48,7 @@ def merge_products(program: Program, parameters: Iterable[Tensor]) -> None:
     program.steps = []  # which would hold weights that have been merged
     groups: dict[tuple[int, Operand, bool], list[int]] = defaultdict(list)
     for number, step in enumerate(steps):
-        if isinstance(step, Product) and step.out is not program.logits and step.weight.t().is_contiguous():
+        if isinstance(step, Product) and step.out is not program.output and step.weight.t().is_contiguous():
             groups[id(step.x.source), step.x, step.bias is None].append(number)
     step = None
     moved: dict[int, tuple[Value, int]] = {}
@@ -127,4 +127,4 @@ def choose_formats(program: Program, dtype: torch.dtype) -> None:
     for step in program.steps:
         value = written(step)
         if value is not None and all(isinstance(reader, Attention) for reader in readers[id(value)]):
-            value.is_half = value is not program.logits
+            value.is_half = value is not program.output

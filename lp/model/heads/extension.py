@@ -34,7 +34,7 @@ class HeadsExtension(Extension):
 
     def attach(self, main: CausalModel, mode: CompileMode) -> None:
         """Heads that share the output embedding keep it where the compiled forward has copies of all weights."""
-        if not can_give_hidden(main.fast):
+        if not can_give_hidden(main):
             raise CheckpointError(
                 f"model.heads={str(self._folder)!r}: the compiled forward of {type(main.model).__name__} gives no "
                 "hidden states; use model.compile=off, or model.heads=off"

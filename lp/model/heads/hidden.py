@@ -15,16 +15,20 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lp.model.causal import CausalModel
-from lp.model.fast_forward import FastForward, SequenceRows
+from lp.model.fast_forward import SequenceRows
 from lp.model.gpu.device import current
 from lp.model.heads.loaded import AsksHeads, LoadedHeads
 from lp.platform.hardware import Download
 from lp.tree import Answers
 
 
-def can_give_hidden(fast: FastForward | None) -> bool:
-    """Whether hidden states can be had: from the fast forward, or from the model's own, which has its weights then."""
-    return fast is None or not fast.owns_weights or fast.gives_hidden
+def can_give_hidden(model: CausalModel) -> bool:
+    """Whether hidden states can be had: from the fast forward, or from the model's own, which has its weights then.
+
+    Only the last stage of a pipeline is asked for them.
+    """
+    fast = model.fast
+    return fast is None or not fast.owns_weights or fast.gives_hidden or not model.is_last_stage
 
 
 def run_with_hidden(model: CausalModel, given: Sequence[SequenceRows]) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,9 @@ class Lowering:
         self._known = Operands(len(recording.tokens))
         tokens = self._known.fresh(recording.tokens, 0)
         positions = self._known.fresh(recording.positions, 0)
-        self.program = Program(tokens, positions, tokens)
+        self.program = Program(tokens, positions, tokens, gives_logits=recording.gives_logits)
+        if recording.incoming is not None:
+            self.program.incoming = self._known.fresh(recording.incoming, 1)
         # By the value of row_in_part: the tokens, the first of them that the table has, and how many it has.
         self._parts: dict[int, tuple[Operand, int, int]] = {}
 
@@ -48,9 +50,9 @@ class Lowering:
         for operation in live(self._recording):
             if operation.name != "view":
                 self._lower(operation)
-        self.program.logits, view = self._known.find(self._recording.logits)
+        self.program.output, view = self._known.find(self._recording.output)
         if not view.is_whole:
-            raise Inexpressible("its logits are a part of something")
+            raise Inexpressible("its logits, or the hidden states that it hands on, are a part of something")
         return self.program
 
     def _lower(self, operation: Operation) -> None:
@@ -272,7 +274,7 @@ def _joined(operation: Operation) -> tuple[list[Tensor], int]:
 
 def live(recording: Recording) -> list[Operation]:
     """The operations that the logits depend on."""
-    needed, kept = {memory(recording.logits)}, []
+    needed, kept = {memory(recording.output)}, []
     for operation in reversed(recording.operations):
         if any(memory(out) in needed for out in operation.outputs):
             kept.append(operation)

@@ -34,13 +34,17 @@ class Operation:
 
 @dataclass
 class Recording:
-    """All operations in the order in which they ran. changed: memory that some operation wrote in place."""
+    """All operations in the order in which they ran. changed: memory that some operation wrote in place. incoming, and
+    hidden states as output: of a stage of a pipeline.
+    """
 
     tokens: Tensor
     positions: Tensor
-    logits: Tensor
+    output: Tensor
     operations: list[Operation]
     changed: set[int]
+    incoming: Tensor | None = None
+    gives_logits: bool = True
 
 
 def memory(tensor: Tensor) -> int:
@@ -87,10 +91,11 @@ def recorder() -> Recorder | None:
 
 @dataclass(kw_only=True)
 class RecordedStep(Step):
-    """A step whose attention is recorded instead of computed."""
+    """A step whose attention is recorded instead of computed. first_layer: the first one that is held here."""
 
     recorder: Recorder
+    first_layer: int = 0
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
         shape = 1, query.shape[2], query.shape[1], value.shape[3]
-        return self.recorder.note("attention", (query, key, value, layer, how), shape, query.dtype)
+        return self.recorder.note("attention", (query, key, value, layer - self.first_layer, how), shape, query.dtype)

@@ -60,7 +60,7 @@ def round_inputs(program: Program, multiple: int = 1) -> None:
 
 def schedule(program: Program) -> list[Stage]:
     """Stages of statements and of shared steps, in turns."""
-    at: dict[int, int] = {id(program.tokens): 0, id(program.positions): 0}
+    at: dict[int, int] = {id(value): 0 for value in program.inputs}
     kept: dict[int, int] = defaultdict(int)  # by layer: the stage in which its keys and values are written
     stages: dict[int, list[Step]] = defaultdict(list)
     for step in program.steps:

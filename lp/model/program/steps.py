@@ -175,15 +175,22 @@ class Span:
 
 @dataclass
 class Program:
-    """tokens, positions: the inputs. logits: the output, of as many numbers as the vocabulary has. hidden: what the
-    output embedding reads, if its values stay until the end; see `keep_hidden`.
+    """tokens, positions: the inputs. incoming: hidden states that come in, in a stage of a pipeline but for the first.
+    output: logits, of as many numbers as the vocabulary has, or the hidden states that a stage hands on. hidden: what
+    the output embedding reads, if its values stay until the end; see `keep_hidden`.
     """
 
     tokens: Value
     positions: Value
-    logits: Value
+    output: Value
     steps: list[Step] = field(default_factory=list)
     hidden: Span | None = None
+    incoming: Value | None = None
+    gives_logits: bool = True
+
+    @property
+    def inputs(self) -> list[Value]:
+        return [self.tokens, self.positions, *([] if self.incoming is None else [self.incoming])]
 
     @property
     def group(self) -> RankGroup | None:
@@ -239,9 +246,9 @@ def outline(program: Program) -> list[str]:
                 return f"({', '.join(describe(one) for one in part)})"
         return repr(part)
 
-    describe((program.tokens, program.positions))
+    describe(tuple(program.inputs))
     lines = [
         f"{type(step).__name__} " + " ".join(describe(getattr(step, one.name)) for one in fields(step))
         for step in program.steps
     ]
-    return [*lines, describe(program.logits)]
+    return [*lines, describe(program.output)]

@@ -32,12 +32,18 @@ def _record(model: CausalModel, num_rows: int) -> Recording:
     recorder = Recorder()
     tokens = torch.arange(num_rows, device=model.device) + num_rows
     positions = torch.arange(num_rows, device=model.device) * num_rows % model.max_length
+    incoming = None
+    if not model.is_first_stage:
+        incoming = torch.zeros(1, num_rows, model.hidden_size, dtype=model.dtype, device=model.device)
+    step = RecordedStep(model.attention_kind, incoming, recorder=recorder, first_layer=model.layers[0])
     with torch.inference_mode(False), torch.no_grad(), recorder:
-        output = model.model(
+        answer = model.model(
             input_ids=tokens[None],
             position_ids=positions[None],
             past_key_values=RowsOnly(model.num_layers),
             use_cache=True,
-            step=RecordedStep(kind=model.attention_kind, recorder=recorder),
+            step=step,
         )
-    return Recording(tokens, positions, output.logits, recorder.operations, recorder.changed)
+    output = answer.logits if model.is_last_stage else step.outgoing
+    assert output is not None, "a stage before the last hands hidden states on"
+    return Recording(tokens, positions, output, recorder.operations, recorder.changed, incoming, model.is_last_stage)

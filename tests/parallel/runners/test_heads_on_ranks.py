@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 
 from lp import Autoregressive, Engine, Medusa, Sampling, Stopping
 from lp.model.checkpoint import ModelSettings, load
+from lp.model.compilation import CompileMode
 from lp.runner.single_device import SingleDevice
 from parallel.comm.channel import Channel
 from parallel.comm.connect import connect_axis
@@ -64,23 +66,23 @@ def on_replicas(mesh: Mesh, channel: Channel, folder: str, heads: str) -> Found:
     return decode(Engine(checkpoint, runner, fingerprints=True))
 
 
-def on_shards(mesh: Mesh, channel: Channel, folder: str, heads: str) -> Found:
+def on_shards(mesh: Mesh, channel: Channel, folder: str, heads: str, compile: CompileMode = CompileMode.auto) -> Found:
     torch.set_num_threads(1)
     placed = replace(mesh, axes={"tp": mesh.num_ranks})
     with closing(connect_axis(ParallelSettings(timeout_s=20.0), placed, "tp")) as collectives:
-        settings = ModelSettings(folder, device="cpu", heads=heads)
-        checkpoint = load(settings, reader=read_sharded(collectives))
+        settings = ModelSettings(folder, device="cpu", heads=heads, compile=compile)
+        checkpoint = load(settings, reader=read_sharded(collectives), group=collectives)
         alone = TensorParallel(checkpoint.model, collectives, 64)
         runner = LookaheadParallel(alone, channel, mesh.num_ranks)
         return decode(Engine(checkpoint, runner, fingerprints=True))
 
 
-def on_stages(mesh: Mesh, channel: Channel, folder: str, heads: str) -> Found:
+def on_stages(mesh: Mesh, channel: Channel, folder: str, heads: str, compile: CompileMode = CompileMode.auto) -> Found:
     torch.set_num_threads(1)
     placed = replace(mesh, axes={"pp": mesh.num_ranks})
     with closing(connect_axis(ParallelSettings(timeout_s=20.0), placed, "pp")) as pipeline:
-        settings = ModelSettings(folder, device="cpu", heads=heads)
-        checkpoint = load(settings, reader=read_stage(pipeline.rank, pipeline.num_ranks))
+        settings = ModelSettings(folder, device="cpu", heads=heads, compile=compile)
+        checkpoint = load(settings, reader=read_stage(pipeline.rank, pipeline.num_ranks), group=pipeline)
         runner = PipelineParallel(checkpoint.model, pipeline, channel, 64)
         return decode(Engine(checkpoint, runner, fingerprints=True))
 
@@ -109,6 +111,8 @@ def expected(llama: Engine, llama_reference: PreTrainedModel) -> list[list[int]]
         (on_replicas, 2, False),
         (on_shards, 2, True),
         (on_stages, 2, True),
+        pytest.param(partial(on_shards, compile=CompileMode.on), 2, True, marks=pytest.mark.slow),
+        pytest.param(partial(on_stages, compile=CompileMode.on), 2, True, marks=pytest.mark.slow),
         pytest.param(on_replicas, 3, True, marks=pytest.mark.slow),
         pytest.param(on_shards, 3, False, marks=pytest.mark.slow),
         pytest.param(on_stages, 3, False, marks=pytest.mark.slow),

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
+from lp.engine.builder import EngineSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
+from lp.model.compilation import CompileMode
 from lp.model.memory import num_weight_bytes
 from lp.request import DecodingMethod, Request, Sequence
 from lp.runner.runner import StepInput
@@ -74,9 +76,13 @@ def connect_stages(mesh: Mesh, exchange: str = "shm") -> Collectives:
     return connect_axis(settings, replace(mesh, axes={"pp": mesh.num_ranks}), "pp")
 
 
-def stage_engine(channel: Channel, pipeline: Collectives, folder: str) -> tuple[Engine, Recorded]:
+def stage_engine(
+    channel: Channel, pipeline: Collectives, folder: str, compiled: bool = False, dtype: str = "float32"
+) -> tuple[Engine, Recorded]:
     reader = read_stage(pipeline.rank, pipeline.num_ranks)
-    checkpoint = load(ModelSettings(folder, device="cpu"), reader=reader)
+    settings = ModelSettings(folder, dtype, "cpu", compile=CompileMode.on if compiled else CompileMode.auto)
+    checkpoint = load(settings, reader=reader, group=pipeline)
+    assert (checkpoint.model.fast is not None) == compiled
     runner = Recorded(checkpoint.model, pipeline, channel)
     return Engine(checkpoint, runner, fingerprints=True), runner
 
@@ -119,9 +125,11 @@ def texts_of(engine: Engine) -> Texts:
     )
 
 
-def texts_of_all(mesh: Mesh, channel: Channel, exchange: str, folders: list[str]) -> list[Texts]:
+def texts_of_all(
+    mesh: Mesh, channel: Channel, exchange: str, folders: list[str], compiled: bool, dtype: str = "float32"
+) -> list[Texts]:
     with closing(connect_stages(mesh, exchange)) as pipeline:  # no stage may exit before its last answers arrive
-        return [texts_of(stage_engine(channel, pipeline, folder)[0]) for folder in folders]
+        return [texts_of(stage_engine(channel, pipeline, folder, compiled, dtype)[0]) for folder in folders]
 
 
 @pytest.fixture(scope="module")
@@ -139,16 +147,36 @@ def expected(folder_of: Callable[[str], str]) -> list[Texts]:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("exchange", ["gloo", "shm"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_tokens_are_those_of_one_device(
-    num_ranks: int, exchange: str, folder_of: Callable[[str], str], expected: list[Texts]
+    compiled: bool, num_ranks: int, exchange: str, folder_of: Callable[[str], str], expected: list[Texts]
 ) -> None:
     folders = [folder_of(architecture) for architecture in ARCHITECTURES]
-    for found in run_ranks(texts_of_all, num_ranks, exchange, folders, exchange=exchange):
+    for found in run_ranks(texts_of_all, num_ranks, exchange, folders, compiled, exchange=exchange):
         for architecture, texts, wanted in zip(ARCHITECTURES, found, expected, strict=True):
             assert texts.greedy == wanted.greedy, architecture
             for (tokens, logprobs), (right, right_logprobs) in zip(texts.sampled, wanted.sampled, strict=True):
                 assert tokens == right, architecture
                 np.testing.assert_allclose(logprobs, right_logprobs, atol=1e-4)
+
+
+def test_compiled_stages_give_the_text_of_generate(folder_of: Callable[[str], str]) -> None:
+    reference = load_reference(Path(folder_of("llama")))
+    greedy = [generate_greedily(reference, prompt, NEW_TOKENS) for prompt in PROMPTS]
+    for (texts,) in run_ranks(texts_of_all, 2, "shm", [folder_of("llama")], True):
+        assert texts.greedy == greedy * len(METHODS)
+
+
+@pytest.mark.slow
+def test_compiled_stages_give_the_text_of_one_rank_in_bfloat16(folder_of: Callable[[str], str]) -> None:
+    folders = [folder_of(architecture) for architecture in ARCHITECTURES]
+    alone = []
+    for folder in folders:
+        settings = ModelSettings(folder, "bfloat16", "cpu", compile=CompileMode.on)
+        alone.append(texts_of(Engine.assemble(EngineSettings(settings))))
+    for found in run_ranks(texts_of_all, 3, "shm", folders, True, "bfloat16"):
+        assert [texts.greedy for texts in found] == [texts.greedy for texts in alone]
+        assert [texts.sampled for texts in found] == [texts.sampled for texts in alone]
 
 
 def serve_five(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, list[int]], int, int]:
@@ -202,13 +230,14 @@ def costs(mesh: Mesh, channel: Channel, folder: str) -> Costs:
     """The costs of a request whose prompt fits into one chunk, decoded token by token."""
     pipeline = connect_stages(mesh)
     engine, runner = stage_engine(channel, pipeline, folder)
+    before = replace(pipeline.traffic)
     engine.add_request(request(engine, "0", Autoregressive()))
     steps = engine.step()[0].stats.steps
     cached = runner.states["0"].cache.num_bytes
     while not engine.is_idle:
         steps = engine.step()[0].stats.steps
     model = engine.checkpoint.model
-    sent = pipeline.traffic
+    sent = pipeline.traffic - before
     return Costs(len(model.layers), num_weight_bytes(model.model), cached, steps, sent.num_collectives, sent.bytes_sent)
 
 
