@@ -219,8 +219,10 @@ async def serve_quietly(system: RunningSystem, deck: PromptDeck) -> None:
 
 
 def served_steps(system: RunningSystem, deck: PromptDeck) -> list[list[float]]:
-    """Rows, their number of steps and their median milliseconds, of the steps of some texts on the quiet machine."""
-    found: dict[int, list[float]] = {}
+    """Rows, their number of steps, and the medians of the milliseconds that they took and that were expected before,
+    of the steps of some texts on the quiet machine.
+    """
+    found: dict[int, list[tuple[float, float]]] = {}
     for _ in range(4):
         path, body = system.make_body(deck.draw(QUIET_TOKENS // 4))
         asked = {**body, "decode": {"method": "auto"}, "lookahead_trace": True}
@@ -228,15 +230,19 @@ def served_steps(system: RunningSystem, deck: PromptDeck) -> list[list[float]]:
             for line in response.iter_lines():
                 if line.startswith("data: {"):
                     for trace in traces_of(json.loads(line[6:])):
-                        found.setdefault(trace["rows"], []).append(trace["step_ms"])
-    return [[rows, len(taken), median(taken)] for rows, taken in sorted(found.items()) if len(taken) >= FEWEST_STEPS]
+                        found.setdefault(trace["rows"], []).append((trace["step_ms"], trace["expected_ms"]))
+    return [
+        [rows, len(taken), *(median(one) for one in zip(*taken, strict=True))]
+        for rows, taken in sorted(found.items())
+        if len(taken) >= FEWEST_STEPS
+    ]
 
 
 def traces_of(chunk: Any) -> list[dict[str, Any]]:
     """What steps did that ended with a chunk, without those that read a prompt."""
     if isinstance(chunk, dict):
         if "step_ms" in chunk and "emitted" in chunk:
-            return [chunk] if chunk.get("step") and chunk["step_ms"] else []
+            return [chunk] if chunk.get("step") and chunk["step_ms"] and chunk.get("expected_ms") else []
         chunk = list(chunk.values())
     return [trace for one in chunk for trace in traces_of(one)] if isinstance(chunk, list) else []
 
@@ -272,21 +278,15 @@ def describe(
         markdown_table(["minute", "pairs", "other processes", "auto over plain", "worst first token"], rows),
     ]
     learnt = StepTimes(*map(tuple, zip(*((int(number), ms) for number, ms in state["curve"]), strict=True)))
-    parts.append(f"Step times at the end, {state['curve_origin']}, beside the steps of the next texts:")
+    parts.append(f"Step times at the end, {state['curve_origin']}: what was expected of the steps of the next texts:")
     cells = [
-        (
-            f"{number:.0f}",
-            f"{count:.0f}",
-            f"{learnt.at(int(number)):.1f}",
-            f"{ms:.1f}",
-            f"{learnt.at(int(number)) / ms:.2f}",
-        )
-        for number, count, ms in served
+        (f"{number:.0f}", f"{count:.0f}", f"{expected:.1f}", f"{ms:.1f}", f"{expected / ms:.2f}")
+        for number, count, ms, expected in served
     ]
-    parts.append(markdown_table(["rows", "steps", "learnt ms", "served ms", "ratio"], cells))
+    parts.append(markdown_table(["rows", "steps", "expected ms", "served ms", "ratio"], cells))
     if quiet:
         cells = [(str(number), f"{learnt.at(int(number)):.1f}", f"{ms:.1f}") for number, ms in quiet]
-        parts.append("The same beside a thorough measurement, whose sizes take turns:")
+        parts.append("The learnt curve beside a thorough measurement, whose sizes take turns:")
         parts.append(markdown_table(["rows", "learnt ms", "measured ms"], cells))
     return "\n\n".join(parts)
 

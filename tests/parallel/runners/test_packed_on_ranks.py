@@ -12,6 +12,7 @@ import pytest
 
 from lp import Autoregressive, Engine, Sampling, Stopping
 from lp.model.checkpoint import ModelSettings, load
+from lp.model.compilation import CompileMode
 from lp.scheduling.settings import SchedulerSettings
 from parallel.build import share_steps
 from parallel.comm.base import Collectives
@@ -38,10 +39,12 @@ def connect(mesh: Mesh, axis: str) -> Collectives:
     return connect_axis(settings, replace(mesh, axes={axis: mesh.num_ranks}), axis)
 
 
-def make_engine(channel: Channel, axis: str, parts: Collectives, folder: str) -> Engine:
+def make_engine(
+    channel: Channel, axis: str, parts: Collectives, folder: str, mode: CompileMode = CompileMode.off
+) -> Engine:
     """An engine whose steps have few rows, so that prompts come in chunks."""
     reader = read_sharded(parts) if axis == "tp" else read_stage(parts.rank, parts.num_ranks)
-    checkpoint = load(ModelSettings(folder, device="cpu"), reader=reader)
+    checkpoint = load(ModelSettings(folder, device="cpu", compile=mode), reader=reader, group=parts)
     if axis == "pp":
         runner = PipelineParallel(checkpoint.model, parts, channel, prefill_chunk=64)
     else:
@@ -50,25 +53,31 @@ def make_engine(channel: Channel, axis: str, parts: Collectives, folder: str) ->
     return Engine(checkpoint, runner, fingerprints=True, scheduler=SchedulerSettings(max_step_rows=48))
 
 
-def serve(mesh: Mesh, channel: Channel, axis: str, folders: list[str]) -> list[Mixture]:
+def serve(mesh: Mesh, channel: Channel, axis: str, folders: list[str], mode: CompileMode) -> list[Mixture]:
     with closing(connect(mesh, axis)) as parts:  # no stage may exit before its last answers arrive
-        engines = [make_engine(channel, axis, parts, folder) for folder in folders]
+        engines = [make_engine(channel, axis, parts, folder, mode) for folder in folders]
         return [run_mixture(engine, make_mixture(engine, 12, seed)) for seed, engine in enumerate(engines)]
 
 
 @pytest.mark.parametrize("axis", slow_except(["tp", "pp"], "pp"))
 @pytest.mark.parametrize(
-    ("names", "num_ranks"),
-    [(FEW, 2), pytest.param(SPLIT, 2, marks=pytest.mark.slow), pytest.param(["llama"], 3, marks=pytest.mark.slow)],
-    ids=["few", "every", "three"],
+    ("names", "num_ranks", "mode"),
+    [
+        (FEW, 2, CompileMode.on),
+        pytest.param(SPLIT, 2, CompileMode.off, marks=pytest.mark.slow),
+        pytest.param(SPLIT, 2, CompileMode.on, marks=pytest.mark.slow),
+        pytest.param(["llama"], 3, CompileMode.off, marks=pytest.mark.slow),
+        pytest.param(["llama"], 3, CompileMode.on, marks=pytest.mark.slow),
+    ],
+    ids=["few", "every, eager", "every", "three, eager", "three"],
 )
 def test_a_mixture_yields_what_each_request_yields_alone(
-    axis: str, names: list[str], num_ranks: int, checkpoint_folder: Callable[[str], Path]
+    axis: str, names: list[str], num_ranks: int, mode: CompileMode, checkpoint_folder: Callable[[str], Path]
 ) -> None:
     if axis == "pp":
         names = [name for name in names if name != "gpt_neox"]  # it has no plan for stages
     folders = [str(checkpoint_folder(name)) for name in names]
-    first, *others = run_ranks(serve, num_ranks, axis, folders, limit_s=400)
+    first, *others = run_ranks(serve, num_ranks, axis, folders, mode, limit_s=400)
     for folder, mixture, *same in zip(folders, first, *others, strict=True):
         assert all((one.tokens, one.ends) == (mixture.tokens, mixture.ends) for one in same)
         check_mixture(mixture, Engine.from_pretrained(folder, device="cpu"))

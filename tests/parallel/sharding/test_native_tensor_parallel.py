@@ -53,8 +53,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def connected(mesh: Mesh, exchange: str) -> Collectives:
-    placed = Mesh({"tp": mesh.num_ranks}, mesh.rank, mesh.num_ranks)
+def connected(mesh: Mesh, exchange: str, tp: int = 0) -> Collectives:
+    tp = tp or mesh.num_ranks
+    placed = Mesh({"lp": mesh.num_ranks // tp, "tp": tp}, mesh.rank, mesh.num_ranks)
     return connect_axis(ParallelSettings(exchange=ExchangeKind(exchange), timeout_s=30), placed, "tp")
 
 
@@ -75,10 +76,10 @@ class Found:
 
 
 def decode(
-    mesh: Mesh, channel: Channel, folders: list[str], exchange: str, dtype: str, num_threads: int
+    mesh: Mesh, channel: Channel, folders: list[str], exchange: str, dtype: str, num_threads: int, tp: int = 0
 ) -> list[Found]:
     torch.set_num_threads(num_threads)
-    group = connected(mesh, exchange)
+    group = connected(mesh, exchange, tp)
     return [decode_one(channel, folder, group, dtype) for folder in folders]
 
 
@@ -109,21 +110,22 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(
-    ("names", "num_ranks", "exchange", "num_threads"),
+    ("names", "num_ranks", "exchange", "num_threads", "tp"),
     [
-        (["llama", "llama, tied"], 2, "shm", 1),
-        pytest.param(list(VARIANTS), 2, "shm", 1, marks=pytest.mark.slow),
-        pytest.param(["llama", "llama, uneven", "phi3"], 3, "shm", 2, marks=pytest.mark.slow),
-        pytest.param(["llama", "phi3"], 2, "gloo", 2, marks=pytest.mark.slow),
-        pytest.param(["llama", "starcoder2"], 4, "shm", 1, marks=pytest.mark.slow),
+        (["llama", "llama, tied"], 2, "shm", 1, 2),
+        pytest.param(list(VARIANTS), 2, "shm", 1, 2, marks=pytest.mark.slow),
+        pytest.param(["llama", "llama, uneven", "phi3"], 3, "shm", 2, 3, marks=pytest.mark.slow),
+        pytest.param(["llama", "phi3"], 2, "gloo", 2, 2, marks=pytest.mark.slow),
+        pytest.param(["llama", "starcoder2"], 4, "shm", 1, 4, marks=pytest.mark.slow),
+        pytest.param(["llama", "gemma2"], 4, "shm", 1, 2, marks=pytest.mark.slow),
     ],
-    ids=["some", "all", "3", "gloo", "4"],
+    ids=["some", "all", "3", "gloo", "4", "lp x tp"],
 )
 def test_text_is_that_of_generate(
-    names: list[str], num_ranks: int, exchange: str, num_threads: int, folders: dict[str, Path]
+    names: list[str], num_ranks: int, exchange: str, num_threads: int, tp: int, folders: dict[str, Path]
 ) -> None:
     paths = [str(folders[name]) for name in names]
-    by_rank = run_ranks(decode, num_ranks, paths, exchange, "float32", num_threads, exchange=exchange, timeout_s=60)
+    by_rank = run_ranks(decode, num_ranks, paths, exchange, "float32", num_threads, tp, exchange=exchange, timeout_s=60)
     for name, *found in zip(names, *by_rank, strict=True):
         own = generate_greedily(load_reference(folders[name]), PROMPT, NEW_TOKENS, eos=[1])
         for rank in found:
