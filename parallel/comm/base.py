@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp.model.program.group import SharedSlots
 
 # Says whether the ranks are about to change. A rank that waits for another asks it some fifty times a second, and gives
 # up the wait with EpochOver when the answer is yes.
@@ -29,6 +28,20 @@ IsOver = Callable[[], bool]
 def never() -> bool:
     """The `IsOver` of a run in which the same ranks take part from beginning to end."""
     return False
+
+
+@dataclass(frozen=True)
+class SharedSlots:
+    """Where the slots of a round lie in memory that ranks share, for native code that sums and gathers.
+
+    slots: the address of two slots of `slot_bytes` for each rank, for even and odd rounds. rounds: that of the number
+    of each rank's last round, `stride` bytes apart.
+    """
+
+    slots: int
+    slot_bytes: int
+    rounds: int
+    stride: int
 
 
 class Messages(Protocol):
@@ -107,11 +120,11 @@ class Collectives(Messages, Protocol):
     round: int
 
     def look(self, place: int, waited_s: float) -> None:
-        """See RankGroup."""
+        """Called now and then by native code that waits for the rank at a place. Raises if the wait is in vain."""
         ...
 
     def count(self, num_collectives: int, bytes_sent: int, seconds: float) -> None:
-        """See RankGroup."""
+        """Counts what native code has done in the shared slots."""
         ...
 
     def all_reduce(self, tensor: Tensor) -> Tensor:

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-from lp.model.program.group import SharedSlots
-from parallel.comm.base import IsOver, Traffic, WaitsOnHost, never
+from parallel.comm.base import IsOver, SharedSlots, Traffic, WaitsOnHost, never
 from parallel.comm.peers import Peers, wait_for
 from parallel.comm.shared_memory import SharedFile, shared_path
 from parallel.errors import EpochOver, RankLost

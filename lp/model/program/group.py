@@ -5,7 +5,6 @@ While a model is recorded, nothing is sent: each call becomes one operation of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -14,18 +13,24 @@ from torch import Tensor
 from lp.model.program.record import recorder
 
 
-@dataclass(frozen=True)
-class SharedSlots:
+class SharedSlots(Protocol):
     """Memory in which the ranks of one host sum and gather, for native code.
 
     Rank p writes its part of round n to `slots + (2 * p + n % 2) * slot_bytes`, and then n to its word in `rounds`,
     `stride` bytes behind that of rank p - 1. So a rank is at most one round ahead of the others.
     """
 
-    slots: int
-    slot_bytes: int
-    rounds: int
-    stride: int
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def slot_bytes(self) -> int: ...
+
+    @property
+    def rounds(self) -> int: ...
+
+    @property
+    def stride(self) -> int: ...
 
 
 class RankGroup(Protocol):
