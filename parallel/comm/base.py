@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
 # Says whether the ranks are about to change. A rank that waits for another asks it some fifty times a second, and gives
 # up the wait with EpochOver when the answer is yes.
 IsOver = Callable[[], bool]
