@@ -43,6 +43,8 @@ from parallel.mesh import Mode, ParallelSettings, make_mesh, open_store
 METHODS: dict[str, DecodingMethod] = {"autoregressive": Autoregressive(), "auto": Auto()}
 ALONE = "one rank"
 WAIT_S = 600.0
+# Tokens of a prompt that streams continue: the end of it.
+MOST_PROMPT = 100
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ def decode(
     stopping, sampling = Stopping(max_new_tokens, ignore_eos=True), Sampling(temperature=0.0, seed=0)
     texts: dict[str, list[int]] = {}
     for number in range(streams):
-        prompt = prompts[number * len(prompts) // streams][-400:]
+        prompt = prompts[number * len(prompts) // streams][-MOST_PROMPT:]
         request = engine.request_builder.build(prompt, method, sampling, stopping, request_id=str(number))
         texts[request.id] = []
         engine.add_request(request)
