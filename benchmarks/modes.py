@@ -200,25 +200,27 @@ def encode_prompts(engine: Engine, folder: Path | None) -> list[list[int]]:
 def decode(
     engine: Engine, prompts: list[list[int]], method: DecodingMethod, streams: int, max_new_tokens: int
 ) -> Decoded:
-    """Decodes texts side by side."""
-    stopping, sampling = Stopping(max_new_tokens, ignore_eos=True), Sampling(temperature=0.0, seed=0)
+    """Decodes texts side by side. They are timed from where all have begun, for as many tokens as are wanted of all."""
+    stopping, sampling = Stopping(ignore_eos=True), Sampling(temperature=0.0, seed=0)
     texts: dict[str, list[int]] = {}
     for number in range(streams):
         prompt = prompts[number * len(prompts) // streams][-MOST_PROMPT:]
         request = engine.request_builder.build(prompt, method, sampling, stopping, request_id=str(number))
         texts[request.id] = []
         engine.add_request(request)
-    began = ended = 0.0
-    first = last = 0
-    while not engine.is_idle:
+    began, first, done = 0.0, 0, 0
+    while not began or done - first < streams * max_new_tokens:  # the ranks end in the same step
         for output in engine.step():
             texts[output.request_id] += output.tokens
-        now, done = time.perf_counter(), sum(map(len, texts.values()))
+        done = sum(map(len, texts.values()))
         if not began and all(texts.values()):
-            began, first = now, done
-        if began and max(map(len, texts.values())) < max_new_tokens:
-            ended, last = now, done
-    return Decoded((last - first) / max(ended - began, 1e-9), list(texts.values()))
+            began, first = time.perf_counter(), done
+    rate = (done - first) / (time.perf_counter() - began)
+    for name in texts:
+        engine.abort(name)
+    while not engine.is_idle:
+        engine.step()
+    return Decoded(rate, [text[:max_new_tokens] for text in texts.values()])
 
 
 def read_prompt(engine: Engine, prompts: list[list[int]], tokens: int) -> float:

@@ -38,6 +38,10 @@ from parallel.comm.channel import HEADER, Channel
 from parallel.runners.merging import fingerprint_of
 
 
+# Rows of a prompt that go through a stage together on a CPU.
+CPU_CHUNK = 128
+
+
 class PipelineParallel(SingleDevice):
     """A SingleDevice that holds one stage. All ranks call it with the same batches in the same order.
 
@@ -48,10 +52,10 @@ class PipelineParallel(SingleDevice):
     def __init__(self, model: CausalModel, pipeline: Collectives, channel: Channel, prefill_chunk: int = 512):
         """model: this rank's stage. pipeline: collectives among all ranks of the channel, in the order of their stages.
         prefill_chunk: most rows of a prompt in one forward; while a stage computes one chunk, the stage before it
-        computes the next.
+        computes the next, so on a CPU, where a row takes as long in a small chunk, there are at most CPU_CHUNK.
         """
         assert pipeline.num_ranks == channel.num_ranks, "every rank is a stage"
-        super().__init__(model, prefill_chunk)
+        super().__init__(model, min(prefill_chunk, CPU_CHUNK) if model.device.type == "cpu" else prefill_chunk)
         self.pipeline = pipeline
         self.channel = channel
         self.depth = pipeline.num_ranks
