@@ -277,14 +277,14 @@ class Scheduler:
         if not waiting:
             return []
         prefilling = [one for one in waiting if one.num_uncomputed]
-        most = self.rows.most * self.rows.num_parts
+        most = self.rows.most * self.rows.num_parts * self.runner.depth  # every stage has some at the same time
         share = -(-len(self._running) // self.runner.depth)  # a runner of several stages gets several batches
         if not prefilling and len(waiting) <= share and len(turns := _decode_turns(waiting, most)) == len(waiting):
             return turns  # all have a turn, so their order does not matter
         prefilling.sort(key=lambda one: self._running[one].prefill)
         decoding = sorted((one for one in waiting if not one.num_uncomputed), key=self._decode_time_of)
         turns = _decode_turns(decoding[:share], most)
-        left, most_each, per_thousand = most, self.rows.most, 0.0
+        left, most_each, per_thousand = most, self.rows.most * self.runner.depth, 0.0
         if turns or len(prefilling) > 1:
             most_each, per_thousand = self.rows.per_part(len(prefilling), len(turns)), self.rows.per_thousand
             in_step = most_each * self.rows.num_parts

@@ -22,7 +22,7 @@ from parallel.errors import EpochOver, RankLost, name_ranks
 
 NUM_SPINS = 500  # some tens of microseconds: ranks that finish a step together meet within that time
 YIELD_S = 0.002  # up to here the core is only lent to others: a nap would cost more than it saves
-NAP_SHARE = 0.05  # a nap lasts this share of the wait so far, so it makes the wait longer by no more than that
+NAP_SHARE = 0.02  # a nap lasts this share of the wait so far, so it makes the wait longer by no more than that
 LONGEST_NAP_S = 0.005
 LIVENESS_S = 0.02  # how often a waiting rank looks whether what it waits for can still come
 ROLL_CALL_S = 2.0

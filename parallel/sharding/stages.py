@@ -68,12 +68,10 @@ def cut_stage(model: PreTrainedModel, index: int, num_stages: int) -> list[int]:
     Raises UnsupportedArchitecture for a model whose plan does not cover all weights.
     """
     parts = _find_parts(model)
-    own = share_out(
-        [num_weight_bytes(layer) for layer in parts.layers],
-        num_stages,
-        first=num_weight_bytes(model.get_submodule(parts.embedding)),
-        last=sum(num_weight_bytes(model.get_submodule(name)) for name in parts.ends),
-    )[index]
+    # Stages are to take equally long. A step looks up some rows of the embedding alone, and a prompt has one row of the
+    # head, which steps that decode read whole.
+    ends = sum(num_weight_bytes(model.get_submodule(name)) for name in parts.ends)
+    own = share_out([num_weight_bytes(layer) for layer in parts.layers], num_stages, last=ends // 2)[index]
     for layer in range(len(parts.layers)):
         if layer not in own:
             parts.layers[layer] = EarlierLayer() if layer < own.start else LaterLayer()
@@ -86,17 +84,17 @@ def cut_stage(model: PreTrainedModel, index: int, num_stages: int) -> list[int]:
     return list(own)
 
 
-def share_out(sizes: Sequence[int], num_stages: int, first: int = 0, last: int = 0) -> list[range]:
+def share_out(sizes: Sequence[int], num_stages: int, last: int = 0) -> list[range]:
     """Gives each stage a range of layers, as evenly as possible: the sum of the squares of the stages' sizes is least.
 
-    sizes: size of each layer; there must be at least as many layers as stages. first, last: sizes of what the first and
-    the last stage hold in addition to layers.
+    sizes: size of each layer; there must be at least as many layers as stages. last: size of what the last stage
+    computes in addition to layers.
     """
     sums = [0, *accumulate(sizes)]
     # By the number of layers given to the stages so far: the least sum of squares, and where these stages end.
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
     for stage in range(num_stages):
-        extra = (first if stage == 0 else 0) + (last if stage == num_stages - 1 else 0)
+        extra = last if stage == num_stages - 1 else 0
         best = {
             end: min(
                 (squares + (sums[end] - sums[begin] + extra) ** 2, (*cuts, end))

@@ -105,11 +105,11 @@ def test_layers_are_divided_evenly() -> None:
         return [len(run) for run in share_out(*args, **kwargs)]
 
     assert share_out([1, 1, 1, 1], 2) == [range(2), range(2, 4)]
-    assert counts([10] * 4, 1, first=5, last=5) == [4]
+    assert counts([10] * 4, 1, last=5) == [4]
     assert counts([10] * 16, 4) == [4, 4, 4, 4]
-    assert counts([61] * 16, 4, first=262, last=262) == [2, 6, 6, 2]
+    assert counts([61] * 16, 4, last=131) == [4, 5, 5, 2]
     assert counts([10] * 8, 3, last=60) == [3, 4, 1]
-    assert counts([10] * 3, 3, first=1000) == [1, 1, 1]
+    assert counts([10] * 3, 3, last=1000) == [1, 1, 1]
     assert counts([1, 1, 1, 9], 2) == [3, 1]
 
 
