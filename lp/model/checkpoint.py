@@ -171,8 +171,9 @@ def load(
     extensions = [*extensions, *([HeadsExtension(*known.heads)] if known.heads else [])]
     for extension in extensions:
         extension.check(known)
-    if reader is None:
-        check_fits(known.path, known.config, dtype, device, known.max_length, kv_bytes)
+    if reader is None or group is not None:
+        num_parts = group.num_ranks if group else 1
+        check_fits(known.path, known.config, dtype, device, known.max_length, kv_bytes, num_parts)
     model, layers = (reader or read_whole)(known.path, known.config, dtype, device)
     causal = CausalModel(model, known.max_length, known.eos, attention, layers)
     facts = dtype, causal.attention_kind, known.max_length, settings.compile, settings.invariant

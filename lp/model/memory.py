@@ -37,26 +37,29 @@ def check_fits(
     device: torch.device,
     max_length: int,
     kv_bytes: float | None = None,
+    num_parts: int = 1,
 ) -> None:
     """Raises DoesNotFit for a checkpoint folder whose weights, arena and graphs need more than a GPU has free.
 
-    kv_bytes: the size of the arena of keys and values; None is as much as one sequence is likely to need.
+    kv_bytes: the size of the arena of keys and values; None is as much as one sequence is likely to need. num_parts:
+    ranks among which the model is split.
     """
     if device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)
     num_tokens = min(max_length, LIKELY_TOKENS)
-    weights = num_parameters(Path(path)) * dtype.itemsize
+    weights = num_parameters(Path(path)) * dtype.itemsize / num_parts
     arena, what = kv_bytes, "model.kv_memory"
     if arena is None:
-        arena, what = cache_bytes(config, dtype, num_tokens), f"keys and values of {num_tokens} tokens"
+        arena, what = cache_bytes(config, dtype, num_tokens) / num_parts, f"keys and values of {num_tokens} tokens"
     rest = MARGIN * total
     if weights + arena + rest > free:
         lower = "" if kv_bytes is None else "a lower model.kv_memory, "
+        part = "" if num_parts == 1 else f"1/{num_parts} of the "
         raise DoesNotFit(
-            f"{path!r} does not fit {device}: weights {weights / 1e9:.1f} GB, {what} {arena / 1e9:.1f} GB, graphs and "
-            f"activations {rest / 1e9:.1f} GB, and {free / 1e9:.1f} of {total / 1e9:.1f} GB are free; use {lower}"
-            "model.dtype=bfloat16, a lower model.max_length, parallel=tp over more GPUs, or free the GPU"
+            f"{path!r} does not fit {device}: {part}weights {weights / 1e9:.1f} GB, {what} {arena / 1e9:.1f} GB, "
+            f"graphs and activations {rest / 1e9:.1f} GB, and {free / 1e9:.1f} of {total / 1e9:.1f} GB are free; use "
+            f"{lower}model.dtype=bfloat16, a lower model.max_length, parallel=tp over more GPUs, or free the GPU"
         )
 
 

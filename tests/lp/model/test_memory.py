@@ -39,3 +39,5 @@ def test_a_gpu_that_is_too_small_is_named_with_the_numbers(
     check_fits(folder, config, torch.float32, torch.device("cpu"), CONTEXT)
     with pytest.raises(DoesNotFit, match=r"model\.kv_memory 0\.1 GB, .* use a lower model\.kv_memory, model\.dtype"):
         check_fits(folder, config, torch.float32, GPU, CONTEXT, 1e8)
+    with pytest.raises(DoesNotFit, match=r"does not fit cuda:0: 1/2 of the weights 0\.0 GB"):
+        check_fits(folder, config, torch.float32, GPU, CONTEXT, num_parts=2)
