@@ -77,7 +77,7 @@ def main() -> None:
                     answer = ask(groups[layout.name], work)
                     if number:
                         found.note(layout.name, work, answer)
-    name = os.path.basename(os.path.normpath(arguments.model))
+    name = Path(arguments.model).name.removesuffix(".gguf")
     publish(
         arguments.output,
         f"modes-{name}-{arguments.dtype}-{arguments.ranks}-ranks",
@@ -274,9 +274,10 @@ class Found:
         )
 
     def _num_same(self, layout: str, method: str, streams: int) -> str:
+        """How many texts are those of one rank, as far as both go: some streams get ahead of others."""
         found = self.texts[method, streams]
-        pairs = zip(found[layout], found[ALONE], strict=True)
-        return f"{sum(one == other for one, other in pairs)}/{streams}"
+        pairs = [zip(*pair, strict=False) for pair in zip(found[layout], found[ALONE], strict=True)]
+        return f"{sum(all(one == other for one, other in pair) for pair in pairs)}/{streams}"
 
     def _prompts(self, layouts: list[Layout], arguments: argparse.Namespace) -> str:
         rows = []

@@ -22,6 +22,8 @@ HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[1]
 START_LIMIT_S = 300
 NO_TESTS = 5  # pytest's exit code where every test of a file is deselected
+# Characters of an error in the server's log that are shown.
+MOST_OF_AN_ERROR = 6000
 DEMO = CHECKOUT / "demo" / "python-11m"
 # The demo model continues Python and knows no conversation; with a template, it answers one like any other text.
 TEMPLATE = (
@@ -49,7 +51,9 @@ def model_setting(model: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def serving(*settings: str) -> Iterator[str]:
-    """Starts the server as a process on a free port of this machine, and yields its address."""
+    """Starts the server as a process on a free port of this machine, and yields its address. An error that ends its
+    engine is shown at the end.
+    """
     command = [sys.executable, CHECKOUT / "launch" / "serve.py", "server.port=0", *settings]
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
         process = subprocess.Popen(command, stderr=log, env=environment_of({"PYTHONPATH": str(CHECKOUT)}), cwd=CHECKOUT)
@@ -58,6 +62,9 @@ def serving(*settings: str) -> Iterator[str]:
         finally:
             process.terminate()
             process.wait(60)
+            _, found, error = Path(log.name).read_text(errors="replace").partition("Traceback (most recent call last)")
+            if found:
+                print(f"\nthe server's log has an error:\n{found}{error[:MOST_OF_AN_ERROR]}", flush=True)
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
