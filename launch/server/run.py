@@ -146,8 +146,7 @@ class Server:
             service.fail()
         except Exception as error:
             self._exit_code = 1
-            log.error("the engine stopped: %s: %s", type(error).__name__, error)
-            log.debug("where it stopped", exc_info=error)
+            log.error("the engine stopped: %s: %s", type(error).__name__, error, exc_info=error)
             service.fail()
         self._http.should_exit = True
 

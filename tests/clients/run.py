@@ -62,7 +62,7 @@ def serving(*settings: str) -> Iterator[str]:
         finally:
             process.terminate()
             process.wait(60)
-            _, found, error = Path(log.name).read_text(errors="replace").partition("Traceback (most recent call last)")
+            _, found, error = Path(log.name).read_text(errors="replace").partition("the engine stopped:")
             if found:
                 print(f"\nthe server's log has an error:\n{found}{error[:MOST_OF_AN_ERROR]}", flush=True)
 

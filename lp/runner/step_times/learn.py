@@ -53,8 +53,11 @@ LEAST_CHANGE = 0.03
 # A row takes at least this share of a step of one row: a processor does some hundred operations in the time in which it
 # reads one number. So no curve is flat, whatever was measured.
 LEAST_RISE = 1 / 300
-# The host's own work: steps after which one counts for a third, and steps that the first figures count for.
-HOST_KEPT, HOST_PRIOR = 0.99, 8.0
+# The host's own work: what a step counts for with each later one, steps that the first figures count for, and those
+# that the last figures count for: steps that are all alike cannot tell the parts of that work from each other.
+HOST_KEPT, HOST_PRIOR, HOST_LAST = 0.99, 8.0, 0.1
+# The last steps that are kept until the figures are computed anew: more would count for next to nothing.
+HOST_STEPS = 512
 
 
 class ServedStep(NamedTuple):
@@ -318,7 +321,8 @@ class _HostWork:
         self._seconds = [0.0, extras.host_step, extras.host_row]
         self._seen = np.diag([1e-6, HOST_PRIOR, HOST_PRIOR * USUAL_ROWS**2])
         self._sum = self._seen @ np.array(self._seconds)
-        self._new: list[tuple[list[int], float]] = []
+        self._last = HOST_LAST * np.diag([1.0, 1.0, USUAL_ROWS**2])
+        self._new = deque[tuple[list[int], float]](maxlen=HOST_STEPS)  # not computed with yet
         self._num_steps = 0
 
     def learn(self, step: ServedStep, load: float) -> None:
@@ -339,7 +343,8 @@ class _HostWork:
             self._seen = HOST_KEPT * self._seen + np.outer(amounts, amounts)
             self._sum = HOST_KEPT * self._sum + seconds * np.array(amounts)
         self._new.clear()
-        self._seconds = np.maximum(0.0, np.linalg.solve(self._seen, self._sum)).tolist()
+        kept = self._last @ np.array(self._seconds)
+        self._seconds = np.maximum(0.0, np.linalg.solve(self._seen + self._last, self._sum + kept)).tolist()
 
     def seconds(self) -> tuple[float, float]:
         """The host's seconds in a step with drafts, beyond those in a plain one, and its seconds for each row."""

@@ -92,6 +92,18 @@ def test_steps_of_several_sequences_and_long_ones() -> None:
     assert extras.thousand_cached == pytest.approx(EXTRAS.thousand_cached, rel=0.35)
 
 
+def test_steps_that_are_all_alike_do_no_harm() -> None:
+    """They tell no part of the host's work from another, and make every other step fade."""
+    learner, machine = StepTimesLearner(TRUE), Machine()
+    for number in range(40_000):
+        rows = 8 if number % 4000 else number // 4000 + 9  # few steps differ, so the figures are computed anew at times
+        learner.learn(machine.serve(rows)._replace(host_s=5e-4))
+    for rows in (4, 9, 12, 20, 9, 4, 20, 12) * 8:
+        learner.learn(machine.serve(rows)._replace(host_s=5e-4))
+    extras = learner.times.extras
+    assert 0 <= extras.host_step + 8 * extras.host_row < 1e-3
+
+
 def test_the_hosts_own_work_is_that_of_drafts_alone() -> None:
     learner, machine = StepTimesLearner(TRUE), Machine()
     for number in range(400):
