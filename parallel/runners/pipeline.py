@@ -37,7 +37,6 @@ from parallel.comm.base import Collectives
 from parallel.comm.channel import HEADER, Channel
 from parallel.runners.merging import fingerprint_of
 
-
 # Rows of a prompt that go through a stage together on a CPU.
 CPU_CHUNK = 128
 
