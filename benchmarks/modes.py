@@ -3,9 +3,9 @@
     python -m benchmarks.modes --prompts FOLDER
     python -m benchmarks.modes --dtype float32 --streams 1,4,32 --prompt-tokens 547,2000 --rounds 5
 
-Every rank has one core; one rank with a thread on each core stands beside them. All of them stay loaded and take turns
-in every round, so that a change of the machine's speed meets all. Decoding is timed while all streams decode, with
-their prompts behind them. Shown are medians over the rounds, as ratios to one rank on one core.
+Every rank has one core; one rank with a thread on each core is measured as well. All of them stay loaded, and each
+round measures one after the other, so that a change of the machine's speed affects all. Decoding is timed while all
+streams decode, with their prompts behind them. Shown are medians over the rounds, as ratios to one rank on one core.
 
 For pp the table also shows what its step times allow. With two batches under way, each of half of the streams, every
 stage is busy, and a token of each stream takes as long as one rank takes for a step of half of the streams.

@@ -175,7 +175,7 @@ class LocalExchange:
 
 
 class WithoutSlots:
-    """What all `Collectives` have in common that native code cannot carry out by itself."""
+    """The part of `Collectives` that is the same wherever ranks have no shared slots."""
 
     traffic: Traffic
     shared_slots: SharedSlots | None = None

@@ -154,7 +154,7 @@ class PipelineParallel(SingleDevice):
 
     @property
     def _hidden_dtype(self) -> torch.dtype:
-        """Of the hidden states between stages. All stages are compiled, or none is."""
+        """The format in which stages send hidden states. All stages are compiled, or none is."""
         return torch.float32 if self.model.fast else self.model.dtype
 
     def _send_hidden(self, headers: Tensor, hidden: Tensor) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from lp.model.program.group import RankGroup
 
-# How often native code looks for the other ranks before it lends its core to others, where each has one of its own.
+# Looks of a waiting rank before it yields its core, if every thread of every rank has a core.
 SPINS = 20_000
 
 _Look = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long, ctypes.c_double)
@@ -35,7 +35,7 @@ class Collectives:
         """collect: carries out the collective of an instruction for rows [first, first + num_rows) where native code
         cannot: (group, instruction, first, num_rows).
         """
-        self._group = group
+        self._group, self._num_cores = group, os.cpu_count() or 1
         self._error: BaseException | None = None
         shared = group.shared_slots
         self._is_shared = shared is not None
@@ -55,9 +55,8 @@ class Collectives:
         """Prepares a step. num_threads: of this rank."""
         native = self._native
         native.round = self._group.round
-        native.spins = SPINS if num_threads * self._group.num_ranks <= (os.cpu_count() or 1) else 0
-        native.failed = native.num_collectives = native.bytes_sent = 0
-        native.seconds = 0.0
+        native.spins = SPINS if num_threads * self._group.num_ranks <= self._num_cores else 0
+        native.failed = 0
 
     def end(self) -> None:
         """Counts what a part of a step has done. Raises what has ended it."""

@@ -13,7 +13,6 @@ from lp.model.cpu.emit import Argument, StageWriter
 from lp.model.program.record import Inexpressible
 from lp.model.program.schedule import Stage
 from lp.model.program.steps import (
-    AllGather,
     AllReduce,
     Attention,
     Collective,
@@ -85,7 +84,7 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
                 arguments = (step.x.source, step.x.start, step.x.source.width, step, step.bias or 0, step.out)
                 size = step.x.source.width if step.x.source.is_half else step.weight.shape[0]
                 instructions.append(Instruction(PRODUCT, 0, number, is_last, (*arguments, size, step.weight.shape[1])))
-            elif isinstance(step, AllReduce | AllGather):
+            elif isinstance(step, Collective):
                 instructions.append(_collective(step, number, is_last))
             else:
                 at = attentions.setdefault(_attention(step), len(attentions))
@@ -117,12 +116,13 @@ def _lives(program: Program, stages: list[Stage]) -> dict[int, tuple[Value, int,
 
 def _collective(step: Collective, stage: int, is_last: bool) -> Instruction:
     assert isinstance(step.x.source, Value)
-    is_sum, num_ranks = isinstance(step, AllReduce), step.group.num_ranks
-    sizes = (step.out.width,) * num_ranks if isinstance(step, AllReduce) else step.sizes
+    if isinstance(step, AllReduce):
+        number, sizes = REDUCE, (step.out.width,) * step.group.num_ranks
+    else:
+        number, sizes = GATHER, step.sizes
     shared = step.group.shared_slots
     if shared is not None and max(sizes) * BYTES_SENT > shared.slot_bytes:
         raise Inexpressible(f"a row of {max(sizes)} numbers that is sent to other ranks")
-    number = REDUCE if is_sum else GATHER
     return Instruction(COLLECTIVE, number, stage, is_last, (step.x.source, step.out, step.out.width, *sizes))
 
 

@@ -1,8 +1,8 @@
 """The order in which a program's steps run: stages, between which threads wait for one another.
 
-Steps that treat every row by itself take turns with those that threads do together: products and attention, which
-combine rows or share weights, and collectives. A step runs in the first stage in which its inputs are there, so what
-does not depend on one another shares a stage.
+A stage has statements, which treat every row by itself, and then the steps that all threads share: products and
+attention, which combine rows or share weights, and collectives. A step runs in the first stage in which its inputs are
+computed, so steps that do not depend on one another share a stage.
 """
 
 from __future__ import annotations
@@ -11,16 +11,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from lp.model.program.steps import (
-    AllGather,
-    AllReduce,
     Attention,
-    Gather,
     Keep,
-    Map,
     Operand,
     Product,
     Program,
-    Reduce,
     Round,
     Shared,
     Statement,
@@ -81,5 +76,5 @@ def schedule(program: Program) -> list[Stage]:
 
 
 def _stage(steps: list[Step]) -> Stage:
-    statements: list[Statement] = [one for one in steps if isinstance(one, Map | Reduce | Gather | Round | Keep)]
-    return Stage(statements, [one for one in steps if isinstance(one, Product | Attention | AllReduce | AllGather)])
+    statements = [one for one in steps if isinstance(one, Statement)]
+    return Stage(statements, [one for one in steps if isinstance(one, Shared)])

@@ -195,7 +195,7 @@ class Program:
     @property
     def group(self) -> RankGroup | None:
         """The ranks that share the model; None if this rank has all of it."""
-        return next((step.group for step in self.steps if isinstance(step, AllReduce | AllGather)), None)
+        return next((step.group for step in self.steps if isinstance(step, Collective)), None)
 
     def keep_hidden(self, output: WeightKey) -> None:
         """Has the last hidden states kept, if a product with the output embedding [K, N] of this name reads them."""

@@ -53,8 +53,8 @@ LEAST_CHANGE = 0.03
 # A row takes at least this share of a step of one row: a processor does some hundred operations in the time in which it
 # reads one number. So no curve is flat, whatever was measured.
 LEAST_RISE = 1 / 300
-# The host's own work: what a step counts for with each later one, steps that the first figures count for, and those
-# that the last figures count for: steps that are all alike cannot tell the parts of that work from each other.
+# The host's own work, with weights in steps: what a step keeps with each later one, what the first figures have, and
+# what the last ones have, without which equal steps would leave the parts of this work undetermined.
 HOST_KEPT, HOST_PRIOR, HOST_LAST = 0.99, 8.0, 0.1
 # The last steps that are kept until the figures are computed anew: more would count for next to nothing.
 HOST_STEPS = 512

@@ -144,7 +144,7 @@ def test_in_bfloat16_all_methods_give_one_text_and_rows_do_not_depend_on_others(
 
 
 def test_a_step_sums_twice_in_a_layer_once_for_the_embedding_and_gathers_once(folders: dict[str, Path]) -> None:
-    """In float32, whatever the model's format: 3 rows."""
+    """Numbers of the step's 3 rows are sent in float32."""
     for (found,) in run_ranks(decode, 2, [str(folders["llama"])], "shm", "float32", 1):
         config = load_reference(folders["llama"]).config
         assert found.num_collectives == 2 * config.num_hidden_layers + 2
