@@ -22,8 +22,8 @@ from tests.parallel.runners.test_lookahead_parallel import parallel_engine
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 FLAT = StepTimes(ROWS, (0.02,) * 7, num_parts=2, alone=StepTimes(ROWS, (0.02,) * 7))
-# What each row takes the slower rank.
-ROW_S = 0.001
+# What each row takes the slower rank: more than what other processes add to a step of few rows.
+ROW_S = 0.003
 
 
 class Script:
@@ -90,5 +90,5 @@ def test_ranks_learn_alike_and_from_the_slowest(checkpoint_folder: Callable[[str
     assert number > 0 and left_open in ([], ["step-times-trial"])
     assert [other[1:] for other in others] == [(times, number, left_open)] * len(others), "all take the same times"
     learnt = StepTimes.from_dict(times)
-    # Rank 0 alone is quick whatever it computes; with the other one, which is slow, rows cost what they cost there.
-    assert learnt.at(64) > 3 * learnt.at(2)
+    # Rank 0 alone is quick whatever it computes, and its own steps would leave the curve flat: 1.2 times at most.
+    assert learnt.at(64) > 2 * learnt.at(2)
