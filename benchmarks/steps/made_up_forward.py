@@ -74,7 +74,7 @@ class _NoKernels:
     """Stands for what graphs capture. See ArenaForward."""
 
     arena: Arena
-    is_invariant = skips_absent = True
+    is_invariant = True
 
     def __call__(self, *given: object) -> Tensor:
         return NO_LOGITS
@@ -100,7 +100,7 @@ def make_forward(
         native._library = cast(Any, _NoForward(made_up))
         return model, made_up
     num_pages = PAGES_OF_A_SEQUENCE * num_sequences
-    model.memory = Arena({0: LayerShape(1, 8, 8)}, 1, num_pages, torch.float32, torch.device("cpu"), in_runs=False)
+    model.memory = Arena({0: LayerShape(1, 8, 8)}, 1, num_pages, torch.float32, torch.device("cpu"))
     model.fast = graphs = MadeUpGraphs(model.memory, model.max_length)
     return model, graphs
 

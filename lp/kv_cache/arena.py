@@ -11,9 +11,8 @@ Page 0 belongs to no sequence: padding rows are written there.
 
 Sequences that were forked share their full pages. A page that is shared is never written: it is copied first.
 
-Kernels without block tables read keys from a first slot on. For them the pages of a sequence are consecutive
-(`in_runs`): if it cannot grow in place it is moved, a fork copies all pages, and nothing is shared. The kernels that
-torch runs without a graph read views of such a sequence; of scattered pages they read a copy, made for each layer.
+What torch computes without a graph reads a view of a sequence whose pages happen to be consecutive, and a copy of
+scattered ones, made for each layer.
 
 Rows that are kept lie among rows that are not, and must be copied to the end of the prefix. A cache notes that, and the
 copy is made at the beginning of the next step, for which it needs no launch of its own in a captured graph. Whoever
@@ -38,11 +37,10 @@ from lp.platform.hardware import upload
 
 
 class PageAllocator:
-    """Counts the users of each page. in_runs: whether the pages of a sequence must be consecutive."""
+    """Counts the users of each page."""
 
-    def __init__(self, num_pages: int, in_runs: bool, num_reserved: int = 0):
+    def __init__(self, num_pages: int, num_reserved: int = 0):
         """num_reserved: the first pages that are never given out."""
-        self.in_runs = in_runs
         self._num_users = np.zeros(num_pages, np.int32)
         self._num_users[:num_reserved] = 1
         self._limit = num_pages
@@ -66,9 +64,8 @@ class PageAllocator:
         return bool(self._num_users[page] > 1)
 
     def take(self, count: int, after: int | None = None) -> list[int] | None:
-        """Gives out pages; None if there are not enough. after: the last page that their sequence has already.
-
-        If the pages must be consecutive, those behind `after` are given out, or None.
+        """Gives out pages, consecutive ones if possible; None if there are not enough. after: the last page that their
+        sequence has already.
         """
         if count == 0:
             return []
@@ -76,12 +73,10 @@ class PageAllocator:
         if len(free) < count:
             return None
         found = _run_at(free, after + 1, count) if after is not None else None
-        if found is None and not (self.in_runs and after is not None):
-            found = _first_run(free, count)
-            if found is None and not self.in_runs:
-                found = free[:count]
         if found is None:
-            return None
+            found = _first_run(free, count)
+        if found is None:
+            found = free[:count]
         self._num_users[found] = 1
         return found.tolist()
 
@@ -91,21 +86,6 @@ class PageAllocator:
         self._num_users[shared] += 1
         self._num_extra += len(shared)
         return shared
-
-    def lay_out(self, users: list[list[int]], counts: list[int]) -> tuple[list[int], list[int]]:
-        """Gives all users of pages, which share none, other pages: from the first one on, to each in turn as many as
-        counted, which are at least those it has. Returns where all pages were that they had, and where they are now.
-        """
-        held, sources, targets = [len(pages) for pages in users], list[int](), list[int]()
-        for pages in users:
-            sources += pages
-            self.give_back(pages)
-        for pages, num_held, count in zip(users, held, counts, strict=True):
-            taken = self.take(count)
-            assert taken is not None, "others have pages"
-            pages += taken
-            targets += taken[:num_held]
-        return sources, targets
 
     def give_back(self, pages: list[int]) -> None:
         """Removes a user of each page, and empties the list."""
@@ -141,12 +121,11 @@ class Arena(KVMemory):
         num_pages: int,
         dtype: torch.dtype,
         device: torch.device,
-        in_runs: bool,
     ):
-        """shapes: of the layers that are held here. num_layers: of the model. in_runs: see the module."""
+        """shapes: of the layers that are held here. num_layers: of the model."""
         super().__init__(num_pages)
         self.num_layers, self.device = num_layers, device
-        self.allocator = PageAllocator(num_pages + 1, in_runs, num_reserved=1)
+        self.allocator = PageAllocator(num_pages + 1, num_reserved=1)
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self.stores: list[Tensor] = []
@@ -193,20 +172,13 @@ class Arena(KVMemory):
                 has_freed = self._evict_one() or self._shrink_step()  # perhaps the last one that shares the page
                 assert has_freed, "no other sequence shares the page"
         while not self._extend(cache, num_pages):
-            if not self._evict_one() and not self._shrink_step():
-                self._lay_out_step()
-
-    def _lay_out_step(self) -> None:
-        """Moves the caches of the step at hand, the only ones, to the first pages, each with as many as it needs."""
-        assert self.allocator.in_runs, "all free pages would do"
-        held = {id(cache): cast(PagedCache, cache).pages for cache in self._of_step()}
-        sources, targets = self.allocator.lay_out([*held.values()], [self._needed[cache] for cache in held])
-        moving.move_pages(self.stores, sources, targets)
+            has_freed = self._evict_one() or self._shrink_step()
+            assert has_freed, "a step needs no more pages than there are"
 
     def fork(self, cache: PagedCache, length: int) -> PagedCache:
-        """Another cache with the same first tokens. It shares full pages, unless those of each must be consecutive."""
+        """Another cache with the same first tokens, which shares full pages."""
         copy = self.open()
-        full = 0 if self.allocator.in_runs else length // PAGE
+        full = length // PAGE
         count = pages_of(length) - full
         taken = self._take(count, cache, copy)
         copy.pages += self.allocator.share(cache.pages[:full])
@@ -246,18 +218,9 @@ class Arena(KVMemory):
         """Gives a cache as many pages as that; returns whether there are enough."""
         if (missing := num_pages - len(cache.pages)) <= 0:
             return True
-        if (taken := self.allocator.take(missing, after=cache.pages[-1] if cache.pages else None)) is not None:
-            cache.pages += taken
-            return True
-        return self.allocator.in_runs and bool(cache.pages) and self._relocate(cache, num_pages)
-
-    def _relocate(self, cache: PagedCache, num_pages: int) -> bool:
-        """Moves a cache to a longer run of free pages, if there is one."""
-        if (run := self.allocator.take(num_pages)) is None:
+        if (taken := self.allocator.take(missing, after=cache.pages[-1] if cache.pages else None)) is None:
             return False
-        moving.copy_pages(self.stores, cache.pages[0], run[0], len(cache.pages))
-        self.allocator.give_back(cache.pages)
-        cache.pages += run
+        cache.pages += taken
         return True
 
 

@@ -48,13 +48,6 @@ def copy_pages(stores: Sequence[Tensor], source: int, target: int, count: int) -
         store[:, target : target + count].copy_(store[:, source : source + count])
 
 
-def move_pages(stores: Sequence[Tensor], sources: list[int], targets: list[int]) -> None:
-    """Moves pages to others, of which some may be among them. One layer's at a time, of which this makes a copy."""
-    for store in stores:
-        for layer in store:
-            layer[targets] = layer[sources]
-
-
 def read_slots(stores: Sequence[Tensor], slots: Tensor) -> Tensor:
     """A copy of what lies at some slots: one store's layers behind the other's, each layer [slots, heads, head_dim]."""
     return torch.cat([store.flatten(1, 2).index_select(1, slots).flatten() for store in stores])

@@ -31,7 +31,7 @@ from lp.model.fast_forward import (
 )
 from lp.model.gpu.device import attention_of_torch, current
 from lp.model.heads.loaded import LoadedHeads
-from lp.model.kernels import AttentionKind, reads_block_tables, resolve_kind
+from lp.model.kernels import AttentionKind, resolve_kind
 from lp.model.memory import Bound, make_memory, num_weight_bytes
 from lp.platform.hardware import upload
 from lp.tree import TokenTree
@@ -109,10 +109,7 @@ class CausalModel:
 
         Raises ValueError if one sequence does not fit.
         """
-        in_runs = not reads_block_tables(self.attention_kind)
-        self.memory = make_memory(
-            bound, self.cache_shapes, self.num_layers, self.dtype, self.device, self.max_length, in_runs
-        )
+        self.memory = make_memory(bound, self.cache_shapes, self.num_layers, self.dtype, self.device, self.max_length)
 
     def free_weights(self) -> None:
         """Frees the weights if the fast forward has copies of its own. The model's own forward cannot run any more."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -19,17 +19,12 @@ from torch import Tensor
 
 from lp.kv_cache.arena import Arena
 from lp.kv_cache.cache import KVCache
-from lp.model.attention import MaskKey
 from lp.model.causal import CausalModel
-from lp.model.cpu.ahead_of_time import CompilationFailed, compile_ahead
 from lp.model.cpu.make import make_native
 from lp.model.fast_forward import FastForward, ForwardFailed, SequenceRows
-from lp.model.gpu.cuda_graphs import ArenaForward, Capture, CapturedForward, capture_on_gpu
+from lp.model.gpu.cuda_graphs import Capture, CapturedForward, capture_on_gpu
 from lp.model.gpu.device import current
-from lp.model.gpu.forward import FusedForward
 from lp.model.gpu.make import make_fused
-from lp.model.gpu.paged import PagedForward
-from lp.model.kernels import GPU_KINDS, HALF, reads_block_tables
 from lp.model.program.group import RankGroup
 from lp.model.program.record import Inexpressible
 from lp.model.reference import Probe, Reference, make_references
@@ -43,6 +38,10 @@ Made = TypeVar("Made")
 
 # The number of parameters from which compiling pays: a smaller model's step takes a millisecond or two anyway.
 WORTHWHILE = 4_000_000
+
+
+class CompilationFailed(RuntimeError):
+    """The forward cannot be compiled here. The message says why, on one line."""
 
 
 class CompileMode(StrEnum):
@@ -112,78 +111,39 @@ def _make(
     is_checked: bool,
     group: RankGroup | None,
 ) -> FastForward:
-    """The first fast forward that gives the references' logits. Raises CompilationFailed."""
+    """A fast forward that gives the references' logits. Raises CompilationFailed."""
     started = time.monotonic()
     references = [] if is_checked else references or make_references(model)
     trunk = references[-1].probes[0].trunk if references else []
     cache = model.make_cache(capacity=2 * len(trunk))
-    fault = ""
-    for fast in _candidates(model, trunk, cache, folder, capture, is_invariant, is_checked, group):
-        try:
-            with current(model.device):
-                fault = "" if is_checked else _find_fault(model, fast, cache, references)
-        except ForwardFailed as error:
-            raise CompilationFailed(str(error)) from error
-        if not fault:
-            log.info("the forward is compiled (%.1f s)", time.monotonic() - started)
-            return fast
-        log.info("a forward is not used: %s", fault)
-    raise CompilationFailed(fault)
-
-
-def _candidates(
-    model: CausalModel,
-    trunk: list[int],
-    cache: KVCache,
-    folder: Path | None,
-    capture: Capture | None,
-    is_invariant: bool,
-    is_checked: bool,
-    group: RankGroup | None,
-) -> Iterator[FastForward]:
-    """The fast forwards that can be made here, the best first. Raises CompilationFailed if there is none.
-
-    trunk: what is written to the cache where a forward is made from a cache that has been written. is_invariant,
-    is_checked: see make_fast. PyTorch's compiler and transformers' operations promise nothing of the kind, so they are
-    not tried where a forward must be invariant.
-    """
-    if model.device.type == "cuda":
-        yield from _captured(model, trunk, cache, capture, is_invariant, group)
-        return
-    if group is not None:
-        yield _made_by_all(group, lambda: make_native(model, _check_can_compile(model, folder), is_checked))
-        return
     try:
-        kept = _check_can_compile(model, folder)
-        yield make_native(model, kept, is_checked)
-    except CannotBuild as error:
+        with current(model.device):
+            if model.device.type == "cuda":
+                fast = _captured(model, capture, is_invariant, group)
+            else:
+                fast = _made(group, lambda: make_native(model, _check_can_compile(model, folder), is_checked))
+            fault = "" if is_checked else _find_fault(model, fast, cache, references)
+    except ForwardFailed as error:
         raise CompilationFailed(str(error)) from error
-    except Inexpressible as error:
-        if is_invariant:
-            raise CompilationFailed(f"it has no native form: {error}") from error
-        log.info("compiled by PyTorch, which takes minutes, as the model has no native form: %s", error)
-        for fresh in (False, True):  # what was found on disk may belong to another model in spite of its digest
-            yield compile_ahead(model, kept, fresh)
+    if fault:
+        raise CompilationFailed(fault)
+    log.info("the forward is compiled (%.1f s)", time.monotonic() - started)
+    return fast
 
 
-def _made_by_all(group: RankGroup, make: Callable[[], Made]) -> Made:
+def _made(group: RankGroup | None, make: Callable[[], Made]) -> Made:
     """What `make` returns. Raises CompilationFailed, on all ranks that share the model, if it fails on one of them."""
     made, failure = None, CompilationFailed("another of the ranks that share the model cannot compile it")
     try:
         made = make()
     except (CannotBuild, CompilationFailed, Inexpressible) as error:
-        what = f"it is no program: {error}" if isinstance(error, Inexpressible) else str(error)
+        what = f"it cannot be written as a program: {error}" if isinstance(error, Inexpressible) else str(error)
         failure = CompilationFailed(what)
         failure.__cause__ = error
-    if not group.agree(made is not None) or made is None:
+    do_all = group is None or group.agree(made is not None)
+    if made is None or not do_all:
         raise failure
     return made
-
-
-def _write(model: CausalModel, trunk: list[int], cache: KVCache) -> list[MaskKey]:
-    """Runs the trunk into the cache; returns the masks that the layers have asked for."""
-    _, step = model.forward_eager([SequenceRows(chain(trunk), cache, 1)])
-    return list(step.parts[0].masks)
 
 
 def _find_fault(model: CausalModel, fast: FastForward, cache: KVCache, references: list[Reference]) -> str:
@@ -258,48 +218,10 @@ def _check_can_compile(model: CausalModel, folder: Path | None) -> Path:
 
 
 def _captured(
-    model: CausalModel,
-    trunk: list[int],
-    cache: KVCache,
-    capture: Capture | None,
-    is_invariant: bool,
-    group: RankGroup | None,
-) -> Iterator[FastForward]:
-    """A GPU's forwards as graphs: of fused kernels if that can be, else of transformers' own operations."""
+    model: CausalModel, capture: Capture | None, is_invariant: bool, group: RankGroup | None
+) -> CapturedForward:
+    """A GPU's forward, of fused kernels, as graphs."""
     arena = model.memory
     assert isinstance(arena, Arena), "a GPU has an arena"
-
-    def make() -> FusedForward:
-        with current(model.device):
-            return make_fused(model, arena, is_invariant)
-
-    try:
-        fused = make() if group is None else _made_by_all(group, make)
-        yield _capture(model, fused, capture or capture_on_gpu)
-    except (Inexpressible, CompilationFailed) as error:
-        if is_invariant:
-            raise CompilationFailed(str(error)) from error
-        log.info("the forward on the GPU has no fused kernels: %s", error)
-    if is_invariant:
-        return
-    traced = _traced(model, _write(model, trunk, cache), arena)
-    yield _capture(model, traced, capture or capture_on_gpu)
-
-
-def _traced(model: CausalModel, mask_keys: list[MaskKey], arena: Arena) -> PagedForward:
-    if model.attention_kind not in GPU_KINDS:
-        half = "" if model.dtype in HALF else ", which need model.dtype=bfloat16 or float16"
-        raise CompilationFailed(f"CUDA graphs need attention=flash or varlen{half}, and this is {model.attention_kind}")
-    if any(window is not None for window, _ in mask_keys):
-        raise CompilationFailed("CUDA graphs do not support sliding windows, and this model has them")
-    if not (arena.allocator.in_runs or reads_block_tables(model.attention_kind)):
-        raise CompilationFailed(f"{model.attention_kind} reads consecutive pages only, and this arena scatters them")
-    return PagedForward(model.model, arena, model.attention_kind, mask_keys)
-
-
-def _capture(model: CausalModel, forward: ArenaForward, capture: Capture) -> FastForward:
-    try:
-        with current(model.device):
-            return CapturedForward(forward, model.max_length, capture=capture)
-    except ForwardFailed as error:
-        raise CompilationFailed(str(error)) from error
+    fused = _made(group, lambda: make_fused(model, arena, is_invariant))
+    return CapturedForward(fused, model.max_length, capture=capture or capture_on_gpu)

@@ -102,11 +102,6 @@ def _obstacle(kind: AttentionKind, device: torch.device, dtype: torch.dtype, hea
     return ""
 
 
-def reads_block_tables(kind: AttentionKind) -> bool:
-    """Whether a kind reads the keys and values of a prefix in pages, wherever these lie."""
-    return kind is AttentionKind.flash or (kind is AttentionKind.varlen and gpu_prefix.takes_block_table())
-
-
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: AttentionKind, how: LayerAttention) -> Tensor:
     """query [1, H*G, R, D], key and value [1, H, S, D] -> [1, R, H*G, D].
 

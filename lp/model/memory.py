@@ -148,12 +148,11 @@ def make_memory(
     dtype: torch.dtype,
     device: torch.device,
     max_length: int,
-    in_runs: bool,
 ) -> KVMemory:
     """The memory that a bound allows, which is logged with numbers. On a GPU it is allocated at once.
 
     shapes: of the layers that are held here. num_layers: of the model. max_length: the most tokens of a sequence.
-    in_runs: see Arena. Raises ValueError if one sequence does not fit.
+    Raises ValueError if one sequence does not fit.
     """
     page_bytes = PAGE * dtype.itemsize * sum(shape.numbers for shape in shapes.values())
     reserved = 1 if device.type == "cuda" else 0  # the page of padding rows
@@ -168,7 +167,7 @@ def make_memory(
         )
     log.info("%s", _describe(bound.setting + bound.reason, num_pages, page_bytes, max_length))
     if device.type == "cuda":
-        return Arena(shapes, num_layers, num_pages, dtype, device, in_runs)
+        return Arena(shapes, num_layers, num_pages, dtype, device)
     return ContiguousMemory(len(shapes), num_pages, min(shapes))
 
 

@@ -20,7 +20,8 @@ from tests.models import save_checkpoint
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two emulated GPUs, for this test and thread, whose memory is free afterwards.
+    """Two emulated GPUs, for this test and thread, whose memory is free afterwards. Forwards are made of operations
+    of torch in place of kernels.
 
     Triton's interpreter keeps what it was given in circles of references.
     """

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from lp.model import compilation
 from lp.platform import build as kernels
 from tests.cuda_on_cpu import gpu
 from tests.cuda_on_cpu.graphs import Recording
+from tests.cuda_on_cpu.paged import make_paged
 
 NUM_DEVICES = 2
 MEMORY = 4_000_000_000
@@ -94,8 +96,11 @@ class graph:  # torch's name
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces what torch.cuda says and does, until the test ends. Triton is missing until triton_kernels adds it."""
+    """Replaces what torch.cuda says and does, until the test ends. Triton is missing until triton_kernels adds it, and
+    forwards are made of operations of torch in place of its kernels.
+    """
     monkeypatch.setattr(kernels, "missing_triton", lambda: "this test runs without it")
+    monkeypatch.setattr(compilation, "make_fused", make_paged)
     replaced: dict[str, Any] = {
         "_lazy_init": lambda: None,
         "is_available": lambda: True,

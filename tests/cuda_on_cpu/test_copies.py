@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from lp.kv_cache.arena import PagedCache
-from lp.model import causal
 from lp.model.compilation import CompileMode
 from parallel.comm.channel import Channel
 from parallel.comm.process_group import ProcessGroupCollectives
@@ -26,11 +25,9 @@ Folders = dict[str, Path]
 pytestmark = pytest.mark.usefixtures("cuda")  # which skips where it cannot be had
 
 
-@pytest.mark.parametrize("is_scattered", [False, True])
 def test_a_sequence_that_was_appended_answers_like_the_one_that_was_computed(
-    is_scattered: bool, folders: Folders, monkeypatch: pytest.MonkeyPatch
+    folders: Folders,
 ) -> None:
-    monkeypatch.setattr(causal, "reads_block_tables", lambda kind: is_scattered)
     model = load_on_gpu(folders["llama"], CompileMode.off, "float32")
     source, target, beside = (model.make_cache() for _ in range(3))
     fill_cache(model, source, 300)

@@ -79,11 +79,6 @@ def test_weights_do_not_pass_through_the_hosts_memory(
     assert read == [torch.device(device)] and model.device == read[0]
 
 
-def test_float32_is_told_what_graphs_need(folders: Folders) -> None:
-    with pytest.raises(ValueError, match=r"model\.dtype=bfloat16 or float16, and this is sdpa; use model\.compile=off"):
-        load_on_gpu(folders["llama"], dtype="float32")
-
-
 def test_nor_do_those_of_a_rank_with_a_part_of_the_model(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[torch.device] = []
     real: Any = WeightFiles.read

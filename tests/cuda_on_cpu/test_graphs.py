@@ -12,36 +12,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from lp.kv_cache.arena import Arena, LayerShape, PagedCache
+from lp.kv_cache.arena import Arena, PagedCache
 from lp.kv_cache.cache import PAGE, KVCache
 from lp.model import compilation
-from lp.model.attention import MaskKey
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode
 from lp.model.fast_forward import FastForward, ForwardFailed, SequenceRows
-from lp.model.gpu import prefix
 from lp.model.gpu.cuda_graphs import CapturedForward
-from lp.model.gpu.paged import PagedForward, PagedStep
 from lp.model.gpu.step_tensors import StepBuffer
-from lp.model.kernels import AttentionKind, LayerAttention, UnsupportedAttention
+from lp.model.kernels import AttentionKind
 from lp.model.reference import relative_error
 from lp.tree import TreeBuilder, chain
 from tests.cuda_on_cpu.cuda_api import CUDAGraph
 from tests.cuda_on_cpu.launches import Launches, NoHostAccess, observed
 from tests.cuda_on_cpu.models import LADDER, ROUNDING, error_of_graphs, fill_cache, load_on_gpu
+from tests.cuda_on_cpu.paged import PagedForward
 from tests.lp.test_tree import random_tree
 from tests.slow import slow_except
 
 Folders = dict[str, Path]
 pytestmark = pytest.mark.usefixtures("cuda")
-
-
-@pytest.fixture(params=slow_except(["pages anywhere", "pages in runs"], "pages anywhere"))
-def addressing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's operator with block tables, as of 2.13, and without."""
-    if request.param == "pages in runs":
-        monkeypatch.setattr(prefix, "takes_block_table", lambda: False)
 
 
 def arena_of(model: CausalModel) -> Arena:
@@ -55,13 +46,12 @@ def paged(cache: KVCache) -> PagedCache:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("addressing")
 def test_graphs_serve_every_sequence_and_nothing_is_captured_later(folders: Folders) -> None:
     """Nine sequences in turn, which grow across the ends of pages, are closed, forked, and begin anew."""
     model = load_on_gpu(folders["llama"])
     assert isinstance(model.fast, CapturedForward) and model.attention_kind is AttentionKind.varlen
     captured = CUDAGraph.num_captured
-    assert captured == 2 * len(LADDER) - 1, "each for one sequence and for many"
+    assert captured == len(LADDER)
     caches = [model.make_cache() for _ in range(9)]
     for length in (0, 245, 251, 300):  # and one more for each sequence: 0 to 8, 245 to 253, 251 to 259
         for number, cache in enumerate(caches):
@@ -76,7 +66,6 @@ def test_graphs_serve_every_sequence_and_nothing_is_captured_later(folders: Fold
     assert arena_of(model).allocator.num_free == arena_of(model).num_pages
 
 
-@pytest.mark.usefixtures("addressing")
 def test_a_step_beyond_the_ladder_runs_without_a_graph(folders: Folders) -> None:
     model = load_on_gpu(folders["llama"])
     cache = model.make_cache()
@@ -86,7 +75,6 @@ def test_a_step_beyond_the_ladder_runs_without_a_graph(folders: Folders) -> None
     assert isinstance(model.fast, CapturedForward)
 
 
-@pytest.mark.usefixtures("addressing")
 def test_two_sequences_in_one_step_are_as_each_by_itself(folders: Folders) -> None:
     """What a later scheduler packs: rows of several sequences, each with its own prefix."""
     model = load_on_gpu(folders["llama"], CompileMode.off)
@@ -100,7 +88,7 @@ def test_two_sequences_in_one_step_are_as_each_by_itself(folders: Folders) -> No
     ]
     given = StepBuffer(16, 2, model.max_length, model.device)
     given.fill([SequenceRows(tree, cache, len(tree)) for tree, cache in zip(trees, caches, strict=True)])
-    forward = PagedForward(model.model, arena_of(model), model.attention_kind, [(None, 2)])
+    forward = PagedForward(model.model, arena_of(model), model.attention_kind)
     with torch.inference_mode(), observed(NoHostAccess()):
         answered = torch.arange(12, device=model.device)
         logits = forward(given.on_device, answered)
@@ -127,7 +115,6 @@ def test_a_kept_path_is_copied_by_the_next_step_or_whoever_reads_first(folders: 
     assert counted.kernels == 1 and counted.to_device == 0, "a fork copies the last page"
 
 
-@pytest.mark.usefixtures("addressing")
 @pytest.mark.parametrize("num_kept", slow_except([3, 40], 3))
 def test_graphs_copy_what_the_step_before_left(num_kept: int, folders: Folders) -> None:
     """As if only the accepted rows had been written, also if they are more than a graph copies."""
@@ -161,28 +148,6 @@ def test_growth_moves_no_keys(folders: Folders) -> None:
                 cache.reserve(cache.length + PAGE)
                 cache.length += PAGE
     assert counted.kernels == counted.to_device == 0
-
-
-def test_soft_capped_attention_is_not_captured(folders: Folders) -> None:
-    """No kernel of a graph caps scores. The error of leaving that out may be as small as that of rounding."""
-    with pytest.raises(ValueError, match=r"model\.compile=on: a CUDA graph cannot be captured: .*soft-capped"):
-        load_on_gpu(folders["gemma2_without_windows"])
-
-
-def make_step() -> PagedStep:
-    """A step of three rows after an empty prefix."""
-    arena = Arena({0: LayerShape(1, 8, 16)}, 1, 2, torch.float32, torch.device("cuda", 0), in_runs=False)
-    given = StepBuffer(3, 1, PAGE, arena.device).on_device
-    keys: list[MaskKey] = [(None, 2)]
-    return PagedStep(AttentionKind.varlen, given=given, arena=arena, mask_keys=keys, dtype=torch.float32)
-
-
-def test_values_of_another_dimension_are_not_captured() -> None:
-    step, query, value = make_step(), torch.ones(1, 2, 3, 8, device="cuda"), torch.ones(1, 1, 3, 16, device="cuda")
-    with pytest.raises(UnsupportedAttention, match="keys have 8 dimensions and its values 16"):
-        step.attend(0, query, query[:, :1], value, LayerAttention(1.0))
-    with pytest.raises(UnsupportedAttention, match="soft-capped"):
-        step.attend(0, query, query[:, :1], query[:, :1], LayerAttention(1.0, softcap=30.0))
 
 
 def test_a_model_that_cannot_be_captured_keeps_its_own_forward(folders: Folders, caplog: Any) -> None:
@@ -232,4 +197,4 @@ def test_what_graphs_and_arena_take_is_said_at_start(folders: Folders, caplog: A
         load(ModelSettings(str(folders["llama"]), "bfloat16", "cuda:0", compile=CompileMode.on, kv_memory="0.01"))
     text = caplog.text
     assert re.search(r"keys and values: 0\.00\d+ GB with model\.kv_memory=0\.01, for [\d,]+ tokens: \d+ sequence", text)
-    assert re.search(r"captured 7 CUDA graphs in \d+\.\d s; they take \d+\.\d\d GB", text)
+    assert re.search(r"captured 4 CUDA graphs in \d+\.\d s; they take \d+\.\d\d GB", text)

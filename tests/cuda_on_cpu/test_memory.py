@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.kv_cache.arena import Arena, PagedCache
 from lp.kv_cache.cache import PAGE
-from lp.model import causal
 from lp.model.memory import DoesNotFit
 from tests.lp.test_kv_memory import OneByOne
 from tests.models import generate_greedily
@@ -32,17 +31,14 @@ def expected(reference_of: Callable[[str], PreTrainedModel]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("one_by_one", slow_except([False, True], True))
-@pytest.mark.parametrize("is_scattered", slow_except([False, True], True))
 def test_an_arena_that_is_too_small_for_all_changes_no_text(
-    is_scattered: bool,
     one_by_one: bool,
     folders: Folders,
     expected: list[list[int]],
     cuda: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The attention is that of transformers in float32, over views of consecutive pages or copies of scattered ones."""
-    monkeypatch.setattr(causal, "reads_block_tables", lambda kind: is_scattered)
+    """The attention is that of transformers in float32, over copies of scattered pages."""
     evicted: list[int] = []
     monkeypatch.setattr(PagedCache, "evict", lambda cache, evict=PagedCache.evict: evicted.append(1) or evict(cache))
     kv_memory = str(5.5 * PAGE_BYTES / 1e9)  # five pages, one of them for padding
@@ -61,8 +57,7 @@ def test_an_arena_that_is_too_small_for_all_changes_no_text(
             tokens[progress.request_id] += progress.tokens
     assert list(tokens.values()) == expected
     assert memory.allocator.num_free == 4
-    if one_by_one or is_scattered:  # consecutive pages may have to be freed although there are enough
-        assert bool(evicted) == one_by_one
+    assert bool(evicted) == one_by_one
 
 
 def test_an_arena_that_does_not_fit_is_refused_before_anything_is_loaded(

@@ -14,7 +14,7 @@ from torch import Tensor
 from lp.kv_cache.cache import KVCache
 from lp.model.causal import CausalModel
 from lp.model.fast_forward import SequenceRows
-from lp.model.gpu import cuda_graphs, prefix
+from lp.model.gpu import cuda_graphs
 from lp.model.gpu.cuda_graphs import CapturedForward
 from lp.model.gpu.forward import FusedForward
 from lp.model.kernels import AttentionKind
@@ -107,14 +107,12 @@ def test_every_architecture_with_graphs_packs(name: str, folders: Folders) -> No
 
 
 @pytest.mark.usefixtures("cuda")
-@pytest.mark.parametrize("way", slow_except(["flash-attn", "consecutive pages", "no graph"], "flash-attn"))
+@pytest.mark.parametrize("way", slow_except(["flash-attn", "no graph"], "flash-attn"))
 def test_other_ways_pack(way: str, folders: Folders, request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By flash-attn's own functions, by an operator without block tables, and more rows than the ladder has."""
+    """By flash-attn's own functions, and more rows than the ladder has."""
     match way:
         case "flash-attn":
             request.getfixturevalue("flash_attn")
-        case "consecutive pages":
-            monkeypatch.setattr(prefix, "takes_block_table", lambda: False)
         case _:
             monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", ((2,), capture_once))
     model = load_on_gpu(folders["llama"])

@@ -9,6 +9,8 @@ import pytest
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lp.model import compilation
+from lp.model.gpu.make import make_fused
 from lp.platform import build as kernels
 from tests.cuda_on_cpu import gpu
 from tests.cuda_on_cpu.gpu import Access, GpuTensor, Operation
@@ -20,6 +22,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed")
     monkeypatch.setattr(kernels, "missing_triton", lambda: "")
+    monkeypatch.setattr(compilation, "make_fused", make_fused)
     monkeypatch.setattr(kernels, "start", start)
 
 

@@ -1,5 +1,5 @@
 """A model's forward compiled for the CPU: its program over rows, written as C++ into one native function.
 
-Functions of single rows are written for each model; products and attention have kernels of their own. PyTorch
-compiles a model that has no program (ahead_of_time.py). This package knows nothing of any architecture or tree policy.
+Functions of single rows are written for each model; products and attention have kernels of their own. This package
+knows nothing of any architecture or tree policy.
 """

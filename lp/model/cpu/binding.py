@@ -11,7 +11,7 @@ from torch import Tensor
 from lp.model.cpu.emit import Layer
 from lp.model.cpu.source import Instruction
 from lp.model.cpu.weights import Arena, pack, packed_shape
-from lp.model.program.steps import Constant, Product, Value, WeightKey, table_key, weight_key
+from lp.model.program.steps import Constant, ExpertProduct, Product, Value, WeightKey, table_key, weight_key
 
 # Threads that pack weights side by side.
 MOST_THREADS = 4
@@ -32,7 +32,7 @@ class BoundInstruction:
 
 def bind(instructions: list[Instruction], width: int) -> list[BoundInstruction]:
     """Packs every weight once. width: outputs of a panel."""
-    weights = _pack_all(instructions, width)
+    weights, experts = _pack_all(instructions, width)
     constants: dict[int, Tensor] = {}
 
     def bound(argument: object) -> Bound:
@@ -41,6 +41,8 @@ def bind(instructions: list[Instruction], width: int) -> list[BoundInstruction]:
                 return argument.number
             case Product():
                 return weights[weight_key(argument.weight)]
+            case ExpertProduct():
+                return experts[id(argument)]
             case Constant(is_table=True) if table_key(argument.tensor) in weights:
                 return weights[table_key(argument.tensor)]
             case Constant():
@@ -57,15 +59,23 @@ def bind(instructions: list[Instruction], width: int) -> list[BoundInstruction]:
     ]
 
 
-def _pack_all(instructions: list[Instruction], width: int) -> dict[WeightKey, Tensor]:
-    products = [each for one in instructions for each in one.arguments if isinstance(each, Product)]
-    weights = {weight_key(product.weight): product.weight.detach() for product in products}
+def _pack_all(instructions: list[Instruction], width: int) -> tuple[dict[WeightKey, Tensor], dict[int, Tensor]]:
+    """Packs the weights of all products, and those of all experts: [experts, P, K / T, W, T], by ids of their steps."""
+    arguments = [argument for one in instructions for argument in one.arguments]
+    weights = {weight_key(one.weight): one.weight.detach() for one in arguments if isinstance(one, Product)}
+    experts = {id(one): one.weight.detach() for one in arguments if isinstance(one, ExpertProduct)}
     shapes = {key: packed_shape(weight, width) for key, weight in weights.items()}
-    arena = Arena(sum(Arena.space(shapes[key], weight.dtype) for key, weight in weights.items()))
+    of_experts = {key: (len(weight), *packed_shape(weight[0], width)) for key, weight in experts.items()}
+    space = sum(Arena.space(shapes[key], weight.dtype) for key, weight in weights.items())
+    arena = Arena(space + sum(Arena.space(of_experts[key], weight.dtype) for key, weight in experts.items()))
     packed = {key: arena.take(shapes[key], weight.dtype) for key, weight in weights.items()}
+    packed_experts = {key: arena.take(of_experts[key], weight.dtype) for key, weight in experts.items()}
+    pairs = list(zip(weights.values(), packed.values(), strict=True))
+    for key, weight in experts.items():
+        pairs += zip(weight.unbind(), packed_experts[key].unbind(), strict=True)
     with ThreadPoolExecutor(MOST_THREADS) as pool:  # copying lets other threads of Python go on
-        list(pool.map(pack, weights.values(), packed.values()))
-    return packed
+        list(pool.map(lambda pair: pack(*pair), pairs))
+    return packed, packed_experts
 
 
 def _as_read(constant: Constant) -> Tensor:

@@ -68,7 +68,7 @@ class StageWriter:
         self._arguments: list[Argument] = []
         self._names: dict[int, str] = {}
         self._uses = Counter(id(one.source) for statement in statements for one in reads(statement))
-        self._written = Counter(id(written(statement)) for statement in statements if written(statement))
+        self._written = Counter(id(value) for statement in statements for value in written(statement))
         self._inlined: dict[int, Map] = {}
         self._lines: list[str] = []
 
@@ -130,7 +130,7 @@ class StageWriter:
         (reader,) = [one for one in self._statements if any(read.source is source for read in reads(one))]
         if not isinstance(reader, Map | Reduce | Round):
             return False
-        if (reader.sizes if not isinstance(reader, Round) else (reader.size,)) != sizes:
+        if (_sizes_rounded(reader) if isinstance(reader, Round) else reader.sizes) != sizes:
             return False
         (read,) = [one for one in reads(reader) if one.source is source]
         return read.start == 0 and read.strides == statement.out.strides
@@ -196,11 +196,16 @@ class StageWriter:
         for one in loop.inputs:
             self._name(one.source)
         out, value = self._name(statement.out), loop.formula.format(*(self._at(one) for one in loop.inputs))
-        self._lines.append(f"for (long i0 = 0; i0 < {statement.size}; i0++) {out}[i0] = rounded({value});")
-        if statement.size < statement.out.width:
-            self._lines.append(
-                f"for (long i0 = {statement.size}; i0 < {statement.out.width}; i0++) {out}[i0] = half_t();"
-            )
+        sizes, width = _sizes_rounded(statement), statement.out.width // statement.count
+        last, at = f"i{len(sizes) - 1}", "i0" if len(sizes) == 1 else f"i0 * {width} + i1"
+        pad = INDENT * (len(sizes) - 1)
+        self._open(sizes[:-1], 0)
+        head = f"for (long {last} = 0; {last} < {statement.size}; {last}++)"
+        self._lines.append(f"{pad}{head} {out}[{at}] = rounded({value});")
+        if statement.size < width:
+            head = f"for (long {last} = {statement.size}; {last} < {width}; {last}++)"
+            self._lines.append(f"{pad}{head} {out}[{at}] = half_t();")
+        self._close(len(sizes) - 1)
 
     def _keep(self, statement: Keep) -> None:
         layer, source = Layer(statement.layer), statement.source
@@ -234,6 +239,10 @@ class StageWriter:
         ]
         terms += [str(operand.start)] if operand.start or not terms else []
         return f"{self._name(operand.source)}[{' + '.join(terms)}]"
+
+
+def _sizes_rounded(statement: Round) -> tuple[int, ...]:
+    return (statement.count, statement.size) if statement.count > 1 else (statement.size,)
 
 
 def merged(sizes: tuple[int, ...], operands: list[Operand]) -> tuple[tuple[int, ...], list[Operand]]:

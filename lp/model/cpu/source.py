@@ -16,15 +16,18 @@ from lp.model.program.steps import (
     AllReduce,
     Attention,
     Collective,
+    ExpertProduct,
     Product,
     Program,
+    Shared,
+    TopK,
     Value,
     reads,
     weight_key,
     written,
 )
 
-FUNCTION, PRODUCT, ATTENTION, COLLECTIVE = range(4)
+FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K = range(6)
 REDUCE, GATHER = range(2)
 # Bytes of a number that is sent to other ranks.
 BYTES_SENT = 4
@@ -37,16 +40,16 @@ MOST_GROUPS = 48
 class Instruction:
     """One entry of the table that the native code runs.
 
-    kind: FUNCTION, PRODUCT, ATTENTION or COLLECTIVE. number: of the function or of the kind of attention or collective.
-    stage: of the schedule. is_last: only rows whose logits are wanted are computed. arguments: what the native code is
-    given, in its order.
+    kind: FUNCTION or another of those above. number: of the function or of the kind of attention or collective. stage:
+    of the schedule. is_last: only rows whose logits are wanted are computed. arguments: what the native code is given,
+    in its order.
     """
 
     kind: int
     number: int
     stage: int
     is_last: bool
-    arguments: tuple[Argument | Product | int, ...]
+    arguments: tuple[Argument | Product | ExpertProduct | int, ...]
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,12 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
                 instructions.append(Instruction(PRODUCT, 0, number, is_last, (*arguments, size, step.weight.shape[1])))
             elif isinstance(step, Collective):
                 instructions.append(_collective(step, number, is_last))
+            elif isinstance(step, ExpertProduct):
+                instructions.append(_experts(step, number, is_last))
+            elif isinstance(step, TopK):
+                assert isinstance(step.x.source, Value)
+                values = step.x.source, step.x.start, step.x.source.width, step.values, step.places
+                instructions.append(Instruction(TOP_K, 0, number, is_last, (*values, step.size, step.count)))
             else:
                 at = attentions.setdefault(_attention(step), len(attentions))
                 assert isinstance(step.query.source, Value)
@@ -104,14 +113,26 @@ def _lives(program: Program, stages: list[Stage]) -> dict[int, tuple[Value, int,
         lives[id(value)] = value, -1, len(stages)
     for number, stage in enumerate(stages):
         for step in (*stage.statements, *stage.shared):
-            for value in [one.source for one in reads(step)] + [written(step)]:
+            for value in [*(one.source for one in reads(step)), *written(step)]:
                 if isinstance(value, Value):
                     _, first, last = lives.get(id(value), (value, number, number))
-                    lives[id(value)] = value, first, max(last, number)
+                    # What is shared by threads is in memory, even if only this stage needs it.
+                    lives[id(value)] = value, first, max(last, number + isinstance(step, Shared))
     if program.hidden is not None:
         value = program.hidden.value
         lives[id(value)] = value, lives[id(value)][1], len(stages)
     return lives
+
+
+def _experts(step: ExpertProduct, stage: int, is_last: bool) -> Instruction:
+    x, experts = step.x, step.experts
+    assert isinstance(x.source, Value) and isinstance(experts.source, Value)
+    num_experts, num_inputs, num_outputs = step.weight.shape
+    if x.source.is_half:
+        num_inputs = x.strides[0] or x.source.width
+    read = x.source, x.start, x.source.width, x.strides[0], experts.source, experts.start, experts.source.width
+    sizes = num_inputs, num_outputs, step.num_choices, num_experts
+    return Instruction(EXPERTS, 0, stage, is_last, (*read, step, step.out, *sizes))
 
 
 def _collective(step: Collective, stage: int, is_last: bool) -> Instruction:

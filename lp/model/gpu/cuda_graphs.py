@@ -58,13 +58,12 @@ def capture_on_gpu(run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], N
 class ArenaForward(Protocol):
     """A forward over the arena that a graph can capture: all that changes from step to step is read from the device.
 
-    is_invariant: as in FastForward. skips_absent: whether sequences that are not there cost nothing, so that a graph
-    for many sequences is as fast for one.
+    is_invariant: as in FastForward. Sequences that are not there cost nothing, so that a graph for as many sequences as
+    rows is as fast for one.
     """
 
     arena: Arena
     is_invariant: bool
-    skips_absent: bool
 
     def __call__(
         self, given: StepTensors, answered: int | Tensor, before_attention: BeforeAttention | None = None
@@ -122,12 +121,8 @@ class CapturedForward(FastForward):
         started, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
         log.info("capturing CUDA graphs of up to %d rows", ladder[-1])
         pool = self._pool = torch.cuda.graph_pool_handle()
-        # By rows and most sequences. The largest is captured first: the others then fit in its memory.
-        self._captured = {
-            (rows, most): self._capture_rows(rows, most, capture, pool)
-            for rows in sorted(ladder, reverse=True)
-            for most in self._capacities(rows)
-        }
+        # By rows. The largest is captured first: the others then fit in its memory.
+        self._captured = {rows: self._capture_rows(rows, capture, pool) for rows in sorted(ladder, reverse=True)}
         taken, seconds = free - torch.cuda.mem_get_info(self._device)[0], time.monotonic() - started
         log.info("captured %d CUDA graphs in %.1f s; they take %.2f GB", len(self._captured), seconds, taken / 1e9)
 
@@ -181,16 +176,10 @@ class CapturedForward(FastForward):
         ]
         if num_rows > self.ladder[-1]:
             return self._compute_without_graph(given, rows, choices)
-        captured = self._captured_for(num_rows, len(given))
+        captured = self._captured[self.ladder[bisect_left(self.ladder, num_rows)]]
         captured.given.fill(given, choices)
         captured.replay()
         return Computed(captured.logits, rows, lambda kind: _replay(captured.choices[kind]), is_lasting=False)
-
-    def _captured_for(self, num_rows: int, num_sequences: int) -> Captured:
-        """The smallest graph for so many rows, at most the ladder's last number of them."""
-        size = self.ladder[bisect_left(self.ladder, num_rows)]
-        is_for_one = num_sequences == 1 and not self._forward.skips_absent
-        return self._captured[size, 1 if is_for_one else size]
 
     def _compute_without_graph(
         self, given: Sequence[SequenceRows], rows: list[slice], choices: list[ChoiceOfRows]
@@ -215,18 +204,14 @@ class CapturedForward(FastForward):
         compact = [slice(end - one.num_logits, end) for one, end in zip(given, ends, strict=True)]
         return Computed(logits, compact, choose, is_lasting=True)
 
-    def _capacities(self, num_rows: int) -> list[int]:
-        """Returns, for each graph of so many rows, for how many sequences at most it is."""
-        return [num_rows] if self._forward.skips_absent or num_rows == 1 else [1, num_rows]
-
     def _capture_choice(self, captured: Captured, choose: Choose, number: int) -> CapturedChoice:
         choices = captured.given.on_device.choices[number]
         return CapturedChoice(*capture_on_gpu(lambda: choose(captured.logits, choices), self._pool))
 
     @torch.inference_mode()
-    def _capture_rows(self, num_rows: int, most: int, capture: Capture, pool: Any) -> Captured:
+    def _capture_rows(self, num_rows: int, capture: Capture, pool: Any) -> Captured:
         """Captures the forward of so many rows, which are all padding at first, written to no sequence's page."""
-        given = StepBuffer(num_rows, most, self._max_length, self._device)
+        given = StepBuffer(num_rows, num_rows, self._max_length, self._device)
         given.fill([])
         try:
             replay, logits = capture(lambda: self._run(given, num_rows), pool)

@@ -14,13 +14,14 @@ from torch.nn.functional import linear
 from lp.kv_cache.arena import Arena
 from lp.model.fast_forward import BeforeAttention
 from lp.model.gpu.attention import attend, attend_in_order, lay_paths
-from lp.model.gpu.plan import Instruction, RunAttention, RunCollective, RunProduct, RunStage
+from lp.model.gpu.experts import Tiles, lay_tiles, multiply_experts
+from lp.model.gpu.plan import Instruction, RunAttention, RunCollective, RunExperts, RunProduct, RunStage, RunTopK
 from lp.model.gpu.product import multiply
 from lp.model.gpu.sinks import Store
 from lp.model.gpu.stage import Slots
 from lp.model.gpu.step_tensors import StepTensors
 from lp.model.program.group import all_gather, all_reduce
-from lp.model.program.steps import AllGather, AllReduce, Collective, Operand, Program, Value
+from lp.model.program.steps import AllGather, AllReduce, Collective, Operand, Program, TopK, Value
 from lp.platform import build as kernels
 
 
@@ -30,8 +31,6 @@ class FusedForward:
     arena: holds the keys and values of all its sequences. is_invariant: whether a row's logits are the same to the last
     bit whatever other rows there are and however much of its path is cached.
     """
-
-    skips_absent = True
 
     def __init__(
         self, program: Program, plan: list[Instruction], dtype: torch.dtype, arena: Arena, is_invariant: bool = False
@@ -71,6 +70,8 @@ class _Run:
         self._arena = arena
         self._answered, self._before_attention = answered, before_attention
         self._paths = lay_paths(given) if is_invariant else None
+        # The experts for whose rows tiles were laid out last, and these tiles.
+        self._tiles: tuple[Value, Tiles] | None = None
         self._arrays: dict[Value, Tensor] = {program.tokens: given.tokens, program.positions: given.positions}
 
     def run(self, plan: list[Instruction]) -> Tensor:
@@ -84,6 +85,10 @@ class _Run:
                     self._attention(one)
                 case RunCollective():
                     self._collective(one.step)
+                case RunTopK():
+                    self._choose(one.step)
+                case RunExperts():
+                    self._experts(one)
             for value in one.last_uses:
                 del self._arrays[value]
         return self._arrays[self._program.output].float()
@@ -123,6 +128,22 @@ class _Run:
             case AllGather():
                 own = self._read(step.x, step.sizes[step.group.rank])
                 self._arrays[step.out] = all_gather(own, step.sizes, step.group)
+
+    def _choose(self, step: TopK) -> None:
+        values, places = self._read(step.x, step.size).topk(step.count, dim=-1)
+        self._arrays[step.values], self._arrays[step.places] = values, places
+
+    def _experts(self, one: RunExperts) -> None:
+        step = one.step
+        assert isinstance(step.x.source, Value) and isinstance(step.experts.source, Value)
+        if self._tiles is None or self._tiles[0] is not step.experts.source:  # both products of a layer share them
+            chosen = self._read(step.experts, step.num_choices)
+            self._tiles = step.experts.source, lay_tiles(chosen, len(one.weight))
+        x = self._arrays[step.x.source]
+        strides = x.stride(0), step.x.strides[0]
+        self._arrays[step.out] = multiply_experts(
+            x[:, step.x.start :], strides, one.weight, step.num_choices, self._tiles[1]
+        )
 
     def _read(self, operand: Operand, size: int) -> Tensor:
         assert isinstance(operand.source, Value)

@@ -17,9 +17,9 @@ from lp.platform import build as kernels
 
 
 def make_fused(model: CausalModel, arena: Arena, is_invariant: bool = False) -> FusedForward:
-    """Raises Inexpressible for a model that has no fused form, and where there is no Triton."""
+    """Raises Inexpressible for a model that has no fused form, and CannotBuild where there is no Triton."""
     if missing := kernels.missing_triton():
-        raise Inexpressible(missing)
+        raise kernels.CannotBuild(missing)
     program = make_program(model)
     plan = make_plan(program, schedule(program), model.dtype)
     return FusedForward(program, plan, model.dtype, arena, is_invariant)

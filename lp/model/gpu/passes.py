@@ -19,6 +19,7 @@ from lp.model.program.steps import (
     AllReduce,
     Attention,
     Constant,
+    ExpertProduct,
     Gather,
     Keep,
     Map,
@@ -28,6 +29,7 @@ from lp.model.program.steps import (
     Reduce,
     Round,
     Step,
+    TopK,
     Value,
     WeightKey,
     reads,
@@ -106,8 +108,10 @@ def _moved(step: Step, moved: dict[int, tuple[Value, int]]) -> Step:
             return replace(step, index=of(step.index))
         case Round() | Keep():
             return replace(step, source=of(step.source))
-        case Product() | AllReduce() | AllGather():
+        case Product() | AllReduce() | AllGather() | TopK():
             return replace(step, x=of(step.x))
+        case ExpertProduct():
+            return replace(step, x=of(step.x), experts=of(step.experts))
         case Attention():
             return replace(step, query=of(step.query))
 
@@ -117,7 +121,7 @@ def choose_formats(program: Program, dtype: torch.dtype) -> None:
     if dtype == torch.float32:
         return
     for step in program.steps:
-        if isinstance(step, Product | Attention):
+        if isinstance(step, Product | ExpertProduct | Attention):
             step.out.is_half = True
     round_inputs(program)
     readers: dict[int, list[Step]] = defaultdict(list)
@@ -125,6 +129,6 @@ def choose_formats(program: Program, dtype: torch.dtype) -> None:
         for one in reads(step):
             readers[id(one.source)].append(step)
     for step in program.steps:
-        value = written(step)
-        if value is not None and all(isinstance(reader, Attention) for reader in readers[id(value)]):
-            value.is_half = value is not program.output
+        for value in written(step):
+            if all(isinstance(reader, Attention) for reader in readers[id(value)]):
+                value.is_half = value is not program.output

@@ -19,9 +19,11 @@ from lp.model.program.steps import (
     Attention,
     Collective,
     Constant,
+    ExpertProduct,
     Product,
     Program,
     Shared,
+    TopK,
     Value,
     reads,
     written,
@@ -72,7 +74,24 @@ class RunCollective:
     last_uses: tuple[Value, ...]
 
 
-Instruction = RunStage | RunProduct | RunAttention | RunCollective
+@dataclass(frozen=True)
+class RunTopK:
+    """The choice of the largest numbers of each row."""
+
+    step: TopK
+    last_uses: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class RunExperts:
+    """weight: [E, K, N]."""
+
+    step: ExpertProduct
+    weight: Tensor
+    last_uses: tuple[Value, ...]
+
+
+Instruction = RunStage | RunProduct | RunAttention | RunCollective | RunTopK | RunExperts
 
 
 def make_plan(program: Program, stages: list[Stage], dtype: torch.dtype) -> list[Instruction]:
@@ -116,7 +135,7 @@ class _Plan:
         stage_of: dict[int, int] = {}
         for number, stage in enumerate(self._stages):
             for step in (*stage.statements, *stage.shared):
-                for value in [one.source for one in reads(step)] + [written(step)]:
+                for value in [*(one.source for one in reads(step)), *written(step)]:
                     if isinstance(value, Value) and stage_of.setdefault(id(value), number) != number:
                         shared.add(id(value))
         return shared
@@ -124,27 +143,29 @@ class _Plan:
     def _uses(self, step: StageKernel | Shared) -> list[Value]:
         if isinstance(step, StageKernel):
             return [one for one in step.arguments if isinstance(one, Value)]
-        used = [reads(step)[0].source, step.out]
+        used = [*(one.source for one in reads(step)), *written(step)]
         return [one for one in used if isinstance(one, Value)]
 
     def _instruction(self, step: StageKernel | Shared, last_uses: tuple[Value, ...]) -> Instruction:
+        if isinstance(step, StageKernel):
+            values = [one for one in step.arguments if isinstance(one, Value)]
+            outputs = tuple(value for value in values if id(value) not in self._made)
+            self._made |= {id(value) for value in outputs}
+            arguments = tuple(self._bind(one) for one in step.arguments)
+            return RunStage(compiled(step.text), arguments, step.num_programs, step.num_warps, outputs, last_uses)
+        self._made |= {id(value) for value in written(step)}
         match step:
-            case StageKernel():
-                values = [one for one in step.arguments if isinstance(one, Value)]
-                outputs = tuple(value for value in values if id(value) not in self._made)
-                self._made |= {id(value) for value in outputs}
-                arguments = tuple(self._bind(one) for one in step.arguments)
-                return RunStage(compiled(step.text), arguments, step.num_programs, step.num_warps, outputs, last_uses)
             case Product():
-                self._made.add(id(step.out))
                 bias = None if step.bias is None else step.bias.tensor.detach().reshape(-1)
                 return RunProduct(step, step.weight.detach(), bias, last_uses)
             case Attention():
-                self._made.add(id(step.out))
                 return RunAttention(step, step is self._last, last_uses)
             case AllReduce() | AllGather():
-                self._made.add(id(step.out))
                 return RunCollective(step, last_uses)
+            case TopK():
+                return RunTopK(step, last_uses)
+            case ExpertProduct():
+                return RunExperts(step, step.weight.detach(), last_uses)
 
     def _bind(self, argument: Argument) -> Argument | Tensor:
         if not isinstance(argument, Constant):

@@ -51,11 +51,6 @@ def make_bounds(num_rows: int, capacity: int, length: Tensor) -> Bounds:
     return Bounds(ends * num_rows, ends * capacity, length.to(torch.int32)[None], capacity)
 
 
-def takes_block_table() -> bool:
-    """Whether torch's operator reads keys and values in pages; that of older versions does not."""
-    return "block_table" in {argument.name for argument in _operator._schema.arguments}
-
-
 def missing_operator() -> str:
     """Why torch's operator cannot be used; empty if it can be."""
     if "seqused_k" in {argument.name for argument in _operator._schema.arguments}:

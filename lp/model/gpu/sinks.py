@@ -71,8 +71,7 @@ def find_sinks(statements: list[Statement], shared: set[int]) -> list[Sink]:
     """shared: the values that other stages use as well. Raises Inexpressible."""
     terms, sinks = Terms(statements, shared), []
     for statement in statements:
-        value = written(statement)
-        if value is None or id(value) in shared:
+        if isinstance(statement, Keep) or any(id(value) in shared for value in written(statement)):
             sinks += _sinks_of(statement, terms)
     return sinks
 

@@ -43,9 +43,8 @@ class StepTensors:
     kind chooses the tokens of the rows that are its own; all is 0 for other rows. No forward reads it.
     sequence_of: int32 [R], each row's sequence, of 0 to B - 1; it ascends. lengths: int32 [B], cached tokens of each
     sequence. row_starts: int32 [B + 1], the first row of each sequence, then R; sequences that are not there have no
-    rows and no cached tokens. key_starts: int32 [B + 1], the slot of each sequence's first token, for kernels that need
-    consecutive pages; the last number means nothing. visibility: bool [R, R], which rows each row sees. block_table:
-    int32 [B, P], the pages of each sequence; what lies behind them means nothing.
+    rows and no cached tokens. visibility: bool [R, R], which rows each row sees. block_table: int32 [B, P], the pages
+    of each sequence; what lies behind them means nothing.
     """
 
     tokens: Tensor
@@ -57,7 +56,6 @@ class StepTensors:
     sequence_of: Tensor
     lengths: Tensor
     row_starts: Tensor
-    key_starts: Tensor
     visibility: Tensor
     block_table: Tensor
 
@@ -88,7 +86,7 @@ class StepBuffer:
             "tokens": (long, rows), "positions": (long, rows), "slots": (long, rows),
             "moves": (long, (2, most_moves)), "move_starts": (long, (num_groups + 1,)),
             "choices": (long, (MOST_KINDS, num_rows, NUM_CHOICES)), "sequence_of": (short, rows),
-            "lengths": (short, (num_sequences,)), "row_starts": (short, ends), "key_starts": (short, ends),
+            "lengths": (short, (num_sequences,)), "row_starts": (short, ends),
             "visibility": (one, (num_rows, num_rows)),
             "block_table": (short, (num_sequences, pages_of(most_tokens))),  # the last, as seldom all of it is copied
         }  # fmt: skip
@@ -196,7 +194,6 @@ class StepBuffer:
         width = min(int(counts.max()), host["block_table"].shape[1])
         in_table = np.minimum(firsts[:, None] + np.arange(width), len(pages) - 1)
         host["block_table"][: len(caches), :width] = pages[in_table]
-        host["key_starts"][: len(caches)] = pages[firsts] * PAGE
         host["slots"][: len(places)] = pages[firsts[sequence_of] + places // PAGE] * PAGE + places % PAGE
 
     def _pad(self, first: int, num_sequences: int) -> None:

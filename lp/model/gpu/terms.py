@@ -62,8 +62,7 @@ class Terms:
         self._shared = shared
         self._writers: dict[int, list[Statement]] = defaultdict(list)
         for statement in statements:
-            value = written(statement)
-            if value is not None:
+            for value in written(statement):
                 self._writers[id(value)].append(statement)
 
     def outcome(self, statement: Statement, indices: list[Index]) -> Term:

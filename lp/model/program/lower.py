@@ -13,12 +13,13 @@ from torch.utils._pytree import tree_leaves
 
 from lp.model.program.formulas import MAPS, literal, power
 from lp.model.program.operands import Operands, squeezed
-from lp.model.program.record import Inexpressible, Operation, Recording, memory
+from lp.model.program.record import Inexpressible, Operation, Recording, is_in_place, memory
 from lp.model.program.steps import (
     AllGather,
     AllReduce,
     Attention,
     Constant,
+    ExpertProduct,
     Gather,
     Keep,
     Map,
@@ -26,6 +27,7 @@ from lp.model.program.steps import (
     Product,
     Program,
     Reduce,
+    TopK,
     Value,
 )
 
@@ -43,11 +45,16 @@ class Lowering:
             self.program.incoming = self._known.fresh(recording.incoming, 1)
         # By the value of row_in_part: the tokens, the first of them that the table has, and how many it has.
         self._parts: dict[int, tuple[Operand, int, int]] = {}
+        # Memory that operations write in place, and tensors that no operation has made.
+        self._in_place: set[int] = set()
+        self._made: list[Tensor] = []
 
     def run(self) -> Program:
         """Raises Inexpressible."""
         check_choices(self._recording)
-        for operation in live(self._recording):
+        operations = live(self._recording)
+        self._in_place = {memory(one.outputs[0]) for one in operations if is_in_place(one.name)}
+        for operation in operations:
             if operation.name != "view":
                 self._lower(operation)
         self.program.output, view = self._known.find(self._recording.output)
@@ -60,14 +67,30 @@ class Lowering:
         if not any(self._known.is_value(tensor) for tensor in given):
             return  # a constant, whose value the recording has
         name = operation.name.partition(".")[0]
-        if any(memory(tensor) in self._recording.changed for tensor in (*given, *operation.outputs)):
+        changed = self._recording.changed
+        if any(map(self._is_changed, given)) or any(memory(out) in changed for out in operation.outputs):
             raise Inexpressible(f"{name} on memory that is written in place")
-        if name in MAPS:
+        if is_in_place(name):
+            self._write_in_place(name[:-1], operation)
+        elif name in MAPS:
             self._map(name, operation)
         elif (lower := getattr(self, f"_lower_{name}", None)) is not None:
             lower(operation)
         else:
             raise Inexpressible(f"the operation {operation.name}")
+
+    def _is_changed(self, tensor: Tensor) -> bool:
+        """Whether a tensor's numbers depend on when they are read."""
+        at = memory(tensor)
+        return at in self._recording.changed or (at in self._in_place and not self._known.is_value(tensor))
+
+    def _write_in_place(self, name: str, operation: Operation) -> None:
+        """Makes a new value of memory that is written in place as a whole. Earlier steps have read the old one."""
+        target = operation.outputs[0]
+        value, view = self._known.find(target)
+        if not view.is_whole or value.width * len(self._recording.tokens) != target.numel():
+            raise Inexpressible(f"{name} in place on a part of something")
+        self._map(name, operation)
 
     def _map(self, name: str, operation: Operation) -> None:
         (out,) = operation.outputs
@@ -130,6 +153,48 @@ class Lowering:
         out = self._known.operand(kept, shape, row)
         inputs = tuple(self._known.operand(tensor, shape, row) for tensor in tensors)
         self.program.steps.append(Reduce(out, squeezed(shape, row, shape), formula, inputs, finish, is_maximum))
+
+    def _lower__softmax(self, operation: Operation) -> None:
+        tensor, dim = operation.args[:2]
+        row = self._known.row_of([tensor], tensor.dim())
+        if dim % tensor.dim() != tensor.dim() - 1 or row == tensor.dim() - 1:
+            raise Inexpressible("a softmax over other than the last dimension")
+        powers = tensor.new_empty(tensor.shape)
+        largest, total = tensor.new_empty(*tensor.shape[:-1], 1), tensor.new_empty(*tensor.shape[:-1], 1)
+        self._made += [powers, largest, total]
+        for fresh in (largest, total):
+            self._known.fresh(fresh, row)
+        self._add_reduce("{0}", [tensor], largest, row, "{}", is_maximum=True)
+        self._add_map("exponential({0} - {1})", [tensor, largest], powers)
+        self._add_reduce("{0}", [powers], total, row, "{}")
+        self._add_map("{0} / {1}", [powers, total], operation.outputs[0])
+
+    def _lower_topk(self, operation: Operation) -> None:
+        tensor, count, *how = operation.args
+        dim, largest = (*how, -1, True)[:2] if len(how) != 1 else (how[0], True)
+        values, places = operation.outputs
+        if dim % tensor.dim() != tensor.dim() - 1 or not largest:
+            raise Inexpressible("a choice other than of the largest of the last dimension")
+        source, view = self._known.find(tensor)
+        if tensor.dim() != 2 or view.row != 0 or view.strides[1] != 1:
+            raise Inexpressible("a choice among numbers that do not lie side by side")
+        out = self._known.fresh(values, 0), self._known.fresh(places, 0)
+        self.program.steps.append(TopK(*out, Operand(source, view.start, (1,)), tensor.shape[1], count))
+
+    def _lower_expert_product(self, operation: Operation) -> None:
+        x, experts, weight = operation.args
+        source, view = self._known.find(x)
+        chosen, places = self._known.find(experts)
+        if view.row != 0 or view.strides[-1] != 1 or places.row != 0 or places.strides[1] > 1:
+            raise Inexpressible("experts of rows that are not in order")
+        stride = view.strides[1] if x.dim() == 3 else 0
+        out = self._known.fresh(operation.outputs[0], 0)
+        self.program.steps.append(
+            ExpertProduct(
+                out, Operand(source, view.start, (stride, 1)), Operand(chosen, places.start, (1,)), weight,
+                experts.shape[1],
+            )
+        )  # fmt: skip
 
     def _lower_native_layer_norm(self, operation: Operation) -> None:
         tensor, shape, weight, bias, eps = operation.args

@@ -34,8 +34,8 @@ class Operation:
 
 @dataclass
 class Recording:
-    """All operations in the order in which they ran. changed: memory that some operation wrote in place. incoming, and
-    hidden states as output: of a stage of a pipeline.
+    """All operations in the order in which they ran. changed: memory that some operation wrote to, but for those that
+    compute each number of it anew (see `is_in_place`). incoming, and hidden states as output: of a stage of a pipeline.
     """
 
     tokens: Tensor
@@ -52,6 +52,12 @@ def memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def is_in_place(name: str) -> bool:
+    """Whether an operation computes each number of its first argument anew and writes it there, such as div_."""
+    name = name.partition(".")[0]
+    return name.endswith("_") and name[:-1] in ("add", "sub", "mul", "div")
+
+
 class Recorder(TorchDispatchMode):
     """Keeps the operations that run while it is active, and all their tensors."""
 
@@ -65,11 +71,11 @@ class Recorder(TorchDispatchMode):
         name = func.__name__
         given = [arg for arg in tree_leaves((args, kwargs)) if isinstance(arg, Tensor)]
         known = {memory(tensor) for tensor in given}
-        if func._schema.is_mutable:
+        if func._schema.is_mutable and not is_in_place(name):
             self.changed |= known
         outputs = [out for out in tree_leaves(result) if isinstance(out, Tensor)]
         made = [out for out in outputs if memory(out) not in known]
-        if made or not outputs:
+        if made or not outputs or is_in_place(name):
             self.operations.append(Operation(name, args, kwargs or {}, outputs))
         else:
             self.operations.append(Operation("view", args, {}, outputs))

@@ -8,10 +8,11 @@ computed, so steps that do not depend on one another share a stage.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lp.model.program.steps import (
     Attention,
+    ExpertProduct,
     Keep,
     Operand,
     Product,
@@ -39,16 +40,34 @@ def round_inputs(program: Program, multiple: int = 1) -> None:
 
     multiple: rounded inputs are padded with zeros to a multiple of this.
     """
-    rounded: dict[tuple[int, int, int], Value] = {}
+    rounded: dict[tuple[int, int, int, int], Value] = {}
     steps: list[Step] = []
+
+    def round_input(x: Operand, size: int, count: int = 1) -> Operand:
+        """x: numbers side by side, or `count` pieces of them."""
+        if isinstance(x.source, Value) and x.source.is_half:
+            return x
+        key = id(x.source), x.start, size, count
+        if count > 1 and multiple == 1 and x.strides[0] == size:  # pieces without gaps are one piece
+            x, size, count = Operand(x.source, x.start, (1,)), count * size, 1
+        if key not in rounded:
+            rounded[key] = Value(count * (-(-size // multiple) * multiple), is_half=True)
+            steps.append(Round(rounded[key], x, size, count))
+        return Operand(rounded[key], 0, (1,))
+
     for step in program.steps:
-        if isinstance(step, Product) and not (isinstance(step.x.source, Value) and step.x.source.is_half):
-            size = step.weight.shape[0]
-            key = id(step.x.source), step.x.start, size
-            if key not in rounded:
-                rounded[key] = Value(-(-size // multiple) * multiple, is_half=True)
-                steps.append(Round(rounded[key], step.x, size))
-            step = Product(step.out, Operand(rounded[key], 0, (1,)), step.weight, step.bias)
+        if isinstance(step, Product):
+            step = replace(step, x=round_input(step.x, step.weight.shape[0]))
+        elif isinstance(step, ExpertProduct):
+            num_inputs, is_shared = step.weight.shape[1], step.x.strides[0] == 0
+            if is_shared:
+                x = round_input(Operand(step.x.source, step.x.start, (1,)), num_inputs)
+            else:
+                x = round_input(step.x, num_inputs, step.num_choices)
+            if x is not step.x:
+                assert isinstance(x.source, Value)
+                stride = 0 if is_shared else x.source.width // step.num_choices
+                step = replace(step, x=Operand(x.source, x.start, (stride, 1)))
         steps.append(step)
     program.steps = steps
 
@@ -69,8 +88,7 @@ def schedule(program: Program) -> list[Stage]:
         stages[stage].append(step)
         if isinstance(step, Keep):
             kept[step.layer] = max(kept[step.layer], stage)
-        out = written(step)
-        if out is not None:
+        for out in written(step):
             at[id(out)] = max(at.get(id(out), 0), stage)
     return [_stage(stages[number]) for number in sorted(stages)]
 

@@ -81,11 +81,16 @@ class Gather:
 
 @dataclass(frozen=True)
 class Round:
-    """Rounds numbers to the model's 16-bit format, and pads them with zeros."""
+    """Rounds numbers to the model's 16-bit format, and pads them with zeros.
+
+    count: pieces of `size` numbers, each of which is padded. source: its last stride is 1; if there are several pieces,
+    the first one is that of pieces.
+    """
 
     out: Value
     source: Operand
     size: int
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,34 @@ class Product:
     x: Operand
     weight: Tensor
     bias: Constant | None
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The `count` largest of `size` numbers that lie side by side, the largest first, and their places. Of equal ones
+    the first is taken.
+    """
+
+    values: Value
+    places: Value
+    x: Operand
+    size: int
+    count: int
+
+
+@dataclass(frozen=True)
+class ExpertProduct:
+    """out[c, n] = sum over k of x[c, k] * weight[experts[c], k, n], for each of the C experts that a row is sent to.
+
+    x: its strides are those of choices, 0 if all experts read the same, and 1. experts: integers, side by side. weight:
+    [experts, K, N].
+    """
+
+    out: Value
+    x: Operand
+    experts: Operand
+    weight: Tensor
+    num_choices: int
 
 
 @dataclass(frozen=True)
@@ -160,7 +193,7 @@ Statement = Map | Reduce | Gather | Round | Keep
 # What waits for the other ranks.
 Collective = AllReduce | AllGather
 # What all threads of a device do together.
-Shared = Product | Attention | Collective
+Shared = Product | Attention | Collective | TopK | ExpertProduct
 Step = Statement | Shared
 
 
@@ -213,19 +246,24 @@ def reads(step: Step) -> list[Operand]:
             return [step.index]
         case Round() | Keep():
             return [step.source]
-        case Product() | AllReduce() | AllGather():
+        case Product() | AllReduce() | AllGather() | TopK():
             return [step.x]
+        case ExpertProduct():
+            return [step.x, step.experts]
         case Attention():
             return [step.query]
 
 
-def written(step: Step) -> Value | None:
-    """The value that a step writes, or a part of which it writes; None if it writes to the KV cache."""
-    if isinstance(step, Keep):
-        return None
+def written(step: Step) -> list[Value]:
+    """The values that a step writes, or parts of which it writes; none if it writes to the KV cache."""
+    match step:
+        case Keep():
+            return []
+        case TopK():
+            return [step.values, step.places]
     out = step.out.source if isinstance(step.out, Operand) else step.out
     assert isinstance(out, Value)
-    return out
+    return [out]
 
 
 def outline(program: Program) -> list[str]:

@@ -6,6 +6,7 @@ import torch
 
 from lp.kv_cache.cache import RowsOnly
 from lp.model.causal import CausalModel
+from lp.model.program.experts import recorded_experts
 from lp.model.program.lower import Lowering
 from lp.model.program.record import Inexpressible, RecordedStep, Recorder, Recording
 from lp.model.program.steps import Keep, Program
@@ -36,7 +37,7 @@ def _record(model: CausalModel, num_rows: int) -> Recording:
     if not model.is_first_stage:
         incoming = torch.zeros(1, num_rows, model.hidden_size, dtype=model.dtype, device=model.device)
     step = RecordedStep(model.attention_kind, incoming, recorder=recorder, first_layer=model.layers[0])
-    with torch.inference_mode(False), torch.no_grad(), recorder:
+    with torch.inference_mode(False), torch.no_grad(), recorded_experts(model.model), recorder:
         answer = model.model(
             input_ids=tokens[None],
             position_ids=positions[None],

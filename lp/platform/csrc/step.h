@@ -19,7 +19,7 @@ struct TreeRows {
 struct StepMemory {
     int64_t num_rows, num_sequences, most_moves, num_groups, most_pages, page, num_kinds, num_choices;
     int64_t *tokens, *positions, *slots, *moves, *move_starts, *choices;
-    int32_t *sequence_of, *lengths, *row_starts, *key_starts;
+    int32_t *sequence_of, *lengths, *row_starts;
     uint8_t* visibility;
     int32_t* block_table;
 };
@@ -82,7 +82,6 @@ inline void lay_sequence(const StepMemory& to, const PagedRows& given, int64_t n
     const TreeRows& tree = given.tree;
     to.lengths[number] = int32_t(tree.cached);
     to.row_starts[number] = int32_t(first);
-    to.key_starts[number] = int32_t(pages[0] * to.page);
     const int64_t num_pages = std::min(given.num_pages, to.most_pages);
     for (int64_t at = 0; at < num_pages; ++at) to.block_table[number * to.most_pages + at] = int32_t(pages[at]);
     for (int64_t own = 0, row = first; own < tree.num_rows; ++own, ++row) {

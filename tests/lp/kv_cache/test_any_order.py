@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from itertools import count, pairwise
 
 import numpy as np
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -29,7 +28,6 @@ from hypothesis.stateful import (
 from lp.kv_cache.arena import Arena, PageAllocator, PagedCache
 from lp.kv_cache.cache import PAGE, OutOfRoom, pages_of
 from tests.lp.kv_cache.test_arena import SHAPES, make_arena, run_step
-from tests.slow import slow_except
 
 # Rows of a step: few, or about as many as a page has.
 ROWS = st.one_of(st.integers(1, 9), st.integers(PAGE - 9, PAGE + 9))
@@ -49,7 +47,6 @@ class Sequences(RuleBasedStateMachine):
 
     opened = 0
     sequences: Bundle[Known] = Bundle("sequences")
-    in_runs = False
     arena: Arena
     num_pages: int
 
@@ -60,7 +57,7 @@ class Sequences(RuleBasedStateMachine):
 
     @initialize(num_pages=st.integers(2, 6))
     def begin(self, num_pages: int) -> None:
-        self.arena, self.num_pages = make_arena(num_pages, self.in_runs), num_pages
+        self.arena, self.num_pages = make_arena(num_pages), num_pages
 
     def add(self, known: Known) -> Known:
         Sequences.opened += 1
@@ -153,7 +150,7 @@ class Sequences(RuleBasedStateMachine):
 
     def fork_of(self, known: Known) -> Known:
         """There is room if all others may be evicted for it; otherwise the copy is an empty sequence here."""
-        wanted = pages_of(known.cache.length) - (0 if self.in_runs else known.cache.length // PAGE)
+        wanted = pages_of(known.cache.length) - known.cache.length // PAGE
         with self.may_evict(known):
             try:
                 copy = Known(known.cache.fork(), list(known.tokens))
@@ -176,7 +173,7 @@ class Sequences(RuleBasedStateMachine):
         """The most pages that there can be beside those of a sequence."""
         ends = [0, *known.cache.pages, self.num_pages + 1]
         gaps = [after - before - 1 for before, after in pairwise(sorted(ends))]
-        return max(gaps) if self.in_runs else sum(gaps)
+        return sum(gaps)
 
     @rule(known=sequences)
     def evict(self, known: Known) -> None:
@@ -199,9 +196,6 @@ class Sequences(RuleBasedStateMachine):
         assert set(users) <= set(range(1, self.num_pages + 1)) and allocator.num_free == self.num_pages - len(users)
         assert {page for page, number in users.items() if number > 1} == set(filter(allocator.is_shared, users))
         assert self.arena.num_used == users.total()
-        if self.in_runs:
-            pairs = (pair for known in self.known for pair in pairwise(known.cache.pages))
-            assert all(users[page] == 1 for page in users) and all(after == before + 1 for before, after in pairs)
 
     @invariant()
     def every_sequence_holds_what_was_written(self) -> None:
@@ -223,14 +217,9 @@ class Sequences(RuleBasedStateMachine):
         assert self.arena.allocator.num_free == self.num_pages and self.arena.num_used == 0
 
 
-class SequencesInRuns(Sequences):
-    in_runs = True
-
-
-@pytest.mark.parametrize("machine", slow_except([Sequences, SequencesInRuns], SequencesInRuns))
-def test_a_thousand_sequences_leave_no_page_behind(machine: type[Sequences]) -> None:
+def test_a_thousand_sequences_leave_no_page_behind() -> None:
     before = Sequences.opened
-    run_state_machine_as_test(machine, settings=settings(max_examples=70, stateful_step_count=60))
+    run_state_machine_as_test(Sequences, settings=settings(max_examples=70, stateful_step_count=60))
     assert Sequences.opened - before >= 1000
 
 
@@ -239,11 +228,9 @@ class Pages(RuleBasedStateMachine):
 
     users: Bundle[list[int]] = Bundle("users")
 
-    in_runs = False
-
     def __init__(self) -> None:
         super().__init__()
-        self.pages = PageAllocator(12, self.in_runs, num_reserved=1)
+        self.pages = PageAllocator(12, num_reserved=1)
         self.held: list[list[int]] = []
 
     def add(self, pages: list[int]) -> list[int]:
@@ -264,7 +251,7 @@ class Pages(RuleBasedStateMachine):
         found = self.pages.take(number, after)
         starts = range(12) if after is None else [after + 1]
         in_run = any(free >= set(range(start, start + number)) for start in starts)
-        assert (found is not None) == (in_run if self.in_runs else len(free) >= number)
+        assert (found is not None) == (len(free) >= number)
         assert found is None or (set(found) <= free and len(set(found)) == number)
         if found and in_run:
             assert found == list(range(found[0], found[0] + number)) and found[0] in starts
@@ -272,7 +259,7 @@ class Pages(RuleBasedStateMachine):
 
     @rule(target=users, user=users, number=st.integers(0, 5))
     def share(self, user: list[int], number: int) -> list[int]:
-        return self.add([] if self.in_runs else self.pages.share(user[:number]))
+        return self.add(self.pages.share(user[:number]))
 
     @rule(user=consumes(users))
     def give_back(self, user: list[int]) -> None:
@@ -289,10 +276,5 @@ class Pages(RuleBasedStateMachine):
         }
 
 
-class PagesInRuns(Pages):
-    in_runs = True
-
-
-@pytest.mark.parametrize("machine", [Pages, PagesInRuns])
-def test_pages_are_never_lost_nor_given_out_twice(machine: type[Pages]) -> None:
-    run_state_machine_as_test(machine, settings=settings(max_examples=50, stateful_step_count=40))
+def test_pages_are_never_lost_nor_given_out_twice() -> None:
+    run_state_machine_as_test(Pages, settings=settings(max_examples=50, stateful_step_count=40))

@@ -10,12 +10,11 @@ from lp.kv_cache.arena import Arena, LayerShape, PagedCache
 from lp.kv_cache.cache import PAGE, OutOfRoom
 
 SHAPES = {0: LayerShape(1, 2, 2), 1: LayerShape(1, 2, 2)}
-BOTH = pytest.mark.parametrize("in_runs", [False, True])
 
 
-def make_arena(num_pages: int, in_runs: bool, shapes: dict[int, LayerShape] | None = None) -> Arena:
+def make_arena(num_pages: int, shapes: dict[int, LayerShape] | None = None) -> Arena:
     shapes = shapes or SHAPES
-    return Arena(shapes, len(shapes), num_pages, torch.float32, torch.device("cpu"), in_runs)
+    return Arena(shapes, len(shapes), num_pages, torch.float32, torch.device("cpu"))
 
 
 def rows_of(tokens: list[int], shape: LayerShape, of_values: bool = False) -> Tensor:
@@ -49,9 +48,8 @@ def num_free(arena: Arena) -> int:
     return arena.allocator.num_free
 
 
-@BOTH
-def test_rows_come_after_the_prefix_and_are_kept_in_order(in_runs: bool) -> None:
-    cache = make_arena(4, in_runs).open()
+def test_rows_come_after_the_prefix_and_are_kept_in_order() -> None:
+    cache = make_arena(4).open()
     append(cache, list(range(250)))
     assert run_step(cache, list(range(1000, 1020)))[250:] == list(range(1000, 1020))
     cache.keep([0, 2, 3, 9, 17])  # across the end of a page
@@ -62,7 +60,7 @@ def test_rows_come_after_the_prefix_and_are_kept_in_order(in_runs: bool) -> None
 
 
 def test_scattered_pages_are_read_in_order() -> None:
-    arena = make_arena(6, in_runs=False)
+    arena = make_arena(6)
     one, two = arena.open(), arena.open()
     for number in range(3):
         append(one, [number] * PAGE)
@@ -73,24 +71,8 @@ def test_scattered_pages_are_read_in_order() -> None:
     assert contents(two) == [10] * PAGE + [11] * PAGE + [12] * (PAGE - 1)
 
 
-def test_pages_that_must_be_consecutive_are_moved() -> None:
-    arena = make_arena(6, in_runs=True)
-    one, two = arena.open(), arena.open()
-    append(one, [1] * PAGE)
-    append(two, [2] * PAGE)
-    append(one, [3])
-    assert one.pages == [3, 4] and contents(one) == [1] * PAGE + [3]
-    append(two, [4])
-    assert two.pages == [5, 6] and contents(two) == [2] * PAGE + [4]
-    two.release()
-    append(one, [5] * (4 * PAGE - 2))  # there is no run of five pages beside its own two
-    assert one.pages == [1, 2, 3, 4, 5]
-    assert contents(one) == [1] * PAGE + [3] + [5] * (4 * PAGE - 2)
-
-
-@BOTH
-def test_the_sequence_that_was_used_least_recently_is_evicted(in_runs: bool) -> None:
-    arena = make_arena(4, in_runs)
+def test_the_sequence_that_was_used_least_recently_is_evicted() -> None:
+    arena = make_arena(4)
     caches = [arena.open() for _ in range(3)]
     for number, cache in enumerate(caches):
         append(cache, [number] * PAGE)
@@ -106,7 +88,7 @@ def test_the_sequence_that_was_used_least_recently_is_evicted(in_runs: bool) -> 
 
 
 def test_a_fork_shares_full_pages_until_one_of_the_two_is_cut() -> None:
-    arena = make_arena(8, in_runs=False)
+    arena = make_arena(8)
     cache = arena.open()
     append(cache, list(range(600)))
     fork = cache.fork()
@@ -124,7 +106,7 @@ def test_a_fork_shares_full_pages_until_one_of_the_two_is_cut() -> None:
 
 
 def test_a_page_whose_other_users_are_evicted_is_written_as_it_is() -> None:
-    arena = make_arena(4, in_runs=False)
+    arena = make_arena(4)
     cache = arena.open()
     append(cache, [1] * 4 * PAGE)
     fork = cache.fork()
@@ -134,7 +116,7 @@ def test_a_page_whose_other_users_are_evicted_is_written_as_it_is() -> None:
 
 
 def test_a_page_that_is_not_written_stays_shared() -> None:
-    arena = make_arena(4, in_runs=False)
+    arena = make_arena(4)
     cache = arena.open()
     append(cache, [1] * 3 * PAGE)
     fork = cache.fork()
@@ -144,19 +126,9 @@ def test_a_page_that_is_not_written_stays_shared() -> None:
     assert contents(cache) == [1] * 10 + [5] * 3 and contents(fork)[:12] == [1] * 12
 
 
-def test_a_fork_whose_pages_must_be_consecutive_is_a_copy() -> None:
-    arena = make_arena(8, in_runs=True)
-    cache = arena.open()
-    append(cache, list(range(600)))
-    fork = cache.fork()
-    assert not set(fork.pages) & set(cache.pages)
-    append(fork, [3])
-    assert contents(cache) == list(range(600)) and contents(fork) == [*range(600), 3]
-
-
 def test_layers_that_differ_have_a_store_each() -> None:
     shapes = {0: LayerShape(1, 2, 2), 1: LayerShape(2, 4, 6), 3: LayerShape(1, 2, 2)}
-    arena = make_arena(4, False, shapes)
+    arena = make_arena(4, shapes)
     assert len(arena.stores) == 3 and arena.page_bytes == 4 * PAGE * (4 + 20 + 4)
     cache = arena.open()
     run_step(cache, [1, 2, 3], shapes)
@@ -165,9 +137,8 @@ def test_layers_that_differ_have_a_store_each() -> None:
     assert cache.num_bytes == arena.page_bytes
 
 
-@BOTH
-def test_a_cache_that_is_dropped_gives_its_pages_back(in_runs: bool) -> None:
-    arena = make_arena(4, in_runs)
+def test_a_cache_that_is_dropped_gives_its_pages_back() -> None:
+    arena = make_arena(4)
     cache = arena.open()
     append(cache, [1] * 300)
     fork = cache.fork()

@@ -8,7 +8,7 @@ import torch
 from lp.kv_cache.arena import LayerShape
 from lp.kv_cache.cache import PAGE, KVCache, OutOfRoom
 from lp.kv_cache.contiguous import ContiguousCache, ContiguousMemory
-from tests.lp.kv_cache.test_arena import BOTH, append, contents, make_arena, run_step
+from tests.lp.kv_cache.test_arena import append, contents, make_arena, run_step
 
 ALIKE = {0: LayerShape(2, 4, 4), 1: LayerShape(2, 4, 4)}
 DIFFERENT = {0: LayerShape(2, 4, 6), 1: LayerShape(1, 8, 8), 2: LayerShape(3, 4, 4)}
@@ -46,9 +46,8 @@ def test_a_cache_of_its_own_memory_holds_what_another_one_has_exported(shapes: d
         target.append(torch.cat([source.export(0, source.length)] * 6), shapes)
 
 
-@BOTH
-def test_an_arena_holds_what_another_one_has_exported_wherever_its_pages_are(in_runs: bool) -> None:
-    source, target = make_arena(9, in_runs), make_arena(9, in_runs)
+def test_an_arena_holds_what_another_one_has_exported_wherever_its_pages_are() -> None:
+    source, target = make_arena(9), make_arena(9)
     one, beside, other = source.open(), target.open(), target.open()
     append(one, list(range(600)))
     append(beside, [7] * 300)
@@ -63,7 +62,7 @@ def test_an_arena_holds_what_another_one_has_exported_wherever_its_pages_are(in_
 
 
 def test_a_page_that_is_shared_is_not_written_by_an_append() -> None:
-    arena = make_arena(9, in_runs=False)
+    arena = make_arena(9)
     first = arena.open()
     append(first, list(range(PAGE + 20)))
     second = first.fork(PAGE + 10)

@@ -8,7 +8,7 @@ from lp.kv_cache.arena import PageAllocator
 
 
 def test_a_sequence_grows_in_place_while_it_can() -> None:
-    pages = PageAllocator(10, in_runs=False, num_reserved=1)
+    pages = PageAllocator(10, num_reserved=1)
     first, second = pages.take(2), pages.take(1)
     assert (first, second) == ([1, 2], [3]) and pages.num_free == 6
     assert pages.take(2, after=3) == [4, 5]
@@ -18,17 +18,8 @@ def test_a_sequence_grows_in_place_while_it_can() -> None:
     assert pages.take(1) is None and pages.take(0) == []
 
 
-def test_runs_are_never_broken_where_they_must_not_be() -> None:
-    pages = PageAllocator(8, in_runs=True)
-    assert pages.take(3) == [0, 1, 2] and pages.take(2) == [3, 4]
-    assert pages.take(1, after=2) is None
-    assert pages.take(2, after=4) == [5, 6]
-    pages.give_back([0, 1])
-    assert pages.num_free == 3 and pages.take(3) is None and pages.take(2) == [0, 1]
-
-
 def test_a_shared_page_is_free_when_its_last_user_is_gone() -> None:
-    pages = PageAllocator(4, in_runs=False)
+    pages = PageAllocator(4)
     own = pages.take(2)
     assert own is not None
     other = pages.share(own)
@@ -42,6 +33,6 @@ def test_a_shared_page_is_free_when_its_last_user_is_gone() -> None:
 
 
 def test_a_limit_leaves_pages_unused() -> None:
-    pages = PageAllocator(6, in_runs=False)
+    pages = PageAllocator(6)
     pages.limit(3)
     assert pages.num_free == 3 and pages.take(4) is None and pages.take(3) == [0, 1, 2]

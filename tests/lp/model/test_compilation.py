@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -20,18 +16,14 @@ from lp.model import compilation
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode, make_fast
-from lp.model.cpu import ahead_of_time
-from lp.model.cpu.ahead_of_time import AheadOfTime
 from lp.model.cpu.forward import NativeForward
-from lp.platform import disk_cache
 from lp.platform.build import CannotBuild
 from tests.lp.test_lossless import GREEDY, NUM_TOKENS, make_prompt
 from tests.lp.test_tree import random_tree
 from tests.models import SLIDING_WINDOW, VOCAB_SIZE
 from tests.slow import slow_except
 
-# llama has full attention; gemma2 has sliding windows in some layers, and a softcap; mixtral has no native form, and
-# PyTorch takes a minute to compile it.
+# llama has full attention; gemma2 has sliding windows in some layers, and a softcap; mixtral has experts.
 ARCHITECTURES = slow_except(["llama", "gemma2", "mixtral"], "llama")
 
 
@@ -94,70 +86,6 @@ def test_a_corrupt_library_is_compiled_anew(
     model = load_plain("llama")
     make_fast(model, CompileMode.on, tmp_path)
     assert isinstance(model.fast, NativeForward) and "is corrupt" in caplog.text and library.stat().st_size > 10_000
-
-
-def give_other_weights(library: Path, weight: torch.Tensor) -> None:
-    """Turns a weight around in a library, as if it was compiled for another model."""
-    content, own = library.read_bytes(), weight.detach().numpy().tobytes()
-    assert own in content
-    library.write_bytes(content.replace(own, (-weight).detach().numpy().tobytes()))
-    checksum = disk_cache.checksum(library)
-    for part in (library, library.with_suffix(".json")):
-        part.rename(part.with_stem(checksum))
-
-
-@pytest.mark.slow
-def test_libraries_that_are_corrupt_or_of_another_model_are_compiled_anew(
-    load_plain: Callable[[str], CausalModel], kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    """Compiling takes long, so what is compiled anew is packed from what was compiled before."""
-    model = load_plain("mixtral")
-    caplog.set_level(logging.INFO, "lookahead")
-    make_fast(model, CompileMode.on, kept)
-    assert isinstance(model.fast, AheadOfTime) and "no native form: the operation _softmax" in caplog.text
-    names = {ahead_of_time.ROWS: "any-rows", 1: "one-row"}
-    right = {num_rows: next(kept.glob(f"MixtralForCausalLM*-{name}")) for num_rows, name in names.items()}
-    of_another, cut_off = (Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in right.values())
-    weights: Any = model.model
-    give_other_weights(next(of_another.glob("*.so")), weights.model.norm.weight)
-    os.truncate(next(cut_off.glob("*.so")), 8192)
-    compiled: list[int] = []
-
-    def compile_(path: Path, traced: object, num_rows: int) -> str:
-        compiled.append(num_rows)
-        with ZipFile(path, "w") as package:
-            for suffix in (".so", ".json"):
-                package.write(next(right[num_rows].glob(f"*{suffix}")), f"forward/one.wrapper{suffix}")
-        return str(path)
-
-    monkeypatch.setattr(ahead_of_time, "_compile", compile_)
-    make_fast(model, CompileMode.on, tmp_path)
-    assert isinstance(model.fast, AheadOfTime)  # so its logits were compared with the model's
-    assert "is corrupt" in caplog.text and "gives other logits than the model itself" in caplog.text
-    assert compiled == [1, ahead_of_time.ROWS, 1], "the corrupt one, and then both"
-    assert next(of_another.glob("*.so")).name == next(right[ahead_of_time.ROWS].glob("*.so")).name
-    # Both libraries are noted as used, so that whoever trims the cache leaves them while this process lives.
-    assert {of_another, cut_off} <= set(disk_cache._held)
-    assert all(path.with_name(f"{path.name}.used").exists() for path in (of_another, cut_off))
-
-
-def test_a_library_of_pytorch_counts_into_the_bound_of_the_cache(
-    load_plain: Callable[[str], CausalModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever was used least recently makes room for it; it stays itself, as it is in use."""
-    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path))
-    monkeypatch.setenv(disk_cache.BOUND_VARIABLE, "0")
-    old = disk_cache.folder("gguf/old")
-    assert old is not None
-    (old / "weights").write_bytes(b"some")
-    monkeypatch.setattr(ahead_of_time, "_compile", lambda *inputs: "package")
-    monkeypatch.setattr(ahead_of_time, "_unpack", lambda package, folder: folder.mkdir())
-    monkeypatch.setattr(ahead_of_time, "_load", lambda kept: lambda *inputs: torch.zeros(2))
-    model, compiled = load_plain("mixtral"), disk_cache.folder("compiled")
-    assert compiled is not None
-    ahead_of_time.compile_ahead(model, compiled)
-    assert not old.exists() and len([path for path in compiled.iterdir() if path.is_dir()]) == 2
 
 
 def fail(*arguments: object) -> None:

@@ -5,9 +5,9 @@
 
 #include "attention.h"
 #include "collective.h"
-#include "linear.h"
+#include "experts.h"
 
-enum Kind { FUNCTION, PRODUCT, ATTENTION, COLLECTIVE };
+enum Kind { FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K };
 
 // One entry of a program. number: of the function or of the kind of attention or collective. is_last: only the rows whose logits are
 // asked for are needed. meets: the threads meet before it. first: where its arguments begin.
@@ -84,6 +84,10 @@ static void run_program(const Step& step, const Instruction* program, long num_i
                          first, step.num_rows, thread, num_threads);
             else if (one.kind == ATTENTION)
                 attentions[one.number](step, a, first, room + thread * room_size, thread, num_threads);
+            else if (one.kind == EXPERTS)
+                multiply_experts(a, first, step.num_rows, thread, num_threads);
+            else if (one.kind == TOP_K)
+                choose_largest(a, first + count * thread / num_threads, first + count * (thread + 1) / num_threads);
             else
                 collect(*group, one.number, n, a, first, count, thread, num_threads, [&] {
                     if (num_threads > 1) meeting.wait();

@@ -11,6 +11,7 @@ from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sa
 from lp.model.checkpoint import Invariance, ModelSettings, load
 from parallel.sharding.stages import read_stage
 from tests.lp.test_lossless import make_prompt
+from tests.models import save_checkpoint
 from tests.slow import slow_except
 
 METHODS = (Auto(rows=24), Lookahead(5, 4, 5), Jacobi(6), PromptLookup(4, 5))
@@ -32,10 +33,14 @@ def test_text_in_bfloat16_is_the_same_for_every_method(
         assert all(tokens == plain for tokens in others)
 
 
-def test_what_cannot_be_invariant_is_refused(checkpoint_folder: Callable[[str], Path]) -> None:
-    llama, mixtral = str(checkpoint_folder("llama")), str(checkpoint_folder("mixtral"))
-    with pytest.raises(ValueError, match=r"model\.invariant=on: MixtralForCausalLM cannot be compiled natively"):
-        Engine.from_pretrained(mixtral, "bfloat16", "cpu", invariant="on")
+def test_what_cannot_be_invariant_is_refused(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    llama, rope = str(checkpoint_folder("llama")), {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    dynamic = str(save_checkpoint(tmp_path, "llama", rope_parameters=rope))
+    reason = (
+        "LlamaForCausalLM cannot be compiled natively: it cannot be written as a program: a choice by the positions"
+    )
+    with pytest.raises(ValueError, match=rf"model\.invariant=on: {reason}"):
+        Engine.from_pretrained(dynamic, "bfloat16", "cpu", invariant="on")
     with pytest.raises(ValueError, match=r"model\.invariant=on needs the compiled forward"):
         Engine.from_pretrained(llama, "bfloat16", "cpu", compile="off", invariant="on")
     with pytest.raises(ValueError, match=r"use parallel=single or parallel=lp"):

@@ -25,7 +25,6 @@ from tests.lp.test_tree import random_tree
 from tests.models import ARCHITECTURES, SLIDING_WINDOW, VOCAB_SIZE
 from tests.slow import slow_except
 
-NATIVE = [name for name in ARCHITECTURES if name not in ("mixtral", "qwen3_moe")]
 HALF = ["llama", "gemma2", "gpt2"]
 
 
@@ -36,7 +35,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize(
     ("name", "dtype", "allowed"),
     slow_except(
-        [(name, "float32", 1e-5) for name in [*NATIVE, "odd"]]
+        [(name, "float32", 1e-5) for name in [*ARCHITECTURES, "odd"]]
         + [(name, "bfloat16", 0.05) for name in [*HALF, *SHAPES]]
         + [(name, "float16", 0.01) for name in HALF],
         ("llama", "float32", 1e-5),

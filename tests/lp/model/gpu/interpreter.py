@@ -60,7 +60,7 @@ class Pages:
 
     def __init__(self, shapes: Sequence[tuple[int, int]], num_pages: int, dtype: torch.dtype = torch.float32):
         layers = {layer: LayerShape(heads, dim, dim) for layer, (heads, dim) in enumerate(shapes)}
-        self.arena = Arena(layers, len(layers), num_pages, dtype, torch.device("cpu"), in_runs=False)
+        self.arena = Arena(layers, len(layers), num_pages, dtype, torch.device("cpu"))
         for tensor in (*self.arena.keys.values(), *self.arena.values.values()):
             tensor[1:] = float("nan")  # whoever reads what was never written is found out
         self.cache = self.arena.open()
@@ -85,7 +85,6 @@ class Pages:
             sequence_of=torch.zeros(padded, dtype=torch.int32),
             lengths=torch.tensor([length], dtype=torch.int32),
             row_starts=torch.tensor([0, padded], dtype=torch.int32),
-            key_starts=torch.zeros(2, dtype=torch.int32),
             block_table=torch.tensor([self.cache.pages], dtype=torch.int32),
             visibility=torch.from_numpy(visibility),
         )

@@ -158,7 +158,6 @@ def test_packed_sequences_see_their_own_prefix(monkeypatch: pytest.MonkeyPatch) 
         sequence_of=torch.tensor([0] * 7 + [1] * 7, dtype=torch.int32),
         lengths=torch.cat([first.lengths, second.lengths]),
         row_starts=torch.tensor([0, 7, 14], dtype=torch.int32),
-        key_starts=torch.zeros(3, dtype=torch.int32),
         block_table=table,
         visibility=torch.block_diag(first.visibility.int(), second.visibility.int()).bool(),
     )

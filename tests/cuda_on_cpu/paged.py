@@ -1,14 +1,15 @@
-"""The forward on a GPU as a function of a step's tensors alone, over the arena of keys and values.
+"""A model's own operations as a forward over the arena, in place of fused kernels, whose interpretation takes long.
 
-The host never reads a length or a page, so one captured forward serves every sequence. Attention is in two parts, as in
-lp/model/kernels.py: the prefix in the arena, and the rows' own keys, which are written to the arena as well.
+Like those, it is a function of a step's tensors alone: the host never reads a length or a page, so one captured forward
+serves every sequence. Attention is in two parts, as in lp/model/kernels.py: the prefix in the arena, and the rows' own
+keys, which are written to the arena as well.
 
     R rows, N of them with logits, V vocabulary
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 from lp.kv_cache.arena import Arena
 from lp.kv_cache.cache import PAGE, RowsOnly
 from lp.model.attention import MaskKey, Step
+from lp.model.causal import CausalModel
 from lp.model.fast_forward import BeforeAttention
 from lp.model.gpu.prefix import Bounds
 from lp.model.gpu.step_tensors import StepTensors
@@ -30,40 +32,38 @@ from lp.model.kernels import (
     masked_part,
     merge,
     prefix_part,
-    reads_block_tables,
 )
+from lp.model.program.record import Inexpressible
 
 
 @dataclass(kw_only=True)
 class PagedStep(Step):
     """A step whose keys and values lie in the arena.
 
-    given: its inputs. mask_keys: the masks that the layers need. before_attention: see FastForward.run_by_layer.
+    given: its inputs. masks: additive ones [G*R, R], as TreeStep makes them, each made once for all layers.
+    before_attention: see FastForward.run_by_layer.
     """
 
     given: StepTensors
     arena: Arena
-    mask_keys: list[MaskKey]
     dtype: torch.dtype
+    masks: dict[MaskKey, Tensor] = field(default_factory=dict)
     before_attention: BeforeAttention | None = None
 
     @cached_property
     def bounds(self) -> Bounds:
         given, table = self.given, self.given.block_table
-        most = table.shape[1] * PAGE
-        if not reads_block_tables(self.kind):
-            return Bounds(given.row_starts, given.key_starts, given.lengths, most)
-        keys = given.key_starts
+        keys = given.row_starts
         if self.kind is AttentionKind.flash and len(given.lengths) > 1:  # which knows lengths from these alone
             keys = pad(given.lengths.cumsum(0, dtype=torch.int32), (1, 0))
-        return Bounds(given.row_starts, keys, given.lengths, most, table)
+        return Bounds(given.row_starts, keys, given.lengths, table.shape[1] * PAGE, table)
 
-    @cached_property
-    def masks(self) -> dict[MaskKey, Tensor]:
-        """Additive masks [G*R, R], as TreeStep makes them. They are made once for all layers."""
-        seen = self.given.visibility
-        mask = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
-        return {key: mask.repeat(key[1], 1) for key in self.mask_keys}
+    def mask(self, key: MaskKey) -> Tensor:
+        if key not in self.masks:
+            seen = self.given.visibility
+            mask = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+            self.masks[key] = mask.repeat(key[1], 1)
+        return self.masks[key]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
         if obstacle := _obstacle(key, value, how):
@@ -72,11 +72,9 @@ class PagedStep(Step):
             store.flatten(0, 1).index_copy_(0, self.given.slots, rows[0].transpose(0, 1))
         if self.before_attention is not None:
             self.before_attention(layer)
-        mask = self.masks[how.sliding_window, query.shape[1] // key.shape[1]]
+        mask = self.mask((how.sliding_window, query.shape[1] // key.shape[1]))
         tail = masked_part(query, key, value, mask, how.scale)
         stores = self.arena.keys[layer], self.arena.values[layer]
-        if self.bounds.table is None:
-            stores = stores[0].flatten(0, 1)[None], stores[1].flatten(0, 1)[None]
         prefix = prefix_part(query, *stores, self.bounds, self.kind, how.scale)
         return merge(*prefix, *tail).transpose(1, 2).contiguous()
 
@@ -96,24 +94,18 @@ class PagedForward:
     """A model's forward over a step's tensors. arena: holds the keys and values of all its sequences."""
 
     is_invariant = False
-    skips_absent = False  # FlashAttention starts programs for every sequence
 
-    def __init__(self, model: PreTrainedModel, arena: Arena, kind: AttentionKind, mask_keys: list[MaskKey]):
+    def __init__(self, model: PreTrainedModel, arena: Arena, kind: AttentionKind):
         assert kind in GPU_KINDS, "other kinds know no arena"
-        assert all(window is None for window, _ in mask_keys), "a graph cannot know where a window's keys lie"
-        self.model = model
-        self.arena = arena
-        self.kind = kind
-        self.mask_keys = mask_keys
+        self.model, self.arena, self.kind = model, arena, kind
 
     def __call__(
         self, given: StepTensors, answered: int | Tensor, before_attention: BeforeAttention | None = None
     ) -> Tensor:
         """See ArenaForward."""
         step = PagedStep(
-            self.kind, given=given, arena=self.arena, mask_keys=self.mask_keys, dtype=self.model.dtype,
-            before_attention=before_attention,
-        )  # fmt: skip
+            self.kind, given=given, arena=self.arena, dtype=self.model.dtype, before_attention=before_attention
+        )
         output = self.model(
             input_ids=given.tokens[None],
             position_ids=given.positions[None],
@@ -124,3 +116,10 @@ class PagedForward:
         )
         logits = output.logits[0]
         return (logits[1:] if isinstance(answered, int) and answered == 0 else logits).float()
+
+
+def make_paged(model: CausalModel, arena: Arena, is_invariant: bool = False) -> PagedForward:
+    """As make_fused. Raises Inexpressible for what these operations cannot do."""
+    if is_invariant or model.attention_kind not in GPU_KINDS:
+        raise Inexpressible("this stand-in for fused kernels needs attention in two parts, and promises no invariance")
+    return PagedForward(model.model, arena, model.attention_kind)
