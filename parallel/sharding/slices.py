@@ -16,13 +16,18 @@ from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from lp.model.exactness import UnsupportedArchitecture
 from parallel.sharding.weights import Shard
 
 COLUMN, ROW = "colwise", "rowwise"
 COLUMN_WHOLE_OUTPUT, ROW_WHOLE_INPUT = "colwise_gather_output", "rowwise_split_input"
-STYLES = {COLUMN, ROW, COLUMN_WHOLE_OUTPUT, ROW_WHOLE_INPUT}
+# Queries, keys and values in one weight, each of which is split.
+PACKED_COLUMN = "packed_colwise"
+# All experts of a layer: each rank holds a part of each of them.
+EXPERTS = "moe_tp_experts"
+STYLES = {COLUMN, ROW, COLUMN_WHOLE_OUTPUT, ROW_WHOLE_INPUT, PACKED_COLUMN}
 # By the name of each split module: the range of outputs (of a column-parallel module) or inputs of every rank.
 Slices = Mapping[str, list[range]]
 
@@ -46,12 +51,38 @@ def shards(model: nn.Module, styles: Mapping[str, str], cut: Slices, rank: int) 
     """The shard that a rank holds of each parameter of the split modules, by the parameter's name."""
     found = {}
     for name, style in styles.items():
-        dim = 0 if _is_column(style) else 1
-        held = cut[name][rank]
-        for parameter, tensor in model.get_submodule(name).named_parameters():
-            if tensor.dim() > dim:  # not the bias of a row-parallel module
-                found[f"{name}.{parameter}"] = Shard(dim, held.start, held.stop)
+        module, held = model.get_submodule(name), cut[name][rank]
+        for parameter, tensor in module.named_parameters():
+            if (shard := _shard(module, parameter, tensor, style, held)) is not None:
+                found[f"{name}.{parameter}"] = shard
     return found
+
+
+def _shard(module: nn.Module, parameter: str, tensor: nn.Parameter, style: str, held: range) -> Shard | None:
+    """The shard of a parameter of a split module; None for one that every rank holds whole."""
+    if style == EXPERTS:
+        if parameter == "down_proj":
+            return Shard(2, (held,))
+        return Shard(1, _in_each(held, tensor.shape[1], 2 if parameter == "gate_up_proj" else 1))
+    if not _is_column(style):
+        is_bias = tensor.dim() == 1
+        return None if is_bias else Shard(0 if isinstance(module, Conv1D) else 1, (held,))
+    dim = tensor.dim() - 1 if isinstance(module, Conv1D) else 0
+    return Shard(dim, _in_each(held, tensor.shape[dim], 3 if style == PACKED_COLUMN else 1))
+
+
+def _in_each(held: range, size: int, count: int) -> tuple[range, ...]:
+    """The same range of each of `count` equal parts of `size` columns."""
+    part = size // count
+    return tuple(range(number * part + held.start, number * part + held.stop) for number in range(count))
+
+
+def is_known_mixture(module: Any) -> bool:
+    """Whether a module has a layer's experts as weights that can be split: [experts, outputs, inputs], no biases."""
+    if getattr(module, "is_transposed", True) or getattr(module, "has_bias", True) or not module.is_concatenated:
+        return False
+    names = {name for name, _ in module.named_parameters()}
+    return names == {"gate_up_proj" if module.has_gate else "up_proj", "down_proj"}
 
 
 def own_heads(config: PreTrainedConfig, styles: Mapping[str, str], rank: int, degree: int) -> HeadShare:
@@ -71,18 +102,18 @@ def count_own_heads(model: PreTrainedModel, styles: Mapping[str, str], rank: int
     for name in _split_attention(styles):
         attention = model.get_submodule(name)
         _check_spans(model, name, attention, styles)
-        for attribute, number in _numbers_of(own).items():
+        for attribute, number in _numbers_of(own, _head_dim(model, attention)).items():
             if hasattr(attention, attribute):
                 setattr(attention, attribute, number)
 
 
 def _split_attention(styles: Mapping[str, str]) -> list[str]:
     """The names of the modules of attention that compute a part of the heads on each rank."""
-    owners = {name.rpartition(".")[0] for name, style in styles.items() if style == COLUMN}
+    owners = {name.rpartition(".")[0] for name, style in styles.items() if style in (COLUMN, PACKED_COLUMN)}
     return sorted(filter(_is_attention, owners))
 
 
-def _numbers_of(own: HeadShare) -> dict[str, int]:
+def _numbers_of(own: HeadShare, head_dim: int) -> dict[str, int]:
     """The names that transformers' attention modules have for their numbers of heads, with this rank's numbers."""
     query, key_value = len(own.query), len(own.key_value)
     return {
@@ -91,6 +122,7 @@ def _numbers_of(own: HeadShare) -> dict[str, int]:
         "num_key_value_heads": key_value,
         "num_kv_heads": key_value,
         "num_key_value_groups": own.group,
+        "split_size": query * head_dim,
     }
 
 
@@ -98,9 +130,15 @@ def _slices_of(model: PreTrainedModel, name: str, style: str, degree: int) -> li
     module: Any = model.get_submodule(name)
     if isinstance(module, nn.Embedding):
         size, what = module.num_embeddings, "tokens"
+    elif style == EXPERTS:
+        size, what = module.down_proj.shape[2], "inner numbers"
+    elif isinstance(module, Conv1D):
+        size, what = (module.nf, "outputs") if _is_column(style) else (module.nx, "inputs")
     else:
         size, what = (module.out_features, "outputs") if _is_column(style) else (module.in_features, "inputs")
-    if style in (COLUMN, ROW) and _is_attention(name.rpartition(".")[0]):
+    if style == PACKED_COLUMN:
+        size //= 3
+    if style in (COLUMN, ROW, PACKED_COLUMN) and _is_attention(name.rpartition(".")[0]):
         return _slices_by_head(model, name, size, degree)
     if size < degree:
         raise ValueError(
@@ -147,8 +185,8 @@ def _check_spans(model: PreTrainedModel, name: str, attention: nn.Module, styles
     for weight_name, weight in _unsplit(name, attention, styles):
         if tuple(weight.shape) in wide:
             raise UnsupportedArchitecture(
-                f"{type(model).__name__} has a weight of all heads, {weight_name}, that its tensor-parallel plan in "
-                "transformers does not split; use parallel=lp, or parallel=single"
+                f"{type(model).__name__} has a weight of all heads, {weight_name}, that its tensor-parallel plan "
+                "does not split; use parallel=lp, or parallel=single"
             )
 
 
@@ -160,7 +198,7 @@ def _unsplit(name: str, attention: nn.Module, styles: Mapping[str, str]) -> Iter
 
 
 def _is_column(style: str) -> bool:
-    return style in (COLUMN, COLUMN_WHOLE_OUTPUT)
+    return style in (COLUMN, COLUMN_WHOLE_OUTPUT, PACKED_COLUMN)
 
 
 def _is_attention(name: str) -> bool:

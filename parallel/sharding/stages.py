@@ -1,7 +1,7 @@
 """Splits a Hugging Face model into the stages of a pipeline. Each stage holds consecutive layers; the first one also
 holds the embedding, and the last one the norm and the head.
 
-The split is applied from outside, by the model's own plan. Modules without weights stand in for the layers of other
+The split is applied from outside, by a plan (plans.py). Modules without weights stand in for the layers of other
 stages, so that the list of layers keeps its length and layer indices, layer types and masks stay right. Hidden states
 come in and go out through the `Step` that every layer is given. Knows nothing of ranks, or of how hidden states travel.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,9 @@ from lp.model.attention import Step
 from lp.model.checkpoint import Reader
 from lp.model.exactness import UnsupportedArchitecture
 from lp.model.memory import num_weight_bytes
+from parallel.sharding.plans import has_pipeline_plan, pipeline_plan
 from parallel.sharding.weights import empty_model, fill
 
-_LAYERS = "layers"
 _NUM_PLACEHOLDERS = 251
 # The scale of untrained embeddings. What the layers add must outweigh it when their exactness is checked.
 _PLACEHOLDER_SCALE = 0.02
@@ -51,10 +51,8 @@ def check_stages(config: PreTrainedConfig, num_stages: int) -> None:
     """
     text: Any = config.get_text_config(decoder=True)
     name = (config.architectures or [config.model_type])[0]
-    if not text.base_model_pp_plan:
-        raise UnsupportedArchitecture(
-            f"{name} has no pipeline-parallel plan in transformers; use parallel=lp, or parallel=single"
-        )
+    if not has_pipeline_plan(config):
+        raise UnsupportedArchitecture(f"{name} has no pipeline-parallel plan; use parallel=lp, or parallel=single")
     if num_stages > text.num_hidden_layers:
         raise ValueError(
             f"parallel.pp={num_stages} is more than the {text.num_hidden_layers} layers of {name}: use "
@@ -77,7 +75,8 @@ def cut_stage(model: PreTrainedModel, index: int, num_stages: int) -> list[int]:
             parts.layers[layer] = EarlierLayer() if layer < own.start else LaterLayer()
     if index > 0:
         config: Any = model.config.get_text_config(decoder=True)
-        model.set_submodule(parts.embedding, PlaceholderEmbedding(config.hidden_size, model.dtype))
+        for name in parts.embeddings:
+            model.set_submodule(name, PlaceholderEmbedding(config.hidden_size, model.dtype))
     if index < num_stages - 1:
         for name in parts.ends:
             model.set_submodule(name, nn.Identity())
@@ -146,33 +145,33 @@ class PlaceholderEmbedding(nn.Module):
 
 @dataclass(frozen=True)
 class _Parts:
-    """Parts of a model. embedding: its name. layers: the list itself. ends: names of the norm and the head."""
+    """Parts of a model. embeddings: names of those of tokens and positions. layers: the list itself. ends: names of the
+    norm and the head.
+    """
 
-    embedding: str
+    embeddings: list[str]
     layers: nn.ModuleList
     ends: list[str]
 
 
 def _find_parts(model: PreTrainedModel) -> _Parts:
-    config: Any = model.config.get_text_config(decoder=True)
-    base = model.base_model_prefix
-    inputs_of = {f"{base}.{name}": inputs for name, (inputs, _) in config.base_model_pp_plan.items()}
-    inputs_of |= {name: inputs for name, (inputs, _) in (type(model)._pp_plan or {}).items()}
-    embeddings = [name for name, inputs in inputs_of.items() if inputs == ["input_ids"]]
-    ends = [name for name, inputs in inputs_of.items() if inputs == ["hidden_states"]]
+    inputs_of = pipeline_plan(model)
+    embeddings = [name for name, inputs in inputs_of.items() if inputs in (["input_ids"], ["position_ids"])]
     try:
-        layers = cast(nn.ModuleList, model.get_submodule(f"{base}.{_LAYERS}"))
-        planned = {id(weight) for name in inputs_of for weight in model.get_submodule(name).parameters()}
+        modules = {name: model.get_submodule(name) for name in inputs_of}
     except AttributeError as error:
         raise _unfit_plan(model, str(error)) from error
+    (layers,) = [module for module in modules.values() if isinstance(module, nn.ModuleList)]
+    ends = [name for name, inputs in inputs_of.items() if inputs == ["hidden_states"] and modules[name] is not layers]
+    planned = {id(weight) for module in modules.values() for weight in module.parameters()}
     unplanned = [name for name, weight in model.named_parameters() if id(weight) not in planned]
     if unplanned:
         raise _unfit_plan(model, f"it leaves out {', '.join(unplanned[:3])}")
-    return _Parts(embeddings[0], layers, ends)
+    return _Parts(embeddings, layers, ends)
 
 
 def _unfit_plan(model: PreTrainedModel, reason: str) -> UnsupportedArchitecture:
     return UnsupportedArchitecture(
-        f"{type(model).__name__} cannot be cut by its pipeline-parallel plan in transformers ({reason}); use "
+        f"{type(model).__name__} cannot be cut by its pipeline-parallel plan ({reason}); use "
         "parallel=lp, or parallel=single"
     )

@@ -1,6 +1,6 @@
 """Tensor parallelism: the weights of every layer are split among the ranks (Shoeybi et al., arXiv 1909.08053).
 
-The split is applied from outside to a Hugging Face model, by the model's own plan. A column-parallel module computes a
+The split is applied from outside to a Hugging Face model, by a plan (plans.py). A column-parallel module computes a
 slice of its outputs. The row-parallel module after it takes that slice as its inputs, and an all-reduce adds up the
 outputs of the ranks. Most layers need two all-reduces. The vocabulary is split as well: the embedding then needs one
 all-reduce and the logits one all-gather. Every rank gets the whole logits, so it decodes as a single device does.
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from lp.model.checkpoint import Reader
 from lp.model.exactness import UnsupportedArchitecture
@@ -28,15 +29,18 @@ from lp.model.program.group import all_gather, all_reduce, row_in_part
 from lp.model.program.record import recorder
 from parallel.comm.base import Collectives
 from parallel.errors import RankLost
+from parallel.sharding.plans import has_tensor_plan, tensor_plan
 from parallel.sharding.slices import (
     COLUMN,
     COLUMN_WHOLE_OUTPUT,
+    EXPERTS,
     ROW,
     ROW_WHOLE_INPUT,
     STYLES,
     Slices,
     count_own_heads,
     head_counts,
+    is_known_mixture,
     shards,
     slices,
 )
@@ -44,6 +48,8 @@ from parallel.sharding.weights import empty_model, fill, name_of
 
 # The names of styles that leave a module whole on every rank begin with this.
 REPLICATED = "replicate"
+# Bytes to whose multiples rows of experts' weights must be aligned for torch's grouped products.
+ALIGNMENT = 16
 
 
 def read_sharded(collectives: Collectives) -> Reader:
@@ -71,10 +77,8 @@ def check_degree(config: PreTrainedConfig, degree: int) -> None:
     Raises ValueError if a rank would have no attention head, or UnsupportedArchitecture if the model has no plan.
     """
     name = (config.architectures or [config.model_type])[0]
-    if not getattr(config.get_text_config(decoder=True), "base_model_tp_plan", None):
-        raise UnsupportedArchitecture(
-            f"{name} has no tensor-parallel plan in transformers; use parallel=lp, or parallel=single"
-        )
+    if not has_tensor_plan(config):
+        raise UnsupportedArchitecture(f"{name} has no tensor-parallel plan; use parallel=lp, or parallel=single")
     num_query, num_key_value = head_counts(config)
     if degree > num_query:
         raise ValueError(
@@ -93,10 +97,7 @@ def plan(model: PreTrainedModel) -> dict[str, str]:
 
     Raises UnsupportedArchitecture for an unknown style, and for a plan that fits none of the model's modules.
     """
-    base = model.base_model_prefix
-    text: Any = model.config.get_text_config(decoder=True)
-    patterns = {f"{base}.{name}": style for name, style in text.base_model_tp_plan.items()}
-    patterns |= type(model)._tp_plan or {}
+    base, patterns = model.base_model_prefix, tensor_plan(model)
     parts = {**dict(model.named_modules()), **dict(model.named_parameters())}
     embedding, _ = _embeddings(model)
     styles = {}
@@ -104,7 +105,12 @@ def plan(model: PreTrainedModel) -> dict[str, str]:
         style = next((patterns[p] for p in patterns if re.fullmatch(_expression(p), name)), REPLICATED)
         if style.startswith(REPLICATED) or part is embedding:  # the embedding is split with the head, whatever the plan
             continue
-        if style not in STYLES or not isinstance(part, nn.Linear):
+        if style == EXPERTS and is_known_mixture(part):
+            styles[name] = style
+            continue
+        if styles.get(name.rpartition(".")[0]) == EXPERTS:  # the weights of experts are split with their module
+            continue
+        if style not in STYLES or not isinstance(part, nn.Linear | Conv1D):
             raise UnsupportedArchitecture(
                 f"{type(model).__name__} splits {name} in the style {style!r}, which tensor parallelism does not know "
                 "here; use parallel=lp, or parallel=single"
@@ -112,7 +118,7 @@ def plan(model: PreTrainedModel) -> dict[str, str]:
         styles[name] = style
     if not any(name.startswith(f"{base}.") for name in styles):
         raise UnsupportedArchitecture(
-            f"{type(model).__name__} has none of the modules that its tensor-parallel plan in transformers names; use "
+            f"{type(model).__name__} has none of the modules that its tensor-parallel plan names; use "
             "parallel=lp, or parallel=single"
         )
     return _with_embedding(model, styles)
@@ -145,10 +151,17 @@ def connect(model: PreTrainedModel, styles: Mapping[str, str], cut: Slices, coll
             module.register_forward_hook(_gather(cut[name], collectives))
         if style == ROW_WHOLE_INPUT:
             module.register_forward_pre_hook(_take(cut[name][collectives.rank]))
-        if style in (ROW, ROW_WHOLE_INPUT):
+        if style in (ROW, ROW_WHOLE_INPUT, EXPERTS):
             module.register_forward_hook(_reduce(collectives))
-            if getattr(module, "bias", None) is not None and collectives.rank != 0:
-                module.register_parameter("bias", None)  # rank 0 adds it, once
+            if (bias := getattr(module, "bias", None)) is not None and collectives.rank != 0:  # rank 0 adds it, once
+                if isinstance(module, Conv1D):  # which cannot be without
+                    bias.data.zero_()
+                else:
+                    module.register_parameter("bias", None)
+        if isinstance(module, Conv1D):
+            module.nf = module.weight.shape[1]
+        if style == EXPERTS and any(len(own) * model.dtype.itemsize % ALIGNMENT for own in cut[name]):
+            model.set_experts_implementation("eager")
     model.register_forward_hook(_settle(collectives))
 
 

@@ -8,6 +8,7 @@ opened, or fetched from the hub. Knows nothing of how the model is split among r
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,7 +23,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+)
 
 from lp.model.errors import CheckpointError
 
@@ -54,7 +61,7 @@ def fill(
     Raises CheckpointError.
     """
     shards = shards or {}
-    read: dict[tuple[str, Shard | None], Tensor] = {}
+    read: dict[tuple[str | Matrices, Shard | None], Tensor] = {}
     with WeightFiles(path) as files:
         keys = _keys(model, files)
         for name, tensor in list(model.state_dict().items()):
@@ -71,7 +78,7 @@ def name_of(model: nn.Module, module: nn.Module) -> str:
     return next(name for name, candidate in model.named_modules() if candidate is module)
 
 
-def _keys(model: PreTrainedModel, files: WeightFiles) -> dict[str, str]:
+def _keys(model: PreTrainedModel, files: WeightFiles) -> dict[str, str | Matrices]:
     """The name in the files of each parameter of the model. The files may contain either of two tied parameters."""
     names = files.names(model)
     ties = model.all_tied_weights_keys.items()
@@ -86,6 +93,11 @@ def _keys(model: PreTrainedModel, files: WeightFiles) -> dict[str, str]:
             "transformers can convert"
         )
     return names
+
+
+def _numbers_in(key: str) -> list[int]:
+    """The numbers in a name, by which the names of a layer's experts are in order."""
+    return [*map(int, re.findall(r"\d+", key))]
 
 
 def _assign(model: nn.Module, name: str, content: Tensor) -> None:
@@ -113,17 +125,31 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Shard:
-    """The part of a tensor from `begin` up to `end` along the dimension `dim`."""
+    """Parts of a tensor along the dimension `dim`, one behind the other."""
 
     dim: int
-    begin: int
-    end: int
+    ranges: tuple[range, ...]
 
-    def bounds(self, shape: Sequence[int]) -> tuple[slice, ...]:
-        """One slice for each dimension of a tensor of that shape."""
-        assert 0 <= self.begin < self.end <= shape[self.dim], f"{self} is not a part of {list(shape)}"
-        along = slice(self.begin, self.end)
-        return tuple(along if dim == self.dim else slice(None) for dim in range(len(shape)))
+    def bounds(self, shape: Sequence[int]) -> list[tuple[slice, ...]]:
+        """For each part, one slice for each dimension of a tensor of that shape."""
+        for one in self.ranges:
+            assert 0 <= one.start < one.stop <= shape[self.dim], f"{self} is no part of {list(shape)}"
+        before, after = (slice(None),) * self.dim, (slice(None),) * (len(shape) - self.dim - 1)
+        return [(*before, slice(one.start, one.stop), *after) for one in self.ranges]
+
+    def within(self, begin: int, end: int) -> Shard:
+        """What the shard has of the tensor from `begin` up to `end` along `dim`."""
+        cut = (range(max(one.start, begin) - begin, min(one.stop, end) - begin) for one in self.ranges)
+        return Shard(self.dim, tuple(one for one in cut if len(one)))
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """The names in the files of the matrices of which a tensor of all experts consists: those of each of its parts, in
+    the order of experts. Parts lie one behind the other along the outputs.
+    """
+
+    parts: tuple[tuple[str, ...], ...]
 
 
 class WeightFiles:
@@ -142,11 +168,11 @@ class WeightFiles:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def names(self, model: PreTrainedModel) -> dict[str, str]:
+    def names(self, model: PreTrainedModel) -> dict[str, str | Matrices]:
         """The name in the files of each tensor, by the model's own name for it.
 
-        The two differ where older versions of transformers saved a tensor under another name. Tensors are left out if
-        transformers would compute them from several others, such as the experts of a layer joined into one.
+        The two differ where older versions of transformers saved a tensor under another name, and where the files have
+        a matrix for each expert. Tensors that transformers would compute in another way are left out.
         """
         transforms = get_model_conversion_mapping(model)
         renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
@@ -154,25 +180,71 @@ class WeightFiles:
         ties, prefix = model.all_tied_weights_keys, model.base_model_prefix
         own = dict.fromkeys([*model.state_dict(), *ties, *ties.values()], True)  # a rank may hold one of two tied ones
         renamed = {key: rename_source_key(key, renamings, converters, prefix, own) for key in self._file_of}
-        return {name: key for key, (name, converter) in renamed.items() if converter is None}
+        found: dict[str, str | Matrices] = {name: key for key, (name, part) in renamed.items() if part is None}
+        for converter in converters:
+            if [type(one) for one in converter.operations] not in ([MergeModulelist], [MergeModulelist, Concatenate]):
+                continue
+            keys: dict[str, dict[str, list[str]]] = {}
+            for key, (name, part) in renamed.items():
+                if part in converter.source_patterns:
+                    keys.setdefault(name, {}).setdefault(part, []).append(key)
+            for name, by_part in keys.items():
+                if len(by_part) == len(converter.source_patterns):
+                    parts = (sorted(by_part[part], key=_numbers_in) for part in converter.source_patterns)
+                    found[name] = Matrices(tuple(map(tuple, parts)))
+        return found
 
     def read(
-        self, key: str, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
+        self, key: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype,
+        device: torch.device,
+    ) -> Tensor:  # fmt: skip
         """A tensor, or a shard of it, in memory of its own. A tensor that is not of floating point keeps its dtype.
 
         expected: shape of the whole tensor. Raises CheckpointError if the shape is another, or the tensor cannot be
         read.
         """
+        if isinstance(key, Matrices):
+            return self._read_experts(key, expected, shard, dtype, device)
+        views = self._views(key, expected, shard)  # they may keep the whole file mapped, so they are copied
+        dtype = dtype if views[0].is_floating_point() else views[0].dtype
+        sizes = list(views[0].shape)
+        if shard is not None:
+            sizes[shard.dim] = sum(map(len, shard.ranges))
+        whole = torch.empty(sizes, dtype=dtype, device=device)
+        if shard is None:
+            return whole.copy_(views[0])
+        for place, view in zip(whole.split([*map(len, shard.ranges)], shard.dim), views, strict=True):
+            place.copy_(view)
+        return whole
+
+    def _read_experts(
+        self, matrices: Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype,
+        device: torch.device,
+    ) -> Tensor:  # fmt: skip
+        """[experts, outputs, inputs]. shard: of outputs or inputs."""
+        num_experts, num_outputs, num_inputs = expected
+        height = num_outputs // len(matrices.parts)
+        parts = []
+        for number, keys in enumerate(matrices.parts):
+            if len(keys) != num_experts:
+                raise CheckpointError(
+                    f"the weights of {self.path!r} do not fit its config.json: there are {len(keys)} experts as "
+                    f"{keys[0]}, not {num_experts}"
+                )
+            own = shard.within(number * height, (number + 1) * height) if shard and shard.dim == 1 else shard
+            of_one = Shard(own.dim - 1, own.ranges) if own else None
+            read = [self.read(key, (height, num_inputs), of_one, dtype, device) for key in keys]
+            parts.append(torch.stack(read))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _views(self, key: str, expected: Sequence[int], shard: Shard | None) -> list[Tensor]:
         part = self._open(self._file_of[key]).get_slice(key)
         if tuple(part.get_shape()) != tuple(expected):
             raise CheckpointError(
                 f"the weights of {self.path!r} do not fit its config.json: {key} has shape {list(part.get_shape())}, "
                 f"not {list(expected)}"
             )
-        view = part[shard.bounds(expected) if shard else ...]  # it may keep the whole file mapped, so it is copied
-        dtype = dtype if view.is_floating_point() else view.dtype
-        return torch.empty(view.shape, dtype=dtype, device=device).copy_(view)
+        return [part[...]] if shard is None else [part[bounds] for bounds in shard.bounds(expected)]
 
     def _list_tensors(self) -> dict[str, str]:
         """The file of each tensor: a single file has them all, or an index lists the file of each."""

@@ -28,8 +28,7 @@ from tests.models import ARCHITECTURES
 from tests.parallel.ranks import run_ranks
 from tests.slow import slow_except
 
-# Mixtures of experts and GPT-2 cannot be split.
-SPLIT = sorted(set(ARCHITECTURES) - {"mixtral", "qwen3_moe", "gpt2"})
+SPLIT = sorted(ARCHITECTURES)
 FEW = ["gemma2", "llama"]
 NUM_TOKENS = 9
 
@@ -74,8 +73,6 @@ def serve(mesh: Mesh, channel: Channel, axis: str, folders: list[str], mode: Com
 def test_a_mixture_yields_what_each_request_yields_alone(
     axis: str, names: list[str], num_ranks: int, mode: CompileMode, checkpoint_folder: Callable[[str], Path]
 ) -> None:
-    if axis == "pp":
-        names = [name for name in names if name != "gpt_neox"]  # it has no plan for stages
     folders = [str(checkpoint_folder(name)) for name in names]
     first, *others = run_ranks(serve, num_ranks, axis, folders, mode, limit_s=400)
     for folder, mixture, *same in zip(folders, first, *others, strict=True):

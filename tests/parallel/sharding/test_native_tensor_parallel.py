@@ -50,6 +50,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "starcoder2": {},  # a bias after the sum
     "cohere": {},  # attention and MLP side by side
+    "gpt2": {},  # queries, keys and values in one weight
+    "mixtral": {},  # experts
+    "qwen3_moe": {},
 }
 
 

@@ -36,6 +36,8 @@ MODELS: list[tuple[str, int, int]] = [
     ("qwen2", 7, 7),
     ("phi3", 9, 3),  # fused projections, whose outputs are gathered
     ("olmo2", 3, 1),  # norms over the whole width, after outputs are gathered
+    ("gpt2", 5, 5),  # one projection, part by part
+    ("mixtral", 6, 2),
 ]
 # The size of the groups in which four ranks hold a replica, or three of them.
 DEGREES = (2, 3, 4)
@@ -56,6 +58,10 @@ def save(folder: Path, architecture: str, num_query: int, num_key_value: int, **
     """A tiny model with these heads, whose other sizes do not divide either."""
     sizes = {"intermediate_size": 70, "vocab_size": 299, "num_hidden_layers": 2, "hidden_size": 8 * num_query}
     heads = {"num_attention_heads": num_query, "num_key_value_heads": num_key_value}
+    if architecture == "gpt2":  # which has other names for them as well
+        sizes |= {"n_embd": 8 * num_query, "n_layer": 2, "n_inner": 70, "n_head": num_query}
+    if architecture == "mixtral":  # transformers' own products need experts whose rows are aligned
+        sizes["intermediate_size"] = 72
     return save_checkpoint(folder, architecture, **{**sizes, **heads, **changes})
 
 
@@ -122,7 +128,7 @@ def test_modules_are_told_their_own_heads(degree: int, tmp_path: Path) -> None:
             assert attention.num_key_value_groups == len(own.query) // len(own.key_value)
             for projection, heads in {"q": own.query, "k": own.key_value, "v": own.key_value, "o": own.query}.items():
                 shard = split[f"{name}.{projection}_proj.weight"]
-                assert (shard.begin, shard.end) == (8 * heads.start, 8 * heads.stop)
+                assert shard.ranges == (range(8 * heads.start, 8 * heads.stop),)
                 assert shard.dim == (projection == "o")
         assert with_number.num_heads == len(own.query)
         assert not hasattr(model.get_submodule("model.layers.0.self_attn"), "num_heads")
@@ -157,7 +163,9 @@ def test_a_rank_holds_about_its_share_of_smollm2(degree: int, most: float) -> No
         numbers = {name: weight.numel() for name, weight in model.named_parameters()}
         for name, shard in split.items():
             if name in numbers:
-                numbers[name] = numbers[name] * (shard.end - shard.begin) // model.get_parameter(name).shape[shard.dim]
+                numbers[name] = (
+                    numbers[name] * sum(map(len, shard.ranges)) // model.get_parameter(name).shape[shard.dim]
+                )
         held.append(sum(numbers.values()))
     assert sum(held) >= model.num_parameters()
     assert 1 / degree < max(held) / model.num_parameters() < most
