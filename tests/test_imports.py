@@ -75,7 +75,9 @@ INNER = {
     "lp.methods": ("lp.runner", *ENGINE),
     **{f"lp.methods.{name}": other_slices(name) for name in SLICES},
     "lp.runner": ("lp.decoder", "lp.drafting", "lp.methods", *ENGINE),
-    "parallel.comm": ("parallel.build", "parallel.groups", "parallel.runners", "parallel.sharding", "lp"),
+    "parallel.comm": (
+        "parallel.build", "parallel.groups", "parallel.runners", "parallel.sharding", *all_of_lp_but("platform")
+    ),
     "parallel.sharding": ("parallel.build", "parallel.groups", "parallel.runners"),
     "parallel.runners": ("parallel.build", "parallel.groups", "parallel.sharding"),
     "parallel.groups": ("parallel.build", "parallel.runners", "parallel.sharding"),

@@ -1,4 +1,5 @@
-"""The library of what the host does between two steps: growing trees, learning from answers, walking down trees.
+"""The library of what the host does between two steps: growing trees, learning from answers, walking down trees, and
+exchanging answers with other ranks of the host.
 
 It is compiled on first use. Where that cannot be done, Python drafts less (lp/drafting/simple.py), and does the rest of
 the library's work, with the same results.

@@ -1,10 +1,11 @@
-// The functions that Python calls: lp/tree.py, lp/drafting/drafter.py and the forwards.
+// The functions that Python calls: lp/tree.py, lp/drafting/drafter.py, the forwards and the exchange between ranks.
 #include <algorithm>
 #include <cstdint>
 
 #include "budget.h"
 #include "callable.h"
 #include "drafts.h"
+#include "exchange.h"
 #include "noise.h"
 #include "step.h"
 #include "tree.h"
@@ -166,7 +167,31 @@ int64_t drafts_propose(void* drafts, const int64_t* path, int64_t count, int64_t
     return next - lists;
 }
 
+// Of the exchange between ranks.
+
+void* mailbox_new(char* slots, int64_t slot_bytes, int64_t rank, int64_t num_ranks, int64_t spins) {
+    return new Mailbox{slots, slot_bytes, rank, num_ranks, spins};
+}
+void mailbox_free(void* mailbox) { delete static_cast<Mailbox*>(mailbox); }
+// mine, out: arrays; mine is None to go on waiting. Returns -1 if all is there, the number of a rank that has not arrived
+// in time, or -2 - r if rank r has sent something else.
+int64_t mailbox_gather(void* mailbox, int64_t round, PyObject* mine, PyObject* out, int64_t num_bytes,
+                       int64_t limit_us) {
+    const Mailbox& own = *static_cast<Mailbox*>(mailbox);
+    if (mine != &_Py_NoneStruct) own.publish(round, array_of(mine).data, num_bytes);
+    if (!own.have_arrived(round)) {
+        void* state = PyEval_SaveThread();
+        const int64_t missing = own.await(round, limit_us);
+        PyEval_RestoreThread(state);
+        if (missing >= 0) return missing;
+    }
+    return own.collect(round, num_bytes, data_of<char>(out));
+}
+
 PyMethodDef functions[] = {
+    callable<mailbox_new>("mailbox_new"),
+    callable<mailbox_free>("mailbox_free"),
+    callable<mailbox_gather>("mailbox_gather"),
     callable<array_address>("array_address"),
     callable<tree_verify>("tree_verify"),
     callable<tree_follow>("tree_follow"),

@@ -27,6 +27,8 @@ PyObject* PyList_GetItem(PyObject* list, ptrdiff_t place);  // lends the item
 PyObject* PyTuple_New(ptrdiff_t size);
 int PyTuple_SetItem(PyObject* tuple, ptrdiff_t place, PyObject* item);  // takes over the item
 PyObject* PyDict_New();
+void* PyEval_SaveThread();  // lets other threads of Python run, until RestoreThread
+void PyEval_RestoreThread(void* state);
 int PyDict_SetItemString(PyObject* dict, const char* key, PyObject* item);
 
 // A function that Python can call. It must live as long as Python does.

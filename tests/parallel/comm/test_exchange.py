@@ -6,13 +6,18 @@ import os
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch.distributed
+from torch.distributed import PrefixStore
 
+from lp.platform.library import python_alone
 from parallel.comm.base import LocalExchange
+from parallel.comm.connect import connect
 from parallel.comm.shared_memory import SLOT_BYTES, Mailbox
+from parallel.mesh import ExchangeKind, ParallelSettings, open_store
 from tests.parallel.ranks import run_ranks
 from tests.slow import slow_except
 
@@ -54,6 +59,20 @@ def gather_and_broadcast(mesh, channel, num_rounds: int, max_size: int):
 def test_all_ranks_receive_what_was_sent(kind: str, num_ranks: int):
     num_rounds = 2000 if kind == "shm" else 300
     for counted, expected in run_ranks(gather_and_broadcast, num_ranks, num_rounds, 200, exchange=kind):
+        assert counted == expected
+
+
+def gather_without_library(mesh, channel, num_rounds: int, max_size: int):
+    """As where a rank has no compiler."""
+    settings = ParallelSettings(exchange=ExchangeKind.shm, timeout_s=30)
+    with python_alone():
+        exchange = connect(settings, mesh, PrefixStore("python", open_store(mesh, 30)))
+    with closing(exchange):
+        return gather_and_broadcast(mesh, SimpleNamespace(_exchange=exchange), num_rounds, max_size)
+
+
+def test_all_ranks_receive_what_was_sent_without_the_library():
+    for counted, expected in run_ranks(gather_without_library, 2, 300, 200, exchange="shm"):
         assert counted == expected
 
 
