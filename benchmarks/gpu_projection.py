@@ -37,7 +37,7 @@ from benchmarks.shared.inputs import load_engine
 from benchmarks.shared.options import add_decoded_texts, add_output, add_threads, ascending_numbers, make_parser, parse
 from benchmarks.shared.plots import COLOURS, MARKERS, make_axes
 from benchmarks.shared.report import bullets, markdown_table, progress, publish
-from benchmarks.shared.shapes import SHAPES, make_llama
+from benchmarks.shared.shapes import SHAPES, make_config
 from launch.config import resources
 from launch.config.resources import SMOLLM2
 from lp.model.gguf import checkpoint_folder
@@ -118,7 +118,7 @@ def read_or_record(folder: str, kept_in: Path, arguments: argparse.Namespace) ->
 
 def project(name: str, trees: Mapping[int, SharedTrees], setting: Setting) -> list[Choice]:
     """Autoregressive decoding on one device, then the fastest rows for every lp x tp of 1 to 8 devices."""
-    shares = shares_of(make_llama(SHAPES[name]), DEGREES)
+    shares = shares_of(make_config(SHAPES[name]), DEGREES)
     pairs = [(lp, tp) for lp in DEGREES for tp in DEGREES if lp * tp in DEGREES]
     plain = fastest(shares, {1: trees[1]}, 1, 1, setting)
     return [plain, *(fastest(shares, trees, lp, tp, setting) for lp, tp in pairs)]
@@ -173,7 +173,7 @@ def _check() -> str:
     """What the model of a step gives for the A100s of gpt-fast, which has published its speeds."""
     setting, rows = Setting(A100_NVLINK, 1, 0.0), []
     for name, speeds in GPT_FAST.items():
-        for tp, share in shares_of(make_llama(SHAPES[name]), DEGREES).items():
+        for tp, share in shares_of(make_config(SHAPES[name]), DEGREES).items():
             computed = 1 / step_seconds(share, tp, 1, setting)
             rows.append((name, tp, f"{speeds[tp]:.1f}", f"{computed:.1f}", f"{computed / speeds[tp] - 1:+.0%}"))
     columns = ["model", "devices, tp", "gpt-fast, tokens/s", "computed, tokens/s", "difference"]

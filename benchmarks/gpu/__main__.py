@@ -1,20 +1,22 @@
-"""Runs what the first hour with a GPU should show: tests, step times, attention, texts.
+"""Runs what the first half hour with a GPU should show: tests, step times, attention, texts.
 
-    python -m benchmarks.gpu --part 1 --seconds 540
+    python -m benchmarks.gpu --stage right --minutes 8
+    python -m benchmarks.gpu --stage speed --minutes 8
     python -m benchmarks.gpu --dry-run
 
-It is for a machine with one GPU, without a network, on which a run may take ten minutes. Every item runs in a process
-of its own with a limit; one that hangs or crashes does not stop the others. Results are written anew after each item,
-two files for each part: gpu-part-N.md and gpu-part-N.json. A second run with the same options does what is missing or
-has failed; --fresh begins anew. The table is printed last. Exit status 1: something failed, or is left to do.
+It is for a machine with one GPU, without a network, on which a run may take ten minutes. It needs torch, Triton,
+transformers, safetensors, numpy and pytest. Every item runs in a process of its own with a limit; one that hangs or
+crashes does not stop the others, and none is begun when the minutes are used up. Results are written anew after each
+item, two files for each stage: gpu-STAGE.md and gpu-STAGE.json. A second run with the same options does what is missing
+or has failed; --fresh begins anew. The table is printed last. Exit status 1: something failed, or is left to do.
 
-  part 1  the machine, its operators, and the tests that need a GPU
-  part 2  the time of a step for 1B and 7B shapes: launches, seconds of capture, memory, floor; 1 to 64 sequences
-  part 3  kinds of attention at 1k, 4k and 16k cached tokens; the cost of sampling
-  part 4  tokens per step, and texts in half precision
+  right      float32 text is that of generate, graphs give what eager does, two ranks on one GPU, memory errors
+  speed      the time of a step for 7B and 8B shapes with random weights, at 1k and 16k cached tokens: bandwidth, floor,
+             launches, seconds of capture, memory; 1 to 64 sequences
+  attention  kinds of attention at 1k, 4k and 16k cached tokens; the cost of sampling
+  texts      tokens per step, and texts in half precision
 
-Run part 1 first. A machine that lacks packages is told which wheels to bring along. --dry-run runs tiny versions of
-all parts on the CPU, with the tests on an emulated GPU.
+Run `right` first. --dry-run runs tiny versions of all stages on the CPU, with the tests on an emulated GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.plan import PARTS, items_of, read_plan
+from benchmarks.gpu.plan import STAGES, items_of, read_plan
 from benchmarks.gpu.process import ItemFailed, run_item, run_limited
 from benchmarks.gpu.report import ItemState, describe_missing, document, table, write
 from benchmarks.real.tasks import Figures, MeasurementStore, Task, measure_all
@@ -43,7 +45,7 @@ PROBE_S = 120.0
 def main() -> None:
     arguments = parse_arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # items are stopped with this program
-    deadline = time.monotonic() + arguments.seconds
+    deadline = time.monotonic() + 60 * arguments.minutes
     facts = probe()
     if not facts.get("gpus") and not arguments.dry_run:
         raise SystemExit(
@@ -53,11 +55,11 @@ def main() -> None:
     for line in describe_missing(facts.get("missing", {})):
         print(line, file=sys.stderr)
     try:
-        parts = [Part(number, arguments, facts, deadline) for number in arguments.part or PARTS]
-        codes = [part.run() for part in parts]
+        stages = [Stage(name, arguments, facts, deadline) for name in arguments.stage or STAGES]
+        codes = [stage.run() for stage in stages]
     except ValueError as error:
         raise SystemExit(str(error)) from None
-    print("\n\n".join(f"Part {part.number}. {PARTS[part.number]}\n\n{table(part.states)}" for part in parts))
+    print("\n\n".join(f"{stage.stage}: {STAGES[stage.stage]}\n\n{table(stage.states)}" for stage in stages))
     if any(codes):
         raise SystemExit(max(codes))
 
@@ -66,23 +68,23 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", type=int, action="append", choices=list(PARTS), help="one of them (default: all)")
-    parser.add_argument("--seconds", type=float, default=540.0, help="time for all of it (default %(default).0f)")
+    parser.add_argument("--stage", action="append", choices=list(STAGES), help="one of them (default: all)")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time for all of it (default %(default).0f)")
     parser.add_argument(
         "--out",
         type=Path,
         default=Path(os.environ.get("OUT") or "benchmarks/results"),
         help="folder for the results (default: $OUT if that is set, else benchmarks/results)",
     )
-    parser.add_argument("--model", default="demo/python-11m", help="checkpoint of part 4 (default %(default)s)")
+    parser.add_argument("--model", default="demo/python-11m", help="checkpoint of `texts` (default %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="forget what was found before")
     parser.add_argument("--dry-run", action="store_true", help="tiny versions of all items, without a GPU")
-    parser.add_argument("--plan", type=Path, metavar="FILE", help="items of your own, as JSON, in place of the part's")
+    parser.add_argument("--plan", type=Path, metavar="FILE", help="items of your own, as JSON, in place of the stage's")
     arguments = parser.parse_args()
-    if arguments.seconds <= 0:
-        parser.error(f"--seconds {arguments.seconds:g} must be more than 0")
-    if arguments.plan and len(arguments.part or []) != 1:
-        parser.error("--plan needs one --part, whose items it replaces")
+    if arguments.minutes <= 0:
+        parser.error(f"--minutes {arguments.minutes:g} must be more than 0")
+    if arguments.plan and len(arguments.stage or []) != 1:
+        parser.error("--plan needs one --stage, whose items it replaces")
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -100,19 +102,19 @@ def probe() -> dict[str, Any]:
     return json.loads(line)
 
 
-class Part:
-    """One part: its items, how each stands, and its two files."""
+class Stage:
+    """One stage: its items, how each stands, and its two files."""
 
-    def __init__(self, number: int, arguments: argparse.Namespace, facts: Mapping[str, Any], deadline: float):
+    def __init__(self, stage: str, arguments: argparse.Namespace, facts: Mapping[str, Any], deadline: float):
         """deadline: by time.monotonic(); no item is begun later. Raises ValueError for files that cannot be used."""
-        self.number = number
+        self.stage = stage
         self.facts = facts
         self.deadline = deadline
-        self.name = f"gpu-part-{number}{'-dry-run' if arguments.dry_run else ''}"
+        self.name = f"gpu-{stage}{'-dry-run' if arguments.dry_run else ''}"
         self.folder: Path = arguments.out
         machine = facts["gpus"][0]["name"] if facts.get("gpus") else "no GPU"
         self.store = MeasurementStore(self.folder / f"{self.name}.json", arguments.fresh, machine)
-        items = read_plan(arguments.plan) if arguments.plan else items_of(number, arguments.model, arguments.dry_run)
+        items = read_plan(arguments.plan) if arguments.plan else items_of(stage, arguments.model, arguments.dry_run)
         self.states = [ItemState(item) for item in items]
         self.tasks = [
             Task(self.name, one.item.name, {"command": list(one.item.command)}, partial(self.measure, one))
@@ -137,7 +139,7 @@ class Part:
     def begin(self, task: Task, number: int, total: int) -> None:
         self.write()
         left = max(0.0, self.deadline - time.monotonic())
-        print(f"part {self.number} [{number}/{total}] {task.name} ({left:.0f} s left)", file=sys.stderr, flush=True)
+        print(f"{self.stage} [{number}/{total}] {task.name} ({left:.0f} s left)", file=sys.stderr, flush=True)
 
     def measure(self, state: ItemState) -> Figures:
         """Runs an item and notes how it stands. Raises ItemFailed."""
@@ -158,8 +160,8 @@ class Part:
         return found
 
     def write(self) -> None:
-        command = f"python -m benchmarks.gpu --part {self.number}{' --dry-run' if 'dry' in self.name else ''}"
-        write(self.folder / f"{self.name}.md", document(self.number, command, self.facts, self.states))
+        command = f"python -m benchmarks.gpu --stage {self.stage}{' --dry-run' if 'dry' in self.name else ''}"
+        write(self.folder / f"{self.name}.md", document(self.stage, command, self.facts, self.states))
 
 
 def show(state: ItemState, found: Figures, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The items of each part: what is run on a GPU, in what order, and for how long at most."""
+"""The items of each stage: what is run on a GPU, in what order, and for how long at most."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 TESTS = CHECKOUT / "tests/gpu"
 # In an item's command, stands for an empty folder for its result files.
 FOLDER = "{folder}"
-PARTS = {
-    1: "Is it right: the tests that need a GPU",
-    2: "The time of a step: 1B and 7B shapes, one sequence and many, launches, capture, memory, floor",
-    3: "Kinds of attention by cached tokens, and the cost of sampling",
-    4: "Tokens per step, and texts in half precision",
+STAGES = {
+    "right": "Is it right: float32 text, graphs against eager, two ranks on one GPU, memory errors",
+    "speed": "The time of a step: 7B and 8B shapes at 1k and 16k cached tokens, measured bandwidth and floor",
+    "attention": "What each kind of attention costs, by cached tokens, and the cost of sampling",
+    "texts": "Tokens per step, and texts in half precision",
 }
-# Rows of a step that are measured.
-ROWS = "1,16,64,128"
+# Rows of a step that are measured, and cached tokens.
+ROWS, CACHED = "1,4,16,64,128", "1024,16384"
 # Sequences of a packed step that is measured.
 SEQUENCES = "1,4,16,64"
+# The shapes whose steps are measured.
+SPEED_SHAPES = ("llama-3.1-8b", "qwen2.5-7b", "gemma-2-9b")
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,12 @@ class Item:
     limit_s: float
 
 
-def items_of(part: int, model: str, dry_run: bool) -> list[Item]:
-    """The items of a part, the most telling ones first.
+def items_of(stage: str, model: str, dry_run: bool) -> list[Item]:
+    """The items of a stage, the most telling ones first.
 
-    model: the checkpoint of part 4. dry_run: tiny versions of the same items, for a machine without a GPU.
+    model: the checkpoint of the stage `texts`. dry_run: tiny versions of the same items, for a machine without a GPU.
     """
-    made = {1: _tests, 2: _shapes, 3: _attention, 4: _texts}[part]
+    made = {"right": _tests, "speed": _shapes, "attention": _attention, "texts": _texts}[stage]
     return made(model, dry_run)
 
 
@@ -60,18 +62,21 @@ def read_plan(path: Path) -> list[Item]:
 
 def _tests(model: str, dry_run: bool) -> list[Item]:
     """A file of tests each. Without a GPU they run on the emulated one, and only some of them."""
-    files = sorted(TESTS.glob("test_*.py"), key=lambda path: (path.stem not in ("test_graphs", "test_cuda"), path.stem))
+    first = ("test_cuda", "test_graphs", "test_shared_gpu")
+    files = sorted(TESTS.glob("test_*.py"), key=lambda path: (path.stem not in first, path.stem))
     some = {"test_graphs": ["-k", "(models_own and 4-64-257) or reused"]}
-    return [
+    tests = [
         Item(
             path.stem.removeprefix("test_"),
             ("-m", "pytest", "-q", "-o", f"cache_dir={FOLDER}/cache", f"--junitxml={FOLDER}/tests.xml",
              *(["--emulated-gpu", *some[path.stem]] if dry_run else []), str(path.relative_to(CHECKOUT))),
-            60 if dry_run else 240,
+            60 if dry_run else 150,
         )
         for path in files
         if not dry_run or path.stem in some
     ]  # fmt: skip
+    sanitizer = ("-m", "benchmarks.gpu.sanitizer", "--device", _device(dry_run), "--output", FOLDER)
+    return [*tests, Item("memory errors", sanitizer, 60 if dry_run else 180)]
 
 
 def _shapes(model: str, dry_run: bool) -> list[Item]:
@@ -80,17 +85,15 @@ def _shapes(model: str, dry_run: bool) -> list[Item]:
             _steps("tiny", "demo/python-11m", "auto", "64", dry_run, 60, "--compile", "off"),
             _packed("tiny, many sequences", "demo/python-11m", dry_run, 60),
         ]
-    return [
-        _steps("1B shape", "llama-1b", "auto", "1024", dry_run, 150),
-        _packed("1B shape, many sequences", "llama-1b", dry_run, 90),
-        _steps("7B shape", "llama-7b", "auto", "1024", dry_run, 330),
-        _packed("7B shape, many sequences", "llama-7b", dry_run, 150),
-    ]
+    shapes = [_steps(shape, shape, "auto", CACHED, dry_run, 130, "--compile", "on") for shape in SPEED_SHAPES]
+    many = _packed(f"{SPEED_SHAPES[0]}, many sequences", SPEED_SHAPES[0], dry_run, 110)
+    without = _steps(f"{SPEED_SHAPES[0]}, no graphs", SPEED_SHAPES[0], "auto", "1024", dry_run, 90, "--compile", "off")
+    return [*shapes, many, without]
 
 
 def _attention(model: str, dry_run: bool) -> list[Item]:
     kinds = ("two_part",) if dry_run else ("flash", "varlen", "sdpa")
-    shape, cached, limit_s = ("demo/python-11m", "32,64", 60) if dry_run else ("llama-7b", "1024,4096,16384", 120)
+    shape, cached, limit_s = ("demo/python-11m", "32,64", 60) if dry_run else ("llama-7b", "1024,4096,16384", 110)
     kind_items = [
         _steps(f"attention {kind}", shape, kind, cached, dry_run, limit_s, "--compile", "off") for kind in kinds
     ]
@@ -103,7 +106,7 @@ def _attention(model: str, dry_run: bool) -> list[Item]:
 def _texts(model: str, dry_run: bool) -> list[Item]:
     size = ["--limit", "1", "--max-new-tokens", "4"] if dry_run else ["--limit", "8", "--max-new-tokens", "64"]
     shared = ["--model", model, "--device", _device(dry_run), *size, "--output", FOLDER]
-    limit_s = 60 if dry_run else 200
+    limit_s = 60 if dry_run else 150
     dtypes = ["float32"] if dry_run else ["float32", "bfloat16"]
     return [
         *(

@@ -1,4 +1,4 @@
-"""What a part has found, as a table with a line for each item, and below it what the items themselves say."""
+"""What a stage has found, as a table with a line for each item, and below it what the items themselves say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.plan import PARTS, Item
+from benchmarks.gpu.plan import STAGES, Item
 
 
 @dataclass
@@ -35,10 +35,10 @@ def table(states: list[ItemState]) -> str:
     return "\n".join([lines[0], f"|{'|'.join('-' * (width + 2) for width in widths)}|---|", *lines[1:]])
 
 
-def document(part: int, command: str, facts: Mapping[str, Any], states: list[ItemState]) -> str:
-    """The whole Markdown file of a part."""
+def document(stage: str, command: str, facts: Mapping[str, Any], states: list[ItemState]) -> str:
+    """The whole Markdown file of a stage."""
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    sections = [f"# GPU, part {part}. {PARTS[part]}", f"    {command}", describe_machine(facts, date), table(states)]
+    sections = [f"# GPU, {stage}. {STAGES[stage]}", f"    {command}", describe_machine(facts, date), table(states)]
     for one in states:
         if one.text:
             sections.append(f"## {one.item.name}\n\n{one.text}")

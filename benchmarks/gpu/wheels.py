@@ -19,15 +19,12 @@ NEEDS = {
     "prompt-toolkit": ("wcwidth",),
 }
 # Without these, no item can run.
-NEEDED = ("torch", "transformers", "numpy", "safetensors", "tokenizers", "accelerate", "filelock", "platformdirs",
-          "gguf", "jinja2", "psutil", "tqdm")  # fmt: skip
+NEEDED = ("torch", "transformers", "numpy", "safetensors", "tokenizers", "jinja2", "tqdm")  # fmt: skip
 # The items that fail for want of each of these; whatever is in neither table is needed by no item.
 USED_BY = {
-    "pytest": "part 1",
-    "pytest-timeout": "part 1",
-    "matplotlib": "parts 2 and 3",
-    "scipy": "part 1",
-    "tabulate": "parts 2 to 4",
+    "psutil": "the stage right: two ranks on one GPU",
+    "pytest": "the stage right",
+    "triton": "fused kernels, which everything is about",
 }
 
 

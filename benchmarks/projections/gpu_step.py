@@ -15,7 +15,7 @@ from benchmarks.projections.gpus import H200, SHARE_OF_BANDWIDTH, SHARE_OF_FLOPS
 from benchmarks.projections.kernel_costs import LEAST_US, Cost, costs_of, plan_of, unfused
 from benchmarks.shared.options import add_output, ascending_numbers, make_parser, parse
 from benchmarks.shared.report import bullets, markdown_table, publish
-from benchmarks.shared.shapes import SHAPES, make_llama
+from benchmarks.shared.shapes import SHAPES, make_config
 
 # Kernels in the graph without fusing, of each layer and beside the layers: tests/cuda_on_cpu/test_budget.py.
 IN_A_LAYER, BESIDE_LAYERS = 57, 25
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024, help="cached tokens (default %(default)s)")
     add_output(parser)
     arguments = parse(parser)
-    config = make_llama(SHAPES[arguments.model])
+    config = make_config(SHAPES[arguments.model])
     plan = plan_of(config)
     launches = IN_A_LAYER * config.num_hidden_layers + BESIDE_LAYERS
     table, data = [], []

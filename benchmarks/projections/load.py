@@ -31,7 +31,7 @@ from benchmarks.shared.categories import read_categories
 from benchmarks.shared.inputs import find_model, load_engine
 from benchmarks.shared.options import add_decoded_texts, add_output, add_threads, ascending_numbers, make_parser, parse
 from benchmarks.shared.report import publish
-from benchmarks.shared.shapes import SHAPES, make_llama
+from benchmarks.shared.shapes import SHAPES, make_config
 from lp import Engine
 from lp.methods.auto.host_time import measure_host
 from lp.methods.auto.method import Auto
@@ -125,7 +125,7 @@ def make_machine(parser: argparse.ArgumentParser, engine: Engine, name: str, arg
         return Machine(HERE, one, tensor, network)
     gpu: Gpu = GPU_NAMES[name]
     host_step, host_row = measure_host(Auto())
-    times = partial(modelled_times, gpu, make_llama(SHAPES[arguments.shape]), host=Extras(host_step, host_row))
+    times = partial(modelled_times, gpu, make_config(SHAPES[arguments.shape]), host=Extras(host_step, host_row))
     return Machine(gpu.name, times(tp=1), times(tp=arguments.ranks), Network(arguments.exchange_us, gpu.link_gb_per_s))
 
 

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
+from benchmarks.shared.shapes import model_of_shape
 from lp.methods.ngram_pool import Continuation, merge
 from lp.methods.window import Window
 from lp.tree import TokenTree, TreeBuilder
@@ -24,10 +26,18 @@ from parallel import build
 from parallel.comm.channel import HEADER
 from parallel.mesh import Mode, resolve_degrees
 from parallel.runners.partition import partition
-from parallel.sharding.slices import COLUMN, COLUMN_WHOLE_OUTPUT, Slices, own_heads, shards, slices
+from parallel.sharding.slices import (
+    COLUMN,
+    COLUMN_WHOLE_OUTPUT,
+    EXPERTS,
+    PACKED_COLUMN,
+    Slices,
+    own_heads,
+    shards,
+    slices,
+)
 from parallel.sharding.stages import cut_stage
 from parallel.sharding.tensor import plan
-from parallel.sharding.weights import empty_model
 
 
 @dataclass(frozen=True)
@@ -120,7 +130,7 @@ def share_of(config: PreTrainedConfig, dtype: torch.dtype, tp: int = 1, stage: i
     """
     build.check(config, {"tp": tp, "pp": pp})
     text: Any = config.get_text_config(decoder=True)
-    model, layers = empty_model(config, dtype), list(range(text.num_hidden_layers))
+    model, layers = model_of_shape(config, dtype), list(range(text.num_hidden_layers))
     styles: dict[str, str] = {}
     if pp > 1:
         layers = cut_stage(model, stage, pp)
@@ -154,15 +164,15 @@ def _numels(model: PreTrainedModel, styles: Mapping[str, str], cut: Slices, rank
     """How many numbers of each parameter a rank holds."""
     split = shards(model, styles, cut, rank)
     return {
-        name: weight[split[name].bounds(weight.shape) if name in split else ...].numel()
-        for name, weight in model.named_parameters()
+        name: sum(weight[own].numel() for own in split[name].bounds(weight.shape)) if name in split else weight.numel()
+        for name, weight in model.named_parameters(remove_duplicate=False)
     }
 
 
 def _weight_bytes(model: PreTrainedModel, numels: Mapping[str, int]) -> int:
     """Bytes of these numbers of each parameter, with tied ones counted once."""
     tied = {name for name, source in model.all_tied_weights_keys.items() if {name, source} <= set(numels)}
-    sizes = {name: weight.element_size() for name, weight in model.named_parameters()}
+    sizes = {name: weight.element_size() for name, weight in model.named_parameters(remove_duplicate=False)}
     return sum(numel * sizes[name] for name, numel in numels.items() if name not in tied)
 
 
@@ -172,7 +182,7 @@ def _multiplied(model: PreTrainedModel, numels: Mapping[str, int], text: Any) ->
     Embeddings are only looked up, so they do not count. Of a layer's experts only those that a row is sent to count.
     """
     total = 0
-    for name, weight in model.named_parameters():
+    for name, weight in model.named_parameters(remove_duplicate=False):
         if weight.dim() < 2 or isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Embedding):
             continue
         is_experts = weight.dim() == 3
@@ -184,10 +194,14 @@ def _sent_for_a_row(module: nn.Module, style: str, held: list[range]) -> int:
     """How many numbers a split module's collective sends for a row; 0 if the module has no collective."""
     if isinstance(module, nn.Embedding):
         return module.embedding_dim
-    assert isinstance(module, nn.Linear)
-    if style == COLUMN:
+    if style in (COLUMN, PACKED_COLUMN):
         return 0
-    return max(map(len, held)) if style == COLUMN_WHOLE_OUTPUT else module.out_features
+    if style == COLUMN_WHOLE_OUTPUT:
+        return max(map(len, held))
+    if style == EXPERTS:
+        return module.get_parameter("down_proj").shape[1]
+    assert isinstance(module, nn.Linear | Conv1D)
+    return module.nf if isinstance(module, Conv1D) else module.out_features
 
 
 def _sent_in_pipeline(config: PreTrainedConfig, dtype: torch.dtype, pp: int, rows: int) -> int:

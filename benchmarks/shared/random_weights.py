@@ -9,15 +9,13 @@ import json
 import shutil
 from pathlib import Path
 
-import psutil
 import torch
 from safetensors.torch import save_file
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from benchmarks.shared.shapes import describe_shape, num_parameters
+from benchmarks.shared.shapes import describe_shape, model_of_shape, num_parameters
 from lp.model.memory import MARGIN, cache_bytes
-from parallel.sharding.weights import empty_model
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "demo/python-11m"
 
@@ -41,6 +39,8 @@ def check_room(
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
     else:
+        import psutil
+
         free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
     if weights + cache + MARGIN * total > free:
         copies = f" in {num_copies} copies (compiled code has its own)" if num_copies > 1 else ""
@@ -59,7 +59,7 @@ def write_model(folder: Path, config: PreTrainedConfig, dtype: torch.dtype, seed
     config.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TOKENIZER / name, folder / name)
-    model = empty_model(config, dtype)
+    model = model_of_shape(config, dtype)
     model.tie_weights()
     shapes = {name: weight.shape for name, weight in model.named_parameters()}  # tied weights appear once
     generator = torch.Generator().manual_seed(seed)

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, LlamaConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from parallel.sharding.weights import empty_model
-
-# Llamas as large as GPT-2's smallest, TinyLlama, Llama 2 and Llama 3.1.
+# Llamas as large as GPT-2's smallest, TinyLlama, Llama 2 and Llama 3.1, and other families. What a shape does not name
+# is as in Llama 2.
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-130m": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12,
                    "num_key_value_heads": 12},
@@ -20,6 +19,10 @@ SHAPES: dict[str, dict[str, Any]] = {
                  "num_key_value_heads": 32},
     "llama-3.1-8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
                      "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128_256},
+    "qwen2.5-7b": {"model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+                   "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152_064},
+    "gemma-2-9b": {"model_type": "gemma2", "hidden_size": 3584, "intermediate_size": 14336, "num_hidden_layers": 42,
+                   "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "vocab_size": 256_000},
 }  # fmt: skip
 VOCABULARY = 32_000
 CONTEXT = 4096
@@ -31,7 +34,7 @@ def read_config(model: str) -> PreTrainedConfig:
     Ends the program with a message if there is none that can be used.
     """
     if model in SHAPES:
-        return make_llama(SHAPES[model])
+        return make_config(SHAPES[model])
     try:
         return AutoConfig.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
@@ -39,16 +42,24 @@ def read_config(model: str) -> PreTrainedConfig:
         raise SystemExit(f"the configuration of {model!r} cannot be used: {reason}") from None
 
 
-def make_llama(sizes: dict[str, Any]) -> LlamaConfig:
-    """A Llama's configuration; whatever `sizes` does not name is as in Llama 2."""
-    return LlamaConfig(
-        **{"architectures": ["LlamaForCausalLM"], "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT, **sizes}
-    )
+def make_config(sizes: dict[str, Any]) -> PreTrainedConfig:
+    """A configuration. sizes: see SHAPES."""
+    shape = {"model_type": "llama", "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT, **sizes}
+    config = AutoConfig.for_model(**shape)
+    with torch.device("meta"):
+        config.architectures = [type(AutoModelForCausalLM.from_config(config)).__name__]
+    return config
+
+
+def model_of_shape(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """A model whose weights have shapes but no memory."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
 
 
 def num_parameters(config: PreTrainedConfig) -> int:
     """The number of parameters; a head that is tied to the embedding is not counted again. Raises ValueError."""
-    model = empty_model(config, torch.bfloat16)
+    model = model_of_shape(config, torch.bfloat16)
     model.tie_weights()
     return sum(weight.numel() for weight in model.parameters())
 

@@ -14,7 +14,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
 from torch import Tensor
 
 from lp.kv_cache.arena import Arena
@@ -209,6 +208,8 @@ def _check_can_compile(model: CausalModel, folder: Path | None) -> Path:
     if folder is None:
         raise CompilationFailed("there is no folder to keep it in")
     find_compiler()
+    import psutil  # not needed on a GPU
+
     needed = model.weight_bytes
     if needed > (free := psutil.virtual_memory().available):
         raise CompilationFailed(

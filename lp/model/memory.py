@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
@@ -181,6 +180,8 @@ def _auto(device: torch.device, num_sharing: int) -> tuple[float, str]:
         # The others may still load, or have taken their share: each takes what its weights leave of an equal one.
         share = (1 - MARGIN) * total / num_sharing - torch.cuda.memory_reserved(device)
         return max(0.0, min(free, share)), f" (an equal share of {device} for each of {num_sharing} ranks)"
+    import psutil  # not needed on a GPU
+
     size = CPU_SHARE * psutil.virtual_memory().available / num_sharing
     shared = f", shared by {num_sharing} ranks" if num_sharing > 1 else ""
     return size, f" ({CPU_SHARE:.0%} of the memory that is available{shared})"

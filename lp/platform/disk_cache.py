@@ -29,7 +29,6 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from filelock import FileLock, Timeout
-from platformdirs import user_cache_path
 
 log = logging.getLogger("lookahead")
 
@@ -121,7 +120,7 @@ def why(error: OSError, path: Path) -> str:
 
 def folder(name: str) -> Path | None:
     """A folder of the cache, made for its user alone if it is missing; None, with a warning, if it cannot be made."""
-    root = Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else user_cache_path("lookahead-parallel")
+    root = Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else _usual_root()
     try:
         path = root.expanduser() / name
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -130,6 +129,14 @@ def folder(name: str) -> Path | None:
         log.warning("nothing is kept for later runs: the folder %s of %s cannot be made: %s", name, root, reason)
         return None
     return path
+
+
+def _usual_root() -> Path:
+    try:
+        from platformdirs import user_cache_path
+    except ModuleNotFoundError:  # as on a machine that has PyTorch and transformers alone
+        return Path("~/.cache/lookahead-parallel")
+    return user_cache_path("lookahead-parallel")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.__main__ import parse_arguments
-from benchmarks.gpu.plan import PARTS
+from benchmarks.gpu.plan import STAGES
 
 
 def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -29,7 +29,7 @@ def write_plan(folder: Path, **scripts: str) -> list[str]:
         for name, script in scripts.items()
     ]
     (folder / "plan.json").write_text(json.dumps(items))
-    return ["--plan", str(folder / "plan.json"), "--part", "1", "--dry-run", "--out", str(folder / "out")]
+    return ["--plan", str(folder / "plan.json"), "--stage", "right", "--dry-run", "--out", str(folder / "out")]
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -59,10 +59,10 @@ def test_what_hangs_or_crashes_does_not_stop_the_rest(tmp_path: Path) -> None:
     assert found["refuses"][2] == "ended with exit code 1: no room"
     assert found["leaves_a_child"][0] == found["works"][0] == "done" and found["works"][2] == "all is well"
     assert done.stdout.splitlines()[-1].startswith("| works"), "the table is printed last"
-    assert "part 1 [2/5] crashes" in done.stderr and "FAILED after" in done.stderr
+    assert "right [2/5] crashes" in done.stderr and "FAILED after" in done.stderr
     out = tmp_path / "out"
-    assert sorted(path.name for path in out.iterdir()) == ["gpu-part-1-dry-run.json", "gpu-part-1-dry-run.md"]
-    written = (out / "gpu-part-1-dry-run.md").read_text()
+    assert sorted(path.name for path in out.iterdir()) == ["gpu-right-dry-run.json", "gpu-right-dry-run.md"]
+    written = (out / "gpu-right-dry-run.md").read_text()
     assert "## The end of the output of hangs\n\n    so far" in written and rows(written) == found
 
 
@@ -79,7 +79,7 @@ def test_a_second_run_does_what_is_missing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_without_time_nothing_is_begun(tmp_path: Path) -> None:
     options = write_plan(tmp_path, slow="print('never')")
-    done = call(*options, "--seconds", "0.1")
+    done = call(*options, "--minutes", "0.001")
     assert done.returncode == 1
     assert rows(done.stdout)["slow"] == ["waiting", "", "not begun, as the time is used up; the same command does it"]
 
@@ -106,9 +106,9 @@ def test_an_interrupt_stops_the_item_and_keeps_the_results(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--part", "9"], "argument --part: invalid choice: 9"),
-        (["--seconds", "0"], "--seconds 0 must be more than 0"),
-        (["--plan", "x.json"], "--plan needs one --part, whose items it replaces"),
+        (["--stage", "9"], "argument --stage: invalid choice: '9'"),
+        (["--minutes", "0"], "--minutes 0 must be more than 0"),
+        (["--plan", "x.json"], "--plan needs one --stage, whose items it replaces"),
         (["--out", "/dev/null/x"], "--out /dev/null/x is not a folder that can be made"),
     ],
 )
@@ -124,7 +124,7 @@ def test_bad_options_are_told(
 
 @pytest.mark.slow
 def test_a_plan_that_cannot_be_used_is_told(tmp_path: Path) -> None:
-    done = call("--dry-run", "--part", "1", "--plan", "/nowhere.json", "--out", str(tmp_path))
+    done = call("--dry-run", "--stage", "right", "--plan", "/nowhere.json", "--out", str(tmp_path))
     assert done.returncode not in (0, None) and "Traceback" not in done.stderr
     assert "--plan /nowhere.json cannot be used" in done.stderr
 
@@ -132,25 +132,25 @@ def test_a_plan_that_cannot_be_used_is_told(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_gives_one_message(tmp_path: Path) -> None:
-    done = call("--part", "1", OUT=str(tmp_path))
+    done = call("--stage", "right", OUT=str(tmp_path))
     assert done.returncode == 1 and done.stdout == ""
     assert "there is no GPU that torch can use here: " in done.stderr and "try it out with --dry-run" in done.stderr
     assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", PARTS)
-def test_a_dry_run_goes_through_a_part(part: int, tmp_path: Path) -> None:
-    done = call("--dry-run", "--part", str(part), "--seconds", "180", OUT=str(tmp_path))
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_dry_run_goes_through_a_stage(stage: str, tmp_path: Path) -> None:
+    done = call("--dry-run", "--stage", stage, "--minutes", "3", OUT=str(tmp_path))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert {row[0] for row in rows(done.stdout).values()} == {"done"}
     files = {path.name for path in tmp_path.iterdir()}
-    assert files == {f"gpu-part-{part}-dry-run.{ending}" for ending in ("json", "md")} and 2 * len(PARTS) <= 8
-    text = (tmp_path / f"gpu-part-{part}-dry-run.md").read_text()
+    assert files == {f"gpu-{stage}-dry-run.{ending}" for ending in ("json", "md")} and 2 * len(STAGES) <= 8
+    text = (tmp_path / f"gpu-{stage}-dry-run.md").read_text()
     assert "- torch: " in text and "aten::_flash_attention_forward takes seqused_k: yes, block_table: " in text
-    if part == 1:
-        assert "tests passed" in text
-    if part in (2, 3):
+    if stage == "right":
+        assert "tests passed" in text and "compute-sanitizer was not run" in text
+    if stage in ("speed", "attention"):
         assert "| variant" in text and "of bandwidth" in text
-    if part == 2:
+    if stage == "speed":
         assert "rows per second" in text and "4 sequences of 1 row" in done.stdout

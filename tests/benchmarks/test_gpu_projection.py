@@ -13,7 +13,7 @@ from benchmarks import gpu_projection
 from benchmarks.projections.gpus import A100_NVLINK, GPT_FAST, GPUS
 from benchmarks.projections.modelled_step import Setting, fastest, shares_of, step_seconds
 from benchmarks.projections.shared_trees import SharedTrees, add_up, record_texts
-from benchmarks.shared.shapes import SHAPES, make_llama
+from benchmarks.shared.shapes import SHAPES, make_config
 from lp import Auto, Engine, Sampling, Stopping
 from tests.benchmarks.results import read, read_plot
 from tests.slow import slow_except
@@ -47,14 +47,14 @@ def test_autoregressive_steps_have_one_row(llama: Engine) -> None:
 
 @pytest.mark.parametrize("name", slow_except(GPT_FAST, "llama-3.1-8b"))
 def test_the_model_of_a_step_gives_published_speeds(name: str) -> None:
-    for tp, share in shares_of(make_llama(SHAPES[name]), DEGREES).items():
+    for tp, share in shares_of(make_config(SHAPES[name]), DEGREES).items():
         computed = 1 / step_seconds(share, tp, 1, Setting(A100_NVLINK, 1, 0.0))
         assert computed == pytest.approx(GPT_FAST[name][tp], rel=0.1)
 
 
 @pytest.mark.parametrize("gpu", slow_except(GPUS, GPUS[0]), ids=lambda gpu: gpu.name)
 def test_what_each_way_of_using_devices_does_to_a_step(gpu) -> None:
-    shares, setting = shares_of(make_llama(SHAPES["llama-7b"]), DEGREES), Setting(gpu, 1024, 100.0)
+    shares, setting = shares_of(make_config(SHAPES["llama-7b"]), DEGREES), Setting(gpu, 1024, 100.0)
     few, many = (step_seconds(shares[1], 1, rows, setting) for rows in (1, 4096))
     assert few < step_seconds(shares[1], 1, 1, Setting(gpu, 4096, 100.0)) < many
     assert step_seconds(shares[2], 2, 1, setting) < few

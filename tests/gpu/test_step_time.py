@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks import step_time
-from benchmarks.shared.shapes import make_llama
+from benchmarks.shared.shapes import make_config
 from tests.benchmarks.results import read
 
 pytestmark = [pytest.mark.gpu, pytest.mark.real_gpu]
 
 
 def test_graphs_and_eager_forwards_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = make_llama({"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4,
+    config = make_config({"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4,
                          "num_attention_heads": 8, "num_key_value_heads": 2})  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     arguments = ["--config", str(tmp_path / "config.json"), "--dtype", "bfloat16", "--device", "cuda", "--ranks", "1",

@@ -30,6 +30,10 @@ ABSENT = [
     "ray",
     "openai",
     "rouge_score",
+    "platformdirs",
+    "gguf",
+    "xgrammar",
+    "llguidance",
 ]
 ITEMS = [
     "benchmarks.gpu.steps",

@@ -50,15 +50,13 @@ def test_the_rank_with_the_highest_cost_counts(architecture: str, degrees: dict[
         assert one.computed == one.measured, one
 
 
+@pytest.mark.parametrize("degrees", [{}, {"tp": 2}], ids=str)
 @pytest.mark.parametrize("architecture", ["gpt2", "mixtral"])
-def test_models_that_cannot_be_split_have_a_cost_on_one_device(architecture: str, tmp_path: Path) -> None:
+def test_experts_and_packed_projections_are_counted(architecture: str, degrees: dict[str, int], tmp_path: Path) -> None:
     path = str(save_checkpoint(tmp_path, architecture, num_key_value_heads=4))
-    config = AutoConfig.from_pretrained(path)
-    cost = cost_of(config, torch.float32, {}, TREE, CONTEXT)
-    for one in check_cost(path, "float32", {}, cost, TREE, CONTEXT):
+    cost = cost_of(AutoConfig.from_pretrained(path), torch.float32, degrees, TREE, CONTEXT)
+    for one in check_cost(path, "float32", degrees, cost, TREE, CONTEXT):
         assert one.computed == one.measured, one
-    with pytest.raises(ValueError, match="parallel"):
-        cost_of(config, torch.float32, {"tp": 2}, TREE, CONTEXT)
 
 
 def test_tied_embeddings_are_held_once_but_by_both_ends_of_a_pipeline(tmp_path: Path) -> None:

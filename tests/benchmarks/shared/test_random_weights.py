@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.shared.random_weights import check_room, make_model, write_model
-from benchmarks.shared.shapes import make_llama, num_parameters, read_config
+from benchmarks.shared.shapes import make_config, num_parameters, read_config
 from lp import Engine
 
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -18,7 +18,7 @@ TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num
 
 def test_it_can_be_loaded_and_is_the_same_for_a_seed(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        write_model(tmp_path / name, make_llama(TINY), torch.float32, seed=3)
+        write_model(tmp_path / name, make_config(TINY), torch.float32, seed=3)
     files = sorted(path.name for path in (tmp_path / "one").glob("*.safetensors"))
     assert len(files) == 4  # two layers; embedding and norm; head
     assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in files)
@@ -28,7 +28,7 @@ def test_it_can_be_loaded_and_is_the_same_for_a_seed(tmp_path: Path) -> None:
 
 
 def test_one_of_a_configuration_with_tied_weights_and_biases_can_be_loaded(tmp_path: Path) -> None:
-    config = make_llama(TINY)
+    config = make_config(TINY)
     config.tie_word_embeddings = config.attention_bias = True
     write_model(tmp_path / "model", config, torch.float32, seed=0)
     engine = Engine.from_pretrained(str(tmp_path / "model"), device="cpu")
@@ -38,7 +38,7 @@ def test_one_of_a_configuration_with_tied_weights_and_biases_can_be_loaded(tmp_p
 
 
 def test_one_in_memory_is_in_its_format_from_the_first() -> None:
-    config = make_llama(TINY)
+    config = make_config(TINY)
     one, two = (make_model(config, torch.bfloat16, torch.device("cpu"), seed=3) for _ in range(2))
     assert {weight.dtype for weight in one.parameters()} == {torch.bfloat16}
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))

@@ -10,7 +10,7 @@ from benchmarks.projections.modelled_step import Setting, shares_of, step_second
 from benchmarks.projections.network import Network
 from benchmarks.projections.rank_cost import share_of
 from benchmarks.projections.streams.curves import modelled_times, shared_times, tensor_times, with_exchange
-from benchmarks.shared.shapes import SHAPES, make_llama
+from benchmarks.shared.shapes import SHAPES, make_config
 from lp.step_cost import CACHED, Extras, StepTimes
 
 # 1 s and 10 ms for each row.
@@ -32,7 +32,7 @@ def test_shared_steps_take_as_long_as_their_largest_part() -> None:
 
 
 def test_a_tensor_parallel_group_pays_for_its_collectives() -> None:
-    config, network = make_llama(SHAPES["llama-130m"]), Network(latency_us=100, gb_per_s=2)
+    config, network = make_config(SHAPES["llama-130m"]), Network(latency_us=100, gb_per_s=2)
     whole, half = share_of(config, torch.bfloat16), share_of(config, torch.bfloat16, 2)
     found = tensor_times(ONE, config, torch.bfloat16, 2, network)
     assert half.multiplied * 2 == whole.multiplied and half.collectives == 2 * 12 + 2
@@ -44,7 +44,7 @@ def test_a_tensor_parallel_group_pays_for_its_collectives() -> None:
 
 @pytest.mark.parametrize("tp", [1, 8])
 def test_a_modelled_curve_is_that_of_the_modelled_step(tp: int) -> None:
-    config = make_llama(SHAPES["llama-3.1-8b"])
+    config = make_config(SHAPES["llama-3.1-8b"])
     found = modelled_times(GPUS[1], config, tp, Extras(host_step=1e-5, host_row=1e-6))
     share = shares_of(config, [tp])[tp]
     for rows in (1, 64, 1024):
