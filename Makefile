@@ -35,7 +35,7 @@ PYTHONUNBUFFERED=1 $(RUN) -m pip install --progress-bar off --disable-pip-versio
     { tail -n 40 $(LOG) >&2; echo "make: pip failed; its whole output is in $(LOG)" >&2; exit 1; }
 endef
 
-.PHONY: help setup demo real-model test test-slow test-cluster test-cluster-quick test-clients test-page fuzz docs lint format train-demo bench clean distclean
+.PHONY: help setup demo real-model test test-lowest test-slow test-cluster test-cluster-quick test-clients test-page fuzz docs lint format train-demo bench clean distclean
 
 help:  ## List the targets
 	@echo "make TARGET [VARIABLE=value ...]"
@@ -68,6 +68,16 @@ real-model: $(STAMP)  ## Download SmolLM2-135M-Instruct (93 MB, once) and unpack
 
 test: $(STAMP)  ## Run the tests that take seconds (ARGS="-k name", WORKERS=0 for one process)
 	@$(TESTS) -n $(WORKERS) --dist worksteal -m "not cluster and not slow and not page" $(ARGS)
+
+# The lowest versions that pyproject.toml allows. Triton 3.6 interprets kernels with numpy up to 2.3.
+LOWEST := torch==2.11.0 triton==3.6.0 transformers==5.17.0 "numpy<2.4"
+
+test-lowest:  ## Run the quick tests with the lowest versions of torch, Triton and transformers
+	@[ -x .venv-lowest/bin/python ] || $(PYTHON) -m venv .venv-lowest
+	@grep -vE '^(torch|triton|transformers|numpy|setuptools|tokenizers|huggingface_hub|safetensors)==' constraints.txt > .venv-lowest/constraints.txt
+	@.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c .venv-lowest/constraints.txt \
+	    $(LOWEST) -e ".[serve,bench,ray,dev]"
+	@$(MAKE) test VENV=.venv-lowest STAMP=
 
 test-slow: $(STAMP)  ## Run the long tests, and every combination of what `make test` checks once
 	@$(TESTS) -n $(WORKERS) --dist worksteal -m "slow and not cluster and not page" $(ARGS)
@@ -116,4 +126,4 @@ clean:  ## Remove caches and build results
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean  ## Remove the virtual environments as well
-	@rm -rf $(VENV) .venv-clients
+	@rm -rf $(VENV) .venv-clients .venv-lowest

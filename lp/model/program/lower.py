@@ -295,6 +295,13 @@ class Lowering:
         x, weight = operation.args
         self._product(x, weight, None, operation.outputs[0])
 
+    def _lower_bmm(self, operation: Operation) -> None:
+        """Products of columns with rows, as of frequencies with positions."""
+        columns, rows = operation.args
+        if columns.shape[2] != 1:
+            raise Inexpressible("products of batches")
+        self._add_map("{0} * {1}", [columns, rows], operation.outputs[0])
+
     def _lower_addmm(self, operation: Operation) -> None:
         bias, x, weight = operation.args
         if operation.kwargs or bias.dim() != 1:
