@@ -117,7 +117,7 @@ class MeshTopology:
 
     @property
     def capture(self) -> Capture | None:
-        return capture_together(self.replica) if self.mesh.degree("tp") > 1 else None
+        return capture_together(self.replica) if self.replica.num_ranks > 1 else None
 
     @property
     def group(self) -> RankGroup | None:

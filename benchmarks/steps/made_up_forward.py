@@ -74,7 +74,7 @@ class _NoKernels:
     """Stands for what graphs capture. See ArenaForward."""
 
     arena: Arena
-    is_invariant = True
+    is_invariant, incoming_width, gives_logits = True, None, True
 
     def __call__(self, *given: object) -> Tensor:
         return NO_LOGITS

@@ -150,7 +150,8 @@ class CausalModel:
         for the rows.
         """
         if self.fast:
-            return self.fast.run_stage(given, incoming)
+            with current(self.device):
+                return self.fast.run_stage(given, incoming)
         logits, step = self.forward_eager(given, None if incoming is None else incoming[None])
         if self.is_last_stage:
             return logits

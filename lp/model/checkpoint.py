@@ -176,6 +176,8 @@ def load(
         check_fits(known.path, known.config, dtype, device, known.max_length, kv_bytes, num_parts)
     model, layers = (reader or read_whole)(known.path, known.config, dtype, device)
     causal = CausalModel(model, known.max_length, known.eos, attention, layers)
+    if device.type == "cuda" and known.heads and not (causal.is_first_stage and causal.is_last_stage):
+        is_compiled = False  # graphs do not give the hidden states that heads read
     facts = dtype, causal.attention_kind, known.max_length, settings.compile, settings.invariant
     checks = Checks(known.path, device, *facts) if reader is None else None
     if is_checked := checks is not None and checks.have_passed:

@@ -124,6 +124,8 @@ def _make(
             fault = "" if is_checked else _find_fault(model, fast, cache, references)
     except ForwardFailed as error:
         raise CompilationFailed(str(error)) from error
+    if group is not None and not group.agree(not fault):
+        raise CompilationFailed(fault or "on another of the ranks that share the model it gives other logits")
     if fault:
         raise CompilationFailed(fault)
     log.info("the forward is compiled (%.1f s)", time.monotonic() - started)

@@ -93,14 +93,18 @@ def _obstacle(key: Tensor, value: Tensor, how: LayerAttention) -> str:
 class PagedForward:
     """A model's forward over a step's tensors. arena: holds the keys and values of all its sequences."""
 
-    is_invariant = False
+    is_invariant, incoming_width, gives_logits = False, None, True
 
     def __init__(self, model: PreTrainedModel, arena: Arena, kind: AttentionKind):
         assert kind in GPU_KINDS, "other kinds know no arena"
         self.model, self.arena, self.kind = model, arena, kind
 
     def __call__(
-        self, given: StepTensors, answered: int | Tensor, before_attention: BeforeAttention | None = None
+        self,
+        given: StepTensors,
+        answered: int | Tensor,
+        before_attention: BeforeAttention | None = None,
+        incoming: Tensor | None = None,
     ) -> Tensor:
         """See ArenaForward."""
         step = PagedStep(
@@ -120,6 +124,7 @@ class PagedForward:
 
 def make_paged(model: CausalModel, arena: Arena, is_invariant: bool = False) -> PagedForward:
     """As make_fused. Raises Inexpressible for what these operations cannot do."""
-    if is_invariant or model.attention_kind not in GPU_KINDS:
-        raise Inexpressible("this stand-in for fused kernels needs attention in two parts, and promises no invariance")
+    is_stage = not (model.is_first_stage and model.is_last_stage)
+    if is_invariant or is_stage or model.attention_kind not in GPU_KINDS:
+        raise Inexpressible("this stand-in for fused kernels has attention in two parts, no stages and no invariance")
     return PagedForward(model.model, arena, model.attention_kind)

@@ -58,20 +58,28 @@ def capture_on_gpu(run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], N
 class ArenaForward(Protocol):
     """A forward over the arena that a graph can capture: all that changes from step to step is read from the device.
 
-    is_invariant: as in FastForward. Sequences that are not there cost nothing, so that a graph for as many sequences as
-    rows is as fast for one.
+    is_invariant: as in FastForward. incoming_width, gives_logits: of a stage of a pipeline: the size of the hidden
+    states that come in, None in the first stage, and whether this is the last one. Sequences that are not there cost
+    nothing, so that a graph for as many sequences as rows is as fast for one.
     """
 
     arena: Arena
     is_invariant: bool
+    incoming_width: int | None
+    gives_logits: bool
 
     def __call__(
-        self, given: StepTensors, answered: int | Tensor, before_attention: BeforeAttention | None = None
+        self,
+        given: StepTensors,
+        answered: int | Tensor,
+        before_attention: BeforeAttention | None = None,
+        incoming: Tensor | None = None,
     ) -> Tensor:
         """Writes the rows to the arena.
 
         answered: the rows whose logits are needed: that many of the last ones, or those that int64 [L] names.
-        before_attention: see FastForward.run_by_layer. Returns float32 [L, V].
+        before_attention: see FastForward.run_by_layer. incoming: float32 [R, D], see FastForward.run_stage. Returns
+        float32 [L, V], or hidden states [R, D] in all stages but the last.
         """
         ...
 
@@ -88,12 +96,13 @@ class CapturedChoice:
 class Captured:
     """A captured forward of so many rows: what it reads, which must live as long, and what it writes, logits [P, V].
 
-    choices: by kind, what chooses tokens by these logits.
+    incoming: float32 [P, D], hidden states that it reads. choices: by kind, what chooses tokens by these logits.
     """
 
     given: StepBuffer
     replay: Callable[[], None]
     logits: Tensor
+    incoming: Tensor | None = None
     choices: dict[str, CapturedChoice] = field(default_factory=dict)
 
 
@@ -133,6 +142,19 @@ class CapturedForward(FastForward):
         return computed.logits if computed.is_lasting else _gather(computed.logits, computed.rows)
 
     @torch.inference_mode()
+    def run_stage(self, given: Sequence[SequenceRows], incoming: Tensor | None) -> Tensor:
+        """See FastForward."""
+        if self._forward.gives_logits:
+            computed = self._compute(given, incoming=incoming)
+            return computed.logits if computed.is_lasting else _gather(computed.logits, computed.rows)
+        num_rows = sum(one.tree.num_rows for one in given)
+        if num_rows > self.ladder[-1]:
+            buffer = StepBuffer(num_rows, len(given), self._max_length, self._device)
+            buffer.fill(given)
+            return self._run(buffer, num_rows, incoming=incoming)
+        return self._replay_rows(num_rows, given, (), incoming).logits[:num_rows].clone()
+
+    @torch.inference_mode()
     def capture_choosing(self, kinds: Mapping[str, Choose]) -> None:
         """See FastForward. If one cannot be captured, tokens are chosen without graphs, which is said."""
         kinds = {kind: choose for kind, choose in kinds.items() if kind not in self._kinds}
@@ -165,7 +187,9 @@ class CapturedForward(FastForward):
         buffer.fill([rows])
         self._run(buffer, 0, before_attention)
 
-    def _compute(self, given: Sequence[SequenceRows], how: Sequence[Choosing | None] = ()) -> Computed:
+    def _compute(
+        self, given: Sequence[SequenceRows], how: Sequence[Choosing | None] = (), incoming: Tensor | None = None
+    ) -> Computed:
         """Runs a step by the graph for it, or without one if it has more rows than any."""
         num_rows, rows = 0, list[slice]()
         for one in given:
@@ -175,14 +199,28 @@ class CapturedForward(FastForward):
             ChoiceOfRows(self._kinds[one.kind][0], own, one.choices) for own, one in zip(rows, how, strict=False) if one
         ]
         if num_rows > self.ladder[-1]:
-            return self._compute_without_graph(given, rows, choices)
-        captured = self._captured[self.ladder[bisect_left(self.ladder, num_rows)]]
-        captured.given.fill(given, choices)
-        captured.replay()
+            return self._compute_without_graph(given, rows, choices, incoming)
+        captured = self._replay_rows(num_rows, given, choices, incoming)
         return Computed(captured.logits, rows, lambda kind: _replay(captured.choices[kind]), is_lasting=False)
 
+    def _replay_rows(
+        self, num_rows: int, given: Sequence[SequenceRows], choices: Sequence[ChoiceOfRows], incoming: Tensor | None
+    ) -> Captured:
+        """Replays the graph for so many rows, at most the ladder's last number of them."""
+        captured = self._captured[self.ladder[bisect_left(self.ladder, num_rows)]]
+        captured.given.fill(given, choices)
+        if captured.incoming is not None:
+            assert incoming is not None, "a stage of a pipeline, but for the first, gets hidden states"
+            captured.incoming[:num_rows].copy_(incoming)
+        captured.replay()
+        return captured
+
     def _compute_without_graph(
-        self, given: Sequence[SequenceRows], rows: list[slice], choices: list[ChoiceOfRows]
+        self,
+        given: Sequence[SequenceRows],
+        rows: list[slice],
+        choices: list[ChoiceOfRows],
+        incoming: Tensor | None,
     ) -> Computed:
         """Its logits are those of the wanted rows alone, one sequence's behind the other's."""
         buffer = StepBuffer(rows[-1].stop, len(given), self._max_length, self._device)
@@ -194,7 +232,7 @@ class CapturedForward(FastForward):
             if is_last
             else upload(np.concatenate([np.arange(own.start, own.stop) for own in rows]), self._device)
         )
-        logits = self._run(buffer, answered)
+        logits = self._run(buffer, answered, incoming=incoming)
 
         def choose(kind: str) -> Tensor:
             number, chooser = self._kinds[kind]
@@ -213,18 +251,26 @@ class CapturedForward(FastForward):
         """Captures the forward of so many rows, which are all padding at first, written to no sequence's page."""
         given = StepBuffer(num_rows, num_rows, self._max_length, self._device)
         given.fill([])
+        width, incoming = self._forward.incoming_width, None
+        if width is not None:
+            with torch.inference_mode(False):  # so that it may be written to without that mode
+                incoming = torch.zeros(num_rows, width, device=self._device)
         try:
-            replay, logits = capture(lambda: self._run(given, num_rows), pool)
+            replay, logits = capture(lambda: self._run(given, num_rows, incoming=incoming), pool)
         except (RuntimeError, UnsupportedAttention) as error:  # such as a model that reads a number on the host
             raise ForwardFailed(f"a CUDA graph cannot be captured: {one_line(error)}") from error
-        return Captured(given, replay, logits)
+        return Captured(given, replay, logits, incoming)
 
     def _run(
-        self, given: StepBuffer, answered: int | Tensor, before_attention: BeforeAttention | None = None
+        self,
+        given: StepBuffer,
+        answered: int | Tensor,
+        before_attention: BeforeAttention | None = None,
+        incoming: Tensor | None = None,
     ) -> Tensor:
         """Copies what the steps before have left to be copied, then runs the forward."""
         self._forward.arena.move_given(given.on_device.moves, given.on_device.move_starts)
-        return self._forward(given.on_device, answered, before_attention)
+        return self._forward(given.on_device, answered, before_attention, incoming)
 
 
 def _replay(choice: CapturedChoice) -> Tensor:

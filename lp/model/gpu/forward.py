@@ -39,15 +39,23 @@ class FusedForward:
         self.plan = plan
         self.arena = arena
         self.is_invariant = is_invariant
+        self.incoming_width = program.incoming and program.incoming.width
+        self.gives_logits = program.gives_logits
         self._program = program
         self._dtype = dtype
+        # By the layers that are held here, from the first on.
+        self._stores = [(arena.keys[layer], arena.values[layer]) for layer in sorted(arena.keys)]
 
     def __call__(
-        self, given: StepTensors, answered: int | Tensor, before_attention: BeforeAttention | None = None
+        self,
+        given: StepTensors,
+        answered: int | Tensor,
+        before_attention: BeforeAttention | None = None,
+        incoming: Tensor | None = None,
     ) -> Tensor:
         """See ArenaForward."""
         rows = slice(len(given.tokens) - answered, None) if isinstance(answered, int) else answered
-        run = _Run(self._program, self._dtype, self.is_invariant, given, self.arena, rows, before_attention)
+        run = _Run(self._program, self._dtype, self.is_invariant, given, self._stores, rows, before_attention, incoming)
         return run.run(self.plan)
 
 
@@ -60,19 +68,23 @@ class _Run:
         dtype: torch.dtype,
         is_invariant: bool,
         given: StepTensors,
-        arena: Arena,
+        stores: list[tuple[Tensor, Tensor]],
         answered: slice | Tensor,
         before_attention: BeforeAttention | None,
+        incoming: Tensor | None,
     ):
         self._program = program
         self._dtype = dtype
         self._given = given
-        self._arena = arena
+        self._stores = stores
         self._answered, self._before_attention = answered, before_attention
         self._paths = lay_paths(given) if is_invariant else None
         # The experts for whose rows tiles were laid out last, and these tiles.
         self._tiles: tuple[Value, Tiles] | None = None
         self._arrays: dict[Value, Tensor] = {program.tokens: given.tokens, program.positions: given.positions}
+        if program.incoming is not None:
+            assert incoming is not None, "a stage of a pipeline, but for the first, gets hidden states"
+            self._arrays[program.incoming] = incoming
 
     def run(self, plan: list[Instruction]) -> Tensor:
         for one in plan:
@@ -104,7 +116,8 @@ class _Run:
             case Value():
                 return self._arrays[argument]
             case Store():
-                return (self._arena.keys if argument.is_key else self._arena.values)[argument.layer]
+                keys, values = self._stores[argument.layer]
+                return keys if argument.is_key else values
             case Slots():
                 return self._given.slots
             case Tensor():
@@ -155,7 +168,7 @@ class _Run:
         if self._before_attention is not None:
             self._before_attention(step.layer)
         query, out = self._arrays[step.query.source], self._new(step.out)
-        keys, values = self._arena.keys[step.layer], self._arena.values[step.layer]
+        keys, values = self._stores[step.layer]
         if self._paths is None:
             attend(step, query, keys, values, self._given, out)
         else:

@@ -110,7 +110,7 @@ class _Plan:
         self._program = program
         self._stages = stages
         self._last = last
-        self._made = {id(program.tokens), id(program.positions)}
+        self._made = set(map(id, program.inputs))
         self._bound: dict[int, Tensor] = {}
 
     def make(self) -> list[Instruction]:
@@ -122,7 +122,7 @@ class _Plan:
             steps += stage.shared
         uses = [self._uses(step) for step in steps]
         dies: dict[int, int] = {id(value): number for number, used in enumerate(uses) for value in used}
-        kept = {id(self._program.tokens), id(self._program.positions), id(self._program.output)}
+        kept = {id(value) for value in (*self._program.inputs, self._program.output)}
         return [
             self._instruction(step, tuple(one for one in used if dies[id(one)] == number and id(one) not in kept))
             for number, (step, used) in enumerate(zip(steps, uses, strict=True))
@@ -131,7 +131,7 @@ class _Plan:
     def _shared(self) -> set[int]:
         """The values that several stages or instructions need, and so are in memory."""
         program = self._program
-        shared = {id(value) for value in (program.tokens, program.positions, program.output)}
+        shared = {id(value) for value in (*program.inputs, program.output)}
         stage_of: dict[int, int] = {}
         for number, stage in enumerate(self._stages):
             for step in (*stage.statements, *stage.shared):
