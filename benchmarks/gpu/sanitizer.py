@@ -34,7 +34,7 @@ with make_measured("demo/python-11m", "bfloat16", "{device}", 600, 2400, 1) as (
 """
 
 
-def main() -> None:
+def run() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", required=True)
     parser.add_argument("--output", type=Path, required=True)
@@ -56,4 +56,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run()

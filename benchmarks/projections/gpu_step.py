@@ -3,8 +3,9 @@
     python -m benchmarks.projections.gpu_step --model llama-7b --rows 1,64 --context 1024
 
 The fused forward's kernels are those of the real plan, made from the model's shape alone; needs triton, no GPU. The
-launches of the forward without fusing are those that tests/cuda_on_cpu/test_budget.py counts. A kernel takes as long as
-its bytes or its operations, and never less than two microseconds (benchmarks/projections/kernel_costs.py).
+launches of the forward without fusing are those of transformers' own operations, which an emulated device has counted.
+A kernel takes as long as its bytes or its operations, and never less than two microseconds
+(benchmarks/projections/kernel_costs.py).
 
 NOTHING IS MEASURED.
 """
@@ -12,12 +13,20 @@ NOTHING IS MEASURED.
 from __future__ import annotations
 
 from benchmarks.projections.gpus import H200, SHARE_OF_BANDWIDTH, SHARE_OF_FLOPS
-from benchmarks.projections.kernel_costs import LEAST_US, Cost, costs_of, plan_of, unfused
+from benchmarks.projections.kernel_costs import (
+    LEAST_US,
+    MANY_ROWS,
+    SHARE_AT_MANY_ROWS,
+    Cost,
+    costs_of,
+    plan_of,
+    unfused,
+)
 from benchmarks.shared.options import add_output, ascending_numbers, make_parser, parse
 from benchmarks.shared.report import bullets, markdown_table, publish
 from benchmarks.shared.shapes import SHAPES, make_config
 
-# Kernels in the graph without fusing, of each layer and beside the layers: tests/cuda_on_cpu/test_budget.py.
+# Kernels in a graph of transformers' own operations, of each layer and beside the layers, as an emulated device counts.
 IN_A_LAYER, BESIDE_LAYERS = 57, 25
 
 
@@ -37,10 +46,13 @@ def main() -> None:
         for name, costs in (("without fusing", unfused(fused, launches)), ("fused", fused)):
             table += [_line(num_rows, name, cost.kind, [cost]) for cost in costs]
             table.append(_line(num_rows, name, "all", costs))
-            data.append({"rows": num_rows, "forward": name, "us": sum(cost.microseconds(H200) for cost in costs)})
+            data.append(
+                {"rows": num_rows, "forward": name, "us": sum(cost.microseconds(H200, num_rows) for cost in costs)}
+            )
     notes = [
         f"{arguments.model}, bfloat16, {arguments.context} cached tokens, {H200.name}: {H200.memory_gb_per_s:,} GB/s "
         f"and {H200.tflops} TFLOP/s in the data sheet; {SHARE_OF_BANDWIDTH:.0%} and {SHARE_OF_FLOPS:.0%} are taken.",
+        f"Products of {MANY_ROWS} rows and more are taken to read at {SHARE_AT_MANY_ROWS:.0%} of the bandwidth.",
         f"A kernel takes as long as its bytes or its operations, and at least {LEAST_US:g} us, an assumption.",
         "The graph alone: neither the copy of inputs, nor sampling, nor the host.",
     ]
@@ -53,7 +65,7 @@ def main() -> None:
 
 def _line(num_rows: int, name: str, kind: str, costs: list[Cost]) -> list[object]:
     moved, computed = sum(cost.num_bytes for cost in costs), sum(cost.num_operations for cost in costs)
-    took = sum(cost.microseconds(H200) for cost in costs)
+    took = sum(cost.microseconds(H200, num_rows) for cost in costs)
     launches = sum(cost.launches for cost in costs)
     return [num_rows, name, kind, launches, f"{moved / 1e9:.2f}", f"{computed / 1e12:.2f}", f"{took / 1e3:.2f}"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
+from math import log2, prod
 
 import torch
 from torch import Tensor
@@ -19,16 +19,19 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from benchmarks.projections.gpus import SHARE_OF_BANDWIDTH, SHARE_OF_FLOPS, Gpu
 from lp.model.causal import CausalModel
-from lp.model.gpu.attention import num_splits
+from lp.model.gpu.attention import num_splits, tile_rows
 from lp.model.gpu.make import make_program
 from lp.model.gpu.plan import Instruction, RunAttention, RunProduct, RunStage, make_plan
-from lp.model.gpu.sinks import Store
+from lp.model.gpu.sinks import Store, power_of_two
 from lp.model.kernels import AttentionKind
 from lp.model.program.schedule import schedule
 from lp.model.program.steps import Value
 
 # From the start of a small kernel in a graph to the start of the next one that waits for it. An assumption.
 LEAST_US = 2.0
+# Products of up to so many rows read weights as fast as anything does; those of so many and more at this share of the
+# data sheet's bandwidth. Assumptions.
+FEW_ROWS, MANY_ROWS, SHARE_AT_MANY_ROWS = 16, 64, 0.62
 ITEMSIZE = torch.bfloat16.itemsize
 
 
@@ -41,11 +44,18 @@ class Cost:
     num_bytes: float
     num_operations: float
 
-    def microseconds(self, gpu: Gpu) -> float:
+    def microseconds(self, gpu: Gpu, num_rows: int) -> float:
         """Estimated; all kernels of the kind are taken to be alike."""
-        moving = self.num_bytes / (SHARE_OF_BANDWIDTH * gpu.memory_gb_per_s * 1e3)
+        share = share_of_bandwidth(num_rows) if self.kind == "products" else SHARE_OF_BANDWIDTH
+        moving = self.num_bytes / (share * gpu.memory_gb_per_s * 1e3)
         computing = self.num_operations / (SHARE_OF_FLOPS * gpu.tflops * 1e6)
         return max(moving, computing, self.launches * LEAST_US)
+
+
+def share_of_bandwidth(num_rows: int) -> float:
+    """What products of so many rows get of the bandwidth: fewer programs read large tiles, whose sums they keep."""
+    steps = log2(max(num_rows, FEW_ROWS) / FEW_ROWS) / log2(MANY_ROWS / FEW_ROWS)
+    return SHARE_OF_BANDWIDTH + min(1.0, steps) * (SHARE_AT_MANY_ROWS - SHARE_OF_BANDWIDTH)
 
 
 def plan_of(config: PreTrainedConfig) -> list[Instruction]:
@@ -90,8 +100,12 @@ def _attention(one: RunAttention, num_rows: int, num_cached: int) -> tuple[int, 
     step = one.step
     heads, window = step.num_heads * step.num_groups, step.how.sliding_window
     keys = min(num_cached, window or num_cached) + num_rows
-    splits = num_splits(num_rows, step)
-    moved = 2 * keys * step.num_heads * step.head_dim * ITEMSIZE + 2 * num_rows * heads * step.head_dim * ITEMSIZE
+    width = max(power_of_two(step.head_dim), 16)
+    rows_of_tile = tile_rows(num_rows, step.num_groups, width, ITEMSIZE)[0]
+    splits, num_tiles = num_splits(num_rows, rows_of_tile, step), -(-num_rows // rows_of_tile)
+    # Each tile of rows reads the keys and values for itself; that the cache holds some of them is left out.
+    moved = 2 * num_tiles * keys * step.num_heads * step.head_dim * ITEMSIZE
+    moved += 2 * num_rows * heads * step.head_dim * ITEMSIZE
     moved += 2 * splits * num_rows * heads * step.head_dim * 4 if splits > 1 else 0
     return 1 + (splits > 1), moved, 4.0 * num_rows * heads * step.head_dim * keys
 

@@ -165,4 +165,9 @@ def start(
     kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, num_stages: int = 2, **constants: Any
 ) -> None:
     """Starts a kernel on the current stream: `grid` programs of `num_warps` warps."""
-    kernel[grid](*arguments, num_warps=num_warps, num_stages=num_stages, **constants)
+    try:
+        kernel[grid](*arguments, num_warps=num_warps, num_stages=num_stages, **constants)
+    except Exception as error:
+        if type(error).__name__ == "OutOfResources":  # which is no RuntimeError, as all other failures of a GPU are
+            raise RuntimeError(f"a kernel needs more than this GPU has: {error}") from error
+        raise

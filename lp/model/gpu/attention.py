@@ -14,23 +14,29 @@ from lp.model.gpu.step_tensors import StepTensors
 from lp.model.program.steps import Attention, Value
 from lp.platform import build as kernels
 
-# Query rows of a tile: matrix units want 16 at least.
-LEAST_ROWS, MOST_ROWS = 16, 64
-# Programs that keep a large GPU busy, and the most shares into which a prefix is split for that.
-PROGRAMS, MOST_SPLITS = 128, 16
-# Keys of a block where order matters.
-ORDERED_BLOCK = 64
+# Query rows of a tile: matrix units want 16 at least. More of them read the prefix less often, as long as registers
+# hold them: half as many if heads are wide, and a quarter in float32.
+LEAST_ROWS, MOST_ROWS = 16, 128
+WIDE = 256
+# Bytes of a block of keys: with the fewest rows of a tile, and with more.
+KEY_BYTES, FEWEST_KEYS = (16384, 8192), 16
+# Programs that keep a large GPU busy, two for each of its multiprocessors, and the most shares into which a prefix is
+# split for that.
+PROGRAMS, MOST_SPLITS = 264, 64
 
 
-def tile_rows(num_rows: int, num_groups: int) -> tuple[int, int]:
-    """Rows of a tile, and query rows, which are a power of two."""
-    block = min(max(power_of_two(num_rows * num_groups), LEAST_ROWS), max(MOST_ROWS, power_of_two(num_groups)))
+def tile_rows(num_rows: int, num_groups: int, width: int, itemsize: int) -> tuple[int, int]:
+    """Rows of a tile, and query rows, which are a power of two. width: the padded head dimension."""
+    most = MOST_ROWS // (2 if width >= WIDE else 1) // (4 if itemsize == 4 else 1)
+    block = min(max(power_of_two(num_rows * num_groups), LEAST_ROWS), max(most, power_of_two(num_groups)))
     return block // num_groups, block
 
 
-def num_splits(num_rows: int, step: Attention) -> int:
-    """Into how many shares the prefix is split. The length is not known on the host, so this depends on rows alone."""
-    tiles = -(-num_rows // tile_rows(num_rows, step.num_groups)[0])
+def num_splits(num_rows: int, rows_of_tile: int, step: Attention) -> int:
+    """Into how many shares the prefix is split at most. The host does not know the length, so this depends on rows
+    alone; a program whose share is empty ends at once.
+    """
+    tiles = -(-num_rows // rows_of_tile)
     most = PROGRAMS // (tiles * step.num_heads)
     if step.how.sliding_window is not None:
         most = min(most, step.how.sliding_window // PAGE)
@@ -42,11 +48,11 @@ def attend(step: Attention, query: Tensor, keys: Tensor, values: Tensor, given: 
     from lp.model.gpu import attention_kernels
 
     num_rows, heads = len(given.tokens), step.num_heads * step.num_groups
-    row_tile, block = tile_rows(num_rows, step.num_groups)
-    splits = num_splits(num_rows, step)
+    width, itemsize = max(power_of_two(step.head_dim), 16), keys.element_size()
+    row_tile, block = tile_rows(num_rows, step.num_groups, width, itemsize)
+    splits = num_splits(num_rows, row_tile, step)
     parts = out.new_empty((splits, num_rows, heads, step.head_dim) if splits > 1 else (1,), dtype=torch.float32)
     sums = out.new_empty((splits, num_rows, heads, 2) if splits > 1 else (1,), dtype=torch.float32)
-    width = max(power_of_two(step.head_dim), 16)
     kernels.start(
         attention_kernels.attend, (-(-num_rows // row_tile), step.num_heads, splits),
         _first_head(step, query), keys, values, out, parts, sums, given.slots, given.positions, given.visibility,
@@ -54,8 +60,8 @@ def attend(step: Attention, query: Tensor, keys: Tensor, values: Tensor, given: 
         query.stride(0), _head_stride(step), float(step.how.scale),
         HEADS=step.num_heads, GROUPS=step.num_groups, HEAD_DIM=step.head_dim,
         WINDOW=step.how.sliding_window or 0, SOFTCAP=float(step.how.softcap or 0.0), PAGE=PAGE,
-        ROWS=row_tile, BLOCK_M=block, BLOCK_N=block_of_keys(block, width), BLOCK_D=width, SPLITS=splits,
-        num_warps=num_warps(block, width),
+        ROWS=row_tile, BLOCK_M=block, BLOCK_N=block_of_keys(block, width, itemsize), BLOCK_D=width,
+        SPLITS=splits, num_warps=num_warps(block, width), num_stages=num_stages(itemsize),
     )  # fmt: skip
     if splits > 1:
         kernels.start(
@@ -72,6 +78,7 @@ def attend_in_order(
 
     num_rows, width = len(given.tokens), max(power_of_two(step.head_dim), 16)
     block = max(power_of_two(step.num_groups), LEAST_ROWS)
+    keys_of_block = block_of_keys(LEAST_ROWS, width, keys.element_size())  # the same whatever the rows are
     kernels.start(
         invariant_kernels.attend_in_order, (num_rows, step.num_heads),
         _first_head(step, query), keys, values, out, given.slots, given.positions, paths, given.sequence_of,
@@ -79,7 +86,7 @@ def attend_in_order(
         _head_stride(step), float(step.how.scale),
         HEADS=step.num_heads, GROUPS=step.num_groups, HEAD_DIM=step.head_dim,
         WINDOW=step.how.sliding_window or 0, SOFTCAP=float(step.how.softcap or 0.0), PAGE=PAGE,
-        BLOCK_M=block, BLOCK_N=ORDERED_BLOCK, BLOCK_D=width, num_warps=num_warps(block, width),
+        BLOCK_M=block, BLOCK_N=keys_of_block, BLOCK_D=width, num_warps=num_warps(block, width),
     )  # fmt: skip
 
 
@@ -96,9 +103,16 @@ def lay_paths(given: StepTensors) -> Tensor:
     return paths
 
 
-def block_of_keys(block: int, width: int) -> int:
+def block_of_keys(block: int, width: int, itemsize: int) -> int:
     """Keys of a block, as many as registers hold. block: query rows of a tile. width: the padded head dimension."""
-    return min(64, (8192 if block <= LEAST_ROWS else 4096) // width)
+    if block > 64 and width > 64:
+        return FEWEST_KEYS
+    return max(FEWEST_KEYS, min(64, KEY_BYTES[block > LEAST_ROWS] // (width * itemsize)))
+
+
+def num_stages(itemsize: int) -> int:
+    """Blocks of keys and values that are loaded ahead, and one: what the smallest GPUs' shared memory holds."""
+    return 2 if itemsize == 4 else 3
 
 
 def num_warps(block: int, width: int) -> int:

@@ -10,6 +10,9 @@ as in FlashAttention (Dao, arXiv 2307.08691), in float32.
 import triton
 import triton.language as tl
 
+# Keys of a share of a prefix, at least: fewer would not be worth a program.
+LEAST_KEYS = tl.constexpr(256)
+
 
 @triton.jit(do_not_specialize=["num_rows", "max_pages"])
 def attend(
@@ -49,11 +52,16 @@ def attend(
         if WINDOW > 0:
             begin = tl.maximum(length + 1 - WINDOW, 0) // BLOCK_N
         end = (length + BLOCK_N - 1) // BLOCK_N
-        share = (end - begin + SPLITS - 1) // SPLITS
-        for block in range(begin + split * share, tl.minimum(begin + (split + 1) * share, end)):
+        share = tl.maximum((end - begin + SPLITS - 1) // SPLITS, LEAST_KEYS // BLOCK_N)
+        begin += split * share
+        end = tl.minimum(begin + share, end)
+        pages = block_table + one * max_pages
+        # The page of a block is loaded one block ahead, so that loads of keys and values need not wait for it.
+        page = tl.load(pages + begin * BLOCK_N // PAGE, mask=begin < end, other=0)
+        for block in range(begin, end):
             key_position = block * BLOCK_N + n
-            page = tl.load(block_table + one * max_pages + block * BLOCK_N // PAGE)
             place = page.to(tl.int64) * PAGE + (block * BLOCK_N % PAGE + n)
+            page = tl.load(pages + (block + 1) * BLOCK_N // PAGE, mask=block + 1 < end, other=0)
             is_key = key_position < length
             pointer = (place * HEADS + head)[:, None] * HEAD_DIM + d[None, :]
             is_number = is_key[:, None] & (d < HEAD_DIM)[None, :]
@@ -105,7 +113,7 @@ def attend(
         tl.store(out + target[:, None] * HEAD_DIM + d[None, :], result / total[:, None], mask=is_query)
     else:
         target += split * num_rows * (HEADS * GROUPS)
-        tl.store(parts + target[:, None] * HEAD_DIM + d[None, :], result, mask=is_query)
+        tl.store(parts + target[:, None] * HEAD_DIM + d[None, :], result, mask=is_query & (total > 0.0)[:, None])
         tl.store(sums + target * 2, most, mask=is_row)
         tl.store(sums + target * 2 + 1, total, mask=is_row)
 
@@ -115,8 +123,8 @@ def merge(
     parts, sums, out, num_rows,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Programs [R, all query heads]. parts: [S, R, heads, D] float32. sums: [S, R, heads, 2], the largest score and the
-    sum of shares. Writes attention [R, heads, D].
+    """Programs [R, all query heads]. parts: [S, R, heads, D] float32, not written for rows without keys. sums: [S, R,
+    heads, 2], the largest score and the sum of shares. Writes attention [R, heads, D].
     """
     target = tl.program_id(0) * HEADS + tl.program_id(1)
     s = tl.arange(0, SPLITS)
@@ -125,6 +133,7 @@ def merge(
     most = tl.load(sums + at * 2)
     shares = tl.exp(most - tl.max(most, axis=0))
     total = tl.sum(tl.load(sums + at * 2 + 1) * shares, axis=0)
-    part = tl.load(parts + at[:, None] * HEAD_DIM + d[None, :], mask=(d < HEAD_DIM)[None, :], other=0.0)
+    is_part = (d < HEAD_DIM)[None, :] & (most > float("-inf"))[:, None]
+    part = tl.load(parts + at[:, None] * HEAD_DIM + d[None, :], mask=is_part, other=0.0)
     result = tl.sum(part * shares[:, None], axis=0) / total  # pyright: ignore[reportOperatorIssue]
     tl.store(out + target * HEAD_DIM + d, result, mask=d < HEAD_DIM)

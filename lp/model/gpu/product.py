@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lp.platform import build as kernels
 
-# A tile: rows, outputs where there are few and where there are many, inputs that are added at a time.
-ROWS, FEW_OUTPUTS, MANY_OUTPUTS, INPUTS = 64, 32, 128, 64
+# A tile: rows, outputs where there are few and where there are many, bytes of inputs that are added at a time.
+ROWS, FEW_OUTPUTS, MANY_OUTPUTS, INPUT_BYTES = 64, 32, 128, 128
 # The number of outputs from which tiles of many outputs keep a large GPU busy.
 MANY = 16384
 
@@ -18,6 +18,11 @@ MANY = 16384
 def tile_outputs(num_outputs: int) -> int:
     """Outputs of a tile. They depend on the weight alone, never on the number of rows."""
     return MANY_OUTPUTS if num_outputs >= MANY else FEW_OUTPUTS
+
+
+def block_of_inputs(itemsize: int) -> int:
+    """Inputs that are added at a time: as many as shared memory holds, whatever the number of rows."""
+    return INPUT_BYTES // itemsize
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -30,7 +35,8 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     kernels.start(
         invariant_kernels.multiply, (-(-num_rows // ROWS), -(-num_outputs // block)),
         x, weight, weight if bias is None else bias, out, num_rows, x.stride(0), weight.stride(0), weight.stride(1),
-        K=num_inputs, N=num_outputs, HAS_BIAS=bias is not None, BLOCK_M=ROWS, BLOCK_N=block, BLOCK_K=INPUTS,
+        K=num_inputs, N=num_outputs, HAS_BIAS=bias is not None, BLOCK_M=ROWS, BLOCK_N=block,
+        BLOCK_K=block_of_inputs(x.element_size()),
         num_warps=8 if block == MANY_OUTPUTS else 4, num_stages=3,
     )  # fmt: skip
     return out

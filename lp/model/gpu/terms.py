@@ -130,8 +130,10 @@ def written_as(statement: Statement) -> tuple[Operand, tuple[int, ...]]:
             return Operand(statement.out.source, statement.out.start, statement.out.strides[:-1]), statement.sizes[:-1]
         case Gather():
             return Operand(statement.out.source, statement.out.start, (1,)), (statement.table.tensor.shape[1],)
-        case Round():
+        case Round(count=1):
             return Operand(statement.out, 0, (1,)), (statement.size,)
+        case Round():
+            return Operand(statement.out, 0, (statement.size, 1)), (statement.count, statement.size)
     raise AssertionError(statement)
 
 

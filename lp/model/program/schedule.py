@@ -48,8 +48,6 @@ def round_inputs(program: Program, multiple: int = 1) -> None:
         if isinstance(x.source, Value) and x.source.is_half:
             return x
         key = id(x.source), x.start, size, count
-        if count > 1 and multiple == 1 and x.strides[0] == size:  # pieces without gaps are one piece
-            x, size, count = Operand(x.source, x.start, (1,)), count * size, 1
         if key not in rounded:
             rounded[key] = Value(count * (-(-size // multiple) * multiple), is_half=True)
             steps.append(Round(rounded[key], x, size, count))

@@ -129,10 +129,11 @@ def test_attention_is_that_of_dense_products(shape: Shape, length: int, monkeypa
 
 
 def test_a_prefix_is_split_where_few_programs_would_run() -> None:
-    assert num_splits(1, Shape(heads=8, groups=4).step()) == 16
-    assert num_splits(64, Shape(heads=32).step()) == 4
-    assert num_splits(256, Shape(heads=32).step()) == 1
-    assert num_splits(1, Shape(heads=8, window=24).step()) == 1
+    assert num_splits(1, 4, Shape(heads=8, groups=4).step()) == 32
+    assert num_splits(1, 16, Shape(heads=1).step()) == 64
+    assert num_splits(64, 64, Shape(heads=32).step()) == 8
+    assert num_splits(512, 64, Shape(heads=32).step()) == 1
+    assert num_splits(1, 16, Shape(heads=8, window=24).step()) == 1
 
 
 def test_packed_sequences_see_their_own_prefix(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,274 @@
+"""Compiles the GPU kernels for GPUs that are not there, and reads what a program of them takes. Needs Triton.
+
+Registers tell how many programs a multiprocessor holds at a time: it has 65,536 of them.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from lp.model.causal import CausalModel
+from lp.model.gpu.attention import LEAST_ROWS, block_of_keys, num_stages, num_warps, tile_rows
+from lp.model.gpu.experts import INPUTS as EXPERT_INPUTS
+from lp.model.gpu.experts import OUTPUTS as EXPERT_OUTPUTS
+from lp.model.gpu.experts import PAIRS
+from lp.model.gpu.make import make_program
+from lp.model.gpu.plan import RunStage, make_plan
+from lp.model.gpu.product import MANY, ROWS, block_of_inputs, tile_outputs
+from lp.model.gpu.sinks import Store, power_of_two
+from lp.model.gpu.stage import Slots
+from lp.model.program.schedule import schedule
+from lp.model.program.steps import Value
+from lp.sampling.choosers import CHUNK, MOST_TOKENS, NUM_BEST
+from lp.sampling.penalties import BLOCK, HEADER
+
+ARCHITECTURES = (80, 86, 89, 90, 100)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# Bytes of shared memory that a program may have.
+SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+# Bytes of a thread's registers that may be kept in memory.
+MOST_SPILLED = 64
+# Registers that a thread may have: all that there are, or as many as leave room for several programs.
+ALL_REGISTERS, FEW_REGISTERS = 255, 128
+HEAD_DIMS, ATTENTION_ROWS, GROUPS = (64, 80, 128, 256), (1, 8, 64), 4
+TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64", torch.int32: "i32"}
+# Models of about 7B, on no device: only their shapes matter.
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_key_value_heads": 8},
+    "qwen3": {
+        "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
+    "gemma2": {
+        "hidden_size": 3584, "intermediate_size": 14336, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "head_dim": 256,
+    },
+    "olmo2": {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_key_value_heads": 32},
+    "qwen3_moe": {
+        "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "head_dim": 128, "num_experts": 16, "num_experts_per_tok": 8,
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Resources:
+    """registers: of a thread. spilled: bytes of a thread's registers kept in memory. shared: bytes of a program."""
+
+    registers: int
+    spilled: int
+    shared: int
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel with its constants. types: of its arguments, as Triton writes them."""
+
+    name: str
+    kernel: Any
+    types: dict[str, str]
+    constants: dict[str, Any]
+    num_warps: int
+    num_stages: int
+    most_registers: int = FEW_REGISTERS
+
+    def compile(self, architecture: int) -> Resources:
+        return compile_for(architecture, self.kernel, self.types, self.constants, self.num_warps, self.num_stages)
+
+    def fault(self, found: Resources, architecture: int) -> str:
+        """What is beyond the limits; empty if nothing is."""
+        limits = [
+            ("bytes spilled", found.spilled, MOST_SPILLED),
+            ("registers", found.registers, self.most_registers),
+            ("bytes of shared memory", found.shared, SHARED_MEMORY[architecture]),
+        ]
+        return ", ".join(f"{number} {what} ({most} at most)" for what, number, most in limits if number > most)
+
+
+def variants(dtype: torch.dtype) -> Iterator[Variant]:
+    """The kernels of a model in this format, in the shapes in which they run."""
+    for name in MODELS:
+        yield from _stages(name, dtype)
+    yield from _attention(dtype)
+    yield from _products(dtype)
+    yield from _others(dtype)
+    yield from _sampling()
+
+
+@cache
+def model_on_no_device(name: str, dtype: torch.dtype) -> CausalModel:
+    config = AutoConfig.for_model(name, num_hidden_layers=2, vocab_size=32000, **MODELS[name])
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return CausalModel(model, 4096, [0])
+
+
+def _stages(name: str, dtype: torch.dtype) -> Iterator[Variant]:
+    """The stage kernels of a model, each text once."""
+    program = make_program(model_on_no_device(name, dtype))
+    plan = make_plan(program, schedule(program), dtype)
+    stages = {one.kernel.fn: one for one in plan if isinstance(one, RunStage)}
+    for number, stage in enumerate(stages.values()):
+        types = {f"x{at}": _type_of(one, dtype) for at, one in enumerate(stage.arguments)}
+        yield Variant(f"{name}, stage {number}", stage.kernel, types, {}, stage.num_warps, 2)
+
+
+def _type_of(argument: object, dtype: torch.dtype) -> str:
+    match argument:
+        case Slots():
+            return "*i64"
+        case Store():
+            return f"*{TYPES[dtype]}"
+        case Value():
+            return "*i64" if argument.is_integer else f"*{TYPES[dtype]}" if argument.is_half else "*fp32"
+        case torch.Tensor():
+            return f"*{TYPES[argument.dtype]}"
+    raise AssertionError(argument)
+
+
+def _attention_types(dtype: torch.dtype) -> dict[str, str]:
+    own = f"*{TYPES[dtype]}"
+    return {
+        "queries": own, "keys": own, "values": own, "out": own, "parts": "*fp32", "sums": "*fp32",
+        "slots": "*i64", "sequence_of": "*i32", "row_starts": "*i32", "positions": "*i64", "visible": "*i1",
+        "block_table": "*i32", "lengths": "*i32", "paths": "*i32", "num_rows": "i32", "max_pages": "i32",
+        "query_stride": "i32", "head_stride": "i32", "scale": "fp32",
+    }  # fmt: skip
+
+
+def _attention(dtype: torch.dtype) -> Iterator[Variant]:
+    from lp.model.gpu import attention_kernels, invariant_kernels
+
+    types = _attention_types(dtype)
+    for head_dim in HEAD_DIMS:
+        width = power_of_two(head_dim)
+        for rows in ATTENTION_ROWS:
+            _, block = tile_rows(rows, GROUPS, width, dtype.itemsize)
+            shared: dict[str, Any] = {
+                "HEADS": 8, "GROUPS": GROUPS, "HEAD_DIM": head_dim, "WINDOW": 4096, "SOFTCAP": 50.0, "PAGE": 256,
+                "BLOCK_M": block, "BLOCK_D": width, "BLOCK_N": block_of_keys(block, width, dtype.itemsize),
+            }  # fmt: skip
+            warps, where = num_warps(block, width), f"heads of {head_dim}, {rows} rows"
+            own = shared | {"ROWS": block // GROUPS, "SPLITS": 4}
+            stages = num_stages(dtype.itemsize)
+            yield Variant(f"attention, {where}", attention_kernels.attend, types, own, warps, stages, ALL_REGISTERS)
+            if block == LEAST_ROWS:
+                yield Variant(
+                    f"attention in order, {where}", invariant_kernels.attend_in_order, types, shared, warps, 2,
+                    ALL_REGISTERS,
+                )  # fmt: skip
+
+
+def _products(dtype: torch.dtype) -> Iterator[Variant]:
+    from lp.model.gpu import expert_kernels, invariant_kernels
+
+    own = f"*{TYPES[dtype]}"
+    types = {
+        "x": own, "weight": own, "bias": own, "out": own, "num_rows": "i32", "row_stride": "i32",
+        "output_stride": "i32",
+    }  # fmt: skip
+    for num_outputs in (4096, 22016):
+        constants = {
+            "input_stride": 1, "K": 4096, "N": num_outputs, "HAS_BIAS": False, "BLOCK_M": ROWS,
+            "BLOCK_N": tile_outputs(num_outputs), "BLOCK_K": block_of_inputs(dtype.itemsize),
+        }  # fmt: skip
+        warps = 8 if num_outputs >= MANY else 4
+        yield Variant(
+            f"product in order, {num_outputs} outputs", invariant_kernels.multiply, types, constants, warps, 3,
+            ALL_REGISTERS,
+        )  # fmt: skip
+    types = {
+        "x": own, "weight": own, "out": own, "pairs": "*i64", "expert_of": "*i64", "begins": "*i64", "ends": "*i64",
+        "row_stride": "i32", "choice_stride": "i32", "expert_stride": "i64", "output_stride": "i32",
+    }  # fmt: skip
+    constants = {
+        "input_stride": 1, "C": 8, "E": 128, "K": 2048, "N": 1536, "BLOCK_M": PAIRS, "BLOCK_N": EXPERT_OUTPUTS,
+        "BLOCK_K": EXPERT_INPUTS,
+    }  # fmt: skip
+    yield Variant("product with experts", expert_kernels.multiply_experts, types, constants, 4, 3)
+
+
+def _others(dtype: torch.dtype) -> Iterator[Variant]:
+    from lp.kv_cache import triton_kernels
+    from lp.model.gpu import attention_kernels, invariant_kernels
+
+    types = _attention_types(dtype)
+    slots = {
+        "slots": f"*{TYPES[dtype]}", "moves": "*i64", "move_starts": "*i64", "layer_stride": "i64",
+        "token_stride": "i32", "most_moves": "i32",
+    }  # fmt: skip
+    merged = {"HEADS": 32, "HEAD_DIM": 128, "BLOCK_D": 128, "SPLITS": 64}
+    yield Variant("moves of keys and values", triton_kernels.move, slots, {"BLOCK": 1024}, 4, 2)
+    yield Variant("merge of splits", attention_kernels.merge, types, merged, 2, 2, ALL_REGISTERS)
+    yield Variant("paths of rows", invariant_kernels.lay_paths, types, {"BLOCK": 64}, 4, 2)
+
+
+def _sampling() -> Iterator[Variant]:
+    from lp.sampling import triton_kernels
+
+    types = {
+        "scores": "*fp32", "choices": "*i64", "words": "*i32", "floats": "*fp32", "sums": "*fp32", "row_stride": "i32",
+        "num_tokens": "i32", "num_chunks": "i32", "rounding": "fp32", "far": "fp32", "out": "*i64", "values": "*fp32",
+        "tokens": "*i32",
+    }  # fmt: skip
+    penalties = {"scores": "*fp32", "words": "*i32", "floats": "*fp32", "row_stride": "i32"}
+    settled = {"MOST": MOST_TOKENS, "N": NUM_BEST, "BLOCK": 64}
+    chunks = {"MOST": MOST_TOKENS, "BLOCK": CHUNK}
+    rows = {"MOST": MOST_TOKENS, "BLOCK": 1024}
+    most = ALL_REGISTERS
+    yield Variant("best tokens of chunks", triton_kernels.best_of_chunks, types, chunks, 8, 2, most)
+    yield Variant("best tokens of rows", triton_kernels.best_of_rows, types, rows, 4, 2, most)
+    yield Variant("sums of chunks", triton_kernels.sums_of_chunks, types, {"BLOCK": CHUNK}, 4, 2, most)
+    yield Variant("settled rows", triton_kernels.settle, types | {"tokens": "*i64"}, settled, 8, 2, most)
+    yield Variant("penalties", triton_kernels.penalise, penalties, {"HEADER": HEADER, "BLOCK": BLOCK}, 4, 2, most)
+
+
+def compile_for(
+    architecture: int, kernel: Any, types: dict[str, str], constants: dict[str, Any], num_warps: int, num_stages: int
+) -> Resources:
+    """types: of the arguments, as Triton writes them. Pointers and strides are multiples of 16, as models' are."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = list(kernel.arg_names)
+    signature = {name: types.get(name, "constexpr") for name in names}
+    aligned = {
+        (number,): [["tt.divisibility", 16]]
+        for number, name in enumerate(names)
+        if "*" in signature[name] or (name.endswith("_stride") and signature[name] == "i32")
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    found = _usage(made.asm["cubin"])
+    return Resources(found["REG"], found["STACK"] + found["LOCAL"], made.metadata.shared)
+
+
+def _usage(cubin: bytes) -> dict[str, int]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        text = subprocess.run([cuobjdump(), "--dump-resource-usage", str(path)], capture_output=True, text=True)
+    return {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text.stdout)}
+
+
+@cache
+def cuobjdump() -> str:
+    """The path of the program that comes with Triton. Raises FileNotFoundError."""
+    import triton
+
+    found = next(Path(triton.__file__).parent.glob("backends/nvidia/bin/cuobjdump"), None)
+    if found is None:
+        raise FileNotFoundError("this build of Triton has no cuobjdump")
+    return str(found)
