@@ -1,4 +1,4 @@
-"""Compiles every GPU kernel for every kind of GPU, and shows registers, spilled bytes and shared memory.
+"""Compiles every GPU kernel for every kind of GPU, and shows what a program of it takes.
 
     python -m benchmarks.kernels
     python -m benchmarks.kernels --architectures 90,100 --dtypes bfloat16

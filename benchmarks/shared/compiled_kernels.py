@@ -195,7 +195,7 @@ def _products(dtype: torch.dtype) -> Iterator[Variant]:
         "input_stride": 1, "C": 8, "E": 128, "K": 2048, "N": 1536, "BLOCK_M": PAIRS, "BLOCK_N": EXPERT_OUTPUTS,
         "BLOCK_K": EXPERT_INPUTS,
     }  # fmt: skip
-    yield Variant("product with experts", expert_kernels.multiply_experts, types, constants, 4, 3)
+    yield Variant("product with experts", expert_kernels.multiply_experts, types, constants, 4, 3, ALL_REGISTERS)
 
 
 def _others(dtype: torch.dtype) -> Iterator[Variant]:

@@ -1,0 +1,54 @@
+"""The proof on several GPUs, as it is started: by torchrun, here on CPUs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.slow import slow_except
+
+
+def call(*arguments: str, num_ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    return subprocess.run(
+        [*torchrun, "-m", "benchmarks.multi_gpu", "--device", "cpu", "--max-new-tokens", "12", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+
+
+def states(page: str) -> dict[str, str]:
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")
+    ]
+    return {row[0]: row[1] for row in cells[2:]}
+
+
+@pytest.mark.parametrize("num_ranks", slow_except([2, 4], 2))
+def test_rows_pass_or_say_why_they_were_not_run(num_ranks: int, tmp_path: Path) -> None:
+    done = call("--rows", "exchange", "sums", "text", "prompt", "--output", str(tmp_path), num_ranks=num_ranks)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = states((tmp_path / f"multi_gpu-{num_ranks}-ranks-cpu.md").read_text())
+    skipped = {"exchange, nccl", "sums, nccl", *([] if num_ranks > 2 else ["text, lp x tp"])}
+    assert {name for name, state in found.items() if state == "not run"} == skipped
+    assert set(found.values()) == {"passed", "not run"} and len(found) == 11
+
+
+@pytest.mark.slow
+def test_all_rows_are_run(tmp_path: Path) -> None:
+    done = call("--output", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = states((tmp_path / "multi_gpu-2-ranks-cpu.md").read_text())
+    assert found["lost rank"] == found["speed, tp"] == "passed" and "FAILED" not in found.values()
+
+
+def test_a_start_without_ranks_is_told() -> None:
+    for arguments, message in (([], "start it with torchrun"), (["--ray"], "--ray and --ranks N belong together")):
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.multi_gpu", *arguments], capture_output=True, text=True, timeout=100
+        )
+        assert done.returncode == 2 and message in done.stderr
