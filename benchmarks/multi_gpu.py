@@ -1,11 +1,12 @@
-"""Shows on several GPUs that ranks give the text of one, how fast they talk, and what each mode of parallelism gains.
+"""Shows on several GPUs what each mode of parallelism gives: texts, exchanges, speed, lost ranks.
 
     torchrun --nproc-per-node 2 -m benchmarks.multi_gpu
-    ray job submit -- python -m benchmarks.multi_gpu --ray --ranks 4
+    python -m benchmarks.multi_gpu --ray --ranks 4
 
-Without GPUs the same runs on CPUs over gloo and shared memory. With --ray every rank is an actor with a GPU of its own,
-spread over the nodes of the cluster. Each row passes, fails or was not run, and says why; a row that fails does not
-stop the others. Rank 0 writes the table anew after each row. Exit status 1: a row failed.
+Without GPUs the same runs on CPUs over gloo and shared memory. With --ray, on a node of a Ray cluster or in a job (ray
+job submit), every rank is an actor with a GPU of its own, spread over the nodes. Each row passes, fails or was not run,
+and says why; a row that fails does not stop the others. Rank 0 writes the table anew after each row. Exit status 1: a
+row failed.
 
   exchange   the integers of a step between all ranks: shared memory, gloo, NCCL
   sums       all-reduces as tensor parallelism has them: gloo or NCCL, symmetric memory where GPUs reach one another
@@ -35,7 +36,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed import PrefixStore, Store
+from torch.distributed import PrefixStore, Store, is_torchelastic_launched
 from transformers import AutoModelForCausalLM
 
 from benchmarks.shared.options import add_output, make_parser, parse
@@ -58,17 +59,23 @@ GREEDY = Sampling(temperature=0.0, seed=0)
 METHODS: tuple[DecodingMethod, ...] = (Autoregressive(), Lookahead(5, 4, 5), Auto())
 
 
+# The environment of a rank that is alone, and where several ranks meet.
+ALONE = dict(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+MEETING = dict(MASTER_ADDR="", MASTER_PORT="")
+
+
 class NotRun(Exception):
     """A row that this machine, or this number of ranks, cannot have. The message says why."""
 
 
 @dataclass
 class Context:
-    """What all rows are given. expected: text of `generate` for both prompts."""
+    """What all rows are given."""
 
     arguments: argparse.Namespace
     rank: int
     num_ranks: int
+    num_local_ranks: int
     device: str
     store: Store
 
@@ -104,7 +111,7 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parse(parser)
     if arguments.ray != (arguments.ranks is not None):
         parser.error("--ray and --ranks N belong together; torchrun's --nproc-per-node gives the number otherwise")
-    if not arguments.ray and "WORLD_SIZE" not in os.environ:
+    if not arguments.ray and not is_torchelastic_launched():
         parser.error("start it with torchrun --nproc-per-node N -m benchmarks.multi_gpu, or with --ray --ranks N")
     if arguments.device == "auto":
         arguments.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -117,7 +124,8 @@ def run_rank(arguments: argparse.Namespace) -> int:
     """One rank. Returns the exit code."""
     torch.set_num_threads(1)
     mesh = make_mesh(ParallelSettings(timeout_s=TIMEOUT_S), arguments.device)
-    context = Context(arguments, mesh.rank, mesh.num_ranks, arguments.device, open_store(mesh, TIMEOUT_S))
+    ranks = mesh.rank, mesh.num_ranks, mesh.num_local_ranks
+    context = Context(arguments, *ranks, arguments.device, open_store(mesh, TIMEOUT_S))
     names = arguments.rows or [""]
     rows = [(name, row) for name, row in all_rows(mesh.num_ranks) if any(map(name.startswith, names))]
     results: list[tuple[str, str, str]] = []
@@ -214,7 +222,7 @@ def check_kind(context: Context, kind: str) -> None:
     """Raises NotRun for a way of talking that these ranks cannot have."""
     if kind == "nccl" and not context.is_on_gpu:
         raise NotRun("NCCL needs a GPU for each rank")
-    if kind == "shm" and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) < context.num_ranks:
+    if kind == "shm" and context.num_local_ranks < context.num_ranks:
         raise NotRun("the ranks are on several hosts")
 
 
@@ -264,7 +272,7 @@ def kill_ranks(context: Context, store: Store) -> str:
         return ""
     command = [sys.executable, "-m", "benchmarks.rank_loss", "--model", context.arguments.model, "--kills", "2"]
     command += ["--ranks", str(context.num_ranks), "--exchange", "shm", "--streams", "4", "--scenarios"]
-    hidden = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    hidden = {*ALONE, *MEETING}
     environment = {
         name: value for name, value in os.environ.items() if name not in hidden and not name.startswith("TORCHELASTIC")
     }
@@ -295,9 +303,8 @@ def opened(context: Context, store: Store, settings: dict[str, Any], dtype: str,
     if settings.get("tp") and context.num_ranks < 4:
         raise NotRun("it needs four ranks")
     own = context.settings(**settings)
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     try:
-        mesh = make_mesh(own, context.device, alone if is_alone else os.environ)
+        mesh = make_mesh(own, context.device, ALONE if is_alone else os.environ)
         place = MeshTopology(own, mesh, PrefixStore("ranks", store))
         model = ModelSettings(context.arguments.model, dtype, str(mesh.device))
         return Opened(Engine.assemble(EngineSettings(model), place), place, context.arguments.max_new_tokens)

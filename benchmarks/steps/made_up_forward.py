@@ -74,7 +74,7 @@ class _NoKernels:
     """Stands for what graphs capture. See ArenaForward."""
 
     arena: Arena
-    is_invariant, incoming_width, gives_logits = True, None, True
+    is_invariant, incoming_width, gives_logits, output_width = True, None, True, 1
 
     def __call__(self, *given: object) -> Tensor:
         return NO_LOGITS

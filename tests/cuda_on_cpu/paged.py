@@ -98,6 +98,7 @@ class PagedForward:
     def __init__(self, model: PreTrainedModel, arena: Arena, kind: AttentionKind):
         assert kind in GPU_KINDS, "other kinds know no arena"
         self.model, self.arena, self.kind = model, arena, kind
+        self.output_width = model.config.get_text_config(decoder=True).vocab_size
 
     def __call__(
         self,
@@ -105,6 +106,7 @@ class PagedForward:
         answered: int | Tensor,
         before_attention: BeforeAttention | None = None,
         incoming: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """See ArenaForward."""
         step = PagedStep(
@@ -119,7 +121,8 @@ class PagedForward:
             step=step,
         )
         logits = output.logits[0]
-        return (logits[1:] if isinstance(answered, int) and answered == 0 else logits).float()
+        found = logits[1:] if isinstance(answered, int) and answered == 0 else logits
+        return found.float() if out is None else out.copy_(found)
 
 
 def make_paged(model: CausalModel, arena: Arena, is_invariant: bool = False) -> PagedForward:

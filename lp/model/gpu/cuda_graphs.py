@@ -17,6 +17,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,32 +42,39 @@ Capture = Callable[[Callable[[], Tensor], Any], tuple[Callable[[], None], Tensor
 
 
 def capture_on_gpu(run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor]:
-    """Captures a function as a CUDA graph, after two warm-up runs on another stream, as torch asks for."""
-    warm_up = torch.cuda.Stream()
-    warm_up.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(warm_up):
+    """Captures a function as a CUDA graph, after two warm-up runs, both on another stream, as torch asks for."""
+    stream = _capture_stream(torch.cuda.current_device())
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         for _ in range(2):
             run()
-    torch.cuda.current_stream().wait_stream(warm_up)
+    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     # Other threads may use the GPU meanwhile: NCCL's own, and the one that watches collectives.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         result = run()
     return graph.replay, result
+
+
+@cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """One stream for all captures on a device, as each stream on which cuBLAS runs has a workspace of its own."""
+    return torch.cuda.Stream(device)
 
 
 class ArenaForward(Protocol):
     """A forward over the arena that a graph can capture: all that changes from step to step is read from the device.
 
     is_invariant: as in FastForward. incoming_width, gives_logits: of a stage of a pipeline: the size of the hidden
-    states that come in, None in the first stage, and whether this is the last one. Sequences that are not there cost
-    nothing, so that a graph for as many sequences as rows is as fast for one.
+    states that come in, None in the first stage, and whether this is the last one. output_width: of a row of what comes
+    out. Sequences that are not there cost nothing, so that a graph for as many sequences as rows is as fast for one.
     """
 
     arena: Arena
     is_invariant: bool
     incoming_width: int | None
     gives_logits: bool
+    output_width: int
 
     def __call__(
         self,
@@ -74,12 +82,14 @@ class ArenaForward(Protocol):
         answered: int | Tensor,
         before_attention: BeforeAttention | None = None,
         incoming: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Writes the rows to the arena.
 
         answered: the rows whose logits are needed: that many of the last ones, or those that int64 [L] names.
-        before_attention: see FastForward.run_by_layer. incoming: float32 [R, D], see FastForward.run_stage. Returns
-        float32 [L, V], or hidden states [R, D] in all stages but the last.
+        before_attention: see FastForward.run_by_layer. incoming: float32 [R, D], see FastForward.run_stage. out: where
+        the answer is written; None makes memory for it. Returns float32 [L, V], or hidden states [R, D] in all stages
+        but the last.
         """
         ...
 
@@ -130,6 +140,9 @@ class CapturedForward(FastForward):
         started, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
         log.info("capturing CUDA graphs of up to %d rows", ladder[-1])
         pool = self._pool = torch.cuda.graph_pool_handle()
+        # What all graphs write, one at a time: logits, or the hidden states that a stage hands on.
+        with torch.inference_mode(False):
+            self._out = torch.empty(max(ladder), forward.output_width, device=self._device)
         # By rows. The largest is captured first: the others then fit in its memory.
         self._captured = {rows: self._capture_rows(rows, capture, pool) for rows in sorted(ladder, reverse=True)}
         taken, seconds = free - torch.cuda.mem_get_info(self._device)[0], time.monotonic() - started
@@ -256,7 +269,8 @@ class CapturedForward(FastForward):
             with torch.inference_mode(False):  # so that it may be written to without that mode
                 incoming = torch.zeros(num_rows, width, device=self._device)
         try:
-            replay, logits = capture(lambda: self._run(given, num_rows, incoming=incoming), pool)
+            out = self._out[:num_rows]
+            replay, logits = capture(lambda: self._run(given, num_rows, incoming=incoming, out=out), pool)
         except (RuntimeError, UnsupportedAttention) as error:  # such as a model that reads a number on the host
             raise ForwardFailed(f"a CUDA graph cannot be captured: {one_line(error)}") from error
         return Captured(given, replay, logits, incoming)
@@ -267,10 +281,11 @@ class CapturedForward(FastForward):
         answered: int | Tensor,
         before_attention: BeforeAttention | None = None,
         incoming: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Copies what the steps before have left to be copied, then runs the forward."""
         self._forward.arena.move_given(given.on_device.moves, given.on_device.move_starts)
-        return self._forward(given.on_device, answered, before_attention, incoming)
+        return self._forward(given.on_device, answered, before_attention, incoming, out)
 
 
 def _replay(choice: CapturedChoice) -> Tensor:

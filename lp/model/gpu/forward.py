@@ -40,6 +40,7 @@ class FusedForward:
         self.arena = arena
         self.is_invariant = is_invariant
         self.incoming_width = program.incoming and program.incoming.width
+        self.output_width = program.output.width
         self.gives_logits = program.gives_logits
         self._program = program
         self._dtype = dtype
@@ -52,11 +53,13 @@ class FusedForward:
         answered: int | Tensor,
         before_attention: BeforeAttention | None = None,
         incoming: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """See ArenaForward."""
         rows = slice(len(given.tokens) - answered, None) if isinstance(answered, int) else answered
         run = _Run(self._program, self._dtype, self.is_invariant, given, self._stores, rows, before_attention, incoming)
-        return run.run(self.plan)
+        found = run.run(self.plan)
+        return found.float() if out is None else out.copy_(found)
 
 
 class _Run:
@@ -103,7 +106,7 @@ class _Run:
                     self._experts(one)
             for value in one.last_uses:
                 del self._arrays[value]
-        return self._arrays[self._program.output].float()
+        return self._arrays[self._program.output]
 
     def _stage(self, one: RunStage) -> None:
         for value in one.outputs:

@@ -81,7 +81,7 @@ def test_the_folder_is_made_for_its_user_alone(root: Path) -> None:
 
 def test_without_the_variable_the_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(disk_cache, "user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / name)
     assert folder("compiled") == tmp_path / "lookahead-parallel" / "compiled"
 
 
