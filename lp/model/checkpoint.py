@@ -192,8 +192,8 @@ def load(
         merge_weights(causal)
     _bound_memory(checkpoint.models, settings.kv_memory, num_sharing)
     if is_compiled:
-        _make_fast(causal, settings, references, capture, is_checked, group)
-        if checks:
+        has_passed = _make_fast(causal, settings, references, capture, is_checked, group)
+        if checks and has_passed:
             checks.note()
     for extension in extensions:
         extension.attach(causal, settings.compile)
@@ -230,16 +230,17 @@ def _make_fast(
     capture: Capture | None,
     is_checked: bool,
     group: RankGroup | None,
-) -> None:
+) -> bool:
     """Makes the forward fast as the settings say; see `make_fast`. Raises ValueError if it cannot be as they demand."""
     is_demanded = settings.invariant is Invariance.on
     mode = CompileMode.on if is_demanded else settings.compile
-    make_fast(causal, mode, folder("compiled"), references, capture, is_demanded, is_checked, group)
+    is_as_wanted = make_fast(causal, mode, folder("compiled"), references, capture, is_demanded, is_checked, group)
     if is_demanded and not (causal.fast and causal.fast.is_invariant):
         raise ValueError(
             "model.invariant=on: the sums of ranks that share no memory depend on the rows of a step; use "
             "model.invariant=auto, or ranks on one host"
         )
+    return is_as_wanted
 
 
 def read_whole(

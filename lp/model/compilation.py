@@ -64,8 +64,8 @@ def make_fast(
     is_invariant: bool = False,
     is_checked: bool = False,
     group: RankGroup | None = None,
-) -> None:
-    """Gives a model, of which this rank holds all layers, a fast forward.
+) -> bool:
+    """Gives a model a fast forward. Returns False, with a warning in the log, if it should have one and has none.
 
     folder: where compiled code is kept; None if nothing can be kept. references: what the fast forward is compared
     with; None makes them. is_checked: whether the same forward has passed before on this CPU, so that it is compared
@@ -76,9 +76,10 @@ def make_fast(
     cannot be compiled as demanded.
     """
     if mode is CompileMode.off or (mode is CompileMode.auto and _is_small(model, group)):
-        return
+        return True
     try:
         model.fast = _make(model, folder, references, capture, is_invariant, is_checked, group)
+        return True
     except CompilationFailed as error:
         if is_invariant:
             how = "in fused kernels" if model.device.type == "cuda" else "natively"
@@ -89,8 +90,9 @@ def make_fast(
         if mode is CompileMode.on:
             raise ValueError(f"model.compile=on: {error}; use model.compile=off") from error
         if isinstance(error.__cause__, NoCompiler) and library() is None:
-            return  # the line about that says so
+            return True  # the line about that says so
         log.warning("the forward is not compiled: %s (model.compile=off does not try it)", error)
+        return False
 
 
 def _is_small(model: CausalModel, group: RankGroup | None) -> bool:

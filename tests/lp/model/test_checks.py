@@ -96,5 +96,15 @@ def test_what_fails_is_not_remembered(counted: Counted, monkeypatch: pytest.Monk
     assert counted.load() == ALL
 
 
+def test_a_forward_that_was_wrong_is_checked_again(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a model goes on without it."""
+    monkeypatch.setattr(compilation, "WORTHWHILE", 1)
+    with monkeypatch.context() as planted:
+        planted.setattr(compilation, "_find_fault", lambda *_: "it is wrong")
+        counted.load(compile=CompileMode.auto)
+    assert counted.load(compile=CompileMode.auto) == ALL
+    assert counted.load(compile=CompileMode.auto) == {}
+
+
 def test_a_gpu_is_always_checked(counted: Counted) -> None:
     assert not checks.Checks(str(counted.folder), torch.device("cuda")).have_passed
