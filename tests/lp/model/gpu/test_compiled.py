@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.shared.compiled_kernels import ARCHITECTURES, DTYPES, cuobjdump, variants
+from benchmarks.shared.compiled_kernels import ARCHITECTURES, cuobjdump, variants
 from lp.platform.build import missing_triton
 from tests.slow import slow_except
 
@@ -28,8 +28,14 @@ def has_tools() -> None:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("dtype", slow_except(DTYPES, torch.bfloat16), ids=str)
-@pytest.mark.parametrize("architecture", slow_except(ARCHITECTURES, 90))
+QUICK = 90, torch.bfloat16
+SOME = [
+    *((architecture, torch.bfloat16) for architecture in ARCHITECTURES),
+    (86, torch.float32), (90, torch.float32), (86, torch.float16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("architecture", "dtype"), slow_except(SOME, QUICK), ids=str)
 def test_kernels_keep_within_the_limits(architecture: int, dtype: torch.dtype) -> None:
     faults = {
         variant.name: fault
