@@ -131,7 +131,7 @@ class Shard:
     ranges: tuple[range, ...]
 
     def bounds(self, shape: Sequence[int]) -> list[tuple[slice, ...]]:
-        """For each part, one slice for each dimension of a tensor of that shape."""
+        """Returns, for each part, one slice for each dimension of a tensor of that shape."""
         for one in self.ranges:
             assert 0 <= one.start < one.stop <= shape[self.dim], f"{self} is no part of {list(shape)}"
         before, after = (slice(None),) * self.dim, (slice(None),) * (len(shape) - self.dim - 1)

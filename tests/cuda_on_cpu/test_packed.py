@@ -109,7 +109,7 @@ def test_every_architecture_with_graphs_packs(name: str, folders: Folders) -> No
 @pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize("way", slow_except(["flash-attn", "no graph"], "flash-attn"))
 def test_other_ways_pack(way: str, folders: Folders, request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By flash-attn's own functions, and more rows than the ladder has."""
+    """Sequences are packed by flash-attn's own functions, too, and with more rows than the ladder has."""
     match way:
         case "flash-attn":
             request.getfixturevalue("flash_attn")

@@ -116,9 +116,7 @@ class Product:
 
 @dataclass(frozen=True)
 class TopK:
-    """The `count` largest of `size` numbers that lie side by side, the largest first, and their places. Of equal ones
-    the first is taken.
-    """
+    """Finds the `count` largest of `size` numbers that lie side by side, the largest first, and their places."""
 
     values: Value
     places: Value

@@ -56,13 +56,15 @@ static void multiply_experts(const long* a, long first, long last, long thread, 
     Product product = {x, num_inputs, (const weight_t*)a[7], nullptr, out, num_inputs, num_outputs};
     const long weight_size = product.num_panels() * product.panel_size();
     const long begin = product.share(thread, num_threads) * PANEL;
-    const long next_begin = product.share(thread + 1, num_threads) * PANEL, end = next_begin < num_outputs ? next_begin : num_outputs;
+    const long padded_end = product.share(thread + 1, num_threads) * PANEL;
+    const long end = padded_end < num_outputs ? padded_end : num_outputs;
+    const auto weight_of = [&](long pair) { return (const weight_t*)a[7] + expert_of(pair) * weight_size; };
     for (long at = 0; at < (long)pairs.size();) {
-        const long expert = expert_of(pairs[at]), rest = begins[expert] - at;
+        const long rest = begins[expert_of(pairs[at])] - at;
         const long count = rest < PAIRS_AT_ONCE ? rest : PAIRS_AT_ONCE;
-        product.weight = (const weight_t*)a[7] + expert * weight_size;
+        product.weight = weight_of(pairs[at]);
         Product next = product;
-        if (at + count < (long)pairs.size()) next.weight = (const weight_t*)a[7] + expert_of(pairs[at + count]) * weight_size;
+        if (at + count < (long)pairs.size()) next.weight = weight_of(pairs[at + count]);
         if (count == 1) {
             product.x = input_of(pairs[at]);
             product.out = out + pairs[at] * num_outputs;
