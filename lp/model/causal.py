@@ -33,6 +33,7 @@ from lp.model.gpu.device import attention_of_torch, current
 from lp.model.heads.loaded import LoadedHeads
 from lp.model.kernels import AttentionKind, resolve_kind
 from lp.model.memory import Bound, make_memory, num_weight_bytes
+from lp.model.quantization.parameter import QuantizedParameter
 from lp.platform.hardware import upload
 from lp.tree import TokenTree
 
@@ -115,7 +116,10 @@ class CausalModel:
         """Frees the weights if the fast forward has copies of its own. The model's own forward cannot run any more."""
         if self.fast and self.fast.owns_weights:
             for weight in self.model.parameters():
-                weight.data = weight.new_empty(0)
+                if isinstance(weight, QuantizedParameter):
+                    weight.quantized.free()
+                else:
+                    weight.data = weight.new_empty(0)
 
     def forward(self, tree: TokenTree, cache: KVCache, num_logits: int) -> Tensor:
         """Runs the rows of one sequence; returns float32 logits [num_logits, V] of the last ones. See forward_many."""

@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig
 from lp.kv_cache.arena import Arena
 from lp.kv_cache.cache import PAGE, KVMemory, LayerShape, pages_of
 from lp.kv_cache.contiguous import ContiguousMemory
+from lp.model.quantization.parameter import QuantizedParameter
 
 # A cache of this many tokens must fit, or of the whole context if that is shorter.
 LIKELY_TOKENS = 4096
@@ -64,8 +65,14 @@ def check_fits(
 
 def num_weight_bytes(model: nn.Module) -> int:
     """Bytes of all parameters, with shared memory counted once. An empty model counts as if it were filled."""
-    storages = {p.untyped_storage().data_ptr() or id(p): p.untyped_storage().nbytes() for p in model.parameters()}
-    return sum(storages.values())
+    sizes: dict[int, int] = {}
+    for weight in model.parameters():
+        if isinstance(weight, QuantizedParameter):
+            sizes[id(weight.quantized)] = weight.quantized.num_bytes
+        else:
+            storage = weight.untyped_storage()
+            sizes[storage.data_ptr() or id(weight)] = storage.nbytes()
+    return sum(sizes.values())
 
 
 def num_parameters(folder: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -9,9 +10,11 @@ import torch
 from torch import Tensor
 
 from lp.model.cpu.emit import Layer
-from lp.model.cpu.source import Instruction
+from lp.model.cpu.quantized import kernel_format, pack_quantized, packed_bytes
+from lp.model.cpu.source import Instruction, Source
 from lp.model.cpu.weights import Arena, pack, packed_shape
 from lp.model.program.steps import Constant, ExpertProduct, Product, Value, WeightKey, table_key, weight_key
+from lp.model.quantization.weight import QuantizedWeight
 
 # Threads that pack weights side by side.
 MOST_THREADS = 4
@@ -30,9 +33,11 @@ class BoundInstruction:
     arguments: tuple[Bound, ...]
 
 
-def bind(instructions: list[Instruction], width: int) -> list[BoundInstruction]:
-    """Packs every weight once. width: outputs of a panel."""
-    weights, experts = _pack_all(instructions, width)
+def bind(source: Source, library: ctypes.CDLL) -> list[BoundInstruction]:
+    """Packs every weight of a source's instructions once. library: what its text was compiled to."""
+    instructions = source.instructions
+    weights, experts = _pack_all(instructions, library.panel())
+    weights |= _pack_quantized(source, library)
     constants: dict[int, Tensor] = {}
 
     def bound(argument: object) -> Bound:
@@ -43,6 +48,8 @@ def bind(instructions: list[Instruction], width: int) -> list[BoundInstruction]:
                 return weights[weight_key(argument.weight)]
             case ExpertProduct():
                 return experts[id(argument)]
+            case QuantizedWeight():
+                return weights[table_key(argument)]
             case Constant(is_table=True) if table_key(argument.tensor) in weights:
                 return weights[table_key(argument.tensor)]
             case Constant():
@@ -62,7 +69,8 @@ def bind(instructions: list[Instruction], width: int) -> list[BoundInstruction]:
 def _pack_all(instructions: list[Instruction], width: int) -> tuple[dict[WeightKey, Tensor], dict[int, Tensor]]:
     """Packs the weights of all products, and those of all experts: [experts, P, K / T, W, T], by ids of their steps."""
     arguments = [argument for one in instructions for argument in one.arguments]
-    weights = {weight_key(one.weight): one.weight.detach() for one in arguments if isinstance(one, Product)}
+    products = [one.weight for one in arguments if isinstance(one, Product)]
+    weights = {weight_key(weight): weight.detach() for weight in products if isinstance(weight, Tensor)}
     experts = {id(one): one.weight.detach() for one in arguments if isinstance(one, ExpertProduct)}
     shapes = {key: packed_shape(weight, width) for key, weight in weights.items()}
     of_experts = {key: (len(weight), *packed_shape(weight[0], width)) for key, weight in experts.items()}
@@ -76,6 +84,23 @@ def _pack_all(instructions: list[Instruction], width: int) -> tuple[dict[WeightK
     with ThreadPoolExecutor(MOST_THREADS) as pool:  # copying lets other threads of Python go on
         list(pool.map(lambda pair: pack(*pair), pairs))
     return packed, packed_experts
+
+
+def _pack_quantized(source: Source, library: ctypes.CDLL) -> dict[WeightKey, Tensor]:
+    """Packs the quantised weights of all products and lookups: uint8, as kernels/quantized.h reads them."""
+    arguments = [argument for one in source.instructions for argument in one.arguments]
+    found = [argument.weight if isinstance(argument, Product) else argument for argument in arguments]
+    weights = {weight_key(one): one for one in found if isinstance(one, QuantizedWeight)}
+    arena = Arena(sum(Arena.space((packed_bytes(one),), torch.uint8) for one in weights.values()))
+    packed = {key: arena.take((packed_bytes(one),), torch.uint8) for key, one in weights.items()}
+
+    def pack_one(key: WeightKey) -> None:
+        name = source.formats[kernel_format(weights[key].format)]
+        pack_quantized(weights[key], library, name, packed[key])
+
+    with ThreadPoolExecutor(MOST_THREADS) as pool:
+        list(pool.map(pack_one, weights))
+    return packed
 
 
 def _as_read(constant: Constant) -> Tensor:

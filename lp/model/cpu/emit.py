@@ -7,9 +7,11 @@ one function, so a model's layers do. A number that is read once is computed whe
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+from lp.model.cpu.quantized import kernel_format
 from lp.model.program.steps import (
     Constant,
     Gather,
@@ -25,6 +27,7 @@ from lp.model.program.steps import (
     table_key,
     written,
 )
+from lp.model.quantization.weight import GROUP, QuantizedWeight, WeightFormat
 
 INDENT = "    "
 
@@ -36,7 +39,7 @@ class Layer:
     number: int
 
 
-Argument = Value | Constant | Layer
+Argument = Value | Constant | Layer | QuantizedWeight
 
 
 @dataclass
@@ -58,13 +61,21 @@ class _Loop:
 class StageWriter:
     """Writes one function.
 
-    shared: the values that other stages use as well. packed: keys of the weights that are packed for products.
+    shared: the values that other stages use as well. packed: keys of the weights that are packed for products. formats:
+    the names of the structs of quantised weights' formats.
     """
 
-    def __init__(self, statements: list[Statement], shared: set[int], packed: set[WeightKey]):
+    def __init__(
+        self,
+        statements: list[Statement],
+        shared: set[int],
+        packed: set[WeightKey],
+        formats: Mapping[WeightFormat, str],
+    ):
         self._statements = statements
         self._shared = shared
         self._packed = packed
+        self._formats = formats
         self._arguments: list[Argument] = []
         self._names: dict[int, str] = {}
         self._uses = Counter(id(one.source) for statement in statements for one in reads(statement))
@@ -96,6 +107,8 @@ class StageWriter:
         match argument:
             case Layer():
                 return f"const long x{number} = a[{number}];"
+            case QuantizedWeight():
+                return f"const uint8_t* x{number} = (const uint8_t*)a[{number}];"
             case Constant(is_table=True):
                 return f"const weight_t* x{number} = (const weight_t*)a[{number}];"
             case Constant():
@@ -185,6 +198,12 @@ class StageWriter:
 
     def _gather(self, statement: Gather) -> None:
         table, index = self._name(statement.table), self._at(statement.index)
+        if isinstance(statement.table, QuantizedWeight):
+            size, count = statement.table.shape
+            format = self._formats[kernel_format(statement.table.format)]
+            arguments = f"{table}, {count}, {size}, {statement.table.span // GROUP}, {index}"
+            self._lines.append(f"look_up<{format}>({arguments}, {self._name(statement.out.source)});")
+            return
         size = statement.table.tensor.shape[1]
         out = self._name(statement.out.source)
         is_packed = table_key(statement.table.tensor) in self._packed

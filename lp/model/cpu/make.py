@@ -20,6 +20,7 @@ from lp.model.program.record import Inexpressible
 from lp.model.program.schedule import round_inputs, schedule
 from lp.model.program.steps import Program, table_key
 from lp.model.program.translate import FEW_ROWS, MORE_ROWS, cache_shapes, translate
+from lp.model.quantization.parameter import QuantizedParameter
 
 
 def make_native(model: CausalModel, folder: Path, is_checked: bool = False) -> NativeForward:
@@ -51,7 +52,7 @@ def _check_general(model: CausalModel, source: Source) -> None:
 def _build_and_bind(source: Source, folder: Path) -> tuple[ctypes.CDLL, list[BoundInstruction]]:
     """The library of a source, and its instructions with packed weights. Raises CannotBuild."""
     library = build(source.text, folder)
-    return library, bind(source.instructions, library.panel())
+    return library, bind(source, library)
 
 
 def _write(model: CausalModel, num_rows: int) -> tuple[Program, Source]:
@@ -59,5 +60,6 @@ def _write(model: CausalModel, num_rows: int) -> tuple[Program, Source]:
     if model.dtype != torch.float32:
         round_inputs(program, MULTIPLE)
     if isinstance(output := model.model.get_output_embeddings(), Linear):
-        program.keep_hidden(table_key(output.weight))
+        weight = output.weight
+        program.keep_hidden(table_key(weight.quantized if isinstance(weight, QuantizedParameter) else weight))
     return program, write(program, schedule(program), model.dtype)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from lp.model.cpu.emit import Argument, StageWriter
+from lp.model.cpu.quantized import kernel_format, struct
 from lp.model.program.record import Inexpressible
 from lp.model.program.schedule import Stage
 from lp.model.program.steps import (
@@ -17,6 +18,7 @@ from lp.model.program.steps import (
     Attention,
     Collective,
     ExpertProduct,
+    Gather,
     Product,
     Program,
     Shared,
@@ -26,8 +28,9 @@ from lp.model.program.steps import (
     weight_key,
     written,
 )
+from lp.model.quantization.weight import GROUP, QuantizedWeight, WeightFormat
 
-FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K = range(6)
+FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K, QUANTIZED = range(7)
 REDUCE, GATHER = range(2)
 # Bytes of a number that is sent to other ranks.
 BYTES_SENT = 4
@@ -40,8 +43,8 @@ MOST_GROUPS = 48
 class Instruction:
     """One entry of the table that the native code runs.
 
-    kind: FUNCTION or another of those above. number: of the function or of the kind of attention or collective. stage:
-    of the schedule. is_last: only rows whose logits are wanted are computed. arguments: what the native code is given,
+    kind: FUNCTION or another of those above. number: of the function, the kind of attention or collective, or the format
+    of a quantised weight. stage: of the schedule. is_last: only rows whose logits are wanted are computed. arguments: what the native code is given,
     in its order.
     """
 
@@ -55,12 +58,13 @@ class Instruction:
 @dataclass(frozen=True)
 class Source:
     """text: C++. instructions: in the order in which they run. shared: values with memory of their own, and the first
-    and last stage that need it.
+    and last stage that need it. formats: the name of each format's struct.
     """
 
     text: str
     instructions: list[Instruction]
     shared: list[tuple[Value, int, int]]
+    formats: dict[WeightFormat, str]
 
 
 def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
@@ -73,18 +77,24 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
     attentions: dict[str, int] = {}
     instructions: list[Instruction] = []
     packed = {weight_key(step.weight) for step in program.steps if isinstance(step, Product)}
+    formats = _formats(program)
     attends = [n for n, stage in enumerate(stages) if any(isinstance(one, Attention) for one in stage.shared)]
     last_attention = attends[-1] if program.gives_logits else len(stages)  # hidden states are wanted of all rows
     for number, stage in enumerate(stages):
         is_last = number >= last_attention
         if stage.statements:
-            function = StageWriter(stage.statements, shared, packed).write()
+            function = StageWriter(stage.statements, shared, packed, formats).write()
             at = functions.setdefault(function.body, len(functions))
             instructions.append(Instruction(FUNCTION, at, number, is_last, tuple(function.arguments)))
         for step in stage.shared:
             if isinstance(step, Product):
                 assert isinstance(step.x.source, Value)
                 arguments = (step.x.source, step.x.start, step.x.source.width, step, step.bias or 0, step.out)
+                if isinstance(step.weight, QuantizedWeight):
+                    at = list(formats).index(kernel_format(step.weight.format))
+                    arguments = (*arguments, *step.weight.shape, step.weight.span // GROUP)
+                    instructions.append(Instruction(QUANTIZED, at, number, is_last, arguments))
+                    continue
                 size = step.x.source.width if step.x.source.is_half else step.weight.shape[0]
                 instructions.append(Instruction(PRODUCT, 0, number, is_last, (*arguments, size, step.weight.shape[1])))
             elif isinstance(step, Collective):
@@ -100,8 +110,16 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
                 assert isinstance(step.query.source, Value)
                 values = step.query.source, step.query.start, step.query.source.width, step.out, step.layer
                 instructions.append(Instruction(ATTENTION, at, number, is_last, values))
-    text = _text(list(functions), list(attentions), FORMATS[dtype])
-    return Source(text, instructions, [lives[key] for key in lives if key in shared])
+    text = _text(list(functions), list(attentions), FORMATS[dtype], formats)
+    return Source(text, instructions, [lives[key] for key in lives if key in shared], formats)
+
+
+def _formats(program: Program) -> dict[WeightFormat, str]:
+    """The formats of quantised weights, each with a name."""
+    weights = [step.weight for step in program.steps if isinstance(step, Product)]
+    weights += [step.table for step in program.steps if isinstance(step, Gather)]
+    found = dict.fromkeys(kernel_format(one.format) for one in weights if isinstance(one, QuantizedWeight))
+    return {format: f"Format{number}" for number, format in enumerate(found)}
 
 
 def _lives(program: Program, stages: list[Stage]) -> dict[int, tuple[Value, int, int]]:
@@ -160,8 +178,14 @@ def _attention(step: Attention) -> str:
     )
 
 
-def _text(functions: list[str], attentions: list[str], number_format: int) -> str:
+def _text(
+    functions: list[str], attentions: list[str], number_format: int, formats: dict[WeightFormat, str]
+) -> str:
     parts = [f"#define WEIGHT_FORMAT {number_format}", '#include "run.h"', ""]
+    if formats:
+        parts += ['#include "quantized.h"', ""]
+    for format, name in formats.items():
+        parts += [*struct(name, format), ""]
     for number, body in enumerate(functions):
         parts += [
             f"static void function_{number}(const Step& step, const long* a, long first, long last) {{",
@@ -174,9 +198,11 @@ def _text(functions: list[str], attentions: list[str], number_format: int) -> st
         ]  # fmt: skip
     names = ", ".join(f"function_{number}" for number in range(len(functions)))
     kinds = ", ".join(f"attention_{number}" for number in range(len(attentions)))
+    products = ", ".join(f"multiply_quantized<{name}>" for name in formats.values())
     parts += [
         f"static const Function functions[] = {{{names}}};",
         f"static const Attention attentions[] = {{{kinds}}};",
+        f"static const QuantizedProduct quantized[] = {{{products or 'nullptr'}}};",
         "",
         'extern "C" long panel() { return PANEL; }',
         "",
@@ -184,8 +210,8 @@ def _text(functions: list[str], attentions: list[str], number_format: int) -> st
         "                        const long* arguments, Group* group, float* room, long room_size,",
         "                        long num_threads, double* times) {",
         "    lay_out(*step);",
-        "    run_program(*step, program, num_instructions, arguments, functions, attentions, group, room, room_size,",
-        "                num_threads, times);",
+        "    run_program(*step, program, num_instructions, arguments, functions, attentions, quantized, group, room,",
+        "                room_size, num_threads, times);",
         "}",
         "",
     ]

@@ -30,6 +30,7 @@ from lp.model.program.steps import (
     TopK,
     Value,
 )
+from lp.model.quantization.weight import QuantizedWeight
 
 
 class Lowering:
@@ -252,6 +253,13 @@ class Lowering:
             Gather(target, Operand(source, view.start, ()), self._known.constant(table, is_table=True))
         )
 
+    def _lower_quantized_lookup(self, operation: Operation) -> None:
+        index, table = operation.args
+        source, view = self._known.find(index)
+        assert view.row is not None
+        target = self._known.out(operation.outputs[0], view.row)
+        self.program.steps.append(Gather(target, Operand(source, view.start, ()), table))
+
     def _lower_row_in_part(self, operation: Operation) -> None:
         tokens, first, size = operation.args
         source, view = self._known.find(tokens)
@@ -308,9 +316,14 @@ class Lowering:
             raise Inexpressible("a product with a scaled sum")
         self._product(x, weight, self._known.constant(bias), operation.outputs[0])
 
-    def _product(self, x: Tensor, weight: Tensor, bias: Constant | None, out: Tensor) -> None:
+    def _lower_quantized_product(self, operation: Operation) -> None:
+        x, weight, *bias = operation.args
+        self._product(x, weight, self._known.constant(bias[0]) if bias else None, operation.outputs[0])
+
+    def _product(self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Constant | None, out: Tensor) -> None:
         source, view = self._known.find(x) if self._known.is_value(x) else (None, None)
-        if source is None or view is None or self._known.is_value(weight):
+        is_constant = isinstance(weight, QuantizedWeight) or not self._known.is_value(weight)
+        if source is None or view is None or not is_constant:
             raise Inexpressible("a product of other than rows with a weight")
         if view.row != 0 or view.strides[1] > 1:
             raise Inexpressible("a product with rows that are not in order")

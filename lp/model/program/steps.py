@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lp.model.kernels import LayerAttention
 from lp.model.program.group import RankGroup
+from lp.model.quantization.weight import QuantizedWeight
 
 
 @dataclass(eq=False)
@@ -76,7 +77,7 @@ class Gather:
 
     out: Operand
     index: Operand
-    table: Constant
+    table: Constant | QuantizedWeight
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Product:
 
     out: Value
     x: Operand
-    weight: Tensor
+    weight: Tensor | QuantizedWeight
     bias: Constant | None
 
 
@@ -172,18 +173,20 @@ class AllGather:
     group: RankGroup
 
 
-# Names a weight [K, N]: its memory, and where it lies in it.
+# Names a weight [K, N]: its memory, and where it lies in it. Of a quantised weight: itself.
 WeightKey = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
 
-def weight_key(weight: Tensor) -> WeightKey:
+def weight_key(weight: Tensor | QuantizedWeight) -> WeightKey:
     """The name of the weight [K, N] of a product."""
+    if isinstance(weight, QuantizedWeight):
+        return id(weight), 0, weight.shape, ()
     return weight.untyped_storage()._cdata, int(weight.storage_offset()), tuple(weight.shape), weight.stride()
 
 
-def table_key(table: Tensor) -> WeightKey:
+def table_key(table: Tensor | QuantizedWeight) -> WeightKey:
     """The name of the weight that is a table [N, K] of embeddings as well, as in models that tie the two."""
-    return weight_key(table.t())
+    return weight_key(table if isinstance(table, QuantizedWeight) else table.t())
 
 
 # What treats every row by itself.
@@ -274,7 +277,7 @@ def outline(program: Program) -> list[str]:
                 return names.setdefault(id(part), f"v{len(names)}") + f"[{part.width}]"
             case Constant():
                 return names.setdefault(id(part), f"c{len(names)}") + f"{list(part.tensor.shape)}"
-            case Tensor():
+            case Tensor() | QuantizedWeight():
                 return f"weight{list(part.shape)}"
             case Operand():
                 return f"{describe(part.source)}+{part.start}{part.strides}"

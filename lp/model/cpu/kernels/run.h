@@ -7,16 +7,18 @@
 #include "collective.h"
 #include "experts.h"
 
-enum Kind { FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K };
+enum Kind { FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K, QUANTIZED };
 
-// One entry of a program. number: of the function or of the kind of attention or collective. is_last: only the rows whose logits are
-// asked for are needed. meets: the threads meet before it. first: where its arguments begin.
+// One entry of a program. number: of the function, the kind of attention or collective, or the format of a quantised
+// weight. is_last: only the rows whose logits are asked for are needed. meets: the threads meet before it. first: where
+// its arguments begin.
 struct Instruction {
     long kind, number, is_last, meets, first;
 };
 
 typedef void (*Function)(const Step&, const long* arguments, long first, long last);
 typedef void (*Attention)(const Step&, const long* arguments, long first, float* room, long thread, long num_threads);
+typedef void (*QuantizedProduct)(const long* arguments, long first, long last, long thread, long num_threads);
 
 // Where threads wait for one another. They spin at first, and let others run if that takes long.
 class Meeting {
@@ -58,8 +60,8 @@ static const Instruction& next_product(const Instruction* program, long num_inst
 }
 
 static void run_program(const Step& step, const Instruction* program, long num_instructions, const long* arguments,
-                        const Function* functions, const Attention* attentions, Group* group, float* room,
-                        long room_size, long most_threads, double* times) {
+                        const Function* functions, const Attention* attentions, const QuantizedProduct* quantized,
+                        Group* group, float* room, long room_size, long most_threads, double* times) {
     Meeting meeting;
 #pragma omp parallel num_threads(most_threads)
     {
@@ -84,6 +86,8 @@ static void run_program(const Step& step, const Instruction* program, long num_i
                          first, step.num_rows, thread, num_threads);
             else if (one.kind == ATTENTION)
                 attentions[one.number](step, a, first, room + thread * room_size, thread, num_threads);
+            else if (one.kind == QUANTIZED)
+                quantized[one.number](a, first, step.num_rows, thread, num_threads);
             else if (one.kind == EXPERTS)
                 multiply_experts(a, first, step.num_rows, thread, num_threads);
             else if (one.kind == TOP_K)

@@ -1,0 +1,406 @@
+// Products of rows with a weight of codes of 4 to 8 bits, which are decoded in registers, once for a tile of rows.
+//
+// A number of the weight is scale * step * value(code) - minimum * minimum_step. quantized.py writes a struct for each
+// format. Codes are packed in panels of PANEL outputs. The 32 inputs of a group follow one another, and each of its
+// cache lines has four bytes of each output: first those of the LOW bits of its codes, then those of the HIGH bits above
+// them. In four bytes, inputs 2i are in the lower half and inputs 2i + 1 in the upper one. Behind the codes of all
+// panels lie, panel by panel, scales and minima, and then steps.
+//
+// Codes are multiplied with the rows as they are; the sum of the inputs that share a step is then scaled and added to
+// the row's. Every sum is in one order, whatever the number of rows, so a row's results do not depend on the others.
+//
+// K inputs, N outputs
+#pragma once
+
+#include <vector>
+
+#include "linear.h"
+
+#define GROUP 32  // inputs whose codes lie together
+// Rows that go through panels together, rows whose inputs are prepared together, and the most numbers of them.
+#define QUANTIZED_ROWS (LANES == 16 ? 8 : LANES == 8 ? 4 : 2)
+#define QUANTIZED_ROWS_AT_ONCE 64
+#define MOST_PREPARED (1 << 15)
+
+// Pairs of bfloat16 are multiplied and added by one instruction.
+#if WEIGHT_FORMAT == 1 && defined(__AVX512BF16__) && defined(__AVX512BW__)
+#define HAS_PAIRS 1
+#else
+#define HAS_PAIRS 0
+#endif
+
+// Four bytes of as many outputs as a vector has lanes.
+typedef uint32_t Codes __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint16_t Words __attribute__((vector_size(LANES * 4), aligned(2), may_alias));
+typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+typedef int8_t SignedBytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+enum ScaleFormat { HALVES, FLOATS, EXPONENTS };
+enum StepFormat { NO_STEPS, UNSIGNED_STEPS, SIGNED_STEPS };
+
+// Where a weight's parts lie. F: the format.
+template <class F>
+struct Quantized {
+    static constexpr int PLANES = F::HIGH ? 2 : 1;
+    static constexpr int PARTS = GROUP / F::STEP_GROUP;  // of a group, each with a step of its own
+    static constexpr bool IS_LINEAR = F::NUM_VALUES == 0;  // the value of a code is the code less ZERO
+    static constexpr bool BY_PAIRS = HAS_PAIRS && F::NUM_VALUES <= 16;
+    static constexpr bool HAS_MINIMUM = F::HAS_MINIMA || (IS_LINEAR && F::ZERO != 0 && !BY_PAIRS);
+    static constexpr long GROUP_BYTES = (F::LOW + F::HIGH) * PANEL * 4;
+    static constexpr long SCALE_BYTES = F::SCALES == HALVES ? 2 : F::SCALES == FLOATS ? 4 : 1;
+    static constexpr long SPAN_BYTES = PANEL * SCALE_BYTES * (F::HAS_MINIMA ? 2 : 1);
+    static constexpr long NUM_STEPS = F::STEPS == NO_STEPS ? 0 : PARTS;
+    static constexpr long STEP_BYTES = PANEL * (NUM_STEPS + (F::HAS_MINIMUM_STEPS ? 1 : 0));
+    static_assert(PARTS == 1 || !F::HAS_MINIMA, "minima are for 32 inputs");
+
+    const uint8_t* weight;
+    long num_inputs, num_outputs, span_groups;  // groups that share a scale
+
+    long num_panels() const { return (num_outputs + PANEL - 1) / PANEL; }
+    long num_groups() const { return num_inputs / GROUP; }
+    long num_spans() const { return num_groups() / span_groups; }
+    const uint8_t* codes(long panel, long group) const {
+        return weight + (panel * num_groups() + group) * GROUP_BYTES;
+    }
+    const uint8_t* scales(long panel, long span) const {
+        return codes(num_panels(), 0) + (panel * num_spans() + span) * SPAN_BYTES;
+    }
+    const uint8_t* steps(long panel, long group) const {
+        return scales(num_panels(), 0) + (panel * num_groups() + group) * STEP_BYTES;
+    }
+};
+
+template <int FORMAT>
+static inline Vector load_scales(const uint8_t* from) {
+    if constexpr (FORMAT == FLOATS) return load((const float*)from);
+    if constexpr (FORMAT == EXPONENTS) return (Vector)(__builtin_convertvector(*(const Bytes*)from, Integers) << 23);
+#if defined(__AVX512F__)
+    return (Vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__F16C__)
+    return (Vector)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#else
+    Vector scales;
+    for (int l = 0; l < LANES; l++) scales[l] = (float)((const _Float16*)from)[l];
+    return scales;
+#endif
+}
+
+template <int FORMAT>
+static inline Vector load_steps(const uint8_t* from) {
+    if constexpr (FORMAT == SIGNED_STEPS)
+        return __builtin_convertvector(__builtin_convertvector(*(const SignedBytes*)from, Integers), Vector);
+    return __builtin_convertvector(__builtin_convertvector(*(const Bytes*)from, Integers), Vector);
+}
+
+// The lowest bit, of its four bytes, of the code of an input.
+static constexpr int first_bit(int bits, long input) {
+    return (int)(input % 2 * 16 + input / 2 % (16 / bits) * bits);
+}
+
+// A code is read where it lies in its four bytes, as its value times a power of two; only the uppermost code is shifted.
+// The inputs are divided by these powers. `inputs`: [rows][PLANES][count]. sums: of the inputs that share a step,
+// [rows][count / STEP_GROUP].
+template <class F>
+static void prepare(const half_t* x, long x_stride, long rows, long count, float* inputs, float* sums) {
+    constexpr int PLANES = Quantized<F>::PLANES;
+    float factors[PLANES][GROUP];
+    for (int plane = 0; plane < PLANES; plane++)
+        for (int k = 0; k < GROUP; k++) {
+            const int bits = plane ? F::HIGH : F::LOW, bit = first_bit(bits, k);
+            const bool is_shifted = bit == 32 - bits || !Quantized<F>::IS_LINEAR;
+            factors[plane][k] = (plane ? 16.0f : 1.0f) / (is_shifted ? 1.0f : (float)(1u << bit));
+        }
+    for (long r = 0; r < rows; r++) {
+        const half_t* from = x + r * x_stride;
+        for (long k = 0; k < count; k += F::STEP_GROUP) {
+            float sum = 0;
+            for (int i = 0; i < F::STEP_GROUP; i++) sum += number(from[k + i]);
+            sums[(r * count + k) / F::STEP_GROUP] = sum;
+        }
+        if (Quantized<F>::BY_PAIRS) continue;
+        for (int plane = 0; plane < PLANES; plane++) {
+            float* to = inputs + (r * PLANES + plane) * count;
+            for (long k = 0; k < count; k += GROUP)
+                for (int i = 0; i < GROUP; i++) to[k + i] = number(from[k + i]) * factors[plane][i];
+        }
+    }
+}
+
+// The values of the codes whose lowest bit is `bit`, times 2^bit where they are not shifted.
+template <class F, int BITS>
+static inline Vector decode(Codes line, int bit) {
+    constexpr uint32_t MASK = (1u << BITS) - 1;
+    if constexpr (!Quantized<F>::IS_LINEAR) {
+        const Codes code = line >> bit & MASK;
+#if LANES == 16
+        if constexpr (F::NUM_VALUES == 16) return __builtin_shuffle(load(F::VALUES), (Integers)code);
+#elif LANES == 8
+        if constexpr (F::NUM_VALUES == 16)
+            return __builtin_shuffle(load(F::VALUES), load(F::VALUES + LANES), (Integers)code);
+#endif
+        Vector values;
+        for (int l = 0; l < LANES; l++) values[l] = F::VALUES[code[l]];
+        return values;
+    }
+    const Codes code = bit == 32 - BITS ? line >> bit : line & MASK << bit;
+    return __builtin_convertvector((Integers)code, Vector);
+}
+
+// Some rows: prepared inputs, or in pairs of bfloat16 as they are, from a group's first one on. strides: of rows.
+struct Inputs {
+    const float *low, *high, *sums;
+    long stride, sums_stride;
+    const half_t* halves;
+    long halves_stride;
+};
+
+// Adds the products of the inputs from `first` on that share a step with one plane of codes of COLUMNS panels.
+template <class F, int BITS, int ROWS, int COLUMNS>
+__attribute__((always_inline)) static inline void add_codes(const uint8_t* codes, long panel_stride,
+                                                            const float* inputs, long stride, int first,
+                                                            Vector (&part)[ROWS][COLUMNS * VECTORS]) {
+    constexpr int IN_LINE = 32 / BITS, WIDTH = COLUMNS * VECTORS;
+    static_assert(IN_LINE <= F::STEP_GROUP, "a step is for whole lines");
+#pragma GCC unroll 1
+    for (int line = first / IN_LINE; line < (first + F::STEP_GROUP) / IN_LINE; line++) {
+        Codes words[WIDTH];
+#pragma GCC unroll 8
+        for (int v = 0; v < WIDTH; v++)
+            words[v] = *(const Codes*)(codes + v / VECTORS * panel_stride + line * PANEL * 4 + v % VECTORS * LANES * 4);
+#pragma GCC unroll 32
+        for (int k = 0; k < IN_LINE; k++) {
+            Vector values[WIDTH];
+#pragma GCC unroll 8
+            for (int v = 0; v < WIDTH; v++) values[v] = decode<F, BITS>(words[v], first_bit(BITS, k));
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+                const Vector input = broadcast(inputs[r * stride + line * IN_LINE + k]);
+#pragma GCC unroll 8
+                for (int v = 0; v < WIDTH; v++) part[r][v] = multiply_add(input, values[v], part[r][v]);
+            }
+        }
+    }
+}
+
+#if HAS_PAIRS
+// The same for pairs of bfloat16 inputs. Values are found in a table of 32, by the lower bits of each half of four bytes.
+template <class F, int BITS, int ROWS, int COLUMNS>
+__attribute__((always_inline)) static inline void add_pairs(const uint8_t* codes, long panel_stride,
+                                                            const half_t* inputs, long stride, int first,
+                                                            const uint16_t* table, const uint16_t* upper_table,
+                                                            Vector (&part)[ROWS][COLUMNS * VECTORS]) {
+    constexpr int IN_LINE = 32 / BITS, WIDTH = COLUMNS * VECTORS;
+    const Words values = *(const Words*)table, upper_values = *(const Words*)upper_table;
+#pragma GCC unroll 1
+    for (int line = first / IN_LINE; line < (first + F::STEP_GROUP) / IN_LINE; line++) {
+        Words words[WIDTH];
+#pragma GCC unroll 8
+        for (int v = 0; v < WIDTH; v++)
+            words[v] = *(const Words*)(codes + v / VECTORS * panel_stride + line * PANEL * 4 + v % VECTORS * LANES * 4);
+#pragma GCC unroll 32
+        for (int i = 0; i < 16 / (BITS < 4 ? BITS : 4); i++) {
+            const int pair = BITS == 8 ? i / 2 : i, bit = BITS == 8 ? i * 4 : i * BITS;
+            Words found[WIDTH];
+#pragma GCC unroll 8
+            for (int v = 0; v < WIDTH; v++)
+                found[v] = __builtin_shuffle(BITS == 8 && i % 2 ? upper_values : values, words[v] >> bit);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+                int two;
+                memcpy(&two, inputs + r * stride + line * IN_LINE + 2 * pair, 4);
+                const __m512bh input = (__m512bh)_mm512_set1_epi32(two);
+#pragma GCC unroll 8
+                for (int v = 0; v < WIDTH; v++)
+                    part[r][v] = (Vector)_mm512_dpbf16_ps((__m512)part[r][v], input, (__m512bh)found[v]);
+            }
+        }
+    }
+}
+#endif
+
+// Adds the products of groups [first, last) of COLUMNS panels with ROWS rows to `sums` [ROWS][COLUMNS * PANEL].
+template <class F, int ROWS, int COLUMNS>
+static void add_groups(const Quantized<F>& weight, long panel, long first, long last, Inputs x, float* sums) {
+    using Q = Quantized<F>;
+    constexpr int WIDTH = COLUMNS * VECTORS;
+    const long code_stride = weight.num_groups() * Q::GROUP_BYTES, step_stride = weight.num_groups() * Q::STEP_BYTES;
+    const long scale_stride = weight.num_spans() * Q::SPAN_BYTES;
+    const uint8_t* codes = weight.codes(panel, first);
+    const uint8_t* steps = weight.steps(panel, first);
+    for (long group = first; group < last; group++) {
+        const uint8_t* scales = weight.scales(panel, group / weight.span_groups);
+#pragma GCC unroll 16
+        for (int line = 0; line < COLUMNS * (F::LOW + F::HIGH); line++)
+            __builtin_prefetch(codes + line % COLUMNS * code_stride + 8 * Q::GROUP_BYTES + line / COLUMNS * 64, 0, 2);
+#pragma GCC unroll 2
+        for (int p = 0; p < Q::PARTS; p++) {
+            Vector part[ROWS][WIDTH] = {};
+#if HAS_PAIRS
+            if constexpr (Q::BY_PAIRS) {
+                const int at = p * F::STEP_GROUP;
+                add_pairs<F, F::LOW, ROWS, COLUMNS>(codes, code_stride, x.halves, x.halves_stride, at, F::LOW_WORDS,
+                                                    F::UPPER_WORDS, part);
+                if constexpr (F::HIGH > 0)
+                    add_pairs<F, F::HIGH, ROWS, COLUMNS>(codes + F::LOW * PANEL * 4, code_stride, x.halves,
+                                                         x.halves_stride, at, F::UPPER_WORDS, F::UPPER_WORDS, part);
+            }
+#endif
+            if constexpr (!Q::BY_PAIRS) {
+                const int at = p * F::STEP_GROUP;
+                add_codes<F, F::LOW, ROWS, COLUMNS>(codes, code_stride, x.low, x.stride, at, part);
+                if constexpr (F::HIGH > 0)
+                    add_codes<F, F::HIGH, ROWS, COLUMNS>(codes + F::LOW * PANEL * 4, code_stride, x.high, x.stride, at,
+                                                         part);
+            }
+#pragma GCC unroll 8
+            for (int v = 0; v < WIDTH; v++) {
+                const long column = v / VECTORS, lane = v % VECTORS * LANES;
+                const uint8_t* own_scales = scales + column * scale_stride + lane * Q::SCALE_BYTES;
+                const uint8_t* own_steps = steps + column * step_stride + lane;
+                Vector scale = load_scales<F::SCALES>(own_scales), minimum = {};
+                if constexpr (F::STEPS != NO_STEPS) scale *= load_steps<F::STEPS>(own_steps + p * PANEL);
+                if constexpr (F::HAS_MINIMA) minimum = load_scales<F::SCALES>(own_scales + PANEL * Q::SCALE_BYTES);
+                if constexpr (F::HAS_MINIMUM_STEPS)
+                    minimum *= load_steps<UNSIGNED_STEPS>(own_steps + Q::NUM_STEPS * PANEL);
+                // A zero of codes is a minimum of as many scales.
+                if constexpr (Q::IS_LINEAR && F::ZERO != 0 && !Q::BY_PAIRS)
+                    minimum = multiply_add(broadcast(F::ZERO), scale, minimum);
+#pragma GCC unroll 8
+                for (int r = 0; r < ROWS; r++) {
+                    float* sum = sums + (r * COLUMNS + column) * PANEL + lane;
+                    Vector total = multiply_add(scale, part[r][v], load(sum));
+                    if constexpr (Q::HAS_MINIMUM)
+                        total = multiply_add(minimum, broadcast(-x.sums[r * x.sums_stride + p]), total);
+                    store(sum, total);
+                }
+            }
+        }
+        codes += Q::GROUP_BYTES, steps += Q::STEP_BYTES;
+        x.low += GROUP, x.high += GROUP, x.sums += Q::PARTS, x.halves += GROUP;
+    }
+}
+
+// The same for a number of rows that the compiler does not know, at most MOST.
+template <class F, int MOST, int COLUMNS>
+static void add_groups_of_rows(long rows, const Quantized<F>& weight, long panel, long first, long last,
+                               const Inputs& x, float* sums) {
+    if (rows == MOST) return add_groups<F, MOST, COLUMNS>(weight, panel, first, last, x, sums);
+    if constexpr (MOST > 1) add_groups_of_rows<F, MOST - 1, COLUMNS>(rows, weight, panel, first, last, x, sums);
+}
+
+// COLUMNS panels and some rows, whose sums so far are in `out`.
+template <class F, int MOST, int COLUMNS>
+static void add_panels(long rows, const Quantized<F>& weight, long panel, long first, long last, const Inputs& x,
+                       float* out) {
+    alignas(64) float sums[QUANTIZED_ROWS * COLUMNS * PANEL] = {};
+    const long column = panel * PANEL, rest = weight.num_outputs - column;
+    const long width = rest < COLUMNS * PANEL ? rest : COLUMNS * PANEL;
+    for (long r = 0; r < rows; r++)
+        memcpy(sums + r * COLUMNS * PANEL, out + r * weight.num_outputs + column, width * sizeof(float));
+    add_groups_of_rows<F, MOST, COLUMNS>(rows, weight, panel, first, last, x, sums);
+    for (long r = 0; r < rows; r++)
+        memcpy(out + r * weight.num_outputs + column, sums + r * COLUMNS * PANEL, width * sizeof(float));
+}
+
+// The share of one of `num_threads` threads: some of the panels, all rows. a: x, its start and width; the packed weight,
+// bias and what is written; K, N, and groups that share a scale.
+template <class F>
+static void multiply_quantized(const long* a, long first, long last, long thread, long num_threads) {
+    using Q = Quantized<F>;
+    constexpr int WIDE_ROWS = LANES == 16 ? 3 : 1;  // up to which rows go through several panels at a time
+    constexpr int COLUMNS = LANES == 16 ? 4 : 2;
+    static thread_local std::vector<float> inputs, sums;
+    const long x_stride = a[2];
+    const half_t* x = (const half_t*)a[0] + a[1];
+    const float* bias = (const float*)a[4];
+    const Q weight = {(const uint8_t*)a[3], a[6], a[7], a[8]};
+    const long begin = weight.num_panels() * thread / num_threads, end = weight.num_panels() * (thread + 1) / num_threads;
+    const long column = begin * PANEL, last_column = end * PANEL < weight.num_outputs ? end * PANEL : weight.num_outputs;
+    for (long row = first; row < last; row += QUANTIZED_ROWS_AT_ONCE) {
+        const long rows = last - row < QUANTIZED_ROWS_AT_ONCE ? last - row : QUANTIZED_ROWS_AT_ONCE;
+        float* out = (float*)a[5] + row * weight.num_outputs;
+        for (long r = 0; r < rows; r++)
+            for (long n = column; n < last_column; n++) out[r * weight.num_outputs + n] = bias ? bias[n] : 0.0f;
+        long most = MOST_PREPARED / (rows * Q::PLANES) / GROUP * GROUP;
+        if (Q::BY_PAIRS || most > weight.num_inputs) most = weight.num_inputs;
+        inputs.resize(Q::BY_PAIRS ? 0 : rows * Q::PLANES * most);
+        sums.resize(rows * most / F::STEP_GROUP);
+        for (long k = 0; k < weight.num_inputs; k += most) {
+            const long count = weight.num_inputs - k < most ? weight.num_inputs - k : most;
+            const half_t* halves = x + row * x_stride + k;
+            prepare<F>(halves, x_stride, rows, count, inputs.data(), sums.data());
+            const auto inputs_of = [&](long r) {
+                const float* low = inputs.data() + r * Q::PLANES * count;
+                return Inputs{low, low + (Q::PLANES - 1) * count, sums.data() + r * count / F::STEP_GROUP,
+                              Q::PLANES * count, count / F::STEP_GROUP, halves + r * x_stride, x_stride};
+            };
+            const long group = k / GROUP, last_group = (k + count) / GROUP;
+            long panel = begin;
+            for (; rows <= WIDE_ROWS && panel + COLUMNS <= end; panel += COLUMNS)
+                add_panels<F, WIDE_ROWS, COLUMNS>(rows, weight, panel, group, last_group, inputs_of(0), out);
+            for (; panel < end; panel++)
+                for (long r = 0; r < rows; r += QUANTIZED_ROWS)
+                    add_panels<F, QUANTIZED_ROWS, 1>(rows - r < QUANTIZED_ROWS ? rows - r : QUANTIZED_ROWS, weight,
+                                                     panel, group, last_group, inputs_of(r),
+                                                     out + r * weight.num_outputs);
+        }
+    }
+}
+
+// Writes the numbers of one output, as a row of a table of embeddings.
+template <class F>
+static void look_up(const uint8_t* weight, long num_outputs, long num_inputs, long span_groups, long output, float* out) {
+    using Q = Quantized<F>;
+    const Q table = {weight, num_inputs, num_outputs, span_groups};
+    const long panel = output / PANEL, lane = output % PANEL;
+    for (long group = 0; group < table.num_groups(); group++) {
+        const uint8_t* scales = table.scales(panel, group / span_groups);
+        const uint8_t* steps = table.steps(panel, group);
+        const auto scale_at = [&](long at) {  // of this output alone
+            alignas(64) uint8_t bytes[LANES * 4] = {};
+            memcpy(bytes, scales + (at * PANEL + lane) * Q::SCALE_BYTES, Q::SCALE_BYTES);
+            return load_scales<F::SCALES>(bytes)[0];
+        };
+        const float own_scale = scale_at(0);
+        float own_minimum = 0;
+        if constexpr (F::HAS_MINIMA) own_minimum = scale_at(1);
+        if constexpr (F::HAS_MINIMUM_STEPS) own_minimum *= (float)steps[Q::NUM_STEPS * PANEL + lane];
+        for (int k = 0; k < GROUP; k++) {
+            const auto code_of = [&](int bits, long plane) {
+                uint32_t four;
+                memcpy(&four, table.codes(panel, group) + plane + (k / (32 / bits) * PANEL + lane) * 4, 4);
+                return four >> first_bit(bits, k) & ((1u << bits) - 1);
+            };
+            uint32_t code = code_of(F::LOW, 0);
+            if constexpr (F::HIGH > 0) code |= code_of(F::HIGH, F::LOW * PANEL * 4) << 4;
+            float own = own_scale;
+            if constexpr (F::STEPS == UNSIGNED_STEPS) own *= (float)steps[k / F::STEP_GROUP * PANEL + lane];
+            if constexpr (F::STEPS == SIGNED_STEPS) own *= (float)(int8_t)steps[k / F::STEP_GROUP * PANEL + lane];
+            float value;
+            if constexpr (Q::IS_LINEAR)
+                value = (float)code - F::ZERO;
+            else
+                value = F::VALUES[code];
+            out[group * GROUP + k] = own * value - own_minimum;
+        }
+    }
+}
+
+// Packs the codes of whole panels, uint8 [panels * PANEL][num_inputs].
+template <class F>
+static void pack_codes(const uint8_t* codes, long num_panels, long num_inputs, uint8_t* out) {
+    using Q = Quantized<F>;
+    for (long panel = 0; panel < num_panels; panel++)
+        for (long group = 0; group < num_inputs / GROUP; group++, out += Q::GROUP_BYTES)
+            for (int lane = 0; lane < PANEL; lane++) {
+                const uint8_t* from = codes + (panel * PANEL + lane) * num_inputs + group * GROUP;
+                uint32_t low[F::LOW] = {}, high[F::HIGH + 1] = {};
+                for (int k = 0; k < GROUP; k++) {
+                    low[k / (32 / F::LOW)] |= (uint32_t)(from[k] & ((1 << F::LOW) - 1)) << first_bit(F::LOW, k);
+                    if constexpr (F::HIGH > 0)
+                        high[k / (32 / F::HIGH)] |= (uint32_t)(from[k] >> 4) << first_bit(F::HIGH, k);
+                }
+                for (int n = 0; n < F::LOW; n++) memcpy(out + (n * PANEL + lane) * 4, low + n, 4);
+                for (int n = 0; n < F::HIGH; n++) memcpy(out + ((F::LOW + n) * PANEL + lane) * 4, high + n, 4);
+            }
+}

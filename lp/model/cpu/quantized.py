@@ -1,0 +1,126 @@
+"""Quantised weights as the native code reads them: the C++ struct of each format, and packed codes, scales and steps.
+
+K inputs, N outputs, P panels of W outputs, S inputs that share a scale, G inputs that share a step
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from lp.model.quantization.weight import AT_ONCE, GROUP, Numbers, QuantizedWeight, WeightFormat
+
+PANEL = 16
+# In kernels/quantized.h.
+SCALES = {torch.float16: "HALVES", torch.float32: "FLOATS", torch.uint8: "EXPONENTS"}
+STEPS = {None: "NO_STEPS", torch.uint8: "UNSIGNED_STEPS", torch.int8: "SIGNED_STEPS"}
+# Entries of a table in which values are found by the lower bits of a word.
+TABLE = 32
+
+
+def kernel_format(format: WeightFormat) -> WeightFormat:
+    """What of a format the kernels depend on."""
+    return replace(format, name="", span=None)
+
+
+def struct(name: str, format: WeightFormat) -> list[str]:
+    """The lines of a format's struct, and of the function that packs its codes."""
+    low, high = (8, 0) if format.bits == 8 else (4, format.bits - 4)
+    values = format.codebook or ()
+    words = [value - format.zero if format.codebook is None else values[value] for value in range(16)]
+    upper = [16 * (value % (1 << (high or 4))) for value in range(16)]
+    if low == 8:
+        words, upper = list(range(16)), [value - format.zero for value in upper]
+    return [
+        f"struct {name} {{",
+        f"    static constexpr int LOW = {low}, HIGH = {high}, STEP_GROUP = {format.group}, NUM_VALUES = {len(values)};",
+        f"    static constexpr int SCALES = {SCALES[format.scale]}, STEPS = {STEPS[format.step]};",
+        f"    static constexpr float ZERO = {float(format.zero)}f;",
+        f"    static constexpr bool HAS_MINIMA = {_bool(format.has_minima)};",
+        f"    static constexpr bool HAS_MINIMUM_STEPS = {_bool(format.has_minimum_steps)};",
+        f"    alignas(64) static constexpr float VALUES[] = {{{', '.join(map(_float, values or (0.0,)))}}};",
+        f"    alignas(64) static constexpr uint16_t LOW_WORDS[] = {{{_table(words)}}};",
+        f"    alignas(64) static constexpr uint16_t UPPER_WORDS[] = {{{_table(upper)}}};",
+        "};",
+        f'extern "C" void pack_{name}(const uint8_t* codes, long num_panels, long num_inputs, uint8_t* out) {{',
+        f"    pack_codes<{name}>(codes, num_panels, num_inputs, out);",
+        "}",
+    ]
+
+
+def packed_bytes(weight: QuantizedWeight) -> int:
+    """Bytes of a packed weight."""
+    return sum(prod(shape) for shape in _shapes(weight))
+
+
+def pack_quantized(weight: QuantizedWeight, library: ctypes.CDLL, name: str, out: Tensor) -> None:
+    """Writes a weight's codes, scales and steps. name: of its format's struct. out: uint8, as long as `packed_bytes`."""
+    shapes = _shapes(weight)
+    codes, scales, steps = (part.view(shape) for part, shape in zip(out.split([*map(prod, shapes)]), shapes, strict=True))
+    pack = getattr(library, f"pack_{name}")
+    pack.argtypes, pack.restype = [ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p], None
+    num_panels = len(codes)
+    at_once = max(1, AT_ONCE // (weight.num_inputs * PANEL))
+    for first in range(0, num_panels, at_once):
+        last = min(first + at_once, num_panels)
+        numbers = _whole_panels(weight, first, last)
+        unpacked = numbers.codes.contiguous()
+        pack(unpacked.data_ptr(), last - first, weight.num_inputs, codes[first:].data_ptr())
+        _write(scales[first:last], [numbers.scales, numbers.minima])
+        _write(steps[first:last], [*_by_part(numbers.steps, steps.shape[1]), numbers.minimum_steps])
+
+
+def _shapes(weight: QuantizedWeight) -> list[tuple[int, ...]]:
+    """Of codes [P, bytes], of scales [P, K / S, bytes] and of steps [P, K / 32, bytes], all uint8."""
+    format = weight.format
+    num_panels, num_groups = -(-weight.num_outputs // PANEL), weight.num_inputs // GROUP
+    num_steps = (0 if format.step is None else GROUP // format.group) + format.has_minimum_steps
+    return [
+        (num_panels, num_groups * format.bits * PANEL * 4),
+        (num_panels, weight.num_inputs // weight.span, PANEL * format.scale.itemsize * (1 + format.has_minima)),
+        (num_panels, num_groups, PANEL * num_steps),
+    ]
+
+
+def _whole_panels(weight: QuantizedWeight, first: int, last: int) -> Numbers:
+    """The numbers of panels [first, last). What is beyond the last output is 0."""
+    end = min(last * PANEL, weight.num_outputs)
+    numbers = weight.numbers(first * PANEL, end)
+    beyond = last * PANEL - end
+
+    def whole(part: Tensor | None) -> Tensor | None:
+        return part if part is None or not beyond else torch.cat([part, part.new_zeros(beyond, part.shape[1])])
+
+    parts = [whole(getattr(numbers, name)) for name in ("codes", "scales", "steps", "minima", "minimum_steps")]
+    assert parts[0] is not None and parts[1] is not None
+    return Numbers(parts[0], parts[1], *parts[2:])
+
+
+def _by_part(steps: Tensor | None, num_groups: int) -> list[Tensor | None]:
+    """Steps [N, K / G] as [N, K / 32] for each part of a group of 32."""
+    return [] if steps is None else [*steps.view(len(steps), num_groups, -1).unbind(dim=2)]
+
+
+def _write(out: Tensor, parts: list[Tensor | None]) -> None:
+    """Writes arrays [N, n] side by side into uint8 [P, n, bytes], outputs of a panel side by side."""
+    arrays = [part.view(len(out), PANEL, -1).permute(0, 2, 1) for part in parts if part is not None]
+    if arrays:
+        out.copy_(torch.cat([one.contiguous().view(torch.uint8) for one in arrays], dim=2))
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _float(value: float) -> str:
+    return "__builtin_nanf(\"\")" if value != value else f"{value!r}f"
+
+
+def _table(values: list[float]) -> str:
+    """bfloat16 values, whose number is a power of two, as often as they fit a table."""
+    words = torch.tensor(values).bfloat16().view(torch.int16).int() & 0xFFFF
+    return ", ".join(map(str, words.repeat(TABLE // len(values)).tolist()))

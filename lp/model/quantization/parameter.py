@@ -1,0 +1,71 @@
+"""Parameters of a model whose numbers are quantised: products with them, and lookups in them, are all that there is.
+
+A model's modules stay as they are. Their products and lookups unpack some outputs at a time, which is exact and slow;
+recorded, they are steps of the program, for which devices have kernels.
+
+N outputs, K inputs
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lp.model.program.record import recorder
+from lp.model.quantization.weight import QuantizedWeight
+
+
+class QuantizedParameter(Tensor):
+    """A parameter [N, K] without memory of its own, in the dtype and on the device of the model."""
+
+    quantized: QuantizedWeight
+
+    @staticmethod
+    def __new__(cls, quantized: QuantizedWeight, device: torch.device) -> QuantizedParameter:
+        shape = quantized.num_outputs, quantized.num_inputs
+        return Tensor._make_wrapper_subclass(cls, shape, dtype=quantized.dtype, device=device)
+
+    def __init__(self, quantized: QuantizedWeight, device: torch.device):
+        self.quantized = quantized
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.linear:
+            return _multiply(*args, **kwargs)
+        if func is functional.embedding:
+            return _look_up(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return QuantizedParameter(args[0].quantized, args[0].device)
+        raise NotImplementedError(f"{func.__name__} on quantised weights")
+
+
+def _multiply(x: Tensor, weight: QuantizedParameter, bias: Tensor | None = None) -> Tensor:
+    """functional.linear."""
+    quantized = weight.quantized
+    flat = x.reshape(-1, quantized.num_inputs)
+    if (active := recorder()) is not None:
+        shape = len(flat), quantized.num_outputs
+        arguments = (flat, quantized) if bias is None else (flat, quantized, bias)
+        out = active.note("quantized_product", arguments, shape, x.dtype)
+    else:
+        parts = [flat @ some.to(device=x.device, dtype=x.dtype).t() for some in quantized.dequantized()]
+        out = torch.cat(parts, dim=1)
+        out = out if bias is None else out + bias
+    return out.reshape(*x.shape[:-1], quantized.num_outputs)
+
+
+def _look_up(tokens: Tensor, table: QuantizedParameter, *args: Any, **kwargs: Any) -> Tensor:
+    """functional.embedding, whose other arguments matter to training alone."""
+    quantized = table.quantized
+    if (active := recorder()) is not None:
+        return active.note("quantized_lookup", (tokens, quantized), (*tokens.shape, quantized.num_inputs), table.dtype)
+    return quantized.rows(tokens.cpu()).to(device=tokens.device, dtype=table.dtype)
