@@ -1,0 +1,56 @@
+"""Makes a model of tensors that are named as its parameters, some of which are quantised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from accelerate import init_empty_weights
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from lp.model.errors import CheckpointError
+from lp.model.quantization.parameter import QuantizedParameter
+from lp.model.quantization.weight import QuantizedWeight
+
+
+def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """A model whose parameters have shapes but no memory. Computed buffers (rotary embeddings) are there."""
+    with init_empty_weights(include_buffers=False):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
+
+
+def takes_quantized(model: nn.Module, name: str) -> bool:
+    """Whether a parameter may be quantised: the weight of a product or a table of embeddings."""
+    owner, _, last = name.rpartition(".")
+    return last == "weight" and isinstance(model.get_submodule(owner), nn.Linear | nn.Embedding)
+
+
+def fill(model: PreTrainedModel, tensors: Mapping[str, Tensor | QuantizedWeight], device: torch.device) -> None:
+    """Gives all parameters and buffers of an empty model their contents, by name; a tied one need not be there.
+
+    Raises CheckpointError for one that is missing or has another shape.
+    """
+    ties = model.all_tied_weights_keys
+    twins = {**ties, **{source: target for target, source in ties.items()}}
+    filled: dict[int, nn.Parameter] = {}
+    for name, empty in list(model.state_dict(keep_vars=True).items()):
+        found = tensors.get(name)
+        if found is None:
+            found = tensors.get(twins.get(name, name))
+        if found is None:
+            raise CheckpointError(f"the weights have no tensor {name}, which the model needs")
+        shape = found.shape[::-1] if isinstance(found, QuantizedWeight) else found.shape
+        if tuple(shape) != tuple(empty.shape):
+            raise CheckpointError(f"the tensor {name} is {list(shape)} and must be {list(empty.shape)}")
+        owner, _, last = name.rpartition(".")
+        module = model.get_submodule(owner)
+        if last not in module._parameters:
+            assert isinstance(found, Tensor), "buffers are not quantised"
+            module._buffers[last] = found.to(device)
+            continue
+        if id(found) not in filled:
+            content = QuantizedParameter(found, device) if isinstance(found, QuantizedWeight) else found.to(device)
+            filled[id(found)] = nn.Parameter(content, requires_grad=False)
+        module._parameters[last] = filled[id(found)]
+    nn.Module.to(model, device)  # computed buffers
