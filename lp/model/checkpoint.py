@@ -31,6 +31,8 @@ from lp.model.kernels import AttentionKind
 from lp.model.memory import check_fits, find_bound, parse_bound
 from lp.model.probes import text_probes
 from lp.model.program.group import RankGroup
+from lp.model.quantization.checkpoints import read_quantized
+from lp.model.quantization.methods import find_method
 from lp.model.reference import Reference
 from lp.platform.disk_cache import folder
 from lp.platform.hardware import dtype_name, require_float32, why_no_gpu
@@ -247,6 +249,8 @@ def read_whole(
     path: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, list[int]]:
     """Reads all weights: the Reader of a rank that holds the whole model."""
+    if (method := find_method(config)) is not None:
+        return read_quantized(path, config, method, dtype, device)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(  # with output_loading_info it returns a pair
             path,

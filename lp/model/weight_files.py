@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from lp.model.errors import CheckpointError
+from lp.model.errors import CheckpointError, one_line
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -83,31 +83,52 @@ class WeightFiles:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def names(self, model: PreTrainedModel) -> dict[str, str | Matrices]:
+    @property
+    def keys(self) -> Collection[str]:
+        """The names in the files of all tensors."""
+        return self._file_of.keys()
+
+    def names(self, model: PreTrainedModel, keys: Iterable[str] | None = None) -> dict[str, str | Matrices]:
         """The name in the files of each tensor, by the model's own name for it.
 
         The two differ where older versions of transformers saved a tensor under another name, and where the files have
-        a matrix for each expert. Tensors that transformers would compute in another way are left out.
+        a matrix for each expert. Tensors that transformers would compute in another way are left out. keys: the names
+        in the files; None is all of them.
         """
         transforms = get_model_conversion_mapping(model)
         renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
         converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
         ties, prefix = model.all_tied_weights_keys, model.base_model_prefix
         own = dict.fromkeys([*model.state_dict(), *ties, *ties.values()], True)  # a rank may hold one of two tied ones
-        renamed = {key: rename_source_key(key, renamings, converters, prefix, own) for key in self._file_of}
+        renamed = {
+            key: rename_source_key(key, renamings, converters, prefix, own)
+            for key in (self.keys if keys is None else keys)
+        }
         found: dict[str, str | Matrices] = {name: key for key, (name, part) in renamed.items() if part is None}
         for converter in converters:
             if [type(one) for one in converter.operations] not in ([MergeModulelist], [MergeModulelist, Concatenate]):
                 continue
-            keys: dict[str, dict[str, list[str]]] = {}
+            merged: dict[str, dict[str, list[str]]] = {}
             for key, (name, part) in renamed.items():
                 if part in converter.source_patterns:
-                    keys.setdefault(name, {}).setdefault(part, []).append(key)
-            for name, by_part in keys.items():
+                    merged.setdefault(name, {}).setdefault(part, []).append(key)
+            for name, by_part in merged.items():
                 if len(by_part) == len(converter.source_patterns):
                     parts = (sorted(by_part[part], key=_numbers_in) for part in converter.source_patterns)
                     found[name] = Matrices(tuple(map(tuple, parts)))
         return found
+
+    def dtype(self, key: str) -> str:
+        """The dtype of a tensor, as safetensors calls it, such as BF16."""
+        return self._open(self._file_of[key]).get_slice(key).get_dtype()
+
+    def view(self, key: str) -> Tensor:
+        """A tensor as it is, in the memory to which its file is mapped. Raises CheckpointError."""
+        file = self._file_of[key]
+        try:
+            return self._open(file).get_tensor(key)
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise self._unreadable(file, error) from error
 
     def read(
         self, key: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype,
@@ -192,5 +213,4 @@ class WeightFiles:
         return folder / file if folder.is_dir() else Path(hf_hub_download(self.path, file))
 
     def _unreadable(self, file: str, error: Exception) -> CheckpointError:
-        reason = " ".join(str(error).split())[:300]
-        return CheckpointError(f"{file} of {self.path!r} cannot be read: {reason or type(error).__name__}")
+        return CheckpointError(f"{file} of {self.path!r} cannot be read: {one_line(error)}; copy or download it again")
