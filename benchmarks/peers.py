@@ -40,6 +40,7 @@ from launch.config import resources
 from lp import Engine
 from lp.model.checkpoint import DTYPES
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
+from lp.model.gguf import unpacked_folder
 from lp.model.compilation import CompileMode
 from lp.platform.hardware import processor_name
 
@@ -55,7 +56,7 @@ def main() -> None:
         path = resources.resolve(arguments.model)
         checkpoint = read_checkpoint_info(path)
         prompts = encode(checkpoint, asked, arguments.max_new_tokens)
-        expected = expect(checkpoint, prompts, arguments.max_new_tokens)
+        expected = expect(path, checkpoint, prompts, arguments.max_new_tokens)
         comparisons = [compare_at(dtype, path, checkpoint, prompts, arguments) for dtype in arguments.dtypes]
     except ValueError as error:
         raise SystemExit(str(error)) from None
@@ -120,13 +121,15 @@ def encode(checkpoint: CheckpointInfo, asked: Sequence[CategoryPrompt], max_new_
     return fitting
 
 
-def load_transformers(checkpoint: CheckpointInfo, dtype: str) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=DTYPES[dtype], use_safetensors=True).eval()
+def load_transformers(path: str, dtype: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(
+        unpacked_folder(path), dtype=DTYPES[dtype], use_safetensors=True
+    ).eval()
 
 
-def expect(checkpoint: CheckpointInfo, prompts: Sequence[PeerPrompt], max_new_tokens: int) -> ExpectedTexts:
+def expect(path: str, checkpoint: CheckpointInfo, prompts: Sequence[PeerPrompt], max_new_tokens: int) -> ExpectedTexts:
     """The texts that every engine should give."""
-    model = load_transformers(checkpoint, "float32")
+    model = load_transformers(path, "float32")
     greedy = {"max_new_tokens": max_new_tokens, "do_sample": False}
     tokens = [generate_tokens(model, one.tokens, **greedy) for one in progress(prompts, "expected texts")]
     decode = checkpoint.tokenizer.decode
@@ -143,7 +146,7 @@ def compare_at(
         peers: list[Peer] = []
         skipped: dict[str, str] = {}
         if TRANSFORMERS in arguments.engines:
-            peers += transformers_peers(load_transformers(checkpoint, dtype))
+            peers += transformers_peers(load_transformers(path, dtype))
         if LLAMA_CPP in arguments.engines:
             try:
                 context = max(len(one.tokens) for one in prompts) + 2 * arguments.max_new_tokens

@@ -24,12 +24,14 @@ from lp.model.compilation import CompileMode, make_fast
 from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_tree
 from lp.model.extensions import Extension
+from lp.model.gguf import linked_file
 from lp.model.gpu.cuda_graphs import Capture
 from lp.model.gpu.make import merge_weights
 from lp.model.heads.extension import HeadsExtension
 from lp.model.kernels import AttentionKind
-from lp.model.memory import check_fits, find_bound, parse_bound
+from lp.model.memory import available_memory, check_fits, find_bound, parse_bound
 from lp.model.probes import text_probes
+from lp.model.quantization.parameter import keep_unpacked
 from lp.model.program.group import RankGroup
 from lp.model.reference import Reference
 from lp.platform.disk_cache import folder
@@ -39,6 +41,8 @@ from lp.tree import chain
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # The dtype that fits the device.
 AUTO = "auto"
+# The share of the available memory that quantised weights may take unpacked, for the model's own forward.
+UNPACKED_SHARE = 0.4
 
 log = logging.getLogger("lookahead")
 
@@ -180,7 +184,10 @@ def load(
         is_compiled = False  # graphs do not give the hidden states that heads read
     facts = dtype, causal.attention_kind, known.max_length, settings.compile, settings.invariant
     checks = Checks(known.path, device, *facts) if reader is None else None
-    if is_checked := checks is not None and checks.have_passed:
+    is_checked = checks is not None and checks.have_passed
+    if not (is_checked and settings.compile is not CompileMode.off):
+        keep_unpacked(model, UNPACKED_SHARE * available_memory() / num_sharing)
+    if is_checked:
         references = None
         causal.forward(chain([0]), causal.make_cache(1), num_logits=1)  # its layers' shapes are known then
     else:
@@ -247,6 +254,10 @@ def read_whole(
     path: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, list[int]]:
     """Reads all weights: the Reader of a rank that holds the whole model."""
+    if (file := linked_file(path)) is not None:
+        from lp.model.quantization.gguf_file import read_gguf  # it needs the package gguf
+
+        return read_gguf(file, config, dtype, device)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(  # with output_loading_info it returns a pair
             path,
