@@ -31,8 +31,10 @@ from lp.model.heads.extension import HeadsExtension
 from lp.model.kernels import AttentionKind
 from lp.model.memory import available_memory, check_fits, find_bound, parse_bound
 from lp.model.probes import text_probes
-from lp.model.quantization.parameter import keep_unpacked
 from lp.model.program.group import RankGroup
+from lp.model.quantization.checkpoints import read_quantized
+from lp.model.quantization.methods import find_method
+from lp.model.quantization.parameter import keep_unpacked
 from lp.model.reference import Reference
 from lp.platform.disk_cache import folder
 from lp.platform.hardware import dtype_name, require_float32, why_no_gpu
@@ -258,6 +260,8 @@ def read_whole(
         from lp.model.quantization.gguf_file import read_gguf  # it needs the package gguf
 
         return read_gguf(file, config, dtype, device)
+    if (method := find_method(config)) is not None:
+        return read_quantized(path, config, method, dtype, device)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(  # with output_loading_info it returns a pair
             path,

@@ -28,6 +28,7 @@ from lp.model.exactness import check_config
 from lp.model.gguf import checkpoint_folder, linked_file
 from lp.model.heads.files import OFF, digest_of_heads, find_heads
 from lp.model.heads.medusa import HeadsInfo
+from lp.model.quantization.methods import find_method
 
 log = logging.getLogger("lookahead")
 
@@ -107,6 +108,7 @@ def read_checkpoint_info(
         check_hub(path)
     config = _read_config(path)
     check_config(config)
+    find_method(config)
     length = _max_length(config, max_length)
     generation = _read_generation(path, config)
     _warn_of_ignored(generation, path)

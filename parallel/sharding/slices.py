@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from lp.model.exactness import UnsupportedArchitecture
-from parallel.sharding.weights import Shard
+from lp.model.weight_files import Shard
 
 COLUMN, ROW = "colwise", "rowwise"
 COLUMN_WHOLE_OUTPUT, ROW_WHOLE_INPUT = "colwise_gather_output", "rowwise_split_input"

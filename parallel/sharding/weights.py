@@ -1,37 +1,20 @@
 """Loads a part of a model: the model is built without memory for weights, then filled with what this rank holds.
 
 Modules that the rank does not hold are removed from the empty model first. Of a parameter that it holds in part, only
-its shard is read. Safetensors files are read one tensor at a time, and only those with tensors that are asked for are
-opened, or fetched from the hub. Knows nothing of how the model is split among ranks.
+its shard is read. Knows nothing of how the model is split among ranks.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from accelerate import init_empty_weights
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import (
-    Concatenate,
-    MergeModulelist,
-    WeightConverter,
-    WeightRenaming,
-    rename_source_key,
-)
 
 from lp.model.errors import CheckpointError
+from lp.model.weight_files import Matrices, Shard, WeightFiles
 
 
 def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -62,7 +45,7 @@ def fill(
     """
     shards = shards or {}
     read: dict[tuple[str | Matrices, Shard | None], Tensor] = {}
-    with WeightFiles(path) as files:
+    with _open(path, model) as files:
         keys = _keys(model, files)
         for name, tensor in list(model.state_dict().items()):
             wanted = keys[name], shards.get(name)
@@ -78,9 +61,18 @@ def name_of(model: nn.Module, module: nn.Module) -> str:
     return next(name for name, candidate in model.named_modules() if candidate is module)
 
 
-def _keys(model: PreTrainedModel, files: WeightFiles) -> dict[str, str | Matrices]:
+def _open(path: str, model: PreTrainedModel) -> WeightFiles | GgufFile:
+    """The weights of a checkpoint, or of the GGUF file of which its folder was made."""
+    if (file := linked_file(path)) is None:
+        return WeightFiles(path)
+    from lp.model.quantization.gguf_file import GgufFile  # it needs the package gguf
+
+    return GgufFile(file, model.config)
+
+
+def _keys(model: PreTrainedModel, files: WeightFiles | GgufFile) -> dict[str, str | Matrices]:
     """The name in the files of each parameter of the model. The files may contain either of two tied parameters."""
-    names = files.names(model)
+    names: dict[str, str | Matrices] = {**files.names(model)}
     ties = model.all_tied_weights_keys.items()
     for name, twin in [*ties, *((source, target) for target, source in ties)]:
         if name not in names and twin in names:
@@ -93,11 +85,6 @@ def _keys(model: PreTrainedModel, files: WeightFiles) -> dict[str, str | Matrice
             "transformers can convert"
         )
     return names
-
-
-def _numbers_in(key: str) -> list[int]:
-    """The numbers in a name, by which the names of a layer's experts are in order."""
-    return [*map(int, re.findall(r"\d+", key))]
 
 
 def _assign(model: nn.Module, name: str, content: Tensor) -> None:
@@ -118,164 +105,3 @@ def _tie(model: PreTrainedModel) -> None:
     for target, source in model.all_tied_weights_keys.items():
         if target in held and source in held and torch.equal(held[target], held[source]):
             _assign(model, target, held[source])
-
-
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Parts of a tensor along the dimension `dim`, one behind the other."""
-
-    dim: int
-    ranges: tuple[range, ...]
-
-    def bounds(self, shape: Sequence[int]) -> list[tuple[slice, ...]]:
-        """Returns, for each part, one slice for each dimension of a tensor of that shape."""
-        for one in self.ranges:
-            assert 0 <= one.start < one.stop <= shape[self.dim], f"{self} is no part of {list(shape)}"
-        before, after = (slice(None),) * self.dim, (slice(None),) * (len(shape) - self.dim - 1)
-        return [(*before, slice(one.start, one.stop), *after) for one in self.ranges]
-
-    def within(self, begin: int, end: int) -> Shard:
-        """What the shard has of the tensor from `begin` up to `end` along `dim`."""
-        cut = (range(max(one.start, begin) - begin, min(one.stop, end) - begin) for one in self.ranges)
-        return Shard(self.dim, tuple(one for one in cut if len(one)))
-
-
-@dataclass(frozen=True)
-class Matrices:
-    """The names in the files of the matrices of which a tensor of all experts consists: those of each of its parts, in
-    the order of experts. Parts lie one behind the other along the outputs.
-    """
-
-    parts: tuple[tuple[str, ...], ...]
-
-
-class WeightFiles:
-    """The tensors of a checkpoint, by name. It is a context manager, as it keeps files open."""
-
-    def __init__(self, path: str) -> None:
-        """path: folder or hub id. Raises CheckpointError."""
-        self.path = path
-        self._stack = ExitStack()
-        self._opened: dict[str, Any] = {}
-        self._file_of = self._list_tensors()
-
-    def __enter__(self) -> WeightFiles:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def names(self, model: PreTrainedModel) -> dict[str, str | Matrices]:
-        """The name in the files of each tensor, by the model's own name for it.
-
-        The two differ where older versions of transformers saved a tensor under another name, and where the files have
-        a matrix for each expert. Tensors that transformers would compute in another way are left out.
-        """
-        transforms = get_model_conversion_mapping(model)
-        renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
-        converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
-        ties, prefix = model.all_tied_weights_keys, model.base_model_prefix
-        own = dict.fromkeys([*model.state_dict(), *ties, *ties.values()], True)  # a rank may hold one of two tied ones
-        renamed = {key: rename_source_key(key, renamings, converters, prefix, own) for key in self._file_of}
-        found: dict[str, str | Matrices] = {name: key for key, (name, part) in renamed.items() if part is None}
-        for converter in converters:
-            if [type(one) for one in converter.operations] not in ([MergeModulelist], [MergeModulelist, Concatenate]):
-                continue
-            keys: dict[str, dict[str, list[str]]] = {}
-            for key, (name, part) in renamed.items():
-                if part in converter.source_patterns:
-                    keys.setdefault(name, {}).setdefault(part, []).append(key)
-            for name, by_part in keys.items():
-                if len(by_part) == len(converter.source_patterns):
-                    parts = (sorted(by_part[part], key=_numbers_in) for part in converter.source_patterns)
-                    found[name] = Matrices(tuple(map(tuple, parts)))
-        return found
-
-    def read(
-        self, key: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype,
-        device: torch.device,
-    ) -> Tensor:  # fmt: skip
-        """A tensor, or a shard of it, in memory of its own. A tensor that is not of floating point keeps its dtype.
-
-        expected: shape of the whole tensor. Raises CheckpointError if the shape is another, or the tensor cannot be
-        read.
-        """
-        if isinstance(key, Matrices):
-            return self._read_experts(key, expected, shard, dtype, device)
-        views = self._views(key, expected, shard)  # they may keep the whole file mapped, so they are copied
-        dtype = dtype if views[0].is_floating_point() else views[0].dtype
-        sizes = list(views[0].shape)
-        if shard is not None:
-            sizes[shard.dim] = sum(map(len, shard.ranges))
-        whole = torch.empty(sizes, dtype=dtype, device=device)
-        if shard is None:
-            return whole.copy_(views[0])
-        for place, view in zip(whole.split([*map(len, shard.ranges)], shard.dim), views, strict=True):
-            place.copy_(view)
-        return whole
-
-    def _read_experts(
-        self, matrices: Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype,
-        device: torch.device,
-    ) -> Tensor:  # fmt: skip
-        """[experts, outputs, inputs]. shard: of outputs or inputs."""
-        num_experts, num_outputs, num_inputs = expected
-        height = num_outputs // len(matrices.parts)
-        parts = []
-        for number, keys in enumerate(matrices.parts):
-            if len(keys) != num_experts:
-                raise CheckpointError(
-                    f"the weights of {self.path!r} do not fit its config.json: there are {len(keys)} experts as "
-                    f"{keys[0]}, not {num_experts}"
-                )
-            own = shard.within(number * height, (number + 1) * height) if shard and shard.dim == 1 else shard
-            of_one = Shard(own.dim - 1, own.ranges) if own else None
-            read = [self.read(key, (height, num_inputs), of_one, dtype, device) for key in keys]
-            parts.append(torch.stack(read))
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-    def _views(self, key: str, expected: Sequence[int], shard: Shard | None) -> list[Tensor]:
-        part = self._open(self._file_of[key]).get_slice(key)
-        if tuple(part.get_shape()) != tuple(expected):
-            raise CheckpointError(
-                f"the weights of {self.path!r} do not fit its config.json: {key} has shape {list(part.get_shape())}, "
-                f"not {list(expected)}"
-            )
-        return [part[...]] if shard is None else [part[bounds] for bounds in shard.bounds(expected)]
-
-    def _list_tensors(self) -> dict[str, str]:
-        """The file of each tensor: a single file has them all, or an index lists the file of each."""
-        if self._has(_SINGLE):
-            return dict.fromkeys(self._open(_SINGLE).keys(), _SINGLE)
-        try:
-            return dict(json.loads(self._locate(_INDEX).read_text(encoding="utf-8"))["weight_map"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise self._unreadable(_INDEX, error) from error
-
-    def _has(self, file: str) -> bool:
-        try:
-            return self._locate(file).exists()
-        except EntryNotFoundError:
-            return False
-        except OSError as error:
-            raise self._unreadable(file, error) from error
-
-    def _open(self, file: str) -> Any:
-        if file not in self._opened:
-            try:
-                self._opened[file] = self._stack.enter_context(safe_open(self._locate(file), framework="pt"))
-            except (OSError, SafetensorError) as error:
-                raise self._unreadable(file, error) from error
-        return self._opened[file]
-
-    def _locate(self, file: str) -> Path:
-        """The path of a file: in the folder, or in the hub's cache, into which it is fetched if it is missing."""
-        folder = Path(self.path)
-        return folder / file if folder.is_dir() else Path(hf_hub_download(self.path, file))
-
-    def _unreadable(self, file: str, error: Exception) -> CheckpointError:
-        reason = " ".join(str(error).split())[:300]
-        return CheckpointError(f"{file} of {self.path!r} cannot be read: {reason or type(error).__name__}")

@@ -14,7 +14,8 @@ from lp.model import kernels
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode
 from lp.model.gpu.cuda_graphs import CapturedForward
-from parallel.sharding.weights import WeightFiles, empty_model, fill
+from lp.model.weight_files import WeightFiles
+from parallel.sharding.weights import empty_model, fill
 from tests.cuda_on_cpu.cuda_api import current_device
 from tests.cuda_on_cpu.gpu import MakesGpuTensors
 from tests.cuda_on_cpu.models import ROUNDING, error_of_graphs, fill_cache, load_on_gpu

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from lp.model.gguf_header import TensorInfo, read_header
 from lp.model.quantization.gguf_blocks import BLOCK_TYPES, GgufWeight
 from lp.model.quantization.model import empty_model, fill, takes_quantized
 from lp.model.quantization.weight import AT_ONCE, QuantizedWeight
+from lp.model.weight_files import Shard
 
 log = logging.getLogger("lookahead")
 
@@ -42,7 +43,7 @@ def has_simple_tensors(architecture: str) -> bool:
 
 
 class GgufFile:
-    """The tensors of a file, by its own names."""
+    """The tensors of a file, by its own names. It is used as `WeightFiles` is, also by ranks that read parts of them."""
 
     def __init__(self, file: Path, config: PreTrainedConfig):
         """Raises CheckpointError for a file that cannot be read."""
@@ -52,9 +53,16 @@ class GgufFile:
             self._data = np.memmap(file, np.uint8, mode="c")
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{str(file)!r} cannot be read: {error}; copy or download it again") from error
+        self.path = str(file)
         self._tensors = header.tensors
         self._architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == header.architecture)
         self._processor: Any = _processor(header.architecture)(config=config.to_dict())
+
+    def __enter__(self) -> GgufFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass  # the file stays mapped as long as weights lie in it
 
     def names(self, model: PreTrainedModel) -> dict[str, str]:
         """The name in the file of each parameter of a model, by the model's own name; of those that the file has."""
@@ -76,6 +84,17 @@ class GgufFile:
         if one.kind not in BLOCK_TYPES or len(one.shape) != 2:
             return None
         return GgufWeight(torch.from_numpy(self._ordered(name, self._rows(one))), one.kind, dtype)
+
+    def read(
+        self, name: str, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """A tensor, or a shard of it, unpacked; see WeightFiles.read."""
+        whole = self.plain(name, dtype)
+        if tuple(whole.shape) != tuple(expected):
+            raise CheckpointError(f"{name} of {self.path!r} has shape {list(whole.shape)}, not {list(expected)}")
+        if shard is not None:
+            whole = torch.cat([whole[bounds] for bounds in shard.bounds(expected)], dim=shard.dim)
+        return whole.to(device)
 
     def plain(self, name: str, dtype: torch.dtype) -> Tensor:
         """A tensor, unpacked."""

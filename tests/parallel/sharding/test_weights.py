@@ -16,9 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from lp.model.errors import CheckpointError
 from lp.model.memory import num_weight_bytes
+from lp.model.weight_files import Shard
 from parallel.comm.channel import Channel
 from parallel.mesh import Mesh
-from parallel.sharding.weights import Shard, empty_model, fill
+from parallel.sharding.weights import empty_model, fill
 from tests.models import load_reference, save_checkpoint
 from tests.parallel.ranks import run_ranks
 
