@@ -63,14 +63,15 @@ def main() -> None:
     bandwidth = read_bandwidth()
     told = (
         f"{len(prompts)} prompts, up to {arguments.max_new_tokens} new tokens each, greedy. Threads: "
-        f"{arguments.threads}. Rounds, of which each figure is the median: {arguments.rounds}. Processor: "
+        f"{arguments.threads}. Weights: {'as the file has them' if arguments.stored else 'copies in each format'}. "
+        f"Rounds, of which each figure is the median: {arguments.rounds}. Processor: "
         f"{processor_name()}, whose memory was read at {bandwidth / 1e9:.1f} GB/s. Tokens per second of decoding alone "
         "(after the first tokens) and with the reading of the prompt. Same text: number of texts that equal those of "
         "`generate` in float32."
     )
     publish(
         arguments.output,
-        f"peers-{checkpoint.name}",
+        f"peers-{checkpoint.name}{'-stored' * arguments.stored}",
         f"Against what people would pick instead: {checkpoint.name}",
         "\n\n".join([told, *(describe(one, expected, prompts) for one in comparisons)]),
         {"bytes_per_s": bandwidth, "comparisons": [to_json(one, expected) for one in comparisons]},
@@ -90,6 +91,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--dtypes", nargs="+", default=list(TYPES), choices=DTYPES, help="number formats (default float32 bfloat16)"
     )
+    parser.add_argument(
+        "--stored", action="store_true", help="weights as the GGUF file has them, instead of copies in each format"
+    )
     parser.add_argument("--engines", nargs="+", default=FAMILIES, choices=FAMILIES, help="default all")
     parser.add_argument(
         "--compile", default="auto", choices=list(CompileMode), help="our compiled forward (default %(default)s)"
@@ -105,6 +109,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--rounds and --build-jobs must be at least 1")
     if arguments.max_new_tokens < 2:
         parser.error("--max-new-tokens must be at least 2: the first comes with the reading of the prompt")
+    if arguments.stored and not arguments.model.endswith(".gguf") and not arguments.model.startswith(resources.PREFIX):
+        parser.error(f"--stored is for GGUF files, and --model is {arguments.model}")
     return arguments
 
 
@@ -154,7 +160,8 @@ def compare_at(
             except Unavailable as error:
                 skipped[LLAMA_CPP] = str(error)
         if OWN in arguments.engines:
-            engine = Engine.from_pretrained(path, dtype, "cpu", compile=arguments.compile)
+            own = path if arguments.stored else unpacked_folder(path)
+            engine = Engine.from_pretrained(own, dtype, "cpu", compile=arguments.compile)
             peers += [own_engine.OwnPeer(name, engine, method) for name, method in own_engine.METHODS.items()]
         for peer in peers:
             held.callback(peer.close)
@@ -166,7 +173,7 @@ def compare_at(
 def llama_peers(model: Path, dtype: str, context: int, arguments: argparse.Namespace) -> Iterator[Peer]:
     """llama.cpp's programs on the same weights. Raises Unavailable."""
     programs = llama_build.build_programs(arguments.build_jobs)
-    weights = make_weights(programs, model, dtype)
+    weights = model if arguments.stored else make_weights(programs, model, dtype)
     server = programs / "llama-server"
     yield llama_programs.BenchProgram(programs / "llama-bench", weights, arguments.threads)
     for name in ("llama-lookup", "llama-lookahead"):

@@ -32,13 +32,13 @@ from lp.model.kernels import AttentionKind
 from lp.model.memory import available_memory, check_fits, find_bound, parse_bound
 from lp.model.probes import text_probes
 from lp.model.program.group import RankGroup
+from lp.model.program.translate import find_shapes
 from lp.model.quantization.checkpoints import read_quantized
 from lp.model.quantization.methods import find_method
 from lp.model.quantization.parameter import keep_unpacked
 from lp.model.reference import Reference
 from lp.platform.disk_cache import folder
 from lp.platform.hardware import dtype_name, require_float32, why_no_gpu
-from lp.tree import chain
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # The dtype that fits the device.
@@ -191,7 +191,7 @@ def load(
         keep_unpacked(model, UNPACKED_SHARE * available_memory() / num_sharing)
     if is_checked:
         references = None
-        causal.forward(chain([0]), causal.make_cache(1), num_logits=1)  # its layers' shapes are known then
+        causal.cache_shapes = find_shapes(causal)
     else:
         references = check_tree(causal, text_probes(known.tokenizer))
     for extension in extensions:
