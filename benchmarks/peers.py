@@ -40,6 +40,7 @@ from launch.config import resources
 from lp import Engine
 from lp.model.checkpoint import DTYPES
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
+from lp.model.gguf import unpacked_folder
 from lp.model.compilation import CompileMode
 from lp.platform.hardware import processor_name
 
@@ -55,21 +56,22 @@ def main() -> None:
         path = resources.resolve(arguments.model)
         checkpoint = read_checkpoint_info(path)
         prompts = encode(checkpoint, asked, arguments.max_new_tokens)
-        expected = expect(checkpoint, prompts, arguments.max_new_tokens)
+        expected = expect(path, checkpoint, prompts, arguments.max_new_tokens)
         comparisons = [compare_at(dtype, path, checkpoint, prompts, arguments) for dtype in arguments.dtypes]
     except ValueError as error:
         raise SystemExit(str(error)) from None
     bandwidth = read_bandwidth()
     told = (
         f"{len(prompts)} prompts, up to {arguments.max_new_tokens} new tokens each, greedy. Threads: "
-        f"{arguments.threads}. Rounds, of which each figure is the median: {arguments.rounds}. Processor: "
+        f"{arguments.threads}. Weights: {'as the file has them' if arguments.stored else 'copies in each format'}. "
+        f"Rounds, of which each figure is the median: {arguments.rounds}. Processor: "
         f"{processor_name()}, whose memory was read at {bandwidth / 1e9:.1f} GB/s. Tokens per second of decoding alone "
         "(after the first tokens) and with the reading of the prompt. Same text: number of texts that equal those of "
         "`generate` in float32."
     )
     publish(
         arguments.output,
-        f"peers-{checkpoint.name}",
+        f"peers-{checkpoint.name}{'-stored' * arguments.stored}",
         f"Against what people would pick instead: {checkpoint.name}",
         "\n\n".join([told, *(describe(one, expected, prompts) for one in comparisons)]),
         {"bytes_per_s": bandwidth, "comparisons": [to_json(one, expected) for one in comparisons]},
@@ -89,6 +91,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--dtypes", nargs="+", default=list(TYPES), choices=DTYPES, help="number formats (default float32 bfloat16)"
     )
+    parser.add_argument(
+        "--stored", action="store_true", help="weights as the GGUF file has them, instead of copies in each format"
+    )
     parser.add_argument("--engines", nargs="+", default=FAMILIES, choices=FAMILIES, help="default all")
     parser.add_argument(
         "--compile", default="auto", choices=list(CompileMode), help="our compiled forward (default %(default)s)"
@@ -104,6 +109,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--rounds and --build-jobs must be at least 1")
     if arguments.max_new_tokens < 2:
         parser.error("--max-new-tokens must be at least 2: the first comes with the reading of the prompt")
+    if arguments.stored and not arguments.model.endswith(".gguf") and not arguments.model.startswith(resources.PREFIX):
+        parser.error(f"--stored is for GGUF files, and --model is {arguments.model}")
     return arguments
 
 
@@ -120,13 +127,15 @@ def encode(checkpoint: CheckpointInfo, asked: Sequence[CategoryPrompt], max_new_
     return fitting
 
 
-def load_transformers(checkpoint: CheckpointInfo, dtype: str) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=DTYPES[dtype], use_safetensors=True).eval()
+def load_transformers(path: str, dtype: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(
+        unpacked_folder(path), dtype=DTYPES[dtype], use_safetensors=True
+    ).eval()
 
 
-def expect(checkpoint: CheckpointInfo, prompts: Sequence[PeerPrompt], max_new_tokens: int) -> ExpectedTexts:
+def expect(path: str, checkpoint: CheckpointInfo, prompts: Sequence[PeerPrompt], max_new_tokens: int) -> ExpectedTexts:
     """The texts that every engine should give."""
-    model = load_transformers(checkpoint, "float32")
+    model = load_transformers(path, "float32")
     greedy = {"max_new_tokens": max_new_tokens, "do_sample": False}
     tokens = [generate_tokens(model, one.tokens, **greedy) for one in progress(prompts, "expected texts")]
     decode = checkpoint.tokenizer.decode
@@ -143,7 +152,7 @@ def compare_at(
         peers: list[Peer] = []
         skipped: dict[str, str] = {}
         if TRANSFORMERS in arguments.engines:
-            peers += transformers_peers(load_transformers(checkpoint, dtype))
+            peers += transformers_peers(load_transformers(path, dtype))
         if LLAMA_CPP in arguments.engines:
             try:
                 context = max(len(one.tokens) for one in prompts) + 2 * arguments.max_new_tokens
@@ -151,7 +160,8 @@ def compare_at(
             except Unavailable as error:
                 skipped[LLAMA_CPP] = str(error)
         if OWN in arguments.engines:
-            engine = Engine.from_pretrained(path, dtype, "cpu", compile=arguments.compile)
+            own = path if arguments.stored else unpacked_folder(path)
+            engine = Engine.from_pretrained(own, dtype, "cpu", compile=arguments.compile)
             peers += [own_engine.OwnPeer(name, engine, method) for name, method in own_engine.METHODS.items()]
         for peer in peers:
             held.callback(peer.close)
@@ -163,7 +173,7 @@ def compare_at(
 def llama_peers(model: Path, dtype: str, context: int, arguments: argparse.Namespace) -> Iterator[Peer]:
     """llama.cpp's programs on the same weights. Raises Unavailable."""
     programs = llama_build.build_programs(arguments.build_jobs)
-    weights = make_weights(programs, model, dtype)
+    weights = model if arguments.stored else make_weights(programs, model, dtype)
     server = programs / "llama-server"
     yield llama_programs.BenchProgram(programs / "llama-bench", weights, arguments.threads)
     for name in ("llama-lookup", "llama-lookahead"):

@@ -31,7 +31,7 @@ from benchmarks.shared.options import add_output, add_threads, make_parser, pars
 from benchmarks.shared.report import bullets, publish
 from launch.config import resources
 from lp.model.compilation import CompileMode
-from lp.model.gguf import checkpoint_folder
+from lp.model.gguf import unpacked_folder
 from lp.platform.hardware import processor_name
 
 # The parts that run other processes, in their order, and the titles of their sections.
@@ -109,7 +109,7 @@ def parse_arguments() -> argparse.Namespace:
 def make_settings(arguments: argparse.Namespace) -> RealModelSettings:
     """Raises ValueError if the model cannot be had."""
     return RealModelSettings(
-        model=Path(checkpoint_folder(resources.resolve(arguments.model))),
+        model=Path(unpacked_folder(resources.resolve(arguments.model))),
         small=arguments.small,
         asked=read_categories(arguments.prompts, arguments.limit),
         indexed=read_categories(arguments.prompts, arguments.indexed, skip=arguments.limit),

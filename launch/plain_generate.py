@@ -21,6 +21,7 @@ from launch.generate import GenerateSettings
 from lp.engine.input import RequestBuilder
 from lp.model.checkpoint import pick_device, pick_dtype
 from lp.model.checkpoint_info import read_checkpoint_info
+from lp.model.gguf import unpacked_folder
 
 
 def run(settings: GenerateSettings) -> int:
@@ -35,7 +36,7 @@ def run(settings: GenerateSettings) -> int:
     torch.set_num_threads(settings.parallel.threads or torch.get_num_threads())
     device = pick_device(settings.model.device)
     dtype = pick_dtype(settings.model.dtype, device, known.config)
-    model = AutoModelForCausalLM.from_pretrained(known.path, dtype=dtype, use_safetensors=True).eval()
+    model = AutoModelForCausalLM.from_pretrained(unpacked_folder(settings.model.path), dtype=dtype, use_safetensors=True).eval()
     torch.nn.Module.to(model, device)
     _generate(model, request.prompt, 2)  # the first call of a process is slower
     began = time.perf_counter()

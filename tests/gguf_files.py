@@ -1,17 +1,28 @@
-"""Tiny Llamas as GGUF files, with float32 tensors and the byte-level tokenizer of the other tiny models."""
+"""Tiny Llamas as GGUF files, with the byte-level tokenizer of the other tiny models."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFWriter, TokenType
+import numpy as np
+from gguf import GGUFWriter, TokenType, quantize
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoTokenizer
 
 from tests.models import save_checkpoint
 
+# Where the scales of a block lie, and what they are as a share of the deviation of its numbers.
+SCALES = {
+    GGMLQuantizationType.Q4_K: {0: 1 / 150, 2: 1 / 20},
+    GGMLQuantizationType.Q5_K: {0: 1 / 300, 2: 1 / 20},
+    GGMLQuantizationType.Q6_K: {208: 1 / 1500},
+    GGMLQuantizationType.IQ4_NL: {0: 1 / 60},
+}
 PARTS = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -29,13 +40,22 @@ PARTS = {
 
 
 def write_gguf(
-    file: Path, seed: int = 0, architecture: str = "llama", tokenizer: str = "gpt2", without: str = "none"
+    file: Path,
+    seed: int = 0,
+    architecture: str = "llama",
+    tokenizer: str = "gpt2",
+    without: str = "none",
+    kinds: Sequence[str] = ("F32",),
+    **changes: Any,
 ) -> Path:
     """Writes a tiny model and returns its file.
 
-    architecture, tokenizer: the kinds that the file names. without: a tensor that is left out.
+    architecture, tokenizer: the kinds that the file names. without: a tensor that is left out. kinds: the types of
+    blocks that matrices get in turns. changes: of the model's configuration.
     """
-    folder = save_checkpoint(file.parent / f"{file.stem}-checkpoint", "llama", seed, chat_template="{{ messages }}")
+    folder = save_checkpoint(
+        file.parent / f"{file.stem}-checkpoint", "llama", seed, chat_template="{{ messages }}", **changes
+    )
     config = AutoConfig.from_pretrained(folder)
     writer = GGUFWriter(file, architecture)
     writer.add_name("tiny")
@@ -49,14 +69,32 @@ def write_gguf(
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
     _add_tokenizer(writer, folder, config, tokenizer)
+    turns = cycle(kinds)
     for name, tensor in load_file(folder / "model.safetensors").items():
-        if (written := _name(name)) != without:
-            writer.add_tensor(written, tensor)
+        if (written := _name(name)) == without:
+            continue
+        kind = GGMLQuantizationType[next(turns) if tensor.ndim == 2 else "F32"]
+        writer.add_tensor(written, blocks(tensor, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def blocks(numbers: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+    """Blocks of a type, whose numbers are like those that are given; any, where the package gguf makes none."""
+    try:
+        return quantize(numbers, kind)
+    except NotImplementedError:
+        size, num_bytes = GGML_QUANT_SIZES[kind]
+        rng = np.random.default_rng(numbers.size)
+        made = rng.integers(0, 256, (len(numbers), numbers.shape[1] // size, num_bytes), dtype=np.uint8)
+        deviation = float(numbers.std())
+        for at, share in SCALES[kind].items():
+            scales = deviation * share * rng.uniform(0.5, 1.5, made.shape[:2])
+            made[..., at : at + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
+        return made.reshape(len(numbers), -1)
 
 
 def _add_tokenizer(writer: GGUFWriter, folder: Path, config: Any, kind: str) -> None:

@@ -35,7 +35,7 @@ from lp import Engine
 from lp.methods.registry import METHODS
 from lp.model.checkpoint import DTYPES
 from lp.model.compilation import CompileMode
-from lp.model.gguf import checkpoint_folder
+from lp.model.gguf import unpacked_folder
 from lp.platform.disk_cache import digest
 from lp.platform.hardware import processor_name
 
@@ -44,7 +44,7 @@ def main() -> None:
     arguments = parse_arguments()
     try:
         chosen = choose(arguments.methods, arguments.part)
-        models = Models(arguments, Path(checkpoint_folder(find_model(arguments.model))))
+        models = Models(arguments, Path(unpacked_folder(find_model(arguments.model))))
         name = f"methods-{models.path.name}-{arguments.dtype}"
         store = MeasurementStore(arguments.output / f"{name}.measurements.json", arguments.fresh, processor_name())
         tasks = make_tasks(arguments, chosen, models)

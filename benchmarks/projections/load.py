@@ -35,7 +35,7 @@ from benchmarks.shared.shapes import SHAPES, make_config
 from lp import Engine
 from lp.methods.auto.host_time import measure_host
 from lp.methods.auto.method import Auto
-from lp.model.gguf import checkpoint_folder
+from lp.model.gguf import unpacked_folder
 from lp.runner.single_device import SingleDevice
 from lp.runner.step_times.calibrate import resolve_step_times
 from lp.runner.step_times.measure import StepTimesSource
@@ -52,7 +52,7 @@ def main() -> None:
     arguments = parse(parser)
     check_arguments(parser, arguments)
     try:
-        folder = checkpoint_folder(find_model(arguments.model))
+        folder = unpacked_folder(find_model(arguments.model))
     except ValueError as error:
         raise SystemExit(str(error)) from None
     engine = load_engine(folder, arguments.dtype, "cpu", step_times=StepTimesSource.off)

@@ -12,6 +12,7 @@ from launch.data.workloads import Problem, WorkloadSettings
 from lp import Engine
 from lp.model.checkpoint import DTYPES
 from lp.model.compilation import CompileMode
+from lp.model.gguf import unpacked_folder
 from lp.runner.step_times.measure import StepTimesSource
 
 
@@ -59,7 +60,7 @@ def load_engine(
 def load_engine_and_reference(path: str, dtype: str, device: str) -> tuple[Engine, PreTrainedModel]:
     """An engine on a checkpoint, and the same checkpoint as transformers runs it without this project."""
     engine = Engine.from_pretrained(path, dtype, device)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype])
+    model = AutoModelForCausalLM.from_pretrained(unpacked_folder(path), dtype=DTYPES[dtype])
     return engine, model.to(engine.checkpoint.model.device).eval()
 
 

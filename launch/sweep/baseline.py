@@ -16,7 +16,7 @@ from launch.sweep.measure import Outcome, digest, fit, peak_bytes
 from launch.sweep.records import RankFigures, TextRecord
 from launch.sweep.settings import BenchSettings
 from lp.model.checkpoint import pick_device, pick_dtype
-from lp.model.gguf import checkpoint_folder
+from lp.model.gguf import unpacked_folder
 from lp.model.memory import num_weight_bytes
 from lp.sampling.settings import Sampling
 
@@ -30,7 +30,7 @@ def run(settings: BenchSettings, engine: str) -> Outcome:
     model that cannot be read.
     """
     problems = workloads.load(settings.workload)
-    path = checkpoint_folder(settings.model.path)
+    path = unpacked_folder(settings.model.path)
     model = _load(path, settings)
     tokenizer = AutoTokenizer.from_pretrained(path)
     context: int = model.config.get_text_config(decoder=True).max_position_embeddings

@@ -117,7 +117,7 @@ class CausalModel:
         if self.fast and self.fast.owns_weights:
             for weight in self.model.parameters():
                 if isinstance(weight, QuantizedParameter):
-                    weight.quantized.free()
+                    weight.free()
                 else:
                     weight.data = weight.new_empty(0)
 

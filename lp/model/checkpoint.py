@@ -25,24 +25,28 @@ from lp.model.compilation import CompileMode, make_fast
 from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_tree
 from lp.model.extensions import Extension
+from lp.model.gguf import linked_file
 from lp.model.gpu.cuda_graphs import Capture
 from lp.model.gpu.make import merge_weights
 from lp.model.heads.extension import HeadsExtension
 from lp.model.kernels import AttentionKind
-from lp.model.memory import check_fits, find_bound, parse_bound
+from lp.model.memory import available_memory, check_fits, find_bound, parse_bound
 from lp.model.probes import text_probes
 from lp.model.program.group import RankGroup
+from lp.model.program.translate import find_shapes
 from lp.model.quantization.checkpoints import read_quantized
 from lp.model.quantization.methods import find_method
+from lp.model.quantization.parameter import keep_unpacked
 from lp.model.quantization.quantize import Weights, read_and_quantize
 from lp.model.reference import Reference
 from lp.platform.disk_cache import folder
 from lp.platform.hardware import dtype_name, require_float32, why_no_gpu
-from lp.tree import chain
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # The dtype that fits the device.
 AUTO = "auto"
+# The share of the available memory that quantised weights may take unpacked, for the model's own forward.
+UNPACKED_SHARE = 0.4
 
 log = logging.getLogger("lookahead")
 
@@ -190,9 +194,12 @@ def load(
         is_compiled = False  # graphs do not give the hidden states that heads read
     facts = dtype, settings.weights, causal.attention_kind, known.max_length, settings.compile, settings.invariant
     checks = Checks(known.path, device, *facts) if reader is None else None
-    if is_checked := checks is not None and checks.have_passed:
+    is_checked = checks is not None and checks.have_passed
+    if not (is_checked and settings.compile is not CompileMode.off):
+        keep_unpacked(model, UNPACKED_SHARE * available_memory() / num_sharing)
+    if is_checked:
         references = None
-        causal.forward(chain([0]), causal.make_cache(1), num_logits=1)  # its layers' shapes are known then
+        causal.cache_shapes = find_shapes(causal)
     else:
         references = check_tree(causal, text_probes(known.tokenizer))
     for extension in extensions:
@@ -274,6 +281,10 @@ def read_whole(
     path: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, list[int]]:
     """Reads all weights: the Reader of a rank that holds the whole model."""
+    if (file := linked_file(path)) is not None:
+        from lp.model.quantization.gguf_file import read_gguf  # it needs the package gguf
+
+        return read_gguf(file, config, dtype, device)
     if (method := find_method(config)) is not None:
         return read_quantized(path, config, method, dtype, device)
     try:

@@ -25,7 +25,7 @@ from lp.grammar.compiler import Grammars, pick_backend
 from lp.grammar.settings import GrammarBackend
 from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_config
-from lp.model.gguf import checkpoint_folder
+from lp.model.gguf import checkpoint_folder, linked_file
 from lp.model.heads.files import OFF, digest_of_heads, find_heads
 from lp.model.heads.medusa import HeadsInfo
 from lp.model.quantization.methods import find_method
@@ -128,7 +128,7 @@ def _check_folder(path: str) -> None:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"model.path={path!r} has no config.json: it is not a Hugging Face checkpoint folder")
-        if not any(folder.glob("*.safetensors")):
+        if linked_file(path) is None and not any(folder.glob("*.safetensors")):
             others = [f.name for f in folder.iterdir() if f.suffix in (".bin", ".pt", ".pth", ".ckpt")]
             found = f"found only {', '.join(sorted(others))}, which is pickle" if others else "it holds no weights"
             raise CheckpointError(f"model.path={path!r}: {found}; convert the weights to safetensors (save_pretrained)")

@@ -26,6 +26,7 @@ from lp.model.gpu.device import current
 from lp.model.gpu.make import make_fused
 from lp.model.program.group import RankGroup
 from lp.model.program.record import Inexpressible
+from lp.model.memory import available_memory
 from lp.model.reference import Probe, Reference, make_references
 from lp.platform.build import CannotBuild, NoCompiler, find_compiler
 from lp.platform.library import library
@@ -212,10 +213,8 @@ def _check_can_compile(model: CausalModel, folder: Path | None) -> Path:
     if folder is None:
         raise CompilationFailed("there is no folder to keep it in")
     find_compiler()
-    import psutil  # not needed on a GPU
-
     needed = model.weight_bytes
-    if needed > (free := psutil.virtual_memory().available):
+    if needed > (free := available_memory()):
         raise CompilationFailed(
             f"its packed weights take {needed / 1e9:.1f} GB beside the model, and {free / 1e9:.1f} GB are free"
         )

@@ -1,7 +1,10 @@
-"""Unpacks a GGUF file to a checkpoint folder, once, in the user's cache.
+"""Makes a checkpoint folder of a GGUF file, once, in the user's cache.
 
-The weights are kept in the smallest of bfloat16, float16 and float32 that holds all of them exactly (float32 for
-quantised blocks), so that one folder serves every dtype. transformers does the reading and the unpacking.
+The folder has the file's configuration and tokenizer, which transformers reads. Its weights stay in the file, to which
+the folder has a link, and are read as they are (lp/model/quantization/gguf_file.py). Where they are other tensors than
+those of the model (experts, transposed matrices), and where transformers is to read them itself, they are unpacked to
+the folder, in the smallest of bfloat16, float16 and float32 that holds all of them exactly (float32 for quantised
+blocks).
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import hashlib
 import importlib.util
 import json
 import logging
+import os
 import re
 import shutil
 import time
@@ -22,7 +26,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_config
@@ -35,8 +46,10 @@ if TYPE_CHECKING:  # it needs the package gguf
 
 log = logging.getLogger("lookahead")
 
-# Counts the ways of unpacking: a folder that was made in another way is not used.
-WAY = 1
+# Counts the ways of making folders: a folder that was made in another way is not used.
+WAY = 2
+# The link to the file, in a folder without weights.
+LINK = "model.gguf"
 MANIFEST = "unpacked.json"
 PART = re.compile(r"-\d{5}-of-\d{5}$")
 # Samples of a file that its digest covers: their number and their length in bytes.
@@ -46,28 +59,54 @@ STRINGS_PER_S, WEIGHTS_PER_S = 3e4, 6e7
 
 
 def checkpoint_folder(path: str) -> str:
-    """The folder that a GGUF file is unpacked to; every other path is returned as it is.
+    """The folder that is made of a GGUF file; every other path is returned as it is.
 
     path: a GGUF file, a folder that holds one and no config.json, or any other checkpoint. The first call for a file
-    unpacks it, in one process at a time; later calls read a few megabytes of it. The name of the folder is that of the
-    file without its ending. Raises CheckpointError.
+    makes it, in one process at a time; later calls read a few megabytes of the file. The name of the folder is that of
+    the file without its ending. Raises CheckpointError.
     """
+    return _folder(path, with_weights=False)
+
+
+def unpacked_folder(path: str) -> str:
+    """The same with all weights unpacked to the folder, as transformers reads them."""
+    return _folder(path, with_weights=True)
+
+
+def linked_file(folder: str) -> Path | None:
+    """The GGUF file that has the weights of a checkpoint folder; None if the folder has weights of its own."""
+    link = Path(folder) / LINK
+    return link.resolve() if link.is_symlink() else None
+
+
+def _folder(path: str, with_weights: bool) -> str:
     if (file := _find_file(path)) is None:
         return path
     try:
-        folder = _cache_folder(file)
+        folder = _cache_folder(file, with_weights)
     except OSError as error:
         raise CheckpointError(f"model.path={path!r} cannot be read: {error.strerror or error}") from error
-    unpacked = folder / file.stem
-    if not _is_whole(unpacked):
-        try:
-            with disk_cache.locked(folder, f"unpack {file.name}"):
-                if not _is_whole(unpacked):
-                    _unpack(file, unpacked)
+    made = folder / file.stem
+    try:
+        if not _is_whole(made):
+            with disk_cache.locked(folder, f"read {file.name}"):
+                if not _is_whole(made):
+                    _make(file, made, with_weights)
                     trim()
-        except OSError as error:
-            raise _not_written(file, folder, error) from error
-    return str(unpacked)
+        _link(made, file)
+    except OSError as error:
+        raise _not_written(file, folder, error) from error
+    return str(made)
+
+
+def _link(folder: Path, file: Path) -> None:
+    """Lets the link of a folder without weights lead to the file, which may have been moved."""
+    link = folder / LINK
+    if any(folder.glob("*.safetensors")) or (link.is_symlink() and link.readlink() == file.resolve()):
+        return
+    fresh = folder / f"{LINK}-{os.getpid()}"
+    fresh.symlink_to(file.resolve())
+    fresh.replace(link)
 
 
 def _find_file(path: str) -> Path | None:
@@ -99,7 +138,7 @@ def _is_named_gguf(file: Path) -> bool:
     return file.suffix.lower() == ".gguf"
 
 
-def _cache_folder(file: Path) -> Path:
+def _cache_folder(file: Path, with_weights: bool) -> Path:
     """The folder of the cache for a file with this content. Raises OSError if the file cannot be read."""
     stat = file.stat()
     sampled = hashlib.sha256()
@@ -107,10 +146,10 @@ def _cache_folder(file: Path) -> Path:
         for number in range(NUM_SAMPLES):
             stream.seek(max(0, stat.st_size - SAMPLE) * number // (NUM_SAMPLES - 1))
             sampled.update(stream.read(SAMPLE))
-    facts = [WAY, transformers.__version__, stat.st_size, stat.st_mtime_ns, sampled.hexdigest()]
+    facts = [WAY, with_weights, transformers.__version__, stat.st_size, stat.st_mtime_ns, sampled.hexdigest()]
     if (folder := open_entry("gguf", disk_cache.digest(facts))) is None:
         raise CheckpointError(
-            f"{str(file)!r} cannot be unpacked: the cache folder cannot be made; let the environment variable "
+            f"{str(file)!r} cannot be read: the cache folder cannot be made; let the environment variable "
             f"{disk_cache.VARIABLE} name a folder that can be written"
         )
     return folder
@@ -126,31 +165,38 @@ def _is_whole(unpacked: Path) -> bool:
     )
 
 
-def _unpack(file: Path, unpacked: Path) -> None:
+def _make(file: Path, folder: Path, with_weights: bool) -> None:
     """Makes a folder whole or not at all. Raises CheckpointError."""
     header = _read_header(file)
-    _check_space(file, unpacked.parent, 4 * header.num_elements)
-    expected_s = 1 + header.num_strings / STRINGS_PER_S + header.num_elements / WEIGHTS_PER_S
-    log.info("unpacking %s, once: about %.0f s", file.name, expected_s)
+    from lp.model.quantization.gguf_file import has_simple_tensors  # it needs the package gguf
+
+    with_weights = with_weights or not has_simple_tensors(header.architecture)
+    expected_s = 1 + header.num_strings / STRINGS_PER_S
+    if with_weights:
+        _check_space(file, folder.parent, 4 * header.num_elements)
+        expected_s += header.num_elements / WEIGHTS_PER_S
+    doing, done = ("unpacking", "unpacked") if with_weights else ("reading the vocabulary of", "read the vocabulary of")
+    log.info("%s %s, once: about %.0f s", doing, file.name, expected_s)
     began = time.monotonic()
-    partial = unpacked.with_name("partial")
+    partial = folder.with_name("partial")
     try:
-        for leftover in (partial, unpacked):
+        for leftover in (partial, folder):
             shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir()
         with made_meanwhile():
-            _convert(file, partial)
+            _convert(file, partial, header, with_weights)
         sizes = {f.name: f.stat().st_size for f in partial.iterdir()}
         (partial / MANIFEST).write_text(json.dumps(sizes), encoding="utf-8")
-        partial.rename(unpacked)
+        partial.rename(folder)
     except (OSError, SafetensorError) as error:
         raise _not_written(file, partial, error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     log.info(
-        "unpacked %s to %s (%.0f MB) in %.0f s",
+        "%s %s to %s (%.0f MB) in %.0f s",
+        done,
         file.name,
-        unpacked,
+        folder,
         sum(sizes.values()) / 1e6,
         time.monotonic() - began,
     )
@@ -192,8 +238,10 @@ def _not_written(file: Path, folder: Path, error: Exception) -> CheckpointError:
     )
 
 
-def _convert(file: Path, folder: Path) -> None:
-    """Writes a file's configuration, tokenizer, chat template, generation defaults and weights to a folder."""
+def _convert(file: Path, folder: Path, header: GgufHeader, with_weights: bool) -> None:
+    """Writes a file's configuration, tokenizer, chat template and generation defaults to a folder, and its weights if
+    they are asked for.
+    """
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     with _parsing_once():
         with _reading("model", file):
@@ -201,20 +249,58 @@ def _convert(file: Path, folder: Path) -> None:
         check_config(config)
         with _reading("tokenizer", file):
             tokenizer = AutoTokenizer.from_pretrained(**where, config=config)
-        with _reading("weights", file):
-            # with output_loading_info it returns a pair
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                **where,
-                config=config,
-                dtype=torch.float32,
-                quantization_config=transformers.GgufConfig(dequantize=True),
-                output_loading_info=True,
-            )
+        if with_weights:
+            _unpack(file, config).save_pretrained(folder)
+        else:
+            config.dtype = _widest_dtype(header)
+            _check_names(file, config)
+            config.save_pretrained(folder)
+            GenerationConfig.from_model_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _unpack(file: Path, config: PreTrainedConfig) -> PreTrainedModel:
+    """The model of a file, unpacked. Raises CheckpointError."""
+    with _reading("weights", file):
+        # with output_loading_info it returns a pair
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(file.parent),
+            gguf_file=file.name,
+            config=config,
+            dtype=torch.float32,
+            quantization_config=transformers.GgufConfig(dequantize=True),
+            output_loading_info=True,
+        )
     model, found = loaded
     if missing := sorted(found["missing_keys"]):
-        raise CheckpointError(f"{str(file)!r} lacks weights of its model: {', '.join(missing[:3])} ...")
-    model.to(_exact_dtype(model)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+        raise _lacking(file, missing)
+    return model.to(_exact_dtype(model))
+
+
+def _check_names(file: Path, config: PreTrainedConfig) -> None:
+    """Raises CheckpointError if the file lacks a parameter of its model."""
+    from lp.model.quantization.gguf_file import GgufFile
+    from lp.model.quantization.model import empty_model
+
+    with _reading("weights", file):
+        model = empty_model(config, torch.float32)
+        names = GgufFile(file, config).names(model)
+    ties = model.all_tied_weights_keys
+    held = {*names, *(target for target, source in ties.items() if source in names)}
+    if missing := sorted(set(model.state_dict()) - held - {source for target, source in ties.items() if target in held}):
+        raise _lacking(file, missing)
+
+
+def _lacking(file: Path, missing: list[str]) -> CheckpointError:
+    return CheckpointError(f"{str(file)!r} lacks weights of its model: {', '.join(missing[:3])} ...")
+
+
+def _widest_dtype(header: GgufHeader) -> torch.dtype:
+    """The dtype that holds the weights of a file, by those of its matrices; float32 for quantised blocks."""
+    from lp.model.quantization.gguf_file import PLAIN
+
+    kinds = {one.kind for one in header.tensors.values() if len(one.shape) > 1}
+    return PLAIN.get(kinds.pop(), torch.float32) if len(kinds) == 1 else torch.float32
 
 
 @contextmanager

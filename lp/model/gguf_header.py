@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,33 @@ STRING, ARRAY = 8, 9
 
 
 @dataclass(frozen=True)
-class GgufHeader:
-    """What a GGUF file holds.
-
-    num_elements: the number of weights in all tensors together. num_strings: the number of strings in arrays, which are
-    the vocabulary and its merges.
+class TensorInfo:
+    """Where a tensor lies in the file. shape: outermost dimension first. kind: a GGMLQuantizationType. begin: its first
+    byte.
     """
 
+    shape: tuple[int, ...]
+    kind: int
+    begin: int
+    num_bytes: int
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """What a GGUF file holds. num_strings: the number of strings in arrays, which are the vocabulary and its merges."""
+
     architecture: str
-    tensors: frozenset[str]
-    num_elements: int
+    tensors: dict[str, TensorInfo]
     num_strings: int
+
+    @property
+    def num_elements(self) -> int:
+        """The number of weights in all tensors together."""
+        return sum(one.num_elements for one in self.tensors.values())
 
 
 def read_header(file: Path) -> GgufHeader:
@@ -69,11 +85,11 @@ class _Parser:
         if not isinstance(alignment, int) or alignment < 1:
             raise ValueError(f"its alignment is {alignment!r}")
         begin = math.ceil(self._at / alignment) * alignment
-        needed = max((begin + end for _, _, end in tensors), default=begin)
+        found = {name: replace(one, begin=begin + one.begin) for name, one in tensors}
+        needed = max((one.begin + one.num_bytes for one in found.values()), default=begin)
         if needed > len(self._data):
             raise ValueError(f"it is cut off: it has {len(self._data)} of at least {needed} bytes")
-        names = frozenset(name for name, _, _ in tensors)
-        return GgufHeader(architecture, names, sum(elements for _, elements, _ in tensors), self._num_strings)
+        return GgufHeader(architecture, found, self._num_strings)
 
     def _key_and_value(self) -> tuple[str, Any]:
         key = self._string()
@@ -96,16 +112,16 @@ class _Parser:
             self._pass(self._number("Q")) if inner == STRING else self._value(inner)
         return None
 
-    def _tensor(self) -> tuple[str, int, int]:
-        """A tensor's name, its number of elements, and where it ends, counted from the first tensor's beginning."""
+    def _tensor(self) -> tuple[str, TensorInfo]:
+        """A tensor's name, and where it lies, counted from the first tensor's beginning."""
         name = self._string()
-        num_elements = math.prod(self._number("Q") for _ in range(self._number("I")))
+        shape = tuple(self._number("Q") for _ in range(self._number("I")))[::-1]
         kind, offset = self._number("I"), self._number("Q")
         try:
             block, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
         except (ValueError, KeyError):
             raise ValueError(f"its tensor {name} has the unknown type {kind}; try a newer version of gguf") from None
-        return name, num_elements, offset + num_elements // block * num_bytes
+        return name, TensorInfo(shape, kind, offset, math.prod(shape) // block * num_bytes)
 
     def _number(self, code: str) -> Any:
         (number,) = struct.unpack_from(f"<{code}", self._data, self._at)

@@ -187,11 +187,16 @@ def _auto(device: torch.device, num_sharing: int) -> tuple[float, str]:
         # The others may still load, or have taken their share: each takes what its weights leave of an equal one.
         share = (1 - MARGIN) * total / num_sharing - torch.cuda.memory_reserved(device)
         return max(0.0, min(free, share)), f" (an equal share of {device} for each of {num_sharing} ranks)"
-    import psutil  # not needed on a GPU
-
-    size = CPU_SHARE * psutil.virtual_memory().available / num_sharing
+    size = CPU_SHARE * available_memory() / num_sharing
     shared = f", shared by {num_sharing} ranks" if num_sharing > 1 else ""
     return size, f" ({CPU_SHARE:.0%} of the memory that is available{shared})"
+
+
+def available_memory() -> int:
+    """Bytes of the host's memory that are available."""
+    import psutil  # not needed on a GPU
+
+    return int(psutil.virtual_memory().available)
 
 
 def _describe(setting: str, num_pages: int, page_bytes: int, max_length: int) -> str:

@@ -7,18 +7,23 @@ its shard is read. Knows nothing of how the model is split among ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from lp.model.errors import CheckpointError
+from lp.model.gguf import linked_file
+from lp.model.quantization import model as whole
 from lp.model.weight_files import Matrices, Shard, WeightFiles
+
+if TYPE_CHECKING:  # it needs the package gguf
+    from lp.model.quantization.gguf_file import GgufFile
 
 
 def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """A model whose parameters have shapes but no memory. Computed buffers (rotary embeddings) are there.
+    """A model whose parameters have shapes but no memory.
 
     Raises CheckpointError for quantized weights, as they have other tensors than the model's.
     """
@@ -27,8 +32,7 @@ def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
             "the checkpoint is quantized, and such weights cannot be read in parts: use a checkpoint that is not "
             "quantized, or parallel=lp, or parallel=single"
         )
-    with init_empty_weights(include_buffers=False):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
+    return whole.empty_model(config, dtype)
 
 
 def fill(
@@ -45,7 +49,7 @@ def fill(
     """
     shards = shards or {}
     read: dict[tuple[str | Matrices, Shard | None], Tensor] = {}
-    with WeightFiles(path) as files:
+    with _open(path, model) as files:
         keys = _keys(model, files)
         for name, tensor in list(model.state_dict().items()):
             wanted = keys[name], shards.get(name)
@@ -61,9 +65,18 @@ def name_of(model: nn.Module, module: nn.Module) -> str:
     return next(name for name, candidate in model.named_modules() if candidate is module)
 
 
-def _keys(model: PreTrainedModel, files: WeightFiles) -> dict[str, str | Matrices]:
+def _open(path: str, model: PreTrainedModel) -> WeightFiles | GgufFile:
+    """The weights of a checkpoint, or of the GGUF file of which its folder was made."""
+    if (file := linked_file(path)) is None:
+        return WeightFiles(path)
+    from lp.model.quantization.gguf_file import GgufFile  # it needs the package gguf
+
+    return GgufFile(file, model.config)
+
+
+def _keys(model: PreTrainedModel, files: WeightFiles | GgufFile) -> dict[str, str | Matrices]:
     """The name in the files of each parameter of the model. The files may contain either of two tied parameters."""
-    names = files.names(model)
+    names: dict[str, str | Matrices] = {**files.names(model)}
     ties = model.all_tied_weights_keys.items()
     for name, twin in [*ties, *((source, target) for target, source in ties)]:
         if name not in names and twin in names:

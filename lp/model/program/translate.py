@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lp.kv_cache.cache import RowsOnly
+from lp.kv_cache.cache import LayerShape, RowsOnly
 from lp.model.causal import CausalModel
 from lp.model.program.experts import recorded_experts
 from lp.model.program.lower import Lowering
@@ -26,6 +26,18 @@ def cache_shapes(program: Program, num_layers: int) -> list[tuple[int, int]]:
     if sorted(shapes) != list(range(num_layers)):
         raise Inexpressible(f"attention in {len(shapes)} of its {num_layers} layers")
     return [shapes[layer] for layer in range(num_layers)]
+
+
+def find_shapes(model: CausalModel) -> dict[int, LayerShape]:
+    """The shapes of keys and values of the layers that are held, found without computing attention or quantised
+    products.
+    """
+    shapes = {}
+    for operation in _record(model, FEW_ROWS).operations:
+        if operation.name == "attention":
+            _, key, value, layer, _ = operation.args
+            shapes[model.layers[0] + layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+    return shapes
 
 
 def _record(model: CausalModel, num_rows: int) -> Recording:

@@ -1,7 +1,8 @@
 """Parameters of a model whose numbers are quantised: products with them, and lookups in them, are all that there is.
 
-A model's modules stay as they are. Their products and lookups unpack some outputs at a time, which is exact and slow;
-recorded, they are steps of the program, for which devices have kernels.
+A model's modules stay as they are. Their products unpack some outputs at a time, which is exact and slow, or read
+numbers that have been unpacked as a whole; recorded, products and lookups are steps of the program, for which devices
+have kernels.
 
 N outputs, K inputs
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from lp.model.program.record import recorder
@@ -19,9 +20,13 @@ from lp.model.quantization.weight import QuantizedWeight
 
 
 class QuantizedParameter(Tensor):
-    """A parameter [N, K] without memory of its own, in the dtype and on the device of the model."""
+    """A parameter [N, K] without memory of its own, in the dtype and on the device of the model.
+
+    unpacked: all numbers [N, K] in that dtype, if they are kept; see `keep_unpacked`.
+    """
 
     quantized: QuantizedWeight
+    unpacked: Tensor | None
 
     @staticmethod
     def __new__(cls, quantized: QuantizedWeight, device: torch.device) -> QuantizedParameter:
@@ -30,6 +35,12 @@ class QuantizedParameter(Tensor):
 
     def __init__(self, quantized: QuantizedWeight, device: torch.device):
         self.quantized = quantized
+        self.unpacked = None
+
+    def free(self) -> None:
+        """Gives the memory of the numbers back. They cannot be read any more."""
+        self.unpacked = None
+        self.quantized.free()
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -56,6 +67,8 @@ def _multiply(x: Tensor, weight: QuantizedParameter, bias: Tensor | None = None)
         shape = len(flat), quantized.num_outputs
         arguments = (flat, quantized) if bias is None else (flat, quantized, bias)
         out = active.note("quantized_product", arguments, shape, x.dtype)
+    elif weight.unpacked is not None:
+        out = functional.linear(flat, weight.unpacked, bias)
     else:
         parts = [flat @ some.to(device=x.device, dtype=x.dtype).t() for some in quantized.dequantized()]
         out = torch.cat(parts, dim=1)
@@ -69,3 +82,16 @@ def _look_up(tokens: Tensor, table: QuantizedParameter, *args: Any, **kwargs: An
     if (active := recorder()) is not None:
         return active.note("quantized_lookup", (tokens, quantized), (*tokens.shape, quantized.num_inputs), table.dtype)
     return quantized.rows(tokens.cpu()).to(device=tokens.device, dtype=table.dtype)
+
+
+def keep_unpacked(model: nn.Module, most_bytes: float) -> None:
+    """Unpacks all quantised parameters of a model for its own forward, if that takes at most so many bytes."""
+    found = {id(one.quantized): one for one in model.parameters() if isinstance(one, QuantizedParameter)}
+    if sum(one.numel() * one.dtype.itemsize for one in found.values()) > most_bytes:
+        return
+    for one in found.values():
+        one.unpacked = torch.empty(one.shape, dtype=one.dtype, device=one.device)
+        begin = 0
+        for some in one.quantized.dequantized():
+            one.unpacked[begin : begin + len(some)] = some
+            begin += len(some)

@@ -108,24 +108,25 @@ def dequantize(format: WeightFormat, numbers: Numbers) -> Tensor:
     """float32 [N, K]."""
     codes = numbers.codes
     if format.codebook is not None:
-        values = torch.tensor(format.codebook, dtype=torch.float32)[codes.long()]
+        values = torch.tensor(format.codebook, dtype=torch.float32)[codes.int()]
     else:
-        values = codes.float() - format.zero
-    values = _spread(_products(numbers.scales, numbers.steps), codes.shape[1]) * values
+        values = codes.to(torch.float32)
+        if format.zero:
+            values -= format.zero
+    scales = _products(numbers.scales, numbers.steps)
+    values.view(*scales.shape, -1).mul_(scales[..., None])
     if numbers.minima is not None:
-        values -= _spread(_products(numbers.minima, numbers.minimum_steps), codes.shape[1])
+        minima = _products(numbers.minima, numbers.minimum_steps)
+        values.view(*minima.shape, -1).sub_(minima[..., None])
     return values
 
 
 def _products(scales: Tensor, steps: Tensor | None) -> Tensor:
-    """float32: the scales, times the steps that share them."""
-    scales = as_float(scales)
-    return scales if steps is None else _spread(scales, steps.shape[1]) * steps.float()
-
-
-def _spread(scales: Tensor, count: int) -> Tensor:
-    """[N, count]: each of the scales [N, n] as often as needed."""
-    return scales.repeat_interleave(count // scales.shape[1], dim=1)
+    """float32: the scales [N, n], or each of them times the steps [N, m] that share it."""
+    numbers = as_float(scales)
+    if steps is None:
+        return numbers
+    return (steps.view(*numbers.shape, -1) * numbers[..., None]).view(steps.shape)
 
 
 def as_float(scales: Tensor) -> Tensor:

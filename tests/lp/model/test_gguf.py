@@ -1,4 +1,4 @@
-"""GGUF files: unpacked once to a checkpoint folder, and refused clearly where they cannot be."""
+"""GGUF files: a checkpoint folder is made of each once, and what cannot be read is refused clearly."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def file(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 @pytest.fixture
-def log_of_unpacking(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """The lines that were logged about unpacking so far."""
+def log_of_reading(file: Path, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """The lines that were logged about the file so far."""
     caplog.set_level(logging.INFO, logger="lookahead")
-    return lambda: [record.getMessage() for record in caplog.records if "unpack" in record.getMessage()]
+    return lambda: [record.getMessage() for record in caplog.records if file.name in record.getMessage()]
 
 
-def refusal(path: Path) -> str:
+def refusal(path: Path, make: Callable[[str], str] = gguf.checkpoint_folder) -> str:
     with pytest.raises(CheckpointError) as raised:
-        gguf.checkpoint_folder(str(path))
+        make(str(path))
     message = str(raised.value)
     assert "\n" not in message and str(path) in message
     return message
@@ -81,12 +81,28 @@ def test_what_the_file_says_is_kept(file: Path):
     assert known.tokenizer.chat_template == "{{ messages }}"
 
 
-def test_a_file_is_unpacked_once(file: Path, log_of_unpacking: Callable[[], list[str]]):
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [(gguf.checkpoint_folder, "reading the vocabulary of"), (gguf.unpacked_folder, "unpacking")],
+    ids=["read", "unpacked"],
+)
+def test_a_folder_is_made_once(
+    make: Callable[[str], str], words: str, file: Path, log_of_reading: Callable[[], list[str]]
+):
+    folder = make(str(file))
+    before, after = log_of_reading()
+    assert before.startswith(f"{words} {file.name}, once: about ") and f"{file.name} to {folder} (" in after
+    assert make(str(file.parent)) == folder
+    assert len(log_of_reading()) == 2
+    assert bool(list(Path(folder).glob("*.safetensors"))) is (make is gguf.unpacked_folder)
+
+
+def test_a_file_that_was_moved_is_read_where_it_is(file: Path):
     folder = gguf.checkpoint_folder(str(file))
-    before, after = log_of_unpacking()
-    assert before.startswith(f"unpacking {file.name}, once: about ") and after.startswith(f"unpacked {file.name} to ")
-    assert gguf.checkpoint_folder(str(file.parent)) == folder
-    assert len(log_of_unpacking()) == 2
+    (other := file.parent / "other").mkdir()
+    moved = file.rename(other / file.name)
+    assert gguf.checkpoint_folder(str(moved)) == folder and gguf.linked_file(folder) == moved
+    Engine.from_pretrained(str(moved), device="cpu", step_times="off", compile="off")
 
 
 def test_the_package_reads_a_file_once_and_is_as_before_afterwards(file: Path, monkeypatch: pytest.MonkeyPatch):
@@ -112,10 +128,10 @@ def test_other_weights_are_unpacked_anew(file: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["model.safetensors", gguf.MANIFEST])
 def test_a_damaged_folder_is_made_anew(file: Path, name: str):
-    folder = Path(gguf.checkpoint_folder(str(file)))
+    folder = Path(gguf.unpacked_folder(str(file)))
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[:-20])
-    assert gguf.checkpoint_folder(str(file)) == str(folder)
+    assert gguf.unpacked_folder(str(file)) == str(folder)
     assert (folder / name).read_bytes() == whole
 
 
@@ -135,7 +151,7 @@ def test_two_processes_at_once_unpack_one_folder(file: Path, tmp_path: Path):
         folders = pool.map(gguf.checkpoint_folder, [str(file)] * 2)
     assert folders[0] == folders[1]
     assert read_checkpoint_info(folders[0]).name == file.stem
-    assert len(list((tmp_path / "cache").rglob("model.safetensors"))) == 1 and not leftovers(tmp_path)
+    assert len(list((tmp_path / "cache").rglob("config.json"))) == 1 and not leftovers(tmp_path)
 
 
 def test_weights_are_kept_in_the_smallest_exact_dtype(file: Path):
@@ -200,9 +216,9 @@ def test_a_cache_that_cannot_be_written_is_named(file: Path, monkeypatch: pytest
 def test_a_full_disk_is_named(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
         patch.setattr(gguf.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-        assert "0.0 GB are free; make room" in refusal(file)
+        assert "0.0 GB are free; make room" in refusal(file, gguf.unpacked_folder)
 
-    def fail(file: Path, folder: Path) -> None:
+    def fail(file: Path, folder: Path, *others: object) -> None:
         (folder / "model.safetensors").write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
@@ -217,11 +233,11 @@ def test_a_disk_that_fills_up_while_weights_are_written_is_named(file: Path, tmp
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size // 2, usual[1]))
     try:
-        assert "make room there, or let the environment variable" in refusal(file)
+        assert "make room there, or let the environment variable" in refusal(file, gguf.unpacked_folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, usual)
     assert not leftovers(tmp_path) and not list((tmp_path / "cache").rglob("*.safetensors"))
-    assert Path(gguf.checkpoint_folder(str(file))).is_dir()
+    assert Path(gguf.unpacked_folder(str(file))).is_dir()
 
 
 def test_unpacking_keeps_the_cache_within_its_bound(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,159 @@
+"""The weights of a GGUF file under the names of a transformers model, as they are in the file or unpacked.
+
+transformers knows the names of tensors and how their rows are ordered for most architectures; where it computes other
+tensors of those of the file (experts, transposed matrices), it reads the file itself (lp/model/gguf.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel, modeling_gguf_pytorch_utils
+
+from lp.model.errors import CheckpointError
+from lp.model.gguf_header import TensorInfo, read_header
+from lp.model.quantization.gguf_blocks import BLOCK_TYPES, GgufWeight
+from lp.model.quantization.model import empty_model, fill, takes_quantized
+from lp.model.quantization.weight import AT_ONCE, QuantizedWeight
+from lp.model.weight_files import Shard
+
+log = logging.getLogger("lookahead")
+
+# What transformers does to tensors of the file: nothing, another order of rows, or another offset of norms.
+_SIMPLE = ("TensorProcessor", "LlamaTensorProcessor", "Gemma2TensorProcessor", "NemotronTensorProcessor")
+PLAIN = {
+    GGMLQuantizationType.F32: torch.float32,
+    GGMLQuantizationType.F16: torch.float16,
+    GGMLQuantizationType.BF16: torch.bfloat16,
+}
+
+
+def has_simple_tensors(architecture: str) -> bool:
+    """Whether each tensor of a file is one of the model's, but for the order of its rows."""
+    return architecture in gguf.MODEL_ARCH_NAMES.values() and _processor(architecture).__name__ in _SIMPLE
+
+
+class GgufFile:
+    """The tensors of a file, by its own names. It is used as `WeightFiles` is, also by ranks that read parts of them."""
+
+    def __init__(self, file: Path, config: PreTrainedConfig):
+        """Raises CheckpointError for a file that cannot be read."""
+        try:
+            header = read_header(file)
+            # Copied when it is written to, which nobody does: torch takes no memory that is for reading alone.
+            self._data = np.memmap(file, np.uint8, mode="c")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{str(file)!r} cannot be read: {error}; copy or download it again") from error
+        self.path = str(file)
+        self._tensors = header.tensors
+        self._architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == header.architecture)
+        self._processor: Any = _processor(header.architecture)(config=config.to_dict())
+
+    def __enter__(self) -> GgufFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass  # the file stays mapped as long as weights lie in it
+
+    def names(self, model: PreTrainedModel) -> dict[str, str]:
+        """The name in the file of each parameter of a model, by the model's own name; of those that the file has."""
+        num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
+        known = gguf.get_tensor_name_map(self._architecture, num_layers)
+        found = {}
+        for own in model.state_dict():
+            module, _, last = own.rpartition(".")
+            if f"{(name := known.get_name(module))}.{last}" in self._tensors:
+                found[own] = f"{name}.{last}"
+        return found
+
+    def kind(self, name: str) -> GGMLQuantizationType:
+        return GGMLQuantizationType(self._tensors[name].kind)
+
+    def quantized(self, name: str, dtype: torch.dtype) -> QuantizedWeight | None:
+        """A tensor as it is in the file; None for one that kernels cannot read as it is. dtype: of the model."""
+        one = self._tensors[name]
+        if one.kind not in BLOCK_TYPES or len(one.shape) != 2:
+            return None
+        return GgufWeight(torch.from_numpy(self._ordered(name, self._rows(one))), one.kind, dtype)
+
+    def read(
+        self, name: str, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """A tensor, or a shard of it, unpacked; see WeightFiles.read."""
+        whole = self.plain(name, dtype)
+        if tuple(whole.shape) != tuple(expected):
+            raise CheckpointError(f"{name} of {self.path!r} has shape {list(whole.shape)}, not {list(expected)}")
+        if shard is not None:
+            whole = torch.cat([whole[bounds] for bounds in shard.bounds(expected)], dim=shard.dim)
+        return whole.to(device)
+
+    def plain(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A tensor, unpacked."""
+        one = self._tensors[name]
+        if len(one.shape) == 1:  # its numbers may be changed, not only their order
+            (numbers,) = self._unpacked(one)
+            return torch.from_numpy(self._ordered(name, numbers.float().view(one.shape).numpy())).to(dtype)
+        whole = torch.empty(one.num_elements // one.shape[-1], one.shape[-1], dtype=dtype)
+        begin = 0
+        for part in self._unpacked(one):
+            whole[begin : begin + len(part)] = part
+            begin += len(part)
+        ordered = self._ordered(name, whole.view(torch.uint8).numpy())
+        return torch.from_numpy(ordered).view(dtype).view(one.shape)
+
+    def _unpacked(self, one: TensorInfo) -> Iterator[Tensor]:
+        """[rows, inputs] in float32 or in the file's own format, some rows at a time."""
+        rows = self._rows(one)
+        if one.kind in PLAIN:
+            yield torch.from_numpy(rows).view(PLAIN[GGMLQuantizationType(one.kind)])
+            return
+        at_once = max(1, AT_ONCE // one.shape[-1])
+        for first in range(0, len(rows), at_once):
+            yield torch.from_numpy(gguf.dequantize(rows[first : first + at_once], GGMLQuantizationType(one.kind)))
+
+    def _rows(self, one: TensorInfo) -> np.ndarray:
+        """uint8 [rows, bytes of a row]."""
+        data = self._data[one.begin : one.begin + one.num_bytes]
+        return data.reshape(one.num_elements // one.shape[-1], -1)
+
+    def _ordered(self, name: str, numbers: np.ndarray) -> np.ndarray:
+        """A tensor's rows, of numbers or bytes, in the order of the model."""
+        return np.ascontiguousarray(self._processor.process(weights=numbers, name=name, tensor_key_mapping={}).weights)
+
+
+def read_gguf(
+    file: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+) -> tuple[PreTrainedModel, list[int]]:
+    """Reads all weights of a file; see Reader in lp/model/checkpoint.py. On a CPU quantised ones stay as they are.
+
+    Raises CheckpointError.
+    """
+    source, model = GgufFile(file, config), empty_model(config, dtype)
+    tensors: dict[str, Tensor | QuantizedWeight] = {}
+    unpacked: Counter[str] = Counter()
+    for own, name in source.names(model).items():
+        found = source.quantized(name, dtype) if device.type == "cpu" and takes_quantized(model, own) else None
+        if found is None:
+            if source.kind(name) not in PLAIN:
+                unpacked[source.kind(name).name] += 1
+            found = source.plain(name, dtype)
+        tensors[own] = found
+    if unpacked:
+        kinds = ", ".join(f"{count} in {kind}" for kind, count in unpacked.items())
+        log.info("unpacked to %s: %s tensors", str(dtype).removeprefix("torch."), kinds)
+    fill(model, tensors, device)
+    return model, list(range(config.get_text_config(decoder=True).num_hidden_layers))
+
+
+def _processor(architecture: str) -> Any:
+    known = modeling_gguf_pytorch_utils.TENSOR_PROCESSORS
+    return known.get(architecture, modeling_gguf_pytorch_utils.TensorProcessor)
