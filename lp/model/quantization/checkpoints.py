@@ -384,7 +384,7 @@ def _awq_codes(packed: Tensor, outputs: Outputs) -> Tensor:
     first, last = int(wanted.min()) // 8, int(wanted.max()) // 8 + 1
     codes = _codes(packed[:, first:last], 4)
     places = torch.tensor(AWQ_PLACES)[wanted % 8] + (wanted // 8 - first) * 8
-    return codes.t()[places]
+    return codes.t().contiguous()[places]
 
 
 def _indices(outputs: Outputs, count: int) -> Tensor:
