@@ -22,6 +22,7 @@ from lp.engine.input import NO_HIDDEN, Prompt, RequestBuilder
 from lp.grammar.settings import Grammar, GrammarBackend
 from lp.model.checkpoint import Checkpoint, Invariance, ModelSettings
 from lp.model.compilation import CompileMode
+from lp.model.quantization.quantize import Weights
 from lp.model.second_model import SecondModel
 from lp.request import Completion, DecodeLimits, DecodingMethod, Output, Pooling, Request, Sequence
 from lp.runner.runner import Runner
@@ -125,6 +126,7 @@ class Engine:
         draft: SecondModel | None = None,
         second: SecondModel | None = None,
         heads: str = "auto",
+        weights: Weights | str = Weights.auto,
     ) -> Engine:
         """An engine on one device. Raises ValueError with a message for the user if the checkpoint cannot be used.
 
@@ -137,9 +139,11 @@ class Engine:
         kv_memory: the most memory for keys and values in GB, or auto. prefix_reuse: whose keys and values a prompt may
         begin from: off, owner or all. grammar_backend: auto, llguidance or xgrammar. draft: a model that drafts for
         decode=draft_model or auto. second: one for contrastive or best_of. heads: a folder for decode=medusa, or auto.
+        weights: auto, or int8 or int4 to quantise them.
         """
         model = ModelSettings(str(path), dtype, device, compile=CompileMode(compile), invariant=Invariance(invariant))
         model.kv_memory, model.heads, model.grammar_backend = str(kv_memory), heads, GrammarBackend(grammar_backend)
+        model.weights = Weights(weights)
         settings = EngineSettings(model, decode, limits=limits or DecodeLimits(), draft=draft or SecondModel())
         settings.second, settings.index, settings.corpus = second or SecondModel(), index, corpus
         settings.step_times, settings.scheduler.prefix_reuse = StepTimesSource(step_times), PrefixReuse(prefix_reuse)

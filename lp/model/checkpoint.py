@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from lp.model.program.translate import find_shapes
 from lp.model.quantization.checkpoints import read_quantized
 from lp.model.quantization.methods import find_method
 from lp.model.quantization.parameter import keep_unpacked
+from lp.model.quantization.quantize import Weights, read_and_quantize
 from lp.model.reference import Reference
 from lp.platform.disk_cache import folder
 from lp.platform.hardware import dtype_name, require_float32, why_no_gpu
@@ -65,8 +67,8 @@ class Invariance(StrEnum):
 class ModelSettings:
     """Which model to load, and how.
 
-    path: folder, GGUF file or hub id. dtype: float32, bfloat16, float16 or auto (see pick_dtype). device: auto, cpu,
-    cuda or cuda:N.
+    path: folder, GGUF file or hub id. dtype: float32, bfloat16, float16 or auto (see pick_dtype). weights: see Weights.
+    device: auto, cpu, cuda or cuda:N.
     max_length: the most tokens of a sequence; None means the model's own limit. compile: see CompileMode.
     invariant: see Invariance. kv_memory: the most memory for keys and values in GB, or auto (see lp/model/memory.py).
     grammar_backend: see GrammarBackend. heads: the folder of the heads for decode=medusa; auto is `heads` next to the
@@ -76,6 +78,7 @@ class ModelSettings:
     path: str = "demo/python-11m"
     dtype: str = AUTO
     device: str = "auto"
+    weights: Weights = Weights.auto
     max_length: int | None = None
     compile: CompileMode = CompileMode.auto
     invariant: Invariance = Invariance.auto
@@ -170,6 +173,7 @@ def load(
     is_compiled = reader is None or (group is not None and (device.type == "cpu" or capture is not None))
     _check_compilation(settings, reader is None, is_compiled, device)
     known = read_checkpoint_info(settings.path, settings.max_length, settings.grammar_backend, settings.heads)
+    _check_weights(settings.weights, known.config, reader is None, device)
     dtype = pick_dtype(settings.dtype, device, known.config)
     _tell_dtype(dtype, settings)
     if dtype == torch.float32:
@@ -180,11 +184,15 @@ def load(
     if reader is None or group is not None:
         num_parts = group.num_ranks if group else 1
         check_fits(known.path, known.config, dtype, device, known.max_length, kv_bytes, num_parts)
-    model, layers = (reader or read_whole)(known.path, known.config, dtype, device)
+    if settings.weights is not Weights.auto:
+        reading = partial(read_and_quantize, weights=settings.weights, probes=text_probes(known.tokenizer))
+    else:
+        reading = reader or read_whole
+    model, layers = reading(known.path, known.config, dtype, device)
     causal = CausalModel(model, known.max_length, known.eos, attention, layers)
     if device.type == "cuda" and known.heads and not (causal.is_first_stage and causal.is_last_stage):
         is_compiled = False  # graphs do not give the hidden states that heads read
-    facts = dtype, causal.attention_kind, known.max_length, settings.compile, settings.invariant
+    facts = dtype, settings.weights, causal.attention_kind, known.max_length, settings.compile, settings.invariant
     checks = Checks(known.path, device, *facts) if reader is None else None
     is_checked = checks is not None and checks.have_passed
     if not (is_checked and settings.compile is not CompileMode.off):
@@ -230,6 +238,23 @@ def _check_compilation(settings: ModelSettings, is_whole: bool, is_compiled: boo
             "model.invariant=on needs the compiled forward of a rank that holds the whole model, or on a CPU a part of "
             "every layer; use parallel=single or parallel=lp, without model.compile=off, or use model.invariant=auto"
         )
+
+
+def _check_weights(weights: Weights, config: PreTrainedConfig, is_whole: bool, device: torch.device) -> None:
+    """Raises ValueError for weights that cannot be quantised when they are read."""
+    if weights is Weights.auto:
+        return
+    if (method := find_method(config)) is not None:
+        raise ValueError(
+            f"model.weights={weights}: the checkpoint is quantised already ({method.name}); use model.weights=auto"
+        )
+    if not is_whole:
+        raise ValueError(
+            f"model.weights={weights} is for ranks that hold the whole model; use parallel=single or parallel=lp, or "
+            "model.weights=auto"
+        )
+    if device.type != "cpu":
+        raise ValueError(f"model.weights={weights} is for CPUs; use model.weights=auto, with model.dtype=bfloat16")
 
 
 def _make_fast(

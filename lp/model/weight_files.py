@@ -30,6 +30,8 @@ from transformers.core_model_loading import (
 
 from lp.model.errors import CheckpointError, one_line
 
+# The dtypes of weights that are not quantised, as safetensors calls them.
+FLOATING = {"F64", "F32", "F16", "BF16"}
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -118,9 +120,11 @@ class WeightFiles:
                     found[name] = Matrices(tuple(map(tuple, parts)))
         return found
 
-    def dtype(self, key: str) -> str:
-        """The dtype of a tensor, as safetensors calls it, such as BF16."""
-        return self._open(self._file_of[key]).get_slice(key).get_dtype()
+    def check_floating(self, key: str | Matrices) -> None:
+        """Raises CheckpointError for numbers that mean nothing without scales."""
+        for one in [key] if isinstance(key, str) else [one for part in key.parts for one in part]:
+            if (dtype := self._open(self._file_of[one]).get_slice(one).get_dtype()) not in FLOATING:
+                raise CheckpointError(f"{one} is stored in {dtype}, without scales that are known here")
 
     def view(self, key: str) -> Tensor:
         """A tensor as it is, in the memory to which its file is mapped. Raises CheckpointError."""

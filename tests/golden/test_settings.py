@@ -115,6 +115,7 @@ PARAMETERS = {
         "draft",
         "second",
         "heads",
+        "weights",
     ],
     "generate": ["self", "prompt", "settings"],
     "stream": ["self", "prompt", "max_new_tokens", "decode", "sampling", "stopping", "grammar", "trace", "settings"],

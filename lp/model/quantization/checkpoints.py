@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from lp.model.errors import CheckpointError
 from lp.model.quantization.methods import AWQ, COMPRESSED, FP8, GPTQ, MXFP4, Method
-from lp.model.quantization.model import empty_model, fill, takes_quantized
+from lp.model.quantization.model import empty_model, fill, takes_quantized, without_twins
 from lp.model.quantization.weight import GROUP, Numbers, QuantizedWeight, WeightFormat, dequantize
 from lp.model.weight_files import Matrices, WeightFiles
 from lp.platform.hardware import dtype_name
@@ -41,7 +41,6 @@ IGNORED = {
     "bias", "input_scale", "input_zero_point", "output_scale", "output_zero_point", "activation_scale", "k_scale",
     "v_scale", "q_scale",
 }  # fmt: skip
-PLAIN = {"F64", "F32", "F16", "BF16"}
 
 # Which outputs are wanted.
 Outputs = slice | Tensor
@@ -107,7 +106,7 @@ def read_quantized(
     config = copy.deepcopy(config)
     for one in (config, config.get_text_config(decoder=True)):
         if hasattr(one, "quantization_config"):
-            del one.quantization_config
+            delattr(one, "quantization_config")
     model = empty_model(config, dtype)
     with WeightFiles(path) as files:
         tensors = _read_all(files, model, method, dtype)
@@ -136,7 +135,7 @@ def _read_all(
     """The tensors of a model by its own names, those of quantised weights as they are."""
     modules = _quantized_modules(files)
     plain = [key for key in files.keys if key.rpartition(".")[0] not in modules or key.endswith(".bias")]
-    names = files.names(model, [*plain, *(f"{module}.weight" for module in modules)])
+    names = without_twins(files, model, [*plain, *(f"{module}.weight" for module in modules)])
     own = model.state_dict()
     quantized: dict[str, str] = {}
     for name, key in names.items():
@@ -150,17 +149,13 @@ def _read_all(
                 )
             quantized[name] = module
         elif name in own and own[name].is_floating_point():
-            _check_plain(files, key)
+            files.check_floating(key)
     tensors: dict[str, Tensor | QuantizedWeight] = {}
     for name, module in quantized.items():
         tensors[name] = _Module(files, module, modules[module], method).weight(tuple(own[name].shape), dtype)
     for name, key in names.items():
         if name in own and name not in quantized:
             tensors[name] = files.read(key, own[name].shape, None, dtype, torch.device("cpu"))
-    for target, source in model.all_tied_weights_keys.items():
-        one, other = tensors.get(target), tensors.get(source)
-        if isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other):
-            tensors[target] = other
     return tensors
 
 
@@ -183,19 +178,9 @@ def _quantized_modules(files: WeightFiles) -> dict[str, set[str]]:
 
 def _module(key: str | Matrices, modules: Mapping[str, set[str]]) -> str | None:
     """The quantised module that has a tensor, or one of those that have the matrices of a tensor."""
-    owners = (one.removesuffix(".weight") for one in _keys(key) if one.endswith(".weight"))
+    keys = [key] if isinstance(key, str) else [one for part in key.parts for one in part]
+    owners = (one.removesuffix(".weight") for one in keys if one.endswith(".weight"))
     return next((owner for owner in owners if owner in modules), None)
-
-
-def _keys(key: str | Matrices) -> list[str]:
-    return [key] if isinstance(key, str) else [one for part in key.parts for one in part]
-
-
-def _check_plain(files: WeightFiles, key: str | Matrices) -> None:
-    """Raises CheckpointError for numbers that mean nothing without scales."""
-    for one in _keys(key):
-        if (dtype := files.dtype(one)) not in PLAIN:
-            raise CheckpointError(f"{one} is stored in {dtype}, without scales that are known here")
 
 
 class _Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from accelerate import init_empty_weights
@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from lp.model.errors import CheckpointError
 from lp.model.quantization.parameter import QuantizedParameter
 from lp.model.quantization.weight import QuantizedWeight
+from lp.model.weight_files import Matrices, WeightFiles
 
 
 def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -54,3 +55,17 @@ def fill(model: PreTrainedModel, tensors: Mapping[str, Tensor | QuantizedWeight]
             filled[id(found)] = nn.Parameter(content, requires_grad=False)
         module._parameters[last] = filled[id(found)]
     nn.Module.to(model, device)  # computed buffers
+
+
+def without_twins(
+    files: WeightFiles, model: PreTrainedModel, keys: Iterable[str] | None = None
+) -> dict[str, str | Matrices]:
+    """`WeightFiles.names`, without tied parameters that the files have twice."""
+    names = files.names(model, keys)
+    for target, source in model.all_tied_weights_keys.items():
+        one, other = names.get(target), names.get(source)
+        if not isinstance(one, str) or not isinstance(other, str) or not {one, other} <= set(files.keys):
+            continue
+        if torch.equal(files.view(one), files.view(other)):
+            del names[target]
+    return names

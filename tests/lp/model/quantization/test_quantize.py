@@ -1,0 +1,158 @@
+"""Weights that are quantised when they are read: how well, what of a model is, and whose text comes out."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lp import Engine, Lookahead
+from lp.model.checkpoint import ModelSettings, load
+from lp.model.compilation import CompileMode
+from lp.model.probes import text_probes
+from lp.model.quantization import quantize as quantizing
+from lp.model.quantization.parameter import QuantizedParameter
+from lp.model.quantization.quantize import Weights, quantize
+from lp.platform.build import find_compiler
+from parallel.sharding.stages import read_stage
+from tests.lp.model.quantization.test_checkpoints import METHODS, NUM_TOKENS, PROMPT, tokens, unpacked
+from tests.models import generate_greedily, load_reference, save_checkpoint
+from tests.quantized_checkpoints import KINDS, write_quantized
+from tests.slow import slow_except
+
+
+def numbers(weight: Tensor, bits: int) -> Tensor:
+    return torch.cat([*quantize(weight, bits, torch.float32).dequantized()])
+
+
+def with_quantized_weights(reference: PreTrainedModel, engine: Engine) -> PreTrainedModel:
+    """transformers' model with the numbers that an engine's weights stand for."""
+    own = dict(engine.checkpoint.model.model.named_parameters())
+    with torch.no_grad():
+        for name, weight in reference.named_parameters():
+            weight.copy_(unpacked(own[name]))
+    return reference
+
+
+@pytest.mark.parametrize(("bits", "bound"), [(4, 0.0835), (8, 0.0051)])
+def test_errors_are_less_than_those_of_the_largest_number_as_scale(bits: int, bound: float) -> None:
+    weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
+    groups, largest = weight.view(-1, 32), (1 << (bits - 1)) - 1
+    scales = groups.abs().amax(dim=1, keepdim=True) / largest
+    simple = ((groups / scales).round() * scales).view(weight.shape)
+    error = (numbers(weight, bits) - weight).norm() / weight.norm()
+    assert error < bound and error < 0.985 * (simple - weight).norm() / weight.norm()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_numbers_that_have_codes_stay_as_they_are(bits: int, dtype: torch.dtype) -> None:
+    """Of every group the largest number has the one code without an opposite, once as it is and once negated."""
+    low = -(1 << (bits - 1))
+    codes = torch.randint(low, -low, (6, 64), generator=torch.Generator().manual_seed(1))
+    codes[:, ::32] = low
+    weight = (codes * torch.tensor([[0.25], [-0.25], [2.0], [-8.0], [0.0], [2**-9]])).to(dtype)
+    assert torch.equal(numbers(weight, bits), weight.float())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_parts_are_quantised_alike(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(37, 96, generator=torch.Generator().manual_seed(2))
+    whole, made = numbers(weight, bits), quantize(weight, bits, torch.float32)
+    monkeypatch.setattr(quantizing, "AT_ONCE", 1000)
+    assert torch.equal(numbers(weight, bits), whole)
+    outputs = torch.tensor([[3, 0], [36, 3]])
+    assert torch.equal(made.rows(outputs), whole[outputs])
+    assert made.num_bytes == weight.numel() * bits // 8 + weight.numel() // 32 * 2
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_text_is_that_of_the_quantised_model(weights: str, checkpoint_folder: Callable[[str], Path]) -> None:
+    folder = checkpoint_folder("llama")
+    engine = Engine.from_pretrained(str(folder), device="cpu", compile="off", step_times="off", weights=weights)
+    reference = with_quantized_weights(load_reference(folder), engine)
+    expected = generate_greedily(reference, PROMPT, NUM_TOKENS)
+    for how in METHODS:
+        assert tokens(engine, how) == expected, how
+
+
+@pytest.mark.parametrize("weights", slow_except(["int8", "int4"], "int4"))
+def test_text_of_native_code_is_that_of_the_quantised_model(
+    weights: str, checkpoint_folder: Callable[[str], Path]
+) -> None:
+    find_compiler()
+    folder = checkpoint_folder("llama")
+    settings = {"device": "cpu", "step_times": "off", "weights": weights}
+    reference = with_quantized_weights(
+        load_reference(folder), Engine.from_pretrained(str(folder), compile="off", **settings)
+    )
+    engine = Engine.from_pretrained(str(folder), compile="on", **settings)
+    expected = generate_greedily(reference, PROMPT, NUM_TOKENS)
+    for how in METHODS:
+        assert tokens(engine, how) == expected, how
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    slow_except(["gemma2", "gpt2", "gpt_neox", "mixtral", "qwen3", "phi3", "starcoder2", "cohere"], "gpt2", "mixtral"),
+)
+def test_every_architecture_has_its_linear_layers_and_embeddings_quantised(
+    architecture: str, checkpoint_folder: Callable[[str], Path]
+) -> None:
+    folder = checkpoint_folder(architecture)
+    engine = Engine.from_pretrained(str(folder), device="cpu", compile="off", step_times="off", weights="int4")
+    model = engine.checkpoint.model.model
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            assert isinstance(module.weight, QuantizedParameter), name
+            is_outer = isinstance(module, nn.Embedding) or module is model.get_output_embeddings()
+            assert module.weight.quantized.format.bits == (8 if is_outer else 4), name
+    reference = with_quantized_weights(load_reference(folder), engine)
+    assert tokens(engine, Lookahead(5, 4, 5)) == generate_greedily(reference, PROMPT, NUM_TOKENS)
+
+
+def test_a_number_of_inputs_that_has_no_groups_stays(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, intermediate_size=72)
+    settings = ModelSettings(str(folder), device="cpu", weights=Weights.int8, compile=CompileMode.off)
+    layer = load(settings).model.model.get_submodule("model.layers.0.mlp")
+    assert isinstance(layer.up_proj.weight, QuantizedParameter)
+    assert not isinstance(layer.down_proj.weight, QuantizedParameter)
+
+
+def test_the_log_says_how_far_logits_are_from_the_checkpoints(
+    checkpoint_folder: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="lookahead")
+    folder = checkpoint_folder("llama")
+    engine = Engine.from_pretrained(str(folder), device="cpu", compile="off", step_times="off", weights="int4")
+    (line,) = [one.getMessage() for one in caplog.records if "model.weights=int4" in one.getMessage()]
+    assert line.endswith("The text is that of the quantised model")
+    texts = text_probes(engine.checkpoint.tokenizer)
+    given = torch.tensor([text[: min(map(len, texts))] for text in texts])
+    with torch.no_grad():
+        expected = load_reference(folder)(given).logits
+        found = with_quantized_weights(load_reference(folder), engine)(given).logits
+    spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
+    error = 100 * ((found - expected).norm(dim=-1) / spread).median()
+    same = 100 * (found.argmax(-1) == expected.argmax(-1)).float().mean()
+    told = re.search(r"on (\d+) tokens of text the logits differ by ([\d.]+)% .* best one on (\d+)%", line)
+    assert told and int(told[1]) == given.numel()
+    assert float(told[2]) == pytest.approx(error.item(), rel=0.06) and float(told[3]) == pytest.approx(same, abs=1)
+
+
+def test_a_checkpoint_that_is_quantised_already_is_refused(tmp_path: Path) -> None:
+    folder, _ = write_quantized(tmp_path, KINDS["awq"])
+    with pytest.raises(ValueError, match=r"model\.weights=int8: .* quantised already \(awq\); use model\.weights=auto"):
+        load(ModelSettings(str(folder), device="cpu", weights=Weights.int8))
+
+
+def test_ranks_with_a_part_of_the_model_refuse(checkpoint_folder: Callable[[str], Path]) -> None:
+    settings = ModelSettings(str(checkpoint_folder("llama")), device="cpu", weights=Weights.int4)
+    with pytest.raises(ValueError, match=r"model\.weights=int4 is for ranks that hold the whole model; use parallel="):
+        load(settings, reader=read_stage(0, 2))
