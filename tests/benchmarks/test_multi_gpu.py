@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.multi_gpu import told_failures
 from tests.slow import slow_except
 
 
@@ -44,6 +45,13 @@ def test_all_rows_are_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = states((tmp_path / "multi_gpu-2-ranks-cpu.md").read_text())
     assert found["lost rank"] == found["speed, tp"] == "passed" and "FAILED" not in found.values()
+
+
+def test_the_row_of_lost_ranks_names_what_failed() -> None:
+    report = "| phase |\n\nFAILED:\n\n- shm, 2 ranks: a stream was cut short\n"
+    bar = "shm, 2 ranks:  50%|#####     | 1/2"
+    assert told_failures(subprocess.CompletedProcess([], 1, report, bar)) == "- shm, 2 ranks: a stream was cut short"
+    assert told_failures(subprocess.CompletedProcess([], 1, "", "ImportError: no httpx")) == "ImportError: no httpx"
 
 
 def test_a_start_without_ranks_is_told() -> None:
