@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from lp.kv_cache.arena import Arena
 from lp.model.fast_forward import BeforeAttention
-from lp.model.gpu.attention import attend, attend_in_order, lay_paths
+from lp.model.gpu.attention import MOST_SPLIT_TILES, attend, attend_in_order, lay_paths
 from lp.model.gpu.experts import Tiles, lay_tiles, multiply_experts
 from lp.model.gpu.plan import Instruction, RunAttention, RunCollective, RunExperts, RunProduct, RunStage, RunTopK
 from lp.model.gpu.product import multiply
@@ -44,6 +44,7 @@ class FusedForward:
         self.gives_logits = program.gives_logits
         self._program = program
         self._dtype = dtype
+        self._counters = torch.zeros(MOST_SPLIT_TILES, dtype=torch.int32, device=arena.device)
         # By the layers that are held here, from the first on.
         self._stores = [(arena.keys[layer], arena.values[layer]) for layer in sorted(arena.keys)]
 
@@ -57,7 +58,10 @@ class FusedForward:
     ) -> Tensor:
         """See ArenaForward."""
         rows = slice(len(given.tokens) - answered, None) if isinstance(answered, int) else answered
-        run = _Run(self._program, self._dtype, self.is_invariant, given, self._stores, rows, before_attention, incoming)
+        run = _Run(
+            self._program, self._dtype, self.is_invariant, given, self._stores, self._counters, rows,
+            before_attention, incoming,
+        )  # fmt: skip
         found = run.run(self.plan)
         return found.float() if out is None else out.copy_(found)
 
@@ -72,6 +76,7 @@ class _Run:
         is_invariant: bool,
         given: StepTensors,
         stores: list[tuple[Tensor, Tensor]],
+        counters: Tensor,
         answered: slice | Tensor,
         before_attention: BeforeAttention | None,
         incoming: Tensor | None,
@@ -80,6 +85,7 @@ class _Run:
         self._dtype = dtype
         self._given = given
         self._stores = stores
+        self._counters = counters
         self._answered, self._before_attention = answered, before_attention
         self._paths = lay_paths(given) if is_invariant else None
         # The experts for whose rows tiles were laid out last, and these tiles.
@@ -173,7 +179,7 @@ class _Run:
         query, out = self._arrays[step.query.source], self._new(step.out)
         keys, values = self._stores[step.layer]
         if self._paths is None:
-            attend(step, query, keys, values, self._given, out)
+            attend(step, query, keys, values, self._given, self._counters, out)
         else:
             attend_in_order(step, query, keys, values, self._given, self._paths, out)
         self._arrays[step.out] = out
