@@ -26,6 +26,7 @@ from lp.model.gpu.make import make_program
 from lp.model.gpu.plan import RunStage, make_plan
 from lp.model.gpu.product import MANY, ROWS, block_of_inputs, tile_outputs
 from lp.model.gpu.sinks import Store, power_of_two
+from lp.model.gpu.split_product import tile_of
 from lp.model.gpu.stage import Slots
 from lp.model.program.schedule import schedule
 from lp.model.program.steps import Value
@@ -41,8 +42,9 @@ MOST_SPILLED = 64
 # Registers that a thread may have: all that there are, or as many as leave room for several programs.
 ALL_REGISTERS, FEW_REGISTERS = 255, 128
 HEAD_DIMS, ATTENTION_ROWS, GROUPS = (64, 80, 128, 256), (1, 8, 64), 4
+PRODUCT_ROWS = (16, 32, 64, 128)
 # Endings of the names of integers that are multiples of 16, as models' are.
-MULTIPLES = ("_stride",)
+MULTIPLES = ("_stride", "num_inputs", "num_outputs", "share")
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64", torch.int32: "i32"}
 # Models of about 7B, on no device: only their shapes matter.
 MODELS: dict[str, dict[str, Any]] = {
@@ -126,6 +128,7 @@ def variants(dtype: torch.dtype) -> Iterator[Variant]:
         yield from _stages(name, dtype)
     yield from _attention(dtype)
     yield from _products(dtype)
+    yield from _split_products(dtype)
     yield from _others(dtype)
     yield from _sampling()
 
@@ -223,6 +226,26 @@ def _products(dtype: torch.dtype) -> Iterator[Variant]:
         "BLOCK_K": EXPERT_INPUTS,
     }  # fmt: skip
     yield Variant("product with experts", expert_kernels.multiply_experts, types, constants, 4, 3, ALL_REGISTERS)
+
+
+def _split_products(dtype: torch.dtype) -> Iterator[Variant]:
+    from lp.model.gpu import split_kernels
+
+    own = f"*{TYPES[dtype]}"
+    types = {
+        "x": own, "weight": own, "bias": own, "out": own, "parts": "*fp32", "counters": "*i32", "num_rows": "i32",
+        "num_inputs": "i32", "num_outputs": "i32", "share": "i32", "row_stride": "i32", "input_stride": "i32",
+        "output_stride": "i32", "has_bias": "i32",
+    }  # fmt: skip
+    for rows in PRODUCT_ROWS:
+        tile = tile_of(rows, dtype.itemsize)
+        for what, stride in (("inputs", "input_stride"), ("outputs", "output_stride")):
+            constants = {stride: 1, "BLOCK_M": tile.rows, "BLOCK_N": tile.outputs, "BLOCK_K": tile.inputs}
+            own_types = {name: kind for name, kind in types.items() if name != stride}
+            yield Variant(
+                f"product of {rows} rows, {what} side by side", split_kernels.multiply_in_splits, own_types, constants,
+                tile.num_warps, tile.num_stages, ALL_REGISTERS,
+            )  # fmt: skip
 
 
 def _others(dtype: torch.dtype) -> Iterator[Variant]:
