@@ -24,6 +24,7 @@ from lp.model.fast_forward import FastForward, ForwardFailed, SequenceRows
 from lp.model.gpu.cuda_graphs import Capture, CapturedForward, capture_on_gpu
 from lp.model.gpu.device import current
 from lp.model.gpu.make import make_fused
+from lp.model.gpu.product_times import time_on_gpu
 from lp.model.program.group import RankGroup
 from lp.model.program.record import Inexpressible
 from lp.model.memory import available_memory
@@ -227,5 +228,5 @@ def _captured(
     """A GPU's forward, of fused kernels, as graphs."""
     arena = model.memory
     assert isinstance(arena, Arena), "a GPU has an arena"
-    fused = _made(group, lambda: make_fused(model, arena, is_invariant))
+    fused = _made(group, lambda: make_fused(model, arena, is_invariant, time_on_gpu))
     return CapturedForward(fused, model.max_length, capture=capture or capture_on_gpu)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from lp.model.gpu import cuda_graphs, prefix
 from tests.cuda_on_cpu import cuda_api, device_guard, flash_package, triton_kernels
@@ -57,6 +59,19 @@ def few_rungs(monkeypatch: pytest.MonkeyPatch) -> None:
 def shorten_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few graphs: all of the real ladder's would take a CPU seconds for each model."""
     monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", (LADDER, cuda_graphs.capture_on_gpu))
+
+
+@pytest.fixture
+def two_rungs(few_rungs: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes a second for a graph, so there are as few as can be, captured without warm-up runs."""
+
+    def capture(run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            result = run()
+        return graph.replay, result
+
+    monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", ((1, 6), capture))
 
 
 @pytest.fixture(scope="session")

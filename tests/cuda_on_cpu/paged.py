@@ -23,6 +23,7 @@ from lp.model.attention import MaskKey, Step
 from lp.model.causal import CausalModel
 from lp.model.fast_forward import BeforeAttention
 from lp.model.gpu.prefix import Bounds
+from lp.model.gpu.product_times import Timer
 from lp.model.gpu.step_tensors import StepTensors
 from lp.model.kernels import (
     GPU_KINDS,
@@ -125,7 +126,9 @@ class PagedForward:
         return found.float() if out is None else out.copy_(found)
 
 
-def make_paged(model: CausalModel, arena: Arena, is_invariant: bool = False) -> PagedForward:
+def make_paged(
+    model: CausalModel, arena: Arena, is_invariant: bool = False, timer: Timer | None = None
+) -> PagedForward:
     """As make_fused. Raises Inexpressible for what these operations cannot do."""
     is_stage = not (model.is_first_stage and model.is_last_stage)
     if is_invariant or is_stage or model.attention_kind not in GPU_KINDS:

@@ -9,14 +9,13 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from lp.kv_cache.arena import Arena
 from lp.model.fast_forward import BeforeAttention
-from lp.model.gpu.attention import attend, attend_in_order, lay_paths
+from lp.model.gpu.attention import MOST_SPLIT_TILES, attend, attend_in_order, lay_paths
 from lp.model.gpu.experts import Tiles, lay_tiles, multiply_experts
 from lp.model.gpu.plan import Instruction, RunAttention, RunCollective, RunExperts, RunProduct, RunStage, RunTopK
-from lp.model.gpu.product import multiply
+from lp.model.gpu.products import Multiply
 from lp.model.gpu.sinks import Store
 from lp.model.gpu.stage import Slots
 from lp.model.gpu.step_tensors import StepTensors
@@ -26,16 +25,22 @@ from lp.platform import build as kernels
 
 
 class FusedForward:
-    """A model's forward by kernels of our own and, unless it is invariant, cuBLAS's products.
+    """A model's forward by kernels of our own and the products of a function.
 
     arena: holds the keys and values of all its sequences. is_invariant: whether a row's logits are the same to the last
     bit whatever other rows there are and however much of its path is cached.
     """
 
     def __init__(
-        self, program: Program, plan: list[Instruction], dtype: torch.dtype, arena: Arena, is_invariant: bool = False
+        self,
+        program: Program,
+        plan: list[Instruction],
+        dtype: torch.dtype,
+        arena: Arena,
+        multiply: Multiply,
+        is_invariant: bool = False,
     ):
-        """dtype: of weights, keys and values."""
+        """dtype: of weights, keys and values. multiply: treats each row alike if the forward is invariant."""
         self.plan = plan
         self.arena = arena
         self.is_invariant = is_invariant
@@ -44,6 +49,8 @@ class FusedForward:
         self.gives_logits = program.gives_logits
         self._program = program
         self._dtype = dtype
+        self._multiply = multiply
+        self._counters = torch.zeros(MOST_SPLIT_TILES, dtype=torch.int32, device=arena.device)
         # By the layers that are held here, from the first on.
         self._stores = [(arena.keys[layer], arena.values[layer]) for layer in sorted(arena.keys)]
 
@@ -57,7 +64,10 @@ class FusedForward:
     ) -> Tensor:
         """See ArenaForward."""
         rows = slice(len(given.tokens) - answered, None) if isinstance(answered, int) else answered
-        run = _Run(self._program, self._dtype, self.is_invariant, given, self._stores, rows, before_attention, incoming)
+        run = _Run(
+            self._program, self._dtype, self._multiply, self.is_invariant, given, self._stores,
+            self._counters, rows, before_attention, incoming,
+        )  # fmt: skip
         found = run.run(self.plan)
         return found.float() if out is None else out.copy_(found)
 
@@ -69,17 +79,21 @@ class _Run:
         self,
         program: Program,
         dtype: torch.dtype,
+        multiply: Multiply,
         is_invariant: bool,
         given: StepTensors,
         stores: list[tuple[Tensor, Tensor]],
+        counters: Tensor,
         answered: slice | Tensor,
         before_attention: BeforeAttention | None,
         incoming: Tensor | None,
     ):
         self._program = program
         self._dtype = dtype
+        self._multiply = multiply
         self._given = given
         self._stores = stores
+        self._counters = counters
         self._answered, self._before_attention = answered, before_attention
         self._paths = lay_paths(given) if is_invariant else None
         # The experts for whose rows tiles were laid out last, and these tiles.
@@ -129,13 +143,7 @@ class _Run:
 
     def _product(self, one: RunProduct) -> None:
         x = self._read(one.step.x, one.weight.shape[0])
-        if self._paths is not None:
-            out = multiply(x, one.weight, one.bias)
-        elif one.weight.stride(0) == 1:
-            out = linear(x, one.weight.t(), one.bias)
-        else:
-            out = x @ one.weight if one.bias is None else torch.addmm(one.bias, x, one.weight)
-        self._arrays[one.step.out] = out
+        self._arrays[one.step.out] = self._multiply(x, one.weight, one.bias)
 
     def _collective(self, step: Collective) -> None:
         match step:
@@ -173,7 +181,7 @@ class _Run:
         query, out = self._arrays[step.query.source], self._new(step.out)
         keys, values = self._stores[step.layer]
         if self._paths is None:
-            attend(step, query, keys, values, self._given, out)
+            attend(step, query, keys, values, self._given, self._counters, out)
         else:
             attend_in_order(step, query, keys, values, self._given, self._paths, out)
         self._arrays[step.out] = out
