@@ -25,9 +25,9 @@ from lp.model.gpu.cuda_graphs import Capture, CapturedForward, capture_on_gpu
 from lp.model.gpu.device import current
 from lp.model.gpu.make import make_fused
 from lp.model.gpu.product_times import time_on_gpu
+from lp.model.memory import available_memory
 from lp.model.program.group import RankGroup
 from lp.model.program.record import Inexpressible
-from lp.model.memory import available_memory
 from lp.model.reference import Probe, Reference, make_references
 from lp.platform.build import CannotBuild, NoCompiler, find_compiler
 from lp.platform.library import library

@@ -173,6 +173,18 @@ class AllGather:
     group: RankGroup
 
 
+def plain_weight(step: Product) -> Tensor:
+    """The weight of a product, for devices without kernels for quantised ones, which are unpacked there when read."""
+    assert isinstance(step.weight, Tensor), "quantised weights are for CPUs"
+    return step.weight
+
+
+def plain_table(step: Gather) -> Constant:
+    """The same of a table."""
+    assert isinstance(step.table, Constant), "quantised tables are for CPUs"
+    return step.table
+
+
 # Names a weight [K, N]: its memory, and where it lies in it. Of a quantised weight: itself.
 WeightKey = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
