@@ -9,9 +9,10 @@ from lp.model.causal import CausalModel
 from lp.model.gpu.forward import FusedForward
 from lp.model.gpu.passes import choose_formats, merge_products
 from lp.model.gpu.plan import make_plan
+from lp.model.gpu.prompts import PromptAttention
 from lp.model.program.record import Inexpressible
 from lp.model.program.schedule import schedule
-from lp.model.program.steps import Program, outline
+from lp.model.program.steps import Attention, Program, outline
 from lp.model.program.translate import FEW_ROWS, MORE_ROWS, cache_shapes, translate
 from lp.platform import build as kernels
 
@@ -22,7 +23,9 @@ def make_fused(model: CausalModel, arena: Arena, is_invariant: bool = False) -> 
         raise kernels.CannotBuild(missing)
     program = make_program(model)
     plan = make_plan(program, schedule(program), model.dtype)
-    return FusedForward(program, plan, model.dtype, arena, is_invariant)
+    attention = [step for step in program.steps if isinstance(step, Attention)]
+    prompts = None if is_invariant else PromptAttention(attention, model.dtype, arena.device)
+    return FusedForward(program, plan, model.dtype, arena, is_invariant, prompts)
 
 
 def merge_weights(model: CausalModel) -> None:
