@@ -11,7 +11,7 @@ from torch import Tensor
 from lp.kv_cache.cache import PAGE
 from lp.model.gpu.sinks import power_of_two
 from lp.model.gpu.step_tensors import StepTensors
-from lp.model.program.steps import Attention, Value
+from lp.model.program.steps import Attention
 from lp.platform import build as kernels
 
 # Query rows of a tile: matrix units want 16 at least. More of them read the prefix less often, as long as registers
@@ -78,7 +78,7 @@ def attend(
         attention_kernels.attend, (-(-num_rows // row_tile), step.num_heads, splits),
         _first_head(step, query), keys, values, out, parts, sums, counters, given.slots, given.positions,
         given.visibility, given.sequence_of, given.row_starts, given.block_table, given.lengths, num_rows,
-        given.block_table.stride(0), query.stride(0), _head_stride(step), float(step.how.scale),
+        given.block_table.stride(0), query.stride(0), step.head_stride, float(step.how.scale),
         HEADS=step.num_heads, GROUPS=step.num_groups, HEAD_DIM=step.head_dim,
         WINDOW=step.how.sliding_window or 0, SOFTCAP=float(step.how.softcap or 0.0), PAGE=PAGE,
         ROWS=row_tile, BLOCK_M=block, BLOCK_N=block_of_keys(block, width, itemsize), BLOCK_D=width,
@@ -104,7 +104,7 @@ def attend_in_order(
         invariant_kernels.attend_in_order, (num_rows, step.num_heads),
         _first_head(step, query), keys, values, out, given.slots, given.positions, paths, given.sequence_of,
         given.block_table, given.lengths, num_rows, given.block_table.stride(0), query.stride(0),
-        _head_stride(step), float(step.how.scale),
+        step.head_stride, float(step.how.scale),
         HEADS=step.num_heads, GROUPS=step.num_groups, HEAD_DIM=step.head_dim,
         WINDOW=step.how.sliding_window or 0, SOFTCAP=float(step.how.softcap or 0.0), PAGE=PAGE,
         BLOCK_M=block, BLOCK_N=keys_of_block, BLOCK_D=width, num_warps=num_warps(block, width),
@@ -144,8 +144,3 @@ def num_warps(block: int, width: int) -> int:
 def _first_head(step: Attention, query: Tensor) -> Tensor:
     """The rows' numbers from the first head on."""
     return query[:, step.query.start :]
-
-
-def _head_stride(step: Attention) -> int:
-    assert isinstance(step.query.source, Value)
-    return step.query.strides[0] if step.query.strides else 0

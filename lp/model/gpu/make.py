@@ -12,9 +12,10 @@ from lp.model.gpu.plan import RunProduct, make_plan
 from lp.model.gpu.product import multiply as multiply_alike
 from lp.model.gpu.product_times import Timer, choose_products
 from lp.model.gpu.products import Products
+from lp.model.gpu.prompts import PromptAttention
 from lp.model.program.record import Inexpressible
 from lp.model.program.schedule import schedule
-from lp.model.program.steps import Program, outline
+from lp.model.program.steps import Attention, Program, outline
 from lp.model.program.translate import FEW_ROWS, MORE_ROWS, cache_shapes, translate
 from lp.platform import build as kernels
 
@@ -37,7 +38,9 @@ def make_fused(
     if timer is not None:
         weights = [(one.weight, one.bias) for one in plan if isinstance(one, RunProduct)]
         choose_products(products, weights, arena.device, timer)
-    return FusedForward(program, plan, model.dtype, arena, products)
+    attention = [step for step in program.steps if isinstance(step, Attention)]
+    prompts = PromptAttention(attention, model.dtype, arena.device)
+    return FusedForward(program, plan, model.dtype, arena, products, prompts=prompts)
 
 
 def merge_weights(model: CausalModel) -> None:

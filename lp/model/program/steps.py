@@ -153,6 +153,11 @@ class Attention:
     num_groups: int
     head_dim: int
 
+    @property
+    def head_stride(self) -> int:
+        """Numbers from a query head to the next one."""
+        return self.query.strides[0] if self.query.strides else 0
+
 
 @dataclass(frozen=True)
 class AllReduce:
