@@ -58,12 +58,17 @@ def num_merged(num_queries: int, splits: int, width: int, warps: int) -> int:
     return max(1, min(power_of_two(num_queries), MERGED_BY_WARP * warps // (splits * width)))
 
 
+def new_counters(device: torch.device) -> Tensor:
+    """What `attend` counts programs with. One is enough for all that runs on a stream."""
+    return torch.zeros(MOST_SPLIT_TILES, dtype=torch.int32, device=device)
+
+
 def attend(
     step: Attention, query: Tensor, keys: Tensor, values: Tensor, given: StepTensors, counters: Tensor, out: Tensor
 ) -> None:
     """query: [R, ..], whose rows hold the heads. keys, values: the layer's [pages, PAGE, H, D]. out: [R, H*G*D].
 
-    counters: int32 [MOST_SPLIT_TILES], all 0, as they are again afterwards.
+    counters: of `new_counters`, all 0, as they are again afterwards.
     """
     from lp.model.gpu import attention_kernels
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lp.kv_cache.arena import Arena
 from lp.model.fast_forward import BeforeAttention, SequenceRows
-from lp.model.gpu.attention import MOST_SPLIT_TILES, attend, attend_in_order, lay_paths
+from lp.model.gpu.attention import attend, attend_in_order, lay_paths, new_counters
 from lp.model.gpu.experts import Tiles, lay_tiles, multiply_experts
 from lp.model.gpu.plan import Instruction, RunAttention, RunCollective, RunExperts, RunProduct, RunStage, RunTopK
 from lp.model.gpu.products import Multiply
@@ -55,7 +55,7 @@ class FusedForward:
         self._program = program
         self._dtype = dtype
         self._multiply = multiply
-        self._counters = torch.zeros(MOST_SPLIT_TILES, dtype=torch.int32, device=arena.device)
+        self._counters = new_counters(arena.device)
         # By the layers that are held here, from the first on.
         self._stores = [(arena.keys[layer], arena.values[layer]) for layer in sorted(arena.keys)]
 
@@ -70,7 +70,7 @@ class FusedForward:
     ) -> Tensor:
         """See ArenaForward."""
         rows = slice(len(given.tokens) - answered, None) if isinstance(answered, int) else answered
-        prompts = self.prompts and self.prompts.find(sequences, given)
+        prompts = self.prompts and self.prompts.find(sequences, given, self._counters)
         run = _Run(
             self._program, self._dtype, self._multiply, self.is_invariant, given, self._stores,
             self._counters, rows, before_attention, incoming, prompts,

@@ -109,7 +109,13 @@ def _upload(numbers: np.ndarray, device: torch.device) -> Tensor:
 
 
 def attend_prompts(
-    kernel: FlashKernel, step: Attention, query: Tensor, keys: Tensor, values: Tensor, prompts: PromptRows
+    kernel: FlashKernel,
+    step: Attention,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    prompts: PromptRows,
+    counters: Tensor,
 ) -> Tensor:
     """[R, H*G*D] by FlashAttention, and by our own kernel where rows are in no chain. See `attention.attend`."""
     how = step.how
@@ -120,7 +126,7 @@ def attend_prompts(
     out = found.reshape(len(query), -1)
     if prompts.rest is not None:
         own = out.new_empty(len(prompts.others), out.shape[1])
-        attention.attend(step, query[prompts.others], keys, values, prompts.rest, own)
+        attention.attend(step, query[prompts.others], keys, values, prompts.rest, counters, own)
         out.index_copy_(0, prompts.others, own)
     return out
 
@@ -161,7 +167,7 @@ class LayerKind(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """Random prompts of a layer. query: [R, H*G*D]. keys, values: [pages, PAGE, H, D]."""
+    """Random prompts of a layer. query: [R, H*G*D]. keys, values: [pages, PAGE, H, D]. counters: see `attend`."""
 
     step: Attention
     query: Tensor
@@ -169,6 +175,7 @@ class Problem:
     values: Tensor
     given: StepTensors
     prompts: PromptRows
+    counters: Tensor
 
     @staticmethod
     def make(
@@ -191,15 +198,15 @@ class Problem:
         query = numbers(num_rows, step.out.width, scale=SPREAD / (kind.how.scale * kind.head_dim**0.5))
         prompts = find_prompts(given, buffer.on_device)
         assert prompts is not None
-        return Problem(step, query, keys, values, buffer.on_device, prompts)
+        return Problem(step, query, keys, values, buffer.on_device, prompts, attention.new_counters(device))
 
     def by_own(self) -> Tensor:
         out = torch.empty_like(self.query)
-        attention.attend(self.step, self.query, self.keys, self.values, self.given, out)
+        attention.attend(self.step, self.query, self.keys, self.values, self.given, self.counters, out)
         return out
 
     def by(self, kernel: FlashKernel) -> Tensor:
-        return attend_prompts(kernel, self.step, self.query, self.keys, self.values, self.prompts)
+        return attend_prompts(kernel, self.step, self.query, self.keys, self.values, self.prompts, self.counters)
 
 
 def _open(arena: Arena, tree: TokenTree, num_cached: int) -> SequenceRows:
@@ -323,10 +330,12 @@ class PromptAttention:
                     log.warning("prompts are computed without %s: %s", trial.name, trial.obstacle)
             log.info("attention of prompts: %s, in layers of %s", describe(trials), kind.describe())
 
-    def find(self, given: Sequence[SequenceRows], tensors: StepTensors) -> PromptStep | None:
-        """A step's prompts; None if our own kernel computes all rows. given, tensors: see `find_prompts`."""
+    def find(self, given: Sequence[SequenceRows], tensors: StepTensors, counters: Tensor) -> PromptStep | None:
+        """A step's prompts; None if our own kernel computes all rows. given, tensors: see `find_prompts`. counters: see
+        `attend`.
+        """
         prompts = find_prompts(given, tensors) if given and self._kernels else None
-        return prompts and PromptStep(self._kernels, prompts)
+        return prompts and PromptStep(self._kernels, prompts, counters)
 
 
 @dataclass(frozen=True)
@@ -335,11 +344,12 @@ class PromptStep:
 
     kernels: dict[LayerKind, FlashKernel]
     prompts: PromptRows
+    counters: Tensor
 
     def attend(self, step: Attention, query: Tensor, keys: Tensor, values: Tensor) -> Tensor | None:
         """A layer's attention; None, with nothing done, if our own kernel computes all of it."""
         kernel = self.kernels.get(LayerKind.of(step))
-        return kernel and attend_prompts(kernel, step, query, keys, values, self.prompts)
+        return kernel and attend_prompts(kernel, step, query, keys, values, self.prompts, self.counters)
 
 
 def fastest(trials: Sequence[Trial]) -> Trial:
