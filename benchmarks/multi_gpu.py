@@ -281,8 +281,13 @@ def kill_ranks(context: Context, store: Store) -> str:
         [*command, "--output", str(output)], env=environment, capture_output=True, text=True, timeout=ROW_S
     )
     if done.returncode:
-        raise RuntimeError(f"exit code {done.returncode}: {(done.stdout + done.stderr)[-250:]}")
+        raise RuntimeError(f"exit code {done.returncode}: {told_failures(done)}")
     return "no stream was cut short or changed"
+
+
+def told_failures(done: subprocess.CompletedProcess[str]) -> str:
+    """The failures that a benchmark lists at the end of its report, or the end of its errors if it has no report."""
+    return done.stdout.partition("FAILED:")[2].strip() or done.stderr[-250:]
 
 
 @dataclass

@@ -40,8 +40,8 @@ from launch.config import resources
 from lp import Engine
 from lp.model.checkpoint import DTYPES
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
-from lp.model.gguf import unpacked_folder
 from lp.model.compilation import CompileMode
+from lp.model.gguf import unpacked_folder
 from lp.platform.hardware import processor_name
 
 TRANSFORMERS = "transformers"
@@ -128,9 +128,7 @@ def encode(checkpoint: CheckpointInfo, asked: Sequence[CategoryPrompt], max_new_
 
 
 def load_transformers(path: str, dtype: str) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(
-        unpacked_folder(path), dtype=DTYPES[dtype], use_safetensors=True
-    ).eval()
+    return AutoModelForCausalLM.from_pretrained(unpacked_folder(path), dtype=DTYPES[dtype], use_safetensors=True).eval()
 
 
 def expect(path: str, checkpoint: CheckpointInfo, prompts: Sequence[PeerPrompt], max_new_tokens: int) -> ExpectedTexts:

@@ -1,8 +1,8 @@
-"""Lists what lies in the cache on disk: compiled forwards, unpacked GGUF files, downloaded packages, step times.
+"""Lists what lies in the cache on disk: compiled forwards, unpacked GGUF files, downloaded packages, measured times.
 
     python launch/cache.py                 # list the entries, those used least recently first
     python launch/cache.py keep_gb=5       # remove those used least recently until 5 GB are left
-    python launch/cache.py clear=gguf      # remove all of a kind: checks, compiled, gguf, packages, step-times; or all
+    python launch/cache.py clear=gguf      # remove all of a kind: checks, compiled, gguf, products, ...; or all
 
 Entries that a running program uses are never removed, and all can be made again. The cache is kept below 20 GB, or the
 number of GB in the environment variable LOOKAHEAD_CACHE_GB, whenever something is added to it.

@@ -36,7 +36,9 @@ def run(settings: GenerateSettings) -> int:
     torch.set_num_threads(settings.parallel.threads or torch.get_num_threads())
     device = pick_device(settings.model.device)
     dtype = pick_dtype(settings.model.dtype, device, known.config)
-    model = AutoModelForCausalLM.from_pretrained(unpacked_folder(settings.model.path), dtype=dtype, use_safetensors=True).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        unpacked_folder(settings.model.path), dtype=dtype, use_safetensors=True
+    ).eval()
     torch.nn.Module.to(model, device)
     _generate(model, request.prompt, 2)  # the first call of a process is slower
     began = time.perf_counter()

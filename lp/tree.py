@@ -101,6 +101,17 @@ class TokenTree:
         return children
 
     @cached_property
+    def num_trunk(self) -> int:
+        """How many of the first rows are a trunk: each is the parent of the next, and all later rows descend from them
+        all. A chain is a trunk as a whole.
+        """
+        is_next = self.parents == np.arange(PREFIX, len(self) - 1)
+        if is_next.all():
+            return len(self)
+        first = int(is_next.argmin())
+        return min(first, 1 + int(self.parents[first:].min()))
+
+    @cached_property
     def visibility(self) -> np.ndarray:
         """[R, R] bool, the ancestor closure: row i sees row j if j is i or an ancestor of i."""
         num_rows = len(self)

@@ -54,7 +54,8 @@ def share_steps(alone: SingleDevice, channel: Channel, mode: Mode = Mode.auto, r
     if channel.num_ranks == 1:
         return alone
     sharing = Sharing(is_dp=Mode(mode) is Mode.dp)
-    return LookaheadParallel(alone, channel, ranks_per_replica, find_messages(alone, channel), sharing)
+    messages, prefill_chunk = find_messages(alone, channel), channel.least(alone.prefill_chunk)
+    return LookaheadParallel(alone, channel, ranks_per_replica, messages, sharing, prefill_chunk)
 
 
 def find_messages(alone: SingleDevice, channel: Channel) -> Messages | None:
@@ -153,7 +154,7 @@ class MeshTopology:
     def least(self, value: int, /) -> int:
         return self.channel.least(value)
 
-    def runner(self, model: CausalModel, prefill_chunk: int) -> Runner:
+    def runner(self, model: CausalModel, prefill_chunk: int | None) -> Runner:
         self.channel = Channel(connect(self._settings, self.mesh, self._store))
         self._on_met()
         if self.mesh.degree("pp") > 1:

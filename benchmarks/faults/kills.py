@@ -16,7 +16,7 @@ from benchmarks.faults.rank_server import RankServer, ServerTrouble
 from benchmarks.faults.requests import KINDS, body
 
 PHASES = ("prefill", "decode")
-# Share of the undisturbed stream within which a moment lies: a stream may be quicker than the undisturbed one.
+# Share of the prefill, or of the text, within which a moment lies: a stream may be quicker than the undisturbed one.
 LATEST = 0.8
 # Streams tried for one kill, if some end before their moment comes.
 MOST_TRIES = 3
@@ -24,12 +24,13 @@ MOST_TRIES = 3
 
 @dataclass(frozen=True)
 class KillMoment:
-    """A moment of a stream: a `fraction` of the usual pause after event number `event`.
+    """A moment of a stream: a `fraction` of the usual pause after the first `characters` of its text.
 
-    Event 0 is the sending of the request.
+    0 characters: a fraction of the time until the first event after the request is sent. Text is the same in all
+    streams of a request; the number of events is not, since decode=auto plans by the time of a step.
     """
 
-    event: int
+    characters: int
     fraction: float
 
 
@@ -37,7 +38,7 @@ class KillMoment:
 class KillPlan:
     """Which rank is killed, when, and during which kind of request.
 
-    progress: how far the stream has come, from 0 to 1. fraction: see KillMoment.
+    progress: how far the text has come, from 0 to 1. fraction: see KillMoment.
     """
 
     kind: str
@@ -49,7 +50,7 @@ class KillPlan:
     def moment(self, undisturbed: ObservedStream) -> KillMoment:
         if self.phase == "prefill":
             return KillMoment(0, LATEST * self.fraction)
-        last = max(1, int(LATEST * len(undisturbed.times)))
+        last = max(1, int(LATEST * len(undisturbed.text)))
         return KillMoment(1 + int(self.progress * (last - 1)), self.fraction)
 
 
@@ -90,7 +91,7 @@ def plans(num_ranks: int, seed: int) -> Iterator[KillPlan]:
 
 
 class Killer:
-    """Kills a rank at a moment of a stream. Its owner reports the stream's events to `on_event`.
+    """Kills a rank at a moment of a stream. Its owner calls `on_event` when the request is sent and after each event.
 
     killed_at: when it killed the rank, by time.monotonic(); None before.
     """
@@ -99,15 +100,15 @@ class Killer:
         self.killed_at: float | None = None
         self._pid = pid
         self._moment = moment
-        pause_s = undisturbed.usual_pause_s if moment.event else undisturbed.first_pause_s
+        pause_s = undisturbed.usual_pause_s if moment.characters else undisturbed.first_pause_s
         self._timer = threading.Timer(moment.fraction * pause_s, self._kill)
 
-    def on_event(self, number: int) -> None:
-        if number == self._moment.event:
+    def on_event(self, seen: ObservedStream) -> None:
+        if self._timer.ident is None and len(seen.text) >= self._moment.characters:
             self._timer.start()
 
     def finish(self) -> float | None:
-        """When it killed the rank, or None. Waits for the kill if its event has come."""
+        """When it killed the rank, or None. Waits for the kill if its text has come."""
         if self._timer.ident is not None:
             self._timer.join()
         return self.killed_at
@@ -154,12 +155,16 @@ class KillTrial:
             seen = observe_stream(self._server.url, request, killer.on_event)
             killed_at = killer.finish()
             if killed_at is None:
-                continue  # the stream had fewer events this time
+                told = seen.error or f"it has {len(seen.text)} characters instead of {len(undisturbed.text)}"
+                raise ServerTrouble(f"a stream in which no rank was killed ended too soon: {told}")
             self._server.wait_for_all(gone=[pid])
             self._check_others(before)
             if killed_at < seen.ended_at:
                 return self._judge(plan, seen, undisturbed, killed_at, time.monotonic() - killed_at)
-        raise ServerTrouble(f"{MOST_TRIES} streams ended before event {moment.event}: raise --max-new-tokens")
+        raise ServerTrouble(
+            f"{MOST_TRIES} streams ended before the kill that was due after {moment.characters} of "
+            f"{len(undisturbed.text)} characters: raise --max-new-tokens"
+        )
 
     def _check_others(self, before: dict[int, int]) -> None:
         after = self._server.status().pids

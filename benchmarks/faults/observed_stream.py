@@ -77,14 +77,14 @@ class ObservedStream:
 
 
 def observe_stream(
-    url: str, body: dict[str, Any], on_event: Callable[[int], None] = lambda number: None
+    url: str, body: dict[str, Any], on_event: Callable[[ObservedStream], None] = lambda seen: None
 ) -> ObservedStream:
     """Streams POST /v1/completions until it ends or fails.
 
-    on_event: called with the number of events so far: with 0 when the request is sent, and after each event.
+    on_event: called with what came so far when the request is sent, and after each event.
     """
     seen = ObservedStream(time.monotonic())
-    on_event(0)
+    on_event(seen)
     try:
         with httpx.stream("POST", f"{url}/v1/completions", json={**body, **STREAMED}, timeout=TIMEOUT_S) as response:
             if response.status_code != httpx.codes.OK:
@@ -93,7 +93,7 @@ def observe_stream(
                 before = len(seen.times)
                 seen.take_line(line)
                 if len(seen.times) > before:
-                    on_event(len(seen.times))
+                    on_event(seen)
     except httpx.TransportError as error:
         seen.error = f"{type(error).__name__}: {error}"
     seen.ended_at = time.monotonic()

@@ -67,7 +67,7 @@ class ScenarioStage:
         if not self._undisturbed.is_complete:
             raise ServerTrouble(f"a stream that nobody disturbed was cut short: {self._undisturbed.error}")
 
-    def stream(self, on_event: Callable[[int], None] = lambda number: None) -> ObservedStream:
+    def stream(self, on_event: Callable[[ObservedStream], None] = lambda seen: None) -> ObservedStream:
         return observe_stream(self.server.url, self._request, on_event)
 
     def disturb(self, disturbance: Disturbance) -> DisturbedStream:
@@ -75,8 +75,8 @@ class ScenarioStage:
         running: list[Future[tuple[float, list[int]]]] = []
         with ThreadPoolExecutor(1) as pool:
 
-            def on_event(number: int) -> None:
-                if number == AT_EVENT:
+            def on_event(seen: ObservedStream) -> None:
+                if len(seen.times) == AT_EVENT:
                     running.append(pool.submit(_timed, disturbance))
 
             seen = self.stream(on_event)

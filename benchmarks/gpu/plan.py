@@ -18,6 +18,8 @@ STAGES = {
 }
 # Rows of a step that are measured, and cached tokens.
 ROWS, CACHED = "1,4,16,64,128", "1024,16384"
+# Rows of the products that are measured.
+PRODUCT_ROWS = "1,2,4,8,16,32,64,128"
 # Sequences of a packed step that is measured.
 SEQUENCES = "1,4,16,64"
 # The shapes whose steps are measured.
@@ -83,12 +85,14 @@ def _shapes(model: str, dry_run: bool) -> list[Item]:
     if dry_run:
         return [
             _steps("tiny", "demo/python-11m", "auto", "64", dry_run, 60, "--compile", "off"),
+            _products("tiny, products", "demo/python-11m", dry_run, 60),
             _packed("tiny, many sequences", "demo/python-11m", dry_run, 60),
         ]
     shapes = [_steps(shape, shape, "auto", CACHED, dry_run, 130, "--compile", "on") for shape in SPEED_SHAPES]
+    products = _products(f"{SPEED_SHAPES[0]}, products", SPEED_SHAPES[0], dry_run, 90)
     many = _packed(f"{SPEED_SHAPES[0]}, many sequences", SPEED_SHAPES[0], dry_run, 110)
     without = _steps(f"{SPEED_SHAPES[0]}, no graphs", SPEED_SHAPES[0], "auto", "1024", dry_run, 90, "--compile", "off")
-    return [*shapes, many, without]
+    return [*shapes, products, many, without]
 
 
 def _attention(model: str, dry_run: bool) -> list[Item]:
@@ -135,6 +139,12 @@ def _packed(name: str, shape: str, dry_run: bool, limit_s: float) -> Item:
     command = ["-m", "benchmarks.gpu.packed", "--config", shape, "--dtype", dtype, "--device", _device(dry_run)]
     command += ["--sequences", sequences, "--rows-each", "1,4", "--cached", cached, "--compile", compiled]
     return Item(name, (*command, "--rounds", rounds, "--output", FOLDER), limit_s)
+
+
+def _products(name: str, shape: str, dry_run: bool, limit_s: float) -> Item:
+    rows, dtype = ("1,4", "float32") if dry_run else (PRODUCT_ROWS, "bfloat16")
+    command = ["-m", "benchmarks.gpu.products", "--config", shape, "--dtype", dtype, "--device", _device(dry_run)]
+    return Item(name, (*command, "--rows", rows, "--output", FOLDER), limit_s)
 
 
 def _device(dry_run: bool) -> str:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from benchmarks.projections.network import Charges, all_gather, all_reduce
-from parallel.comm.base import LocalCollectives
+from parallel.comm.base import LocalCollectives, SharedSlots, Traffic
+
+SLOT_BYTES = 1 << 20
+# The number of a round that is never reached: a rank that has said it is waited for no more.
+LAST_ROUND = 1 << 62
+# Each rank's number has a cache line of its own: so many words.
+LINE = 8
 
 
 class LoneRank(LocalCollectives):
     """One rank of an axis whose other ranks do not exist; rank 0 by default.
 
-    A sum lacks the other ranks' parts, and a gathered tensor holds copies of the rank's own. What a model computes with
-    these collectives means nothing, but it takes the time of one rank's share.
+    The other ranks' parts are zeros. What a model computes with these collectives means nothing, but it takes the time
+    of one rank's share. Native code finds the zeros in slots, as if all other ranks had come first.
     """
 
     def __init__(self, num_ranks: int, rank: int = 0) -> None:
         super().__init__()
         self.rank, self.num_ranks = rank, num_ranks
         self.charges = Charges()
+        self._slots = torch.zeros(2 * num_ranks * SLOT_BYTES, dtype=torch.uint8)
+        self._rounds = np.full((num_ranks, LINE), LAST_ROUND, np.int64)
+        rounds_at: int = self._rounds.__array_interface__["data"][0]
+        self.shared_slots = SharedSlots(self._slots.data_ptr(), SLOT_BYTES, rounds_at, LINE * 8)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         self._count(tensor)
@@ -28,7 +40,18 @@ class LoneRank(LocalCollectives):
     def all_gather(self, tensor: Tensor) -> Tensor:
         self._count(tensor)
         self.charges += all_gather(tensor.nbytes, self.num_ranks)
-        return tensor.expand(self.num_ranks, *tensor.shape)
+        gathered = tensor.new_zeros(self.num_ranks, *tensor.shape)
+        gathered[self.rank] = tensor
+        return gathered
+
+    def agree(self, is_so: bool) -> bool:
+        return is_so
+
+    def count(self, num_collectives: int, bytes_sent: int, seconds: float) -> None:
+        """Counts what native code has done. Of what it sends nearly all is summed, so it is charged as sums."""
+        self.traffic.add(Traffic(num_collectives, bytes_sent, seconds))
+        moved = all_reduce(bytes_sent, self.num_ranks).link_bytes
+        self.charges += Charges(num_collectives, moved)
 
     def _count(self, tensor: Tensor) -> None:
         self.traffic.num_collectives += 1

@@ -1,15 +1,16 @@
 """One device computes and times each rank's part of every step, one part after the other.
 
-The result is a record of each step; benchmarks/projections/projected_speed.py computes a speed from it.
-
-Shapes: R rows of a step's tree, P rows of one rank's part, K + 1 answers of a row: its target and its K candidates.
+`record` keeps each step, from which benchmarks/projections/projected_speed.py computes a speed.
+benchmarks/projections/virtual_engine.py makes an engine of such ranks, with a clock of its own.
 """
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 import numpy as np
 
@@ -21,17 +22,20 @@ from lp.model.checkpoint import Checkpoint
 from lp.request import DecodingMethod, Sequence
 from lp.runner.runner import StepInput
 from lp.runner.single_device import ForwardRunner, Pending, SingleDevice
-from lp.tree import Answers, TokenTree
+from lp.step_cost import StepTimes
+from lp.tree import TokenTree
 from parallel.comm.channel import HEADER
-from parallel.runners.sharing import TreePartitioner
+from parallel.runners.merging import merge_all, pack_all
+from parallel.runners.shares import KnownTokens, Shares
+from parallel.runners.sharing import Sharing
 
 # A clock that is read by calling it.
 ReadSeconds = Callable[[], float]
 
 
-def exchange_charges(largest_part: int, num_ranks: int) -> Charges:
+def exchange_charges(num_sent: int, num_ranks: int) -> Charges:
     """Charges of a step's exchange: a header and, for each row of the largest part, a 32-bit target."""
-    return all_gather((HEADER + largest_part) * 4, num_ranks)
+    return all_gather((HEADER + num_sent) * 4, num_ranks)
 
 
 @dataclass(frozen=True)
@@ -66,67 +70,118 @@ class RecordedText:
         return self.sequence.tokens[self.sequence.prompt_length :]
 
 
-class VirtualLookaheadParallel(ForwardRunner):
-    """Lookahead parallelism without the exchange, for one sequence at a time.
+@dataclass(frozen=True)
+class PlayedStep:
+    """One step of all sequences, whose parts were computed one after the other.
 
-    Every rank has its own KV cache, because a rank must compute the accepted tokens that other ranks computed before.
-    The ranks share the weights, which they only read.
+    inputs: what was asked of all ranks. seconds: one time for each rank. num_computing: ranks that had a part. rows:
+    rows of the largest part, with the tokens that its caches lacked. num_sent: integers that a rank sends in the
+    exchange. untimed_s: seconds in which answers were computed that no rank would compute.
     """
 
-    def __init__(self, model: CausalModel, num_ranks: int, clock: ReadSeconds = time.perf_counter):
+    inputs: list[StepInput]
+    seconds: tuple[float, ...]
+    num_computing: int
+    rows: int
+    num_sent: int
+    untimed_s: float
+
+
+class VirtualRanks(ForwardRunner):
+    """Lookahead parallelism without the exchange: one process computes the parts of all ranks.
+
+    Every rank has its own KV caches, because a rank must compute the accepted tokens that other ranks computed before.
+    The ranks share the weights, which they only read.
+
+    ranks: those whose answers count. timed: those whose time counts.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        num_ranks: int,
+        on_step: Callable[[PlayedStep], None],
+        clock: ReadSeconds = time.perf_counter,
+        shard: CausalModel | None = None,
+    ):
+        """on_step: told of each step once it is computed. shard: the part of the model that a rank of tensor
+        parallelism holds, whose answers mean nothing: its steps are timed, and the whole model answers them.
+        """
         super().__init__()
+        self.num_parts = num_ranks
         self.ranks = [SingleDevice(model) for _ in range(num_ranks)]
-        self.clock = clock
-        self.sequence: Sequence
-        self.steps: list[RecordedStep]
-        self.partitioner: TreePartitioner
+        self.timed = [SingleDevice(shard) for _ in range(num_ranks)] if shard else self.ranks
+        self._on_step, self._clock = on_step, clock
+        self._sharing = Sharing()
+        self._known: defaultdict[str, KnownTokens] = defaultdict(lambda: KnownTokens(num_ranks))
+
+    @property
+    def _devices(self) -> list[SingleDevice]:
+        return self.ranks if self.timed is self.ranks else [*self.ranks, *self.timed]
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of the largest of the ranks' caches."""
-        return max(rank.cache_bytes for rank in self.ranks)
+        return max(rank.cache_bytes for rank in self.timed)
 
     def open(self, sequence: Sequence) -> None:
-        self.sequence, self.steps = sequence, []
-        self.partitioner = TreePartitioner(len(self.ranks))
-        for rank in self.ranks:
-            rank.open(sequence)
+        for device in self._devices:
+            device.open(sequence)
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:
-        for rank in self.ranks:
-            rank.copy(source, target, length)
+        for device in self._devices:
+            device.copy(source, target, length)
+        known = self._known[source.id].count(source.tokens)
+        self._known[target.id].numbers = [min(number, length) for number in known]
 
     def drop(self, sequence: Sequence) -> None:
-        for rank in self.ranks:
-            rank.drop(sequence)
+        for device in self._devices:
+            device.drop(sequence)
+        self._forget(sequence)
 
     def close(self, sequence: Sequence) -> None:
-        for rank in self.ranks:
-            rank.close(sequence)
+        for device in self._devices:
+            device.close(sequence)
+        self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._sharing.forget(sequence.id)
+        self._known.pop(sequence.id, None)
+
+    def use_times(self, times: StepTimes) -> None:
+        self._sharing.use_times(times)
 
     @property
     def is_asynchronous(self) -> bool:
         return False
 
     def launch(self, steps: list[StepInput]) -> Pending:
-        answers = [self._answers(step) for step in steps]
+        all_known = [self._known[step.sequence.id] for step in steps]
+        numbers = [known.count(step.sequence.tokens) for known, step in zip(all_known, steps, strict=True)]
+        all_shares = self._sharing.share(steps, numbers)
+        for known, step, shares in zip(all_known, steps, all_shares, strict=True):
+            known.note(step.tree, len(step.sequence.tokens), shares)
+        seconds, payloads, num_computing, rows, untimed_s = [], [], 0, 0, 0.0
+        for number, (rank, timed) in enumerate(zip(self.ranks, self.timed, strict=True)):
+            parts = [_copy(part) for part in map(Shares.part, all_shares, steps, repeat(number)) if part is not None]
+            begin = self._clock()
+            payload = pack_all(steps, all_shares, len(self.ranks), timed.launch(parts)() if parts else [])
+            seconds.append(self._clock() - begin)
+            if timed is not rank and parts:
+                begin = self._clock()
+                payload = pack_all(steps, all_shares, len(self.ranks), rank.launch([_copy(part) for part in parts])())
+                untimed_s += self._clock() - begin
+            payloads.append(payload)
+            num_computing += bool(parts)
+            rows = max(rows, sum(len(timed.states[part.sequence.id].last) for part in parts))
+        self._on_step(PlayedStep(steps, tuple(seconds), num_computing, rows, len(payloads[0]), untimed_s))
+        answers = merge_all(steps, all_shares, np.stack(payloads))
         return lambda: answers
 
-    def _answers(self, step: StepInput) -> Answers:
-        sequence, tree = step.sequence, step.tree
-        parts = self.partitioner.split(tree, sequence.tokens)
-        seconds, answers_PK = [], []
-        for rank, part in zip(self.ranks, parts, strict=True):
-            begin = self.clock()
-            answers_PK.append(rank.launch([replace(step, tree=tree.take(part))])()[0].pack())
-            seconds.append(self.clock() - begin)
-        rows = max(len(rank.states[sequence.id].last) for rank in self.ranks)
-        charges = exchange_charges(max(len(part) for part in parts), len(self.ranks))
-        self.steps.append(RecordedStep(len(sequence.tokens), tree, tuple(seconds), rows, charges))
-        merged_RK = np.empty((len(tree), answers_PK[0].shape[1]), dtype=np.int32)
-        for part, answered_PK in reversed(list(zip(parts, answers_PK, strict=True))):
-            merged_RK[part] = answered_PK
-        return Answers.unpack(merged_RK, step.num_candidates)
+
+def _copy(part: StepInput) -> StepInput:
+    """A rank's own copy, as real ranks have: a tree remembers what was derived from it."""
+    return replace(part, tree=part.tree.take(range(len(part.tree)))) if len(part.tree) else part
 
 
 def record(
@@ -141,13 +196,21 @@ def record(
 
     Raises ValueError if the prompt and the new tokens do not fit the context.
     """
-    runner = VirtualLookaheadParallel(checkpoint.model, num_ranks, clock)
-    engine = Engine(checkpoint, runner)
+    recorded: list[RecordedStep] = []
+    sequences: list[Sequence] = []
+
+    def note(step: PlayedStep) -> None:
+        (own,) = step.inputs
+        sequences[:] = [own.sequence]
+        charges = exchange_charges(step.num_sent, num_ranks)
+        recorded.append(RecordedStep(len(own.sequence.tokens), own.tree, step.seconds, step.rows, charges))
+
+    engine = Engine(checkpoint, VirtualRanks(checkpoint.model, num_ranks, note, clock))
     sampling = Sampling(temperature=0.0, seed=0)
     begin = clock()
     engine.generate(prompt, decode=decode, sampling=sampling, stopping=Stopping(max_new_tokens))
-    timed = sum(sum(step.seconds) for step in runner.steps)
-    return RecordedText(runner.sequence, runner.steps, clock() - begin - timed)
+    timed = sum(sum(step.seconds) for step in recorded)
+    return RecordedText(sequences[0], recorded, clock() - begin - timed)
 
 
 def replay(

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lp.model.causal import CausalModel
-from lp.model.gpu.attention import LEAST_ROWS, block_of_keys, num_stages, num_warps, tile_rows
+from lp.model.gpu.attention import LEAST_ROWS, block_of_keys, num_merged, num_stages, num_warps, tile_rows
 from lp.model.gpu.experts import INPUTS as EXPERT_INPUTS
 from lp.model.gpu.experts import OUTPUTS as EXPERT_OUTPUTS
 from lp.model.gpu.experts import PAIRS
@@ -26,6 +26,7 @@ from lp.model.gpu.make import make_program
 from lp.model.gpu.plan import RunStage, make_plan
 from lp.model.gpu.product import MANY, ROWS, block_of_inputs, tile_outputs
 from lp.model.gpu.sinks import Store, power_of_two
+from lp.model.gpu.split_product import tile_of
 from lp.model.gpu.stage import Slots
 from lp.model.program.schedule import schedule
 from lp.model.program.steps import Value
@@ -41,6 +42,9 @@ MOST_SPILLED = 64
 # Registers that a thread may have: all that there are, or as many as leave room for several programs.
 ALL_REGISTERS, FEW_REGISTERS = 255, 128
 HEAD_DIMS, ATTENTION_ROWS, GROUPS = (64, 80, 128, 256), (1, 8, 64), 4
+PRODUCT_ROWS = (16, 32, 64, 128)
+# Endings of the names of integers that are multiples of 16, as models' are.
+MULTIPLES = ("_stride", "num_inputs", "num_outputs", "share")
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64", torch.int32: "i32"}
 # Models of about 7B, on no device: only their shapes matter.
 MODELS: dict[str, dict[str, Any]] = {
@@ -83,7 +87,13 @@ class Variant:
     most_registers: int = FEW_REGISTERS
 
     def compile(self, architecture: int) -> Resources:
-        return compile_for(architecture, self.kernel, self.types, self.constants, self.num_warps, self.num_stages)
+        made = self._compiled(architecture)
+        found = _usage(made.asm["cubin"])
+        return Resources(found["REG"], found["STACK"] + found["LOCAL"], made.metadata.shared)
+
+    def assembly(self, architecture: int) -> str:
+        """PTX, which says what the GPU must do in which order."""
+        return self._compiled(architecture).asm["ptx"]
 
     def fault(self, found: Resources, architecture: int) -> str:
         """What is beyond the limits; empty if nothing is."""
@@ -94,6 +104,23 @@ class Variant:
         ]
         return ", ".join(f"{number} {what} ({most} at most)" for what, number, most in limits if number > most)
 
+    def _compiled(self, architecture: int) -> Any:
+        """What Triton makes of it. Pointers are multiples of 16, as well as the integers of MULTIPLES."""
+        import triton
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+
+        names = list(self.kernel.arg_names)
+        signature = {name: self.types.get(name, "constexpr") for name in names}
+        aligned = {
+            (number,): [["tt.divisibility", 16]]
+            for number, name in enumerate(names)
+            if "*" in signature[name] or (name.endswith(MULTIPLES) and signature[name] == "i32")
+        }
+        source = ASTSource(fn=self.kernel, signature=signature, constexprs=self.constants, attrs=aligned)
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+
 
 def variants(dtype: torch.dtype) -> Iterator[Variant]:
     """The kernels of a model in this format, in the shapes in which they run."""
@@ -101,6 +128,7 @@ def variants(dtype: torch.dtype) -> Iterator[Variant]:
         yield from _stages(name, dtype)
     yield from _attention(dtype)
     yield from _products(dtype)
+    yield from _split_products(dtype)
     yield from _others(dtype)
     yield from _sampling()
 
@@ -140,9 +168,9 @@ def _attention_types(dtype: torch.dtype) -> dict[str, str]:
     own = f"*{TYPES[dtype]}"
     return {
         "queries": own, "keys": own, "values": own, "out": own, "parts": "*fp32", "sums": "*fp32",
-        "slots": "*i64", "sequence_of": "*i32", "row_starts": "*i32", "positions": "*i64", "visible": "*i1",
-        "block_table": "*i32", "lengths": "*i32", "paths": "*i32", "num_rows": "i32", "max_pages": "i32",
-        "query_stride": "i32", "head_stride": "i32", "scale": "fp32",
+        "counters": "*i32", "slots": "*i64", "sequence_of": "*i32", "row_starts": "*i32", "positions": "*i64",
+        "visible": "*i1", "block_table": "*i32", "lengths": "*i32", "paths": "*i32", "num_rows": "i32",
+        "max_pages": "i32", "query_stride": "i32", "head_stride": "i32", "scale": "fp32",
     }  # fmt: skip
 
 
@@ -159,7 +187,9 @@ def _attention(dtype: torch.dtype) -> Iterator[Variant]:
                 "BLOCK_M": block, "BLOCK_D": width, "BLOCK_N": block_of_keys(block, width, dtype.itemsize),
             }  # fmt: skip
             warps, where = num_warps(block, width), f"heads of {head_dim}, {rows} rows"
-            own = shared | {"ROWS": block // GROUPS, "SPLITS": 4}
+            splits = 32 if rows == 1 else 4
+            merged = num_merged(min(rows, block // GROUPS) * GROUPS, splits, width, warps)
+            own = shared | {"ROWS": block // GROUPS, "SPLITS": splits, "MERGED": merged}
             stages = num_stages(dtype.itemsize)
             yield Variant(f"attention, {where}", attention_kernels.attend, types, own, warps, stages, ALL_REGISTERS)
             if block == LEAST_ROWS:
@@ -198,6 +228,26 @@ def _products(dtype: torch.dtype) -> Iterator[Variant]:
     yield Variant("product with experts", expert_kernels.multiply_experts, types, constants, 4, 3, ALL_REGISTERS)
 
 
+def _split_products(dtype: torch.dtype) -> Iterator[Variant]:
+    from lp.model.gpu import split_kernels
+
+    own = f"*{TYPES[dtype]}"
+    types = {
+        "x": own, "weight": own, "bias": own, "out": own, "parts": "*fp32", "counters": "*i32", "num_rows": "i32",
+        "num_inputs": "i32", "num_outputs": "i32", "share": "i32", "row_stride": "i32", "input_stride": "i32",
+        "output_stride": "i32", "has_bias": "i32",
+    }  # fmt: skip
+    for rows in PRODUCT_ROWS:
+        tile = tile_of(rows, dtype.itemsize)
+        for what, stride in (("inputs", "input_stride"), ("outputs", "output_stride")):
+            constants = {stride: 1, "BLOCK_M": tile.rows, "BLOCK_N": tile.outputs, "BLOCK_K": tile.inputs}
+            own_types = {name: kind for name, kind in types.items() if name != stride}
+            yield Variant(
+                f"product of {rows} rows, {what} side by side", split_kernels.multiply_in_splits, own_types, constants,
+                tile.num_warps, tile.num_stages, ALL_REGISTERS,
+            )  # fmt: skip
+
+
 def _others(dtype: torch.dtype) -> Iterator[Variant]:
     from lp.kv_cache import triton_kernels
     from lp.model.gpu import attention_kernels, invariant_kernels
@@ -231,28 +281,6 @@ def _sampling() -> Iterator[Variant]:
     yield Variant("sums of chunks", triton_kernels.sums_of_chunks, types, {"BLOCK": CHUNK}, 4, 2, most)
     yield Variant("settled rows", triton_kernels.settle, types | {"tokens": "*i64"}, settled, 8, 2, most)
     yield Variant("penalties", triton_kernels.penalise, penalties, {"HEADER": HEADER, "BLOCK": BLOCK}, 4, 2, most)
-
-
-def compile_for(
-    architecture: int, kernel: Any, types: dict[str, str], constants: dict[str, Any], num_warps: int, num_stages: int
-) -> Resources:
-    """types: of the arguments, as Triton writes them. Pointers and strides are multiples of 16, as models' are."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    names = list(kernel.arg_names)
-    signature = {name: types.get(name, "constexpr") for name in names}
-    aligned = {
-        (number,): [["tt.divisibility", 16]]
-        for number, name in enumerate(names)
-        if "*" in signature[name] or (name.endswith("_stride") and signature[name] == "i32")
-    }
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
-    options = {"num_warps": num_warps, "num_stages": num_stages}
-    made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
-    found = _usage(made.asm["cubin"])
-    return Resources(found["REG"], found["STACK"] + found["LOCAL"], made.metadata.shared)
 
 
 def _usage(cubin: bytes) -> dict[str, int]:

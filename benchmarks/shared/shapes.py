@@ -8,8 +8,8 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-# Llamas as large as GPT-2's smallest, TinyLlama, Llama 2 and Llama 3.1, and other families. What a shape does not name
-# is as in Llama 2.
+# Llamas as large as GPT-2's smallest, TinyLlama, Llama 2 and Llama 3.1, other families, and a small mixture of experts.
+# What a shape does not name is as in Llama 2.
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-130m": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12,
                    "num_key_value_heads": 12},
@@ -23,6 +23,9 @@ SHAPES: dict[str, dict[str, Any]] = {
                    "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152_064},
     "gemma-2-9b": {"model_type": "gemma2", "hidden_size": 3584, "intermediate_size": 14336, "num_hidden_layers": 42,
                    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "vocab_size": 256_000},
+    "qwen3-moe-115m": {"model_type": "qwen3_moe", "hidden_size": 512, "intermediate_size": 1024,
+                       "moe_intermediate_size": 192, "num_experts": 32, "num_experts_per_tok": 4,
+                       "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64},
 }  # fmt: skip
 VOCABULARY = 32_000
 CONTEXT = 4096

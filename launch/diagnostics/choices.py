@@ -14,6 +14,8 @@ from lp.model.causal import CausalModel
 from lp.model.checkpoint import AUTO, Checkpoint, load
 from lp.model.compilation import WORTHWHILE, CompileMode
 from lp.model.cpu.forward import NativeForward
+from lp.model.gpu.cuda_graphs import CapturedForward
+from lp.model.gpu.prompts import PromptAttention, describe
 from lp.platform.hardware import dtype_name
 from parallel.mesh import Mode, ParallelSettings, explain
 
@@ -50,6 +52,8 @@ def of_model(checkpoint: Checkpoint, settings: RuntimeSettings, warning: str) ->
     )
     yield Finding(SECTION, "attention", str(model.attention_kind))
     yield forward(model, settings.model.compile, warning)
+    if isinstance(model.fast, CapturedForward) and model.fast.prompts is not None:
+        yield prompts(model.fast.prompts)
     index = "an index of the model's answers gives decode=auto more right drafts: lookahead index MODEL"
     yield Finding(SECTION, "method", f"decode={settings.decode.method}; {index}", settings.decode.method)
 
@@ -73,6 +77,12 @@ def forward(model: CausalModel, mode: CompileMode, warning: str) -> Finding:
     return Finding(
         SECTION, "forward", f"transformers' own: below {WORTHWHILE / 1e6:.0f}M parameters compiling does not pay"
     )
+
+
+def prompts(attention: PromptAttention) -> Finding:
+    """Which attention computes the model's prompts."""
+    kinds = [f"{describe(trials)}, in layers of {kind.describe()}" for kind, trials in attention.trials.items()]
+    return Finding(SECTION, "attention of prompts", "; ".join(kinds))
 
 
 def of_ranks(parallel: ParallelSettings) -> Finding:

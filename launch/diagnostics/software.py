@@ -11,7 +11,10 @@ import torch
 from packaging.requirements import Requirement
 
 from launch.diagnostics.findings import Finding
-from lp.model.gpu import prefix
+from lp.model.errors import one_line
+from lp.model.gpu.flash import PACKAGES
+from lp.model.gpu.prompts import LayerKind, describe, try_kernels
+from lp.model.kernels import LayerAttention
 from lp.platform import disk_cache
 from lp.platform.build import CannotBuild, find_compiler, missing_triton
 from lp.platform.disk_cache import KINDS, find_entries, most_bytes
@@ -27,6 +30,9 @@ EXTRAS = {
     "bench": "sweeps and their reports",
 }
 
+# That of Llama 3.1 8B.
+USUAL_LAYER = LayerKind(8, 4, 128, LayerAttention(128**-0.5))
+
 
 def inspect() -> Iterator[Finding]:
     cuda = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for the CPU"
@@ -36,7 +42,7 @@ def inspect() -> Iterator[Finding]:
     yield from compiler()
     has_gpu = torch.cuda.is_available()
     yield triton(has_gpu)
-    yield flash_attention(has_gpu)
+    yield prompts(has_gpu)
     for name in EXTRAS:
         yield extra(name)
 
@@ -69,35 +75,23 @@ def triton(has_gpu: bool) -> Finding:
     return Finding(SECTION, "Triton", version("triton") + ("" if has_gpu else "; only a GPU needs it"), True)
 
 
-def flash_attention(has_gpu: bool) -> Finding:
-    """flash-attn, which is tried on a GPU: what is installed may be built for another torch or GPU."""
-    missing = prefix.missing_package()
+def prompts(has_gpu: bool) -> Finding:
+    """Which attention computes prompts on the first GPU, and what each function takes, in a layer of a usual model."""
+    name = "attention of prompts"
     if not has_gpu:
-        return Finding(SECTION, "flash-attn", "not used: there is no GPU", not missing)
-    if missing:
-        is_installed = "is installed" in missing
-        advice = (
-            "pip install 'lookahead-parallel[flash]': attention over long prefixes may be faster"
-            if not is_installed
-            else ""
-        )
-        return Finding(SECTION, "flash-attn", missing, False, advice, is_installed)
-    if fault := try_flash_attention():
-        return Finding(SECTION, "flash-attn", f"installed, but it fails here: {fault}", False, is_broken=True)
-    return Finding(SECTION, "flash-attn", "installed, and works", True)
-
-
-def try_flash_attention() -> str:
-    """Why flash-attn fails on the first GPU; empty if it works."""
-    device = torch.device("cuda", 0)
+        return Finding(SECTION, name, "FlashAttention is for a GPU, and there is none", "")
+    if missing := missing_triton():
+        return Finding(SECTION, name, f"transformers' own, as fused kernels need Triton: {missing}", "")
     try:
-        query = torch.ones(1, 2, 2, 64, dtype=torch.bfloat16, device=device)
-        keys = torch.ones(1, 16, 1, 64, dtype=torch.bfloat16, device=device)
-        bounds = prefix.make_bounds(2, 16, torch.tensor(16, device=device))
-        out, _ = prefix.by_flash_attn(query, keys, keys, bounds, 0.125)
-    except Exception as error:  # a library built for another torch or GPU can raise anything
-        return f"{type(error).__name__}: {error}"
-    return "" if torch.allclose(out.float(), torch.ones(1, device=device), atol=0.01) else "it gives wrong numbers"
+        trials = try_kernels(USUAL_LAYER, torch.bfloat16, torch.device("cuda", 0))
+    except RuntimeError as error:
+        return Finding(SECTION, name, f"the Triton kernel fails: {one_line(error)}", "", is_broken=True)
+    others = [f"; {trial.name}: {trial.obstacle}" for trial in trials if trial.obstacle]
+    text = f"{describe(trials)}, in layers of {USUAL_LAYER.describe()}{''.join(others)}"
+    value = {trial.name: trial.obstacle or trial.seconds for trial in trials}
+    are_missing = all(trial.obstacle.startswith("not installed") for trial in trials if trial.name in PACKAGES)
+    advice = "pip install 'lookahead-parallel[flash]': attention of prompts may be faster" if are_missing else ""
+    return Finding(SECTION, name, text, value, advice, any(trial.is_broken for trial in trials))
 
 
 def extra(name: str) -> Finding:

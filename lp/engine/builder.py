@@ -120,7 +120,7 @@ class Topology(Protocol):
         """Called once the weights are loaded and checked, before `runner`."""
         ...
 
-    def runner(self, model: CausalModel, prefill_chunk: int) -> Runner:
+    def runner(self, model: CausalModel, prefill_chunk: int | None) -> Runner:
         """Meets the other ranks, if there are any, and makes the runner that this rank decodes with."""
         ...
 
@@ -146,7 +146,7 @@ class SingleProcess:
     def on_loaded(self, checkpoint: Checkpoint, /) -> None:
         """Nothing to do."""
 
-    def runner(self, model: CausalModel, prefill_chunk: int) -> Runner:
+    def runner(self, model: CausalModel, prefill_chunk: int | None) -> Runner:
         return SingleDevice(model, prefill_chunk)
 
 

@@ -21,6 +21,7 @@ from lp.kv_cache.contiguous import ContiguousCache, ContiguousMemory
 from lp.model import attention
 from lp.model.attention import TreeRows, TreeStep
 from lp.model.fast_forward import (
+    PREFILL_CHUNK,
     BeforeAttention,
     Choose,
     Choosing,
@@ -161,6 +162,11 @@ class CausalModel:
             return logits
         assert step.outgoing is not None, "a stage before the last has stand-ins for later layers"
         return step.outgoing[0]
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Rows of a prompt that a forward should be given at a time."""
+        return self.fast.prefill_chunk if self.fast else PREFILL_CHUNK
 
     @property
     def runs_by_layer(self) -> bool:

@@ -24,9 +24,10 @@ from lp.model.fast_forward import FastForward, ForwardFailed, SequenceRows
 from lp.model.gpu.cuda_graphs import Capture, CapturedForward, capture_on_gpu
 from lp.model.gpu.device import current
 from lp.model.gpu.make import make_fused
+from lp.model.gpu.product_times import time_on_gpu
+from lp.model.memory import available_memory
 from lp.model.program.group import RankGroup
 from lp.model.program.record import Inexpressible
-from lp.model.memory import available_memory
 from lp.model.reference import Probe, Reference, make_references
 from lp.platform.build import CannotBuild, NoCompiler, find_compiler
 from lp.platform.library import library
@@ -170,39 +171,39 @@ def _of_stage(model: CausalModel, cache: KVCache, reference: Reference) -> Refer
     """
     probes = []
     for probe in reference.probes:
-        _begin(model, cache, probe)
+        _begin(model, cache, probe.trunk)
         outgoing = model.forward_eager([SequenceRows(probe.tree, cache, len(probe.tree))])[1].outgoing
         assert outgoing is not None, "a stage before the last has stand-ins for later layers"
         probes.append(replace(probe, logits=outgoing[0].float()))
     return replace(reference, probes=probes)
 
 
-def _begin(model: CausalModel, cache: KVCache, probe: Probe) -> None:
-    """Writes a probe's trunk to the cache."""
+def _begin(model: CausalModel, cache: KVCache, tokens: list[int]) -> None:
+    """Writes the first tokens of a sequence to the cache."""
     cache.length = 0
-    model.forward_eager([SequenceRows(chain(probe.trunk), cache, 1)])
-    cache.keep(range(len(probe.trunk)))
-    cache.reserve(len(probe.tree))
+    model.forward_eager([SequenceRows(chain(tokens), cache, 1)])
+    cache.keep(range(len(tokens)))
 
 
-def _fast_logits(model: CausalModel, fast: FastForward, cache: KVCache, probe: Probe) -> tuple[Tensor, Tensor]:
-    """Logits of a probe's root alone and of its whole tree by a fast forward, both after its trunk."""
-    _begin(model, cache, probe)
-    root = chain(probe.tree.tokens[:1].tolist())
-    trees = root, probe.tree
-    one, many = (_run_alone(model, fast, SequenceRows(tree, cache, len(tree))) for tree in trees)
-    return one, many
+def _fast_logits(model: CausalModel, fast: FastForward, cache: KVCache, probe: Probe) -> list[Tensor]:
+    """Logits of a probe's whole tree by a fast forward, and of its root alone if the whole trunk is cached."""
+    num_cached = len(probe.trunk) - probe.num_computed
+    _begin(model, cache, probe.trunk[:num_cached])
+    computed = probe.trunk[num_cached:]
+    trees = [probe.tree, *([] if computed else [chain(probe.tree.tokens[:1].tolist())])]
+    return [_run_alone(model, fast, SequenceRows(tree.under(computed), cache, len(tree))) for tree in trees]
 
 
 def _run_alone(model: CausalModel, fast: FastForward, rows: SequenceRows) -> Tensor:
-    """What a fast forward gives for the rows of one sequence.
+    """What a fast forward gives for those rows of one sequence whose logits are wanted.
 
     A stage of a pipeline gets the hidden states with which the model's own forward begins where none come in.
     """
+    rows.cache.reserve(len(rows.tree))
     if model.is_first_stage and model.is_last_stage:
         return fast([rows])
     incoming = None if model.is_first_stage else model.forward_eager([rows])[1].incoming
-    return fast.run_stage([rows], None if incoming is None else incoming[0].float())
+    return fast.run_stage([rows], None if incoming is None else incoming[0].float())[-rows.num_logits :]
 
 
 def _check_can_compile(model: CausalModel, folder: Path | None) -> Path:
@@ -227,5 +228,5 @@ def _captured(
     """A GPU's forward, of fused kernels, as graphs."""
     arena = model.memory
     assert isinstance(arena, Arena), "a GPU has an arena"
-    fused = _made(group, lambda: make_fused(model, arena, is_invariant))
+    fused = _made(group, lambda: make_fused(model, arena, is_invariant, time_on_gpu))
     return CapturedForward(fused, model.max_length, capture=capture or capture_on_gpu)

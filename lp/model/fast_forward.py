@@ -33,6 +33,8 @@ class SequenceRows(NamedTuple):
     num_logits: int
 
 
+# Rows of a prompt that a forward is given at a time, unless it says otherwise: they bound the memory for attention.
+PREFILL_CHUNK = 512
 # Called before an attention, with the index of the layer whose keys and values it reads.
 BeforeAttention = Callable[[int], None]
 # Chooses tokens: takes float32 logits [R, V] and int64 [R, C], how each row's is chosen; returns int64 [R, K].
@@ -70,7 +72,8 @@ class FastForward(ABC):
 
     owns_weights: whether it has copies of all weights that it needs. is_invariant: whether a row's logits are the same
     to the last bit whatever rows are in the step and however much of its path is cached. gives_hidden, runs_by_layer,
-    chooses_tokens: whether it has `with_hidden`, `run_by_layer` and `compute`.
+    chooses_tokens: whether it has `with_hidden`, `run_by_layer` and `compute`. prefill_chunk: rows of a prompt that it
+    should be given at a time.
     """
 
     owns_weights: bool = False
@@ -78,6 +81,7 @@ class FastForward(ABC):
     gives_hidden: bool = False
     runs_by_layer: bool = False
     chooses_tokens: bool = False
+    prefill_chunk: int = PREFILL_CHUNK
 
     @abstractmethod
     def __call__(self, given: Sequence[SequenceRows]) -> Tensor:

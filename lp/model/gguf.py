@@ -287,7 +287,9 @@ def _check_names(file: Path, config: PreTrainedConfig) -> None:
         names = GgufFile(file, config).names(model)
     ties = model.all_tied_weights_keys
     held = {*names, *(target for target, source in ties.items() if source in names)}
-    if missing := sorted(set(model.state_dict()) - held - {source for target, source in ties.items() if target in held}):
+    if missing := sorted(
+        set(model.state_dict()) - held - {source for target, source in ties.items() if target in held}
+    ):
         raise _lacking(file, missing)
 
 

@@ -11,7 +11,6 @@ long part. Knows nothing of models or caches.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -20,11 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from lp.model.gpu import prefix as gpu_prefix
-from lp.model.gpu.prefix import LARGEST_HEAD, Bounds, make_bounds
-from lp.platform.hardware import dtype_name
-
-HALF = (torch.float16, torch.bfloat16)
+from lp.model.gpu import flash
 
 _cpu_kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -33,9 +28,9 @@ class AttentionKind(StrEnum):
     """How attention is computed.
 
     auto: two_part on a CPU; flash or varlen on a GPU where they can be used, else sdpa. two_part: in two parts, both by
-    torch's CPU kernel. flash, varlen: in two parts on a GPU, the prefix by flash-attn or by the operator of torch's
-    varlen_attn. sdpa: in one part, by torch's fused kernels with a mask. eager: in one part, by plain matrix products;
-    the reference.
+    torch's CPU kernel. flash, varlen: in two parts on a GPU, the prefix by flash-attn or by torch's FlashAttention.
+    sdpa: in one part, by torch's fused kernels with a mask. eager: in one part, by plain matrix products, the
+    reference.
     """
 
     auto = "auto"
@@ -89,17 +84,8 @@ def _obstacle(kind: AttentionKind, device: torch.device, dtype: torch.dtype, hea
         return "" if device.type == "cpu" else "it is for the CPU"
     if kind not in GPU_KINDS:
         return ""
-    if missing := gpu_prefix.missing_package() if kind is AttentionKind.flash else gpu_prefix.missing_operator():
-        return missing
-    if device.type != "cuda":
-        return f"it needs a CUDA device, and this is {device.type}"
-    if dtype not in HALF:
-        return f"it needs float16 or bfloat16, and this is {dtype_name(dtype)}"
-    if head_dim > LARGEST_HEAD or head_dim % 8:
-        return f"it needs a head dimension that is a multiple of 8 up to {LARGEST_HEAD}, and this is {head_dim}"
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return "it needs a GPU of compute capability 8.0 or later"
-    return ""
+    missing = flash.missing_package() if kind is AttentionKind.flash else ""
+    return missing or flash.obstacle(device, dtype, head_dim)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: AttentionKind, how: LayerAttention) -> Tensor:
@@ -154,9 +140,10 @@ def _in_parts(
     tail = masked_part(query, key[:, :, num_before:], value[:, :, num_before:], mask, scale)
     if num_before == 0:
         return tail[0].to(query.dtype)
-    bounds = make_bounds(query.shape[2], num_before, torch.full((), num_before, device=query.device))
+    by_kernel = flash.prefix_by_package if kind is AttentionKind.flash else flash.prefix_by_torch
     keys, values = (part[:, :, :num_before].transpose(1, 2) for part in (key, value))
-    return merge(*prefix_part(query, keys, values, bounds, kind, scale), *tail)
+    prefix, sums = by_kernel(query.transpose(1, 2), keys, values, scale)
+    return merge(prefix.transpose(1, 2), sums, *tail)
 
 
 def _two_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, num_before: int) -> Tensor:
@@ -180,19 +167,6 @@ def masked_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: 
     sums = scores.amax(dim=-1) - shares.amax(dim=-1).log()  # the largest share is exp(largest score - sum)
     out = shares.to(query.dtype) @ value[0]
     return out.view(query.shape), sums.view(query.shape[:3])
-
-
-def prefix_part(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Bounds, kind: AttentionKind, scale: float
-) -> tuple[Tensor, Tensor]:
-    """[1, H*G, R, D] and log-sum-exp [1, H*G, R] over the keys that each row's sequence has, without a mask, on a GPU.
-
-    key, value: [1, C, H, D], or [pages, tokens, H, D] if the bounds have a block table.
-    """
-    by_kernel = gpu_prefix.by_flash_attn if kind is AttentionKind.flash else gpu_prefix.by_torch
-    out, sums = by_kernel(query.transpose(1, 2), key, value, bounds, scale)
-    # FlashAttention-2 says +inf where there are no keys; a merge with that would drop the other part.
-    return out.transpose(1, 2), sums.nan_to_num(nan=math.nan, posinf=-math.inf, neginf=-math.inf)
 
 
 def merge(prefix: Tensor, prefix_sums: Tensor, tail: Tensor, tail_sums: Tensor) -> Tensor:

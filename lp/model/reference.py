@@ -31,17 +31,23 @@ FLOOR = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 4e-3}
 CEILING = {torch.float32: 0.02, torch.bfloat16: 0.5, torch.float16: 0.25}
 # The number of cached tokens before a tree, and the longest sliding window past whose end there are trees as well.
 NUM_CACHED, LONGEST_WINDOW = 5, 64
+# Of a longer text, on a GPU: the number of cached tokens, and of those that are computed with a tree, as the end of a
+# prompt is. They are more rows than graphs hold.
+PROMPT_CACHED, PROMPT_ROWS = 40, 300
 # Rows of the tree on each of its two paths.
 PATHS = ((0, 1, 3), (0, 2, 4))
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A small tree after a few cached tokens. logits: [R, V] float32, transformers' own for each row's path."""
+    """A small tree after a few tokens. logits: [R, V] float32, transformers' own for each row's path. num_computed: how
+    many of the last of these tokens a fast forward computes with the tree; the others are cached.
+    """
 
     trunk: list[int]
     tree: TokenTree
     logits: Tensor
+    num_computed: int = 0
 
     def error(self, found: Tensor) -> float:
         """The largest relative error of any row. found: [n, V], the logits of the first n rows."""
@@ -67,22 +73,30 @@ def make_references(model: CausalModel, probes: Probes | None = None) -> list[Re
     """Runs every path of the probes' trees with transformers' attention.
 
     probes: texts as tokens; None or none stands for made-up ones. A model with a short sliding window gets a second
-    reference, whose trees lie past the window's end; there, one key more or less makes a smaller difference.
+    reference, whose trees lie past the window's end; there, one key more or less makes a smaller difference. On a GPU
+    there is one of a prompt as well.
     """
     texts = (probes or spread_probes(model.vocab_size))[: 3 if model.dtype == torch.float32 else 5]
     window = sliding_window(model)
     lengths = [NUM_CACHED]
     if window and NUM_CACHED <= window <= LONGEST_WINDOW:
         lengths.append(min(window + 2, model.max_length - len(PATHS[0])))
-    return [_make_reference(model, [_split(text, length, model.vocab_size) for text in texts]) for length in lengths]
+    references = [_make_reference(model, texts, length) for length in lengths]
+    if model.device.type == "cuda":
+        length = min(PROMPT_CACHED + PROMPT_ROWS, model.max_length - len(PATHS[0]))
+        references.append(_make_reference(model, texts, length, max(0, length - PROMPT_CACHED)))
+    return references
 
 
-def _make_reference(model: CausalModel, parts: list[tuple[list[int], TokenTree]]) -> Reference:
-    """parts: the trunk and the tree of each probe."""
+def _make_reference(
+    model: CausalModel, texts: Sequence[Sequence[int]], num_tokens: int, num_computed: int = 0
+) -> Reference:
+    """num_tokens: before each tree. num_computed: see Probe."""
+    parts = [_split(text, num_tokens, model.vocab_size) for text in texts]
     paths = [[*trunk, *tree.tokens[list(rows)].tolist()] for trunk, tree in parts for rows in PATHS]
     expected = _by_row(_own_logits(model, paths, "eager"))
     others = _by_row(_own_logits(model, paths, wider_eager.NAME if _needs_eager(model) else "sdpa"))
-    probes = [Probe(trunk, tree, logits) for (trunk, tree), logits in zip(parts, expected, strict=True)]
+    probes = [Probe(*part, logits, num_computed) for part, logits in zip(parts, expected, strict=True)]
     rounding = median_low(probe.error(other) for probe, other in zip(probes, others, strict=True))
     return Reference(probes, min(max(MULTIPLE * rounding, FLOOR[model.dtype]), CEILING[model.dtype]))
 
@@ -111,14 +125,14 @@ def _needs_eager(model: CausalModel) -> bool:
     return bool(getattr(config, "attn_logit_softcapping", None)) or not model.model._supports_sdpa
 
 
-def _split(text: Sequence[int], num_cached: int, vocab_size: int) -> tuple[list[int], TokenTree]:
+def _split(text: Sequence[int], num_tokens: int, vocab_size: int) -> tuple[list[int], TokenTree]:
     """A trunk and a tree of two branches of two rows, from a text, which is repeated if it is too short."""
-    tokens = [text[place % len(text)] % vocab_size for place in range(num_cached + 5)]
-    builder = TreeBuilder(tokens[num_cached])
-    left, right, after_left, after_right = tokens[num_cached + 1 :]
+    tokens = [text[place % len(text)] % vocab_size for place in range(num_tokens + 5)]
+    builder = TreeBuilder(tokens[num_tokens])
+    left, right, after_left, after_right = tokens[num_tokens + 1 :]
     for token, parent in ((left, 0), (right, 0), (after_left, 1), (after_right, 2)):
         builder.add(token, parent)
-    return tokens[:num_cached], builder.build()
+    return tokens[:num_tokens], builder.build()
 
 
 def _by_row(logits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Files that this project keeps between runs on a machine: compiled forwards, step times, unpacked models.
+"""Files that this project keeps between runs on a machine: compiled forwards, measured times, unpacked models.
 
 They lie in the folder that the environment variable LOOKAHEAD_CACHE names, else in the system's cache folder for the
 user. All of them can be made again. Knows nothing of what they hold.
@@ -40,6 +40,7 @@ KINDS = {
     "compiled": "compiled forwards",
     "gguf": "unpacked GGUF files",
     "packages": "downloaded packages",
+    "products": "times of products on a GPU",
     "step-times": "measured step times",
 }
 LOCK, USED = ".lock", ".used"

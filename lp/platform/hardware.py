@@ -6,6 +6,7 @@ import os
 import platform
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,6 +25,14 @@ def processor_name() -> str:
 def device_name(device: torch.device) -> str:
     """The model of a GPU; for any other device, of the processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+
+
+def driver_version() -> str:
+    """What the driver of NVIDIA's GPUs says of its version; empty if the system does not tell it."""
+    try:
+        return Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").partition("\n")[0]
+    except OSError:
+        return ""
 
 
 def dtype_name(dtype: torch.dtype | str | None) -> str:

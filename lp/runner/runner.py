@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from lp.model.fast_forward import PREFILL_CHUNK
 from lp.request import Sequence
 from lp.step_cost import StepTimes
 from lp.tree import Ahead, Answers, TokenTree
@@ -77,7 +78,8 @@ class Runner(Protocol):
     is_asynchronous: whether `start` only gives a device its work, so that the host can do something else until
     `finish`. It must be the same on all ranks. cache_bytes: size of this rank's KV caches. shared_by: None if nothing
     of the batch is traced, or one rank computes everything. shares_step: whether several parts computed trees of the
-    batch that was started last. can_copy: whether its parts can copy keys and values from each other.
+    batch that was started last. can_copy: whether its parts can copy keys and values from each other. prefill_chunk:
+    most rows of a prompt in one forward, the same on all ranks.
     """
 
     depth: int = 1
@@ -85,6 +87,7 @@ class Runner(Protocol):
     shared_by: SharedBy | None = None
     shares_step: bool = True
     can_copy: bool = False
+    prefill_chunk: int = PREFILL_CHUNK
 
     @property
     def is_asynchronous(self) -> bool: ...

@@ -69,12 +69,12 @@ class ForwardRunner(Runner, ABC):
 class SingleDevice(ForwardRunner):
     """One model on one device."""
 
-    def __init__(self, model: CausalModel, prefill_chunk: int = 512):
-        """prefill_chunk: most rows of a prompt in one forward; it bounds the memory that attention needs."""
+    def __init__(self, model: CausalModel, prefill_chunk: int | None = None):
+        """prefill_chunk: most rows of a prompt in one forward; None are as many as the model should be given."""
         super().__init__()
         self.model = model
-        self.prefill_chunk = prefill_chunk
-        self.second = model.second and SecondModelStates(model.second, prefill_chunk)
+        self.prefill_chunk = prefill_chunk or model.prefill_chunk
+        self.second = model.second and SecondModelStates(model.second, prefill_chunk or model.second.prefill_chunk)
         self.states: dict[str, SequenceState] = {}
         if can_fuse(model.device):
             names = [name for name in KINDS if name != TRUNCATED or model.vocab_size > NUM_BEST]

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lp.kv_cache.cache import pages_of
+from lp.model.fast_forward import PREFILL_CHUNK
 from lp.request import Sequence as TokenSequence
 from lp.runner.runner import Runner
 from lp.runner.step_times.learn import StepTimesLearner
@@ -52,19 +53,24 @@ class StepRows:
     """
 
     beside: int = 64
-    most: int = 512
+    most: int = PREFILL_CHUNK
     num_parts: int = 1
     per_thousand: float = 0.0
     crowding: float = 1.0
 
     @staticmethod
-    def of(max_step_rows: int | None, times: StepTimes | None, num_parts: int) -> StepRows:
-        """max_step_rows: see SchedulerSettings. times: of the runner's steps; None if they are unknown."""
+    def of(
+        max_step_rows: int | None, times: StepTimes | None, num_parts: int, prefill_chunk: int = PREFILL_CHUNK
+    ) -> StepRows:
+        """max_step_rows: see SchedulerSettings. times: of the runner's steps; None if they are unknown. prefill_chunk:
+        of the runner.
+        """
         crowding, per_thousand = 1.0, times.row_per_thousand if times else 0.0
         if max_step_rows is None:
             crowding = LARGEST_CROWDING if times else 1.0
             max_step_rows = most_rows_within(times, LARGEST_SLOWDOWN) if times else StepRows.beside
-        return StepRows(max_step_rows, max(max_step_rows, StepRows.most), num_parts, per_thousand, crowding)
+        most = max(max_step_rows, StepRows.most, prefill_chunk)
+        return StepRows(max_step_rows, most, num_parts, per_thousand, crowding)
 
     def per_part(self, num_prompts: int, num_decoding: int) -> int:
         """Rows of each part in a step in which `num_decoding` requests decode and `num_prompts` prompts wait.
@@ -123,8 +129,8 @@ class Scheduler:
         self.prefixes = PrefixCache(settings)
         self.clock = StepClock(learner, runner)
         self.counts = EngineCounts()
-        self.rows = StepRows.of(settings.max_step_rows, step_times, runner.num_parts)
         self._max_step_rows = settings.max_step_rows
+        self.set_step_times(step_times)
         # All requests that have not ended, in the order of their arrival.
         self._running: dict[RequestState, _Pass] = {}
         self._admitted: list[RequestState] = []
@@ -143,9 +149,10 @@ class Scheduler:
         """All requests that have not ended, in the order of their arrival, without aborted ones."""
         return (state for state in self._running if not state.is_aborted)
 
-    def set_step_times(self, step_times: StepTimes) -> None:
-        """Schedules by other step times from now on."""
-        self.rows = StepRows.of(self._max_step_rows, step_times, self.runner.num_parts)
+    def set_step_times(self, step_times: StepTimes | None) -> None:
+        """Schedules by these step times from now on."""
+        runner = self.runner
+        self.rows = StepRows.of(self._max_step_rows, step_times, runner.num_parts, runner.prefill_chunk)
 
     def take_counts(self) -> EngineCounts:
         counts, self.counts = self.counts, EngineCounts()

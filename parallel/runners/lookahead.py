@@ -44,13 +44,15 @@ class LookaheadParallel(ForwardRunner):
         ranks_per_replica: int = 1,
         messages: Messages | None = None,
         sharing: Sharing | None = None,
+        prefill_chunk: int | None = None,
     ):
         """inner: this rank's own runner. ranks_per_replica: number of neighbouring ranks that hold one replica.
         messages: for keys and values; None if nothing is copied. sharing: which replica computes what, the same on all
-        ranks.
+        ranks. prefill_chunk: the least that any rank has; None is this one's.
         """
         super().__init__()
         self.inner = inner
+        self.prefill_chunk = prefill_chunk or inner.prefill_chunk
         self.channel = channel
         self.ranks_per_replica = ranks_per_replica
         self.sharing = sharing or Sharing()

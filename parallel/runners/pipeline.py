@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from lp.model.causal import CausalModel
-from lp.model.fast_forward import SequenceRows
+from lp.model.fast_forward import PREFILL_CHUNK, SequenceRows
 from lp.model.heads.hidden import add_hidden, collected
 from lp.platform.hardware import upload
 from lp.runner.runner import StepInput
@@ -37,8 +37,8 @@ from parallel.comm.base import Collectives
 from parallel.comm.channel import HEADER, Channel
 from parallel.runners.merging import fingerprint_of
 
-# Rows of a prompt that go through a stage together on a CPU.
-CPU_CHUNK = 128
+# Rows of a prompt that go through a stage together, at most.
+STAGE_CHUNK = {"cpu": 128, "cuda": PREFILL_CHUNK}
 
 
 class PipelineParallel(SingleDevice):
@@ -48,13 +48,14 @@ class PipelineParallel(SingleDevice):
     one, and the last stage sends all of them back with the answers.
     """
 
-    def __init__(self, model: CausalModel, pipeline: Collectives, channel: Channel, prefill_chunk: int = 512):
+    def __init__(self, model: CausalModel, pipeline: Collectives, channel: Channel, prefill_chunk: int | None = None):
         """model: this rank's stage. pipeline: collectives among all ranks of the channel, in the order of their stages.
-        prefill_chunk: most rows of a prompt in one forward; while a stage computes one chunk, the stage before it
-        computes the next, so on a CPU, where a row takes as long in a small chunk, there are at most CPU_CHUNK.
+        prefill_chunk: most rows of a prompt in one forward. While a stage computes one chunk, the stage before it
+        computes the next, so there are at most STAGE_CHUNK: fewer on a CPU, where a row takes as long in a small chunk.
         """
         assert pipeline.num_ranks == channel.num_ranks, "every rank is a stage"
-        super().__init__(model, min(prefill_chunk, CPU_CHUNK) if model.device.type == "cpu" else prefill_chunk)
+        most = STAGE_CHUNK[model.device.type]
+        super().__init__(model, min(prefill_chunk or most, most))
         self.pipeline = pipeline
         self.channel = channel
         self.depth = pipeline.num_ranks

@@ -17,7 +17,7 @@ class TensorParallel(SingleDevice):
     The collectives of a step are launched without waiting; its answers count once they have been done.
     """
 
-    def __init__(self, model: CausalModel, collectives: Collectives, prefill_chunk: int = 512):
+    def __init__(self, model: CausalModel, collectives: Collectives, prefill_chunk: int | None = None):
         super().__init__(model, prefill_chunk)
         self.collectives = collectives
 

@@ -54,7 +54,7 @@ def fill(
         for name, tensor in list(model.state_dict().items()):
             wanted = keys[name], shards.get(name)
             if wanted not in read:
-                read[wanted] = files.read(wanted[0], tensor.shape, wanted[1], dtype, device)
+                read[wanted] = _read(files, wanted[0], tensor.shape, wanted[1], dtype, device)
             _assign(model, name, read[wanted])
     _tie(model)
     nn.Module.to(model, device)  # computed buffers
@@ -63,6 +63,17 @@ def fill(
 def name_of(model: nn.Module, module: nn.Module) -> str:
     """The module's dotted name within the model."""
     return next(name for name, candidate in model.named_modules() if candidate is module)
+
+
+def _read(
+    files: WeightFiles | GgufFile, key: str | Matrices, expected: torch.Size, shard: Shard | None, dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:  # fmt: skip
+    """See WeightFiles.read."""
+    if isinstance(files, WeightFiles):
+        return files.read(key, expected, shard, dtype, device)
+    assert isinstance(key, str), "a GGUF file that is read in parts has the model's own tensors"
+    return files.read(key, expected, shard, dtype, device)
 
 
 def _open(path: str, model: PreTrainedModel) -> WeightFiles | GgufFile:

@@ -153,4 +153,5 @@ def test_a_dry_run_goes_through_a_stage(stage: str, tmp_path: Path) -> None:
     if stage in ("speed", "attention"):
         assert "| variant" in text and "of bandwidth" in text
     if stage == "speed":
+        assert "all products of a step by cuBLAS" in text
         assert "rows per second" in text and "4 sequences of 1 row" in done.stdout

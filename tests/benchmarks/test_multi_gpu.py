@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.multi_gpu import told_failures
+from tests.benchmarks.nodes import two_nodes
 from tests.slow import slow_except
 
 
@@ -44,6 +46,38 @@ def test_all_rows_are_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = states((tmp_path / "multi_gpu-2-ranks-cpu.md").read_text())
     assert found["lost rank"] == found["speed, tp"] == "passed" and "FAILED" not in found.values()
+
+
+@pytest.mark.slow
+def test_ranks_on_two_nodes_share_no_memory(tmp_path: Path) -> None:
+    with two_nodes(tmp_path) as nodes:
+        ranks = [
+            subprocess.Popen(
+                node.command(
+                    sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number),
+                    "--nproc-per-node", "1", "--master-addr", nodes[0].address, "--master-port", "29500",
+                    "-m", "benchmarks.multi_gpu", "--device", "cpu", "--max-new-tokens", "12",
+                    "--rows", "exchange", "sums", "text", "prompt", "speed", "--output", str(tmp_path),
+                ),
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )
+            for number, node in enumerate(nodes)
+        ]  # fmt: skip
+        said = [rank.communicate(timeout=270)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
+    page = (tmp_path / "multi_gpu-2-ranks-cpu.md").read_text()
+    found = states(page)
+    assert page.count("the ranks are on several hosts") == 2
+    not_run = {name for name, state in found.items() if state != "passed"}
+    lacking = {"exchange, nccl", "sums, nccl", "text, lp x tp", "speed, lp x tp"}
+    assert not_run == {"exchange, shm", "sums, shm", *lacking} and "FAILED" not in found.values(), page
+
+
+def test_the_row_of_lost_ranks_names_what_failed() -> None:
+    report = "| phase |\n\nFAILED:\n\n- shm, 2 ranks: a stream was cut short\n"
+    bar = "shm, 2 ranks:  50%|#####     | 1/2"
+    assert told_failures(subprocess.CompletedProcess([], 1, report, bar)) == "- shm, 2 ranks: a stream was cut short"
+    assert told_failures(subprocess.CompletedProcess([], 1, "", "ImportError: no httpx")) == "ImportError: no httpx"
 
 
 def test_a_start_without_ranks_is_told() -> None:

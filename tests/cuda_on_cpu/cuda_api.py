@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,7 +59,16 @@ class Stream:
 class Event:
     """An event is over as soon as it is recorded, but only who waits for it has what was copied to the host."""
 
-    def record(self, stream: Any = None) -> None: ...
+    def __init__(self, enable_timing: bool = False):
+        self._is_timed = enable_timing
+
+    def record(self, stream: Any = None) -> None:
+        self._at_s = time.perf_counter()
+
+    def elapsed_time(self, end: Event) -> float:
+        """In milliseconds, as the real one."""
+        assert self._is_timed and end._is_timed
+        return 1e3 * (end._at_s - self._at_s)
 
     def query(self) -> bool:
         return True
@@ -97,10 +108,11 @@ class graph:  # torch's name
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaces what torch.cuda says and does, until the test ends. Triton is missing until triton_kernels adds it, and
-    forwards are made of operations of torch in place of its kernels.
+    forwards are made of operations of torch in place of its kernels. No products are timed.
     """
     monkeypatch.setattr(kernels, "missing_triton", lambda: "this test runs without it")
     monkeypatch.setattr(compilation, "make_fused", make_paged)
+    monkeypatch.setattr(compilation, "time_on_gpu", None)
     replaced: dict[str, Any] = {
         "_lazy_init": lambda: None,
         "is_available": lambda: True,
@@ -109,6 +121,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         "current_device": current_device,
         "get_device_capability": lambda device=None: (9, 0),
         "get_device_name": lambda device=None: "emulated",
+        "get_device_properties": lambda device=None: SimpleNamespace(L2_cache_size=4096),
         "mem_get_info": lambda device=None: (MEMORY, MEMORY),
         "current_stream": Stream,
         "is_current_stream_capturing": lambda: any(getattr(one, "is_capturing", False) for one in gpu.observers),

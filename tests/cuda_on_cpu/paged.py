@@ -9,30 +9,22 @@ keys, which are written to the arena as well.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from lp.kv_cache.arena import Arena
 from lp.kv_cache.cache import PAGE, RowsOnly
 from lp.model.attention import MaskKey, Step
 from lp.model.causal import CausalModel
-from lp.model.fast_forward import BeforeAttention
-from lp.model.gpu.prefix import Bounds
+from lp.model.fast_forward import BeforeAttention, SequenceRows
+from lp.model.gpu.product_times import Timer
 from lp.model.gpu.step_tensors import StepTensors
-from lp.model.kernels import (
-    GPU_KINDS,
-    AttentionKind,
-    LayerAttention,
-    UnsupportedAttention,
-    masked_part,
-    merge,
-    prefix_part,
-)
+from lp.model.kernels import GPU_KINDS, AttentionKind, LayerAttention, UnsupportedAttention, masked_part, merge
 from lp.model.program.record import Inexpressible
 
 
@@ -50,14 +42,6 @@ class PagedStep(Step):
     masks: dict[MaskKey, Tensor] = field(default_factory=dict)
     before_attention: BeforeAttention | None = None
 
-    @cached_property
-    def bounds(self) -> Bounds:
-        given, table = self.given, self.given.block_table
-        keys = given.row_starts
-        if self.kind is AttentionKind.flash and len(given.lengths) > 1:  # which knows lengths from these alone
-            keys = pad(given.lengths.cumsum(0, dtype=torch.int32), (1, 0))
-        return Bounds(given.row_starts, keys, given.lengths, table.shape[1] * PAGE, table)
-
     def mask(self, key: MaskKey) -> Tensor:
         if key not in self.masks:
             seen = self.given.visibility
@@ -74,9 +58,19 @@ class PagedStep(Step):
             self.before_attention(layer)
         mask = self.mask((how.sliding_window, query.shape[1] // key.shape[1]))
         tail = masked_part(query, key, value, mask, how.scale)
-        stores = self.arena.keys[layer], self.arena.values[layer]
-        prefix = prefix_part(query, *stores, self.bounds, self.kind, how.scale)
-        return merge(*prefix, *tail).transpose(1, 2).contiguous()
+        return merge(*self._prefix_part(query, layer, how.scale), *tail).transpose(1, 2).contiguous()
+
+    def _prefix_part(self, query: Tensor, layer: int, scale: float) -> tuple[Tensor, Tensor]:
+        """[1, H*G, R, D] and log-sum-exp [1, H*G, R] over the prefixes, by torch's FlashAttention."""
+        given, stores = self.given, (self.arena.keys[layer], self.arena.values[layer])
+        sizes = query.shape[2], given.block_table.shape[1] * PAGE
+        out, sums, *_ = torch.ops.aten._flash_attention_forward.default(
+            query[0].transpose(0, 1), *stores, given.row_starts, given.row_starts, *sizes, 0.0, False, False,
+            scale=scale, seqused_k=given.lengths, block_table=given.block_table,
+        )  # fmt: skip
+        # FlashAttention-2 says +inf where there are no keys; a merge with that would drop the other part.
+        sums = sums.nan_to_num(nan=math.nan, posinf=-math.inf, neginf=-math.inf)
+        return out.transpose(0, 1)[None], sums[None]
 
 
 def _obstacle(key: Tensor, value: Tensor, how: LayerAttention) -> str:
@@ -93,7 +87,7 @@ def _obstacle(key: Tensor, value: Tensor, how: LayerAttention) -> str:
 class PagedForward:
     """A model's forward over a step's tensors. arena: holds the keys and values of all its sequences."""
 
-    is_invariant, incoming_width, gives_logits = False, None, True
+    is_invariant, incoming_width, gives_logits, prompts = False, None, True, None
 
     def __init__(self, model: PreTrainedModel, arena: Arena, kind: AttentionKind):
         assert kind in GPU_KINDS, "other kinds know no arena"
@@ -107,6 +101,7 @@ class PagedForward:
         before_attention: BeforeAttention | None = None,
         incoming: Tensor | None = None,
         out: Tensor | None = None,
+        sequences: Sequence[SequenceRows] = (),
     ) -> Tensor:
         """See ArenaForward."""
         step = PagedStep(
@@ -125,7 +120,9 @@ class PagedForward:
         return found.float() if out is None else out.copy_(found)
 
 
-def make_paged(model: CausalModel, arena: Arena, is_invariant: bool = False) -> PagedForward:
+def make_paged(
+    model: CausalModel, arena: Arena, is_invariant: bool = False, timer: Timer | None = None
+) -> PagedForward:
     """As make_fused. Raises Inexpressible for what these operations cannot do."""
     is_stage = not (model.is_first_stage and model.is_last_stage)
     if is_invariant or is_stage or model.attention_kind not in GPU_KINDS:

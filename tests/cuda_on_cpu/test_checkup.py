@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import types
+import sys
+from typing import Any
 
 import pytest
 import torch
 
 from launch.diagnostics import links, machine, software
+from lp.model.gpu import flash, prompts
+from lp.model.gpu.prompts import LayerKind
+from lp.model.kernels import LayerAttention
 
 
 @pytest.fixture(autouse=True)
@@ -30,20 +34,35 @@ def test_copies_between_two_gpus_are_measured() -> None:
     assert found.name == "cuda:0 to cuda:1" and found.value["is_direct"] and found.value["bytes_per_s"] > 0
 
 
-def test_flash_attention_is_tried(flash_attn: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert software.flash_attention(has_gpu=True).text == "installed, and works"
+def test_the_attention_of_prompts_is_tried(triton: None, flash_attn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.004, 0.001, 0.002])
+    monkeypatch.setattr(prompts, "measure_s", lambda run, device: next(seconds))
+    monkeypatch.setattr(prompts, "KERNELS", flash.KERNELS)
+    monkeypatch.setattr(prompts, "TIMED", (8, 4))
+    monkeypatch.setattr(prompts, "CHECKED", ((9, 3),))
+    monkeypatch.setattr(prompts, "LEAST_ROWS", 8)
+    monkeypatch.setattr(software, "USUAL_LAYER", LayerKind(1, 2, 16, LayerAttention(0.25)))
+    found = software.prompts(has_gpu=True)
+    assert found.text == (
+        "flash-attn (1.00 ms for 8 rows after 4 tokens; torch's FlashAttention 2.00 ms; the Triton kernel 4.00 ms), "
+        "in layers of 2 heads of 16, 1 of keys; FlashAttention-3: not installed"
+    )
+    assert not found.advice and not found.is_broken and found.value["flash-attn"] == 0.001
 
     def fail(*arguments: object, **named: object) -> None:
         raise RuntimeError("no kernel image is available")
 
-    monkeypatch.setattr(software.prefix, "by_flash_attn", fail)
-    found = software.flash_attention(has_gpu=True)
-    assert found.is_broken and "no kernel image is available" in found.text
+    monkeypatch.setattr(flash_attn, "flash_attn_varlen_func", fail)
+    seconds = iter([0.002, 0.003])
+    broken = software.prompts(has_gpu=True)
+    assert broken.text.startswith("the Triton kernel (2.00 ms") and "no kernel image is available" in broken.text
+    assert broken.is_broken and not broken.advice
+    monkeypatch.delitem(sys.modules, flash.PACKAGE)
+    seconds = iter([0.002, 0.003])
+    assert "lookahead-parallel[flash]" in software.prompts(has_gpu=True).advice
 
 
-def test_without_flash_attention_its_command_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(software.prefix, "missing_package", lambda: "flash-attn is not installed (pip ...)")
-    found = software.flash_attention(has_gpu=True)
-    assert not found.is_broken and "lookahead-parallel[flash]" in found.advice
-    monkeypatch.setattr(software.prefix, "missing_package", lambda: "flash-attn is installed but cannot be used (x)")
-    assert software.flash_attention(has_gpu=True).is_broken
+def test_without_triton_transformers_computes_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "missing_triton", lambda: "there is no Triton")
+    assert software.prompts(has_gpu=True).text.endswith("as fused kernels need Triton: there is no Triton")
+    assert "there is none" in software.prompts(has_gpu=False).text

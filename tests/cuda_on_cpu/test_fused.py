@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from lp import Engine, Lookahead, Sampling
 from lp.kv_cache.arena import Arena
 from lp.model.causal import CausalModel
 from lp.model.compilation import CompileMode, make_fast
-from lp.model.gpu import attention, cuda_graphs, stage
+from lp.model.gpu import attention, stage
 from lp.model.gpu.cuda_graphs import CapturedForward
 from lp.model.gpu.formula import in_triton
 from lp.model.gpu.forward import FusedForward
@@ -31,17 +29,7 @@ FUSED = list(ARCHITECTURES)
 QUICK = "mistral"
 
 
-@pytest.fixture(autouse=True)
-def two_rungs(few_rungs: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter takes a second for a graph, so there are as few as can be, captured without warm-up runs."""
-
-    def capture(run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            result = run()
-        return graph.replay, result
-
-    monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", ((1, 6), capture))
+pytestmark = pytest.mark.usefixtures("two_rungs")
 
 
 def forward_of(model: CausalModel) -> object:

@@ -17,7 +17,6 @@ from lp.model.fast_forward import SequenceRows
 from lp.model.gpu import cuda_graphs
 from lp.model.gpu.cuda_graphs import CapturedForward
 from lp.model.gpu.forward import FusedForward
-from lp.model.kernels import AttentionKind
 from lp.model.reference import relative_error
 from lp.tree import chain
 from tests.cuda_on_cpu.cuda_api import CUDAGraph
@@ -107,16 +106,10 @@ def test_every_architecture_with_graphs_packs(name: str, folders: Folders) -> No
 
 
 @pytest.mark.usefixtures("cuda")
-@pytest.mark.parametrize("way", slow_except(["flash-attn", "no graph"], "flash-attn"))
-def test_other_ways_pack(way: str, folders: Folders, request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences are packed by flash-attn's own functions, too, and with more rows than the ladder has."""
-    match way:
-        case "flash-attn":
-            request.getfixturevalue("flash_attn")
-        case _:
-            monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", ((2,), capture_once))
+@pytest.mark.slow
+def test_more_rows_than_the_ladder_has_pack(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", ((2,), capture_once))
     model = load_on_gpu(folders["llama"])
-    assert (model.attention_kind is AttentionKind.flash) == (way == "flash-attn")
     assert error_of_packing(model, LENGTHS) < ROUNDING
     assert isinstance(model.fast, CapturedForward)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.machinery
+import importlib
 import importlib.util
-import math
 import sys
 import types
 from typing import Any, NamedTuple
@@ -12,10 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import varlen
 
-from lp.model.gpu import prefix
-from lp.model.kernels import AttentionKind, LayerAttention, UnsupportedAttention, attend, prefix_part, resolve_kind
+from lp.model.kernels import AttentionKind, LayerAttention, UnsupportedAttention, attend, resolve_kind
 
 pytestmark = pytest.mark.usefixtures("cuda")
 GPU, HALF = torch.device("cuda", 0), torch.bfloat16
@@ -25,20 +22,8 @@ def resolve(kind: str = "auto", dtype: torch.dtype = HALF, head_dim: int = 64) -
     return resolve_kind(AttentionKind(kind), GPU, dtype, head_dim)
 
 
-def test_torchs_own_operator_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch 2.11 has the operator with seqused_k, but a varlen_attn without it."""
-    monkeypatch.setattr(varlen, "varlen_attn", lambda query, key, value: None)
+def test_torchs_own_function_is_enough() -> None:
     assert resolve() is AttentionKind.varlen
-    arguments = {argument.name for argument in prefix._operator._schema.arguments}
-    assert {"cum_seq_q", "cum_seq_k", "max_q", "max_k", "scale", "seqused_k"} <= arguments
-
-
-def test_an_operator_without_lengths_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    without = types.SimpleNamespace(_schema=types.SimpleNamespace(arguments=[types.SimpleNamespace(name="query")]))
-    monkeypatch.setattr(prefix, "_operator", without)
-    assert resolve() is AttentionKind.sdpa
-    with pytest.raises(UnsupportedAttention, match="takes no seqused_k; use attention=auto, which is sdpa here"):
-        resolve("varlen")
 
 
 def test_flash_attn_comes_first(flash_attn: types.ModuleType) -> None:
@@ -93,32 +78,6 @@ def test_two_parts_are_one_attention(
     found = attend(*inputs, AttentionKind(kind), how).cpu()
     assert found.shape == (1, rows, 2 * groups, head_dim)
     assert (found.float() - expected).norm() / expected.norm() < 0.01
-
-
-@pytest.mark.parametrize("kind", ["flash", "varlen"])
-def test_a_prefix_without_keys_counts_nothing(kind: str, flash_attn: types.ModuleType) -> None:
-    """Both kernels return +infinity as the log-sum-exp of no keys."""
-    query, key, value, _ = make_inputs(8, 3, 2, 16)
-    bounds = prefix.make_bounds(3, key.shape[2], torch.zeros((), dtype=torch.int64, device=GPU))
-    stores = key.transpose(1, 2), value.transpose(1, 2)
-    out, sums = prefix_part(query, *stores, bounds, AttentionKind(kind), 0.25)
-    assert not out.any().item() and (sums == -math.inf).all().item()
-
-
-@pytest.mark.parametrize("kind", ["flash", "varlen"])
-@pytest.mark.parametrize("length", [0, 1, 256, 257, 700])
-def test_pages_are_read_through_a_block_table(length: int, kind: str, flash_attn: types.ModuleType) -> None:
-    query, key, value, _ = make_inputs(3 * 256 - 4, 4, 2, 16)
-    table = torch.tensor([[4, 1, 3]], dtype=torch.int32).to(GPU)
-    stores = []
-    for part in (key, value):
-        store = torch.full((6, 256, 2, 16), torch.nan, dtype=HALF)
-        store[[4, 1, 3]] = part.cpu()[0].transpose(0, 1).reshape(3, 256, 2, 16)
-        stores.append(store.to(GPU))
-    one = prefix.make_bounds(4, 3 * 256, torch.tensor(length).to(GPU))
-    found = prefix_part(query, stores[0], stores[1], one._replace(table=table), AttentionKind(kind), 0.25)
-    expected = prefix_part(query, key.transpose(1, 2), value.transpose(1, 2), one, AttentionKind(kind), 0.25)
-    assert all(torch.equal(mine, other) for mine, other in zip(found, expected, strict=True))
 
 
 def test_float16_does_not_overflow_before_it_is_scaled() -> None:

@@ -6,6 +6,7 @@ K inputs, N outputs, P panels of W outputs, S inputs that share a scale, G input
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -37,7 +38,8 @@ def struct(name: str, format: WeightFormat) -> list[str]:
         words, upper = list(range(16)), [value - format.zero for value in upper]
     return [
         f"struct {name} {{",
-        f"    static constexpr int LOW = {low}, HIGH = {high}, STEP_GROUP = {format.group}, NUM_VALUES = {len(values)};",
+        f"    static constexpr int LOW = {low}, HIGH = {high}, STEP_GROUP = {format.group};",
+        f"    static constexpr int NUM_VALUES = {len(values)};",
         f"    static constexpr int SCALES = {SCALES[format.scale]}, STEPS = {STEPS[format.step]};",
         f"    static constexpr float ZERO = {float(format.zero)}f;",
         f"    static constexpr bool HAS_MINIMA = {_bool(format.has_minima)};",
@@ -58,9 +60,11 @@ def packed_bytes(weight: QuantizedWeight) -> int:
 
 
 def pack_quantized(weight: QuantizedWeight, library: ctypes.CDLL, name: str, out: Tensor) -> None:
-    """Writes a weight's codes, scales and steps. name: of its format's struct. out: uint8, as long as `packed_bytes`."""
+    """Writes a weight's codes, scales and steps. name: of its format's struct. out: uint8 [packed_bytes]."""
     shapes = _shapes(weight)
-    codes, scales, steps = (part.view(shape) for part, shape in zip(out.split([*map(prod, shapes)]), shapes, strict=True))
+    codes, scales, steps = (
+        part.view(shape) for part, shape in zip(out.split([*map(prod, shapes)]), shapes, strict=True)
+    )
     pack = getattr(library, f"pack_{name}")
     pack.argtypes, pack.restype = [ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p], None
     num_panels = len(codes)
@@ -117,10 +121,10 @@ def _bool(value: bool) -> str:
 
 
 def _float(value: float) -> str:
-    return "__builtin_nanf(\"\")" if value != value else f"{value!r}f"
+    return '__builtin_nanf("")' if value != value else f"{value!r}f"
 
 
-def _table(values: list[float]) -> str:
+def _table(values: Sequence[float]) -> str:
     """bfloat16 values, whose number is a power of two, as often as they fit a table."""
-    words = torch.tensor(values).bfloat16().view(torch.int16).int() & 0xFFFF
+    words = torch.tensor([*values]).bfloat16().view(torch.int16).int() & 0xFFFF
     return ", ".join(map(str, words.repeat(TABLE // len(values)).tolist()))

@@ -43,9 +43,9 @@ MOST_GROUPS = 48
 class Instruction:
     """One entry of the table that the native code runs.
 
-    kind: FUNCTION or another of those above. number: of the function, the kind of attention or collective, or the format
-    of a quantised weight. stage: of the schedule. is_last: only rows whose logits are wanted are computed. arguments: what the native code is given,
-    in its order.
+    kind: FUNCTION or another of those above. number: of the function, the kind of attention or collective, or the
+    format of a quantised weight. stage: of the schedule. is_last: only rows whose logits are wanted are computed.
+    arguments: what the native code is given, in its order.
     """
 
     kind: int
@@ -178,9 +178,7 @@ def _attention(step: Attention) -> str:
     )
 
 
-def _text(
-    functions: list[str], attentions: list[str], number_format: int, formats: dict[WeightFormat, str]
-) -> str:
+def _text(functions: list[str], attentions: list[str], number_format: int, formats: dict[WeightFormat, str]) -> str:
     parts = [f"#define WEIGHT_FORMAT {number_format}", '#include "run.h"', ""]
     if formats:
         parts += ['#include "quantized.h"', ""]

@@ -11,7 +11,7 @@ from torch import Tensor
 from lp.kv_cache.cache import PAGE
 from lp.model.gpu.sinks import power_of_two
 from lp.model.gpu.step_tensors import StepTensors
-from lp.model.program.steps import Attention, Value
+from lp.model.program.steps import Attention
 from lp.platform import build as kernels
 
 # Query rows of a tile: matrix units want 16 at least. More of them read the prefix less often, as long as registers
@@ -23,6 +23,11 @@ KEY_BYTES, FEWEST_KEYS = (16384, 8192), 16
 # Programs that keep a large GPU busy, two for each of its multiprocessors, and the most shares into which a prefix is
 # split for that.
 PROGRAMS, MOST_SPLITS = 264, 64
+# The most pairs of a tile and a head whose prefix is split.
+MOST_SPLIT_TILES = PROGRAMS // 2
+# Numbers of shares that the last program of a tile merges: in all, and at a time for each of its warps. Of more numbers
+# it would have to wait for memory longer than another kernel takes, whose programs are spread over the GPU.
+MOST_MERGED, MERGED_BY_WARP = 32768, 2048
 
 
 def tile_rows(num_rows: int, num_groups: int, width: int, itemsize: int) -> tuple[int, int]:
@@ -43,27 +48,48 @@ def num_splits(num_rows: int, rows_of_tile: int, step: Attention) -> int:
     return min(power_of_two(max(most, 1) + 1) // 2, MOST_SPLITS)
 
 
-def attend(step: Attention, query: Tensor, keys: Tensor, values: Tensor, given: StepTensors, out: Tensor) -> None:
-    """query: [R, ..], whose rows hold the heads. keys, values: the layer's [pages, PAGE, H, D]. out: [R, H*G*D]."""
+def num_merged(num_queries: int, splits: int, width: int, warps: int) -> int:
+    """How many query rows the last program of a tile merges at a time; 0 if another kernel merges them.
+
+    num_queries: of a tile. width: the padded head dimension.
+    """
+    if splits == 1 or num_queries * splits * width > MOST_MERGED:
+        return 0
+    return max(1, min(power_of_two(num_queries), MERGED_BY_WARP * warps // (splits * width)))
+
+
+def new_counters(device: torch.device) -> Tensor:
+    """What `attend` counts programs with. One is enough for all that runs on a stream."""
+    return torch.zeros(MOST_SPLIT_TILES, dtype=torch.int32, device=device)
+
+
+def attend(
+    step: Attention, query: Tensor, keys: Tensor, values: Tensor, given: StepTensors, counters: Tensor, out: Tensor
+) -> None:
+    """query: [R, ..], whose rows hold the heads. keys, values: the layer's [pages, PAGE, H, D]. out: [R, H*G*D].
+
+    counters: of `new_counters`, all 0, as they are again afterwards.
+    """
     from lp.model.gpu import attention_kernels
 
     num_rows, heads = len(given.tokens), step.num_heads * step.num_groups
     width, itemsize = max(power_of_two(step.head_dim), 16), keys.element_size()
     row_tile, block = tile_rows(num_rows, step.num_groups, width, itemsize)
-    splits = num_splits(num_rows, row_tile, step)
+    splits, warps = num_splits(num_rows, row_tile, step), num_warps(block, width)
+    merged = num_merged(min(num_rows, row_tile) * step.num_groups, splits, width, warps)
     parts = out.new_empty((splits, num_rows, heads, step.head_dim) if splits > 1 else (1,), dtype=torch.float32)
     sums = out.new_empty((splits, num_rows, heads, 2) if splits > 1 else (1,), dtype=torch.float32)
     kernels.start(
         attention_kernels.attend, (-(-num_rows // row_tile), step.num_heads, splits),
-        _first_head(step, query), keys, values, out, parts, sums, given.slots, given.positions, given.visibility,
-        given.sequence_of, given.row_starts, given.block_table, given.lengths, num_rows, given.block_table.stride(0),
-        query.stride(0), _head_stride(step), float(step.how.scale),
+        _first_head(step, query), keys, values, out, parts, sums, counters, given.slots, given.positions,
+        given.visibility, given.sequence_of, given.row_starts, given.block_table, given.lengths, num_rows,
+        given.block_table.stride(0), query.stride(0), step.head_stride, float(step.how.scale),
         HEADS=step.num_heads, GROUPS=step.num_groups, HEAD_DIM=step.head_dim,
         WINDOW=step.how.sliding_window or 0, SOFTCAP=float(step.how.softcap or 0.0), PAGE=PAGE,
         ROWS=row_tile, BLOCK_M=block, BLOCK_N=block_of_keys(block, width, itemsize), BLOCK_D=width,
-        SPLITS=splits, num_warps=num_warps(block, width), num_stages=num_stages(itemsize),
+        SPLITS=splits, MERGED=merged, num_warps=warps, num_stages=num_stages(itemsize),
     )  # fmt: skip
-    if splits > 1:
+    if splits > 1 and not merged:
         kernels.start(
             attention_kernels.merge, (num_rows, heads), parts, sums, out, num_rows,
             HEADS=heads, HEAD_DIM=step.head_dim, BLOCK_D=width, SPLITS=splits, num_warps=2,
@@ -83,7 +109,7 @@ def attend_in_order(
         invariant_kernels.attend_in_order, (num_rows, step.num_heads),
         _first_head(step, query), keys, values, out, given.slots, given.positions, paths, given.sequence_of,
         given.block_table, given.lengths, num_rows, given.block_table.stride(0), query.stride(0),
-        _head_stride(step), float(step.how.scale),
+        step.head_stride, float(step.how.scale),
         HEADS=step.num_heads, GROUPS=step.num_groups, HEAD_DIM=step.head_dim,
         WINDOW=step.how.sliding_window or 0, SOFTCAP=float(step.how.softcap or 0.0), PAGE=PAGE,
         BLOCK_M=block, BLOCK_N=keys_of_block, BLOCK_D=width, num_warps=num_warps(block, width),
@@ -123,8 +149,3 @@ def num_warps(block: int, width: int) -> int:
 def _first_head(step: Attention, query: Tensor) -> Tensor:
     """The rows' numbers from the first head on."""
     return query[:, step.query.start :]
-
-
-def _head_stride(step: Attention) -> int:
-    assert isinstance(step.query.source, Value)
-    return step.query.strides[0] if step.query.strides else 0

@@ -16,15 +16,18 @@ LEAST_KEYS = tl.constexpr(256)
 
 @triton.jit(do_not_specialize=["num_rows", "max_pages"])
 def attend(
-    queries, keys, values, out, parts, sums, slots, positions, visible, sequence_of, row_starts, block_table, lengths,
-    num_rows, max_pages, query_stride, head_stride, scale,
+    queries, keys, values, out, parts, sums, counters, slots, positions, visible, sequence_of, row_starts, block_table,
+    lengths, num_rows, max_pages, query_stride, head_stride, scale,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr, MERGED: tl.constexpr,
 ):  # fmt: skip
     """Programs [tiles of ROWS rows, H, S]. Each takes all query heads of one key/value head, and one of S shares of the
     prefix; the last takes the step's own rows as well. A program looks at the sequences of its rows alone, so others
-    cost it nothing. Writes attention if S is 1, else unscaled sums for `merge`.
+    cost it nothing. Writes attention if S is 1 or MERGED is not 0, else unscaled sums for `merge`.
+
+    MERGED: query rows that the last program of a tile to finish merges at a time. counters: int32 [tiles, H], all 0
+    before and afterwards.
     """
     tile = tl.program_id(0)
     head = tl.program_id(1)
@@ -116,6 +119,19 @@ def attend(
         tl.store(parts + target[:, None] * HEAD_DIM + d[None, :], result, mask=is_query & (total > 0.0)[:, None])
         tl.store(sums + target * 2, most, mask=is_row)
         tl.store(sums + target * 2 + 1, total, mask=is_row)
+        if MERGED > 0:
+            counter = counters + tile * HEADS + head
+            tl.debug_barrier()  # all threads have stored before one of them tells other programs
+            if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
+                for done in range(0, (last_row + 1 - tile * ROWS) * GROUPS, MERGED):
+                    m_merged = done + tl.arange(0, MERGED)
+                    merged_row = tile * ROWS + m_merged // GROUPS
+                    merged = merged_row * (HEADS * GROUPS) + head * GROUPS + m_merged % GROUPS
+                    merge_shares(
+                        parts, sums, out, merged, merged_row <= last_row, num_rows * (HEADS * GROUPS), HEAD_DIM,
+                        BLOCK_D, SPLITS,
+                    )  # fmt: skip
+                tl.store(counter, 0)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -123,17 +139,31 @@ def merge(
     parts, sums, out, num_rows,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Programs [R, all query heads]. parts: [S, R, heads, D] float32, not written for rows without keys. sums: [S, R,
-    heads, 2], the largest score and the sum of shares. Writes attention [R, heads, D].
+    """Programs [R, all query heads]: see merge_shares."""
+    target = tl.program_id(0) * HEADS + tl.program_id(1) + tl.arange(0, 1)
+    merge_shares(parts, sums, out, target, target >= 0, num_rows * HEADS, HEAD_DIM, BLOCK_D, SPLITS)
+
+
+@triton.jit
+def merge_shares(
+    parts, sums, out, target, is_target, num_targets,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Writes attention [targets, D] of some targets, which are query heads of rows: target, is_target [T].
+
+    parts: [S, targets, D] float32, not written for targets without keys. sums: [S, targets, 2], the largest score and
+    the sum of shares.
     """
-    target = tl.program_id(0) * HEADS + tl.program_id(1)
-    s = tl.arange(0, SPLITS)
     d = tl.arange(0, BLOCK_D)
-    at = s * (num_rows * HEADS) + target
-    most = tl.load(sums + at * 2)
-    shares = tl.exp(most - tl.max(most, axis=0))
-    total = tl.sum(tl.load(sums + at * 2 + 1) * shares, axis=0)
-    is_part = (d < HEAD_DIM)[None, :] & (most > float("-inf"))[:, None]
-    part = tl.load(parts + at[:, None] * HEAD_DIM + d[None, :], mask=is_part, other=0.0)
-    result = tl.sum(part * shares[:, None], axis=0) / total  # pyright: ignore[reportOperatorIssue]
-    tl.store(out + target * HEAD_DIM + d, result, mask=d < HEAD_DIM)
+    at = tl.arange(0, SPLITS)[None, :] * num_targets + target[:, None]
+    most = tl.load(sums + at * 2, mask=is_target[:, None], other=0.0)
+    shares = tl.exp(most - tl.max(most, axis=1, keep_dims=True))
+    total = tl.sum(tl.load(sums + at * 2 + 1, mask=is_target[:, None], other=1.0) * shares, axis=1, keep_dims=True)
+    is_number = d < HEAD_DIM
+    is_part = is_target[:, None] & (most > float("-inf"))
+    part = tl.load(
+        parts + at[:, :, None] * HEAD_DIM + d[None, None, :],
+        mask=is_part[:, :, None] & is_number[None, None, :], other=0.0,
+    )  # fmt: skip
+    result = tl.sum(part * shares[:, :, None], axis=1) / total  # pyright: ignore[reportOperatorIssue]
+    tl.store(out + target[:, None] * HEAD_DIM + d[None, :], result, mask=is_target[:, None] & is_number[None, :])

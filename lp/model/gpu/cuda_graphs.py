@@ -27,6 +27,7 @@ from torch import Tensor
 from lp.kv_cache.arena import Arena
 from lp.model.errors import one_line
 from lp.model.fast_forward import BeforeAttention, Choose, Choosing, Computed, FastForward, ForwardFailed, SequenceRows
+from lp.model.gpu.prompts import PromptAttention
 from lp.model.gpu.step_tensors import MOST_KINDS, ChoiceOfRows, StepBuffer, StepTensors
 from lp.model.kernels import UnsupportedAttention
 from lp.platform.hardware import upload
@@ -67,10 +68,12 @@ class ArenaForward(Protocol):
 
     is_invariant: as in FastForward. incoming_width, gives_logits: of a stage of a pipeline: the size of the hidden
     states that come in, None in the first stage, and whether this is the last one. output_width: of a row of what comes
-    out. Sequences that are not there cost nothing, so that a graph for as many sequences as rows is as fast for one.
+    out. prompts: how their attention is computed outside of graphs; None if as that of all other rows. Sequences that
+    are not there cost nothing, so that a graph for as many sequences as rows is as fast for one.
     """
 
     arena: Arena
+    prompts: PromptAttention | None
     is_invariant: bool
     incoming_width: int | None
     gives_logits: bool
@@ -83,13 +86,14 @@ class ArenaForward(Protocol):
         before_attention: BeforeAttention | None = None,
         incoming: Tensor | None = None,
         out: Tensor | None = None,
+        sequences: Sequence[SequenceRows] = (),
     ) -> Tensor:
         """Writes the rows to the arena.
 
         answered: the rows whose logits are needed: that many of the last ones, or those that int64 [L] names.
         before_attention: see FastForward.run_by_layer. incoming: float32 [R, D], see FastForward.run_stage. out: where
-        the answer is written; None makes memory for it. Returns float32 [L, V], or hidden states [R, D] in all stages
-        but the last.
+        the answer is written; None makes memory for it. sequences: the same step on the host, without padding, if it is
+        not captured. Returns float32 [L, V], or hidden states [R, D] in all stages but the last.
         """
         ...
 
@@ -121,6 +125,7 @@ class CapturedForward(FastForward):
 
     runs_by_layer = True
     chooses_tokens = True
+    prefill_chunk = 2048
 
     def __init__(
         self,
@@ -148,6 +153,11 @@ class CapturedForward(FastForward):
         taken, seconds = free - torch.cuda.mem_get_info(self._device)[0], time.monotonic() - started
         log.info("captured %d CUDA graphs in %.1f s; they take %.2f GB", len(self._captured), seconds, taken / 1e9)
 
+    @property
+    def prompts(self) -> PromptAttention | None:
+        """See ArenaForward."""
+        return self._forward.prompts
+
     @torch.inference_mode()
     def __call__(self, given: Sequence[SequenceRows]) -> Tensor:
         """See FastForward."""
@@ -162,9 +172,7 @@ class CapturedForward(FastForward):
             return computed.logits if computed.is_lasting else _gather(computed.logits, computed.rows)
         num_rows = sum(one.tree.num_rows for one in given)
         if num_rows > self.ladder[-1]:
-            buffer = StepBuffer(num_rows, len(given), self._max_length, self._device)
-            buffer.fill(given)
-            return self._run(buffer, num_rows, incoming=incoming)
+            return self._run(self._fill(given), num_rows, incoming=incoming, sequences=given)
         return self._replay_rows(num_rows, given, (), incoming).logits[:num_rows].clone()
 
     @torch.inference_mode()
@@ -196,9 +204,7 @@ class CapturedForward(FastForward):
     @torch.inference_mode()
     def run_by_layer(self, rows: SequenceRows, before_attention: BeforeAttention) -> None:
         """See FastForward. It runs without a graph, in which nothing could be done between two layers."""
-        buffer = StepBuffer(len(rows.tree), 1, self._max_length, self._device)
-        buffer.fill([rows])
-        self._run(buffer, 0, before_attention)
+        self._run(self._fill([rows]), 0, before_attention, sequences=[rows])
 
     def _compute(
         self, given: Sequence[SequenceRows], how: Sequence[Choosing | None] = (), incoming: Tensor | None = None
@@ -236,8 +242,7 @@ class CapturedForward(FastForward):
         incoming: Tensor | None,
     ) -> Computed:
         """Its logits are those of the wanted rows alone, one sequence's behind the other's."""
-        buffer = StepBuffer(rows[-1].stop, len(given), self._max_length, self._device)
-        buffer.fill(given, choices)
+        buffer = self._fill(given, choices)
         ends = np.cumsum([one.num_logits for one in given]).tolist()
         is_last = all(not one.num_logits for one in given[:-1])
         answered = (
@@ -245,7 +250,7 @@ class CapturedForward(FastForward):
             if is_last
             else upload(np.concatenate([np.arange(own.start, own.stop) for own in rows]), self._device)
         )
-        logits = self._run(buffer, answered, incoming=incoming)
+        logits = self._run(buffer, answered, incoming=incoming, sequences=given)
 
         def choose(kind: str) -> Tensor:
             number, chooser = self._kinds[kind]
@@ -254,6 +259,13 @@ class CapturedForward(FastForward):
 
         compact = [slice(end - one.num_logits, end) for one, end in zip(given, ends, strict=True)]
         return Computed(logits, compact, choose, is_lasting=True)
+
+    def _fill(self, given: Sequence[SequenceRows], choices: Sequence[ChoiceOfRows] = ()) -> StepBuffer:
+        """The inputs of a step that runs without a graph."""
+        num_rows = sum(one.tree.num_rows for one in given)
+        buffer = StepBuffer(num_rows, len(given), self._max_length, self._device)
+        buffer.fill(given, choices)
+        return buffer
 
     def _capture_choice(self, captured: Captured, choose: Choose, number: int) -> CapturedChoice:
         choices = captured.given.on_device.choices[number]
@@ -282,10 +294,11 @@ class CapturedForward(FastForward):
         before_attention: BeforeAttention | None = None,
         incoming: Tensor | None = None,
         out: Tensor | None = None,
+        sequences: Sequence[SequenceRows] = (),
     ) -> Tensor:
         """Copies what the steps before have left to be copied, then runs the forward."""
         self._forward.arena.move_given(given.on_device.moves, given.on_device.move_starts)
-        return self._forward(given.on_device, answered, before_attention, incoming, out)
+        return self._forward(given.on_device, answered, before_attention, incoming, out, sequences)
 
 
 def _replay(choice: CapturedChoice) -> Tensor:

@@ -5,18 +5,19 @@ R rows, V vocabulary
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from lp.kv_cache.arena import Arena
-from lp.model.fast_forward import BeforeAttention
-from lp.model.gpu.attention import attend, attend_in_order, lay_paths
+from lp.model.fast_forward import BeforeAttention, SequenceRows
+from lp.model.gpu.attention import attend, attend_in_order, lay_paths, new_counters
 from lp.model.gpu.experts import Tiles, lay_tiles, multiply_experts
 from lp.model.gpu.plan import Instruction, RunAttention, RunCollective, RunExperts, RunProduct, RunStage, RunTopK
-from lp.model.gpu.product import multiply
+from lp.model.gpu.products import Multiply
+from lp.model.gpu.prompts import PromptAttention, PromptStep
 from lp.model.gpu.sinks import Store
 from lp.model.gpu.stage import Slots
 from lp.model.gpu.step_tensors import StepTensors
@@ -26,24 +27,35 @@ from lp.platform import build as kernels
 
 
 class FusedForward:
-    """A model's forward by kernels of our own and, unless it is invariant, cuBLAS's products.
+    """A model's forward by kernels of our own and the products of a function.
 
     arena: holds the keys and values of all its sequences. is_invariant: whether a row's logits are the same to the last
-    bit whatever other rows there are and however much of its path is cached.
+    bit whatever other rows there are and however much of its path is cached. prompts: how their attention is computed;
+    None if as that of all other rows.
     """
 
     def __init__(
-        self, program: Program, plan: list[Instruction], dtype: torch.dtype, arena: Arena, is_invariant: bool = False
+        self,
+        program: Program,
+        plan: list[Instruction],
+        dtype: torch.dtype,
+        arena: Arena,
+        multiply: Multiply,
+        is_invariant: bool = False,
+        prompts: PromptAttention | None = None,
     ):
-        """dtype: of weights, keys and values."""
+        """dtype: of weights, keys and values. multiply: treats each row alike if the forward is invariant."""
         self.plan = plan
         self.arena = arena
         self.is_invariant = is_invariant
+        self.prompts = prompts
         self.incoming_width = program.incoming and program.incoming.width
         self.output_width = program.output.width
         self.gives_logits = program.gives_logits
         self._program = program
         self._dtype = dtype
+        self._multiply = multiply
+        self._counters = new_counters(arena.device)
         # By the layers that are held here, from the first on.
         self._stores = [(arena.keys[layer], arena.values[layer]) for layer in sorted(arena.keys)]
 
@@ -54,10 +66,15 @@ class FusedForward:
         before_attention: BeforeAttention | None = None,
         incoming: Tensor | None = None,
         out: Tensor | None = None,
+        sequences: Sequence[SequenceRows] = (),
     ) -> Tensor:
         """See ArenaForward."""
         rows = slice(len(given.tokens) - answered, None) if isinstance(answered, int) else answered
-        run = _Run(self._program, self._dtype, self.is_invariant, given, self._stores, rows, before_attention, incoming)
+        prompts = self.prompts and self.prompts.find(sequences, given, self._counters)
+        run = _Run(
+            self._program, self._dtype, self._multiply, self.is_invariant, given, self._stores,
+            self._counters, rows, before_attention, incoming, prompts,
+        )  # fmt: skip
         found = run.run(self.plan)
         return found.float() if out is None else out.copy_(found)
 
@@ -69,18 +86,23 @@ class _Run:
         self,
         program: Program,
         dtype: torch.dtype,
+        multiply: Multiply,
         is_invariant: bool,
         given: StepTensors,
         stores: list[tuple[Tensor, Tensor]],
+        counters: Tensor,
         answered: slice | Tensor,
         before_attention: BeforeAttention | None,
         incoming: Tensor | None,
+        prompts: PromptStep | None,
     ):
         self._program = program
         self._dtype = dtype
+        self._multiply = multiply
         self._given = given
         self._stores = stores
-        self._answered, self._before_attention = answered, before_attention
+        self._counters = counters
+        self._answered, self._before_attention, self._prompts = answered, before_attention, prompts
         self._paths = lay_paths(given) if is_invariant else None
         # The experts for whose rows tiles were laid out last, and these tiles.
         self._tiles: tuple[Value, Tiles] | None = None
@@ -129,13 +151,7 @@ class _Run:
 
     def _product(self, one: RunProduct) -> None:
         x = self._read(one.step.x, one.weight.shape[0])
-        if self._paths is not None:
-            out = multiply(x, one.weight, one.bias)
-        elif one.weight.stride(0) == 1:
-            out = linear(x, one.weight.t(), one.bias)
-        else:
-            out = x @ one.weight if one.bias is None else torch.addmm(one.bias, x, one.weight)
-        self._arrays[one.step.out] = out
+        self._arrays[one.step.out] = self._multiply(x, one.weight, one.bias)
 
     def _collective(self, step: Collective) -> None:
         match step:
@@ -170,12 +186,14 @@ class _Run:
         assert isinstance(step.query.source, Value)
         if self._before_attention is not None:
             self._before_attention(step.layer)
-        query, out = self._arrays[step.query.source], self._new(step.out)
-        keys, values = self._stores[step.layer]
-        if self._paths is None:
-            attend(step, query, keys, values, self._given, out)
-        else:
-            attend_in_order(step, query, keys, values, self._given, self._paths, out)
+        query, (keys, values) = self._arrays[step.query.source], self._stores[step.layer]
+        out = self._prompts and self._prompts.attend(step, query, keys, values)
+        if out is None:
+            out = self._new(step.out)
+            if self._paths is None:
+                attend(step, query, keys, values, self._given, self._counters, out)
+            else:
+                attend_in_order(step, query, keys, values, self._given, self._paths, out)
         self._arrays[step.out] = out
         if one.is_last:
             self._keep_answered()

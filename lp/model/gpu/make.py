@@ -8,21 +8,39 @@ from lp.kv_cache.arena import Arena
 from lp.model.causal import CausalModel
 from lp.model.gpu.forward import FusedForward
 from lp.model.gpu.passes import choose_formats, merge_products
-from lp.model.gpu.plan import make_plan
+from lp.model.gpu.plan import RunProduct, make_plan
+from lp.model.gpu.product import multiply as multiply_alike
+from lp.model.gpu.product_times import Timer, choose_products
+from lp.model.gpu.products import Products
+from lp.model.gpu.prompts import PromptAttention
 from lp.model.program.record import Inexpressible
 from lp.model.program.schedule import schedule
-from lp.model.program.steps import Program, outline
+from lp.model.program.steps import Attention, Program, outline
 from lp.model.program.translate import FEW_ROWS, MORE_ROWS, cache_shapes, translate
 from lp.platform import build as kernels
 
 
-def make_fused(model: CausalModel, arena: Arena, is_invariant: bool = False) -> FusedForward:
-    """Raises Inexpressible for a model that has no fused form, and CannotBuild where there is no Triton."""
+def make_fused(
+    model: CausalModel, arena: Arena, is_invariant: bool = False, timer: Timer | None = None
+) -> FusedForward:
+    """timer: times the candidates for each product of few rows, unless the forward is invariant; None leaves all
+    products to cuBLAS.
+
+    Raises Inexpressible for a model that has no fused form, and CannotBuild where there is no Triton.
+    """
     if missing := kernels.missing_triton():
         raise kernels.CannotBuild(missing)
     program = make_program(model)
     plan = make_plan(program, schedule(program), model.dtype)
-    return FusedForward(program, plan, model.dtype, arena, is_invariant)
+    if is_invariant:
+        return FusedForward(program, plan, model.dtype, arena, multiply_alike, is_invariant)
+    products = Products(arena.device)
+    if timer is not None:
+        weights = [(one.weight, one.bias) for one in plan if isinstance(one, RunProduct)]
+        choose_products(products, weights, arena.device, timer)
+    attention = [step for step in program.steps if isinstance(step, Attention)]
+    prompts = PromptAttention(attention, model.dtype, arena.device)
+    return FusedForward(program, plan, model.dtype, arena, products, prompts=prompts)
 
 
 def merge_weights(model: CausalModel) -> None:

@@ -32,6 +32,7 @@ from lp.model.program.steps import (
     TopK,
     Value,
     WeightKey,
+    plain_weight,
     reads,
     table_key,
     weight_key,
@@ -50,7 +51,7 @@ def merge_products(program: Program, parameters: Iterable[Tensor]) -> None:
     program.steps = []  # which would hold weights that have been merged
     groups: dict[tuple[int, Operand, bool], list[int]] = defaultdict(list)
     for number, step in enumerate(steps):
-        if isinstance(step, Product) and step.out is not program.output and step.weight.t().is_contiguous():
+        if isinstance(step, Product) and step.out is not program.output and plain_weight(step).t().is_contiguous():
             groups[id(step.x.source), step.x, step.bias is None].append(number)
     step = None
     moved: dict[int, tuple[Value, int]] = {}

@@ -25,6 +25,7 @@ from lp.model.program.steps import (
     Shared,
     TopK,
     Value,
+    plain_weight,
     reads,
     written,
 )
@@ -157,7 +158,7 @@ class _Plan:
         match step:
             case Product():
                 bias = None if step.bias is None else step.bias.tensor.detach().reshape(-1)
-                return RunProduct(step, step.weight.detach(), bias, last_uses)
+                return RunProduct(step, plain_weight(step).detach(), bias, last_uses)
             case Attention():
                 return RunAttention(step, step is self._last, last_uses)
             case AllReduce() | AllGather():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lp.model.gpu.index import Index, Piece, Split, Variable, place, solve
 from lp.model.program.record import Inexpressible
-from lp.model.program.steps import Constant, Gather, Map, Operand, Reduce, Round, Statement, Value, written
+from lp.model.program.steps import Constant, Gather, Map, Operand, Reduce, Round, Statement, Value, plain_table, written
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Terms:
                 return Formula(statement.finish.replace("{}", "{0}"), (self._total(statement, indices),))
             case Gather():
                 row = self._at(statement.index.source, Index(statement.index.start))
-                return Lookup(statement.table, row, indices[0])
+                return Lookup(plain_table(statement), row, indices[0])
             case Round():
                 return self._at(statement.source.source, place(statement.source, indices))
         raise AssertionError(statement)
@@ -129,7 +129,7 @@ def written_as(statement: Statement) -> tuple[Operand, tuple[int, ...]]:
         case Reduce():
             return Operand(statement.out.source, statement.out.start, statement.out.strides[:-1]), statement.sizes[:-1]
         case Gather():
-            return Operand(statement.out.source, statement.out.start, (1,)), (statement.table.tensor.shape[1],)
+            return Operand(statement.out.source, statement.out.start, (1,)), (plain_table(statement).tensor.shape[1],)
         case Round(count=1):
             return Operand(statement.out, 0, (1,)), (statement.size,)
         case Round():

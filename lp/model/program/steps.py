@@ -153,6 +153,11 @@ class Attention:
     num_groups: int
     head_dim: int
 
+    @property
+    def head_stride(self) -> int:
+        """Numbers from a query head to the next one."""
+        return self.query.strides[0] if self.query.strides else 0
+
 
 @dataclass(frozen=True)
 class AllReduce:
@@ -171,6 +176,18 @@ class AllGather:
     x: Operand
     sizes: tuple[int, ...]
     group: RankGroup
+
+
+def plain_weight(step: Product) -> Tensor:
+    """The weight of a product, for devices without kernels for quantised ones, which are unpacked there when read."""
+    assert isinstance(step.weight, Tensor), "quantised weights are for CPUs"
+    return step.weight
+
+
+def plain_table(step: Gather) -> Constant:
+    """The same of a table."""
+    assert isinstance(step.table, Constant), "quantised tables are for CPUs"
+    return step.table
 
 
 # Names a weight [K, N]: its memory, and where it lies in it. Of a quantised weight: itself.

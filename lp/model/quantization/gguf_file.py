@@ -30,7 +30,7 @@ log = logging.getLogger("lookahead")
 
 # What transformers does to tensors of the file: nothing, another order of rows, or another offset of norms.
 _SIMPLE = ("TensorProcessor", "LlamaTensorProcessor", "Gemma2TensorProcessor", "NemotronTensorProcessor")
-PLAIN = {
+PLAIN: dict[int, torch.dtype] = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
     GGMLQuantizationType.BF16: torch.bfloat16,
@@ -43,7 +43,7 @@ def has_simple_tensors(architecture: str) -> bool:
 
 
 class GgufFile:
-    """The tensors of a file, by its own names. It is used as `WeightFiles` is, also by ranks that read parts of them."""
+    """The tensors of a file, by its own names; for a rank that reads parts of them, in the place of `WeightFiles`."""
 
     def __init__(self, file: Path, config: PreTrainedConfig):
         """Raises CheckpointError for a file that cannot be read."""

@@ -27,9 +27,9 @@ class WeightFormat:
     """How the numbers of a weight are stored. Two weights of equal formats are read by the same kernel.
 
     name: as users know it. bits: of a code, 4, 5, 6 or 8. zero: the value of a code is the code less this, unless there
-    is a codebook of the values of all codes, 16 or 256. span: S, a multiple of 32; None means all inputs. group: G, 16 or
-    32. scale: the dtype of scales and minima, float16 or float32; uint8 means exponents of powers of two, 127 being that
-    of 1. step: the dtype of steps, int8 or uint8; None means that every step is 1.
+    is a codebook of the values of all codes, 16 or 256. span: S, a multiple of 32; None means all inputs. group: G, 16
+    or 32. scale: the dtype of scales and minima, float16 or float32; uint8 means exponents of powers of two, 127 being
+    that of 1. step: the dtype of steps, int8 or uint8; None means that every step is 1.
     """
 
     name: str
@@ -62,7 +62,7 @@ class QuantizedWeight(ABC):
     """A weight of a product, or a table of embeddings, as it is stored."""
 
     def __init__(self, format: WeightFormat, num_outputs: int, num_inputs: int, dtype: torch.dtype):
-        """dtype: of the model's other numbers. Raises ValueError for a number of inputs that does not suit the format."""
+        """dtype: of the model's other numbers. Raises ValueError for inputs whose number does not suit the format."""
         span = format.span or num_inputs
         if num_inputs % GROUP or num_inputs % span:
             raise ValueError(f"{num_inputs} inputs are not a multiple of {max(span, GROUP)}, as {format.name} needs")

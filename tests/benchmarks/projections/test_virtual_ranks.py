@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.projections.lone_rank import LoneRank
-from benchmarks.projections.virtual_ranks import VirtualLookaheadParallel, exchange_charges, record, replay
+from benchmarks.projections.virtual_ranks import exchange_charges, record, replay
 from lp import Engine, Lookahead, Sampling, Stopping
 from lp.model.checkpoint import ModelSettings, load
 from parallel.comm.channel import HEADER
@@ -28,25 +28,21 @@ def ticking(period: float) -> Callable[[], float]:
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_parts_are_those_of_lookahead_parallelism(num_ranks: int, llama: Engine) -> None:
-    runner = VirtualLookaheadParallel(llama.checkpoint.model, num_ranks, ticking(0.25))
-    completion = Engine(llama.checkpoint, runner).generate(
-        PROMPT, decode=DECODE, sampling=Sampling(temperature=0.0, seed=0), stopping=Stopping(24)
-    )
+    text = record(llama.checkpoint, num_ranks, DECODE, PROMPT, 24, ticking(0.25))
     alone = llama.generate(PROMPT, decode=DECODE, sampling=Sampling(temperature=0.0, seed=0), stopping=Stopping(24))
-    assert completion.token_ids == alone.token_ids
-    assert len(runner.steps) == completion.stats.steps
+    assert text.new_tokens == alone.token_ids
     partitioner = TreePartitioner(num_ranks)
-    parts = [partitioner.split(step.tree, runner.sequence.tokens[: step.length]) for step in runner.steps]
-    for step, shared in zip(runner.steps, parts, strict=True):
+    parts = [partitioner.split(step.tree, text.sequence.tokens[: step.length]) for step in text.steps]
+    for step, shared in zip(text.steps, parts, strict=True):
         largest = max(map(len, shared))
         assert step.seconds == (0.25,) * num_ranks
         assert step.charges == exchange_charges(largest, num_ranks)
         assert step.rows >= largest
-    assert runner.steps[0].rows >= len(PROMPT)
+    assert text.steps[0].rows >= len(PROMPT)
     if num_ranks > 1:
         assert exchange_charges(10, num_ranks).link_bytes == (HEADER + 10) * 4 * (num_ranks - 1)
-        accepted = [later.length - step.length for step, later in zip(runner.steps, runner.steps[1:])]
-        fed = [step.rows - max(map(len, shared)) for step, shared in zip(runner.steps[1:], parts[1:], strict=True)]
+        accepted = [later.length - step.length for step, later in zip(text.steps, text.steps[1:])]
+        fed = [step.rows - max(map(len, shared)) for step, shared in zip(text.steps[1:], parts[1:], strict=True)]
         assert all(again < tokens for again, tokens in zip(fed, accepted, strict=True))
 
 

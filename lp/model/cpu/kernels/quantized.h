@@ -1,4 +1,4 @@
-// Products of rows with a weight of codes of 4 to 8 bits, which are decoded in registers, once for a tile of rows.
+// Products of rows with a weight of codes of 4 to 8 bits, which are decoded while they are multiplied.
 //
 // A number of the weight is scale * step * value(code) - minimum * minimum_step. quantized.py writes a struct for each
 // format. Codes are packed in panels of PANEL outputs. The 32 inputs of a group follow one another, and each of its
@@ -7,7 +7,8 @@
 // panels lie, panel by panel, scales and minima, and then steps.
 //
 // Codes are multiplied with the rows as they are; the sum of the inputs that share a step is then scaled and added to
-// the row's. Every sum is in one order, whatever the number of rows, so a row's results do not depend on the others.
+// the row's. For few rows they are decoded in registers, for more rows once into the first cache. Every sum is of the
+// same numbers in the same order, whatever the number of rows, so a row's results do not depend on the others.
 //
 // K inputs, N outputs
 #pragma once
@@ -17,10 +18,13 @@
 #include "linear.h"
 
 #define GROUP 32  // inputs whose codes lie together
-// Rows that go through panels together, rows whose inputs are prepared together, and the most numbers of them.
-#define QUANTIZED_ROWS (LANES == 16 ? 8 : LANES == 8 ? 4 : 2)
+// Rows that go through panels together where codes are decoded in registers, and where they are decoded before.
+#define FEW_QUANTIZED_ROWS (LANES == 8 ? 4 : 2)
+#define MOST_QUANTIZED_ROWS (LANES == 16 ? 12 : LANES == 8 ? 6 : 4)
+// Rows whose inputs are prepared together, and the most numbers of them; groups that are decoded together.
 #define QUANTIZED_ROWS_AT_ONCE 64
 #define MOST_PREPARED (1 << 15)
+#define DECODED_GROUPS 8
 
 // Pairs of bfloat16 are multiplied and added by one instruction.
 #if WEIGHT_FORMAT == 1 && defined(__AVX512BF16__) && defined(__AVX512BW__)
@@ -51,6 +55,8 @@ struct Quantized {
     static constexpr long SPAN_BYTES = PANEL * SCALE_BYTES * (F::HAS_MINIMA ? 2 : 1);
     static constexpr long NUM_STEPS = F::STEPS == NO_STEPS ? 0 : PARTS;
     static constexpr long STEP_BYTES = PANEL * (NUM_STEPS + (F::HAS_MINIMUM_STEPS ? 1 : 0));
+    // Vectors of PANEL numbers, or of PANEL pairs, of a decoded group.
+    static constexpr long DECODED = BY_PAIRS ? GROUP / 2 * (F::HIGH || F::LOW == 8 ? 2 : 1) : GROUP * PLANES;
     static_assert(PARTS == 1 || !F::HAS_MINIMA, "minima are for 32 inputs");
 
     const uint8_t* weight;
@@ -132,11 +138,15 @@ static inline Vector decode(Codes line, int bit) {
     constexpr uint32_t MASK = (1u << BITS) - 1;
     if constexpr (!Quantized<F>::IS_LINEAR) {
         const Codes code = line >> bit & MASK;
-#if LANES == 16
-        if constexpr (F::NUM_VALUES == 16) return __builtin_shuffle(load(F::VALUES), (Integers)code);
-#elif LANES == 8
+#if defined(__AVX512F__)
         if constexpr (F::NUM_VALUES == 16)
-            return __builtin_shuffle(load(F::VALUES), load(F::VALUES + LANES), (Integers)code);
+            return (Vector)_mm512_permutexvar_ps((__m512i)code, (__m512)load(F::VALUES));
+#elif defined(__AVX2__)
+        if constexpr (F::NUM_VALUES == 16) {
+            const __m256 low = _mm256_permutevar8x32_ps((__m256)load(F::VALUES), (__m256i)code);
+            const __m256 high = _mm256_permutevar8x32_ps((__m256)load(F::VALUES + LANES), (__m256i)code);
+            return (Vector)_mm256_blendv_ps(low, high, (__m256)(code << 28));
+        }
 #endif
         Vector values;
         for (int l = 0; l < LANES; l++) values[l] = F::VALUES[code[l]];
@@ -154,11 +164,11 @@ struct Inputs {
     long halves_stride;
 };
 
-// Adds the products of the inputs from `first` on that share a step with one plane of codes of COLUMNS panels.
-template <class F, int BITS, int ROWS, int COLUMNS>
-__attribute__((always_inline)) static inline void add_codes(const uint8_t* codes, long panel_stride,
-                                                            const float* inputs, long stride, int first,
-                                                            Vector (&part)[ROWS][COLUMNS * VECTORS]) {
+// Calls use(k, v, value) for the codes of some inputs of a group, in their order: the value of input k in vector v of
+// COLUMNS panels.
+template <class F, int BITS, int COLUMNS, class Use>
+__attribute__((always_inline)) static inline void decode_codes(const uint8_t* codes, long panel_stride, int first,
+                                                               Use use) {
     constexpr int IN_LINE = 32 / BITS, WIDTH = COLUMNS * VECTORS;
     static_assert(IN_LINE <= F::STEP_GROUP, "a step is for whole lines");
 #pragma GCC unroll 1
@@ -172,25 +182,47 @@ __attribute__((always_inline)) static inline void add_codes(const uint8_t* codes
             Vector values[WIDTH];
 #pragma GCC unroll 8
             for (int v = 0; v < WIDTH; v++) values[v] = decode<F, BITS>(words[v], first_bit(BITS, k));
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) {
-                const Vector input = broadcast(inputs[r * stride + line * IN_LINE + k]);
-#pragma GCC unroll 8
-                for (int v = 0; v < WIDTH; v++) part[r][v] = multiply_add(input, values[v], part[r][v]);
-            }
+            use(line * IN_LINE + k, values);
         }
     }
 }
 
+// Adds the products of the inputs from `first` on that share a step with one plane of codes of COLUMNS panels. decoded:
+// the values of the group's codes in this plane, [GROUP][PANEL], or null; then they are decoded here.
+template <class F, int BITS, int ROWS, int COLUMNS, bool IS_DECODED>
+__attribute__((always_inline)) static inline void add_codes(const uint8_t* codes, long panel_stride,
+                                                            const float* decoded, const float* inputs, long stride,
+                                                            int first, Vector (&part)[ROWS][COLUMNS * VECTORS]) {
+    constexpr int WIDTH = COLUMNS * VECTORS;
+    const auto add = [&](int k, const Vector(&values)[WIDTH]) __attribute__((always_inline)) {
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++) {
+            const Vector input = broadcast(inputs[r * stride + k]);
+#pragma GCC unroll 8
+            for (int v = 0; v < WIDTH; v++) part[r][v] = multiply_add(input, values[v], part[r][v]);
+        }
+    };
+    if constexpr (IS_DECODED) {
+#pragma GCC unroll 4
+        for (int k = first; k < first + F::STEP_GROUP; k++) {
+            Vector values[WIDTH];
+#pragma GCC unroll 8
+            for (int v = 0; v < WIDTH; v++) values[v] = load(decoded + k * PANEL + v * LANES);
+            add(k, values);
+        }
+    } else {
+        decode_codes<F, BITS, COLUMNS>(codes, panel_stride, first, add);
+    }
+}
+
 #if HAS_PAIRS
-// The same for pairs of bfloat16 inputs. Values are found in a table of 32, by the lower bits of each half of four bytes.
-template <class F, int BITS, int ROWS, int COLUMNS>
-__attribute__((always_inline)) static inline void add_pairs(const uint8_t* codes, long panel_stride,
-                                                            const half_t* inputs, long stride, int first,
-                                                            const uint16_t* table, const uint16_t* upper_table,
-                                                            Vector (&part)[ROWS][COLUMNS * VECTORS]) {
+// The same for pairs of inputs. Values are found in a table of 32, by the lower bits of each half of four bytes; those of
+// codes of 8 bits are the sum of two, which use(pair, values) is given one after the other.
+template <class F, int BITS, int COLUMNS, class Use>
+__attribute__((always_inline)) static inline void decode_pairs(const uint8_t* codes, long panel_stride, int first,
+                                                               const uint16_t* table, Use use) {
     constexpr int IN_LINE = 32 / BITS, WIDTH = COLUMNS * VECTORS;
-    const Words values = *(const Words*)table, upper_values = *(const Words*)upper_table;
+    const Words low = *(const Words*)table, upper = *(const Words*)F::UPPER_WORDS;
 #pragma GCC unroll 1
     for (int line = first / IN_LINE; line < (first + F::STEP_GROUP) / IN_LINE; line++) {
         Words words[WIDTH];
@@ -199,28 +231,82 @@ __attribute__((always_inline)) static inline void add_pairs(const uint8_t* codes
             words[v] = *(const Words*)(codes + v / VECTORS * panel_stride + line * PANEL * 4 + v % VECTORS * LANES * 4);
 #pragma GCC unroll 32
         for (int i = 0; i < 16 / (BITS < 4 ? BITS : 4); i++) {
-            const int pair = BITS == 8 ? i / 2 : i, bit = BITS == 8 ? i * 4 : i * BITS;
-            Words found[WIDTH];
+            Words values[WIDTH];
 #pragma GCC unroll 8
             for (int v = 0; v < WIDTH; v++)
-                found[v] = __builtin_shuffle(BITS == 8 && i % 2 ? upper_values : values, words[v] >> bit);
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) {
-                int two;
-                memcpy(&two, inputs + r * stride + line * IN_LINE + 2 * pair, 4);
-                const __m512bh input = (__m512bh)_mm512_set1_epi32(two);
-#pragma GCC unroll 8
-                for (int v = 0; v < WIDTH; v++)
-                    part[r][v] = (Vector)_mm512_dpbf16_ps((__m512)part[r][v], input, (__m512bh)found[v]);
-            }
+                values[v] = (Words)_mm512_permutexvar_epi16((__m512i)(words[v] >> (BITS < 4 ? BITS : 4) * i),
+                                                            (__m512i)(BITS == 8 && i % 2 ? upper : low));
+            use(line * IN_LINE / 2 + (BITS == 8 ? i / 2 : i), values);
         }
+    }
+}
+
+template <class F, int BITS, int ROWS, int COLUMNS, bool IS_DECODED>
+__attribute__((always_inline)) static inline void add_pairs(const uint8_t* codes, long panel_stride,
+                                                            const float* decoded, const half_t* inputs, long stride,
+                                                            int first, const uint16_t* table,
+                                                            Vector (&part)[ROWS][COLUMNS * VECTORS]) {
+    constexpr int WIDTH = COLUMNS * VECTORS, AGAIN = BITS == 8 ? 2 : 1;
+    const auto add = [&](int pair, const Words(&values)[WIDTH]) __attribute__((always_inline)) {
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++) {
+            int two;
+            memcpy(&two, inputs + r * stride + 2 * pair, 4);
+            const __m512bh input = (__m512bh)_mm512_set1_epi32(two);
+#pragma GCC unroll 8
+            for (int v = 0; v < WIDTH; v++)
+                part[r][v] = (Vector)_mm512_dpbf16_ps((__m512)part[r][v], input, (__m512bh)values[v]);
+        }
+    };
+    if constexpr (IS_DECODED) {
+#pragma GCC unroll 4
+        for (int n = first / 2 * AGAIN; n < (first + F::STEP_GROUP) / 2 * AGAIN; n++) {
+            const Words values[] = {*(const Words*)(decoded + n * PANEL)};
+            add(n / AGAIN, values);
+        }
+    } else {
+        decode_pairs<F, BITS, COLUMNS>(codes, panel_stride, first, table, add);
     }
 }
 #endif
 
-// Adds the products of groups [first, last) of COLUMNS panels with ROWS rows to `sums` [ROWS][COLUMNS * PANEL].
-template <class F, int ROWS, int COLUMNS>
-static void add_groups(const Quantized<F>& weight, long panel, long first, long last, Inputs x, float* sums) {
+// Decodes the codes of groups [first, last) of a panel, as add_codes and add_pairs read them: [groups][DECODED][PANEL].
+template <class F>
+static void decode_groups(const Quantized<F>& weight, long panel, long first, long last, float* out) {
+    using Q = Quantized<F>;
+    for (long group = first; group < last; group++, out += Q::DECODED * PANEL) {
+        const uint8_t* codes = weight.codes(panel, group);
+        float* high = out + (Q::BY_PAIRS ? GROUP / 2 : GROUP) * PANEL;
+        for (int at = 0; at < GROUP; at += F::STEP_GROUP) {
+#if HAS_PAIRS
+            if constexpr (Q::BY_PAIRS) {
+                Words* to = (Words*)out + at / 2 * (F::LOW == 8 ? 2 : 1);
+                decode_pairs<F, F::LOW, 1>(codes, 0, at, F::LOW_WORDS, [&](int, const Words(&v)[1]) { *to++ = v[0]; });
+                to = (Words*)high + at / 2;
+                if constexpr (F::HIGH > 0)
+                    decode_pairs<F, F::HIGH, 1>(codes + F::LOW * PANEL * 4, 0, at, F::UPPER_WORDS,
+                                                [&](int, const Words(&v)[1]) { *to++ = v[0]; });
+            }
+#endif
+            if constexpr (!Q::BY_PAIRS) {
+                const auto write = [](float* to) {
+                    return [to](int k, const Vector(&values)[VECTORS]) {
+                        for (int v = 0; v < VECTORS; v++) store(to + k * PANEL + v * LANES, values[v]);
+                    };
+                };
+                decode_codes<F, F::LOW, 1>(codes, 0, at, write(out));
+                if constexpr (F::HIGH > 0)
+                    decode_codes<F, F::HIGH, 1>(codes + F::LOW * PANEL * 4, 0, at, write(high));
+            }
+        }
+    }
+}
+
+// Adds the products of groups [first, last) of COLUMNS panels with ROWS rows to `sums` [ROWS][COLUMNS * PANEL]. decoded: of
+// these groups of one panel, or null.
+template <class F, int ROWS, int COLUMNS, bool IS_DECODED>
+static void add_groups(const Quantized<F>& weight, long panel, long first, long last, const float* decoded, Inputs x,
+                       float* sums) {
     using Q = Quantized<F>;
     constexpr int WIDTH = COLUMNS * VECTORS;
     const long code_stride = weight.num_groups() * Q::GROUP_BYTES, step_stride = weight.num_groups() * Q::STEP_BYTES;
@@ -229,28 +315,31 @@ static void add_groups(const Quantized<F>& weight, long panel, long first, long 
     const uint8_t* steps = weight.steps(panel, first);
     for (long group = first; group < last; group++) {
         const uint8_t* scales = weight.scales(panel, group / weight.span_groups);
+        if constexpr (!IS_DECODED)
 #pragma GCC unroll 16
-        for (int line = 0; line < COLUMNS * (F::LOW + F::HIGH); line++)
-            __builtin_prefetch(codes + line % COLUMNS * code_stride + 8 * Q::GROUP_BYTES + line / COLUMNS * 64, 0, 2);
+            for (int line = 0; line < COLUMNS * (F::LOW + F::HIGH); line++)
+                __builtin_prefetch(codes + line % COLUMNS * code_stride + 8 * Q::GROUP_BYTES + line / COLUMNS * 64, 0,
+                                   2);
+        const float* high = decoded + (Q::BY_PAIRS ? GROUP / 2 : GROUP) * PANEL;
 #pragma GCC unroll 2
         for (int p = 0; p < Q::PARTS; p++) {
             Vector part[ROWS][WIDTH] = {};
+            const int at = p * F::STEP_GROUP;
 #if HAS_PAIRS
             if constexpr (Q::BY_PAIRS) {
-                const int at = p * F::STEP_GROUP;
-                add_pairs<F, F::LOW, ROWS, COLUMNS>(codes, code_stride, x.halves, x.halves_stride, at, F::LOW_WORDS,
-                                                    F::UPPER_WORDS, part);
+                add_pairs<F, F::LOW, ROWS, COLUMNS, IS_DECODED>(codes, code_stride, decoded, x.halves, x.halves_stride,
+                                                                at, F::LOW_WORDS, part);
                 if constexpr (F::HIGH > 0)
-                    add_pairs<F, F::HIGH, ROWS, COLUMNS>(codes + F::LOW * PANEL * 4, code_stride, x.halves,
-                                                         x.halves_stride, at, F::UPPER_WORDS, F::UPPER_WORDS, part);
+                    add_pairs<F, F::HIGH, ROWS, COLUMNS, IS_DECODED>(codes + F::LOW * PANEL * 4, code_stride, high,
+                                                                     x.halves, x.halves_stride, at, F::UPPER_WORDS,
+                                                                     part);
             }
 #endif
             if constexpr (!Q::BY_PAIRS) {
-                const int at = p * F::STEP_GROUP;
-                add_codes<F, F::LOW, ROWS, COLUMNS>(codes, code_stride, x.low, x.stride, at, part);
+                add_codes<F, F::LOW, ROWS, COLUMNS, IS_DECODED>(codes, code_stride, decoded, x.low, x.stride, at, part);
                 if constexpr (F::HIGH > 0)
-                    add_codes<F, F::HIGH, ROWS, COLUMNS>(codes + F::LOW * PANEL * 4, code_stride, x.high, x.stride, at,
-                                                         part);
+                    add_codes<F, F::HIGH, ROWS, COLUMNS, IS_DECODED>(codes + F::LOW * PANEL * 4, code_stride, high,
+                                                                     x.high, x.stride, at, part);
             }
 #pragma GCC unroll 8
             for (int v = 0; v < WIDTH; v++) {
@@ -276,30 +365,52 @@ static void add_groups(const Quantized<F>& weight, long panel, long first, long 
             }
         }
         codes += Q::GROUP_BYTES, steps += Q::STEP_BYTES;
+        if constexpr (IS_DECODED) decoded += Q::DECODED * PANEL;
         x.low += GROUP, x.high += GROUP, x.sums += Q::PARTS, x.halves += GROUP;
     }
 }
 
 // The same for a number of rows that the compiler does not know, at most MOST.
-template <class F, int MOST, int COLUMNS>
+template <class F, int MOST, int COLUMNS, bool IS_DECODED>
 static void add_groups_of_rows(long rows, const Quantized<F>& weight, long panel, long first, long last,
-                               const Inputs& x, float* sums) {
-    if (rows == MOST) return add_groups<F, MOST, COLUMNS>(weight, panel, first, last, x, sums);
-    if constexpr (MOST > 1) add_groups_of_rows<F, MOST - 1, COLUMNS>(rows, weight, panel, first, last, x, sums);
+                               const float* decoded, const Inputs& x, float* sums) {
+    if (rows == MOST)
+        return add_groups<F, MOST, COLUMNS, IS_DECODED>(weight, panel, first, last, decoded, x, sums);
+    if constexpr (MOST > 1)
+        add_groups_of_rows<F, MOST - 1, COLUMNS, IS_DECODED>(rows, weight, panel, first, last, decoded, x, sums);
 }
 
-// COLUMNS panels and some rows, whose sums so far are in `out`.
-template <class F, int MOST, int COLUMNS>
-static void add_panels(long rows, const Quantized<F>& weight, long panel, long first, long last, const Inputs& x,
-                       float* out) {
-    alignas(64) float sums[QUANTIZED_ROWS * COLUMNS * PANEL] = {};
+// COLUMNS panels and at most MOST rows, whose sums so far are in `out`.
+template <class F, int MOST, int COLUMNS, bool IS_DECODED>
+static void add_panels(long rows, const Quantized<F>& weight, long panel, long first, long last, const float* decoded,
+                       const Inputs& x, float* out) {
+    alignas(64) float sums[MOST * COLUMNS * PANEL] = {};
     const long column = panel * PANEL, rest = weight.num_outputs - column;
     const long width = rest < COLUMNS * PANEL ? rest : COLUMNS * PANEL;
     for (long r = 0; r < rows; r++)
         memcpy(sums + r * COLUMNS * PANEL, out + r * weight.num_outputs + column, width * sizeof(float));
-    add_groups_of_rows<F, MOST, COLUMNS>(rows, weight, panel, first, last, x, sums);
+    add_groups_of_rows<F, MOST, COLUMNS, IS_DECODED>(rows, weight, panel, first, last, decoded, x, sums);
     for (long r = 0; r < rows; r++)
         memcpy(out + r * weight.num_outputs + column, sums + r * COLUMNS * PANEL, width * sizeof(float));
+}
+
+// One panel of more rows, whose codes are decoded once.
+template <class F, class InputsOf>
+static void add_decoded_panel(long rows, const Quantized<F>& weight, long panel, long first, long last,
+                              InputsOf inputs_of, float* out) {
+    alignas(64) float decoded[DECODED_GROUPS * Quantized<F>::DECODED * PANEL];
+    constexpr long MOST = MOST_QUANTIZED_ROWS;
+    const long num_tiles = (rows + MOST - 1) / MOST;
+    for (long group = first; group < last; group += DECODED_GROUPS) {
+        const long end = last < group + DECODED_GROUPS ? last : group + DECODED_GROUPS;
+        decode_groups<F>(weight, panel, group, end, decoded);
+        for (long tile = 0, done = 0; tile < num_tiles; tile++) {
+            const long count = (rows - done + num_tiles - tile - 1) / (num_tiles - tile);
+            add_panels<F, MOST, 1, true>(count, weight, panel, group, end, decoded, inputs_of(done, group - first),
+                                         out + done * weight.num_outputs);
+            done += count;
+        }
+    }
 }
 
 // The share of one of `num_threads` threads: some of the panels, all rows. a: x, its start and width; the packed weight,
@@ -307,7 +418,7 @@ static void add_panels(long rows, const Quantized<F>& weight, long panel, long f
 template <class F>
 static void multiply_quantized(const long* a, long first, long last, long thread, long num_threads) {
     using Q = Quantized<F>;
-    constexpr int WIDE_ROWS = LANES == 16 ? 3 : 1;  // up to which rows go through several panels at a time
+    constexpr int WIDE_ROWS = LANES == 16 ? 2 : 1;  // up to which rows go through several panels at a time
     constexpr int COLUMNS = LANES == 16 ? 4 : 2;
     static thread_local std::vector<float> inputs, sums;
     const long x_stride = a[2];
@@ -329,20 +440,24 @@ static void multiply_quantized(const long* a, long first, long last, long thread
             const long count = weight.num_inputs - k < most ? weight.num_inputs - k : most;
             const half_t* halves = x + row * x_stride + k;
             prepare<F>(halves, x_stride, rows, count, inputs.data(), sums.data());
-            const auto inputs_of = [&](long r) {
-                const float* low = inputs.data() + r * Q::PLANES * count;
-                return Inputs{low, low + (Q::PLANES - 1) * count, sums.data() + r * count / F::STEP_GROUP,
-                              Q::PLANES * count, count / F::STEP_GROUP, halves + r * x_stride, x_stride};
+            const auto inputs_of = [&](long r, long groups) {  // from a row and a group on
+                const float* low = inputs.data() + r * Q::PLANES * count + groups * GROUP;
+                const float* totals = sums.data() + (r * count + groups * GROUP) / F::STEP_GROUP;
+                return Inputs{low,    low + (Q::PLANES - 1) * count,          totals,  Q::PLANES * count,
+                              count / F::STEP_GROUP, halves + r * x_stride + groups * GROUP, x_stride};
             };
             const long group = k / GROUP, last_group = (k + count) / GROUP;
             long panel = begin;
+            if (rows > FEW_QUANTIZED_ROWS) {
+                for (; panel < end; panel++) add_decoded_panel<F>(rows, weight, panel, group, last_group, inputs_of, out);
+                continue;
+            }
             for (; rows <= WIDE_ROWS && panel + COLUMNS <= end; panel += COLUMNS)
-                add_panels<F, WIDE_ROWS, COLUMNS>(rows, weight, panel, group, last_group, inputs_of(0), out);
+                add_panels<F, WIDE_ROWS, COLUMNS, false>(rows, weight, panel, group, last_group, nullptr,
+                                                         inputs_of(0, 0), out);
             for (; panel < end; panel++)
-                for (long r = 0; r < rows; r += QUANTIZED_ROWS)
-                    add_panels<F, QUANTIZED_ROWS, 1>(rows - r < QUANTIZED_ROWS ? rows - r : QUANTIZED_ROWS, weight,
-                                                     panel, group, last_group, inputs_of(r),
-                                                     out + r * weight.num_outputs);
+                add_panels<F, FEW_QUANTIZED_ROWS, 1, false>(rows, weight, panel, group, last_group, nullptr,
+                                                            inputs_of(0, 0), out);
         }
     }
 }

@@ -55,6 +55,18 @@ def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "start", start)
 
 
+def run_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the programs of interpreted kernels run from the last to the first, until the test ends."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    forwards: Any = InterpreterBuilder.set_grid_idx
+
+    def backwards(self: Any, *index: int) -> None:
+        forwards(self, *(size - 1 - one for size, one in zip(self.grid_dim, index, strict=True)))
+
+    monkeypatch.setattr(InterpreterBuilder, "set_grid_idx", backwards)
+
+
 class Pages:
     """An arena on the CPU with one sequence, whose pages lie in any order. shapes: heads and dimension by layer."""
 

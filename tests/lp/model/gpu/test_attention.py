@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +11,15 @@ import torch
 from torch import Tensor
 
 from lp.kv_cache.cache import PAGE
-from lp.model.gpu.attention import attend, attend_in_order, lay_paths, num_splits
+from lp.model.gpu import attention
+from lp.model.gpu.attention import MOST_SPLIT_TILES, attend, attend_in_order, lay_paths, num_merged, num_splits
 from lp.model.gpu.step_tensors import StepTensors
 from lp.model.kernels import LayerAttention
 from lp.model.program.steps import Attention, Operand, Value
+from lp.platform import build as kernels
 from lp.tree import TokenTree
-from tests.lp.model.gpu.interpreter import Pages, interpret
+from tests.lp.model.gpu import interpreter
+from tests.lp.model.gpu.interpreter import Pages, interpret, run_backwards
 from tests.lp.test_tree import random_tree
 from tests.slow import slow_except
 
@@ -88,7 +92,9 @@ def found(shape: Shape, case: Case) -> Tensor:
     step = shape.step()
     arena = case.pages.arena
     out = torch.empty(len(case.given.tokens), step.out.width, dtype=shape.dtype)
-    attend(step, case.query, arena.keys[0], arena.values[0], case.given, out)
+    counters = torch.zeros(MOST_SPLIT_TILES, dtype=torch.int32)
+    attend(step, case.query, arena.keys[0], arena.values[0], case.given, counters, out)
+    assert not counters.any()
     return out.float()
 
 
@@ -136,6 +142,47 @@ def test_a_prefix_is_split_where_few_programs_would_run() -> None:
     assert num_splits(1, 16, Shape(heads=8, window=24).step()) == 1
 
 
+def test_the_last_program_merges_what_does_not_take_it_long() -> None:
+    assert num_merged(4, splits=32, width=128, warps=8) == 4
+    assert num_merged(8, splits=32, width=128, warps=8) == 4
+    assert num_merged(16, splits=32, width=128, warps=8) == 0
+    assert num_merged(3, splits=8, width=64, warps=4) == 4
+    assert num_merged(1, splits=64, width=256, warps=8) == 1
+    assert num_merged(128, splits=1, width=64, warps=8) == 0
+
+
+MERGED = [
+    (Shape(groups=3, head_dim=16, dtype=torch.bfloat16), 2),
+    (Shape(groups=4), 5),
+    (Shape(heads=1, head_dim=80), 7),
+    (Shape(heads=4, head_dim=16, window=600, dtype=torch.float16), 20),
+]
+
+
+@pytest.mark.parametrize(("shape", "num_rows"), slow_except(MERGED, MERGED[0]), ids=str)
+def test_the_last_program_merges_as_another_kernel_does(
+    shape: Shape, num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit, whichever program is the last one."""
+    interpret(monkeypatch)
+    monkeypatch.setattr(attention, "PROGRAMS", 16)
+    started: list[str] = []
+
+    def start(kernel: Any, *arguments: Any, **options: Any) -> None:
+        started.append(kernel.fn.__name__)
+        interpreter.start(kernel, *arguments, **options)
+
+    monkeypatch.setattr(kernels, "start", start)
+    case = make_case(shape, random_tree(np.random.default_rng(1), num_rows), 700)
+    merged = found(shape, case)
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "MOST_MERGED", 0)
+        assert torch.equal(found(shape, case), merged)
+    assert started == ["attend", "attend", "merge"]
+    run_backwards(monkeypatch)
+    assert torch.equal(found(shape, case), merged)
+
+
 def test_packed_sequences_see_their_own_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of two sequences in one step get what each gets alone."""
     interpret(monkeypatch)
@@ -164,5 +211,6 @@ def test_packed_sequences_see_their_own_prefix(monkeypatch: pytest.MonkeyPatch) 
     )
     step = shape.step()
     out = torch.empty(14, step.out.width)
-    attend(step, torch.cat([one.query for one in cases]), keys, values, packed, out)
+    counters = torch.zeros(MOST_SPLIT_TILES, dtype=torch.int32)
+    attend(step, torch.cat([one.query for one in cases]), keys, values, packed, counters, out)
     torch.testing.assert_close(out, torch.cat(alone), atol=1e-6, rtol=1e-6)

@@ -51,6 +51,15 @@ def test_a_move_keeps_what_it_loads_in_its_own_thread() -> None:
     assert mover.compile(90).shared == 0
 
 
+@pytest.mark.parametrize("name", ["product of 16 rows, inputs side by side", "attention, heads of 128, 1 rows"])
+def test_the_last_program_sees_what_the_others_have_stored(name: str) -> None:
+    """All threads have stored before one of them counts the program, and load after it has seen the count."""
+    (variant,) = [one for one in variants(torch.bfloat16) if one.name == name]
+    before, after = variant.assembly(90).split("atom.global.gpu.acq_rel.add.u32")
+    assert "bar.sync" in before[before.rindex("st.global") :]
+    assert "bar.sync" in after[: after.index("ld.global")]
+
+
 @pytest.mark.slow
 def test_the_command_writes_a_table(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.kernels", "--output", str(tmp_path)]
