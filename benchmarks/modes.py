@@ -225,7 +225,7 @@ def works(arguments: argparse.Namespace, layout: Layout) -> list[Work]:
     """What a layout does in a round: ("decode", method, streams) or ("prompt", tokens).
 
     One rank also has the batches of pipelines. Prompts are not read where their time would say nothing: by more ranks
-    than cores, and by played ranks that hold the whole model, which do not split a prompt as real ones do.
+    than cores, and by played ranks that hold the whole model each, since each of them would read all of a prompt.
     """
     streams = set(arguments.streams)
     if layout.name == ALONE:
