@@ -38,6 +38,7 @@ ABSENT = [
 ITEMS = [
     "benchmarks.gpu.steps",
     "benchmarks.gpu.packed",
+    "benchmarks.gpu.prompts",
     "benchmarks.sampling_cost",
     "benchmarks.tokens_per_step",
     "benchmarks.half_precision",
