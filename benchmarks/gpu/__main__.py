@@ -13,7 +13,8 @@ or has failed; --fresh begins anew. The table is printed last. Exit status 1: so
   right      float32 text is that of generate, graphs give what eager does, two ranks on one GPU, memory errors
   speed      the time of a step for 7B and 8B shapes with random weights, at 1k and 16k cached tokens: bandwidth, floor,
              launches, seconds of capture, memory; each product by several kernels; 1 to 64 sequences
-  attention  kinds of attention at 1k, 4k and 16k cached tokens; the cost of sampling
+  attention  prompts of 2,048 rows after 0, 2k and 16k tokens by our kernel and each FlashAttention; kinds of attention
+             at 1k, 4k and 16k cached tokens; the cost of sampling
   texts      tokens per step, and texts in half precision
 
 Run `right` first. --dry-run runs tiny versions of all stages on the CPU, with the tests on an emulated GPU.

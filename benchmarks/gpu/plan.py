@@ -13,7 +13,7 @@ FOLDER = "{folder}"
 STAGES = {
     "right": "Is it right: float32 text, graphs against eager, two ranks on one GPU, memory errors",
     "speed": "The time of a step: 7B and 8B shapes at 1k and 16k cached tokens, measured bandwidth and floor",
-    "attention": "What each kind of attention costs, by cached tokens, and the cost of sampling",
+    "attention": "What attention costs, by cached tokens, for prompts and of each kind, and the cost of sampling",
     "texts": "Tokens per step, and texts in half precision",
 }
 # Rows of a step that are measured, and cached tokens.
@@ -101,10 +101,12 @@ def _attention(model: str, dry_run: bool) -> list[Item]:
     kind_items = [
         _steps(f"attention {kind}", shape, kind, cached, dry_run, limit_s, "--compile", "off") for kind in kinds
     ]
+    shapes = (shape,) if dry_run else (SPEED_SHAPES[0], SPEED_SHAPES[-1])
+    prompts = [_prompts(f"prompts, {one}", one, dry_run, 60 if dry_run else 90) for one in shapes]
     rows, vocab, seconds = (["1", "2"], "300", "0.1") if dry_run else (["1", "16", "64", "128"], "32000", "6")
     command = ["-m", "benchmarks.sampling_cost", "--rows", *rows, "--vocab", vocab, "--seconds", seconds]
     command += ["--device", _device(dry_run), "--output", FOLDER]
-    return [*kind_items, Item("sampling", tuple(command), limit_s)]
+    return [*prompts, *kind_items, Item("sampling", tuple(command), limit_s)]
 
 
 def _texts(model: str, dry_run: bool) -> list[Item]:
@@ -145,6 +147,12 @@ def _products(name: str, shape: str, dry_run: bool, limit_s: float) -> Item:
     rows, dtype = ("1,4", "float32") if dry_run else (PRODUCT_ROWS, "bfloat16")
     command = ["-m", "benchmarks.gpu.products", "--config", shape, "--dtype", dtype, "--device", _device(dry_run)]
     return Item(name, (*command, "--rows", rows, "--output", FOLDER), limit_s)
+
+
+def _prompts(name: str, shape: str, dry_run: bool, limit_s: float) -> Item:
+    rows, dtype, cached = ("16", "float32", ["0", "32"]) if dry_run else ("2048", "bfloat16", ["0", "2048", "16384"])
+    command = ["-m", "benchmarks.gpu.prompts", "--config", shape, "--dtype", dtype, "--device", _device(dry_run)]
+    return Item(name, (*command, "--rows", rows, "--cached", *cached, "--output", FOLDER), limit_s)
 
 
 def _device(dry_run: bool) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.gpu.plan import CHECKOUT
 from benchmarks.gpu.wheels import missing_packages
 
+PACKAGES = ("torch", "transformers", "triton", "flash_attn", "flash_attn_interface")
 # What each operator must take so that a kind of attention, or a way to add up over ranks, can use it.
 ARGUMENTS = {
     "aten::_flash_attention_forward": ("seqused_k", "block_table", "window_size_left"),
@@ -31,7 +32,7 @@ def probe() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "driver": _said(_driver),
-        **{name: _said(lambda name=name: _version(name)) for name in ("torch", "transformers", "triton", "flash_attn")},
+        **{name: _said(lambda name=name: _version(name)) for name in PACKAGES},
         **_torch_facts(),
         "missing": missing_packages(CHECKOUT),
     }

@@ -69,6 +69,7 @@ def describe_machine(facts: Mapping[str, Any], date: str) -> str:
         "transformers",
         "triton",
         "flash_attn",
+        "flash_attn_interface",
         "varlen_attn",
     )
     lines += [f"{name}: {facts[name]}" for name in names if facts.get(name) is not None]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.prompts import measure
 from lp import Engine, Lookahead, Sampling
 from lp.model import reference
 from lp.model.compilation import CompileMode, make_fast
@@ -143,6 +144,12 @@ def test_the_fastest_of_those_that_are_right_is_used(
     )
     assert [one.obstacle for one in capped] == ["not installed", "", "it knows no softcap", ""]
     assert describe(capped).startswith("the Triton kernel (1.00 ms")
+
+
+def test_the_benchmark_says_which_functions_ran(triton: None, flash_attn: Any) -> None:
+    own, third, second, torchs = measure(CAPPED, HALF, GPU, 12, 30)
+    assert own.ms and own.tera_per_s and own.function == "the Triton kernel" and second.ms and second.cached == 30
+    assert (third.obstacle, torchs.obstacle) == ("not installed", "it knows no softcap")
 
 
 def test_what_cannot_be_used_is_not_tried(triton: None, monkeypatch: pytest.MonkeyPatch) -> None:

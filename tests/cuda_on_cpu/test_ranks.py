@@ -26,6 +26,7 @@ from parallel.build import MeshTopology
 from parallel.comm.channel import Channel
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
 from tests.cuda_on_cpu import cuda_api, device_guard, nccl, triton_kernels
+from tests.cuda_on_cpu.conftest import shorten_prompts
 from tests.cuda_on_cpu.gpu import MakesGpuTensors
 from tests.cuda_on_cpu.launches import Launches, observed
 from tests.cuda_on_cpu.models import ROUNDING, error_of_graphs, fill_cache
@@ -74,6 +75,7 @@ def serving(
         cuda_api.install(patch)
         if has_triton:
             triton_kernels.install(patch)
+        shorten_prompts(patch)
         patch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")
         network = nccl.install(patch, has_peers)
         placed = Mesh({axis: 2}, mesh.rank, 2, mesh.rank, 2, torch.device("cuda", mesh.rank))

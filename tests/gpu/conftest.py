@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.cuda_on_cpu.conftest import cuda as emulated_gpu  # noqa: F401 (a fixture)
-from tests.cuda_on_cpu.conftest import shorten_ladder
+from tests.cuda_on_cpu.conftest import shorten_ladder, shorten_prompts
 from tests.cuda_on_cpu.gpu import MakesGpuTensors
 from tests.models import save_checkpoint
 
@@ -44,6 +44,7 @@ def gpu(
     """The GPU of a test. What it returns makes a context in which a further thread has the GPU, too."""
     if is_emulated(request):
         shorten_ladder(monkeypatch)
+        shorten_prompts(monkeypatch)
         request.getfixturevalue("emulated_gpu")
         return MakesGpuTensors
     return nullcontext

@@ -237,7 +237,7 @@ class Trial:
 @torch.inference_mode()
 def try_kernels(kind: LayerKind, dtype: torch.dtype, device: torch.device) -> list[Trial]:
     """Tries all functions on a GPU. Our own is the last, and not timed if no other can be used."""
-    obstacles = {one: _obstacle(one, kind, dtype, device) for one in KERNELS}
+    obstacles = {one: find_obstacle(one, kind, dtype, device) for one in KERNELS}
     usable = [one for one, obstacle in obstacles.items() if not obstacle]
     faults = _find_faults(usable, kind, dtype, device) if usable else {}
     right = [one for one in usable if not faults[one]]
@@ -249,7 +249,7 @@ def try_kernels(kind: LayerKind, dtype: torch.dtype, device: torch.device) -> li
     return [*trials, Trial(OWN, seconds=seconds.get(None))]
 
 
-def _obstacle(kernel: FlashKernel, kind: LayerKind, dtype: torch.dtype, device: torch.device) -> str:
+def find_obstacle(kernel: FlashKernel, kind: LayerKind, dtype: torch.dtype, device: torch.device) -> str:
     """Why a function is not tried; empty if it is."""
     if kind.how.softcap and not kernel.knows_softcap:
         return "it knows no softcap"
@@ -264,7 +264,7 @@ def _find_faults(
     sequences = [(chain([0] * rows), cached and cached + window) for rows, cached in CHECKED]
     problem = Problem.make(kind, dtype, device, sequences)
     expected = problem.by_own()
-    return {kernel: _find_fault(partial(problem.by, kernel), expected) for kernel in kernels}
+    return {kernel: find_fault(partial(problem.by, kernel), expected) for kernel in kernels}
 
 
 def _measure(
@@ -279,7 +279,8 @@ def _measure(
     return found
 
 
-def _find_fault(run: Callable[[], Tensor], expected: Tensor) -> str:
+def find_fault(run: Callable[[], Tensor], expected: Tensor) -> str:
+    """What is wrong with what a function computes; empty if nothing is. expected: by our own kernel."""
     try:
         error = (run().float() - expected.float()).abs()
         bound = TOLERANCE[expected.dtype] * (1 + expected.float().abs())

@@ -39,6 +39,7 @@ ITEMS = [
     "benchmarks.gpu.steps",
     "benchmarks.gpu.packed",
     "benchmarks.gpu.products",
+    "benchmarks.gpu.prompts",
     "benchmarks.sampling_cost",
     "benchmarks.tokens_per_step",
     "benchmarks.half_precision",
