@@ -173,7 +173,7 @@ def load(
     is_compiled = reader is None or (group is not None and (device.type == "cpu" or capture is not None))
     _check_compilation(settings, reader is None, is_compiled, device)
     known = read_checkpoint_info(settings.path, settings.max_length, settings.grammar_backend, settings.heads)
-    _check_weights(settings.weights, known.config, reader is None, device)
+    _check_weights(settings.weights, known, reader is None, device)
     dtype = pick_dtype(settings.dtype, device, known.config)
     _tell_dtype(dtype, settings)
     if dtype == torch.float32:
@@ -240,13 +240,18 @@ def _check_compilation(settings: ModelSettings, is_whole: bool, is_compiled: boo
         )
 
 
-def _check_weights(weights: Weights, config: PreTrainedConfig, is_whole: bool, device: torch.device) -> None:
+def _check_weights(weights: Weights, known: CheckpointInfo, is_whole: bool, device: torch.device) -> None:
     """Raises ValueError for weights that cannot be quantised when they are read."""
     if weights is Weights.auto:
         return
-    if (method := find_method(config)) is not None:
+    if (method := find_method(known.config)) is not None:
         raise ValueError(
             f"model.weights={weights}: the checkpoint is quantised already ({method.name}); use model.weights=auto"
+        )
+    if linked_file(known.path) is not None:
+        raise ValueError(
+            f"model.weights={weights}: the weights of a GGUF file are read as they are; use model.weights=auto, or a "
+            "checkpoint in safetensors"
         )
     if not is_whole:
         raise ValueError(

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from lp import Auto, Autoregressive, Engine, Lookahead, PromptLookup, Sampling, Stopping
+from lp import Auto, Autoregressive, DraftModel, Engine, Lookahead, PromptLookup, Sampling, SecondModel, Stopping
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode
 from lp.model.quantization.parameter import QuantizedParameter
@@ -182,6 +182,16 @@ def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
     assert model.get_submodule("lm_head").weight is model.get_submodule("model.embed_tokens").weight
     engine = Engine.from_pretrained(str(quantized), device="cpu", compile="off", step_times="off")
     assert tokens(engine, METHODS[1]) == generate_greedily(load_reference(plain), PROMPT, NUM_TOKENS)
+
+
+def test_a_second_model_may_be_quantised(tmp_path: Path) -> None:
+    quantized, plain = write_quantized(tmp_path, KINDS["awq"])
+    settings = {"device": "cpu", "compile": "off", "step_times": "off"}
+    engine = Engine.from_pretrained(str(plain), draft=SecondModel(str(quantized)), **settings)
+    stopping = Stopping(NUM_TOKENS, ignore_eos=True)
+    completion = engine.generate(PROMPT, decode=DraftModel(), sampling=Sampling(0.0), stopping=stopping)
+    assert completion.token_ids == generate_greedily(load_reference(plain), PROMPT, NUM_TOKENS)
+    assert completion.stats.tokens_per_step > 1.5
 
 
 def test_other_numbers_are_in_the_models_dtype(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from lp.model.quantization.parameter import QuantizedParameter
 from lp.model.quantization.quantize import Weights, quantize
 from lp.platform.build import find_compiler
 from parallel.sharding.stages import read_stage
+from tests.gguf_files import write_gguf
 from tests.lp.model.quantization.test_checkpoints import METHODS, NUM_TOKENS, PROMPT, tokens, unpacked
 from tests.models import generate_greedily, load_reference, save_checkpoint
 from tests.quantized_checkpoints import KINDS, write_quantized
@@ -150,6 +151,12 @@ def test_a_checkpoint_that_is_quantised_already_is_refused(tmp_path: Path) -> No
     folder, _ = write_quantized(tmp_path, KINDS["awq"])
     with pytest.raises(ValueError, match=r"model\.weights=int8: .* quantised already \(awq\); use model\.weights=auto"):
         load(ModelSettings(str(folder), device="cpu", weights=Weights.int8))
+
+
+def test_a_gguf_file_is_refused(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf")
+    with pytest.raises(ValueError, match=r"model\.weights=int8: the weights of a GGUF file are read as they are; use"):
+        load(ModelSettings(str(file), device="cpu", weights=Weights.int8))
 
 
 def test_ranks_with_a_part_of_the_model_refuse(checkpoint_folder: Callable[[str], Path]) -> None:
