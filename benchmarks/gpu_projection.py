@@ -31,7 +31,7 @@ from benchmarks.projections.gpus import (
     SHARE_OF_FLOPS,
 )
 from benchmarks.projections.modelled_step import Choice, Setting, fastest, shares_of, step_seconds
-from benchmarks.projections.network import EXCHANGE_COST, known_latency_us
+from benchmarks.projections.network import EXCHANGE_US
 from benchmarks.projections.shared_trees import SharedTrees, add_up, record_texts
 from benchmarks.shared.categories import read_categories
 from benchmarks.shared.inputs import load_engine
@@ -59,8 +59,8 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--context", type=int, default=1024, help="cached tokens of the GPUs' steps (default 1024)")
     parser.add_argument(
-        "--exchange-us", type=float, metavar="US",
-        help=f"an lp exchange takes (default: in shared memory after 5 ms of work, from {EXCHANGE_COST.name})",
+        "--exchange-us", type=float, default=EXCHANGE_US, metavar="US",
+        help="an lp exchange takes (default %(default)g, measured in shared memory)",
     )  # fmt: skip
     add_threads(parser)
     add_output(parser)
@@ -71,8 +71,6 @@ def main() -> None:
         raise SystemExit(str(error)) from None
     if 1 not in arguments.rows or arguments.context < 1:
         parser.error("--rows must begin with 1, and --context must be at least 1")
-    if arguments.exchange_us is None:
-        arguments.exchange_us = known_latency_us(parser)
     kept_in = arguments.output / f"gpu_projection-{Path(folder).name}-{arguments.dtype}.partial.json"
     recorded = read_or_record(folder, kept_in, arguments)
     trees = add_up(recorded, DEGREES)
@@ -148,9 +146,9 @@ def describe(
         f"A step reads weights and the cache of {context} tokens at {SHARE_OF_BANDWIDTH:.0%} of the data sheet's "
         f"bandwidth, or computes at {SHARE_OF_FLOPS:.0%} of its FLOP/s, whichever takes longer; each layer adds "
         f"{LAYER_OVERHEAD_US:g} us (both from gpt-fast on an A100, assumed for all).",
-        f"lp: one exchange of {exchange_us:g} us a step, by the host; two ranks were measured in shared memory "
-        "(benchmarks.exchange_cost). The host's own work is the processor time that was measured with the texts; it is "
-        "added to every step.",
+        f"lp: one exchange of {exchange_us:g} us a step, by the host; two ranks on a CPU were measured to take "
+        f"{EXCHANGE_US:g} us in shared memory, with cold caches. The host's own work is the processor time that was "
+        "measured with the texts; it is added to every step.",
         "Each figure is that of the number of rows that is fastest for it. Speed-up: over autoregressive decoding on "
         "one device.",
         *(f"{gpu.name}: {source}" for gpu in GPUS for source in gpu.sources),

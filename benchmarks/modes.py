@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed import TCPStore
 
-from benchmarks.projections.network import known_latency_us
+from benchmarks.projections.network import COLLECTIVE_US, EXCHANGE_US
 from benchmarks.projections.virtual_engine import CommunicationTimes, virtual_engine
 from benchmarks.shared.categories import read_categories
 from benchmarks.shared.inputs import find_model
@@ -165,12 +165,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="default %(default)s")
     parser.add_argument("--prompts", type=Path, metavar="FOLDER", help="folder with the prompts (default: our own)")
     parser.add_argument(
-        "--exchange-us", type=float, metavar="US",
-        help="modelled: of an exchange of all ranks (default: of shared memory, from benchmarks/results)",
+        "--exchange-us", type=float, default=EXCHANGE_US, metavar="US",
+        help="modelled: of an exchange of all ranks (default %(default)g, as measured)",
     )  # fmt: skip
     parser.add_argument(
-        "--collective-us", type=float, default=1.3, metavar="US",
-        help="modelled: of a sum over the ranks of tp (default %(default)s, measured in docs/log/ranks.md)",
+        "--collective-us", type=float, default=COLLECTIVE_US, metavar="US",
+        help="modelled: of a sum over the ranks of tp (default %(default)g, as measured)",
     )  # fmt: skip
     add_output(parser)
     arguments = parse(parser)
@@ -179,8 +179,6 @@ def parse_arguments() -> argparse.Namespace:
     arguments.modes = arguments.modes.split(",")
     if unknown := sorted(set(arguments.modes) - set(MODES)):
         parser.error(f"--modes {unknown[0]} is unknown; use {', '.join(MODES)}")
-    if arguments.exchange_us is None:
-        arguments.exchange_us = known_latency_us(parser)
     arguments.model = find_model(arguments.model)
     return arguments
 

@@ -21,11 +21,12 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from tqdm import tqdm
 
 from benchmarks.projections.lone_rank import LoneRank
-from benchmarks.projections.network import Network, known_latency_us
+from benchmarks.projections.network import Network
 from benchmarks.projections.projected_speed import Projection, ProjectionCase, project
 from benchmarks.projections.projection_report import describe, plot, to_json
 from benchmarks.projections.real_ranks import measure_all, room_for_ranks
@@ -35,6 +36,7 @@ from benchmarks.shared.greedy import WARM_UP, check_methods
 from benchmarks.shared.inputs import load_engine, read_prompts
 from benchmarks.shared.options import make_prompts_parser, parse, triple
 from benchmarks.shared.report import publish
+from benchmarks.shared.result_pages import read_tables
 from launch.data.workloads import WorkloadSettings
 from launch.sweep.settings import BenchSettings
 from lp import Autoregressive, Engine, Lookahead, Sampling
@@ -44,6 +46,8 @@ from lp.model.compilation import CompileMode
 from lp.request import DecodingMethod
 from lp.runner.step_times.measure import StepTimesSource
 from parallel.sharding.tensor import read_sharded
+
+EXCHANGE_COST = Path(__file__).with_name("results") / "exchange_cost-2-ranks.md"
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,15 @@ def check_arguments(
     if arguments.measure_up_to is None:
         arguments.measure_up_to = room_for_ranks(arguments.device, arguments.threads)
     check_methods(parser, methods.values())
+
+
+def known_latency_us(parser: argparse.ArgumentParser) -> float:
+    """The median that benchmarks.exchange_cost measured for an exchange in shared memory after 5 ms of work."""
+    try:
+        (costs,) = read_tables(EXCHANGE_COST)
+        return next(float(cost["median"]) for cost in costs if cost["exchange"] == "shm" and cost["work"] == "5 ms")
+    except (OSError, StopIteration):
+        parser.error(f"{EXCHANGE_COST.name} has no figure for shm after 5 ms of work: give --latency-us")
 
 
 def encode_whole(engine: Engine, texts: list[str], max_new_tokens: int) -> list[list[int]]:

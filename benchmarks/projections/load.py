@@ -20,8 +20,9 @@ from functools import partial
 
 from tqdm import tqdm
 
+from benchmarks.projection import known_latency_us
 from benchmarks.projections.gpus import GPUS, Gpu
-from benchmarks.projections.network import Network, known_latency_us
+from benchmarks.projections.network import EXCHANGE_US, Network
 from benchmarks.projections.streams import speeds_report
 from benchmarks.projections.streams.curves import Machine, modelled_times, tensor_times
 from benchmarks.projections.streams.known_answers import KnownAnswers
@@ -89,11 +90,11 @@ def make_arguments() -> argparse.ArgumentParser:
     parser.add_argument("--shape", default="llama-3.1-8b", choices=SHAPES, help="on GPUs (default %(default)s)")
     parser.add_argument(
         "--latency-us", type=float, metavar="US",
-        help=f"of a collective {HERE} (default: of an exchange in shared memory, from benchmarks/results)",
+        help=f"of a collective {HERE} (default: of shared memory, from benchmarks/results)",
     )  # fmt: skip
     parser.add_argument("--gb-per-s", type=float, default=10.0, help=f"of each rank's link {HERE} (default 10)")
     parser.add_argument(
-        "--exchange-us", type=float, metavar="US", help="of an exchange between GPUs, by their hosts (default: as here)"
+        "--exchange-us", type=float, default=EXCHANGE_US, help="of an exchange between GPUs (default %(default)g)"
     )
     add_threads(parser)
     add_output(parser)
@@ -109,15 +110,14 @@ def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespa
         parser.error(f"--ranks {arguments.ranks}: figures of GPUs are known for {', '.join(map(str, degrees))}")
     if arguments.ranks < 2:
         parser.error("--ranks must be at least 2")
-    if min(arguments.latency_us or 0, arguments.exchange_us or 0) < 0 or arguments.gb_per_s <= 0:
+    if min(arguments.latency_us or 0, arguments.exchange_us) < 0 or arguments.gb_per_s <= 0:
         parser.error("--latency-us and --exchange-us must not be negative, --gb-per-s must be positive")
 
 
 def make_machine(parser: argparse.ArgumentParser, engine: Engine, name: str, arguments: argparse.Namespace) -> Machine:
     """Measures or models the curves of a machine. Ends the program if the model cannot be split."""
-    given = arguments.latency_us if name == HERE else arguments.exchange_us
-    latency_us = known_latency_us(parser) if given is None else given
     if name == HERE:
+        latency_us = known_latency_us(parser) if arguments.latency_us is None else arguments.latency_us
         network, model = Network(latency_us, arguments.gb_per_s), engine.checkpoint.model
         one = measured_times(engine)
         try:
@@ -128,7 +128,7 @@ def make_machine(parser: argparse.ArgumentParser, engine: Engine, name: str, arg
     gpu: Gpu = GPU_NAMES[name]
     host_step, host_row = measure_host(Auto())
     times = partial(modelled_times, gpu, make_config(SHAPES[arguments.shape]), host=Extras(host_step, host_row))
-    return Machine(gpu.name, times(tp=1), times(tp=arguments.ranks), Network(latency_us, gpu.link_gb_per_s))
+    return Machine(gpu.name, times(tp=1), times(tp=arguments.ranks), Network(arguments.exchange_us, gpu.link_gb_per_s))
 
 
 def measured_times(engine: Engine) -> StepTimes:

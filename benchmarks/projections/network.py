@@ -6,12 +6,12 @@ per rank and R ranks these are 2 n (R - 1) / R bytes in an all-reduce and n (R -
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 
-from benchmarks.shared.result_pages import RESULTS, read_tables
-
-EXCHANGE_COST = RESULTS / "exchange_cost-2-ranks.md"
+# Microseconds of a step's exchange between two ranks of one host, by native code in shared memory and with cold caches,
+# and of a sum over the ranks of tensor parallelism in a CPU's native forward (docs/log/ranks.md, 2026-11-25).
+EXCHANGE_US = 25.0
+COLLECTIVE_US = 1.3
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,6 @@ class Network:
 
     def seconds(self, charges: Charges) -> float:
         return charges.num_collectives * self.latency_us * 1e-6 + charges.link_bytes / (self.gb_per_s * 1e9)
-
-
-def known_latency_us(parser: argparse.ArgumentParser) -> float:
-    """The median that benchmarks.exchange_cost measured for an exchange in shared memory after 5 ms of work."""
-    try:
-        (costs,) = read_tables(EXCHANGE_COST)
-        return next(float(cost["median"]) for cost in costs if cost["exchange"] == "shm" and cost["work"] == "5 ms")
-    except (OSError, StopIteration):
-        parser.error(f"{EXCHANGE_COST.name} has no figure for shm after 5 ms of work: name the time yourself")
 
 
 def all_reduce(num_bytes: int, num_ranks: int) -> Charges:
