@@ -44,7 +44,7 @@ def few_prompts(few_rungs: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "KERNELS", flash.KERNELS)
     for name, value in {
         "LEAST_ROWS": 8,
-        "CHECKED": ((16, 20), (8, 0)),
+        "CHECKED": ((16, 20), (8, 0), (3, 5)),
         "TIMED": (8, 4),
         "CALLS": 1,
         "READINGS": 1,
@@ -120,7 +120,7 @@ def is_for_another_gpu(attend: Any, *given: Any) -> Tensor:
 def test_a_function_that_is_wrong_is_refused(
     change: Any, triton: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(prompts, "CHECKED", ((16, 300), (8, 0)))  # two pages
+    monkeypatch.setattr(prompts, "CHECKED", ((16, 300), (8, 0), (3, 5)))  # two pages
     monkeypatch.setattr(prompts, "KERNELS", (with_fault(change),))
     with caplog.at_level(logging.WARNING, "lookahead"):
         attention = PromptAttention([NEAR.step()], HALF, GPU)

@@ -37,8 +37,9 @@ log = logging.getLogger("lookahead")
 
 # A chain of fewer rows is left to our own kernel.
 LEAST_ROWS = 128
-# By which functions are checked and timed: rows and cached tokens, of each of two sequences and of one.
-CHECKED, TIMED = ((300, 500), (200, 0)), (2048, 2048)
+# By which functions are checked and timed: rows and cached tokens, of each of three sequences, of which the last has too
+# few rows for a prompt, and of one.
+CHECKED, TIMED = ((300, 500), (200, 0), (5, 9)), (2048, 2048)
 # The standard deviation of scores in these: a few keys count for most of a row, so one key too many or too few shows.
 SPREAD = 3.0
 # How far numbers of about 1 may be from those of our own kernel.
@@ -90,7 +91,7 @@ def find_prompts(given: Sequence[SequenceRows], tensors: StepTensors) -> PromptR
         tokens=tensors.tokens[rows],
         positions=tensors.positions[rows],
         slots=tensors.slots[rows],
-        visibility=tensors.visibility[rows][:, rows],
+        visibility=tensors.visibility[rows].index_select(1, rows),
         sequence_of=_upload(np.repeat(np.arange(len(owners)), counts), device),
         lengths=_upload((cached + chained)[owners], device),
         row_starts=_upload(_ends(counts), device),
