@@ -37,8 +37,8 @@ log = logging.getLogger("lookahead")
 
 # A chain of fewer rows is left to our own kernel.
 LEAST_ROWS = 128
-# By which functions are checked and timed: rows and cached tokens, of each of three sequences, of which the last has too
-# few rows for a prompt, and of one.
+# By which functions are checked and timed: rows and cached tokens of three sequences, the last of which has too few
+# rows for a prompt, and of one.
 CHECKED, TIMED = ((300, 500), (200, 0), (5, 9)), (2048, 2048)
 # The standard deviation of scores in these: a few keys count for most of a row, so one key too many or too few shows.
 SPREAD = 3.0
