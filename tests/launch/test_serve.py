@@ -217,7 +217,7 @@ def test_one_rank_without_torchrun(folder: Path, tmp_path: Path, engine: Engine)
 
 @pytest.mark.slow
 def test_local_ranks_serve_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The front end and both ranks unpack the file; one of them does it for all."""
+    """The front end and both ranks need the file's vocabulary; one of them reads it for all."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     file = write_gguf(tmp_path / "Tiny.gguf")
     served = start(file, tmp_path, "launcher=local", "parallel.ranks=2", "step_times=off", num_ranks=1)
@@ -226,7 +226,7 @@ def test_local_ranks_serve_a_gguf_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert reply.choices[0].text == expected.generate("def f(x):", max_new_tokens=20, decode=Autoregressive()).text
     served.process.send_signal(signal.SIGTERM)
     assert served.process.wait(timeout=60) == 0
-    assert served.log.read_text().count("unpacked Tiny.gguf") == 1
+    assert served.log.read_text().count("read the vocabulary of Tiny.gguf") == 1
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def test_ranks_are_placed_as_asked_and_what_does_not_fit_is_reported(cluster: Lo
 
 @pytest.mark.quick
 def test_ranks_on_two_nodes_read_a_gguf_file(cluster: LocalCluster, tmp_path: Path) -> None:
-    """The path is relative to the driver's folder, and both ranks unpack the file to one cache.
+    """The path is relative to the driver's folder, and both ranks read the file by one cache.
 
     Modules of that folder with the names of ours are not imported in their place.
     """

