@@ -37,6 +37,7 @@ def struct(name: str, format: WeightFormat) -> list[str]:
     if low == 8:
         words, upper = list(range(16)), [value - format.zero for value in upper]
     return [
+        "namespace {  // of this library alone: others of the process have formats of the same names",
         f"struct {name} {{",
         f"    static constexpr int LOW = {low}, HIGH = {high}, STEP_GROUP = {format.group};",
         f"    static constexpr int NUM_VALUES = {len(values)};",
@@ -48,6 +49,7 @@ def struct(name: str, format: WeightFormat) -> list[str]:
         f"    alignas(64) static constexpr uint16_t LOW_WORDS[] = {{{_table(words)}}};",
         f"    alignas(64) static constexpr uint16_t UPPER_WORDS[] = {{{_table(upper)}}};",
         "};",
+        "}  // namespace",
         f'extern "C" void pack_{name}(const uint8_t* codes, long num_panels, long num_inputs, uint8_t* out) {{',
         f"    pack_codes<{name}>(codes, num_panels, num_inputs, out);",
         "}",

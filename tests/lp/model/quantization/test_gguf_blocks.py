@@ -62,6 +62,8 @@ def reference(file: Path) -> PreTrainedModel:
         [(kind.name, dtype, allowed) for kind in KINDS for dtype, allowed in (("float32", 1e-5), ("bfloat16", 0.05))],
         ("Q4_K", "float32", 1e-5),
         ("Q6_K", "bfloat16", 0.05),
+        ("MXFP4", "float32", 1e-5),
+        ("IQ4_NL", "float32", 1e-5),  # another codebook in the same process
     ),
 )
 def test_the_native_forward_gives_the_unpacked_models_logits(
