@@ -32,8 +32,8 @@ CEILING = {torch.float32: 0.02, torch.bfloat16: 0.5, torch.float16: 0.25}
 # The number of cached tokens before a tree, and the longest sliding window past whose end there are trees as well.
 NUM_CACHED, LONGEST_WINDOW = 5, 64
 # Of a longer text, on a GPU: the number of cached tokens, and of those that are computed with a tree, as the end of a
-# prompt is. They are more rows than graphs hold.
-PROMPT_CACHED, PROMPT_ROWS = 40, 300
+# prompt is. They are more rows than graphs hold. And the number of texts that are long.
+PROMPT_CACHED, PROMPT_ROWS, PROMPT_TEXTS = 40, 300, 3
 # Rows of the tree on each of its two paths.
 PATHS = ((0, 1, 3), (0, 2, 4))
 
@@ -84,7 +84,7 @@ def make_references(model: CausalModel, probes: Probes | None = None) -> list[Re
     references = [_make_reference(model, texts, length) for length in lengths]
     if model.device.type == "cuda":
         length = min(PROMPT_CACHED + PROMPT_ROWS, model.max_length - len(PATHS[0]))
-        references.append(_make_reference(model, texts, length, max(0, length - PROMPT_CACHED)))
+        references.append(_make_reference(model, texts[:PROMPT_TEXTS], length, max(0, length - PROMPT_CACHED)))
     return references
 
 
