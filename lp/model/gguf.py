@@ -280,16 +280,13 @@ def _unpack(file: Path, config: PreTrainedConfig) -> PreTrainedModel:
 def _check_names(file: Path, config: PreTrainedConfig) -> None:
     """Raises CheckpointError if the file lacks a parameter of its model."""
     from lp.model.quantization.gguf_file import GgufFile
-    from lp.model.quantization.model import empty_model
+    from lp.model.quantization.model import empty_model, twins_of
 
     with _reading("weights", file):
         model = empty_model(config, torch.float32)
         names = GgufFile(file, config).names(model)
-    ties = model.all_tied_weights_keys
-    held = {*names, *(target for target, source in ties.items() if source in names)}
-    if missing := sorted(
-        set(model.state_dict()) - held - {source for target, source in ties.items() if target in held}
-    ):
+    twins = twins_of(model)
+    if missing := sorted(name for name in model.state_dict() if name not in names and twins.get(name) not in names):
         raise _lacking(file, missing)
 
 

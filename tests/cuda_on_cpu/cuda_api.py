@@ -66,7 +66,7 @@ class Event:
         self._at_s = time.perf_counter()
 
     def elapsed_time(self, end: Event) -> float:
-        """In milliseconds, as the real one."""
+        """Returns milliseconds, as the real one does."""
         assert self._is_timed and end._is_timed
         return 1e3 * (end._at_s - self._at_s)
 

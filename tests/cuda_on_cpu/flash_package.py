@@ -31,7 +31,7 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str, *functions: Any) -> type
 def flash_attn_with_kvcache(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, *, softmax_scale: float, return_softmax_lse: bool
 ) -> tuple[Tensor, Tensor]:
-    """Of one sequence without a mask: q [1, R, H*G, D], the others [1, C, H, D]."""
+    """Computes attention of one sequence without a mask: q [1, R, H*G, D], the others [1, C, H, D]."""
     assert return_softmax_lse
     sizes = q.shape[1], k_cache.shape[1]
     out, sums, *_ = aten._flash_attention_forward.default(

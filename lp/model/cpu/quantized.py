@@ -81,7 +81,7 @@ def pack_quantized(weight: QuantizedWeight, library: ctypes.CDLL, name: str, out
 
 
 def _shapes(weight: QuantizedWeight) -> list[tuple[int, ...]]:
-    """Of codes [P, bytes], of scales [P, K / S, bytes] and of steps [P, K / 32, bytes], all uint8."""
+    """Gives the shapes of codes [P, bytes], scales [P, K / S, bytes] and steps [P, K / 32, bytes], all uint8."""
     format = weight.format
     num_panels, num_groups = -(-weight.num_outputs // PANEL), weight.num_inputs // GROUP
     num_steps = (0 if format.step is None else GROUP // format.group) + format.has_minimum_steps

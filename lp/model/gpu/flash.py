@@ -55,7 +55,7 @@ def missing_package() -> str:
 
 
 def _not_installed(module: str) -> str:
-    """That it is not; empty if it is."""
+    """Says that a module is not installed; empty if it is."""
     if importlib.util.find_spec(module) is not None:
         return ""
     return "not installed" + (" (pip install 'lookahead-parallel[flash]')" if module == PACKAGE else "")

@@ -21,6 +21,12 @@ def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
 
 
+def twins_of(model: PreTrainedModel) -> dict[str, str]:
+    """The other one of two tied parameters, for both. A file need not have more than one of them."""
+    ties = model.all_tied_weights_keys
+    return {**ties, **{source: target for target, source in ties.items()}}
+
+
 def takes_quantized(model: nn.Module, name: str) -> bool:
     """Whether a parameter may be quantised: the weight of a product or a table of embeddings."""
     owner, _, last = name.rpartition(".")
@@ -32,8 +38,7 @@ def fill(model: PreTrainedModel, tensors: Mapping[str, Tensor | QuantizedWeight]
 
     Raises CheckpointError for one that is missing or has another shape.
     """
-    ties = model.all_tied_weights_keys
-    twins = {**ties, **{source: target for target, source in ties.items()}}
+    twins = twins_of(model)
     filled: dict[int, nn.Parameter] = {}
     for name, empty in list(model.state_dict(keep_vars=True).items()):
         found = tensors.get(name)

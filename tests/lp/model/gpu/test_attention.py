@@ -163,7 +163,7 @@ MERGED = [
 def test_the_last_program_merges_as_another_kernel_does(
     shape: Shape, num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the last bit, whichever program is the last one."""
+    """The results are equal to the last bit, whichever program is the last one."""
     interpret(monkeypatch)
     monkeypatch.setattr(attention, "PROGRAMS", 16)
     started: list[str] = []

@@ -88,7 +88,7 @@ def test_the_native_forward_gives_the_unpacked_models_logits(
 
 @pytest.mark.parametrize("compile", ["off", pytest.param("on", marks=pytest.mark.slow)])
 def test_the_text_is_that_of_transformers(compile: str, write: Callable[..., Path]) -> None:
-    """Of a file with several types of blocks, and rows of 16 bits among them."""
+    """The file has several types of blocks, and rows of 16 bits among them."""
     file = write(*MIXED)
     expected = generate_greedily(reference(file), PROMPT, 24, eos=[1])
     engine = Engine.from_pretrained(str(file), "float32", device="cpu", step_times="off", compile=compile)
