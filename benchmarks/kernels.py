@@ -14,7 +14,15 @@ import argparse
 import torch
 import triton
 
-from benchmarks.shared.compiled_kernels import ARCHITECTURES, DTYPES, MOST_SPILLED, SHARED_MEMORY, Resources, variants
+from benchmarks.shared.compiled_kernels import (
+    ARCHITECTURES,
+    DTYPES,
+    MOST_SPILLED,
+    MOST_SPILLED_BY_ATTENTION,
+    SHARED_MEMORY,
+    Resources,
+    variants,
+)
 from benchmarks.shared.options import add_output, make_parser, parse
 from benchmarks.shared.report import bullets, markdown_table, progress, publish
 from lp.platform.hardware import dtype_name
@@ -34,21 +42,22 @@ def main() -> None:
     sections, data, faults = [], [], []
     for name in arguments.dtypes:
         rows = []
-        all_variants = list(variants(NAMES[name]))
-        for variant in progress(all_variants, name, unit="kernel"):
-            found = {architecture: variant.compile(architecture) for architecture in arguments.architectures}
-            for architecture, resources in found.items():
+        by_architecture = [variants(NAMES[name], architecture) for architecture in arguments.architectures]
+        for same in progress(list(zip(*by_architecture, strict=True)), name, unit="kernel"):
+            found = [one.compile(architecture) for one, architecture in zip(same, arguments.architectures, strict=True)]
+            for variant, architecture, resources in zip(same, arguments.architectures, found, strict=True):
                 if fault := variant.fault(resources, architecture):
                     faults.append(f"{variant.name}, {name}, sm_{architecture}: {fault}")
                 data.append({"kernel": variant.name, "dtype": name, "sm": architecture, **vars(resources)})
-            rows.append((variant.name, *map(describe, found.values())))
+            rows.append((same[0].name, *map(describe, found)))
         columns = ["kernel", *(f"sm_{architecture}" for architecture in arguments.architectures)]
         sections.append(f"## {name}\n\n{markdown_table(columns, rows)}")
     limits = ", ".join(f"sm_{one}: {SHARED_MEMORY[one] >> 10} KB" for one in arguments.architectures)
     notes = [
         f"Triton {triton.__version__}, torch {torch.__version__}",
         "Registers of a thread / bytes of them that are spilled to memory / shared memory of a program in KB.",
-        f"Limits of shared memory: {limits}. At most {MOST_SPILLED} bytes may be spilled.",
+        f"Limits of shared memory: {limits}. At most {MOST_SPILLED} bytes may be spilled, "
+        f"{MOST_SPILLED_BY_ATTENTION} by attention.",
         *(f"BEYOND A LIMIT: {fault}" for fault in faults),
     ]
     body = "\n\n".join([bullets(notes), *sections])

@@ -22,6 +22,7 @@ from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 
+import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.methods.rounds import MethodFigures, measure_round, summarise
@@ -33,7 +34,7 @@ from benchmarks.shared.options import add_output, add_threads, make_parser, pars
 from benchmarks.shared.report import bullets, markdown_table, publish
 from lp import Engine
 from lp.methods.registry import METHODS
-from lp.model.checkpoint import DTYPES
+from lp.model.checkpoint import DTYPES, pick_device
 from lp.model.compilation import CompileMode
 from lp.model.gguf import unpacked_folder
 from lp.platform.disk_cache import digest
@@ -45,8 +46,9 @@ def main() -> None:
     try:
         chosen = choose(arguments.methods, arguments.part)
         models = Models(arguments, Path(unpacked_folder(find_model(arguments.model))))
-        name = f"methods-{models.path.name}-{arguments.dtype}"
-        store = MeasurementStore(arguments.output / f"{name}.measurements.json", arguments.fresh, processor_name())
+        suffix = "-cuda" if models.device.type == "cuda" else ""
+        name = f"methods-{models.path.name}-{arguments.dtype}{suffix}"
+        store = MeasurementStore(arguments.output / f"{name}.measurements.json", arguments.fresh, models.processor)
         tasks = make_tasks(arguments, chosen, models)
         failures = measure_all(tasks, store, _begin)
     except ValueError as error:
@@ -61,7 +63,7 @@ def main() -> None:
         arguments.output,
         name,
         f"Every decoding method: {models.path.name}, {arguments.dtype}",
-        describe(figures, chosen, models.asked, arguments),
+        describe(figures, chosen, models, arguments),
         {
             "model": models.path.name,
             "dtype": arguments.dtype,
@@ -92,6 +94,7 @@ def parse_arguments() -> argparse.Namespace:
         metavar="NAME=PATH",
         help=f"what a method needs beside the checkpoint: one of {', '.join(PARTS)}",
     )
+    parser.add_argument("--device", default="cpu", help="auto, cpu or cuda (default %(default)s)")
     parser.add_argument("--compile", default="auto", choices=list(CompileMode), help="default %(default)s")
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
     add_threads(parser)
@@ -114,20 +117,27 @@ class Models:
         """Ends the program with a message if there are no prompts."""
         self.arguments = arguments
         self.path = path
+        self.device = pick_device(arguments.device)
         self.asked: list[CategoryPrompt] = read_categories(arguments.prompts, arguments.limit)
+
+    @property
+    def processor(self) -> str:
+        """The name of the GPU, or of the processor, that computes the model."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else processor_name()
 
     @cached_property
     def engine(self) -> Engine:
         """Raises ValueError if the checkpoint or a part cannot be used."""
         parts = {"index": "off", **{name: PARTS[name](path) for name, path in self.arguments.part.items()}}
         return Engine.from_pretrained(
-            str(self.path), self.arguments.dtype, "cpu", compile=self.arguments.compile, **parts
+            str(self.path), self.arguments.dtype, str(self.device), compile=self.arguments.compile, **parts
         )
 
     @cached_property
     def reference(self) -> PreTrainedModel:
         dtype = DTYPES[self.arguments.dtype]
-        return AutoModelForCausalLM.from_pretrained(self.path, dtype=dtype, use_safetensors=True).eval()
+        model = AutoModelForCausalLM.from_pretrained(self.path, dtype=dtype, use_safetensors=True)
+        return model.to(self.device).eval()  # pyright: ignore[reportArgumentType]
 
     def measure_round(self, chosen: Chosen) -> Figures:
         texts = [one.for_model(self.engine.checkpoint.tokenizer) for one in self.asked]
@@ -151,17 +161,15 @@ def _begin(task: Task, number: int, total: int) -> None:
     print(f"[{number}/{total}] {task.name}", file=sys.stderr, flush=True)
 
 
-def describe(
-    figures: Sequence[MethodFigures], chosen: Chosen, asked: Sequence[CategoryPrompt], arguments: argparse.Namespace
-) -> str:
-    counts = Counter(one.category for one in asked)
+def describe(figures: Sequence[MethodFigures], chosen: Chosen, models: Models, arguments: argparse.Namespace) -> str:
+    counts = Counter(one.category for one in models.asked)
+    by_category = ", ".join(f"{number} {name}" for name, number in counts.items())
     told = (
-        f"{len(asked)} prompts ({', '.join(f'{number} {name}' for name, number in counts.items())}), up to "
-        f"{arguments.max_new_tokens} new tokens each, greedy unless the method says otherwise. Threads: "
-        f"{arguments.threads}. Rounds, whose median each speed is: {arguments.rounds}. Calls: of the model, for a "
-        "text. Speed-ups: tokens per second, the reading of the prompt included, over those of our own autoregressive "
-        "decoding and of `generate` in the same round. Same text: texts that equal those of `generate` with the same "
-        "search, greedy or by beams."
+        f"{models.processor}. {len(models.asked)} prompts ({by_category}), up to {arguments.max_new_tokens} new "
+        f"tokens each, greedy unless the method says otherwise. Threads: {arguments.threads}. Rounds, whose median "
+        f"each speed is: {arguments.rounds}. Calls: of the model, for a text. Speed-ups: tokens per second, the "
+        "reading of the prompt included, over those of our own autoregressive decoding and of `generate` in the same "
+        "round. Same text: texts that equal those of `generate` with the same search, greedy or by beams."
     )
     columns = ["method", "tokens/step", "calls", "rows/step", "tokens/s", "over autoregressive", "over generate"]
     skipped = [f"{name} was left out: {reason}" for name, reason in chosen.skipped.items()]

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from benchmarks.projections.gpus import SHARE_OF_BANDWIDTH, SHARE_OF_FLOPS, Gpu
 from lp.model.causal import CausalModel
-from lp.model.gpu.attention import num_merged, num_splits, num_warps, tile_rows
+from lp.model.gpu.attention import LARGEST_MEMORY, choose_tile, num_merged, num_splits
 from lp.model.gpu.make import make_program
 from lp.model.gpu.plan import Instruction, RunAttention, RunProduct, RunStage, make_plan
 from lp.model.gpu.sinks import Store, power_of_two
@@ -101,14 +101,14 @@ def _attention(one: RunAttention, num_rows: int, num_cached: int) -> tuple[int, 
     heads, window = step.num_heads * step.num_groups, step.how.sliding_window
     keys = min(num_cached, window or num_cached) + num_rows
     width = max(power_of_two(step.head_dim), 16)
-    rows_of_tile, block = tile_rows(num_rows, step.num_groups, width, ITEMSIZE)
-    splits, num_tiles = num_splits(num_rows, rows_of_tile, step), -(-num_rows // rows_of_tile)
+    tile = choose_tile(num_rows, step.num_groups, width, ITEMSIZE, LARGEST_MEMORY)
+    splits, num_tiles = num_splits(num_rows, tile.rows, step), -(-num_rows // tile.rows)
     # Each tile of rows reads the keys and values for itself; that the cache holds some of them is left out.
     moved = 2 * num_tiles * keys * step.num_heads * step.head_dim * ITEMSIZE
     moved += 2 * num_rows * heads * step.head_dim * ITEMSIZE
     moved += 2 * splits * num_rows * heads * step.head_dim * 4 if splits > 1 else 0
-    num_queries = min(num_rows, rows_of_tile) * step.num_groups
-    is_merged = num_merged(num_queries, splits, width, num_warps(block, width)) > 0
+    num_queries = min(num_rows, tile.rows) * step.num_groups
+    is_merged = num_merged(num_queries, splits, width, tile.warps) > 0
     return 1 + (splits > 1 and not is_merged), moved, 4.0 * num_rows * heads * step.head_dim * keys
 
 

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lp.model.causal import CausalModel
-from lp.model.gpu.attention import LEAST_ROWS, block_of_keys, num_merged, num_stages, num_warps, tile_rows
+from lp.model.gpu.attention import LEAST_ROWS, block_of_keys, choose_tile, num_merged, num_warps
 from lp.model.gpu.experts import INPUTS as EXPERT_INPUTS
 from lp.model.gpu.experts import OUTPUTS as EXPERT_OUTPUTS
 from lp.model.gpu.experts import PAIRS
@@ -39,9 +39,11 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 # Bytes of a thread's registers that may be kept in memory.
 MOST_SPILLED = 64
+# The same for attention, whose blocks of many keys were the fastest of what was measured although they spill.
+MOST_SPILLED_BY_ATTENTION = 320
 # Registers that a thread may have: all that there are, or as many as leave room for several programs.
 ALL_REGISTERS, FEW_REGISTERS = 255, 128
-HEAD_DIMS, ATTENTION_ROWS, GROUPS = (64, 80, 128, 256), (1, 8, 64), 4
+HEAD_DIMS, ATTENTION_ROWS, GROUPS = (64, 80, 128, 256), (1, 8, 64, 300), 4
 PRODUCT_ROWS = (16, 32, 64, 128)
 # Endings of the names of integers that are multiples of 16, as models' are.
 MULTIPLES = ("_stride", "num_inputs", "num_outputs", "share")
@@ -85,6 +87,7 @@ class Variant:
     num_warps: int
     num_stages: int
     most_registers: int = FEW_REGISTERS
+    most_spilled: int = MOST_SPILLED
 
     def compile(self, architecture: int) -> Resources:
         made = self._compiled(architecture)
@@ -98,7 +101,7 @@ class Variant:
     def fault(self, found: Resources, architecture: int) -> str:
         """What is beyond the limits; empty if nothing is."""
         limits = [
-            ("bytes spilled", found.spilled, MOST_SPILLED),
+            ("bytes spilled", found.spilled, self.most_spilled),
             ("registers", found.registers, self.most_registers),
             ("bytes of shared memory", found.shared, SHARED_MEMORY[architecture]),
         ]
@@ -122,11 +125,11 @@ class Variant:
         return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
 
 
-def variants(dtype: torch.dtype) -> Iterator[Variant]:
-    """The kernels of a model in this format, in the shapes in which they run."""
+def variants(dtype: torch.dtype, architecture: int) -> Iterator[Variant]:
+    """The kernels of a model in this format, in the shapes in which they run on a GPU."""
     for name in MODELS:
         yield from _stages(name, dtype)
-    yield from _attention(dtype)
+    yield from _attention(dtype, SHARED_MEMORY[architecture])
     yield from _products(dtype)
     yield from _split_products(dtype)
     yield from _others(dtype)
@@ -174,28 +177,32 @@ def _attention_types(dtype: torch.dtype) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _attention(dtype: torch.dtype) -> Iterator[Variant]:
+def _attention(dtype: torch.dtype, shared_memory: int) -> Iterator[Variant]:
     from lp.model.gpu import attention_kernels, invariant_kernels
 
     types = _attention_types(dtype)
     for head_dim in HEAD_DIMS:
         width = power_of_two(head_dim)
         for rows in ATTENTION_ROWS:
-            _, block = tile_rows(rows, GROUPS, width, dtype.itemsize)
+            tile = choose_tile(rows, GROUPS, width, dtype.itemsize, shared_memory)
             shared: dict[str, Any] = {
                 "HEADS": 8, "GROUPS": GROUPS, "HEAD_DIM": head_dim, "WINDOW": 4096, "SOFTCAP": 50.0, "PAGE": 256,
-                "BLOCK_M": block, "BLOCK_D": width, "BLOCK_N": block_of_keys(block, width, dtype.itemsize),
+                "BLOCK_D": width,
             }  # fmt: skip
-            warps, where = num_warps(block, width), f"heads of {head_dim}, {rows} rows"
             splits = 32 if rows == 1 else 4
-            merged = num_merged(min(rows, block // GROUPS) * GROUPS, splits, width, warps)
-            own = shared | {"ROWS": block // GROUPS, "SPLITS": splits, "MERGED": merged}
-            stages = num_stages(dtype.itemsize)
-            yield Variant(f"attention, {where}", attention_kernels.attend, types, own, warps, stages, ALL_REGISTERS)
-            if block == LEAST_ROWS:
+            merged = num_merged(min(rows, tile.rows) * GROUPS, splits, width, tile.warps)
+            own = shared | {
+                "ROWS": tile.rows, "BLOCK_M": tile.queries, "BLOCK_N": tile.keys, "SPLITS": splits, "MERGED": merged,
+            }  # fmt: skip
+            yield Variant(
+                f"attention, heads of {head_dim}, {rows} rows", attention_kernels.attend, types, own, tile.warps,
+                tile.stages, ALL_REGISTERS, MOST_SPILLED_BY_ATTENTION,
+            )  # fmt: skip
+            if rows == ATTENTION_ROWS[0]:
+                keys, warps = block_of_keys(LEAST_ROWS, width, dtype.itemsize), num_warps(LEAST_ROWS, width)
                 yield Variant(
-                    f"attention in order, {where}", invariant_kernels.attend_in_order, types, shared, warps, 2,
-                    ALL_REGISTERS,
+                    f"attention in order, heads of {head_dim}", invariant_kernels.attend_in_order, types,
+                    shared | {"BLOCK_M": LEAST_ROWS, "BLOCK_N": keys}, warps, 2, ALL_REGISTERS,
                 )  # fmt: skip
 
 

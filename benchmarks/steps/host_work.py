@@ -57,6 +57,7 @@ class TimedEngine(Engine):
         super().__init__(replace(checkpoint, model=model), SingleDevice(model))
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._watch(model, "forward_many", FORWARD)
+        self._watch(model, "compute", FORWARD)
         self._watch(self.runner, "answer", ANSWERS)
 
     def add_request(self, request: Request) -> Output | None:

@@ -44,14 +44,17 @@ def table(file: Path) -> str:
     """file: the page of results."""
     text, run = file.read_text(encoding="utf-8"), read_run(file)
     title = re.search(r"^# [^:]+: (.+)$", text, re.M)
-    found = re.search(r"^(\d+) prompts? \(.*\), up to (\d+) new tokens each.* Rounds, .*?: (\d+)\.", text, re.M)
+    found = re.search(
+        r"^(?:.*\. )?(\d+) prompts? \(.*\), up to (\d+) new tokens each.* Rounds, .*?: (\d+)\.", text, re.M
+    )
     if not title or not found:
         raise ValueError(f"{file.name} does not say of what model and how many prompts it is")
     prompts, new_tokens, rounds = map(int, found.groups())
+    threads = _number(int(run["threads"]), "thread")
     told = (
         f"[{title[1]}](../../benchmarks/results/{file.name}): {prompts} prompts, "
         f"{new_tokens} new tokens each, {_number(rounds, 'round')}, "
-        f"{_number(int(run['threads']), 'thread')} of {run['cpu']}, {run['date'][:10]}."
+        f"{run.get('gpu') or f'{threads} of ' + run['cpu']}, {run['date'][:10]}."
     )
     if rounds < ENOUGH_ROUNDS:
         told += " So few rounds, on a machine that others may have used, say little of speeds; the counts are exact."

@@ -24,6 +24,8 @@ from lp.model.quantization.parameter import QuantizedParameter
 LIKELY_TOKENS = 4096
 # The share of the device's memory that is set aside for graphs, activations and libraries.
 MARGIN = 0.06
+# On a GPU, "auto" takes no more than so many sequences of the whole context can fill.
+MOST_SEQUENCES = 256
 
 
 class DoesNotFit(ValueError):
@@ -46,7 +48,7 @@ def check_fits(
     """
     if device.type != "cuda":
         return
-    free, total = torch.cuda.mem_get_info(device)
+    free, total = _free_memory(device)
     num_tokens = min(max_length, LIKELY_TOKENS)
     weights = num_parameters(Path(path)) * dtype.itemsize / num_parts
     arena, what = kv_bytes, "model.kv_memory"
@@ -138,7 +140,7 @@ class Bound(NamedTuple):
 
 def find_bound(setting: str, device: torch.device, num_sharing: int = 1) -> Bound:
     """What a setting means once all weights are loaded. "auto" is on a GPU what is free but for MARGIN of the whole,
-    and on a CPU CPU_SHARE of the memory that is available.
+    of which `make_memory` takes at most what MOST_SEQUENCES can fill, and on a CPU CPU_SHARE of the available memory.
 
     num_sharing: the number of ranks in this device's memory. Raises ValueError as `parse_bound` does.
     """
@@ -163,6 +165,8 @@ def make_memory(
     page_bytes = PAGE * dtype.itemsize * sum(shape.numbers for shape in shapes.values())
     reserved = 1 if device.type == "cuda" else 0  # the page of padding rows
     num_pages = int(bound.size // page_bytes) - reserved
+    if bound.setting == AUTO and device.type == "cuda":
+        num_pages = min(num_pages, MOST_SEQUENCES * pages_of(max_length + 1))
     needed = pages_of(min(max_length, LIKELY_TOKENS)) + 1
     if num_pages < needed:
         raise DoesNotFit(
@@ -180,8 +184,7 @@ def make_memory(
 def _auto(device: torch.device, num_sharing: int) -> tuple[float, str]:
     """The bytes of "auto", and in words how they are found."""
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what loading and checking have freed
-        free, total = torch.cuda.mem_get_info(device)
+        free, total = _free_memory(device)
         if num_sharing == 1:
             return max(0.0, free - MARGIN * total), f" (what is free on {device}, but for {MARGIN:.0%} of it)"
         # The others may still load, or have taken their share: each takes what its weights leave of an equal one.
@@ -190,6 +193,12 @@ def _auto(device: torch.device, num_sharing: int) -> tuple[float, str]:
     size = CPU_SHARE * available_memory() / num_sharing
     shared = f", shared by {num_sharing} ranks" if num_sharing > 1 else ""
     return size, f" ({CPU_SHARE:.0%} of the memory that is available{shared})"
+
+
+def _free_memory(device: torch.device) -> tuple[int, int]:
+    """Bytes of a GPU that are free, and all that it has. What torch has freed and kept for itself counts as free."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)
 
 
 def available_memory() -> int:

@@ -277,6 +277,10 @@ class GuardedGroup:
         )
 
 
+def _nothing() -> None:
+    """Does nothing."""
+
+
 def _fulfil(future: Future[_Result], make: Callable[[], _Result]) -> None:
     try:
         future.set_result(make())
@@ -351,7 +355,7 @@ class LaunchWatch:
         self._give_up = give_up
         self._marks: deque[tuple[torch.cuda.Event, float, float]] = deque()  # with limit and deadline
         self._wake = threading.Event()
-        self._has_ended = False
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def expect(self, mark: torch.cuda.Event, limit_s: float) -> None:
@@ -364,19 +368,25 @@ class LaunchWatch:
             self._thread.start()
 
     def end(self) -> None:
-        """Ends the thread; may be called twice."""
-        self._has_ended = True
+        """Ends the thread and waits for it; may be called twice.
+
+        A thread that let go of events or of the group while the interpreter ends would end the process by a signal.
+        """
+        self._stop.set()
         self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_LEAVING_S)
+        self._give_up = _nothing
 
     def _run(self) -> None:
-        while not self._has_ended and not self.failure:
+        while not self._stop.is_set() and not self.failure:
             if not self._marks:
                 self._wake.clear()
-                if not self._marks and not self._has_ended:  # `end` may have come just before
+                if not self._marks and not self._stop.is_set():  # `end` may have come just before
                     self._wake.wait()
                 continue
             self._look()
-            time.sleep(LIVENESS_S)
+            self._stop.wait(LIVENESS_S)
         self._marks.clear()
 
     def _look(self) -> None:

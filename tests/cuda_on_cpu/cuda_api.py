@@ -121,7 +121,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         "current_device": current_device,
         "get_device_capability": lambda device=None: (9, 0),
         "get_device_name": lambda device=None: "emulated",
-        "get_device_properties": lambda device=None: SimpleNamespace(L2_cache_size=4096),
+        "get_device_properties": lambda device=None: SimpleNamespace(
+            L2_cache_size=4096, shared_memory_per_block_optin=232448
+        ),
         "mem_get_info": lambda device=None: (MEMORY, MEMORY),
         "current_stream": Stream,
         "is_current_stream_capturing": lambda: any(getattr(one, "is_capturing", False) for one in gpu.observers),

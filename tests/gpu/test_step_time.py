@@ -26,5 +26,5 @@ def test_graphs_and_eager_forwards_are_measured(tmp_path: Path, monkeypatch: pyt
     table, figures = read(tmp_path / "results", "step_time-config-bfloat16-cuda")
     assert {point["way"] for point in figures["points"]} == {"varlen, eager", "varlen, graphs"}
     assert not any("left out" in note for note in figures["notes"]) and "gpu:" in table
-    for one in figures["splits"]:
-        assert 0 < one["attention"] + one["products"] + one["head"] < one["whole"]
+    for one in figures["splits"]:  # a part alone may take longer than it does inside of a graph
+        assert 0 < one["attention"] + one["products"] + one["head"] < 1.3 * one["whole"]

@@ -27,7 +27,8 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-# Ranks are forked from a server that has imported what they need, so that each starts in a fraction of a second.
+# Ranks are forked from a server that has imported what they need, so that each starts in a fraction of a second. Those
+# on a GPU are not: CUDA does not work in a fork of a process that has looked for GPUs, which some imports do.
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.parallel.preloaded"])
 _CHECKOUT = Path(__file__).resolve().parents[2]
@@ -88,6 +89,7 @@ def run_ranks_to_end(
     themselves; they are killed once all others have ended. own_store: rank 0 hosts the Store instead of this process,
     as without torchrun.
     """
+    context = _CONTEXT if device == "cpu" else multiprocessing.get_context("spawn")
     with chdir(_CHECKOUT):  # where the server finds what it imports
         forkserver.ensure_running()
     store = None if own_store else TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -95,11 +97,11 @@ def run_ranks_to_end(
     with tempfile.TemporaryDirectory() as folder:
         processes, receivers, stderr_paths = [], [], []
         for rank in range(num_ranks):
-            receiver, sender = _CONTEXT.Pipe(duplex=False)
+            receiver, sender = context.Pipe(duplex=False)
             path = os.path.join(folder, f"stderr_{rank}")
             environment = _environment(rank, num_ranks, port, agent_store=store is not None)
             start = _Start(fn, args, exchange, timeout_s, device, path, environment)
-            process = _CONTEXT.Process(target=_rank_main, args=(start, sender), daemon=True)
+            process = context.Process(target=_rank_main, args=(start, sender), daemon=True)
             process.start()
             sender.close()
             processes.append(process)

@@ -1,9 +1,12 @@
-"""Starts the kernels of one layer's attention, in the shapes that suit the number of given.
+"""Starts the kernels of one layer's attention, in the shapes that suit the number of rows.
 
 R rows, H key/value heads, G query heads for each of them, D head dimension
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -20,6 +23,11 @@ LEAST_ROWS, MOST_ROWS = 16, 128
 WIDE = 256
 # Bytes of a block of keys: with the fewest rows of a tile, and with more.
 KEY_BYTES, FEWEST_KEYS = (16384, 8192), 16
+# With so much shared memory for a program, tiles of few rows read blocks of many keys, the fastest of what was measured
+# on an H200 (docs/log/kernels.md): query rows of a tile, and keys of a block by the width of heads.
+LARGE_MEMORY, SMALL_TILE, MANY_KEYS, WIDE_KEYS = 160 * 1024, 32, 128, 32
+# A step of more rows than this computes more than it reads: with heads of MANY_KEYS numbers, its tiles have MOST_ROWS.
+MOST_ROWS_IN_SMALL_TILES, LARGEST_MEMORY = 256, 200 * 1024
 # Programs that keep a large GPU busy, two for each of its multiprocessors, and the most shares into which a prefix is
 # split for that.
 PROGRAMS, MOST_SPLITS = 264, 64
@@ -30,11 +38,44 @@ MOST_SPLIT_TILES = PROGRAMS // 2
 MOST_MERGED, MERGED_BY_WARP = 32768, 2048
 
 
-def tile_rows(num_rows: int, num_groups: int, width: int, itemsize: int) -> tuple[int, int]:
-    """Rows of a tile, and query rows, which are a power of two. width: the padded head dimension."""
+@dataclass(frozen=True)
+class Tile:
+    """How a program computes attention.
+
+    rows: of the step. queries: query rows, a power of two. keys: of a block. warps: they hold the results in their
+    registers. stages: blocks of keys and values that are loaded ahead, and one.
+    """
+
+    rows: int
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def choose_tile(num_rows: int, num_groups: int, width: int, itemsize: int, shared_memory: int) -> Tile:
+    """width: the padded head dimension. itemsize: bytes of a number. shared_memory: bytes that a program may have."""
+    groups, queries = power_of_two(num_groups), max(power_of_two(num_rows * num_groups), LEAST_ROWS)
+    is_large = itemsize == 2 and width <= WIDE and shared_memory >= LARGE_MEMORY
+    if is_large and num_rows <= MOST_ROWS_IN_SMALL_TILES and groups <= SMALL_TILE:
+        queries = min(queries, SMALL_TILE)
+        keys, stages = (MANY_KEYS, 2) if width < WIDE else (WIDE_KEYS, 3)
+        return Tile(queries // num_groups, queries, keys, 4, stages)
+    if is_large and width == MANY_KEYS and shared_memory >= LARGEST_MEMORY:
+        queries = max(min(queries, MOST_ROWS), groups)
+        return Tile(queries // num_groups, queries, MANY_KEYS, 8, 2)
     most = MOST_ROWS // (2 if width >= WIDE else 1) // (4 if itemsize == 4 else 1)
-    block = min(max(power_of_two(num_rows * num_groups), LEAST_ROWS), max(most, power_of_two(num_groups)))
-    return block // num_groups, block
+    queries = max(min(queries, most), groups)
+    keys = block_of_keys(queries, width, itemsize)
+    return Tile(queries // num_groups, queries, keys, num_warps(queries, width), 2 if itemsize == 4 else 3)
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have; 0 where there is none, as in Triton's interpreter."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 def num_splits(num_rows: int, rows_of_tile: int, step: Attention) -> int:
@@ -74,20 +115,20 @@ def attend(
 
     num_rows, heads = len(given.tokens), step.num_heads * step.num_groups
     width, itemsize = max(power_of_two(step.head_dim), 16), keys.element_size()
-    row_tile, block = tile_rows(num_rows, step.num_groups, width, itemsize)
-    splits, warps = num_splits(num_rows, row_tile, step), num_warps(block, width)
-    merged = num_merged(min(num_rows, row_tile) * step.num_groups, splits, width, warps)
+    tile = choose_tile(num_rows, step.num_groups, width, itemsize, shared_memory(keys.device))
+    splits = num_splits(num_rows, tile.rows, step)
+    merged = num_merged(min(num_rows, tile.rows) * step.num_groups, splits, width, tile.warps)
     parts = out.new_empty((splits, num_rows, heads, step.head_dim) if splits > 1 else (1,), dtype=torch.float32)
     sums = out.new_empty((splits, num_rows, heads, 2) if splits > 1 else (1,), dtype=torch.float32)
     kernels.start(
-        attention_kernels.attend, (-(-num_rows // row_tile), step.num_heads, splits),
+        attention_kernels.attend, (-(-num_rows // tile.rows), step.num_heads, splits),
         _first_head(step, query), keys, values, out, parts, sums, counters, given.slots, given.positions,
         given.visibility, given.sequence_of, given.row_starts, given.block_table, given.lengths, num_rows,
         given.block_table.stride(0), query.stride(0), step.head_stride, float(step.how.scale),
         HEADS=step.num_heads, GROUPS=step.num_groups, HEAD_DIM=step.head_dim,
         WINDOW=step.how.sliding_window or 0, SOFTCAP=float(step.how.softcap or 0.0), PAGE=PAGE,
-        ROWS=row_tile, BLOCK_M=block, BLOCK_N=block_of_keys(block, width, itemsize), BLOCK_D=width,
-        SPLITS=splits, MERGED=merged, num_warps=warps, num_stages=num_stages(itemsize),
+        ROWS=tile.rows, BLOCK_M=tile.queries, BLOCK_N=tile.keys, BLOCK_D=width,
+        SPLITS=splits, MERGED=merged, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1 and not merged:
         kernels.start(
@@ -134,11 +175,6 @@ def block_of_keys(block: int, width: int, itemsize: int) -> int:
     if block > 64 and width > 64:
         return FEWEST_KEYS
     return max(FEWEST_KEYS, min(64, KEY_BYTES[block > LEAST_ROWS] // (width * itemsize)))
-
-
-def num_stages(itemsize: int) -> int:
-    """Blocks of keys and values that are loaded ahead, and one: what the smallest GPUs' shared memory holds."""
-    return 2 if itemsize == 4 else 3
 
 
 def num_warps(block: int, width: int) -> int:

@@ -22,9 +22,9 @@ def attend(
     PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr, MERGED: tl.constexpr,
 ):  # fmt: skip
-    """Programs [tiles of ROWS rows, H, S]. Each takes all query heads of one key/value head, and one of S shares of the
-    prefix; the last takes the step's own rows as well. A program looks at the sequences of its rows alone, so others
-    cost it nothing. Writes attention if S is 1 or MERGED is not 0, else unscaled sums for `merge`.
+    """Programs [tiles of ROWS rows, H, S]. Each takes all query heads of one key/value head. The S programs of a tile
+    take turns: a share of the prefix of a sequence each, then the sequence's own rows of the step, then the next
+    sequence's. Writes attention if S is 1 or MERGED is not 0, else unscaled sums for `merge`.
 
     MERGED: query rows that the last program of a tile to finish merges at a time. counters: int32 [tiles, H], all 0
     before and afterwards.
@@ -46,6 +46,7 @@ def attend(
     total = tl.full([BLOCK_M], 0.0, tl.float32)
     result = tl.full([BLOCK_M, BLOCK_D], 0.0, tl.float32)
     last_row = tl.minimum(tile * ROWS + ROWS, num_rows) - 1
+    next_program = 0  # the one that takes the next share
     for one in range(tl.load(sequence_of + tile * ROWS), tl.load(sequence_of + last_row) + 1):
         first = tl.load(row_starts + one)
         behind = tl.load(row_starts + one + 1)
@@ -56,8 +57,11 @@ def attend(
             begin = tl.maximum(length + 1 - WINDOW, 0) // BLOCK_N
         end = (length + BLOCK_N - 1) // BLOCK_N
         share = tl.maximum((end - begin + SPLITS - 1) // SPLITS, LEAST_KEYS // BLOCK_N)
-        begin += split * share
+        num_shares = (end - begin + share - 1) // share
+        takes_own_rows = split == (next_program + num_shares) % SPLITS
+        begin += (split + SPLITS - next_program) % SPLITS * share
         end = tl.minimum(begin + share, end)
+        next_program = (next_program + num_shares + 1) % SPLITS
         pages = block_table + one * max_pages
         # The page of a block is loaded one block ahead, so that loads of keys and values need not wait for it.
         page = tl.load(pages + begin * BLOCK_N // PAGE, mask=begin < end, other=0)
@@ -85,7 +89,7 @@ def attend(
             result = result * decay[:, None]
             result += tl.dot(shares.to(value.dtype), value, input_precision="ieee")
             most = highest
-        last_block = tl.where(split < SPLITS - 1, 0, (behind + BLOCK_N - 1) // BLOCK_N)
+        last_block = tl.where(takes_own_rows, (behind + BLOCK_N - 1) // BLOCK_N, 0)
         for block in range(first // BLOCK_N, last_block):
             other = block * BLOCK_N + n
             is_key = (other >= first) & (other < behind)

@@ -36,7 +36,7 @@ Times = Mapping[str, float]
 FORMAT = 1
 # Rounds in which candidates are timed in turn, of which the fastest counts: a GPU may have been slow at first. Runs of
 # each, of which the median counts, and readings of memory before them, in whose time the host launches the runs.
-ROUNDS, RUNS, READINGS_AHEAD = 2, 5, 8
+ROUNDS, RUNS, READINGS_AHEAD = 2, 5, 32
 # Seconds after which nothing more is timed. The next start goes on.
 MOST_S = 10.0
 # What another function takes at most of cuBLAS's time, so that it is chosen: a little less may be chance.

@@ -12,7 +12,16 @@ from torch import Tensor
 
 from lp.kv_cache.cache import PAGE
 from lp.model.gpu import attention
-from lp.model.gpu.attention import MOST_SPLIT_TILES, attend, attend_in_order, lay_paths, num_merged, num_splits
+from lp.model.gpu.attention import (
+    MOST_SPLIT_TILES,
+    Tile,
+    attend,
+    attend_in_order,
+    choose_tile,
+    lay_paths,
+    num_merged,
+    num_splits,
+)
 from lp.model.gpu.step_tensors import StepTensors
 from lp.model.kernels import LayerAttention
 from lp.model.program.steps import Attention, Operand, Value
@@ -132,6 +141,24 @@ def test_attention_is_that_of_dense_products(shape: Shape, length: int, monkeypa
         expected = dense(shape, case, tree)
         for result in (found(shape, case), found_in_order(shape, case)):
             torch.testing.assert_close(result, expected, atol=tolerance, rtol=tolerance)
+
+
+def test_tiles_of_a_large_gpu_are_those_that_were_the_fastest() -> None:
+    """Measured on an H200 in bfloat16 (docs/log/kernels.md). Smaller GPUs have less shared memory."""
+    large, small = 227 * 1024, 99 * 1024
+    assert choose_tile(1, 4, 128, 2, large) == Tile(rows=4, queries=16, keys=128, warps=4, stages=2)
+    assert choose_tile(64, 4, 128, 2, large) == Tile(rows=8, queries=32, keys=128, warps=4, stages=2)
+    assert choose_tile(16, 2, 256, 2, large) == Tile(rows=16, queries=32, keys=32, warps=4, stages=3)
+    assert choose_tile(300, 4, 128, 2, large) == Tile(rows=32, queries=128, keys=128, warps=8, stages=2)
+    assert choose_tile(64, 4, 128, 2, small).queries == choose_tile(64, 4, 128, 2, 0).queries == 128
+
+
+@pytest.mark.parametrize("shared_memory", [0, 99 * 1024, 163 * 1024, 227 * 1024])
+def test_a_tile_holds_whole_rows(shared_memory: int) -> None:
+    for groups, width, itemsize in ((1, 64, 2), (7, 128, 2), (71, 64, 2), (8, 256, 4), (3, 128, 4)):
+        for num_rows in (1, 5, 64, 300):
+            tile = choose_tile(num_rows, groups, width, itemsize, shared_memory)
+            assert tile.rows >= 1 and tile.rows * groups <= tile.queries
 
 
 def test_a_prefix_is_split_where_few_programs_would_run() -> None:

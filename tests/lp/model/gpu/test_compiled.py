@@ -39,7 +39,7 @@ SOME = [
 def test_kernels_keep_within_the_limits(architecture: int, dtype: torch.dtype) -> None:
     faults = {
         variant.name: fault
-        for variant in variants(dtype)
+        for variant in variants(dtype, architecture)
         if (fault := variant.fault(variant.compile(architecture), architecture))
     }
     assert not faults
@@ -47,14 +47,14 @@ def test_kernels_keep_within_the_limits(architecture: int, dtype: torch.dtype) -
 
 def test_a_move_keeps_what_it_loads_in_its_own_thread() -> None:
     """Shared memory would mean that another thread stores it."""
-    (mover,) = [one for one in variants(torch.bfloat16) if one.name == "moves of keys and values"]
+    (mover,) = [one for one in variants(torch.bfloat16, 90) if one.name == "moves of keys and values"]
     assert mover.compile(90).shared == 0
 
 
 @pytest.mark.parametrize("name", ["product of 16 rows, inputs side by side", "attention, heads of 128, 1 rows"])
 def test_the_last_program_sees_what_the_others_have_stored(name: str) -> None:
     """All threads have stored before one of them counts the program, and load after it has seen the count."""
-    (variant,) = [one for one in variants(torch.bfloat16) if one.name == name]
+    (variant,) = [one for one in variants(torch.bfloat16, 90) if one.name == name]
     before, after = variant.assembly(90).split("atom.global.gpu.acq_rel.add.u32")
     assert "bar.sync" in before[before.rindex("st.global") :]
     assert "bar.sync" in after[: after.index("ld.global")]
