@@ -35,7 +35,7 @@ PYTHONUNBUFFERED=1 $(RUN) -m pip install --progress-bar off --disable-pip-versio
     { tail -n 40 $(LOG) >&2; echo "make: pip failed; its whole output is in $(LOG)" >&2; exit 1; }
 endef
 
-.PHONY: help setup demo real-model test test-lowest test-slow test-cluster test-cluster-quick test-clients test-page fuzz docs lint format train-demo bench clean distclean
+.PHONY: help setup demo real-model test test-lowest test-slow test-kernels test-cluster test-cluster-quick test-clients test-page fuzz docs lint format train-demo bench clean distclean
 
 help:  ## List the targets
 	@echo "make TARGET [VARIABLE=value ...]"
@@ -80,7 +80,10 @@ test-lowest:  ## Run the quick tests with the lowest versions of torch, Triton a
 	@$(MAKE) test VENV=.venv-lowest STAMP=
 
 test-slow: $(STAMP)  ## Run the long tests, and every combination of what `make test` checks once
-	@$(TESTS) -n $(WORKERS) --dist worksteal -m "slow and not cluster and not page" $(ARGS)
+	@$(TESTS) -n $(WORKERS) --dist worksteal -m "slow and not interpreted and not cluster and not page" $(ARGS)
+
+test-kernels: $(STAMP)  ## Run the long tests on an emulated GPU, after a change of lp/model/gpu (about half an hour)
+	@$(TESTS) -n $(WORKERS) --dist worksteal -m interpreted $(ARGS)
 
 test-cluster: $(STAMP)  ## Run the tests that start a Ray cluster of their own, one after another
 	@$(TESTS) -m cluster $(ARGS)

@@ -44,6 +44,15 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the slow tests of an emulated GPU, whose kernels Triton interprets: `make test-kernels` runs them."""
+    folders = tuple(Path(__file__).parent / name for name in ("cuda_on_cpu", "lp/model/gpu"))
+    for item in items:
+        if item.get_closest_marker("slow") and any(item.path.is_relative_to(folder) for folder in folders):
+            item.add_marker("interpreted")
+
+
 def pytest_collection_finish() -> None:
     """Leaves what was imported out of garbage collections, which take milliseconds then.
 
