@@ -4,18 +4,19 @@
 
 The fused forward's kernels are those of the real plan, made from the model's shape alone; needs triton, no GPU. The
 launches of the forward without fusing are those of transformers' own operations, which an emulated device has counted.
-A kernel takes as long as its bytes or its operations, and never less than two microseconds
-(benchmarks/projections/kernel_costs.py).
-
-NOTHING IS MEASURED.
+How long kernels take is computed by what one H200 has shown (benchmarks/projections/kernel_costs.py); the measured
+steps are in benchmarks/results/gpu-speed.md.
 """
 
 from __future__ import annotations
 
 from benchmarks.projections.gpus import H200, SHARE_OF_BANDWIDTH, SHARE_OF_FLOPS
 from benchmarks.projections.kernel_costs import (
+    ATTENTION_US,
+    FEW_ROWS,
     LEAST_US,
     MANY_ROWS,
+    SHARE_AT_FEW_ROWS,
     SHARE_AT_MANY_ROWS,
     Cost,
     costs_of,
@@ -52,13 +53,15 @@ def main() -> None:
     notes = [
         f"{arguments.model}, bfloat16, {arguments.context} cached tokens, {H200.name}: {H200.memory_gb_per_s:,} GB/s "
         f"and {H200.tflops} TFLOP/s in the data sheet; {SHARE_OF_BANDWIDTH:.0%} and {SHARE_OF_FLOPS:.0%} are taken.",
-        f"Products of {MANY_ROWS} rows and more are taken to read at {SHARE_AT_MANY_ROWS:.0%} of the bandwidth.",
-        f"A kernel takes as long as its bytes or its operations, and at least {LEAST_US:g} us, an assumption.",
+        f"Products of up to {FEW_ROWS} rows read at {SHARE_AT_FEW_ROWS:.0%} of the bandwidth, those of {MANY_ROWS} and "
+        f"more at {SHARE_AT_MANY_ROWS:.0%}.",
+        f"A kernel takes as long as its bytes or its operations, and at least {LEAST_US:g} us; one of attention takes "
+        f"{ATTENTION_US:g} us and as long as its bytes. These figures are from one H200.",
         "The graph alone: neither the copy of inputs, nor sampling, nor the host.",
     ]
     columns = ["rows", "forward", "kernels of", "launches", "GB moved", "TFLOP", "estimated ms"]
     body = "\n\n".join(
-        ["**ESTIMATED. No GPU has run any of this.**", bullets(notes), markdown_table(columns, table, 3)]
+        ["**ESTIMATED** by kernels that one H200 has run.", bullets(notes), markdown_table(columns, table, 3)]
     )
     publish(arguments.output, f"gpu_step-{arguments.model}", "ESTIMATED: a step on an H200", body, {"steps": data})
 

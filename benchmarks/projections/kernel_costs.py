@@ -1,8 +1,8 @@
-"""An estimate of a step's time on a GPU from what it launches, reads and computes. Nothing here is measured.
+"""An estimate of a step's time on a GPU from what it launches, reads and computes, by figures of one H200.
 
 Kernels of a captured graph follow one another. A kernel takes as long as its bytes or its operations, whichever takes
-longer, and never less than LEAST_US. So the estimate is a sum over kernels, and small kernels cost what they cost to
-start: that is what fusing saves.
+longer, and never less than LEAST_US; one of attention takes ATTENTION_US and the time of its bytes. So the estimate is
+a sum over kernels, and small kernels cost what they cost to start: that is what fusing saves.
 
     R rows
 """
@@ -27,12 +27,18 @@ from lp.model.kernels import AttentionKind
 from lp.model.program.schedule import schedule
 from lp.model.program.steps import Value
 
-# From the start of a small kernel in a graph to the start of the next one that waits for it. An assumption.
+# From the start of a small kernel in a graph to the start of the next one that waits for it: what an H200's step of
+# Llama 3.1 8B leaves for each of its 129 fused stages (benchmarks/results/gpu-speed.md).
 LEAST_US = 2.0
-# Products of up to so many rows read weights as fast as anything does; those of so many and more at this share of the
-# data sheet's bandwidth. Assumptions.
-FEW_ROWS, MANY_ROWS, SHARE_AT_MANY_ROWS = 16, 64, 0.62
+# A kernel of attention beside reading, most of which is waiting for its first pages: as measured on an H200 with one
+# row (docs/log/kernels.md).
+ATTENTION_US = 11.0
+# Products of up to so many rows read weights at one share of the data sheet's bandwidth, and those of so many at
+# another one, as measured on an H200 (benchmarks/results/gpu-speed-before.md).
+FEW_ROWS, SHARE_AT_FEW_ROWS, MANY_ROWS, SHARE_AT_MANY_ROWS = 64, 0.77, 128, 0.70
 ITEMSIZE = torch.bfloat16.itemsize
+# Kinds of kernels.
+PRODUCTS, ATTENTION = "products", "attention"
 
 
 @dataclass(frozen=True)
@@ -46,16 +52,18 @@ class Cost:
 
     def microseconds(self, gpu: Gpu, num_rows: int) -> float:
         """Estimated; all kernels of the kind are taken to be alike."""
-        share = share_of_bandwidth(num_rows) if self.kind == "products" else SHARE_OF_BANDWIDTH
+        share = share_of_bandwidth(num_rows) if self.kind == PRODUCTS else SHARE_OF_BANDWIDTH
         moving = self.num_bytes / (share * gpu.memory_gb_per_s * 1e3)
         computing = self.num_operations / (SHARE_OF_FLOPS * gpu.tflops * 1e6)
+        if self.kind == ATTENTION:
+            return self.launches * ATTENTION_US + max(moving, computing)
         return max(moving, computing, self.launches * LEAST_US)
 
 
 def share_of_bandwidth(num_rows: int) -> float:
     """What products of so many rows get of the bandwidth: fewer programs read large tiles, whose sums they keep."""
     steps = log2(max(num_rows, FEW_ROWS) / FEW_ROWS) / log2(MANY_ROWS / FEW_ROWS)
-    return SHARE_OF_BANDWIDTH + min(1.0, steps) * (SHARE_AT_MANY_ROWS - SHARE_OF_BANDWIDTH)
+    return SHARE_AT_FEW_ROWS + min(1.0, steps) * (SHARE_AT_MANY_ROWS - SHARE_AT_FEW_ROWS)
 
 
 def plan_of(config: PreTrainedConfig) -> list[Instruction]:
@@ -68,13 +76,13 @@ def plan_of(config: PreTrainedConfig) -> list[Instruction]:
 
 def costs_of(plan: Iterable[Instruction], num_rows: int, num_cached: int) -> list[Cost]:
     """What a step of R rows after so many cached tokens takes, by kind of kernel."""
-    found: dict[str, list[tuple[int, float, float]]] = {"products": [], "attention": [], "fused stages": []}
+    found: dict[str, list[tuple[int, float, float]]] = {PRODUCTS: [], ATTENTION: [], "fused stages": []}
     for one in plan:
         match one:
             case RunProduct():
-                found["products"].append(_product(one.weight, num_rows))
+                found[PRODUCTS].append(_product(one.weight, num_rows))
             case RunAttention():
-                found["attention"].append(_attention(one, num_rows, num_cached))
+                found[ATTENTION].append(_attention(one, num_rows, num_cached))
             case RunStage():
                 found["fused stages"].append(_stage(one, num_rows))
     return [Cost(kind, *(sum(figures) for figures in zip(*costs, strict=True))) for kind, costs in found.items()]
