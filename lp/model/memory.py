@@ -165,8 +165,9 @@ def make_memory(
     page_bytes = PAGE * dtype.itemsize * sum(shape.numbers for shape in shapes.values())
     reserved = 1 if device.type == "cuda" else 0  # the page of padding rows
     num_pages = int(bound.size // page_bytes) - reserved
-    if bound.setting == AUTO and device.type == "cuda":
-        num_pages = min(num_pages, MOST_SEQUENCES * pages_of(max_length + 1))
+    reason, useful = bound.reason, MOST_SEQUENCES * pages_of(max_length + 1)
+    if bound.setting == AUTO and device.type == "cuda" and num_pages > useful:
+        num_pages, reason = useful, f" (as much as {MOST_SEQUENCES} sequences of the whole context can fill)"
     needed = pages_of(min(max_length, LIKELY_TOKENS)) + 1
     if num_pages < needed:
         raise DoesNotFit(
@@ -175,7 +176,7 @@ def make_memory(
             f"{(needed + reserved) * page_bytes / 1e9:.3g} GB; use a higher model.kv_memory, a lower model.max_length, "
             "or model.dtype=bfloat16"
         )
-    log.info("%s", _describe(bound.setting + bound.reason, num_pages, page_bytes, max_length))
+    log.info("%s", _describe(bound.setting + reason, num_pages, page_bytes, max_length))
     if device.type == "cuda":
         return Arena(shapes, num_layers, num_pages, dtype, device)
     return ContiguousMemory(len(shapes), num_pages, min(shapes))

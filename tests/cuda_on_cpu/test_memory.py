@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 
 from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.kv_cache.arena import Arena, PagedCache
-from lp.kv_cache.cache import PAGE
+from lp.kv_cache.cache import PAGE, pages_of
 from lp.model.memory import DoesNotFit
 from tests.lp.test_kv_memory import OneByOne
 from tests.models import generate_greedily
@@ -75,12 +76,23 @@ def test_an_arena_that_does_not_fit_is_refused_before_anything_is_loaded(
 
 
 def test_auto_is_what_the_weights_leave(folders: Folders, cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (3_000_000_000, 10_000_000_000))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (650_000_000, 10_000_000_000))
     engine = Engine.from_pretrained(str(folders["llama"]), device="cuda", step_times="off")
-    assert engine.scheduler.budget.num_pages == (3_000_000_000 - 600_000_000) // PAGE_BYTES - 1
+    assert engine.scheduler.budget.num_pages == (650_000_000 - 600_000_000) // PAGE_BYTES - 1
     monkeypatch.setattr("lp.model.checkpoint.check_fits", lambda *_: None)  # the graphs of another program, meanwhile
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (600_100_000, 10_000_000_000))
     with pytest.raises(
         DoesNotFit, match=r"model\.kv_memory=auto \(what is free on cuda:0, but for 6% of it\) is 0\.0001 GB"
     ):
         Engine.from_pretrained(str(folders["gpt2"]), device="cuda", step_times="off")
+
+
+def test_a_small_model_leaves_memory_that_it_cannot_use(
+    folders: Folders, cuda: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With "auto", no more is taken than 256 sequences of the whole context can fill."""
+    with caplog.at_level(logging.INFO, "lookahead"):
+        engine = Engine.from_pretrained(str(folders["llama"]), device="cuda", step_times="off")
+    memory = engine.checkpoint.model.memory
+    assert isinstance(memory, Arena) and memory.num_pages == 256 * pages_of(engine.checkpoint.max_length + 1)
+    assert "as much as 256 sequences of the whole context can fill" in caplog.text
