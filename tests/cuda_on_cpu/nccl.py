@@ -156,5 +156,10 @@ def install(monkeypatch: pytest.MonkeyPatch, has_peers: bool = False) -> Network
     monkeypatch.setattr(symmetric_memory, "_symmetric_memory", lambda: FakeMemory)
     fake = types.SimpleNamespace(one_shot_all_reduce=_one_shot, two_shot_all_reduce_=_two_shot)
     monkeypatch.setattr(symmetric_memory, "_operators", lambda: fake)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid=uuid_of(device)))
+    known = vars(torch.cuda.get_device_properties(0))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: types.SimpleNamespace(**known | {"uuid": uuid_of(device)}),
+    )
     return network
