@@ -30,6 +30,7 @@ import sys
 import time
 from collections.abc import Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ from benchmarks.real.tasks import Figures, MeasurementStore, Task, measure_all
 # Seconds that an item must have at least, so that it is worth beginning.
 LEAST_S = 10.0
 PROBE_S = 120.0
+# How an item stands whose module is not installed.
+LEFT_OUT = "left out"
 
 
 def main() -> None:
@@ -117,11 +120,15 @@ class Stage:
         self.store = MeasurementStore(self.folder / f"{self.name}.json", arguments.fresh, machine)
         items = read_plan(arguments.plan) if arguments.plan else items_of(stage, arguments.model, arguments.dry_run)
         self.states = [ItemState(item) for item in items]
+        for one in self.states:
+            if one.item.needs and find_spec(one.item.needs) is None:
+                one.state, one.summary = LEFT_OUT, f"needs {one.item.needs}, which is not installed"
+        present = [one for one in self.states if one.state != LEFT_OUT]
         self.tasks = [
             Task(self.name, one.item.name, {"command": list(one.item.command)}, partial(self.measure, one))
-            for one in self.states
+            for one in present
         ]
-        for one, task in zip(self.states, self.tasks, strict=True):
+        for one, task in zip(present, self.tasks, strict=True):
             if (kept := self.store.figures(task)) is not None:
                 show(one, kept, self.store.entries[task.key]["seconds"])
 
@@ -135,7 +142,7 @@ class Stage:
             self.write()
             return 130
         self.write()
-        return int(any(one.state != "done" for one in self.states))
+        return int(any(one.state not in ("done", LEFT_OUT) for one in self.states))
 
     def begin(self, task: Task, number: int, total: int) -> None:
         self.write()

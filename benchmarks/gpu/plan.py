@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -30,12 +30,14 @@ SPEED_SHAPES = ("llama-3.1-8b", "qwen2.5-7b", "gemma-2-9b")
 class Item:
     """One thing to run, in a process of its own.
 
-    command: what follows the Python interpreter. limit_s: seconds after which the process is stopped.
+    command: what follows the Python interpreter. limit_s: seconds after which the process is stopped. needs: a module
+    without which it is left out; empty if there is none.
     """
 
     name: str
     command: tuple[str, ...]
     limit_s: float
+    needs: str = ""
 
 
 def items_of(stage: str, model: str, dry_run: bool) -> list[Item]:
@@ -48,10 +50,20 @@ def items_of(stage: str, model: str, dry_run: bool) -> list[Item]:
 
 
 def read_plan(path: Path) -> list[Item]:
-    """Items of the user's own: a JSON list of {"name": ..., "command": [...], "seconds": ...}. Raises ValueError."""
+    """Items of the user's own: a JSON list of {"name": ..., "command": [...], "seconds": ..., "needs": ...}, of which
+    "needs" may be missing. Raises ValueError.
+    """
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-        items = [Item(str(one["name"]), tuple(map(str, one["command"])), float(one["seconds"])) for one in entries]
+        items = [
+            Item(
+                str(one["name"]),
+                tuple(map(str, one["command"])),
+                float(one["seconds"]),
+                str(one.get("needs", "")),
+            )
+            for one in entries
+        ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"--plan {path} cannot be used ({type(error).__name__}: {error}): it must be a JSON list of "
@@ -99,7 +111,11 @@ def _attention(model: str, dry_run: bool) -> list[Item]:
     kinds = ("two_part",) if dry_run else ("flash", "varlen", "sdpa")
     shape, cached, limit_s = ("demo/python-11m", "32,64", 60) if dry_run else ("llama-7b", "1024,4096,16384", 110)
     kind_items = [
-        _steps(f"attention {kind}", shape, kind, cached, dry_run, limit_s, "--compile", "off") for kind in kinds
+        replace(
+            _steps(f"attention {kind}", shape, kind, cached, dry_run, limit_s, "--compile", "off"),
+            needs="flash_attn" if kind == "flash" else "",
+        )
+        for kind in kinds
     ]
     shapes = (shape,) if dry_run else (SPEED_SHAPES[0], SPEED_SHAPES[-1])
     prompts = [_prompts(f"prompts, {one}", one, dry_run, 60 if dry_run else 90) for one in shapes]

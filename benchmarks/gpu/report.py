@@ -13,7 +13,9 @@ from benchmarks.gpu.plan import STAGES, Item
 
 @dataclass
 class ItemState:
-    """How an item stands. state: done, FAILED, or waiting. seconds: that it took. output: last lines of a failure."""
+    """How an item stands. state: done, FAILED, waiting, or left out. seconds: that it took. output: the last lines of a
+    failure.
+    """
 
     item: Item
     state: str = "waiting"

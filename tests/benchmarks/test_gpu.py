@@ -77,6 +77,16 @@ def test_a_second_run_does_what_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_needs_a_missing_module_is_left_out(tmp_path: Path) -> None:
+    options = write_plan(tmp_path, works="print('all is well')")
+    plan = tmp_path / "plan.json"
+    needy = {"name": "needy", "command": ["-c", "raise SystemExit(1)"], "seconds": 20.0, "needs": "no_such_module"}
+    plan.write_text(json.dumps([*json.loads(plan.read_text()), needy]))
+    done = call(*options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert rows(done.stdout)["needy"] == ["left out", "", "needs no_such_module, which is not installed"]
+
+
 def test_without_time_nothing_is_begun(tmp_path: Path) -> None:
     options = write_plan(tmp_path, slow="print('never')")
     done = call(*options, "--minutes", "0.001")
