@@ -79,6 +79,9 @@ class _NoKernels:
     def __call__(self, *given: object) -> Tensor:
         return NO_LOGITS
 
+    def differs_after_long(self, num_rows: int) -> bool:
+        return False
+
 
 def on_no_gpu() -> Any:
     """What graphs ask of a GPU, without one."""

@@ -102,6 +102,7 @@ class PagedForward:
         incoming: Tensor | None = None,
         out: Tensor | None = None,
         sequences: Sequence[SequenceRows] = (),
+        is_long: bool = False,
     ) -> Tensor:
         """See ArenaForward."""
         step = PagedStep(
@@ -118,6 +119,10 @@ class PagedForward:
         logits = output.logits[0]
         found = logits[1:] if isinstance(answered, int) and answered == 0 else logits
         return found.float() if out is None else out.copy_(found)
+
+    def differs_after_long(self, num_rows: int) -> bool:
+        """See ArenaForward."""
+        return False
 
 
 def make_paged(

@@ -28,6 +28,8 @@ KEY_BYTES, FEWEST_KEYS = (16384, 8192), 16
 LARGE_MEMORY, SMALL_TILE, MANY_KEYS, WIDE_KEYS = 160 * 1024, 32, 128, 32
 # A step of more rows than this computes more than it reads: with heads of MANY_KEYS numbers, its tiles have MOST_ROWS.
 MOST_ROWS_IN_SMALL_TILES, LARGEST_MEMORY = 256, 200 * 1024
+# From so many query rows on, tiles are larger after a long prefix, which they then read less often.
+LEAST_QUERIES_AFTER_LONG = 128
 # Programs that keep a large GPU busy, two for each of its multiprocessors, and the most shares into which a prefix is
 # split for that.
 PROGRAMS, MOST_SPLITS = 264, 64
@@ -53,11 +55,18 @@ class Tile:
     stages: int
 
 
-def choose_tile(num_rows: int, num_groups: int, width: int, itemsize: int, shared_memory: int) -> Tile:
-    """width: the padded head dimension. itemsize: bytes of a number. shared_memory: bytes that a program may have."""
+def choose_tile(
+    num_rows: int, num_groups: int, width: int, itemsize: int, shared_memory: int, is_long: bool = False
+) -> Tile:
+    """width: the padded head dimension. itemsize: bytes of a number. shared_memory: bytes that a program may have.
+    is_long: whether the prefix is long.
+    """
     groups, queries = power_of_two(num_groups), max(power_of_two(num_rows * num_groups), LEAST_ROWS)
     is_large = itemsize == 2 and width <= WIDE and shared_memory >= LARGE_MEMORY
-    if is_large and num_rows <= MOST_ROWS_IN_SMALL_TILES and groups <= SMALL_TILE:
+    is_long = is_long and width >= MANY_KEYS and shared_memory >= LARGEST_MEMORY and queries >= LEAST_QUERIES_AFTER_LONG
+    if is_large and is_long and width == WIDE and groups <= MOST_ROWS // 2:
+        return Tile(MOST_ROWS // 2 // num_groups, MOST_ROWS // 2, FEWEST_KEYS, 4, 3)
+    if is_large and not is_long and num_rows <= MOST_ROWS_IN_SMALL_TILES and groups <= SMALL_TILE:
         queries = min(queries, SMALL_TILE)
         keys, stages = (MANY_KEYS, 2) if width < WIDE else (WIDE_KEYS, 3)
         return Tile(queries // num_groups, queries, keys, 4, stages)
@@ -104,18 +113,31 @@ def new_counters(device: torch.device) -> Tensor:
     return torch.zeros(MOST_SPLIT_TILES, dtype=torch.int32, device=device)
 
 
+def tile_of(step: Attention, num_rows: int, keys: Tensor, is_long: bool = False) -> Tile:
+    """The tile of a layer. keys: the layer's. is_long: whether the prefix is long; a window makes it short."""
+    is_long = is_long and step.how.sliding_window is None
+    width = max(power_of_two(step.head_dim), LEAST_ROWS)
+    return choose_tile(num_rows, step.num_groups, width, keys.element_size(), shared_memory(keys.device), is_long)
+
+
 def attend(
-    step: Attention, query: Tensor, keys: Tensor, values: Tensor, given: StepTensors, counters: Tensor, out: Tensor
+    step: Attention,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    given: StepTensors,
+    counters: Tensor,
+    out: Tensor,
+    is_long: bool = False,
 ) -> None:
     """query: [R, ..], whose rows hold the heads. keys, values: the layer's [pages, PAGE, H, D]. out: [R, H*G*D].
 
-    counters: of `new_counters`, all 0, as they are again afterwards.
+    counters: of `new_counters`, all 0, as they are again afterwards. is_long: whether the prefix is long.
     """
     from lp.model.gpu import attention_kernels
 
     num_rows, heads = len(given.tokens), step.num_heads * step.num_groups
-    width, itemsize = max(power_of_two(step.head_dim), 16), keys.element_size()
-    tile = choose_tile(num_rows, step.num_groups, width, itemsize, shared_memory(keys.device))
+    width, tile = max(power_of_two(step.head_dim), LEAST_ROWS), tile_of(step, num_rows, keys, is_long)
     splits = num_splits(num_rows, tile.rows, step)
     merged = num_merged(min(num_rows, tile.rows) * step.num_groups, splits, width, tile.warps)
     parts = out.new_empty((splits, num_rows, heads, step.head_dim) if splits > 1 else (1,), dtype=torch.float32)

@@ -17,7 +17,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +36,9 @@ log = logging.getLogger("lookahead")
 
 # The numbers of rows for which there are graphs. A step with more rows, as of a prompt, runs without a graph.
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+# A prefix of so many tokens is long, if the step's sequences have so many rows each. Such steps have graphs of their
+# own where their kernels differ.
+LONG_PREFIX, ROWS_OF_LONG = 4096, 32
 
 # Captures a function: returns one that replays it, and the tensor into which each replay writes the result. The second
 # argument is the pool of memory that the graphs share.
@@ -87,14 +90,20 @@ class ArenaForward(Protocol):
         incoming: Tensor | None = None,
         out: Tensor | None = None,
         sequences: Sequence[SequenceRows] = (),
+        is_long: bool = False,
     ) -> Tensor:
         """Writes the rows to the arena.
 
         answered: the rows whose logits are needed: that many of the last ones, or those that int64 [L] names.
         before_attention: see FastForward.run_by_layer. incoming: float32 [R, D], see FastForward.run_stage. out: where
         the answer is written; None makes memory for it. sequences: the same step on the host, without padding, if it is
-        not captured. Returns float32 [L, V], or hidden states [R, D] in all stages but the last.
+        not captured. is_long: whether prefixes are long, which changes only the time. Returns float32 [L, V], or
+        hidden states [R, D] in all stages but the last.
         """
+        ...
+
+    def differs_after_long(self, num_rows: int) -> bool:
+        """Whether a step of so many rows runs otherwise where prefixes are long."""
         ...
 
 
@@ -110,12 +119,14 @@ class CapturedChoice:
 class Captured:
     """A captured forward of so many rows: what it reads, which must live as long, and what it writes, logits [P, V].
 
-    incoming: float32 [P, D], hidden states that it reads. choices: by kind, what chooses tokens by these logits.
+    replay_long: the same for long prefixes; None if it would not differ. incoming: float32 [P, D], hidden states that
+    it reads. choices: by kind, what chooses tokens by these logits.
     """
 
     given: StepBuffer
     replay: Callable[[], None]
     logits: Tensor
+    replay_long: Callable[[], None] | None = None
     incoming: Tensor | None = None
     choices: dict[str, CapturedChoice] = field(default_factory=dict)
 
@@ -151,7 +162,8 @@ class CapturedForward(FastForward):
         # By rows. The largest is captured first: the others then fit in its memory.
         self._captured = {rows: self._capture_rows(rows, capture, pool) for rows in sorted(ladder, reverse=True)}
         taken, seconds = free - torch.cuda.mem_get_info(self._device)[0], time.monotonic() - started
-        log.info("captured %d CUDA graphs in %.1f s; they take %.2f GB", len(self._captured), seconds, taken / 1e9)
+        num_graphs = sum(1 + (one.replay_long is not None) for one in self._captured.values())
+        log.info("captured %d CUDA graphs in %.1f s; they take %.2f GB", num_graphs, seconds, taken / 1e9)
 
     @property
     def prompts(self) -> PromptAttention | None:
@@ -231,7 +243,10 @@ class CapturedForward(FastForward):
         if captured.incoming is not None:
             assert incoming is not None, "a stage of a pipeline, but for the first, gets hidden states"
             captured.incoming[:num_rows].copy_(incoming)
-        captured.replay()
+        if captured.replay_long is not None and _is_long(given):
+            captured.replay_long()
+        else:
+            captured.replay()
         return captured
 
     def _compute_without_graph(
@@ -283,9 +298,13 @@ class CapturedForward(FastForward):
         try:
             out = self._out[:num_rows]
             replay, logits = capture(lambda: self._run(given, num_rows, incoming=incoming, out=out), pool)
+            replay_long = None
+            if self._max_length > LONG_PREFIX and self._forward.differs_after_long(num_rows):
+                run = partial(self._run, given, num_rows, incoming=incoming, out=out, is_long=True)
+                replay_long, _ = capture(run, pool)
         except (RuntimeError, UnsupportedAttention) as error:  # such as a model that reads a number on the host
             raise ForwardFailed(f"a CUDA graph cannot be captured: {one_line(error)}") from error
-        return Captured(given, replay, logits, incoming)
+        return Captured(given, replay, logits, replay_long, incoming)
 
     def _run(
         self,
@@ -295,10 +314,17 @@ class CapturedForward(FastForward):
         incoming: Tensor | None = None,
         out: Tensor | None = None,
         sequences: Sequence[SequenceRows] = (),
+        is_long: bool = False,
     ) -> Tensor:
         """Copies what the steps before have left to be copied, then runs the forward."""
         self._forward.arena.move_given(given.on_device.moves, given.on_device.move_starts)
-        return self._forward(given.on_device, answered, before_attention, incoming, out, sequences)
+        return self._forward(given.on_device, answered, before_attention, incoming, out, sequences, is_long)
+
+
+def _is_long(given: Sequence[SequenceRows]) -> bool:
+    """Whether the step's rows are mostly of sequences with a long prefix."""
+    longest = max(one.cache.length for one in given)
+    return longest >= LONG_PREFIX and sum(one.tree.num_rows for one in given) >= ROWS_OF_LONG * len(given)
 
 
 def _replay(choice: CapturedChoice) -> Tensor:

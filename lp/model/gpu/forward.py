@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lp.kv_cache.arena import Arena
 from lp.model.fast_forward import BeforeAttention, SequenceRows
-from lp.model.gpu.attention import attend, attend_in_order, lay_paths, new_counters
+from lp.model.gpu.attention import attend, attend_in_order, lay_paths, new_counters, tile_of
 from lp.model.gpu.experts import Tiles, lay_tiles, multiply_experts
 from lp.model.gpu.plan import Instruction, RunAttention, RunCollective, RunExperts, RunProduct, RunStage, RunTopK
 from lp.model.gpu.products import Multiply
@@ -67,16 +67,28 @@ class FusedForward:
         incoming: Tensor | None = None,
         out: Tensor | None = None,
         sequences: Sequence[SequenceRows] = (),
+        is_long: bool = False,
     ) -> Tensor:
         """See ArenaForward."""
         rows = slice(len(given.tokens) - answered, None) if isinstance(answered, int) else answered
         prompts = self.prompts and self.prompts.find(sequences, given, self._counters)
         run = _Run(
             self._program, self._dtype, self._multiply, self.is_invariant, given, self._stores,
-            self._counters, rows, before_attention, incoming, prompts,
+            self._counters, rows, before_attention, incoming, prompts, is_long,
         )  # fmt: skip
         found = run.run(self.plan)
         return found.float() if out is None else out.copy_(found)
+
+    def differs_after_long(self, num_rows: int) -> bool:
+        """See ArenaForward."""
+        if self.is_invariant:
+            return False
+        layers = [one.step for one in self.plan if isinstance(one, RunAttention)]
+        return any(
+            tile_of(step, num_rows, self._stores[step.layer][0])
+            != tile_of(step, num_rows, self._stores[step.layer][0], is_long=True)
+            for step in layers
+        )
 
 
 class _Run:
@@ -95,6 +107,7 @@ class _Run:
         before_attention: BeforeAttention | None,
         incoming: Tensor | None,
         prompts: PromptStep | None,
+        is_long: bool,
     ):
         self._program = program
         self._dtype = dtype
@@ -103,6 +116,7 @@ class _Run:
         self._stores = stores
         self._counters = counters
         self._answered, self._before_attention, self._prompts = answered, before_attention, prompts
+        self._is_long = is_long
         self._paths = lay_paths(given) if is_invariant else None
         # The experts for whose rows tiles were laid out last, and these tiles.
         self._tiles: tuple[Value, Tiles] | None = None
@@ -191,7 +205,7 @@ class _Run:
         if out is None:
             out = self._new(step.out)
             if self._paths is None:
-                attend(step, query, keys, values, self._given, self._counters, out)
+                attend(step, query, keys, values, self._given, self._counters, out, self._is_long)
             else:
                 attend_in_order(step, query, keys, values, self._given, self._paths, out)
         self._arrays[step.out] = out

@@ -32,8 +32,8 @@ Timer = Callable[[Callable[[], object]], float]
 # The times of a product's candidates, in seconds, by their names.
 Times = Mapping[str, float]
 
-# To be raised when candidates change.
-FORMAT = 1
+# To be raised when candidates change, or how they are timed.
+FORMAT = 2
 # Rounds in which candidates are timed in turn, of which the fastest counts: a GPU may have been slow at first. Runs of
 # each, of which the median counts, and readings of memory before them, in whose time the host launches the runs.
 ROUNDS, RUNS, READINGS_AHEAD = 2, 5, 32
