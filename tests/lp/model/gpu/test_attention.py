@@ -21,6 +21,7 @@ from lp.model.gpu.attention import (
     lay_paths,
     num_merged,
     num_splits,
+    tile_of,
 )
 from lp.model.gpu.step_tensors import StepTensors
 from lp.model.kernels import LayerAttention
@@ -97,12 +98,12 @@ def dense(shape: Shape, case: Case, tree: TokenTree) -> Tensor:
     return torch.einsum("hgrs,shd->rhgd", shares, case.values.float()).reshape(num_rows, -1)
 
 
-def found(shape: Shape, case: Case) -> Tensor:
+def found(shape: Shape, case: Case, is_long: bool = False) -> Tensor:
     step = shape.step()
     arena = case.pages.arena
     out = torch.empty(len(case.given.tokens), step.out.width, dtype=shape.dtype)
     counters = torch.zeros(MOST_SPLIT_TILES, dtype=torch.int32)
-    attend(step, case.query, arena.keys[0], arena.values[0], case.given, counters, out)
+    attend(step, case.query, arena.keys[0], arena.values[0], case.given, counters, out, is_long)
     assert not counters.any()
     return out.float()
 
@@ -141,6 +142,22 @@ def test_attention_is_that_of_dense_products(shape: Shape, length: int, monkeypa
         expected = dense(shape, case, tree)
         for result in (found(shape, case), found_in_order(shape, case)):
             torch.testing.assert_close(result, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+@pytest.mark.parametrize(("groups", "head_dim"), [(4, 128), (2, 256)])
+def test_tiles_of_a_large_gpu_give_the_same_attention(
+    groups: int, head_dim: int, is_long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpret(monkeypatch)
+    monkeypatch.setattr(attention, "shared_memory", lambda device: 227 * 1024)
+    shape = Shape(heads=1, groups=groups, head_dim=head_dim, dtype=torch.bfloat16)
+    tree = random_tree(np.random.default_rng(3), 70)
+    case = make_case(shape, tree, 600)
+    assert tile_of(shape.step(), 70, case.pages.arena.keys[0], is_long).keys == {
+        (128, False): 128, (128, True): 128, (256, False): 32, (256, True): 16,
+    }[head_dim, is_long]  # fmt: skip
+    torch.testing.assert_close(found(shape, case, is_long), dense(shape, case, tree), atol=0.03, rtol=0.03)
 
 
 def test_tiles_of_a_large_gpu_are_those_that_were_the_fastest() -> None:
