@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lp import Engine, Output
+from lp.engine import engine as engine_module
+from lp.methods.auto import host_time as host_time_module
 from lp.methods.auto.method import Auto
 from lp.request import Request
 from lp.runner.runner import StepInput
 from lp.runner.single_device import Pending, SingleDevice
 from lp.runner.step_times.learn import Trial
+from lp.scheduling import scheduler as scheduler_module
 from lp.step_cost import StepTimes
 from lp.text.stopping import Stopping
 from parallel.comm.base import LocalExchange
@@ -22,8 +26,9 @@ from parallel.groups.worker import run_engine
 
 # A busy machine: a step of one row seemed to take long, and one of many rows no longer.
 BUSY = StepTimes((1, 2, 4, 8, 16, 32, 64), (0.1, 0.101, 0.101, 0.101, 0.101, 0.101, 0.102))
-# What a row really adds to a step: more than what other processes add to one.
-ROW_S = 0.0005
+# What a row really adds to a step: more than what other processes add to one. By a clock of the test's own, a step
+# takes STEP_S beside.
+ROW_S, STEP_S = 0.0005, 0.002
 
 
 class Slow(SingleDevice):
@@ -33,11 +38,23 @@ class Slow(SingleDevice):
         super().__init__(model)
         self.rows: list[int] = []
 
+    def spend(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     def launch(self, steps: list[StepInput]) -> Pending:
         num_rows = sum(len(step.tree) for step in steps)
         self.rows.append(num_rows)
-        time.sleep(ROW_S * num_rows)
+        self.spend(ROW_S * num_rows)
         return super().launch(steps)
+
+
+class SlowByItsOwnClock(Slow):
+    """Nothing else that runs on this machine has a part in what steps take. now: what the engine's clock shows."""
+
+    now = 0.0
+
+    def spend(self, seconds: float) -> None:
+        self.now += STEP_S + seconds
 
 
 class Script:
@@ -84,15 +101,24 @@ def engine(llama: Engine, kept: list[StepTimes]) -> tuple[Engine, Slow]:
     return made, runner
 
 
+@pytest.fixture
+def runner(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> SlowByItsOwnClock:
+    made = SlowByItsOwnClock(llama.checkpoint.model)
+    for module in (engine_module, scheduler_module, host_time_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: made.now))
+    return made
+
+
 def requests(engine: Engine, number: int, num_tokens: int = 240) -> list[Request]:
     make, stopping = engine.request_builder.build, Stopping(num_tokens, ignore_eos=True)
     return [make([5, 9, 7] * 8, Auto(), stopping=stopping, request_id=str(name)) for name in range(number)]
 
 
 def test_figures_of_a_busy_machine_do_not_decide_for_ever(
-    engine: tuple[Engine, Slow], kept: list[StepTimes], llama: Engine
+    runner: SlowByItsOwnClock, kept: list[StepTimes], llama: Engine
 ) -> None:
-    made, runner = engine
+    made = Engine(llama.checkpoint, runner, step_times=BUSY, keep_times=kept.append)
+    made.request_builder.sampling.temperature = 0.0
     script = Script(requests(made, 4))
     run_engine(made, Channel(LocalExchange()), script, script.emit)
     assert kept and made.history.step_times == kept[-1] and kept[-1].num_steps > 0
@@ -129,8 +155,7 @@ def test_a_request_ends_trials(engine: tuple[Engine, Slow]) -> None:
     assert list(runner.states) == [request.id]
 
 
-def test_engines_of_programs_learn_too(llama: Engine, kept: list[StepTimes]) -> None:
-    runner = Slow(llama.checkpoint.model)
+def test_engines_of_programs_learn_too(llama: Engine, kept: list[StepTimes], runner: SlowByItsOwnClock) -> None:
     made = Engine(llama.checkpoint, runner, step_times=BUSY, keep_times=kept.append, is_alone=True)
     stopping = Stopping(200, ignore_eos=True)
     for _ in range(3):
