@@ -164,7 +164,7 @@ def test_what_cannot_be_used_is_not_tried(triton: None, monkeypatch: pytest.Monk
     assert try_kernels(PLAIN, HALF, GPU)[0].obstacle.endswith("takes no block_table")
 
 
-@pytest.mark.parametrize("name", slow_except(["mistral", "llama"], "mistral"))
+@pytest.mark.parametrize("name", slow_except(["mistral", "llama"]))
 def test_a_prompts_text_is_that_of_our_own_kernel(
     name: str, folders: dict[str, Path], triton: None, flash_attn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

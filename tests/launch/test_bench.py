@@ -43,6 +43,7 @@ def test_help_into_a_pipe_that_is_closed_says_nothing() -> None:
     assert done.stdout and done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_sweep_of_modes_is_resumed_with_a_point_that_cannot_run(model: str, tmp_path: Path) -> None:
     first = bench(tmp_path, "-m", model, *SMALL, "parallel=lp,tp,pp", "parallel.ranks=2", "output=out")
     assert first.returncode == 0, first.stderr

@@ -14,6 +14,7 @@ from lp.step_cost import Extras, StepTimes
 from tests.benchmarks.results import read, read_plot
 
 
+@pytest.mark.slow
 def test_every_speed_says_projected(
     prompts_folder: Path, checkpoint_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
